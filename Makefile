@@ -13,7 +13,7 @@ FAULTS ?= 100
 RACES ?= 200
 MINUTES ?= 60
 
-.PHONY: demo demo-vllm demo-daemon test test-fast publish-races test-gpu test-faults test-proof test-slurm test-vllm test-sglang test-tinker lint format soak soak-simulator soak-parts broadcast-faults bench learn clean
+.PHONY: demo demo-vllm demo-daemon test test-fast publish-races test-gpu test-faults test-kills-ppo test-proof test-slurm test-vllm test-sglang test-tinker lint format soak soak-simulator soak-parts broadcast-faults bench learn clean
 
 # The whole loop: daemon, trainer, two explorers.
 demo: $(DEMO)
@@ -55,6 +55,10 @@ test-faults: $(READY)
 		tests/integration/test_nfs_machines.py tests/integration/test_doctor.py \
 		tests/integration/test_publish_race.py tests/trainer/test_kills.py $(PYTEST_ARGS)
 
+# Fifty kills of ranks that train an actor and a critic: an hour and more.
+test-kills-ppo: $(READY)
+	SYNCD_ENGINE=ppo SYNCD_KILLS=$(or $(KILLS),50) $(BIN)/python -m pytest tests/trainer/test_kills.py $(PYTEST_ARGS)
+
 # A hundred faults of engine and files, each found by the check that must find it, and two hundred good loads.
 test-proof: $(READY)
 	SYNCD_PROOF=full $(BIN)/python -m pytest tests/explorer/test_proof_faults.py $(PYTEST_ARGS)
@@ -66,10 +70,11 @@ test-slurm: $(READY)
 # Real engines on the CPU, each in an environment of its own; SYNCD_VLLM_PYTHON and SYNCD_SGLANG_PYTHON name another.
 test-vllm: $(READY) $(if $(SYNCD_VLLM_PYTHON),,.venv-vllm/.ready)
 	$(BIN)/python -m pytest tests/explorer/engines/test_vllm_real.py \
-		tests/explorer/engines/test_vllm_adapters_real.py $(PYTEST_ARGS)
+		tests/explorer/engines/test_vllm_adapters_real.py tests/explorer/engines/test_vllm_matrix_real.py $(PYTEST_ARGS)
 
 test-sglang: $(READY) $(if $(SYNCD_SGLANG_PYTHON),,.venv-sglang/.ready)
-	$(BIN)/python -m pytest tests/explorer/engines/test_sglang_real.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/explorer/engines/test_sglang_real.py \
+		tests/explorer/engines/test_sglang_matrix_real.py $(PYTEST_ARGS)
 
 # The engine `tinker` and explorers against a real tinker server on the CPU; SYNCD_TINKER_PYTHON names another one's Python.
 test-tinker: $(READY) $(if $(SYNCD_TINKER_PYTHON),,.venv-tinker/.ready)

@@ -1,10 +1,11 @@
 """Does it learn? SFT, then GRPO on arithmetic, by the real commands: on-policy, and asynchronous with two explorers.
 
-    python benchmarks/learning.py [--seeds 1 2 3] [--steps 150] [--out out/learning] [--png out/learning/learning.png]
+    python benchmarks/learning.py [--seeds 1 2 3] [--steps 150] [--critic] [--out out/learning] [--png PNG]
 
 For each seed `trainer stages` makes a little model imitate demonstrations and then trains it on rollouts of one
 explorer that waits for every version. From the same imitation `trainer train` trains once more, on rollouts of
-two explorers that wait for nobody. All of it on CPU, 2 ranks, verl's FSDP2. Exits with 1 where a target that
+two explorers that wait for nobody; with `--critic` also by PPO with a critic, on rollouts of one explorer that waits
+for every version. All of it on CPU, 2 ranks, verl's FSDP2. Exits with 1 where a target that
 `learning_report.py` fixes is missed. Runs that are finished are not run again: remove OUT to begin anew.
 """
 
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from learning_report import ASYNC, ON_POLICY, Figures, draw, figures_of, report
+from learning_report import ASYNC, ON_POLICY, PPO, Figures, draw, figures_of, report
 
 ROOT = Path(__file__).resolve().parents[1]
 ARITHMETIC = ROOT / "examples" / "arithmetic"
@@ -64,6 +65,13 @@ SETTINGS: Config = {
 }
 """What all runs share."""
 
+CRITIC: Config = {
+    "enabled": True,
+    "warmup_steps": 5,
+    "optimizer": {"lr": 1e-3, "betas": [0.9, 0.99]},
+}
+"""The critic starts from the imitation, with a random head, and learns alone for five steps."""
+
 
 def main() -> int:
     """Run what is not finished, print the table, and return 0 if all targets are met."""
@@ -81,6 +89,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=150, help="of GRPO")
+    parser.add_argument("--critic", action="store_true", help="PPO with a critic, too")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "learning")
     parser.add_argument("--png", type=Path, help="where the curves go, if not to OUT/learning.png")
     options = parser.parse_args()
@@ -90,19 +99,20 @@ def _options() -> argparse.Namespace:
 
 
 def _seed(options: argparse.Namespace, seed: int) -> dict[str, Figures]:
-    """Return the figures of both runs of a seed."""
+    """Return the figures of all runs of a seed."""
     run = Run(options.out / f"seed-{seed}", seed, options.steps)
-    return {ON_POLICY: run.finished(ON_POLICY, run.on_policy), ASYNC: run.finished(ASYNC, run.asynchronous)}
+    runs = {ON_POLICY: run.on_policy, ASYNC: run.asynchronous} | ({PPO: run.ppo} if options.critic else {})
+    return {name: run.finished(name, its) for name, its in runs.items()}
 
 
 @dataclass(frozen=True)
 class Run:
-    """The two runs of one seed.
+    """The runs of one seed.
 
     Args:
-        directory: Where both are.
+        directory: Where they are.
         seed: Of the first weights, the demonstrations, and the tasks.
-        steps: Of GRPO.
+        steps: Of reinforcement.
     """
 
     directory: Path
@@ -111,7 +121,7 @@ class Run:
 
     def finished(self, name: str, run: Callable[[Path], Path]) -> Figures:
         """Return the figures of a run, after running it unless that has been done."""
-        place = self.directory / name
+        place = self.directory / name.replace(" + ", "-")
         kept = place / "figures.json"
         if kept.exists():
             found: Figures = json.loads(kept.read_text())
@@ -155,6 +165,15 @@ class Run:
             _end(trainer, explorers)
         return job
 
+    def ppo(self, place: Path) -> Path:
+        """Train with a critic, on the rollouts of one explorer that waits for every version."""
+        job, imitation = place / "job", _imitated(self.directory / ON_POLICY / "job")
+        job.mkdir()
+        with _processes(place) as start:
+            trainer = start("trainer", _trainer("train", place, self.with_critic(place, imitation)))
+            _end(trainer, [start("e0", self.explorer(job, place, "e0", imitation))])
+        return job
+
     def staged(self, place: Path) -> Config:
         """Return the configuration of imitation and on-policy training."""
         config = self._config(place / "job", place / "base" / "model")
@@ -167,6 +186,14 @@ class Run:
         config = self._config(place / "job", imitation)
         config["sync"]["style"] = "fully_async"
         config["data"]["max_age"] = AHEAD + 4
+        config["trainer"]["total_steps"] = self.steps
+        return config
+
+    def with_critic(self, place: Path, imitation: Path) -> Config:
+        """Return the configuration of training with a critic, on-policy, from a model that imitates."""
+        config = self._config(place / "job", imitation)
+        config["algorithm"] |= {"name": "ppo", "lam": 0.95}
+        config["critic"] = CRITIC
         config["trainer"]["total_steps"] = self.steps
         return config
 

@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 
 from trainer.monitors.jsonl import read_history
 
-ON_POLICY, ASYNC = "on-policy", "async"
+ON_POLICY, ASYNC, PPO = "on-policy", "async", "ppo + critic"
 
 MARGIN = 0.15
-"""By this the mean reward must rise, on-policy, in every seed."""
+"""By this the mean reward must rise, on-policy and with a critic, in every seed."""
 
 NOISE = 0.05
 """The asynchronous mean over the seeds may differ by this, or by two standard errors if that is more."""
@@ -22,7 +22,7 @@ NOISE = 0.05
 FIRST, LAST = 5, 15
 """Steps whose mean is the reward at the start, and at the end."""
 
-COLOURS = {ON_POLICY: "#0072b2", ASYNC: "#d55e00"}
+COLOURS = {ON_POLICY: "#0072b2", ASYNC: "#d55e00", PPO: "#009e73"}
 
 Figures = dict[str, Any]
 """Of one run: steps, rewards, ages (mean, in versions) and largest age by step, accuracies by version."""
@@ -80,6 +80,11 @@ def end_of(figures: Figures) -> float:
     return statistics.fmean(figures["rewards"][-LAST:])
 
 
+def rise_of(figures: Figures) -> float:
+    """Return by how much the mean reward has risen."""
+    return end_of(figures) - start_of(figures)
+
+
 def noise_of(differences: Sequence[float]) -> float:
     """Return by how much a mean of paired differences may be off zero."""
     if len(differences) == 1:
@@ -89,7 +94,8 @@ def noise_of(differences: Sequence[float]) -> float:
 
 def targets(found: Found) -> list[WeightDirectory]:
     """Return the targets, all fixed before the first run, and whether they are met."""
-    rises = [end_of(runs[ON_POLICY]) - start_of(runs[ON_POLICY]) for runs in found.values()]
+    rises = [rise_of(runs[ON_POLICY]) for runs in found.values()]
+    with_critic = [rise_of(runs[PPO]) for runs in found.values() if PPO in runs]
     differences = [end_of(runs[ASYNC]) - end_of(runs[ON_POLICY]) for runs in found.values()]
     difference, noise = statistics.fmean(differences), noise_of(differences)
     oldest = max(runs[ON_POLICY]["age_max"] for runs in found.values())
@@ -109,7 +115,13 @@ def targets(found: Found) -> list[WeightDirectory]:
         ),
         WeightDirectory("oldest rollout, on-policy, versions", f"{oldest:.0f}", "0", oldest == 0),
         WeightDirectory("mean age of rollouts, async, versions", f"{age:.2f}", "> 0", age > 0),
+        *(_critic_target(min(with_critic)) for _ in with_critic[:1]),
     ]
+
+
+def _critic_target(rise: float) -> WeightDirectory:
+    what = "least rise of the reward, PPO with a critic"
+    return WeightDirectory(what, f"{rise:+.3f}", f">= {MARGIN:+.2f}", rise >= MARGIN)
 
 
 def report(found: Found, rollouts: int) -> str:
@@ -146,7 +158,8 @@ def draw(found: Found, path: Path) -> None:
     """Draw the rewards of all runs, and of each style the mean over the seeds."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     rewards, accuracy = figure.subplots(1, 2)
-    for name, colour in COLOURS.items():
+    every = [*next(iter(found.values()))]
+    for name, colour in ((name, COLOURS[name]) for name in every):
         curves = [_smooth(runs[name]["rewards"]) for runs in found.values()]
         for curve in curves:
             rewards.plot(range(1, len(curve) + 1), curve, color=colour, alpha=0.3, linewidth=1)

@@ -27,6 +27,9 @@ from syncd.transports.tensors import TensorMeta
 ProbeTime = Literal["", "held", "serving"]
 """When an engine answers probes: never, while its work is held, or only while it works."""
 
+Checksums = Mapping[str, Mapping[str, str]]
+"""Of each replica the checksum of each parameter, by worker and name; empty where the engine gives none of it."""
+
 
 class Unproven(NamedTuple):
     """What is not proven of an engine's weights under one label.
@@ -78,11 +81,13 @@ class ProbeAnswer(NamedTuple):
         fresh: The log-prob of the token that the engine chose after one long prompt, read without its prefix cache;
             None if that was not asked.
         cached: The same, for a request that goes through its prefix cache.
+        others: The answers of the other replicas behind the engine's address, which may hold other weights.
     """
 
     logprobs: tuple[tuple[float, ...], ...]
     fresh: float | None = None
     cached: float | None = None
+    others: tuple["ProbeAnswer", ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +207,16 @@ class ProbingHook(Hook):
             LoadFailedError: It gives no answer, or none that can be read.
             EngineUnreachableError: It does not answer.
         """
+
+    def checksums(self) -> Checksums | None:
+        """Return checksums of the parameters that the engine holds, None if it gives none.
+
+        Two answers are compared with each other only: how they are computed is the engine's affair.
+
+        Raises:
+            EngineUnreachableError: It does not answer.
+        """
+        return None
 
     def reload_start(self) -> bool:
         """Have an engine on its start weights read them again; return false if it cannot be asked to.

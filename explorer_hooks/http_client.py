@@ -6,6 +6,7 @@ are never followed: a token for one host must not be sent to another. The enviro
 """
 
 import contextlib
+import copy
 import http.client
 import ipaddress
 import json
@@ -14,7 +15,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 from urllib.parse import SplitResult, urlencode, urlsplit
 
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
@@ -102,6 +103,8 @@ class HttpClient:
         self._ask_timeout = min(timeout, ask_timeout)
         self._missing = missing
         self._max_answer = max_answer
+        self.headers: Mapping[str, str] = {}
+        """Headers that are sent with each request besides the usual ones."""
 
     def __repr__(self) -> str:
         return f"HttpClient({self.address})"
@@ -120,6 +123,12 @@ class HttpClient:
     def port(self) -> int:
         """Return the port that it names, else that of its scheme."""
         return self._url.port or (443 if self._url.scheme == "https" else 80)
+
+    def sending(self, headers: Mapping[str, str]) -> Self:
+        """Return a client of the same server that sends further headers with each request."""
+        other = copy.copy(self)
+        other.headers = {**self.headers, **headers}
+        return other
 
     def get(self, path: str, seconds: float | None = None) -> Reply:
         """Return the answer to a GET; an error status counts as an unreachable engine.
@@ -281,7 +290,7 @@ class HttpClient:
         headers = {"Accept": "application/json", "Content-Type": "application/json", "Connection": "close"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
-        return headers
+        return {**headers, **self.headers}
 
 
 @contextlib.contextmanager

@@ -22,6 +22,9 @@ from syncd.protocol.manifest import missing_files, read_manifest
 from trainer.config.model import JobConfig
 
 TRAINING = "training"
+CRITIC = "critic"
+"""Where in the training state that of a critic is, if there is one."""
+
 HUGGINGFACE = "huggingface"
 META = "trainer_meta.json"
 _STATE = "trainer.json"
@@ -39,12 +42,14 @@ class TrainerState:
         generation: The generation of the versions that it published.
         world_size: Ranks that saved it.
         sampler: The state of the sample strategy.
+        critic: Whether the training state holds a critic's.
     """
 
     step: int
     generation: int
     world_size: int
     sampler: Mapping[str, Any] = field(default_factory=dict)
+    critic: bool = False
 
     def document(self) -> dict[str, Any]:
         """Return it as plain JSON."""
@@ -226,15 +231,21 @@ def read_state(job: Job, step: int) -> TrainerState:
     """Return the loop's state of a full checkpoint.
 
     Raises:
-        SyncdError: The checkpoint is not whole.
+        SyncdError: The checkpoint is not whole; one of an actor with a critic needs both.
     """
     with storage_errors(job.step(step)):
         path = job.step(step)
         if wrong := missing_files(job.disk, path, read_manifest(job.disk, path)):
             raise SyncdError(wrong[0], path=path)
-        fields = read_document(job.disk, f"{training_directory(job, step)}/{_STATE}")
+        training = training_directory(job, step)
+        fields = read_document(job.disk, f"{training}/{_STATE}")
+        critic = fields.flag("critic")
+        if critic and not list_if_there(job.disk, f"{training}/{CRITIC}"):
+            raise SyncdError(
+                "the critic's part of the training state is missing", path=f"{training}/{CRITIC}"
+            )
         numbers = fields.integer("step"), fields.integer("generation"), fields.integer("world_size", least=1)
-        return TrainerState(*numbers, fields.record("sampler").document)
+        return TrainerState(*numbers, fields.record("sampler").document, critic)
 
 
 def _is_full(job: Job, step: int) -> bool:

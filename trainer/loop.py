@@ -146,7 +146,8 @@ class Trainer:
     def train_step(self, batch: Batch) -> Metrics:
         """Train one step."""
         self._intact = False
-        with self._timed("time/train_step"):
+        preparing = self.rank0.strategy.preparing() if self.rank0 else contextlib.nullcontext()
+        with preparing, self._timed("time/train_step"):
             metrics = self.engine.train_step(batch)
         self._intact = True
         self._record.update(metrics)
@@ -374,6 +375,7 @@ class Trainer:
 
     def _add_sample_figures(self, rank0: Rank0) -> None:
         self._record.update(rank0.strategy.metrics())
+        self._record["time/sample"] = rank0.sample_seconds
 
     def _report_figures(self, rank0: Rank0) -> None:
         """Report the figures of the last step, once all that belongs to it is done."""

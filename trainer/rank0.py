@@ -1,6 +1,7 @@
 """What only rank 0 does: talk to explorers and the daemon, sample, decide, and report."""
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Concatenate, ParamSpec
@@ -80,6 +81,8 @@ class Rank0:
         self._path = batch_paths.root(sync.job)
         self.failure: SyncdError | None = None
         """The first error of `attempt`."""
+        self.sample_seconds = 0.0
+        """How long it took to choose the last batch, all its rows being there."""
         self._uncommitted: TrainerState | None = None
         self._generation = FIRST_GENERATION
         self._world_size = 1
@@ -132,7 +135,8 @@ class Rank0:
 
     def state_at(self, step: int) -> dict[str, object]:
         """Return the loop's state, to be saved with this step; its samples are consumed once that is durable."""
-        self._uncommitted = TrainerState(step, self._generation, self._world_size, self.strategy.state_dict())
+        samples, critic = self.strategy.state_dict(), self.config.critic.enabled
+        self._uncommitted = TrainerState(step, self._generation, self._world_size, samples, critic)
         return self._uncommitted.document()
 
     def commit(self, saved_step: int) -> None:
@@ -168,8 +172,10 @@ class Rank0:
 
     def _train_or_wait(self, step: int) -> Action:
         self._read_generation()
+        start = time.perf_counter()
         batch = self.strategy.sample(step, generation=self._generation)
         if batch is not None:
+            self.sample_seconds = time.perf_counter() - start
             self._end_wait()
             return Train(batch)
         self._waiting.begin()

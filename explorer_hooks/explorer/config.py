@@ -154,6 +154,8 @@ class ExplorerFile(JobFile):
     """What `explorer run` reads."""
     algorithm: Free
     """The trainer's; of it explorers read `temperature`."""
+    critic: Free
+    """The trainer's."""
     engine: Free
     """The trainer's."""
     trainer: Free

@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from explorer_hooks.hooks.probing import member, typed
+from explorer_hooks.hooks.answers import member, typed
 from syncd.experience.model import Span
 from syncd.protocol.version import Pair
 

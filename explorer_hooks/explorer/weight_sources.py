@@ -182,10 +182,8 @@ class EarlySource(WeightSource):
 
     def _loaded(self, weights: WeightTensors) -> TurnOutcome:
         pair = weights.pair
-        self._follower.add_label(weights.label)
         try:
-            self._hook.load_received(weights, self._receiver)
-            self._follower.prove_received(weights)
+            self._follower.load_received(weights, lambda: self._hook.load_received(weights, self._receiver))
         except SyncdError as error:
             if isinstance(error, UnprovenError):
                 self._hook.drop_label()

@@ -1,11 +1,12 @@
 """One engine behind its hook: what it runs, loading a version into it, and restoring it if that fails."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from explorer_hooks.follower.proof import UnprovenError
 from explorer_hooks.follower.prover import Prover, UnprovenLoads
 from explorer_hooks.follower.versions import KnownVersions
-from explorer_hooks.hook import Hook, Running
+from explorer_hooks.hook import Hook, Running, UntouchedError
 from syncd.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, SyncdError
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import EngineState, Proof
@@ -169,15 +170,18 @@ class Engine:
             self.restore()
             raise
         self.is_suspect, self.wrong = False, None
-        self.unproven.succeed()
+        self.unproven.end(is_proven=True)
         self._update(running)
         self.is_proven = proven
 
     def _load_and_prove(self, directory: WeightDirectory, timings: LoadTimings) -> bool:
         """Load a version and return whether the engine has proven it, before it works again if it can."""
+        can_prove, is_held = self._prover.can_prove(directory), self._prover.is_held
+        if can_prove:
+            with timings.part("prove"):
+                self._prover.begin(self._running_version(), directory)
         with timings.part("load"):
             self._hook.load(directory)
-        can_prove, is_held = self._prover.can_prove(directory), self._prover.is_held
         if can_prove and is_held:
             self._prove(directory, timings)
         if can_prove and not is_held:
@@ -187,6 +191,11 @@ class Engine:
         if can_prove and not is_held:
             self._prove(directory, timings)
         return can_prove
+
+    def _running_version(self) -> WeightDirectory | None:
+        """Return the version that it runs, None if its files are not on this host."""
+        good = self.good.directory if self.good is not None else None
+        return good if good is not None and good.label == self.label and not self.is_suspect else None
 
     def _prove(self, directory: WeightDirectory, timings: LoadTimings) -> None:
         with timings.part("prove"):
@@ -203,7 +212,7 @@ class Engine:
             EngineDeadError: It cannot be restored.
         """
         self.is_suspect = True
-        self.unproven.fail()
+        self.unproven.end(is_proven=False)
         if self.good is not None and not self.good.is_usable():
             self.release()
             self.poll()
@@ -246,20 +255,33 @@ class Engine:
             self.unproven.begin(weights.label)
         try:
             self.is_proven = self._prover.prove(weights) is not None
-            self.unproven.succeed()
+            self.unproven.end(is_proven=True)
         except EngineUnreachableError as error:
-            self.unproven.fail()
+            self.unproven.end(is_proven=False)
             self.lose(error)
         except LoadFailedError as error:
-            self.unproven.fail()
+            self.unproven.end(is_proven=False)
             self._mark_wrong(error)
 
-    def prove_received(self, weights: WeightTensors) -> None:
-        """Have it prove weights that it works on already.
+    def load_received(self, weights: WeightTensors, load: Callable[[], None]) -> None:
+        """Have it load weights by another way than from files, and prove them: it works on them before its answer.
+
+        Args:
+            weights: The weights.
+            load: Loads them.
 
         Raises:
-            LoadFailedError: It cannot, and is wrong until a version is loaded that it proves.
+            UntouchedError: It took nothing, and still runs what it ran.
+            LoadFailedError: It cannot prove them, and is wrong until a version is loaded that it proves.
+            SyncdError: They could not be loaded; the engine has to be restored.
         """
+        if self._prover.can_prove(weights):
+            self.unproven.begin(weights.label)
+        try:
+            load()
+        except BaseException as error:
+            self.unproven.end(is_proven=isinstance(error, UntouchedError))  # then nothing worked on them
+            raise
         self.prove_running(weights)
         if self.wrong is not None:
             raise self.wrong
@@ -269,7 +291,7 @@ class Engine:
         if self.good is not None:
             self.restore()
             return
-        self.unproven.fail()
+        self.unproven.end(is_proven=False)
         self.poll()
         self._mark_wrong(error)
 

@@ -1,7 +1,7 @@
 """Drives one engine: polls what it runs, loads what is due, and reports the result."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -120,14 +120,10 @@ class EngineDriver:
         self._keep_running(pair)
         self.poll()
 
-    def prove_received(self, weights: WeightTensors) -> None:
-        """Have the engine prove weights that it works on already.
-
-        Raises:
-            LoadFailedError: It cannot, and is wrong until a version is loaded that it proves.
-        """
+    def load_received(self, weights: WeightTensors, load: Callable[[], None]) -> None:
+        """Have the engine load weights by another way than from files, and prove them, as `Follower` has it."""
         try:
-            self._engine.prove_received(weights)
+            self._engine.load_received(weights, load)
         finally:
             self._publish()
 

@@ -173,13 +173,19 @@ class Follower(Closing):
         """
         self._driver.recover()
 
-    def prove_received(self, weights: WeightTensors) -> None:
-        """Have the engine prove weights that reached it by another way than from files, if it can.
+    def load_received(self, weights: WeightTensors, load: Callable[[], None]) -> None:
+        """Have the engine load weights by another way than from files, and prove them if it can.
+
+        Args:
+            weights: The weights.
+            load: Loads them.
 
         Raises:
             UnprovenError: It answers as other weights, and gets no work until a version is loaded that it proves.
+            SyncdError: They could not be loaded; what `load` raises.
         """
-        self._driver.prove_received(weights)
+        self._versions.add_label(weights.label)
+        self._driver.load_received(weights, load)
 
     def confirm_none(self) -> None:
         """Publish that the engine runs no version, after one that it was given was never published."""

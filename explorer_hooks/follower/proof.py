@@ -7,6 +7,7 @@ differ by about 1e-2 nats.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from explorer_hooks.hook import ProbeAnswer
 from syncd.errors import LoadFailedError
@@ -176,6 +177,23 @@ def stayed(version: str, proof: Proof) -> str:
         return ""
     old = "its start model" if version == START else f"version {version}"
     return f"the engine answers like {old}: this version is {proof.mean:.3g} nats off at the mean, that one much less"
+
+
+def judge(
+    version: str, probe: Probe, answer: ProbeAnswer, allowed: float, calibrated: float | None, seconds: float
+) -> tuple[Proof, str]:
+    """Return the proof by an engine, that of its worst replica, and why it proves nothing, empty if it does.
+
+    Raises:
+        LoadFailedError: An answer is of other tokens.
+    """
+    answers = (answer, *answer.others)
+    proofs = [compare(version, probe, each, allowed, calibrated, seconds) for each in answers]
+    reasons = [problem(*pair) for pair in zip(proofs, answers, strict=True)]
+    wrong = next((at for at, reason in enumerate(reasons) if reason), None)
+    where = f"replica {wrong} of {len(answers)}: " if answer.others and wrong is not None else ""
+    worst = replace(max(proofs, key=lambda one: one.mean), replicas=len(answers))
+    return worst, "" if wrong is None else f"{where}{reasons[wrong]}"
 
 
 def has_grown(proof: Proof) -> bool:

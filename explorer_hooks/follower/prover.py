@@ -1,19 +1,21 @@
 """Asks an engine for its answers to probes, judges them, and keeps which weights it has worked on unproven."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
+from explorer_hooks.follower.checksums import ParameterCheck
 from explorer_hooks.follower.proof import (
     START,
     EarlierProbes,
     UnprovenError,
     answers_like,
     compare,
-    problem,
+    judge,
     sees_drift,
     stayed,
     tolerance,
 )
-from explorer_hooks.hook import ProbingHook, Unproven
+from explorer_hooks.hook import ProbeAnswer, ProbingHook, Unproven
 from syncd.errors import DOCS
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import Proof
@@ -32,6 +34,7 @@ class Prover:
 
     def __init__(self, hook: ProbingHook | None, clock: Clock, baseline: Callable[[], Probe | None]) -> None:
         self._hook, self._clock, self._baseline = hook, clock, baseline
+        self._parameters = ParameterCheck(hook, clock) if hook is not None else None
         self.calibrated: float | None = None
         self.last: Proof | None = None
         self._earlier = EarlierProbes()
@@ -89,6 +92,24 @@ class Prover:
         """Return whether there is a probe of a version, and the engine answers probes."""
         return target.probe is not None and self._answering() is not None
 
+    def begin(self, running: WeightDirectory | None, target: WeightDirectory) -> None:
+        """Note the engine's checksums before it loads a version, if the version's probe alone may not prove it.
+
+        Args:
+            running: The version that it runs, None if that is not known.
+            target: The version that it is about to load.
+
+        Raises:
+            EngineUnreachableError: It does not answer.
+        """
+        hook = self._answering()
+        if hook is None or self._parameters is None:
+            return
+        allowed = 0.0
+        if running is not None and target.probe is not None:
+            allowed = tolerance(target.probe, hook.dtype(), self.calibrated)
+        self._parameters.begin(running, target, allowed)
+
     def prove(self, target: WeightDirectory | WeightTensors) -> Proof | None:
         """Have the engine answer the probe of a version that it has loaded; None if nothing can be proven.
 
@@ -100,11 +121,21 @@ class Prover:
         hook = self._answering()
         if target.probe is None or hook is None:
             return None
-        proof, reason = self._ask(hook, target.label, target, target.probe)
+        _, reason = self._ask(hook, target.label, target, target.probe)
+        if not reason and isinstance(target, WeightDirectory):
+            reason = self._ask_checksums(target)
         if reason:
             raise UnprovenError(reason, hint=f"{DOCS}/proof.md#a-failed-proof")
         self._earlier.add(target.label, target.probe)
-        return proof
+        return self.last
+
+    def _ask_checksums(self, target: WeightDirectory) -> str:
+        """Return why the engine's checksums show that it has not loaded a version, empty if they do not."""
+        if self._parameters is None or self.last is None:
+            return ""
+        found, reason = self._parameters.end(target)
+        self.last = replace(self.last, checksums=found.value if found else "")
+        return f"the engine's checksums are those of the version before: {reason}" if reason else ""
 
     def _answering(self) -> ProbingHook | None:
         """Return the hook if its engine answers probes."""
@@ -118,11 +149,18 @@ class Prover:
         seconds = self._clock.monotonic() - begun
         dtype = hook.dtype()
         allowed = tolerance(probe, dtype, self.calibrated)
-        self.last = proof = compare(name, probe, answer, allowed, self.calibrated, seconds)
-        reason = problem(proof, answer)
+        self.last, reason = judge(name, probe, answer, allowed, self.calibrated, seconds)
         if not reason and target is not None and sees_drift(probe, dtype):
-            reason = stayed(answers_like(name, proof, answer, self._earlier, probe), proof)
-        return proof, reason
+            reason = self._drift(name, probe, answer, allowed)
+        return self.last, reason
+
+    def _drift(self, name: str, probe: Probe, answer: ProbeAnswer, allowed: float) -> str:
+        """Return the reason for a replica's answer that is an earlier version's, empty if none is."""
+        for each in (answer, *answer.others):
+            proof = compare(name, probe, each, allowed, self.calibrated, 0.0)
+            if reason := stayed(answers_like(name, proof, each, self._earlier, probe), proof):
+                return reason
+        return ""
 
 
 class UnprovenLoads:
@@ -134,22 +172,16 @@ class UnprovenLoads:
 
     def begin(self, label: str) -> None:
         """Note that the engine is about to work on weights whose probe it has not answered yet."""
-        self.fail()
-        self._pending = label
-        self._note(label, self._failed(label), pending=True)
+        if label != self._pending:
+            self.end(is_proven=False)
+            self._pending = label
+            self._note(label, self._failed(label), pending=True)
 
-    def succeed(self) -> None:
-        """Note that it has answered the probe: what it did meanwhile was of the right weights."""
-        self._end(0)
-
-    def fail(self) -> None:
-        """Note that these weights will never be proven."""
-        self._end(1)
-
-    def _end(self, failures: int) -> None:
+    def end(self, *, is_proven: bool) -> None:
+        """Note that it has answered the probe, so that its work was of the right weights, or that it never will."""
         label, self._pending = self._pending, None
         if label is not None:
-            self._note(label, self._failed(label) + failures, pending=False)
+            self._note(label, self._failed(label) + (not is_proven), pending=False)
 
     def _failed(self, label: str) -> int:
         return self.by_label.get(label, Unproven()).failed

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Self
 
 from explorer_hooks.finding import FORM, imported
 from explorer_hooks.hook import HookOptions, ProbeAnswer, ProbeTime, ProbingHook, Running
+from explorer_hooks.hooks.answers import log_prob
 from explorer_hooks.hooks.phases import RESTART, PhaseHook
-from explorer_hooks.hooks.probing import Rows, dtype_word, log_prob
+from explorer_hooks.hooks.probing import Rows, dtype_word
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError, TimedOutError
 from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import WeightDirectory, WeightTensors

@@ -105,8 +105,8 @@ class HttpEngineHook(RestartableHook, TensorHook):
         """Set the label of an engine that works meanwhile."""
 
     @abstractmethod
-    def _server_probe(self) -> ServerProbe:
-        """Return what asks the engine for log-probs."""
+    def _server_probes(self) -> Sequence[ServerProbe]:
+        """Return what asks each replica of the engine for log-probs."""
 
     @abstractmethod
     def _resume(self) -> None:
@@ -142,11 +142,12 @@ class HttpEngineHook(RestartableHook, TensorHook):
     def probe(
         self, target: WeightDirectory | WeightTensors | None, tokens: Sequence[Sequence[int]]
     ) -> ProbeAnswer:
-        """Ask the engine for the log-probs of the probe, and of one token with and without its prefix cache."""
+        """Ask each replica for the log-probs of the probe, and of one token with and without its prefix cache."""
         del target  # it runs one version at a time
         start = self._start_model()
         require_known_tokens(tokens, start.vocabulary if start else None)
-        return self._server_probe().answer(tokens)
+        first, *others = [probe.answer(tokens) for probe in self._server_probes()]
+        return first._replace(others=tuple(others))
 
     def reload_start(self) -> bool:
         """Have the engine read again the directory that it was started from, if this host has it."""

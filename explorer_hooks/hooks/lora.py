@@ -19,7 +19,7 @@ from typing import ClassVar
 from explorer_hooks.hook import HookOptions, ProbeAnswer, Running
 from explorer_hooks.hooks.http_engine import require_files
 from explorer_hooks.hooks.http_settings import ServerHook
-from explorer_hooks.hooks.probing import CompletionsProbe
+from explorer_hooks.hooks.probing import CompletionsProbe, each_replica
 from explorer_hooks.hooks.settings import HookSettings
 from explorer_hooks.http_client import HttpClient
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, RefusedError
@@ -39,6 +39,7 @@ _GONE = 404
 _MAX_CONFIG = 1 << 20
 _METRIC = "vllm:lora_requests_info"
 _METRIC_LINE = re.compile(rf"^{_METRIC}{{(?P<labels>[^}}]*)}}\s+(?P<value>\S+)", re.MULTILINE)
+_ENGINE = re.compile(r'^vllm:num_requests_running{[^}]*?engine="(?P<engine>\d+)"', re.MULTILINE)
 _METRIC_LABEL = re.compile(r'(?P<name>\w+)="(?P<value>[^"]*)"')
 _ADAPTERS = frozenset({"running_lora_adapters", "waiting_lora_adapters"})
 
@@ -121,9 +122,11 @@ class LoraHook(ServerHook):
     def probe(
         self, target: WeightDirectory | WeightTensors | None, tokens: Sequence[Sequence[int]]
     ) -> ProbeAnswer:
-        """Ask under the adapter's name; vLLM's cache keeps prompts of each name apart, so it needs no check."""
+        """Ask each replica under the adapter's name; vLLM's cache keeps names apart, so it needs no check."""
         name = self.adapter_name(target) if isinstance(target, WeightDirectory) else None
-        return ProbeAnswer(CompletionsProbe(self._server, name).log_probs(tokens))
+        servers = each_replica(self._server, replicas_in(_metrics(self._server)))
+        first, *others = [ProbeAnswer(CompletionsProbe(one, name).log_probs(tokens)) for one in servers]
+        return first._replace(others=tuple(others))
 
     def abort(self, last_good: WeightDirectory | None) -> None:
         """Unload the failed adapter; the last good one was not touched, and is loaded again only if it is missing."""
@@ -220,10 +223,20 @@ def _document_of(path: str) -> dict[str, object]:
 
 def in_use(server: HttpClient) -> frozenset[str] | None:
     """Return the adapters that requests use or wait for, None if the engine does not say."""
+    return adapters_in(_metrics(server))
+
+
+def _metrics(server: HttpClient) -> str:
+    """Return a server's metrics in the text format, empty if it gives none."""
     try:
-        return adapters_in(server.get("/metrics").body.decode("utf-8", "replace"))
+        return server.get("/metrics").body.decode("utf-8", "replace")
     except (ConfigError, EngineUnreachableError):
-        return None
+        return ""
+
+
+def replicas_in(metrics: str) -> int:
+    """Return of how many data-parallel replicas a server's metrics tell, at least 1."""
+    return len({line["engine"] for line in _ENGINE.finditer(metrics)}) or 1
 
 
 def adapters_in(metrics: str) -> frozenset[str] | None:

@@ -8,13 +8,13 @@ and values of other weights.
 """
 
 import itertools
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from explorer_hooks.hook import ProbeAnswer
+from explorer_hooks.hooks.answers import listed, log_prob, member, typed
 from explorer_hooks.http_client import HttpClient
 from syncd.errors import ConfigError, LoadFailedError
 
@@ -24,13 +24,13 @@ Rows = Sequence[Sequence[int]]
 SWITCH_OFF = "an engine that cannot answer probes: --hook-option probe=false"
 
 _GREEDY: Mapping[str, object] = {"temperature": 0, "repetition_penalty": 1.0}
+_RANK = "X-data-parallel-rank"
+"""The header by which a request to vLLM names the replica that answers."""
 _BLOCK = 128
 """The tokens of the largest usual block of a prefix cache, which holds no part of a block."""
 _BEYOND = 64
 _RESERVED = 16
 """Tokens of a model's longest sequence that engines keep for themselves and for what is generated."""
-_ROUNDING = 1e-4
-"""How far above 0 rounding may lift a log-prob."""
 _DTYPES = {
     "float32": "float32",
     "float": "float32",
@@ -38,9 +38,6 @@ _DTYPES = {
     "float16": "float16",
     "half": "float16",
 }
-_LONGEST_EXCERPT = 80
-
-T = TypeVar("T")
 
 
 class NextToken(NamedTuple):
@@ -131,9 +128,18 @@ class CompletionsProbe(ServerProbe):
 
 
 class GenerateProbe(ServerProbe):
-    """Asks SGLang by its own API."""
+    """Asks SGLang by its own API.
+
+    Args:
+        server: The server.
+        replica: The data-parallel replica that answers; None if there is one alone.
+    """
 
     _path = "/generate"
+
+    def __init__(self, server: HttpClient, replica: int | None = None) -> None:
+        super().__init__(server)
+        self._replica = replica
 
     def log_probs(self, rows: Rows) -> tuple[tuple[float, ...], ...]:
         """Return the log-probs of prompts from their start. SGLang reads no cache behind where these begin."""
@@ -141,16 +147,29 @@ class GenerateProbe(ServerProbe):
         with understood(self._server, self._path):
             if len(typed(answers, list)) != len(rows):
                 raise ValueError(f"{len(answers)} answers to {len(rows)} prompts")
+            for answer in answers:
+                self._require_replica(answer)
             return tuple(_row_of_answer(*pair) for pair in zip(answers, rows, strict=True))
 
     def next_token(self, prompt: Sequence[int]) -> NextToken:
         """Return the next token of a generation."""
         answer = self._ask(list(prompt))
         with understood(self._server, self._path):
+            self._require_replica(answer)
             (pair,) = listed(member(answer, "meta_info", dict), "output_token_logprobs", 1)
             return NextToken(member(pair, 1, int), log_prob(member(pair, 0, object)))
 
+    def _require_replica(self, answer: object) -> None:
+        """Return if the replica that was asked has answered: what does not know the request's field ignores it."""
+        if self._replica is None:
+            return
+        found = member(member(answer, "meta_info", dict), "dp_rank", int)
+        if found != self._replica:
+            raise ValueError(f"replica {self._replica} was asked, and {found} has answered")
+
     def _ask(self, prompt: list[Any], **more: object) -> Any:
+        if self._replica is not None:
+            more["routed_dp_rank"] = self._replica
         sampling = {**_GREEDY, "max_new_tokens": 1, "ignore_eos": True}
         body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True, **more}
         reply = self._server.post_any(self._path, body)
@@ -176,6 +195,13 @@ def longest_sequence(server: HttpClient) -> int | None:
         else []
     )
     return min((length for length in lengths if type(length) is int), default=None)
+
+
+def each_replica(server: HttpClient, replicas: int) -> list[HttpClient]:
+    """Return a client of each data-parallel replica behind a vLLM server."""
+    if replicas == 1:
+        return [server]
+    return [server.sending({_RANK: str(rank)}) for rank in range(replicas)]
 
 
 def dtype_word(found: object) -> str | None:
@@ -216,54 +242,6 @@ def understood(server: HttpClient, path: str) -> Iterator[None]:
         ) from error
 
 
-def typed(found: object, kind: type[T]) -> T:
-    """Return something that has the wanted type.
-
-    Raises:
-        ValueError: It has another one.
-    """
-    if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
-        raise ValueError(f"{_excerpt(found)} instead of {kind.__name__}")
-    return found
-
-
-def member(holder: object, key: str | int, kind: type[T]) -> T:
-    """Return a member of an object or a list.
-
-    Raises:
-        ValueError: It is not there, or is of another type.
-    """
-    if isinstance(holder, dict) and key in holder:
-        return _named(key, holder[key], kind)
-    if isinstance(holder, list) and type(key) is int and key < len(holder):
-        return _named(key, holder[key], kind)
-    raise ValueError(f"no {key} in {_excerpt(holder)}")
-
-
-def listed(holder: object, key: str, count: int) -> list[Any]:
-    """Return a member that is a list of so many.
-
-    Raises:
-        ValueError: It is not.
-    """
-    found = member(holder, key, list)
-    if len(found) != count:
-        raise ValueError(f"{key} has {len(found)} entries instead of {count}")
-    return found
-
-
-def log_prob(found: object) -> float:
-    """Return a log-prob.
-
-    Raises:
-        ValueError: It is none.
-    """
-    value = typed(found, float) if isinstance(found, float) else float(typed(found, int))
-    if not math.isfinite(value) or value > _ROUNDING:
-        raise ValueError(f"{value} is no log-prob")
-    return value
-
-
 def _row_of_choice(choice: object, row: Sequence[int]) -> tuple[float, ...]:
     """Return the log-probs in what vLLM says of a prompt: of each position those of some tokens."""
     positions = listed(choice, "prompt_logprobs", len(row))
@@ -279,15 +257,3 @@ def _row_of_answer(answer: object, row: Sequence[int]) -> tuple[float, ...]:
     if [member(pair, 1, int) for pair in pairs] != list(row):
         raise ValueError("the log-probs are of other tokens")
     return tuple(log_prob(member(pair, 0, object)) for pair in pairs[1:])
-
-
-def _named(key: str | int, found: object, kind: type[T]) -> T:
-    try:
-        return typed(found, kind)
-    except ValueError as error:
-        raise ValueError(f"{key} is {error}") from None
-
-
-def _excerpt(found: object) -> str:
-    text = repr(found)
-    return text if len(text) <= _LONGEST_EXCERPT else f"{text[:_LONGEST_EXCERPT]}..."

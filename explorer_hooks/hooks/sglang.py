@@ -4,7 +4,11 @@ A truncated shard or a tensor of another shape ends the whole SGLang server: aft
 directory once more. So every version is checked before it reaches the server.
 """
 
-from explorer_hooks.hook import Running, UntouchedError
+from collections.abc import Sequence
+
+from explorer_hooks.hook import Checksums, Running, UntouchedError
+from explorer_hooks.hooks.answers import positive
+from explorer_hooks.hooks.checksums import sglang_checksums
 from explorer_hooks.hooks.http_engine import HttpEngineHook
 from explorer_hooks.hooks.probing import GenerateProbe, dtype_word
 from explorer_hooks.hooks.settings import HookSettings
@@ -57,8 +61,15 @@ class SGLangHook(HttpEngineHook):
         info = self._server.get_json("/server_info")
         return None if info.get("quantization") else dtype_word(info.get("dtype"))
 
-    def _server_probe(self) -> GenerateProbe:
-        return GenerateProbe(self._server)
+    def checksums(self) -> Checksums | None:
+        """Return the checksums that SGLang gives of parameters and buffers."""
+        return sglang_checksums(self._server)
+
+    def _server_probes(self) -> Sequence[GenerateProbe]:
+        replicas = positive(self._server.get_json("/server_info").get("dp_size"), 1)
+        if replicas == 1:
+            return [GenerateProbe(self._server)]
+        return [GenerateProbe(self._server, rank) for rank in range(replicas)]
 
     def _is_paused(self) -> bool:
         """Return whether the engine takes no work.

@@ -25,7 +25,7 @@ from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import EarlyReceiver, ReceiveContext, WeightDirectory, WeightTensors
 from syncd.transports.filesystem.fill_tensors import LoadCounts, check_fit, load, offered
 from syncd.transports.tensors import TensorMeta
-from syncd.transports.torch_tensors import target_tensors
+from syncd.transports.torch_tensors import TargetTensors, target_tensors
 
 _DEAD = "start the explorer again"
 
@@ -64,8 +64,9 @@ class TransformersHook(TensorHook, ProbingHook):
         if not probe:
             self.probes = ""
         self.loaded: LoadCounts | None = None
-        self._targets = target_tensors(model.state_dict(keep_vars=True))
-        self._runs: Mapping[str, TensorMeta] | None = None if cast else self._targets.metas
+        self._parameters = model.state_dict(keep_vars=True)
+        held = self._targets().metas
+        self._runs: Mapping[str, TensorMeta] | None = None if cast else held
         self._direct, self._cast, self._on_commit = direct, cast, on_commit
         self._gate, self._state = LoadGate(timeout), LoadState()
         self._label: str | None = None
@@ -111,7 +112,7 @@ class TransformersHook(TensorHook, ProbingHook):
     def prepare(self, target: WeightDirectory) -> None:
         """Refuse a version that does not fit the model."""
         require_loadable(target, self)
-        check_fit(target, self._targets, cast=self._cast)
+        check_fit(target, self._targets(), cast=self._cast)
         self._state.prepare()
 
     def load(self, target: WeightDirectory) -> None:
@@ -119,10 +120,10 @@ class TransformersHook(TensorHook, ProbingHook):
         self._gate.shut()
         self._state.load()
         try:
-            found = check_fit(target, self._targets, cast=self._cast)
+            found = check_fit(target, self._targets(), cast=self._cast)
         except RefusedError as error:  # `prepare` did not refuse it, so this is a failed load
             raise LoadFailedError(error.message, path=error.path) from error
-        self.loaded = load(target, self._targets, found, direct=self._direct)
+        self.loaded = load(target, self._targets(), found, direct=self._direct)
         self._runs = offered(target)
 
     def commit(self, target: WeightDirectory) -> None:
@@ -155,10 +156,10 @@ class TransformersHook(TensorHook, ProbingHook):
 
     def receive_context(self, client: Client, stop: Callable[[], bool]) -> ReceiveContext:
         """Return a context with the model's parameters."""
-        return ReceiveContext(client, stop, self.model.state_dict())
+        return ReceiveContext(client, stop, self._parameters)
 
     def load_received(self, weights: WeightTensors, receiver: EarlyReceiver) -> None:
-        """Copy what was received into the parameters, between two generations; `on_commit` is not called.
+        """Give what was received to the parameters, between two generations; `on_commit` is not called.
 
         Raises:
             EngineUnreachableError: Generations in flight do not end in time; nothing was changed.
@@ -195,6 +196,10 @@ class TransformersHook(TensorHook, ProbingHook):
             self._label, self._runs = UNKNOWN_LABEL, None
             self._gate.shut_for_good(dead)
             raise dead from error
+
+    def _targets(self) -> TargetTensors:
+        """Return what a load fills: a broadcast may have moved the parameters since the last one."""
+        return target_tensors(self._parameters)
 
     def _restore(self, last_good: WeightDirectory | None) -> None:
         if last_good is None:

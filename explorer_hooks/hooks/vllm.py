@@ -3,12 +3,14 @@
 The engine must be started with `VLLM_SERVER_DEV_MODE=1`; docs/engines-vllm-sglang.md says how, and what that exposes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from explorer_hooks.hook import Running
+from explorer_hooks.hook import Checksums, Running
+from explorer_hooks.hooks.answers import positive
+from explorer_hooks.hooks.checksums import vllm_checksums
 from explorer_hooks.hooks.http_engine import HttpEngineHook
-from explorer_hooks.hooks.probing import CompletionsProbe, dtype_word
+from explorer_hooks.hooks.probing import CompletionsProbe, dtype_word, each_replica
 from explorer_hooks.hooks.settings import HookSettings
 from explorer_hooks.http_client import HttpClient
 from syncd.errors import EngineUnreachableError, LoadFailedError, SyncdError
@@ -62,11 +64,15 @@ class VllmHook(HttpEngineHook):
         model = self._config("model_config")
         return None if model.get("quantization") else dtype_word(model.get("dtype"))
 
-    def _server_probe(self) -> CompletionsProbe:
+    def checksums(self) -> Checksums | None:
+        """Return the checksums that vLLM's development endpoint gives; none of parameters that its kernels packed."""
+        return vllm_checksums(self._server)
+
+    def _server_probes(self) -> Sequence[CompletionsProbe]:
         if self._block_size is None:
-            size = self._config("cache_config").get("block_size")
-            self._block_size = size if type(size) is int else 0
-        return CompletionsProbe(self._server, block_size=self._block_size)
+            self._block_size = positive(self._config("cache_config").get("block_size"), 0)
+        servers = each_replica(self._server, _replicas(self._config("parallel_config")))
+        return [CompletionsProbe(server, block_size=self._block_size) for server in servers]
 
     def _config(self, part: str) -> Mapping[str, Any]:
         """Return a part of the engine's configuration, empty if it does not tell."""
@@ -126,6 +132,14 @@ class VllmHook(HttpEngineHook):
 
     def _resume(self) -> None:
         self._server.post("/resume", hint=_LOG)
+
+
+def _replicas(parallel: Mapping[str, Any]) -> int:
+    """Return how many data-parallel replicas a server passes requests on to, by its configuration."""
+    if parallel.get("data_parallel_external_lb"):
+        return 1
+    local = parallel.get("data_parallel_hybrid_lb")
+    return positive(parallel.get("data_parallel_size_local" if local else "data_parallel_size"), 1)
 
 
 def is_ready(server: HttpClient) -> bool:

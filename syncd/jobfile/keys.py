@@ -93,6 +93,8 @@ class Keys:
     def nearest(self, unknown: str) -> str | None:
         """Return the known key or table that was probably meant, wherever it is."""
         names = [*self.all, *self.tables]
+        if ends := [name for name in names if name.endswith(f".{unknown}") and "." in unknown]:
+            return ends[0]  # what most files give comes first
         last = unknown.rpartition(".")[2]
         if same := [
             name for name in names if _flat(name) in (_flat(unknown), _flat(last)) or _ends(name, last)

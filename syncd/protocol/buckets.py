@@ -1,5 +1,6 @@
 """The layout of a broadcast: the tensors one after the other, cut into buckets. Pure.
 
+A large tensor is sent from where it is, in buckets of its own; small ones that follow each other share a bucket.
 Sender and receivers compute the same plan from the same metadata; they compare its digest.
 """
 
@@ -16,7 +17,12 @@ from syncd.protocol.safetensors import DTYPE_BITS, Tensor
 ALIGNMENT = 16
 """Each tensor starts at a multiple of this, so that it can be viewed in its dtype."""
 
+LARGE = 1 << 20
+"""Bytes from which a tensor has buckets of its own: packing it would cost a copy, a bucket more costs far less."""
+
 _LARGEST = 1 << 50
+_LAYOUT = "large tensors apart"
+"""Part of the digest: a release that cuts otherwise refuses the round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +32,8 @@ class BucketPlan:
     Args:
         slots: The tensors with their places among all bytes, in the order of sending.
         total: Bytes of all tensors, gaps included.
-        bucket: Bytes of each bucket, except the last.
-        digest: Of names, dtypes, shapes and bucket size.
+        bucket: The most bytes of a bucket, a multiple of `ALIGNMENT`.
+        digest: Of names, dtypes, shapes, bucket size and the way of cutting.
     """
 
     slots: tuple[Tensor, ...]
@@ -36,18 +42,47 @@ class BucketPlan:
     digest: str
 
     def buckets(self) -> Iterator[tuple[int, int]]:
-        """Yield start and end of each bucket."""
-        for start in range(0, self.total, self.bucket):
-            yield start, min(start + self.bucket, self.total)
+        """Yield start and end of each bucket. The gaps between tensors are sent only inside a shared bucket."""
+        for run in self.runs():
+            for start in range(run[0].start, run[-1].end, self.bucket):
+                yield start, min(start + self.bucket, run[-1].end)
+
+    def runs(self) -> Iterator[list[Tensor]]:
+        """Yield what is cut into buckets together: one large tensor, or small ones that follow each other.
+
+        Together these have at most `bucket` bytes. A tensor without elements belongs to no run.
+        """
+        run: list[Tensor] = []
+        for slot in self.slots:
+            if slot.end == slot.start:
+                continue
+            if run and (self.is_large(slot) or slot.end - run[0].start > self.bucket):
+                yield run
+                run = []
+            run.append(slot)
+            if self.is_large(slot):
+                yield run
+                run = []
+        if run:
+            yield run
+
+    def is_large(self, slot: Tensor) -> bool:
+        """Return whether a tensor has buckets of its own."""
+        return slot.end - slot.start >= min(LARGE, self.bucket)
 
 
 def plan_buckets(tensors: Sequence[TensorInfo], bucket: int) -> BucketPlan:
     """Return the layout of a broadcast of tensors.
 
+    Args:
+        tensors: Name, dtype and shape of each, in the order of sending.
+        bucket: The most bytes of a bucket, rounded up to whole elements of every dtype.
+
     Raises:
         CorruptDataError: There is nothing to send, or a tensor cannot be sent.
     """
     slots, end, seen = [], 0, set()
+    bucket = -(-bucket // ALIGNMENT) * ALIGNMENT  # whole elements of every dtype
     for name, dtype, shape in tensors:
         if dtype not in DTYPE_BITS or DTYPE_BITS[dtype] % 8 or name in seen:
             raise CorruptDataError(f"tensor {name!r} of dtype {dtype} cannot be broadcast")
@@ -62,4 +97,4 @@ def plan_buckets(tensors: Sequence[TensorInfo], bucket: int) -> BucketPlan:
 
 def _digest(tensors: Sequence[TensorInfo], bucket: int) -> str:
     listed = [[name, dtype, list(shape)] for name, dtype, shape in tensors]
-    return digest_bytes(encode({"tensors": listed, "bucket": bucket}))
+    return digest_bytes(encode({"tensors": listed, "bucket": bucket, "layout": _LAYOUT}))

@@ -70,6 +70,8 @@ class Proof:
         calibrated: The mean difference that was measured with the start model, None if it was not.
         tokens: How many log-probs were compared.
         seconds: How long the engine took to answer.
+        replicas: How many data-parallel replicas answered; the differences are those of the worst.
+        checksums: What the engine's checksums of its parameters say of the load: docs/proof.md; empty if nothing.
     """
 
     version: str
@@ -79,6 +81,8 @@ class Proof:
     calibrated: float | None
     tokens: int
     seconds: float
+    replicas: int = 1
+    checksums: str = ""
 
     @property
     def is_proven(self) -> bool:
@@ -179,6 +183,8 @@ def _proof(fields: Fields) -> Proof:
         calibrated=_optional_number(fields, "calibrated"),
         tokens=fields.integer("tokens"),
         seconds=fields.number("seconds"),
+        replicas=fields.integer("replicas") if "replicas" in fields.document else 1,
+        checksums=fields.text("checksums")[:_LONGEST] if "checksums" in fields.document else "",
     )
 
 

@@ -77,7 +77,8 @@ class WeightTensors:
     Args:
         pair: The pair that the step has once it is published.
         attempt: The save that writes the same weights to files.
-        tensors: The tensors by name. They are valid until the receiver is next asked for weights.
+        tensors: The tensors by name. They are valid until the receiver is next asked for weights; the parameters
+            that `EarlyReceiver.load` gave them to stay valid.
         probe: What the trainer's model answers with these weights; None if the round has no probe.
     """
 
@@ -295,7 +296,7 @@ class EarlyReceiver(WeightReceiver):
 
     @abstractmethod
     def load(self, weights: WeightTensors) -> None:
-        """Copy what was received into the parameters that the receiver was opened with, and report it."""
+        """Give what was received to the parameters that the receiver was opened with, and report it."""
 
     @abstractmethod
     def report_running(self, weights: WeightTensors) -> None:

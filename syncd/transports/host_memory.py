@@ -2,6 +2,8 @@
 
 from threading import Lock
 
+_MIB = 1 << 20
+
 
 class HostMemory:
     """What takes how much of a rank's budget. Any thread may use it.
@@ -30,8 +32,8 @@ class HostMemory:
         with self._lock:
             others = sum(taken for name, taken in self._taken.items() if name != what)
             if size and others + size > self.limit:
-                used = f", and {others >> 20} are taken" if others else ""
-                return f"{what} needs {size >> 20} MiB; a rank may take {self.limit >> 20}{used}"
+                free = max(self.limit - others, 0) // _MIB
+                return f"no room for {what}: {-(-size // _MIB)} MiB where {free} of {self.limit // _MIB} are free"
             self._taken[what] = size
             return ""
 

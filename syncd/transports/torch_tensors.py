@@ -191,6 +191,35 @@ def aligned_memory(size: int, *, pinned: bool) -> torch.Tensor:
     return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
 
 
+def assign(targets: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> bool:
+    """Give tensors the values of others, by name; return whether one of them uses the memory of its value now.
+
+    A parameter in main memory takes over the memory of its value, without a copy, if dtype, shape and strides are the
+    same. All others are filled: whoever else refers to their memory (a detached tensor of a `state_dict()`, another
+    process, a CUDA graph) would not see that it moved.
+    """
+    owners: dict[object, set[int]] = {}
+    for target in targets.values():
+        owners.setdefault(memory_of(target), set()).add(id(target))
+    moved = False
+    with torch.no_grad():
+        for name, value in values.items():
+            target = targets[name]
+            if _can_move(target, value) and len(owners[memory_of(target)]) == 1:
+                target.data = value
+                moved = True
+            else:
+                target.copy_(value)
+    return moved
+
+
+def _can_move(target: torch.Tensor, value: torch.Tensor) -> bool:
+    if not isinstance(target, torch.nn.Parameter) or not target.is_cpu or target.is_shared():  # type: ignore[no-untyped-call]
+        return False
+    same = target.dtype == value.dtype and target.shape == value.shape and target.stride() == value.stride()
+    return same and value.is_cpu
+
+
 @torch.inference_mode()
 def put(tensor: torch.Tensor, dtype: str, start: int, content: torch.Tensor) -> None:
     """Copy bytes of a tensor from the memory that they were read to; cast them and move them to its device.

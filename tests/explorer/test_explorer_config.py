@@ -9,6 +9,7 @@ pytest.importorskip("pydantic", reason="explorers need pydantic")
 
 from explorer_hooks.cli.main import VERBS, explorer
 from explorer_hooks.cli.main import run as command
+from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.load import KEYS, documentation, load_file
 from explorer_hooks.explorer.pacing import (
     Allowance,
@@ -21,6 +22,7 @@ from explorer_hooks.hooks.restarting import RestartingHook
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import ConfigError
 from trainer.config.load import load_config
+from trainer.config.model import JobConfig
 
 ROOT = Path(__file__).parents[2]
 
@@ -224,3 +226,10 @@ def test_the_allowance_is_shared_between_explorers():
     assert start.covers(4, 13)
     assert not start.covers(4, 14)
     assert start.covers(5, 15)
+
+
+def test_explorers_accept_every_table_of_the_trainer(write):
+    """One file is for both: a table that only the trainer reads must not stop an explorer."""
+    assert set(JobConfig.model_fields) <= set(ExplorerFile.model_fields)
+    file = load_file(write(LEAST + '[algorithm]\nname = "ppo"\n[critic]\nenabled = true\n'))
+    assert file.critic == {"enabled": True}

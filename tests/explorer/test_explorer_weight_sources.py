@@ -11,8 +11,9 @@ from test_transformers_hook import log_probs, tiny  # noqa: E402
 
 from explorer_hooks.explorer import weight_sources  # noqa: E402
 from explorer_hooks.explorer.weight_sources import EarlySource, WeightSource  # noqa: E402
-from explorer_hooks.hook import Unproven  # noqa: E402
+from explorer_hooks.hook import Unproven, UntouchedError  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
+from syncd.errors import LoadFailedError  # noqa: E402
 from syncd.protocol.engine_state import EngineState  # noqa: E402
 from syncd.protocol.probe import Probe  # noqa: E402
 from syncd.protocol.round import COMMITTED, Round  # noqa: E402
@@ -34,7 +35,7 @@ class Bed:
         self.follower = self.scene.follow("e0", self.hook, verify="header", retries=1)
         self.trainer = Synchronizer.open(self.scene.root, "trainer")
         self.stopped, self.coming = False, []
-        self.receiver = BroadcastReceiver(self.follower.sync, self.hook.model.state_dict())
+        self.receiver = BroadcastReceiver(self.follower.sync, self.hook.model.state_dict(keep_vars=True))
         self.receiver.wait = lambda current, timeout: self.coming.pop(0)() if self.coming else None
         self.source = EarlySource(
             self.follower,
@@ -153,6 +154,37 @@ def test_received_weights_that_cannot_be_proven_are_replaced_by_the_files(bed):
     assert bed.source.may_work()
     assert bed.runs(2)
     assert bed.loads() == 3, "the step came through files"
+
+
+def test_work_that_ends_before_received_weights_are_proven_is_known_to_be_doubtful(bed):
+    bed.publish(1, "first")
+    assert bed.source.update(0.0).kind == "applied"
+    before, seen, load = bed.follower.running(), [], bed.hook.load_received
+
+    def watched(weights, receiver):
+        load(weights, receiver)
+        seen.append(bed.follower.running())
+
+    bed.hook.load_received = watched
+    bed.send(2, "a", probe=probe_of(2))
+    (found,) = seen
+    assert found.unproven == {found.label: Unproven(pending=True)}
+    assert found.unproven_since(before) == {found.label}
+    assert bed.follower.pair_named(found.label) == (1, 2)
+    assert bed.follower.running().unproven == {}
+
+
+@pytest.mark.parametrize(("error", "failed"), [(UntouchedError, 0), (LoadFailedError, 1)])
+def test_received_weights_that_an_engine_never_took_leave_no_work_in_doubt(bed, error, failed):
+    bed.publish(1, "first")
+    assert bed.source.update(0.0).kind == "applied"
+
+    def refuse(weights, receiver):
+        raise error("no")
+
+    bed.hook.load_received = refuse
+    bed.send(2, "a", probe=probe_of(2), outcome="nothing")
+    assert sum(one.failed for one in bed.follower.running().unproven.values()) == failed
 
 
 def test_a_first_broadcast_that_cannot_be_proven_leaves_the_engine_without_work(bed):

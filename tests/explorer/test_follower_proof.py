@@ -264,6 +264,59 @@ def test_the_reload_test_is_left_out(scene, why):
     assert scene.engine.log == []
 
 
+def neighbour(scene, step):
+    """Publish a step whose trainer answers as that of the first: too close to it for a probe."""
+    write_step(scene.job, step, probe=lambda _: probe_of(read(scene, 1)))
+    scene.tick()
+
+
+def test_an_engine_that_stayed_where_it_was_is_found_by_its_checksums_alone(scene):
+    follower = scene.follow(retries=0)
+    scene.engine.gives_checksums = True
+    publish(scene, 1)
+    proven(scene, follower, 1)
+    assert report(scene).proof.checksums == "not needed"
+    scene.engine.answers_as = read(scene, 1)
+    neighbour(scene, 2)
+    outcome = follower.turn(timeout=LONG)
+    assert outcome.kind == "failed"
+    assert "checksums are those of the version before" in outcome.reason
+    found = report(scene)
+    assert (found.state, found.proof.version) == (EngineState.FAILED, scene.label(1))
+
+
+@pytest.mark.parametrize("gives", [True, False])
+def test_neighbouring_versions_are_proven_with_the_word_of_the_checksums(scene, gives):
+    follower = scene.follow(retries=0)
+    scene.engine.gives_checksums = gives
+    publish(scene, 1)
+    proven(scene, follower, 1)
+    right = logprobs_of(read(scene, 1), TOKENS)
+    scene.engine.probe = lambda tokens: right
+    neighbour(scene, 2)
+    proven(scene, follower, 2)
+    assert report(scene).proof.checksums == ("changed" if gives else "not given")
+
+
+@pytest.mark.parametrize("others", [["stale"], ["right", "stale"]])
+def test_a_replica_that_answers_as_other_weights_proves_nothing(scene, others):
+    follower = scene.follow(retries=0)
+    publish(scene, 1)
+    right = read(scene, 1)
+    scene.engine.others_answer_as = [right if other == "right" else other for other in others]
+    outcome = follower.turn(timeout=LONG)
+    assert outcome.kind == "failed"
+    assert outcome.reason.startswith(
+        f"replica {len(others)} of {len(others) + 1}: the engine answers as other"
+    )
+    assert report(scene).state is EngineState.WRONG
+    assert report(scene).proof.mean > 0.01
+    publish(scene, 2)
+    scene.engine.others_answer_as = [read(scene, 2)] * len(others)
+    proven(scene, follower, 2)
+    assert report(scene).proof.replicas == len(others) + 1
+
+
 def test_an_engine_on_another_model_is_named_and_not_calibrated(scene):
     write_base_probe(scene.job, probe_of("another model"), "/models/base")
     follower = scene.follow()

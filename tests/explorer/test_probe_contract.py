@@ -34,7 +34,7 @@ class ModelBed(Bed):
     """A model of this process, with dropout that a probe must keep out."""
 
     dtype = "float32"
-    cannot: ClassVar = dict.fromkeys(("cache", "gone"), "the engine is this process")
+    cannot: ClassVar = dict.fromkeys(("cache", "gone", "checksums"), "the engine is this process")
 
     def __init__(self, directory):
         self.directory, self.fault = directory, ""
@@ -117,7 +117,7 @@ class OwnEngine:
 
 
 class OwnBed(ModelBed):
-    cannot: ClassVar = dict.fromkeys(("cache", "gone"), "the engine is this process")
+    cannot: ClassVar = dict.fromkeys(("cache", "gone", "checksums"), "the engine is this process")
 
     def __init__(self, directory):
         self.directory, self.own = directory, OwnEngine()

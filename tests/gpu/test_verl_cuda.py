@@ -17,7 +17,7 @@ def found(tmp_path_factory):
     samples.make_model(models / "untied", tied=False)
     samples.make_model(models / "tied", tied=True)
     ranks = min(2, torch.cuda.device_count())
-    names = ("contract", "on_gpus", "platform", "no_ray")
+    names = ("contract", "on_gpus", "ppo_on_gpus", "platform", "no_ray")
     return case_runs.run_cases(place, "verl", models, ranks, *names, device="cuda")
 
 
@@ -34,6 +34,13 @@ def test_every_strategy_and_offload_setting_reduces_the_sft_loss(found):
         for name, (start, end) in one.items():
             assert end["sft/loss"] < start["sft/loss"], name
             assert all(map(math.isfinite, end.values())), name
+
+
+def test_a_critic_learns_with_every_strategy_and_offload_setting(found):
+    for one in found["ppo_on_gpus"]:
+        for name, metrics in one.items():
+            assert metrics[-1]["critic/vf_loss"] < 0.5 * metrics[0]["critic/vf_loss"], name
+            assert all(math.isfinite(value) for step in metrics for value in step.values()), name
 
 
 def test_verl_selects_cuda_and_nccl(found):

@@ -5,6 +5,7 @@ import json
 import os
 from typing import ClassVar
 
+from explorer_hooks.follower.checksums import Moved
 from explorer_hooks.hook import HookOptions
 from explorer_hooks.hooks.lora import LoraHook
 from explorer_hooks.hooks.sglang import SGLangHook
@@ -188,6 +189,8 @@ class LoraBed(EngineBed):
 class SmallModel:
     """A bed whose fake engine has the weights of `small_qwen`, and answers probes as transformers does."""
 
+    stays = Moved.UNCHANGED
+
     def __init__(self, tmp_path, **settings):
         super().__init__(tmp_path, **settings)
         engine = self.engine
@@ -223,6 +226,7 @@ class SmallLoraBed(SmallModel, LoraBed):
         **LoraBed.cannot,
         "cache": "each version has its own name, and the cache keeps names apart",
         "stale head": "an adapter has no head",
+        "checksums": "vLLM gives none of adapters",
     }
 
     def write(self, directory, salt, shards):

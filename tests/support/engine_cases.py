@@ -72,6 +72,7 @@ def contract(bench):
     found = {"fresh": engine.train_step_num, "start": weights_of(engine)}
     found["metrics"] = trained(engine, (1, 2))
     write_state(engine, bench.place("state"))
+    found["saved"] = weights_of(engine)
     found["metrics"] += trained(engine, (3, 4))
     found |= {"steps": engine.train_step_num, "end": weights_of(engine)}
     write_state(engine, bench.place("straight"))
@@ -113,9 +114,11 @@ def equal(one, other):
 
 
 def other_ranks(bench):
-    """Meet a training state of two ranks, and one that is cut off; this is one rank."""
+    """Load a training state of two ranks, and one that is cut off; this is one rank."""
     engine = bench.engine_of()
-    return refusal(lambda: engine.load_training_state(f"{bench.directory}/state"))
+    engine.load_training_state(f"{bench.directory}/state")
+    found = {"weights": weights_of(engine), "metrics": trained(engine, (3,))}
+    return found | {"cut": refusal(lambda: engine.load_training_state(f"{bench.directory}/cut"))}
 
 
 def cut_off(bench):

@@ -6,6 +6,7 @@ by real engines; a request for the log-probs of its prompt never is.
 """
 
 import functools
+import hashlib
 import json
 import os
 import struct
@@ -53,8 +54,13 @@ class FakeEngine(FakeServer):
         started_from: The directory that it says that it was started from.
         start_weights: The weights that it has after a start.
         fault: Which of `FAULTS` it has.
+        replicas: How many data-parallel replicas it has.
+        stale: The weights of each replica that keeps them whatever is loaded.
+        packed: Parameters of which it gives no checksum.
     """
 
+    replicas = 1
+    packed = frozenset()
     started_from = "/start"
     start_weights = START
     fault = ""
@@ -75,6 +81,7 @@ class FakeEngine(FakeServer):
         self.cache = {}
         self.damaged = False
         self.versions_at = []
+        self.stale = {}
 
     @property
     def paused(self):
@@ -108,6 +115,15 @@ class FakeEngine(FakeServer):
         if self.fault == "stale head":
             self.weights = {**self.weights, head: before}
 
+    def held(self):
+        """Return the weights of the replica that was asked; without a rank it is the first."""
+        return self.stale.get(self.rank(), self.weights)
+
+    def checksums(self, rank):
+        """Return name and checksum of each parameter of a replica."""
+        for name, data in self.stale.get(rank, self.weights).items():
+            yield name, hashlib.sha256(b"" if name in self.packed else data).hexdigest()
+
     def reset_cache(self):
         if self.fault != "stale prefix cache":
             self.cache.clear()
@@ -122,13 +138,13 @@ class FakeEngine(FakeServer):
         """Return the token after a prompt of tokens, and its log-prob, by the weights that the cache has for it."""
         self._check(prompt)
         with self.lock:
-            weights = self.cache.setdefault(tuple(prompt), self.weights)
+            weights = self.cache.setdefault((self.rank(), *prompt), self.held())
         return fake_answers.next_token(weights, prompt)
 
     def evaluated(self, prompt):
         """Return the log-prob of each token after the first of a prompt; no cache is read."""
         self._check(prompt)
-        return fake_answers.log_probs(self.weights, prompt)
+        return fake_answers.log_probs(self.held(), prompt)
 
     def _check(self, prompt):
         if not self.running.wait(MAX_REQUEST):
@@ -165,8 +181,21 @@ class FakeVllm(FakeEngine):
         parts = {
             "model_config": {"dtype": "torch.float32", "quantization": None},
             "cache_config": {"block_size": 16},
+            "parallel_config": {"data_parallel_size": self.replicas},
         }
         return {"vllm_config": parts}
+
+    def rank(self):
+        return int(self.request.headers.get("X-data-parallel-rank", 0))
+
+    def post_weight_checker(self, query, body):
+        assert body == {"action": "checksum"}
+        found = {
+            f"dp{rank}:pp0:pcp0:tp0:{name}": checksum
+            for rank in range(self.replicas)
+            for name, checksum in self.checksums(rank)
+        }
+        return {"checksums": found}
 
     def get_is_paused(self, query, body):
         return {"is_paused": self.paused}
@@ -222,7 +251,24 @@ class FakeSglang(FakeEngine):
         return {"model_path": self.started_from, "weight_version": self.label}
 
     def get_server_info(self, query, body):
-        return {"version": self.version, "internal_states": [{}], "dtype": "float32", "quantization": None}
+        known = {"internal_states": [{}], "dtype": "float32", "quantization": None, "dp_size": self.replicas}
+        return {"version": self.version, **known}
+
+    knows_replicas = True
+
+    def rank(self):
+        return self.request.rank
+
+    def post_weights_checker(self, query, body):
+        assert body == {"action": "checksum"}
+        ranks = [
+            {
+                "checksums": dict(self.checksums(rank)),
+                "parallelism_info": [{"role": "target", "dp_rank": rank}],
+            }
+            for rank in range(self.replicas)
+        ]
+        return {"success": True, "message": "Success.", "ranks": ranks}
 
     def get_v1_models(self, query, body):
         return {"data": [{"id": "policy", "root": "policy", "parent": None, "max_model_len": self.longest}]}
@@ -262,6 +308,7 @@ class FakeSglang(FakeEngine):
     def post_generate(self, query, body):
         if "text" in body:
             return {"text": self.answered(body["text"])}
+        self.request.rank = body.get("routed_dp_rank", 0) if self.knows_replicas else 0
         prompts = body["input_ids"]
         if not isinstance(prompts[0], list):
             return self._generation(body, prompts)
@@ -279,6 +326,8 @@ class FakeSglang(FakeEngine):
                 [one, token, None] for one, token in zip(evaluated, prompt, strict=True)
             ]
         said["output_token_logprobs"] = [[found, token, None]]
+        if self.replicas > 1:
+            said["dp_rank"] = self.request.rank
         return {"text": f"<{token}>", "output_ids": [token], "meta_info": said}
 
 
@@ -290,6 +339,7 @@ class FakeAdapters(FakeServer):
     tells_use = True
     start_weights = START
     fault = ""
+    replicas = 1
 
     def __init__(self, token=None):
         self.fail_next_load = False
@@ -301,6 +351,7 @@ class FakeAdapters(FakeServer):
         self.merged = {}
         self.used = {}
         self.stale = []
+        self.asked_ranks = []
 
     def get_v1_models(self, query, body):
         cards = [{"id": self.base, "root": "/start"}]
@@ -313,6 +364,7 @@ class FakeAdapters(FakeServer):
         for at, (running, waiting) in enumerate([*self.stale, (",".join(self.used), "")]):
             labels = f'max_lora="4",running_lora_adapters="{running}",waiting_lora_adapters="{waiting}"'
             lines.insert(1, f"vllm:lora_requests_info{{{labels}}} {1.76e9 + at}")
+        lines += [f'vllm:num_requests_running{{engine="{rank}"}} 0.0' for rank in range(self.replicas)]
         return "\n".join(lines).encode()
 
     def post_v1_load_lora_adapter(self, query, body):
@@ -346,6 +398,7 @@ class FakeAdapters(FakeServer):
     def post_v1_completions(self, query, body):
         name = body.get("model", self.base)
         if not isinstance(body["prompt"], str) and name in {self.base, *self.adapters}:
+            self.asked_ranks.append(self.request.headers.get("X-data-parallel-rank"))
             weights = self.merged.get(name, self.start_weights)
             generate = functools.partial(fake_answers.next_token, weights)
             return completed(body, generate, functools.partial(fake_answers.log_probs, weights))

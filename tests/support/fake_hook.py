@@ -42,6 +42,9 @@ class FakeEngine:
         self.answers_as = None
         """The weights with which it answers probes whatever it has loaded, None for those that it has loaded."""
         self.cached = None
+        self.gives_checksums = False
+        self.others_answer_as = []
+        """The weights with which its further replicas answer probes."""
 
     def call(self, name, *arguments):
         self.reached[name] += 1
@@ -51,7 +54,7 @@ class FakeEngine:
             self.doing[name]()
         if self.is_gone:
             raise EngineUnreachableError("nobody answers", hint="start the engine")
-        if name not in ("info", "probe"):
+        if name not in ("info", "probe", "checksums"):
             self.log.append(name)
         return getattr(self, name)(*arguments)
 
@@ -80,6 +83,11 @@ class FakeEngine:
     def probe(self, tokens):
         self._maybe("probe", LoadFailedError)
         return logprobs_of(self.answers_as or self.weights, tokens)
+
+    def checksums(self):
+        if not self.gives_checksums:
+            return None
+        return {"dp0": {"model.a": self.answers_as or self.weights}}
 
     def reload_start(self):
         self.paused, self.weights = True, HALF
@@ -149,9 +157,14 @@ class FakeHook(ProbingHook):
         return Running(found["label"], found["paused"])
 
     def probe(self, target, tokens):
-        return ProbeAnswer(
+        answer = ProbeAnswer(
             tuple(map(tuple, self.engine.call("probe", tokens))), *self.engine.cached or (None, None)
         )
+        others = [logprobs_of(weights, tokens) for weights in self.engine.others_answer_as]
+        return answer._replace(others=tuple(ProbeAnswer(tuple(map(tuple, rows))) for rows in others))
+
+    def checksums(self):
+        return self.engine.call("checksums")
 
     def reload_start(self):
         if self.reloads_start:

@@ -36,6 +36,7 @@ class FakeServer:
         self.seen = []
         self.replies = {}
         self.lock = threading.RLock()
+        self.request = threading.local()
         self._open = threading.Event()
         self._open.set()
         self._server = None
@@ -124,6 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
         raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         try:
             fake.authorize(self.headers.get("Authorization"))
+            fake.request.headers = self.headers
             given = fake.routed(method, self.path, json.loads(raw) if raw else None)
         except VanishError:
             self.close_connection = True

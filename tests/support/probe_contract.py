@@ -2,8 +2,8 @@
 
 A bed needs besides what every bed has: `model(target)`, the model of a version, None: of the start weights, by
 transformers and not by what the engine holds; `inject(fault)`, one of `fake_engines.FAULTS` for the loads to come;
-`load_stale(hook, target)`, a load that leaves the prefix cache as it was; `dtype`, what the engine says of it.
-Keys of `cannot`: `cache` and the faults.
+`load_stale(hook, target)`, a load that leaves the prefix cache as it was; `dtype`, what the engine says of it;
+`stays`, what its checksums say where nothing was loaded. Keys of `cannot`: `cache`, `checksums` and the faults.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from explorer_hooks.follower.checksums import Moved, moved
 from explorer_hooks.hook import Running
 from support import small_qwen
 from support.hook_contract import IMPATIENCE, bounded, load, needs
@@ -138,6 +139,27 @@ class AnswersProbes:
         answer = load_and_probe(bed, hook, target)
         assert hook.current_version() == Running(target.label)
         assert difference(answer, bed.model(target))[0] > FAR
+
+    @needs("checksums")
+    def test_checksums_change_with_a_load_and_with_nothing_else(self, bed, hook):
+        before = hook.checksums()
+        assert before == hook.checksums()
+        load(hook, bed.target((1, 10)))
+        first = hook.checksums()
+        assert moved(before, first) is Moved.CHANGED
+        assert not bed.is_paused()
+        load(hook, bed.target((1, 11)))
+        assert moved(first, hook.checksums()) is Moved.CHANGED
+        load(hook, bed.target((1, 10)))
+        assert hook.checksums() == first
+
+    @needs("checksums", "label without load")
+    def test_checksums_stay_if_nothing_was_loaded(self, bed, hook):
+        load(hook, bed.target((1, 10)))
+        before = hook.checksums()
+        bed.inject("label without load")
+        load(hook, bed.target((1, 11)))
+        assert moved(before, hook.checksums()) is bed.stays
 
     @needs("gone")
     def test_an_engine_that_is_gone_is_unreachable(self, bed, hook):

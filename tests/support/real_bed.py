@@ -34,11 +34,11 @@ def seed_of(pair):
     return pair[0] * 1000 + pair[1]
 
 
-def asked(address, method, path, body=None, timeout=LIMIT):
+def asked(address, method, path, body=None, timeout=LIMIT, **more):
     """Return status and document of a request that does not go through a hook."""
     connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=timeout)
     try:
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", **more}
         connection.request(method, path, None if body is None else json.dumps(body), headers)
         response = connection.getresponse()
         text = response.read()
@@ -47,8 +47,10 @@ def asked(address, method, path, body=None, timeout=LIMIT):
         connection.close()
 
 
-def told(address, path, body):
-    status, answer = asked(address, "POST", path, body)
+def told(address, path, body, **more):
+    """Return what a POST is answered; `more` are further headers, with `_` for each dash."""
+    headers = {name.replace("_", "-"): value for name, value in more.items()}
+    status, answer = asked(address, "POST", path, body, **headers)
     assert status == 200, (path, status, answer)
     return answer
 

@@ -53,7 +53,7 @@ def model_from(weights):
 def write_model(directory, seed=0, *, tied=False):
     """Write what an engine is started with: configuration, weights and a tokenizer of single bytes."""
     model_of(seed, tied=tied).save_pretrained(directory)
-    _write_tokenizer(directory)
+    write_tokenizer(directory)
     return directory
 
 
@@ -165,7 +165,7 @@ def likeliest(model, tokens):
     return int(found.argmax()), float(found.max())
 
 
-def _write_tokenizer(directory):
+def write_tokenizer(directory):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -95,29 +95,25 @@ class TinyEngine(FileEngine):
         return {self._state_name(): state | {"rng": torch.get_rng_state()}}
 
     def load_training_state(self, directory):
-        state = self._agreed(f"{directory}/{self._state_name()}")
+        rank, written = self.context.ranks.rank, self._written_by(directory)
+        state = self._agreed(f"{directory}/tiny_{min(rank, written - 1)}_of_{written}.pt")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         apply_settings(self.optimizer, self.context.config.algorithm.optimizer)
-        torch.set_rng_state(state["rng"])
+        if rank < written:
+            torch.set_rng_state(state["rng"])
+
+    def _written_by(self, directory):
+        """Return the number of ranks that wrote a directory; each of them has written all weights."""
+        found = {name.partition("_of_")[2].removesuffix(".pt") for name in os.listdir(directory)}
+        return max([int(count) for count in found if count.isdigit()], default=self.context.ranks.world_size)
 
     def _agreed(self, path):
-        """Return the state in this rank's file; all ranks raise if one cannot read its own."""
+        """Return the state in a file; all ranks raise if one cannot read its own."""
         state, problem = None, None
         try:
             state = torch.load(path)
-        except FileNotFoundError:
-            names = os.listdir(os.path.dirname(path))
-            found = {
-                name.partition("_of_")[2].removesuffix(".pt") for name in names if name.startswith("tiny_")
-            }
-            message = (
-                f"a training state of {', '.join(found)} ranks where {self.context.ranks.world_size} are"
-            )
-            problem = ConfigError(
-                message, path=path, hint="`trainer export` it and start a new job from that"
-            )
-        except (RuntimeError, EOFError) as error:
+        except (OSError, RuntimeError, EOFError) as error:
             problem = CorruptDataError(f"not a training state: {error}", path=path)
         for one in self.context.ranks.gather(problem):
             if one is not None:

@@ -322,7 +322,12 @@ REFUSED = {
     "fsdp on processors": {"engine": {"strategy": "fsdp"}},
     "strategy": {"engine": {"strategy": "fsdp3"}},
     "algorithm": {"algorithm": {"name": "grop"}},
-    "critic": {"algorithm": {"advantage": "gae"}},
+    "no critic": {"algorithm": {"advantage": "gae"}},
+    "critic of another estimator": {"critic": {"enabled": True}},
+    "critic that is not there": {
+        "algorithm": {"name": "ppo"},
+        "critic": {"enabled": True, "path": "/nowhere"},
+    },
     "baseline": {"algorithm": {"advantage": "remax"}},
     "estimator": {"algorithm": {"advantage": "grpoo"}},
     "loss": {"algorithm": {"loss": "vanila"}},

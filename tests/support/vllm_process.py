@@ -4,6 +4,7 @@ import os
 import shutil
 from typing import ClassVar
 
+from explorer_hooks.follower.checksums import Moved
 from explorer_hooks.hooks.vllm import VllmHook
 from support.engine_process import ROOT, EngineProcess
 from support.real_bed import RealBed, asked, told
@@ -55,6 +56,8 @@ class VllmRealBed(RealBed):
         "restart": "a start takes a minute: see test_a_restarted_engine_gets_the_newest_version_before_it_is_ready",
     }
 
+    stays = Moved.HIDDEN
+
     def __enter__(self):
         address = self.process.address
         told(address, "/pause?mode=abort", {})
@@ -91,7 +94,7 @@ class VllmRealBed(RealBed):
 
     def inject(self, fault):
         assert fault == "label without load"
-        self.hook._reload = lambda target: None
+        self.hook._reload = lambda directory, label: None
 
     def load_stale(self, hook, target):
         address = self.process.address

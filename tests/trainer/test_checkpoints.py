@@ -1,6 +1,8 @@
 """Full checkpoints: their order, what a kill at each point leaves, and where a run goes on."""
 
 import os
+import shutil
+from dataclasses import replace
 
 import pytest
 from support.jobs import write_step
@@ -56,6 +58,18 @@ def test_the_newest_full_checkpoint_is_what_a_run_resumes_from(job):
     save(job, 4)
     assert full_checkpoints(job) == [2, 4]
     assert find_state(job) == state_at(4) == read_state(job, 4)
+
+
+def test_a_checkpoint_without_its_critic_is_no_checkpoint(job):
+    for step in (2, 4):
+        write_step(job, step)
+        os.mkdir(f"{begin_training(job, step, 'a')}/critic")
+        with open(f"{job.step(step)}/.training.a/critic/rank_0.pt", "wb"):
+            pass
+        complete(job, step, replace(state_at(step), critic=True).document(), save="a")
+    assert find_state(job) == replace(state_at(4), critic=True)
+    shutil.rmtree(f"{job.step(4)}/training/critic")
+    assert find_state(job) == replace(state_at(2), critic=True)
 
 
 def test_a_job_without_a_full_checkpoint_starts_fresh(job):

@@ -16,6 +16,7 @@ from trainer.config.algorithms import (
     ADVANTAGES,
     AGGREGATIONS,
     ALGORITHMS,
+    GAE,
     KL_TYPES,
     LACKING,
     LOSSES,
@@ -70,9 +71,10 @@ def test_the_example_of_stages_loads():
     ]
 
 
-def test_the_examples_are_grpo_sft_and_stages_only():
+def test_the_examples_are_grpo_ppo_sft_and_stages_only():
     assert sorted(map(os.path.basename, glob.glob(f"{EXAMPLES}/*"))) == [
         "grpo.toml",
+        "ppo.toml",
         "sft.toml",
         "stages.toml",
     ]
@@ -101,7 +103,7 @@ def test_algorithm_tables_match_the_names_in_verl():
         for call in node.decorator_list
         if isinstance(call, ast.Call) and call.func.id == "register_policy_loss"
     }
-    assert estimators == ADVANTAGES | LACKING.keys()
+    assert estimators == ADVANTAGES | LACKING.keys() | {GAE}
     assert not ADVANTAGES & LACKING.keys()
     assert losses - LOSSES.keys() == {"bypass_mode", "geo_mean"}, "docs/engines.md says why not these"
     assert losses >= LOSSES.keys()

@@ -188,7 +188,29 @@ def test_a_wrong_value_is_reported_with_the_accepted_values(write, table, said):
         (["--algorithm.clip_ratio_low", "1"], "algorithm.clip_ratio_low = 1 clips nothing below"),
         (["--algorithm.optimizer.schedule", "cosine"], "has no end"),
         (["--algorithm.name", "grop"], 'algorithm.name = "grop" is not one of'),
-        (["--algorithm.advantage", "gae"], "is not supported: it needs a critic"),
+        (["--algorithm.advantage", "gae"], 'algorithm.advantage = "gae" needs a critic'),
+        (["--critic.enabled", "true"], "critic.enabled means nothing to the estimator grpo"),
+        (["--critic.clip_range", "0.2"], "critic.clip_range means nothing without a critic"),
+        (["--critic.optimizer.lr", "1e-3"], "critic.optimizer means nothing without a critic"),
+        (["--algorithm.lam", "0.9"], "algorithm.lam means nothing to the estimator grpo"),
+        (["--algorithm.name", "ppo", "--algorithm.gamma", "0.9"], "to the estimator reinforce_plus_plus"),
+        (
+            ["--algorithm.name", "ppo", "--critic.enabled", "true", "--critic.mini_batches", "3"],
+            "= 64 rows cannot be split evenly into critic.mini_batches = 3",
+        ),
+        (
+            ["--algorithm.name", "ppo", "--critic.enabled", "true", "--critic.optimizer.schedule", "cosine"],
+            'critic.optimizer.schedule = "cosine" has no end',
+        ),
+        (
+            ["--algorithm.name", "ppo", "--critic.enabled", "true", "--algorithm.norm_advantage", "true"],
+            "norm_advantage means nothing to the estimator gae",
+        ),
+        (
+            ["--algorithm.name", "sft", "--data.sft_path", "x", "--critic.enabled", "true"],
+            'critic.enabled means nothing to algorithm.name = "sft"',
+        ),
+        (["--engine.name", "mine", "--critic.enabled", "true"], 'the engine "mine" trains no critic'),
         (["--algorithm.advantage", "remax"], "greedy rollout"),
         (["--algorithm.advantage", "nope"], 'algorithm.advantage = "nope" is not one of'),
         (["--algorithm.loss", "nope"], 'algorithm.loss = "nope" is not one of'),
@@ -262,10 +284,25 @@ def test_contradicting_keys_are_refused(write, arguments, said):
         ["--algorithm.loss", "dro", "--algorithm.options.policy_loss.dro_beta", "0.1"],
         ["--engine.strategy", "fsdp", "--engine.options.forward_prefetch", "true"],
         ["--engine.name", "other", "--engine.strategy", "own", "--algorithm.name", "own"],
+        ["--algorithm.advantage", "gae", "--algorithm.loss", "gspo", "--critic.enabled", "true"],
+        ["--algorithm.name", "sft", "--data.sft_path", "x.jsonl", "--critic.clip_range", "0.1"],
     ],
 )
 def test_compatible_keys_are_accepted(write, arguments):
     load_config(write(), arguments)
+
+
+def test_ppo_has_gae_with_a_critic_and_whitened_returns_without(write):
+    path = write()
+    ppo = ["--algorithm.name", "ppo"]
+    assert load_config(path, ppo).algorithm.advantage == ""
+    critic = [*ppo, "--critic.enabled", "true"]
+    assert load_config(path, critic).algorithm.advantage == "gae"
+    assert (
+        load_config(path, ["--critic.enabled", "true", "--algorithm.advantage", "gae"]).algorithm.name
+        == "grpo"
+    )
+    assert "reads no values" in refused(path, *critic, "--algorithm.advantage", "rloo")
 
 
 PUBLISHED = {

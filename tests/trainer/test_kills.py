@@ -1,6 +1,7 @@
 """kill -9 of one rank or of all at random moments, then a start again: as if nothing had happened.
 
-SYNCD_KILLS says how many kills there are; SYNCD_ENGINE=verl has verl's engine killed, which takes minutes.
+SYNCD_KILLS says how many kills there are; SYNCD_ENGINE=verl has verl's engine killed, which takes minutes, and
+SYNCD_ENGINE=ppo the same with a critic. Without it, one run with a critic is killed once.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from dataclasses import dataclass
 
 import pytest
 import xxhash
@@ -29,11 +31,26 @@ SIGNALS = [signal.SIGTERM, signal.SIGUSR2] if KILLS > 3 else [signal.SIGUSR2]
 """Each, or the one that is Slurm's: test_launch_signals.py has all of them on ranks that train nothing."""
 
 SEED = int(os.environ.get("SYNCD_SEED", "1"))
-VERL = os.environ.get("SYNCD_ENGINE") == "verl"
-ENGINE = (
-    'compute_dtype = "float32"' if VERL else 'name = "tests.tiny"\noptions = { pause = 0.08, width = 1000 }'
-)
-"""The width makes a training state of 12 MB a rank, which takes long enough to be killed meanwhile."""
+ENGINE = os.environ.get("SYNCD_ENGINE", "tiny")
+TABLES = {
+    "tiny": '[engine]\nname = "tests.tiny"\noptions = { pause = 0.08, width = 1000 }\n[algorithm]\nname = "grpo"',
+    "verl": '[engine]\ncompute_dtype = "float32"\n[algorithm]\nname = "grpo"',
+    "ppo": """
+[engine]
+compute_dtype = "float32"
+[critic]
+enabled = true
+warmup_steps = 1
+mini_batches = 2
+optimizer = { lr = 0.01 }
+[algorithm]
+name = "ppo"
+""",
+}
+"""What is trained; the last table is [algorithm].
+
+The width of the tiny engine makes a training state of 12 MB a rank, which takes long enough to be killed meanwhile.
+"""
 
 STEPS = 24
 _LONG = 600.0
@@ -43,10 +60,8 @@ CONFIG = """
 dir = "{job}"
 [model]
 path = "{model}"
-[engine]
-{engine}
-[algorithm.optimizer]
-lr = 0.01
+{tables}
+optimizer = {{ lr = 0.01 }}
 [data]
 groups = 2
 group_size = 2
@@ -54,21 +69,32 @@ consumed = "archive"
 [sync]
 save_timeout = 30.0
 [trainer]
-nproc = 2
+nproc = {ranks}
 total_steps = {steps}
-save_interval = 3
+save_interval = {interval}
 max_checkpoints_to_keep = 2
 """
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What is trained, for how many steps, on how many ranks, with a full checkpoint each `interval` steps."""
+
+    engine: str
+    steps: int
+    ranks: int
+    interval: int
+
+
+WHOLE = Kind(ENGINE, STEPS, 2, 3)
+SHORT = Kind("ppo", 4, 1, 1)
+"""One kill of an actor with its critic, each full checkpoint of which is one rename."""
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A directory for jobs, beside the model that verl's engine trains; the tiny one makes its own."""
-    place = tmp_path_factory.mktemp("kills")
-    if VERL:
-        sys.path.append(f"{os.path.dirname(os.path.abspath(__file__))}/engines")
-        pytest.importorskip("support.samples").make_model(place / "model", tied=False, tokenizer=True)
-    return place
+    """A directory for jobs."""
+    return tmp_path_factory.mktemp("kills")
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +103,13 @@ def straight(place):
     return final_state(finish(new_job(place, "straight")))
 
 
-def start(job):
-    """Start a trainer of two ranks in a session of its own."""
+def start(job, kind=WHOLE):
+    """Start a trainer in a session of its own."""
     path = f"{job}.toml"
     with open(path, "w", encoding="utf-8") as file:
-        file.write(CONFIG.format(job=job, steps=STEPS, model=f"{os.path.dirname(job)}/model", engine=ENGINE))
+        model = f"{os.path.dirname(job)}/model"
+        own = {"steps": kind.steps, "ranks": kind.ranks, "interval": kind.interval}
+        file.write(CONFIG.format(job=job, model=model, tables=TABLES[kind.engine], **own))
     with open(f"{job}.log", "ab") as log:
         command = [sys.executable, "-m", "trainer", "train", path]
         return subprocess.Popen(command, env=os.environ | ENVIRONMENT, stdout=log, stderr=log)
@@ -144,17 +172,21 @@ def digest(path):
     return len(content), f"xxh3_128:{xxhash.xxh3_128_hexdigest(content)}"
 
 
-def final_state(job):
+def final_state(job, kind=WHOLE):
     """Return what a run has come to: every byte of its training state and weights, and its cursor."""
-    directory = f"{job}/global_step_{STEPS}"
+    directory = f"{job}/global_step_{kind.steps}"
     with open(f"{directory}/training/trainer.json", encoding="ascii") as file:
         cursor = json.load(file)["sampler"]["cursor"]
     files = [
-        f"{place}/{name}" for place in ("actor", "training") for name in os.listdir(f"{directory}/{place}")
+        f"{below}/{name}"
+        for place in ("actor", "training")
+        for below, _, names in os.walk(f"{directory}/{place}")
+        for name in names
     ]
     kept = sorted(name for name in files if name.endswith((".safetensors", ".pt")))
     assert len(kept) >= 4
-    return cursor, {name: content_of(f"{directory}/{name}") for name in kept}
+    assert any("/training/critic/" in name for name in kept) is (kind.engine == "ppo")
+    return cursor, {os.path.relpath(name, directory): content_of(name) for name in kept}
 
 
 def content_of(path):
@@ -167,17 +199,19 @@ def content_of(path):
         ]
 
 
-def new_job(place, name):
-    """Make a job that has all its experiences."""
+def new_job(place, name, kind=WHOLE):
+    """Make a job that has all its experiences, and the model of verl's engine; the tiny one makes its own."""
+    if kind.engine != "tiny" and not (place / "model").exists():
+        pytest.importorskip("support.samples").make_model(place / "model", tied=False, tokenizer=True)
     job = place / name
     job.mkdir()
-    write_experiences(job, STEPS + 4)
+    write_experiences(job, kind.steps + 4)
     return job
 
 
-def finish(job):
+def finish(job, kind=WHOLE):
     """Run a trainer to its end and return its job."""
-    process = start(job)
+    process = start(job, kind)
     assert process.wait(_LONG) == 0, tail(job)
     return job
 
@@ -195,11 +229,13 @@ def wait_for_random_work(job, process, draw):
 
 
 def wait_for_saving_behind(job, process, draw):
-    """Wait until a training state is written behind and a little longer; False when the run has ended before."""
-    before, deadline = set(unfinished(job)), time.monotonic() + _LONG
+    """Wait until one of the next training states is written behind and a little longer; False at the run's end."""
+    seen, more, deadline = set(unfinished(job)), draw.randint(1, 3), time.monotonic() + _LONG
     while process.poll() is None:
         assert time.monotonic() < deadline, tail(job)
-        if set(unfinished(job)) - before:
+        if new := set(unfinished(job)) - seen:
+            seen, more = seen | new, more - 1
+        if more == 0:
             time.sleep(draw.uniform(0, 0.03))
             return True
         time.sleep(0.001)
@@ -249,3 +285,18 @@ def test_a_stopped_run_saves_exits_with_75_and_resumes(place, straight, number):
     finish(stopped)
     assert '"event": "training_resumed"' in tail(stopped, 1 << 20)
     assert final_state(stopped) == straight
+
+
+@pytest.mark.skipif(ENGINE != "tiny", reason="the other runs take long enough")
+def test_a_killed_run_with_a_critic_ends_like_an_undisturbed_one(place, record_line):
+    pytest.importorskip("verl", reason="needs verl")
+    whole = final_state(finish(new_job(place, "ppo-straight", SHORT), SHORT), SHORT)
+    killed, draw = new_job(place, "ppo-killed", SHORT), random.Random(SEED)
+    process = start(killed, SHORT)
+    if wait_for_work(killed, process, 2):
+        time.sleep(draw.uniform(0, 0.4))
+        kill([*ranks_of(process.pid), process.pid])
+    process.wait(_LONG)
+    announced = marker(str(killed))
+    assert final_state(finish(killed, SHORT), SHORT) == whole
+    record_line(f"kill -9 of an actor with its critic, seed {SEED}; marker at the kill: {announced}")

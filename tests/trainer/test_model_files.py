@@ -43,6 +43,18 @@ def test_a_complete_model_is_accepted(write, tmp_path):
     check_model(load_config(write()))
 
 
+def test_the_critic_s_model_is_checked_too(write, tmp_path):
+    critic = '[algorithm]\nname = "ppo"\n[critic]\nenabled = true\npath = "critic"'
+    leave_model(tmp_path / "model")
+    assert "not a model directory" in (said := refused(write(critic)))
+    assert f"critic.path is a directory: hf download ORG/MODEL --local-dir {tmp_path}/critic" in said
+    leave_model(tmp_path / "critic")
+    (tmp_path / "critic/tokenizer.json").unlink()
+    check_model(load_config(write(critic)))
+    (tmp_path / "critic/model.safetensors").unlink()
+    assert "weights are missing: model.safetensors" in refused(write(critic))
+
+
 def test_indexed_shards_are_accepted_and_a_missing_one_is_named(write, tmp_path):
     leave_model(tmp_path / "model", shards=["a", "b", "c"])
     check_model(load_config(write()))

@@ -14,7 +14,8 @@ from syncd.protocol.layout import MAX_STEP
     type=click.Choice(["bfloat16", "float16", "float32"]),
     help="Of the weights; as they are unless given.",
 )
-def export(job: str, step: int, out: str, dtype: str | None) -> None:
+@click.option("--critic", is_flag=True, help="The critic of a full checkpoint, not the policy.")
+def export(job: str, step: int, out: str, dtype: str | None, *, critic: bool) -> None:
     """Make the Hugging Face directory OUT of a step or full checkpoint of JOB.
 
     \b
@@ -23,4 +24,4 @@ def export(job: str, step: int, out: str, dtype: str | None) -> None:
     """  # noqa: D301 - click's mark is one backspace
     from trainer.export import export as write  # noqa: PLC0415
 
-    write(job, step, out, dtype)
+    write(job, step, out, dtype, critic=critic)

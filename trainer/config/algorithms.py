@@ -34,7 +34,8 @@ ALGORITHMS: Mapping[str, Algorithm] = {
         "rewards against the mean of their group, clipped; token-mean and no KL loss, unlike DeepSeekMath"
     ),
     "ppo": Algorithm(
-        "PPO's clipped loss; without a critic its advantage is the whitened return", "reinforce_plus_plus"
+        "PPO's clipped loss; with a critic its advantage is gae, without one the whitened return",
+        "reinforce_plus_plus",
     ),
     "gspo": Algorithm("grpo with one ratio for a whole response", loss="gspo"),
     "cispo": Algorithm("grpo with clipped weights that carry no gradient", loss="cispo"),
@@ -122,19 +123,24 @@ NORMALISED = frozenset({"grpo", "grpo_vectorized", "grpo_passk"})
 
 _CLIPS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
 
+OF_GAE = ("gamma", "lam")
+"""The keys that only gae reads."""
+
 ADVANTAGES = frozenset(
     {algorithm.advantage for algorithm in ALGORITHMS.values()} - {""} | {"grpo_vectorized", "rloo_vectorized"}
 )
 """verl's estimators that need no more than tokens, rewards and groups."""
 
+GAE = "gae"
+"""The estimator that needs a critic."""
+
 LACKING: Mapping[str, str] = {
-    "gae": "it needs a critic",
     "remax": "it needs the reward of a greedy rollout beside each sampled one",
     "gdpo": "it needs several rewards of each rollout",
     "optimal_token_baseline": "it needs sums over the whole vocabulary",
     "tir_optimal_token_baseline": "it needs sums over the whole vocabulary",
 }
-"""verl's other estimators, and why they are not supported."""
+"""verl's other estimators besides gae, and why they are not supported."""
 
 LACKING_LOSSES: Mapping[str, str] = {
     "geo_mean": "it would depend on how rows are split over ranks",
@@ -179,12 +185,13 @@ def unread(section: AlgorithmSection) -> tuple[str, ...]:
     """Return the keys of [algorithm] that the loss and the estimator do not read; none for sft, which has neither."""
     estimator, policy = estimator_and_loss(section)
     known = find_loss(policy)
-    if estimator not in ADVANTAGES or known is None:
+    if estimator not in ADVANTAGES | {GAE} or known is None:
         return ()
     return (
         *(() if known.clip else _CLIPS),
         *(() if known.has_modes else ("loss_agg_mode",)),
         *(() if estimator in NORMALISED else ("norm_advantage",)),
+        *(() if estimator == GAE else OF_GAE),
     )
 
 

@@ -25,6 +25,8 @@ UNSOUND = {
     "engine.strategy": "the checkpoint holds the training state in that strategy's format",
     "algorithm.name": "the state of the samples belongs to it; algorithm.advantage and algorithm.loss may change",
     "algorithm.temperature": "experiences that wait were sampled at the old one",
+    "critic.enabled": "the checkpoint holds the training state of a critic, or none",
+    "critic.path": "the critic's weights come from the checkpoint, which belongs to that model",
     "data.strategy": "the checkpoint holds the state of that strategy",
     "data.group_size": "groups that wait were made with the old size",
     "data.replay.capacity": "the checkpoint holds a buffer of the old size",

@@ -13,9 +13,11 @@ from trainer.config.algorithms import (
     ADVANTAGES,
     AGGREGATIONS,
     ALGORITHMS,
+    GAE,
     KL_TYPES,
     LACKING,
     LACKING_LOSSES,
+    OF_GAE,
     SFT,
     VERL,
     clip_bounds,
@@ -24,7 +26,8 @@ from trainer.config.algorithms import (
     unread,
     with_published,
 )
-from trainer.config.model import KEYS, AlgorithmSection, JobConfig
+from trainer.config.critic import algorithm_of, critic_problems
+from trainer.config.model import KEYS, AlgorithmSection, JobConfig, OptimizerSection
 from trainer.config.options import algorithm_problems, engine_problems
 from trainer.config.tinker import TINKER, tinker_problems
 from trainer.plugins import SAMPLE_STRATEGY, unknown_name
@@ -35,6 +38,7 @@ FIRST_LINE = "# The resolved configuration of this job: `trainer train` writes i
 _FORMER_DEFAULTS = {"clip_ratio": 0.2, "loss_agg_mode": "token-mean", "norm_advantage": True}
 """What earlier releases wrote of [algorithm] for sft, which reads none of it."""
 
+_OF_ESTIMATORS = frozenset({"norm_advantage", *OF_GAE})
 _STRATEGIES = frozenset({"fsdp", "fsdp2"})
 _CLIPPED_BELOW = frozenset({"vanilla", "gspo"})
 """Losses for which a lower bound of 0 or less would be a mistake; cispo, for one, is used with such a bound."""
@@ -55,7 +59,7 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> JobConfig:
 
 def resolved(config: JobConfig) -> JobConfig:
     """Return the configuration with the values of the algorithm's publication where the user gives none."""
-    return config.model_copy(update={"algorithm": with_published(config.algorithm)})
+    return config.model_copy(update={"algorithm": with_published(algorithm_of(config))})
 
 
 def file_layer(path: str) -> Layer:
@@ -107,6 +111,7 @@ def check(config: JobConfig) -> Iterator[Problem]:
     yield from _plugins(config)
     yield from _data(config)
     yield from optimizer_problems(config)
+    yield from critic_problems(config)
     if config.engine.name == VERL:
         yield from verl_problems(config)
     elif config.engine.name == TINKER:
@@ -158,8 +163,13 @@ def _data(config: JobConfig) -> Iterator[Problem]:
 
 
 def optimizer_problems(config: JobConfig) -> Iterator[Problem]:
-    """Yield what is wrong with the schedule of the learning rate."""
-    optimizer, key = config.algorithm.optimizer, "algorithm.optimizer"
+    """Yield what is wrong with the schedules of the learning rates."""
+    yield from _schedule(config, "algorithm.optimizer", config.algorithm.optimizer)
+    if config.critic.enabled:
+        yield from _schedule(config, "critic.optimizer", config.critic.optimizer)
+
+
+def _schedule(config: JobConfig, key: str, optimizer: OptimizerSection) -> Iterator[Problem]:
     if optimizer.schedule != "cosine":
         return
     if not optimizer.schedule_steps and config.trainer.total_steps is None:
@@ -178,14 +188,14 @@ def optimizer_problems(config: JobConfig) -> Iterator[Problem]:
 
 def verl_problems(config: JobConfig) -> Iterator[Problem]:
     """Yield what verl cannot do here, without importing verl."""
-    section = config.algorithm
+    section = algorithm_of(config)
     yield from _one_of("engine.strategy", config.engine.strategy, _STRATEGIES)
     if section.loss_agg_mode:
         yield from _one_of("algorithm.loss_agg_mode", section.loss_agg_mode, AGGREGATIONS)
     yield from _one_of("algorithm.kl_type", section.kl_type, KL_TYPES)
     yield from _one_of("algorithm.name", section.name, ALGORITHMS)
     yield from _supported("algorithm.loss", section.loss, loss_names(), LACKING_LOSSES)
-    yield from _supported("algorithm.advantage", section.advantage, ADVANTAGES, LACKING)
+    yield from _supported("algorithm.advantage", section.advantage, ADVANTAGES | {GAE}, LACKING)
     yield from _pair(config)
     yield from _unread(section)
     yield from algorithm_problems(section)
@@ -198,7 +208,7 @@ def _unread(section: AlgorithmSection) -> Iterator[Problem]:
     for name in unread(section):
         field = AlgorithmSection.model_fields[name]
         if getattr(section, name) != field.get_default(call_default_factory=True):
-            reader = f"the estimator {advantage}" if name == "norm_advantage" else f"the loss {loss}"
+            reader = f"the estimator {advantage}" if name in _OF_ESTIMATORS else f"the loss {loss}"
             yield Problem(f"algorithm.{name}", f"algorithm.{name} means nothing to {reader}", "leave it out")
 
 

@@ -77,7 +77,7 @@ class AlgorithmSection(Section):
     name: str = Field(default="grpo", json_schema_extra=FIXED)
     """sft, or a known pair of estimator and loss: grpo, ppo, gspo, ... (`trainer config algorithms` lists them)."""
     advantage: str = Field(default="", json_schema_extra=FIXED)
-    """verl's advantage estimator, if not the one of `name`; only those that need no critic."""
+    """verl's advantage estimator, if not the one of `name`; gae needs a critic, and a critic needs gae."""
     loss: str = Field(default="", json_schema_extra=FIXED)
     """The policy loss, if not the one of `name`: verl's, or one registered under the entry point `trainer.losses`."""
     clip_ratio: Above0 | NoneText = Field(default=None, json_schema_extra=FIXED)
@@ -96,6 +96,10 @@ class AlgorithmSection(Section):
     """verl's KL estimator."""
     norm_advantage: bool | NoneText = Field(default=None, json_schema_extra=FIXED)
     """Divide advantages of a group by their standard deviation (grpo, grpo_passk); true unless given."""
+    gamma: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, json_schema_extra=FIXED)
+    """gae: by how much a reward counts less for each token that it comes later."""
+    lam: Annotated[float, Field(ge=0, le=1)] = Field(default=0.95, json_schema_extra=FIXED)
+    """gae: its lambda, from 0 (the next token's value) to 1 (the reward itself)."""
     old_logprobs: Literal["recompute", "rollout"] = Field(default="recompute", json_schema_extra=FIXED)
     """Log-probs that ratios are taken against: of this model before the update, or those that explorers recorded."""
     temperature: Above0 = Field(default=1.0, json_schema_extra=FIXED)
@@ -108,6 +112,34 @@ class AlgorithmSection(Section):
     """AdamW and its learning rate."""
     options: dict[str, Any] = Field(default_factory=dict, json_schema_extra=FIXED)
     """What else the loss reads of verl's actor config, by verl's names; docs/engines.md lists it for each loss."""
+
+
+class CriticOptimizerSection(OptimizerSection):
+    """AdamW and the learning rate of the critic; its updates are counted by themselves."""
+
+    lr: Above0 = Field(default=1e-5, json_schema_extra=FIXED)
+    """Peak learning rate."""
+    schedule_steps: Count = Field(default=0, json_schema_extra=FIXED)
+    """Updates of the critic after which cosine reaches its end; `trainer.total_steps` unless given."""
+
+
+class CriticSection(Section):
+    """The critic of PPO: a model with one number for each token, the reward that it expects from there on."""
+
+    enabled: bool = Field(default=False, json_schema_extra=FIXED)
+    """Train a critic beside the policy; it needs the estimator gae, which algorithm.name = "ppo" then has."""
+    path: str = Field(default="", json_schema_extra=FIXED)
+    """A model directory whose weights the critic starts from; `model.path` unless given."""
+    warmup_steps: Count = Field(default=0, json_schema_extra=FIXED)
+    """Steps at the start in which only the critic learns."""
+    clip_range: Above0 = Field(default=0.5, json_schema_extra=FIXED)
+    """How far a value may move from the one before the updates until the loss stops to reward it."""
+    epochs: Positive | NoneText = Field(default=None, json_schema_extra=FIXED)
+    """Passes over each batch; `algorithm.epochs` unless given."""
+    mini_batches: Positive | NoneText = Field(default=None, json_schema_extra=FIXED)
+    """Updates of one pass over a batch; `algorithm.mini_batches` unless given."""
+    optimizer: CriticOptimizerSection = CriticOptimizerSection()
+    """AdamW and its learning rate."""
 
 
 class TrainerSection(Section):
@@ -165,6 +197,8 @@ class JobConfig(JobFile):
     """The engine."""
     algorithm: AlgorithmSection = AlgorithmSection()
     """What is learnt from experiences."""
+    critic: CriticSection = CriticSection()
+    """The critic of PPO."""
     data: DataSection = DataSection()
     """Where samples come from."""
     sync: SyncSection = SyncSection()
@@ -181,7 +215,9 @@ class JobConfig(JobFile):
     """What `trainer stages` runs one after the other."""
 
 
-KEYS = Keys(JobConfig, ("job.dir", "job.state_dir", "model.path", "data.sft_path", "sync.memory_dir"))
+KEYS = Keys(
+    JobConfig, ("job.dir", "job.state_dir", "model.path", "critic.path", "data.sft_path", "sync.memory_dir")
+)
 """The keys of the file, and those of them that name a file or directory."""
 
 

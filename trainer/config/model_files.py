@@ -4,7 +4,8 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from syncd.errors import ConfigError, storage_errors
@@ -34,19 +35,31 @@ def check_model(config: JobConfig) -> None:
     if config.engine.name != VERL:
         return
     path = config.model.path
-    read_model_config(path)
+    _check_weights(path)
+    if config.critic.enabled and config.critic.path:
+        _check_weights(config.critic.path, "critic.path")
     with storage_errors(path):
-        missing = list(_missing_weights(path))
-        if missing:
-            raise _incomplete(path, "the model's weights are missing", missing)
         why = _needs_tokenizer(config)
         if why and not _has_tokenizer(path):
             lacking = ["tokenizer.json (or tokenizer.model, or vocab.json with merges.txt)"]
             raise _incomplete(path, f"the model has no tokenizer, and {why}", lacking)
 
 
-def read_model_config(path: str) -> dict[str, Any]:
+def _check_weights(path: str, key: str = "model.path") -> None:
+    """Refuse a model directory without a config or with a part of its weights only; `key` names it in the file."""
+    read_model_config(path, key)
+    with storage_errors(path):
+        missing = list(_missing_weights(path))
+    if missing:
+        raise _incomplete(path, "the model's weights are missing", missing, key)
+
+
+def read_model_config(path: str, key: str = "model.path") -> dict[str, Any]:
     """Return config.json of a model directory.
+
+    Args:
+        path: The directory.
+        key: The key of the job's file that names it.
 
     Raises:
         ConfigError: It is not one, or does not name one architecture.
@@ -57,7 +70,9 @@ def read_model_config(path: str) -> dict[str, Any]:
             found = json.load(file)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"not a model directory: {reason}", path=path, hint=_where_from(path)) from error
+        raise ConfigError(
+            f"not a model directory: {reason}", path=path, hint=_where_from(path, key)
+        ) from error
     architectures = found.get("architectures") if isinstance(found, dict) else None
     if not isinstance(architectures, list) or len(architectures) != 1:
         hint = 'write, for example, "architectures": ["Qwen2ForCausalLM"]'
@@ -132,17 +147,17 @@ def _has_tokenizer(path: str) -> bool:
     return any(name.endswith(_VOCABULARY_SUFFIXES) for name in names)
 
 
-def _incomplete(path: str, what: str, missing: list[str]) -> ConfigError:
+def _incomplete(path: str, what: str, missing: list[str], key: str = "model.path") -> ConfigError:
     more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-    return ConfigError(f"{what}: {', '.join(missing[:_SHOWN])}{more}", path=path, hint=_where_from(path))
+    return ConfigError(f"{what}: {', '.join(missing[:_SHOWN])}{more}", path=path, hint=_where_from(path, key))
 
 
-def _where_from(path: str) -> str:
+def _where_from(path: str, key: str) -> str:
     """Return what to run: the hub's cache may have the model that a path ends like; a name alone is never loaded."""
     name = "/".join(path.split("/")[-2:])
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and (cached := _cached(name)):
-        return f"the hub's cache has {name}: --model.path {shlex.quote(cached)}"
-    return f"model.path is a directory: hf download ORG/MODEL --local-dir {shlex.quote(path)}"
+        return f"the hub's cache has {name}: --{key} {shlex.quote(cached)}"
+    return f"{key} is a directory: hf download ORG/MODEL --local-dir {shlex.quote(path)}"
 
 
 def _cached(name: str) -> str | None:
@@ -164,19 +179,22 @@ _COMPANIONS = frozenset({
 _COMPANION_SUFFIXES = (".model", ".tiktoken", ".jinja")
 
 
-def companions(path: str, dtype: str, *, code: bool) -> dict[str, bytes]:
+def companions(
+    path: str, dtype: str, *, code: bool, changes: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, bytes]:
     """Return files of a model directory by name, all but the weights.
 
     Args:
         path: The model directory.
         dtype: Of the weights beside them; config.json names it.
         code: Whether to include the model's own code.
+        changes: What else config.json says, by name.
 
     Raises:
         ConfigError: It is not a model directory.
         StorageError: A file cannot be read.
     """
-    config = read_model_config(path) | {"dtype": dtype, "torch_dtype": dtype}
+    config = read_model_config(path) | {"dtype": dtype, "torch_dtype": dtype, **changes}
     found = {"config.json": json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"}
     suffixes = (*_COMPANION_SUFFIXES, ".py") if code else _COMPANION_SUFFIXES
     with storage_errors(path):

@@ -6,10 +6,12 @@ from typing import Any
 
 from syncd.client.sync_policy import SyncMethod
 from syncd.jobfile.problems import Problem, nearest, shown
+from syncd.jobfile.sections import Section
 from trainer.config.algorithms import (
     ADVANTAGES,
     AGGREGATIONS,
     ALGORITHMS,
+    GAE,
     LACKING,
     SFT,
     estimator_and_loss,
@@ -73,8 +75,7 @@ def tinker_problems(config: JobConfig) -> Iterator[Problem]:
     for table, names in _MEANINGLESS.items():
         section = getattr(config, table)
         for name in names:
-            default = type(section).model_fields[name].get_default(call_default_factory=True)
-            if getattr(section, name) != default:
+            if getattr(section, name) != _default(section, name):
                 yield _problem(f"{table}.{name}", "the server decides that", "leave it out")
     if config.sync.method != SyncMethod.CHECKPOINT.value:
         why = "the weights are on the server, so there is nothing to broadcast or to keep in memory"
@@ -145,7 +146,8 @@ def _policy_problems(advantage: str, loss: str, mode: str) -> Iterator[Problem]:
         hint = f"one of {', '.join(sorted(TINKER_LOSSES))}"
         yield Problem("algorithm.loss", f'a tinker server has no loss "{loss}"', hint)
     if advantage not in ADVANTAGES:
-        why = f" is not supported: {LACKING[advantage]}" if advantage in LACKING else " is unknown"
+        lacking = {GAE: "a tinker server trains no critic", **LACKING}
+        why = f" is not supported: {lacking[advantage]}" if advantage in lacking else " is unknown"
         hint = f"one of {', '.join(sorted(ADVANTAGES))}"
         yield Problem("algorithm.advantage", f'algorithm.advantage = "{advantage}"{why}', hint)
     if mode and mode not in AGGREGATIONS:
@@ -156,9 +158,13 @@ def _policy_problems(advantage: str, loss: str, mode: str) -> Iterator[Problem]:
 def _unread_problems(section: AlgorithmSection, loss: str) -> Iterator[Problem]:
     clips = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
     for name in clips if loss == UNCLIPPED else unread(section):
-        if getattr(section, name) is not None:
+        if getattr(section, name) != _default(section, name):
             key = f"algorithm.{name}"
             yield Problem(key, f"{key} means nothing to this algorithm", "leave it out")
+
+
+def _default(section: Section, name: str) -> Any:
+    return type(section).model_fields[name].get_default(call_default_factory=True)
 
 
 def _problem(key: str, why: str, hint: str | None = None) -> Problem:

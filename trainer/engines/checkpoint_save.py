@@ -101,7 +101,7 @@ class CheckpointSave:
         self._abandoned.set()
 
     def close(self) -> None:
-        """Wait for this rank's thread, without the other ranks."""
+        """Wait for this rank's thread, without the other ranks: until it has ended it reads what was captured."""
         wait([self._done], self._timeout)
         self.abandon()
 

@@ -49,6 +49,7 @@ class FileEngine(TrainEngineWrapper):
         self._attempt = ""  # the save of those weights
         self._saving: CheckpointSave | None = None
         self._arena: StateArena | None = None
+        self._is_arena_ready = False
         self._files: Mapping[str, bytes] | None = None
         self._probe_tokens: Tokens = ()
         self._sync_metrics: Metrics = {}
@@ -161,6 +162,7 @@ class FileEngine(TrainEngineWrapper):
         """Train on the whole batch."""
         metrics = self.train(batch, self.train_step_num + 1)
         self.train_step_num += 1
+        self._prepare_arena()
         self._sync_metrics = {}
         return metrics
 
@@ -234,6 +236,13 @@ class FileEngine(TrainEngineWrapper):
         limit = self.context.config.trainer.host_memory_mib << 20
         return HostMemory(limit or free_memory() // 2 // neighbours)
 
+    def _prepare_arena(self) -> None:
+        """Allocate the memory for the copy of the training state, once there is one of its full size."""
+        if self._is_arena_ready or self._arena is None or not self.context.config.trainer.save_interval:
+            return
+        self._is_arena_ready = True
+        self._arena.prepare(self.training_state())
+
     def _find_probe_tokens(self) -> Tokens:
         model, limits, tokens = self.context.config.model, self.limits, Tokens()
         if self.context.ranks.rank == 0:
@@ -263,6 +272,7 @@ class FileEngine(TrainEngineWrapper):
         except SyncdError:
             if self._saving is not None:
                 self._saving.abandon()
+                self._saving.close()
             self._handed = self._saving = None
             raise
 
@@ -280,5 +290,6 @@ class FileEngine(TrainEngineWrapper):
         if not reason:
             return
         if self.context.ranks.rank == 0 and self.context.config.sync.mode == "background":
-            structlog.get_logger().warning("save_blocks", step=self.train_step_num, reason=reason)
+            hint = "--trainer.host_memory_mib MIB"
+            structlog.get_logger().warning("save_blocks", step=self.train_step_num, reason=reason, hint=hint)
         self.wait_for_save()

@@ -8,7 +8,7 @@ storages.
 import copy
 import os
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -51,7 +51,18 @@ class StateArena:
     def __init__(self, memory: HostMemory, live: str = "") -> None:
         self._memory, self._live = memory, live
         self._buffer: PinnedBuffer | None = None
+        self._ahead: Future[PinnedBuffer] | None = None
         self._helper = ThreadPoolExecutor(1, "state-copy")
+
+    def prepare(self, files: TrainingState) -> None:
+        """Begin to allocate the memory for states like this one in a thread; then the first capture need not.
+
+        Optional, and no limit: a larger state is captured too.
+        """
+        sources = list(_tensors(files))
+        size = sum(map(_room, sources))
+        if not (self._live or _uncopied(sources) or self._memory.take(_BUDGET, size)):
+            self._ahead = self._helper.submit(PinnedBuffer, size, pinned=True)
 
     def capture(self, files: TrainingState) -> CapturedState:
         """Copy a state, over the one before, which must have been written; if it cannot be copied, keep the original.
@@ -68,20 +79,26 @@ class StateArena:
 
     def close(self) -> None:
         """Give the memory back."""
+        self._free()
         self._helper.shutdown()
+        self._memory.take(_BUDGET, 0)
+
+    def _free(self) -> None:
+        if self._ahead is not None:
+            self._buffer, self._ahead = self._ahead.result(), None
         if self._buffer is not None:
             self._buffer.close()
         self._buffer = None
-        self._memory.take(_BUDGET, 0)
 
     def _reserve(self, size: int) -> str:
         """Have a buffer of that size; return why there is none."""
+        if self._ahead is not None:
+            self._buffer, self._ahead = self._ahead.result(), None
         if self._buffer is not None and self._buffer.capacity >= size:
             return ""
         if refused := self._memory.take(_BUDGET, size):
             return refused
-        if self._buffer is not None:
-            self._buffer.close()
+        self._free()
         self._buffer = PinnedBuffer(size, pinned=True)
         return ""
 

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -72,6 +73,10 @@ class SampleStrategy(ABC):
             step: The trainer's current step, from which ages are counted.
             generation: The generation of the trainer's current version.
         """
+
+    def preparing(self) -> AbstractContextManager[None]:
+        """Prepare the next batch in a thread while the body trains; what `sample` returns does not depend on it."""
+        return nullcontext()
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from syncd.errors import ConfigError
@@ -49,6 +50,10 @@ class Fifo(SampleStrategy):
         now = (generation, step)
         groups = self.pop_groups(self.sampling.groups, now)
         return None if groups is None else self.batch(groups, now)
+
+    def preparing(self) -> AbstractContextManager[None]:
+        """Read the rows of one step ahead."""
+        return self.reader.reading_ahead(self.sampling.groups * self.sampling.group_size)
 
     def pop_groups(self, count: int, now: Pair) -> list[RolloutGroup] | None:
         """Remove and return this many groups; None, and none are removed, if there are fewer."""

@@ -1,7 +1,7 @@
 """The limits of a model's rows: longer rows, and tokens outside the vocabulary, would fail inside the engine."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from syncd.experience.model import Experience
 
@@ -22,6 +22,12 @@ class Limits:
     vocabulary: int | None = None
     tokens: int | None = None
     tokens_from: str = "the model"
+
+    def within(self, other: "Limits") -> "Limits":
+        """Return these limits with the length of the longest row that both take."""
+        if other.tokens is None or (self.tokens is not None and self.tokens <= other.tokens):
+            return self
+        return replace(self, tokens=other.tokens, tokens_from=other.tokens_from)
 
     def problem(self, experiences: Sequence[Experience]) -> str:
         """Return why a batch of experiences cannot be trained on, empty where it can."""

@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager
 from typing import Literal, NamedTuple
 
 import structlog
@@ -24,6 +25,7 @@ from syncd.protocol.layout import Job, is_identity
 from syncd.protocol.local_disk import SystemClock
 from trainer.experience.cursor import BatchCursor, BatchFile
 from trainer.experience.limits import UNLIMITED, Limits
+from trainer.experience.read_ahead import ReadAhead
 
 Consumed = Literal["delete", "archive"]
 """What happens to batches once a saved state covers them."""
@@ -115,6 +117,11 @@ class ExperienceReader:
         self._stuck: dict[BatchFile, float] = {}
         self._left: set[tuple[str, str]] = set()
         self._log = structlog.get_logger()
+        self._ahead = ReadAhead(job, self._decoded)
+
+    def reading_ahead(self, rows: int) -> AbstractContextManager[None]:
+        """Read up to so many rows of the batches that are due next, in a thread, while the body runs."""
+        return self._ahead.running(self.cursor.through, rows)
 
     def poll(self) -> Iterator[LoadedBatch]:
         """Yield the batches that have arrived, one of each explorer in turn; stop iterating to read no more.
@@ -132,6 +139,7 @@ class ExperienceReader:
     def restore(self, cursor: BatchCursor) -> None:
         """Resume from a saved cursor; batches that were archived after it was saved are read again."""
         self.cursor = cursor
+        self._ahead.forget()
         self._stuck.clear()
         self._archived = {
             name: {seq for seq in self._in_archive(name) if seq > cursor.through.get(name, 0)}
@@ -221,12 +229,17 @@ class ExperienceReader:
         return experiences
 
     def _read(self, file: BatchFile) -> tuple[Experience, ...]:
+        if (read := self._ahead.take(file)) is not None:
+            return read
         try:
-            path = batch_paths.batch(self.job, *file)
-            return decode_batch(self.job.disk.read(path, MAX_BYTES), path)
+            return self._decoded(file)
         except MISSING:
             path = f"{batch_paths.archive(self.job, file.explorer)}/{file.seq}{batch_paths.SUFFIX}"
             return decode_batch(self.job.disk.read(path, MAX_BYTES), path)
+
+    def _decoded(self, file: BatchFile) -> tuple[Experience, ...]:
+        path = batch_paths.batch(self.job, *file)
+        return decode_batch(self.job.disk.read(path, MAX_BYTES), path)
 
     def _advance(self, file: BatchFile, seqs: set[int]) -> None:
         self._stuck.pop(file, None)

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -59,6 +60,10 @@ class Replay(SampleStrategy):
         self._draws += 1
         self._buffer = [*usable, *fresh][-self._capacity :]
         return self._fresh.batch([*fresh, *drawn], now)
+
+    def preparing(self) -> AbstractContextManager[None]:
+        """Read fresh groups ahead."""
+        return self._fresh.preparing()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the fresh ones, where the buffered groups are stored, and the number of draws."""
@@ -120,6 +125,10 @@ class Mix(SampleStrategy):
             return None
         count = round(len(batch.firsts) * self._ratio / (1 - self._ratio))
         return replace(batch, examples=self._examples.draw(count))
+
+    def preparing(self) -> AbstractContextManager[None]:
+        """Prepare the other strategy's next batch."""
+        return self._strategy.preparing()
 
     def state_dict(self) -> dict[str, Any]:
         """Return both states."""

@@ -22,7 +22,7 @@ from syncd.transports.filesystem.export_walk import (
 )
 from syncd.transports.filesystem.shard import THREADS, Ring, ShardWriter, find_write_mode
 from syncd.transports.torch_tensors import FROM_TORCH
-from trainer.export.source import CONFIG, ExportSource, find_source
+from trainer.export.source import CONFIG, ExportSource, find_critic, find_source
 from trainer.export.weights import ModelWeights, leave_out_tied
 
 SHARD_LIMIT = 5_000_000_000
@@ -36,7 +36,7 @@ DTYPES: Mapping[str, torch.dtype] = {
 """What weights can be cast to, by name."""
 
 
-def export(job_dir: str, step: int, out: str, dtype: str | None = None) -> None:
+def export(job_dir: str, step: int, out: str, dtype: str | None = None, *, critic: bool = False) -> None:
     """Write a step as a complete Hugging Face directory, or nothing.
 
     Args:
@@ -45,6 +45,7 @@ def export(job_dir: str, step: int, out: str, dtype: str | None = None) -> None:
         out: A directory that is not there yet, or is empty.
         dtype: What floating-point weights become, a key of `DTYPES`; as they are stored unless given.
             `float32` takes the training weights of a full checkpoint where there are some.
+        critic: Whether the critic of a full checkpoint is exported instead of the policy.
 
     Raises:
         UsageError: There is no such step, it holds no whole model, or `out` is taken.
@@ -60,7 +61,9 @@ def export(job_dir: str, step: int, out: str, dtype: str | None = None) -> None:
     if is_below(target, job.step(step)):
         raise UsageError("nothing is added to a step", path=target, hint="name a directory elsewhere")
     try:
-        source = find_source(job, step, full_precision=dtype == "float32")
+        source = (
+            find_critic(job, step) if critic else find_source(job, step, full_precision=dtype == "float32")
+        )
         if CONFIG not in source.companions:
             text = f"there is no {CONFIG} with the weights, so nobody can load them"
             raise CorruptDataError(text, path=source.path)

@@ -17,6 +17,7 @@ from trainer.export.fsdp import FsdpFiles, has_fsdp_files
 from trainer.export.weights import ModelWeights, SafetensorsFiles
 
 TRAINING = "training"
+CRITIC = "critic"
 CONFIG = "config.json"
 _SHARD = ".safetensors"
 _INDEX = ".safetensors.index.json"
@@ -62,6 +63,26 @@ def find_source(job: Job, step: int, *, full_precision: bool) -> ExportSource:
     except MISSING:
         return _foreign(job.disk, path, step)
     return _native(job.disk, path, manifest, full_precision=full_precision)
+
+
+def find_critic(job: Job, step: int) -> ExportSource:
+    """Return the critic of a full checkpoint, of this trainer's or of verl's.
+
+    Raises:
+        UsageError: There is no such step, or it holds no critic.
+        NotReadyError: It is not complete.
+        CorruptDataError: It is damaged.
+    """
+    disk, path = job.disk, job.step(step)
+    _require_there(job, step)
+    own, foreign = f"{path}/{TRAINING}/{CRITIC}", f"{path}/{CRITIC}"
+    directory = next((place for place in (own, foreign) if has_fsdp_files(disk, place)), None)
+    if directory is None:
+        hint = "full checkpoints of jobs with critic.enabled = true have one"
+        raise UsageError(f"step {step} holds no critic", path=path, hint=hint)
+    if directory == own and not exists(disk, f"{path}/{FULL_CHECKPOINT}"):
+        raise NotReadyError(f"the full checkpoint of step {step} is not complete", path=path)
+    return ExportSource(path, FsdpFiles(disk, directory), _companions(disk, f"{directory}/huggingface"))
 
 
 def _require_there(job: Job, step: int) -> None:

@@ -1,4 +1,6 @@
-"""What a broadcast carries: buckets, packed in memory that is allocated once, and their checksum.
+"""What a broadcast carries: buckets and their checksum.
+
+A bucket of a large tensor is the tensor's own memory. Small tensors are packed, in memory that is allocated once.
 
 The checksum is computed where the bytes are. In main memory it is xxh3. On a device it is a weighted sum of words,
 computed by the device itself: copying all bytes to main memory for xxh3 would take as long as the link to the host,
@@ -6,8 +8,8 @@ several times what NCCL takes.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from itertools import zip_longest
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice, zip_longest
 from typing import Any
 
 import torch
@@ -17,17 +19,16 @@ from syncd.errors import CorruptDataError
 from syncd.protocol.buckets import BucketPlan
 from syncd.protocol.digest import DEFAULT, hasher
 from syncd.protocol.safetensors import Tensor
-from syncd.transports.broadcast.group_calls import always
 from syncd.transports.broadcast.process_group import UNDER_WAY, ProcessGroup
 from syncd.transports.filesystem.export_walk import ExportedTensor, ExportWalk
 from syncd.transports.torch_tensors import DeviceFiniteCheck
 
-Room = tuple[torch.Tensor, torch.Tensor]
-"""Two buckets: one is filled while the other is sent."""
+Planned = Iterator[tuple[Tensor, ExportedTensor]]
+"""Tensors of a walk with their places in the plan; those without elements are left out."""
 
 
 class Packer:
-    """Fills two buckets in turn, in memory that it owns.
+    """Makes the buckets of a plan from the tensors of a walk.
 
     Args:
         check_finite: Whether to refuse NaN and infinity.
@@ -35,7 +36,7 @@ class Packer:
 
     def __init__(self, *, check_finite: bool) -> None:
         self._check = check_finite
-        self._room: Room | None = None
+        self._rooms: deque[torch.Tensor | None] = deque([None, None])  # one is filled while the other is sent
 
     def buckets(self, plan: BucketPlan, walk: ExportWalk, device: torch.device) -> Iterator[torch.Tensor]:
         """Yield the buckets of a walk, on a device; each is valid until the next but one is requested.
@@ -44,48 +45,88 @@ class Packer:
             CorruptDataError: The tensors are not those of the plan, or one holds NaN or infinity. On a device
                 the latter is known only after the last bucket.
         """
-        finite, room, number = DeviceFiniteCheck(), self._room_for(plan, device), 0
-        for slot, exported in _as_planned(plan, walk):
-            at, content = slot.start, bytes_of(exported, device)
-            if self._check and content.numel():
-                finite.check(slot.name, content, exported.dtype)
-            while content.numel():
-                if at // plan.bucket != number:
-                    yield room[number % 2][: plan.bucket]
-                    number = at // plan.bucket
-                offset = at - number * plan.bucket
-                length = min(plan.bucket - offset, content.numel())
-                room[number % 2][offset : offset + length].copy_(content[:length])
-                content, at = content[length:], at + length
-        yield room[number % 2][: plan.total - number * plan.bucket]
+        finite = DeviceFiniteCheck()
+        planned = ((slot, one) for slot, one in _as_planned(plan, walk) if slot.end > slot.start)
+        for run in plan.runs():
+            if plan.is_large(run[0]):
+                yield from self._pieces(plan, next(planned)[1], device, finite)
+            else:
+                yield self._packed(run, planned, device, finite)
+        for slot, _ in planned:
+            raise AssertionError(slot)  # every tensor with elements is in a run
         finite.require()
 
     def drop(self) -> None:
         """Drop the memory: a broadcast that failed may still read it."""
-        self._room = None
+        self._rooms = deque([None, None])
 
-    def _room_for(self, plan: BucketPlan, device: torch.device) -> Room:
-        size = min(plan.bucket, plan.total)
-        room = self._room
-        if room is None or room[0].numel() < size or room[0].device != device:
-            self._room = None
-            room = self._room = (_empty(size, device), _empty(size, device))
-        return room
+    def _pieces(
+        self, plan: BucketPlan, exported: ExportedTensor, device: torch.device, finite: DeviceFiniteCheck
+    ) -> Iterator[torch.Tensor]:
+        """Yield the pieces of a large tensor, copied only if its memory may be used for the next tensor."""
+        content = bytes_of(exported, device)
+        is_own = exported.lasts or content.data_ptr() != exported.tensor.data_ptr()
+        for piece in torch.split(content, plan.bucket):
+            if self._check:
+                finite.check(exported.spec.name, piece, exported.dtype)
+            yield piece if is_own else self._room(piece.numel(), device).copy_(piece)
+
+    def _packed(
+        self, run: Sequence[Tensor], planned: Planned, device: torch.device, finite: DeviceFiniteCheck
+    ) -> torch.Tensor:
+        """Return small tensors that follow each other as one bucket."""
+        start = run[0].start
+        bucket = self._room(run[-1].end - start, device)
+        for slot, exported in islice(planned, len(run)):
+            content = bytes_of(exported, device)
+            if self._check:
+                finite.check(slot.name, content, exported.dtype)
+            bucket[slot.start - start : slot.end - start].copy_(content)
+        return bucket
+
+    def _room(self, size: int, device: torch.device) -> torch.Tensor:
+        """Return memory for a bucket: that of the last but one, or new memory if it is too small."""
+        self._rooms.rotate()
+        room = self._rooms[0]
+        if room is None or room.numel() < size or room.device != device:
+            room = self._rooms[0] = torch.zeros(size, dtype=torch.uint8, device=device)
+        return room[:size]
 
 
-def carry(
-    group: ProcessGroup,
-    buckets: Iterable[torch.Tensor],
-    deadline: Deadline,
-    takes_part: Callable[[], bool] = always,
-) -> str:
-    """Send or receive buckets, `UNDER_WAY` at once, and return their checksum.
+def send_buckets(group: ProcessGroup, buckets: Iterable[torch.Tensor], deadline: Deadline) -> str:
+    """Send buckets, `UNDER_WAY` at once, and return their checksum, which is computed meanwhile.
 
     Args:
         group: The group.
-        buckets: Where they are; each stays valid until the next but one is requested.
+        buckets: Each stays valid until the next but one is requested.
         deadline: When to give up.
-        takes_part: Asked now and then: whether the other side still takes part.
+
+    Raises:
+        GroupError: The group is broken.
+        TimedOutError: The deadline has passed.
+    """
+    checksum, under_way = make_checksum(group.device), deque[Any]()
+    with group.aborted_at(deadline):
+        for bucket in buckets:
+            under_way.append(group.broadcast(bucket, deadline))
+            checksum.add(bucket)
+            if len(under_way) == UNDER_WAY:
+                group.finish(under_way.popleft(), deadline)
+        while under_way:
+            group.finish(under_way.popleft(), deadline)
+        return checksum.text()
+
+
+def receive_buckets(
+    group: ProcessGroup, buckets: Iterable[torch.Tensor], deadline: Deadline, takes_part: Callable[[], bool]
+) -> str:
+    """Receive into buckets, `UNDER_WAY` at once, and return the checksum of what was received.
+
+    Args:
+        group: The group.
+        buckets: The memory of each.
+        deadline: When to give up.
+        takes_part: Asked now and then: whether the trainer still takes part.
 
     Raises:
         GroupError: The group is broken.
@@ -93,18 +134,19 @@ def carry(
     """
     checksum, under_way = make_checksum(group.device), deque[tuple[torch.Tensor, Any]]()
 
-    def finish_first() -> None:
+    def finish_first() -> torch.Tensor:
         bucket, work = under_way.popleft()
         group.finish(work, deadline, takes_part)
-        checksum.add(bucket)
+        return bucket
 
     with group.aborted_at(deadline):
         for bucket in buckets:
+            received = finish_first() if len(under_way) == UNDER_WAY else None
             under_way.append((bucket, group.broadcast(bucket, deadline)))
-            if len(under_way) == UNDER_WAY:
-                finish_first()
+            if received is not None:
+                checksum.add(received)  # while the next ones are under way
         while under_way:
-            finish_first()
+            checksum.add(finish_first())
         return checksum.text()
 
 
@@ -120,10 +162,6 @@ def _as_planned(plan: BucketPlan, walk: ExportWalk) -> Iterator[tuple[Tensor, Ex
             name = slot.name if exported is None else exported.spec.name
             raise CorruptDataError(f"the export has changed at tensor {name!r}")
         yield slot, exported
-
-
-def _empty(size: int, device: torch.device) -> torch.Tensor:
-    return torch.zeros(size, dtype=torch.uint8, device=device)
 
 
 _WORD = 8

@@ -1,6 +1,6 @@
-"""The explorer's end of a broadcast: weights are received beside the parameters, and loaded only once they count.
+"""The explorer's end of a broadcast: weights are received beside the parameters, which get them once they count.
 
-    receiver = BroadcastReceiver(sync, model.state_dict())
+    receiver = BroadcastReceiver(sync, model.state_dict(keep_vars=True))
     came = receiver.wait(step, timeout=60)
     if isinstance(came, WeightTensors):
         receiver.load(came)
@@ -28,10 +28,10 @@ from syncd.protocol.version import Version
 from syncd.transports.base import Announcement, EarlyReceiver, ReceiveContext, WeightTensors
 from syncd.transports.broadcast import process_group
 from syncd.transports.broadcast.membership import BroadcastMembership
-from syncd.transports.broadcast.packing import carry
+from syncd.transports.broadcast.packing import receive_buckets
 from syncd.transports.broadcast.process_group import CPU, FormedGroup, ProcessGroup
 from syncd.transports.tensors import TensorMeta, compare, require_fit
-from syncd.transports.torch_tensors import TO_TORCH, target_tensors
+from syncd.transports.torch_tensors import TO_TORCH, assign, target_tensors
 
 BACKEND = GLOO
 """What every explorer takes; one whose parameters are on a GPU also says that it could take NCCL."""
@@ -42,7 +42,8 @@ class BroadcastReceiver(BroadcastMembership, EarlyReceiver):
 
     Args:
         client: The explorer's connection to the job.
-        parameters: What the model holds by name: `model.state_dict()`; several names may share memory.
+        parameters: What the model holds by name; several names may share memory. With
+            `model.state_dict(keep_vars=True)` parameters in main memory take over what was received without a copy.
         check_fit: Raises RefusedError if the engine cannot load such tensors; None to compare with `parameters`.
     """
 
@@ -59,7 +60,8 @@ class BroadcastReceiver(BroadcastMembership, EarlyReceiver):
         self._check_fit = check_fit or self._check_parameters
         self._log = structlog.get_logger()
         self._group: FormedGroup | None = None
-        self._memory: torch.Tensor | None = None
+        self._memory: torch.Tensor | None = None  # for the next weights
+        self._in_use: torch.Tensor | None = None  # the parameters are views of it
         self._received: Round | None = None
         self._device = _device_of(self._parameters)
         self.join()
@@ -93,10 +95,11 @@ class BroadcastReceiver(BroadcastMembership, EarlyReceiver):
             return None
 
     def load(self, weights: WeightTensors) -> None:
-        """Copy what was received into the parameters, and report it."""
-        with torch.no_grad():
-            for name, tensor in weights.tensors.items():
-                self._parameters[name].copy_(tensor)
+        """Give the parameters what was received, and report it."""
+        if assign(
+            self._parameters, weights.tensors
+        ):  # the next weights go into what the parameters used before
+            self._memory, self._in_use = self._in_use, self._memory
         self.report_running(weights)
 
     def report_running(self, weights: WeightTensors) -> None:
@@ -167,7 +170,7 @@ class BroadcastReceiver(BroadcastMembership, EarlyReceiver):
         group, _, plan = joined
         memory = self._allocated(plan.total, group.device)
         buckets = (memory[start:end] for start, end in plan.buckets())
-        found = carry(group, buckets, deadline, lambda: self.is_open(opened))
+        found = receive_buckets(group, buckets, deadline, lambda: self.is_open(opened))
         views = {
             slot.name: memory[slot.start : slot.end].view(TO_TORCH[slot.dtype]).view(slot.shape)
             for slot in plan.slots

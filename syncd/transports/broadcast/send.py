@@ -24,7 +24,7 @@ from syncd.protocol.round import Round
 from syncd.transports.base import Export, SendContext, Sent, StepContent, WeightSender
 from syncd.transports.broadcast import process_group
 from syncd.transports.broadcast.control import BroadcastControl
-from syncd.transports.broadcast.packing import Packer, carry
+from syncd.transports.broadcast.packing import Packer, send_buckets
 from syncd.transports.broadcast.process_group import CPU, FormedGroup, ProcessGroup
 from syncd.transports.filesystem.export_walk import ExportWalk
 from syncd.transports.filesystem.send import DTYPES
@@ -289,7 +289,8 @@ class BroadcastSender(WeightSender):
         """Send the weights and confirm that all members have received them; return whether that worked."""
         control, (group, offer, plan), sent, deadline = begun
         try:
-            checksum = carry(group, self._packer.buckets(plan, walk, group.device), deadline)
+            buckets = self._packer.buckets(plan, walk, group.device)
+            checksum = send_buckets(group, buckets, deadline)
             control.wait_received(sent, offer, checksum, max(deadline.left(), 0.0))
             control.end_round(sent, checksum)
         except Exception as error:  # noqa: BLE001 - whatever it is, the step reaches explorers through files

@@ -62,7 +62,9 @@ class FilesystemSender(WeightSender):
             if refused:
                 self._saver.stream()
             if refused and self.ranks.rank == 0:
-                structlog.get_logger().warning("save_blocks", reason=refused)
+                structlog.get_logger().warning(
+                    "save_blocks", reason=refused, hint="--trainer.host_memory_mib MIB"
+                )
 
     def planned_size(self, export: Export) -> int:
         """Return the bytes of all ranks' tensors, by a walk that reads no weight."""

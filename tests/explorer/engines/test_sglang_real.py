@@ -4,24 +4,19 @@ import shutil
 from typing import ClassVar
 
 import pytest
-from support.engine_process import EngineProcess, python_of
+from support.engine_process import python_of
 from support.probe_contract import RealAnswersProbes
 from support.real_bed import RealBed, applied_next, asked, told
 from support.real_contract import RealEngineContract, TakesWeights
 from support.real_spans import Groups, NamesVersions, distances
+from support.sglang_process import sglang
 
+from explorer_hooks.follower.checksums import Moved
 from explorer_hooks.hooks.sglang import SGLangHook
 
 PYTHON = python_of("SYNCD_SGLANG_PYTHON", ".venv-sglang/bin/python")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-
-ENV = {"SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-FLAGS = [
-    "--served-model-name", "policy", "--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native",
-    "--sampling-backend", "pytorch", "--disable-overlap-schedule", "--mem-fraction-static", "0.3",
-    "--max-total-tokens", "8192", "--skip-server-warmup", "--host", "127.0.0.1", "--port", "{port}",
-]  # fmt: skip
 
 
 class SglangRealBed(RealBed):
@@ -34,6 +29,8 @@ class SglangRealBed(RealBed):
         "gone": "a start takes a minute: see test_a_restarted_engine_gets_the_newest_version_before_it_is_ready",
         "restart": "a start takes a minute: see test_a_restarted_engine_gets_the_newest_version_before_it_is_ready",
     }
+
+    stays = Moved.UNCHANGED
 
     def __enter__(self):
         told(self.process.address, "/pause_generation", {"mode": "abort"})
@@ -71,7 +68,7 @@ class SglangRealBed(RealBed):
 
     def inject(self, fault):
         assert fault == "label without load"
-        self.hook._reload = lambda target: self.hook._set_engine_label(target.label)
+        self.hook._reload = lambda _, label: self.hook._set_engine_label(label)
 
     def load_stale(self, hook, target):
         body = {"model_path": target.path, "weight_version": target.label, "flush_cache": False}
@@ -89,8 +86,7 @@ class TestSglang(NamesVersions, TakesWeights, RealAnswersProbes, RealEngineContr
     @pytest.fixture(scope="class")
     @classmethod
     def engine(cls, start_directory, tmp_path_factory):
-        argv = [PYTHON, "-m", "sglang.launch_server", "--model-path", start_directory, *FLAGS]
-        engine = EngineProcess(argv, ENV, tmp_path_factory.mktemp("sglang") / "log", "/model_info")
+        engine = sglang(PYTHON, start_directory, tmp_path_factory.mktemp("sglang") / "log")
         engine.start()
         yield engine
         engine.kill()

@@ -35,6 +35,7 @@ class AdapterRealBed(VllmRealBed):
         "pause": "nothing is ever paused for an adapter",
         "shards": "an adapter is one file",
         "cache": "each version has its own name, and the cache keeps names apart",
+        "checksums": "vLLM gives none of adapters",
         "label without load": "nothing makes real vLLM list an adapter that it has not",
     }
     dtype = None

@@ -46,6 +46,8 @@ def two_ranks(launch, tmp_path_factory):
         "segments",
         "probed",
         "undisturbed",
+        "ppo_steps",
+        "ppo_resumed",
         "as_verl_saves",
     )
     found = {}
@@ -66,6 +68,7 @@ def one_rank(launch, two_ranks):
         "other_ranks", "same_gradients", "expected_gradients", "plain_log_probs", "every_algorithm", "many_updates",
         "learns", "not_finite", "halves", "refused", "no_ray", "by_hand", "reads", "fields", "effects",
         "through_the_engine", "keys_matter", "segments", "expected_segments", "probed", "undisturbed",
+        "ppo_steps", "ppo_by_hand", "gae_of_segments", "ppo_resumed", "ppo_learns", "small_critic",
     )  # fmt: skip
     found = {}
 

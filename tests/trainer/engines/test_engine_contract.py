@@ -63,12 +63,14 @@ def test_training_resumes_bit_for_bit_from_a_checkpoint(ranks, engine):
         assert len(found["files"]) >= 2
 
 
-def test_a_checkpoint_of_another_world_size_is_refused_naming_both_sizes(one_rank, engine):
-    ((kind, message, hint),) = one_rank(engine)["other_ranks"]
-    assert kind in ("ConfigError", "CorruptDataError")
-    assert "2 ranks" in message
-    assert "1" in message
-    assert "trainer export" in hint
+def test_training_resumes_at_another_number_of_ranks(ranks, one_rank, engine):
+    (found,) = one_rank(engine)["other_ranks"]
+    saved = ranks[0]["saved"]
+    assert found["weights"].keys() == saved.keys()
+    assert all(torch.equal(found["weights"][name], saved[name]) for name in saved)
+    assert found["metrics"][0].keys() == ranks[0]["metrics"][0].keys()
+    # The tiny engine has all weights in each file, and the last one is cut off.
+    assert engine == "tests.tiny" or found["cut"][0] == "CorruptDataError"
 
 
 def test_a_truncated_training_state_is_refused_on_all_ranks(two_ranks, engine):

@@ -60,6 +60,16 @@ def test_a_copy_reuses_the_memory_of_the_one_before(arena, tmp_path):
     assert arena._buffer.bytes.data_ptr() == first
 
 
+def test_prepared_memory_is_what_the_first_copy_is_made_in(arena, tmp_path):
+    state = state_of(torch.nn.Linear(4, 4))
+    arena.prepare(state)
+    ahead = arena._ahead.result().bytes.data_ptr()
+    arena.capture(state).write(str(tmp_path))
+    assert arena._buffer.bytes.data_ptr() == ahead
+    arena.prepare({"a.pt": torch.zeros(MIB)})
+    assert arena.capture(state).live == "", "what does not fit is not allocated ahead"
+
+
 def test_tensors_that_share_memory_are_copied_and_written_once(arena, tmp_path):
     weight = torch.randn(64, 64)
     arena.capture({"tied.pt": {"embed": weight, "head": weight.detach()}}).write(str(tmp_path))
@@ -80,7 +90,7 @@ def test_a_state_beyond_the_budget_is_not_copied_and_the_reason_names_both(tmp_p
     memory.record("the buffer for weights", MIB // 2)
     arena, weight = StateArena(memory), torch.zeros(MIB // 4)
     captured = arena.capture({"a.pt": weight})
-    assert captured.live == "the copy of the training state needs 1 MiB; a rank may take 1, and 0 are taken"
+    assert captured.live == "no room for the copy of the training state: 1 MiB where 0 of 1 are free"
     weight.add_(1)
     captured.write(str(tmp_path))
     assert torch.load(tmp_path / "a.pt").sum() == weight.numel(), "what is written is the engine's own state"

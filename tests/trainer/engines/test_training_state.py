@@ -186,7 +186,7 @@ def test_without_memory_for_a_copy_the_save_waits_until_it_is_written(tmp_path):
         engine.save_checkpoint({})
     assert engine.saved_step == 1
     assert [log["event"] for log in logs if log["log_level"] == "warning"] == ["save_blocks"]
-    assert "a rank may take 1" in logs[0]["reason"]
+    assert "no room for the copy of the training state" in logs[0]["reason"]
     engine.shutdown()
 
 
@@ -197,3 +197,63 @@ def test_the_figures_of_a_save_have_its_blocked_seconds_and_the_memory_that_is_t
     assert engine.sync_metrics["time/save_blocked"] > 0
     assert 0 < engine.sync_metrics["save/host_memory_mib"] < 1
     engine.shutdown()
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_error_on_one_rank_is_raised_on_all_and_no_rank_waits_for_its_part(tmp_path, monkeypatch, failing):
+    """The timeout is longer than the test's: what ends the wait is that ranks tell each other."""
+    (tmp_path / "job").mkdir()
+    config, raised = configured("none", tmp_path / "job", sync={"save_timeout": 10 * _LONG}), [None, None]
+
+    def full(job, directory, rank, note=checkpoints.note_written):
+        if rank == failing:
+            raise StorageError("No space left on device")
+        note(job, directory, rank)
+
+    monkeypatch.setattr(checkpoints, "note_written", full)
+    values, barrier = [None, None], threading.Barrier(2, timeout=_LONG)
+
+    def save(rank):
+        engine = Counting(context_of(config, Threads(rank, values, barrier)))
+        engine.prepare()
+        engine.train_step(None)
+        try:
+            engine.save_checkpoint({}, block_until_saved=True)
+        except StorageError as error:
+            raised[rank] = error.message
+        engine.shutdown()
+
+    threads = [threading.Thread(target=save, args=[rank]) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_LONG)
+    assert raised == ["No space left on device"] * 2
+    assert not [name for name in os.listdir(tmp_path / "job" / "global_step_1") if "training" in name]
+
+
+def test_weights_beyond_the_budget_are_streamed(tmp_path):
+    with structlog.testing.capture_logs() as logs:
+        engine = counting(tmp_path, trainer={"host_memory_mib": 1}, engine={"options": {"vocab": 200_000}})
+    assert [log["event"] for log in logs] == ["save_blocks"]
+    assert "no room for the buffer for weights: 4 MiB where 1 of 1 are free" in logs[0]["reason"]
+    engine.train_step(None)
+    engine.save_state_dict()
+    assert (tmp_path / "job" / "global_step_1" / "manifest.json").exists(), (
+        "it is whole when the call returns"
+    )
+    engine.save_checkpoint({})
+    assert engine.saved_step == 1
+    engine.shutdown()
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no /dev/shm that can be written")
+def test_copies_in_memory_beyond_the_budget_are_skipped(tmp_path):
+    with structlog.testing.capture_logs() as logs:
+        engine = counting(tmp_path, trainer={"host_memory_mib": 1}, sync={"method": "memory"})
+        engine.train_step(None)
+        engine.upload_state_dict()
+        engine.wait_for_save()
+        engine.shutdown()
+    skipped = [log["reason"] for log in logs if log["event"] == "memory_copy_skipped"]
+    assert skipped == ["no room for the copies in memory: 3 MiB where 0 of 1 are free"]

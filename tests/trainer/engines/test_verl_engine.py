@@ -169,7 +169,15 @@ REFUSALS = {
     "fsdp on processors": ("fsdp does not run on processors", "fsdp2"),
     "strategy": ('engine.strategy = "fsdp3" is not one of', "did you mean fsdp"),
     "algorithm": ('algorithm.name = "grop" is not one of', "did you mean grpo"),
-    "critic": ('"gae" is not supported: it needs a critic', "one of gpg, grpo,"),
+    "no critic": ('algorithm.advantage = "gae" needs a critic', "critic.enabled = true"),
+    "critic of another estimator": (
+        "critic.enabled means nothing to the estimator grpo",
+        'algorithm.name = "ppo"',
+    ),
+    "critic that is not there": (
+        "not a model directory: No such file or directory: /nowhere",
+        "critic.path is a",
+    ),
     "baseline": ('"remax" is not supported: it needs the reward of a greedy rollout', "rloo"),
     "estimator": ('"grpoo"', "did you mean grpo"),
     "loss": ('"vanila"', "did you mean vanilla"),

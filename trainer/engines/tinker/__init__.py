@@ -2,6 +2,7 @@
 
 from syncd.errors import ConfigError
 from syncd.jobfile.problems import error_of
+from trainer.config.critic import critic_problems
 from trainer.config.load import LOADER, optimizer_problems
 from trainer.config.model_files import read_model_config
 from trainer.config.tinker import tinker_problems
@@ -15,7 +16,7 @@ def open_engine(context: EngineContext) -> TrainEngineWrapper:
         ConfigError: The configuration asks for what a tinker server cannot do, or there are several ranks.
     """
     config = context.config
-    if problems := [*tinker_problems(config), *optimizer_problems(config)]:
+    if problems := [*tinker_problems(config), *critic_problems(config), *optimizer_problems(config)]:
         raise error_of(problems, LOADER.hint)
     if context.ranks.world_size > 1:
         text = f"one process talks to a tinker server, and here are {context.ranks.world_size} ranks"

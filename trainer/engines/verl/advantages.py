@@ -10,6 +10,7 @@ from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 from syncd.errors import ConfigError
+from trainer.config.algorithms import GAE
 from trainer.config.model import AlgorithmSection
 from trainer.experience.batch import Batch
 
@@ -25,42 +26,91 @@ def advantages(algorithm: AlgorithmSection, batch: Batch) -> list[torch.Tensor]:
     Raises:
         ConfigError: The estimator refuses such groups.
     """
-    masks = [torch.tensor(list(row.learnt), dtype=torch.bool) for row in batch.experiences]
-    learnt = _over_rollouts(batch, [int(mask.sum()) for mask in masks])
-    if not any(learnt):
-        return [torch.zeros(len(mask)) for mask in masks]
-    mask = (torch.arange(max(learnt)) < torch.tensor(learnt).unsqueeze(1)).float()
     normed = bool(algorithm.norm_advantage)
+    rollouts = _Rollouts(batch)
     groups = [group for group, row in zip(batch.groups, batch.experiences, strict=True) if row.segment == 0]
-    given: dict[str, Any] = {
-        "token_level_rewards": _rewards(batch, mask),
-        "response_mask": mask,
-        "index": np.array([str(group) for group in groups], dtype=object),
-        "norm_adv_by_std_in_grpo": normed,
-        "config": AlgoConfig(adv_estimator=algorithm.advantage, norm_adv_by_std_in_grpo=normed),
-    }
-    return _spread(algorithm, batch, _call(algorithm.advantage, given), masks)
+    found, _ = rollouts.estimate(
+        algorithm.advantage,
+        index=np.array([str(group) for group in groups], dtype=object),
+        norm_adv_by_std_in_grpo=normed,
+        config=AlgoConfig(adv_estimator=algorithm.advantage, norm_adv_by_std_in_grpo=normed),
+    )
+    return _weighted(algorithm, batch, rollouts.spread(found))
 
 
-def _spread(
-    algorithm: AlgorithmSection, batch: Batch, found: torch.Tensor, masks: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
-    """Return the advantages of rollouts at the tokens of their rows.
+def gae(
+    algorithm: AlgorithmSection, batch: Batch, values: Sequence[torch.Tensor]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return advantages and returns of each response token, one tensor a row, by a critic's values.
+
+    Rollouts are as above. Advantages are whitened over the whole batch, and weighted; returns are what the critic
+    learns, neither whitened nor weighted.
+
+    Args:
+        algorithm: The algorithm, with its gamma and lambda.
+        batch: The whole batch.
+        values: The value before each response token, one tensor a row of the batch.
+
+    Raises:
+        ConfigError: The batch has a single token to learn from, which cannot be whitened.
+    """
+    rollouts = _Rollouts(batch)
+    given = {"values": rollouts.joined(values), "gamma": algorithm.gamma, "lam": algorithm.lam}
+    found, returns = rollouts.estimate(GAE, **given)
+    return _weighted(algorithm, batch, rollouts.spread(found)), rollouts.spread(returns)
+
+
+class _Rollouts:
+    """A batch as estimators see it: a row for each rollout, with its learnt tokens over all segments end to end."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self.masks = [torch.tensor(list(row.learnt), dtype=torch.bool) for row in batch.experiences]
+        learnt = _over_rollouts(batch, [int(mask.sum()) for mask in self.masks])
+        self.mask = (torch.arange(max(learnt)) < torch.tensor(learnt).unsqueeze(1)).float()
+
+    def joined(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return values of response tokens as a matrix of rollouts."""
+        found, taken = torch.zeros_like(self.mask), [0] * len(self.mask)
+        for rollout, mask, row in zip(self._batch.rollouts, self.masks, values, strict=True):
+            learnt = row[mask]
+            found[rollout, taken[rollout] : taken[rollout] + len(learnt)] = learnt
+            taken[rollout] += len(learnt)
+        return found
+
+    def spread(self, found: torch.Tensor) -> list[torch.Tensor]:
+        """Return a matrix of rollouts as values of response tokens, 0 at those that are not learnt."""
+        taken, spread = [0] * len(found), []
+        for rollout, mask in zip(self._batch.rollouts, self.masks, strict=True):
+            values = found[rollout, taken[rollout] : taken[rollout] + int(mask.sum())].float()
+            taken[rollout] += len(values)
+            spread.append(torch.zeros(len(mask)).masked_scatter(mask, values))
+        return spread
+
+    def estimate(self, name: str, **given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return advantages and returns by one of verl's estimators; zeros where nothing is learnt."""
+        if not self.mask.any():
+            return self.mask, self.mask
+        rewards = _rewards(self._batch, self.mask)
+        return _call(name, {"token_level_rewards": rewards, "response_mask": self.mask, **given})
+
+
+def _weighted(algorithm: AlgorithmSection, batch: Batch, found: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return advantages times the weights of their rows.
 
     Where each row is a mean over its own tokens, that of a segment counts by its share of the rollout's tokens.
     """
-    counts = [int(mask.sum()) for mask in masks]
+    counts = [sum(row.learnt) for row in batch.experiences]
+    whole = _over_rollouts(batch, counts)
     # verl's sapo knows no other mode.
     takes_means = algorithm.loss_agg_mode == _MEAN_OF_ROWS or algorithm.loss == "sapo"
-    whole, taken = _over_rollouts(batch, counts), [0] * len(found)
-    spread = []
-    for rollout, count, mask, weight in zip(batch.rollouts, counts, masks, batch.weights, strict=True):
-        values = found[rollout, taken[rollout] : taken[rollout] + count].float() * weight
-        taken[rollout] += count
-        if takes_means and count < whole[rollout]:
-            values = values * (count / whole[rollout])
-        spread.append(torch.zeros(len(mask)).masked_scatter(mask, values))
-    return spread
+    shares = [
+        count / whole[rollout] if takes_means and count < whole[rollout] else 1.0
+        for rollout, count in zip(batch.rollouts, counts, strict=True)
+    ]
+    return [
+        values * weight * share for values, weight, share in zip(found, batch.weights, shares, strict=True)
+    ]
 
 
 def _over_rollouts(batch: Batch, counts: Sequence[int]) -> list[int]:
@@ -71,14 +121,14 @@ def _over_rollouts(batch: Batch, counts: Sequence[int]) -> list[int]:
     return sums
 
 
-def _call(name: str, given: dict[str, Any]) -> torch.Tensor:
+def _call(name: str, given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     estimator = get_adv_estimator_fn(name)
     taken = inspect.signature(estimator).parameters
     try:
-        found: torch.Tensor = estimator(**{key: value for key, value in given.items() if key in taken})[0]
+        found, returns = estimator(**{key: value for key, value in given.items() if key in taken})
     except (ValueError, AssertionError) as error:
         raise ConfigError(f"{name} cannot take this batch: {error}", hint="see data.group_size") from error
-    return found
+    return found, returns
 
 
 def _rewards(batch: Batch, mask: torch.Tensor) -> torch.Tensor:

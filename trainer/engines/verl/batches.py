@@ -98,6 +98,16 @@ def forward(
     return found[0], found[1] if entropy else {}
 
 
+def forward_values(model: Model, rows: Sequence[TokenRow], slots: Slots) -> Found:
+    """Return a critic's values of this rank's rows: before each response token, the reward that it expects."""
+    data = tensors(
+        rows, slots, {}, MicroBatch.inference(model.engine_config), temperature=1.0, calculate_entropy=False
+    )
+    with model.eval_mode():
+        output = model.infer_batch(data)["model_output"]
+    return _of_rows(output["values"], rows, slots)
+
+
 def _of_rows(values: torch.Tensor, rows: Sequence[TokenRow], slots: Slots) -> Found:
     pairs = zip(slots, values.float().cpu().unbind(), strict=False)  # padding comes last
     return {slot: rows[slot].response(value) for slot, value in pairs if slot is not None}

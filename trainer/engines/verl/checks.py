@@ -3,8 +3,9 @@
 from syncd.errors import ConfigError
 from syncd.jobfile.problems import error_of
 from trainer.config.algorithms import SFT, estimator_and_loss, with_published
+from trainer.config.critic import critic_epochs, critic_mini_batches, critic_problems
 from trainer.config.load import LOADER, optimizer_problems, verl_problems
-from trainer.config.model import AlgorithmSection, JobConfig
+from trainer.config.model import AlgorithmSection, JobConfig, OptimizerSection
 from trainer.config.model_files import read_model_config
 
 
@@ -18,13 +19,15 @@ def check(config: JobConfig, device: str) -> None:
     Raises:
         ConfigError: It names what to write instead.
     """
-    if problems := [*verl_problems(config), *optimizer_problems(config)]:
+    if problems := [*verl_problems(config), *optimizer_problems(config), *critic_problems(config)]:
         raise error_of(problems, LOADER.hint)
     if device == "cpu" and config.engine.strategy != "fsdp2":
         raise ConfigError(
             f"{config.engine.strategy} does not run on processors", hint='engine.strategy = "fsdp2"'
         )
     read_model_config(config.model.path)
+    if config.critic.enabled and config.critic.path:
+        read_model_config(config.critic.path, "critic.path")
 
 
 def resolve(section: AlgorithmSection) -> AlgorithmSection:
@@ -37,8 +40,18 @@ def resolve(section: AlgorithmSection) -> AlgorithmSection:
 
 def schedule_steps(config: JobConfig) -> int:
     """Return the updates after which the learning rate's schedule ends, -1 if it has no end."""
-    algorithm, optimizer = config.algorithm, config.algorithm.optimizer
+    algorithm = config.algorithm
+    return _end_of_schedule(config, algorithm.optimizer, algorithm.epochs * algorithm.mini_batches)
+
+
+def critic_schedule_steps(config: JobConfig) -> int:
+    """Return the same of the critic, in its own updates."""
+    return _end_of_schedule(
+        config, config.critic.optimizer, critic_epochs(config) * critic_mini_batches(config)
+    )
+
+
+def _end_of_schedule(config: JobConfig, optimizer: OptimizerSection, updates: int) -> int:
     if optimizer.schedule == "constant":
         return -1
-    steps = config.trainer.total_steps or 0
-    return optimizer.schedule_steps or steps * algorithm.epochs * algorithm.mini_batches
+    return optimizer.schedule_steps or (config.trainer.total_steps or 0) * updates

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from trainer.config.algorithms import SFT
+from trainer.config.critic import algorithm_of
 from trainer.config.model_files import companions
 from trainer.config.options import correction
 from trainer.engines.base import Metrics
@@ -17,6 +18,7 @@ from trainer.engines.verl import figures
 from trainer.engines.verl.advantages import advantages
 from trainer.engines.verl.batches import Found, MicroBatch, forward
 from trainer.engines.verl.checks import resolve
+from trainer.engines.verl.critic import Critic
 from trainer.engines.verl.losses import correction_weights, register_own_loss
 from trainer.engines.verl.models import Model, build_model
 from trainer.engines.verl.rows import (
@@ -32,7 +34,7 @@ from trainer.engines.verl.rows import (
 )
 from trainer.engines.verl.settings import actor_config, entropy_in_updates
 from trainer.engines.verl.state import apply_settings, load_state, training_files
-from trainer.engines.verl.updates import Updates
+from trainer.engines.verl.updates import PolicyUpdates
 from trainer.experience.batch import Batch
 from trainer.experience.limits import Limits
 
@@ -41,13 +43,13 @@ class VerlEngine(FileEngine):
     """FSDP2 or FSDP by verl, without Ray: ranks are processes of torchrun, srun, or `trainer train`."""
 
     def build(self) -> None:
-        """Build model, optimizer and schedule; with `kl_coef`, a reference model too.
+        """Build model, optimizer and schedule; with `kl_coef` a reference model too, and the critic if there is one.
 
         Raises:
             ConfigError: verl cannot do what is configured.
         """
         config, ranks, device = self.context.config, self.context.ranks, self.context.device.type
-        self._algorithm = resolve(config.algorithm)
+        self._algorithm = resolve(algorithm_of(config))
         policy = self._algorithm.name != SFT
         if policy:
             register_own_loss(self._algorithm.loss)
@@ -56,8 +58,11 @@ class VerlEngine(FileEngine):
         self.model = build_model(config, device)
         has_reference = policy and self._algorithm.kl_coef > 0
         self._reference = build_model(config, device, forward_only=True) if has_reference else None
+        self._critic = Critic(self.context) if config.critic.enabled else None
+        if self._critic is not None:
+            self._critic.check_vocabulary(self._text_config.vocab_size)
         _seed(config.job.seed + 1 + ranks.rank)
-        self._updates = Updates(config, self._algorithm, ranks, self.model)
+        self._updates = PolicyUpdates(config, self._algorithm, ranks, self.model)
 
     @property
     def limits(self) -> Limits:
@@ -65,7 +70,8 @@ class VerlEngine(FileEngine):
         budgets = [
             make(self.model.engine_config).tokens for make in (MicroBatch.training, MicroBatch.inference)
         ]
-        return limits_of(self.model.module, self._text_config, budgets)
+        own = limits_of(self.model.module, self._text_config, budgets)
+        return own if self._critic is None else own.within(self._critic.limits(budgets))
 
     def train(self, batch: Batch, step: int) -> Metrics:
         """Train on the whole batch, the same on all ranks.
@@ -76,8 +82,8 @@ class VerlEngine(FileEngine):
         """
         prepared = prepare_step(self._algorithm, batch, mixed=self.context.config.data.sft_ratio > 0)
         self._check(prepared.rows)
-        columns = self._columns(prepared) if prepared.rollouts else {}
-        done = self._updates.run(prepared, columns, step)
+        columns, done = self._columns(prepared, step) if prepared.rollouts else ({}, {})
+        done |= self._updates.run(prepared, columns, step)
         done["train/tokens"] = float(sum(int(row.mask.sum()) for row in prepared.rows))
         described = {} if self._algorithm.name == SFT else figures.batch_metrics(batch)
         return prepared.figures.over(self.context.ranks) | done | described
@@ -100,8 +106,9 @@ class VerlEngine(FileEngine):
         return companions(config.model.path, dtype, code=config.model.trust_remote_code)
 
     def training_state(self) -> TrainingState:
-        """Return this rank's part of weights and optimizer, the schedule and the RNG."""
-        return training_files(self.model, self.context.ranks)
+        """Return this rank's part of weights and optimizer, the schedule and the RNG, and the same of the critic."""
+        own = training_files(self.model, self.context.ranks)
+        return own if self._critic is None else own | self._critic.training_state()
 
     def load_training_state(self, directory: str) -> None:
         """Resume exactly where it was written.
@@ -113,6 +120,8 @@ class VerlEngine(FileEngine):
         load_state(self.model, directory, self.context.ranks)
         optimizer = self.context.config.algorithm.optimizer
         apply_settings(self.model.optimizer, optimizer, self.model.lr_scheduler)
+        if self._critic is not None:
+            self._critic.load(directory)
 
     def token_logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the log-prob of each token after the first of each row, at temperature 1, on all ranks."""
@@ -132,9 +141,17 @@ class VerlEngine(FileEngine):
         check_vocabulary(found, self._text_config.vocab_size)
         MicroBatch.training(self.model.engine_config).check(found)
 
-    def _columns(self, step: TrainingStep) -> Columns:
-        """Return what the policy loss needs of each token of this rank's rows."""
-        columns: dict[str, Found] = {"advantages": dict(enumerate(advantages(self._algorithm, step.batch)))}
+    def _columns(self, step: TrainingStep, number: int) -> tuple[Columns, Metrics]:
+        """Return what the policy loss needs of each token of this rank's rows, and metrics of the critic."""
+        found, done = self._advantages(step, number)
+        return self._with_log_probs(step, {"advantages": dict(enumerate(found))}), done
+
+    def _advantages(self, step: TrainingStep, number: int) -> tuple[list[torch.Tensor], Metrics]:
+        if self._critic is None:
+            return advantages(self._algorithm, step.batch), {}
+        return self._critic.train(step, self._algorithm, number)
+
+    def _with_log_probs(self, step: TrainingStep, columns: dict[str, Found]) -> Columns:
         slots = [slot for part in step.parts for slot in self._deal(step.rollouts, part.rollouts)]
         recorded = {i: torch.tensor(list(row.logprobs)) for i, row in enumerate(step.batch.experiences)}
         if not slots:

@@ -18,8 +18,8 @@ import torch
 from tensordict import TensorDict
 from verl.trainer.ppo.core_algos import register_policy_loss
 from verl.utils.metric import AggregationType, Metric
-from verl.workers.config import FSDPActorConfig
-from verl.workers.utils.losses import ppo_loss, sft_loss
+from verl.workers.config import FSDPActorConfig, FSDPCriticConfig
+from verl.workers.utils.losses import ppo_loss, sft_loss, value_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
 from trainer.config.algorithms import LOSSES
@@ -70,6 +70,25 @@ class PolicyLoss:
     def _measure(self, found: torch.Tensor, data: TensorDict) -> None:
         padded = data.select("old_log_probs", "response_mask").to_padded_tensor()
         measure_difference(self.figures, found.detach(), padded["old_log_probs"], padded["response_mask"])
+
+
+@dataclass(frozen=True, slots=True)
+class ValueLoss:
+    """The clipped value loss of a critic, a mean over the tokens of an update; arguments as above."""
+
+    config: FSDPCriticConfig
+    figures: StepMetrics
+    share: float
+
+    def __call__(
+        self, model_output: Mapping[str, torch.Tensor], data: TensorDict, dp_group: object = None
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Return the loss of a micro-batch; its metrics are recorded."""
+        loss, metrics = value_loss(self.config, model_output, data, dp_group)
+        self.figures.add("critic/vf_loss", float(loss.detach()) / data["dp_size"] * self.share)
+        tokens = float(data["response_mask"].values().sum())
+        self.figures.mean("critic/vf_clipfrac", metrics["critic/vf_clipfrac"], tokens)
+        return loss, {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import warnings
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -9,11 +10,13 @@ import torch
 from tensordict import TensorDict
 from transformers.utils import logging as transformers_logging
 from verl.trainer.config import CheckpointConfig
+from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 from verl.workers.engine import EngineRegistry
 
 from syncd.errors import ConfigError
 from trainer.config.model import JobConfig
 from trainer.engines.verl import settings
+from trainer.engines.verl.checks import critic_schedule_steps, schedule_steps
 
 _SAVED = ["model", "optimizer", "extra"]
 """What a full checkpoint has; weights for explorers are written elsewhere."""
@@ -46,20 +49,52 @@ def build_model(config: JobConfig, device: str, *, forward_only: bool = False) -
     Raises:
         ConfigError: verl or transformers refuse the configuration or the model.
     """
-    engine_config = settings.engine_config(config, device, forward_only=forward_only)
+    return _build(
+        "language_model",
+        config.engine.strategy,
+        settings.model_config(config),
+        settings.engine_config(config, device, forward_only=forward_only),
+        settings.optimizer_config(config.algorithm.optimizer, schedule_steps(config)),
+    )
+
+
+def build_critic(config: JobConfig, device: str) -> Model:
+    """Return the critic, spread over the ranks, with its optimizer.
+
+    Raises:
+        ConfigError: verl or transformers refuse the configuration or the model.
+    """
+    # torch says so of any head with a bias; nothing changes its output in place.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
+    return _build(
+        "value_model",
+        config.engine.strategy,
+        settings.critic_model_config(config),
+        settings.engine_config(config, device),
+        settings.optimizer_config(config.critic.optimizer, critic_schedule_steps(config)),
+    )
+
+
+def _build(
+    kind: str,
+    strategy: str,
+    model_config: HFModelConfig,
+    engine_config: FSDPEngineConfig,
+    optimizer_config: FSDPOptimizerConfig,
+) -> Model:
     try:
         with _quiet():
             model: Model = EngineRegistry.new(
-                model_type="language_model",
-                backend=config.engine.strategy,
-                model_config=settings.model_config(config),
+                model_type=kind,
+                backend=strategy,
+                model_config=model_config,
                 engine_config=engine_config,
-                optimizer_config=settings.optimizer_config(config),
+                optimizer_config=optimizer_config,
                 checkpoint_config=CheckpointConfig(save_contents=_SAVED, load_contents=_SAVED),
             )
             model.initialize()  # type: ignore[attr-defined]
     except (ValueError, AssertionError, ImportError, NotImplementedError, OSError) as error:
-        raise ConfigError(f"the model cannot be built: {error}", path=config.model.path) from error
+        raise ConfigError(f"the model cannot be built: {error}", path=model_config.path) from error
     return model
 
 

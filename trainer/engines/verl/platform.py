@@ -48,12 +48,16 @@ def processor_platform() -> PlatformBase:
 
 @functools.cache
 def install() -> None:
-    """Make verl compute on processors in this process, with its FSDP2 engine; once is enough."""
+    """Make verl compute on processors in this process, with its FSDP2 engines; once is enough."""
     set_platform(processor_platform())
     from verl.workers.engine import EngineRegistry  # noqa: PLC0415 -- asks for the platform when imported
-    from verl.workers.engine.fsdp import FSDPEngineWithLMHead  # noqa: PLC0415 -- the same
+    from verl.workers.engine.fsdp.transformer_impl import (  # noqa: PLC0415 -- the same
+        FSDPEngineWithLMHead,
+        FSDPEngineWithValueHead,
+    )
 
     EngineRegistry.register("language_model", "fsdp2", device="cpu")(FSDPEngineWithLMHead)
+    EngineRegistry.register("value_model", "fsdp2", device="cpu")(FSDPEngineWithValueHead)
 
 
 def _device_module() -> ModuleType:

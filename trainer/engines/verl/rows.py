@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from syncd.errors import CorruptDataError, UsageError
-from trainer.config.algorithms import SFT
+from trainer.config.algorithms import GAE, SFT
 from trainer.config.model import AlgorithmSection
 from trainer.config.options import correction
 from trainer.engines.verl.figures import StepMetrics
@@ -150,6 +150,8 @@ def _pieces(count: int, parts: int) -> Iterator[list[int]]:
 
 _POLICY_METRICS = ("actor/pg_loss", "actor/ppo_kl", "actor/pg_clipfrac", "rollout/logprob_diff_mean")
 
+_CRITIC_METRICS = ("critic/vf_loss", "critic/vf_clipfrac")
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
@@ -194,6 +196,8 @@ def prepare_step(algorithm: AlgorithmSection, batch: Batch, *, mixed: bool) -> T
     means = () if only_examples else _POLICY_METRICS
     if not only_examples and correction(algorithm.options) is not None:
         means = (*means, "rollout/is_weight_mean")
+    if algorithm.advantage == GAE:
+        means = (*means, *_CRITIC_METRICS)
     if only_examples or mixed or examples:
         means = (*means, "sft/loss")
     tops = () if only_examples else ("rollout/logprob_diff_max",)

@@ -2,8 +2,12 @@
 
 from typing import Any
 
+import transformers
+from transformers.modeling_layers import GenericForTokenClassification
+from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
 from verl.workers.config import (
     FSDPActorConfig,
+    FSDPCriticConfig,
     FSDPEngineConfig,
     FSDPOptimizerConfig,
     HFModelConfig,
@@ -12,8 +16,12 @@ from verl.workers.config import (
 
 from syncd.errors import ConfigError
 from trainer.config.algorithms import OWN_LOSS, clip_bounds, find_loss
-from trainer.config.model import AlgorithmSection, JobConfig
-from trainer.engines.verl.checks import schedule_steps
+from trainer.config.critic import critic_path
+from trainer.config.model import AlgorithmSection, JobConfig, OptimizerSection
+from trainer.config.model_files import read_model_config
+
+VALUE_HEAD = {"num_labels": 1, "classifier_dropout": 0.0}
+"""What makes a token classification of transformers a critic, in its config."""
 
 
 def model_config(config: JobConfig) -> HFModelConfig:
@@ -25,6 +33,37 @@ def model_config(config: JobConfig) -> HFModelConfig:
         enable_gradient_checkpointing=config.model.gradient_checkpointing,
         use_remove_padding=False,
         override_config={"attn_implementation": config.model.attn_implementation},
+    )
+
+
+def critic_model_config(config: JobConfig) -> HFModelConfig:
+    """Return where the critic's first weights are: the same kind of model with one number for each token.
+
+    verl has its own loader of critics, for `model_type="value_model"`, which knows flash attention alone. Its loader
+    of other models takes any class that the config names, and the attention that it is given.
+
+    Raises:
+        ConfigError: transformers has no such class for this kind of model.
+    """
+    path = critic_path(config)
+    kind = str(read_model_config(path, "critic.path").get("model_type"))
+    architecture = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES.get(kind, "")
+    known = getattr(transformers, architecture, None)
+    if known is None or not issubclass(known, GenericForTokenClassification):
+        text = f'transformers has no decoder with a number for each token of the model type "{kind}"'
+        hint = "critic.path names a model of another kind with the same tokens"
+        raise ConfigError(text, path=path, hint=hint)
+    return HFModelConfig(
+        path=path,
+        load_tokenizer=False,
+        trust_remote_code=config.model.trust_remote_code,
+        enable_gradient_checkpointing=config.model.gradient_checkpointing,
+        use_remove_padding=False,
+        override_config={
+            "attn_implementation": config.model.attn_implementation,
+            "architectures": [architecture],
+            **VALUE_HEAD,
+        },
     )
 
 
@@ -50,17 +89,26 @@ def engine_config(config: JobConfig, device: str, *, forward_only: bool = False)
     return FSDPEngineConfig(**{**settings, **engine.options})
 
 
-def optimizer_config(config: JobConfig) -> FSDPOptimizerConfig:
-    """Return AdamW and its learning rate."""
-    optimizer = config.algorithm.optimizer
+def optimizer_config(section: OptimizerSection, total_steps: int) -> FSDPOptimizerConfig:
+    """Return AdamW and its learning rate, whose schedule ends after `total_steps` updates, -1 for no end."""
     return FSDPOptimizerConfig(
-        lr=optimizer.lr,
-        betas=optimizer.betas,
-        weight_decay=optimizer.weight_decay,
-        clip_grad=optimizer.clip_grad,
-        lr_warmup_steps=optimizer.warmup_steps,
-        lr_scheduler_type=optimizer.schedule,
-        total_training_steps=schedule_steps(config),
+        lr=section.lr,
+        betas=section.betas,
+        weight_decay=section.weight_decay,
+        clip_grad=section.clip_grad,
+        lr_warmup_steps=section.warmup_steps,
+        lr_scheduler_type=section.schedule,
+        total_training_steps=total_steps,
+    )
+
+
+def critic_config(config: JobConfig) -> FSDPCriticConfig:
+    """Return the value loss: a mean over the tokens of an update."""
+    return FSDPCriticConfig(
+        strategy=config.engine.strategy,
+        ppo_micro_batch_size_per_gpu=config.engine.micro_batch_size,
+        cliprange_value=config.critic.clip_range,
+        loss_agg_mode="token-mean",
     )
 
 

@@ -8,12 +8,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import structlog
 import torch
 from torch.distributed.fsdp import ShardedOptimStateDictConfig, ShardedStateDictConfig, StateDictType
 
 from syncd.errors import ConfigError, CorruptDataError, SyncdError
 from syncd.transports.ranks import Ranks
 from trainer.config.model import OptimizerSection
+from trainer.engines.verl.reshard import fill_model, fill_optimizer
 
 if TYPE_CHECKING:
     from trainer.engines.verl.models import Model  # imports verl
@@ -67,35 +69,72 @@ def _sharded(model: "Model") -> Iterator[None]:
 
 
 def load_state(model: "Model", directory: str, ranks: Ranks) -> None:
-    """Resume from the files of a directory.
+    """Resume from the files of a directory, written by any number of ranks.
+
+    Weights, optimizer and schedule are exact. Random states are exact for the same number of ranks; of another one,
+    ranks below it take those of the same rank, and further ranks keep their own. An event says so.
 
     Raises:
-        ConfigError: Another number of ranks wrote them.
+        ConfigError: Another number of ranks wrote them, and the model is not of FSDP2.
         CorruptDataError: A file is missing or damaged; on all ranks.
     """
-    for problem in ranks.gather(_problem(directory, ranks)):
+    written = _ranks_of(directory) or ranks.world_size
+    for problem in ranks.gather(_problem(model, directory, written, ranks)):
         if problem is not None:
             raise problem
     try:
-        model.load_checkpoint(directory, del_local_after_load=False)
+        if written == ranks.world_size:
+            model.load_checkpoint(directory, del_local_after_load=False)
+        else:
+            _load_resharded(model, directory, written, ranks)
     except (RuntimeError, ValueError, KeyError) as error:
         raise CorruptDataError(f"the training state is not of this model: {error}", path=directory) from error
 
 
-def _problem(directory: str, ranks: Ranks) -> SyncdError | None:
-    """Return what is wrong with this rank's files. Their data is mapped, not read."""
-    written = _ranks_of(directory)
-    if written not in (None, ranks.world_size):
-        hint = f"start {written} ranks, or `trainer export` the step and start a new job from that model"
-        message = f"the training state was written by {written} ranks, and this run has {ranks.world_size}"
-        return ConfigError(message, path=directory, hint=hint)
+def _load_resharded(model: "Model", directory: str, written: int, ranks: Ranks) -> None:
+    from verl.utils import fsdp_utils  # noqa: PLC0415 - as above
+
+    for kind, fill in (("model", fill_model), ("optim", fill_optimizer)):
+        paths = [_path(directory, kind, written, rank) for rank in range(written)]
+        fill(model, [_mapped(path) for path in paths], ranks.rank)
+    if model.engine_config.optimizer_offload:
+        fsdp_utils.offload_fsdp_optimizer(model.optimizer)
+    extra = _mapped(_path(directory, "extra_state", written, min(ranks.rank, written - 1)))
+    if extra["lr_scheduler"] is not None and model.lr_scheduler is not None:
+        model.lr_scheduler.load_state_dict(extra["lr_scheduler"])
+    if ranks.rank < written:
+        model.checkpoint_manager.load_rng_state(extra["rng"])
+    if ranks.rank == 0:
+        text = "weights, optimizer and schedule are exact; random states of ranks are not"
+        structlog.get_logger().warning(
+            "training_state_resharded", ranks=ranks.world_size, written_by=written, exact=text
+        )
+
+
+def _problem(model: "Model", directory: str, written: int, ranks: Ranks) -> SyncdError | None:
+    """Return what is wrong with the files that this rank reads. Their data is mapped, not read."""
+    readable = [ranks.rank]
+    if written != ranks.world_size:
+        if model.engine_config.strategy != "fsdp2":
+            hint = f"start {written} ranks, or `trainer export` the step and start a new job from that model"
+            what = f"the training state was written by {written} ranks, and this run has {ranks.world_size}"
+            return ConfigError(f"{what}: only fsdp2 can resume it", path=directory, hint=hint)
+        readable = list(range(written))
     for kind in _KINDS:
-        path = os.path.join(directory, f"{kind}_world_size_{ranks.world_size}_rank_{ranks.rank}.pt")
-        try:
-            torch.load(path, map_location="cpu", mmap=True, weights_only=False)
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            return CorruptDataError(f"the training state cannot be read: {error}", path=path)
+        for path in (_path(directory, kind, written, rank) for rank in readable):
+            try:
+                _mapped(path)
+            except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+                return CorruptDataError(f"the training state cannot be read: {error}", path=path)
     return None
+
+
+def _path(directory: str, kind: str, written: int, rank: int) -> str:
+    return f"{directory}/{kind}_world_size_{written}_rank_{rank}.pt"
+
+
+def _mapped(path: str) -> Any:
+    return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
 
 
 def _ranks_of(directory: str) -> int | None:

@@ -1,7 +1,7 @@
 """The updates of one step: the gradients of a part of the batch, clipped, and one step of the optimizer."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
@@ -23,65 +23,47 @@ MOST_SKIPPED = 10
 
 
 class Updates:
-    """Makes the updates; all ranks make the same ones.
+    """Makes the updates of one model; all ranks make the same ones.
 
     Args:
-        config: The job's file.
-        algorithm: Its algorithm, resolved.
-        ranks: All ranks.
         model: What learns.
+        ranks: All ranks.
+        who: What its metrics begin with.
+        table: Its optimizer's table in the job's file, for messages.
     """
 
-    def __init__(self, config: JobConfig, algorithm: AlgorithmSection, ranks: Ranks, model: Model) -> None:
-        self._config, self._algorithm, self._ranks, self._model = config, algorithm, ranks, model
+    def __init__(self, model: Model, ranks: Ranks, who: str, table: str) -> None:
+        self._model, self._ranks, self._who, self._table = model, ranks, who, table
         self._in_a_row = 0
 
-    def run(self, step: TrainingStep, columns: Columns, number: int) -> Metrics:
+    def run(
+        self, parts: Sequence[UpdateRows], add_gradients: Callable[[UpdateRows], None], number: int
+    ) -> Metrics:
         """Make all updates of a step and return what the optimizer did.
 
         Args:
-            step: The step.
-            columns: What the policy loss needs of each token of this rank's rollouts.
+            parts: The rows of each update.
+            add_gradients: Adds the gradients of the rows of one.
             number: The step's number, for the log.
 
         Raises:
             CorruptDataError: Too many updates in a row were skipped.
         """
-        parts = step.parts * self._algorithm.epochs
-        losses = self._losses(step, 1 / max(len(parts), 1))
         norms, rate = [], self._rate()
         for part in parts:
             rate = self._rate()
-            norms.append(self._update(step, part, columns, losses))
+            with self._model.train_mode():
+                self._model.optimizer_zero_grad()
+                add_gradients(part)
+                norms.append(self._model.optimizer_step())
             self._finish_update(norms[-1], number)
         done = [norm for norm in norms if math.isfinite(norm)]
         norm = sum(done) / len(done) if done else sum(norms)
         skipped = float(len(norms) - len(done))
-        return {"actor/grad_norm": norm, "actor/lr": rate, "actor/updates_skipped": skipped}
+        found = {"grad_norm": norm, "lr": rate, "updates_skipped": skipped}
+        return {f"{self._who}/{name}": value for name, value in found.items()}
 
-    def _losses(self, step: TrainingStep, share: float) -> Losses:
-        examples = ExampleLoss(step.figures, share)
-        if not step.rollouts:
-            return None, examples
-        config = actor_config(self._config, self._algorithm, step.horizon)
-        measure = self._algorithm.old_logprobs == "rollout"
-        return PolicyLoss(config, step.figures, share, measure), examples
-
-    def _update(self, step: TrainingStep, part: UpdateRows, columns: Columns, losses: Losses) -> float:
-        """Make one update; return the norm of its gradient before clipping."""
-        algorithm, (policy, examples) = self._algorithm, losses
-        with self._model.train_mode():
-            self._model.optimizer_zero_grad()
-            self._add_gradients(
-                policy, step.rollouts, part.rollouts, columns,
-                temperature=algorithm.temperature, calculate_entropy=entropy_in_updates(algorithm),
-            )  # fmt: skip
-            self._add_gradients(
-                examples, step.examples, part.examples, {}, temperature=1.0, calculate_entropy=False
-            )
-            return self._model.optimizer_step()
-
-    def _add_gradients(
+    def add_gradients(
         self,
         loss: object,
         rows: Sequence[TokenRow],
@@ -110,7 +92,56 @@ class Updates:
             "update_skipped", reason="its gradient is not finite", step=number, in_a_row=self._in_a_row
         )
         if self._in_a_row >= MOST_SKIPPED:
-            hint = "resume from an earlier checkpoint with a lower algorithm.optimizer.lr"
+            hint = f"resume from an earlier checkpoint with a lower {self._table}.lr"
             raise CorruptDataError(
                 f"{MOST_SKIPPED} updates in a row had gradients that are not finite", hint=hint
             )
+
+
+class PolicyUpdates:
+    """Makes the updates of the policy, on rollouts and examples.
+
+    Args:
+        config: The job's file.
+        algorithm: Its algorithm, resolved.
+        ranks: All ranks.
+        model: The policy.
+    """
+
+    def __init__(self, config: JobConfig, algorithm: AlgorithmSection, ranks: Ranks, model: Model) -> None:
+        self._config, self._algorithm = config, algorithm
+        self._updates = Updates(model, ranks, "actor", "algorithm.optimizer")
+
+    def run(self, step: TrainingStep, columns: Columns, number: int) -> Metrics:
+        """Make all updates of a step and return what the optimizer did; none in the critic's first steps.
+
+        Args:
+            step: The step.
+            columns: What the policy loss needs of each token of this rank's rollouts.
+            number: The step's number.
+
+        Raises:
+            CorruptDataError: Too many updates in a row were skipped.
+        """
+        alone = self._config.critic.enabled and number <= self._config.critic.warmup_steps
+        parts = [] if alone else step.parts * self._algorithm.epochs
+        losses = self._losses(step, 1 / max(len(parts), 1))
+        return self._updates.run(parts, lambda part: self._add_gradients(step, part, columns, losses), number)
+
+    def _losses(self, step: TrainingStep, share: float) -> Losses:
+        examples = ExampleLoss(step.figures, share)
+        if not step.rollouts:
+            return None, examples
+        config = actor_config(self._config, self._algorithm, step.horizon)
+        measure = self._algorithm.old_logprobs == "rollout"
+        return PolicyLoss(config, step.figures, share, measure), examples
+
+    def _add_gradients(self, step: TrainingStep, part: UpdateRows, columns: Columns, losses: Losses) -> None:
+        algorithm, (policy, examples) = self._algorithm, losses
+        self._updates.add_gradients(
+            policy, step.rollouts, part.rollouts, columns,
+            temperature=algorithm.temperature, calculate_entropy=entropy_in_updates(algorithm),
+        )  # fmt: skip
+        self._updates.add_gradients(
+            examples, step.examples, part.examples, {}, temperature=1.0, calculate_entropy=False
+        )

@@ -113,17 +113,17 @@ class Engine:
         return {"success": True, "new_version": self.label}
 
     def post_v1_completions(self, body):
-        if not self.running.wait(LONG):
-            raise RuntimeError("paused for too long")
-        with self.lock:
-            drawn = draw(
-                self.model,
-                sequence_limits(self.model, None),
-                [GroupRequest(body["prompt"], body["n"], body["max_tokens"], body["temperature"])],
-                self.draws,
-                lambda: False,
-            )[0]
-        return {"choices": [choice(one) for one in drawn]}
+        asked = GroupRequest(body["prompt"], body["n"], body["max_tokens"], body["temperature"])
+        return {"choices": [choice(one) for one in self.drawn(asked)[0]]}
+
+    def drawn(self, asked):
+        """Return the responses to a prompt, and the label of the weights that chose all of their tokens."""
+        while self.running.wait(LONG):
+            with self.lock:
+                if self.running.is_set():
+                    ends = sequence_limits(self.model, None)
+                    return draw(self.model, ends, [asked], self.draws, lambda: False)[0], self.label
+        raise RuntimeError("paused for too long")
 
 
 def choice(drawn):
@@ -135,11 +135,29 @@ def choice(drawn):
     }
 
 
+def result(drawn, prompt_tokens, label):
+    pairs = zip(drawn.logprobs, drawn.tokens, strict=True)
+    told = {
+        "finish_reason": {"type": "length", "length": len(drawn.tokens)},
+        "prompt_tokens": prompt_tokens,
+        "output_token_logprobs": [[logprob, token, None] for logprob, token in pairs],
+        "weight_versions": [{"version": label, "start": 0, "end": len(drawn.tokens)}],
+    }
+    return {"text": "", "output_ids": drawn.tokens, "meta_info": told}
+
+
 class SGLang(Engine):
     """Forms its group by torch's own code, as SGLang does."""
 
     def get_model_info(self, body):
         return {"model_path": self.directory, "weight_version": self.label}
+
+    def post_generate(self, body):
+        told = body["sampling_params"]
+        asked = GroupRequest(body["input_ids"], told["n"], told["max_new_tokens"], told["temperature"])
+        drawn, label = self.drawn(asked)
+        found = [result(one, len(asked.prompt), label) for one in drawn]
+        return found if told["n"] > 1 else found[0]
 
     def get_server_info(self, body):
         return {"version": "0.5.23", "tp_size": 1, "pp_size": 1, "dp_size": 1}

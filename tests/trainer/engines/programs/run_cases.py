@@ -1,6 +1,6 @@
 """One rank that runs cases: run_cases.py DIRECTORY ENGINE MODELS DEVICE RANK WORLD_SIZE PORT CASE ...
 
-Each case is a function of engine_cases, verl_cases or algorithm_cases; what it returns is written to
+Each case is a function of engine_cases, verl_cases, algorithm_cases or critic_cases; what it returns is written to
 DIRECTORY/<case>.<rank>.pt.
 """
 
@@ -37,12 +37,11 @@ def main(directory, engine, models, device, rank, world_size, port, *names):
 
 def case_of(name):
     """Return a case; those of verl are looked for last, because it takes long to import what they need."""
-    if hasattr(engine_cases, name):
-        return getattr(engine_cases, name)
-    verl_cases = importlib.import_module("support.verl_cases")
-    return getattr(verl_cases, name, None) or getattr(
-        importlib.import_module("support.algorithm_cases"), name
-    )
+    for module in ("engine_cases", "verl_cases", "critic_cases", "algorithm_cases"):
+        cases = importlib.import_module(f"support.{module}")
+        if hasattr(cases, name):
+            return getattr(cases, name)
+    raise LookupError(name)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,45 @@
+"""The matrix of docs/engines-vllm-sglang.md on real SGLang: what the follower says is what transformers says."""
+
+import pytest
+from support.engine_matrix import Row, Watched, check_neighbours, check_row, running, sglang_answer
+from support.engine_models import model_of, write_start
+from support.engine_process import python_of
+from support.sglang_process import sglang
+
+from explorer_hooks.follower import checksums
+from explorer_hooks.hook import HookOptions
+from explorer_hooks.hooks.sglang import SGLangHook
+
+PYTHON = python_of("SYNCD_SGLANG_PYTHON", ".venv-sglang/bin/python")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+TWO = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+ROWS = [
+    Row("Qwen2, untied"),
+    Row("Qwen3, tied"),
+    Row("Qwen3-MoE", may_fail=True),
+    Row("Qwen2, untied", ("--tp", "2"), TWO, may_fail=True),
+    Row("Qwen2, untied", ("--dp", "2"), TWO, replicas=2, may_fail=True),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+def test_the_follower_says_of_each_load_what_transformers_says(tmp_path, row, record_line, monkeypatch):
+    monkeypatch.setattr(checksums, "SHARE", 0.0)  # on a busy machine they take long
+    start = write_start(tmp_path / "start", row.model)
+    with running(sglang(PYTHON, start, tmp_path / "log", *row.flags, **row.env), row) as engine:
+        hook = SGLangHook.from_options(HookOptions(engine.address, timeout=120))
+        watched = Watched(
+            tmp_path,
+            hook,
+            model_of(row.model, 0),
+            lambda replica: sglang_answer(engine.address, replica),
+            row.replicas,
+        )
+        try:
+            record = lambda line: record_line(f"SGLang, {line}")  # noqa: E731
+            check_row(watched, row, record)
+            check_neighbours(watched, row, record, finds=True)
+        finally:
+            watched.scene.close()

@@ -1,0 +1,90 @@
+"""The matrix of docs/engines-vllm-sglang.md on real vLLM: what the follower says is what transformers says."""
+
+import re
+
+import pytest
+from support import small_qwen
+from support.engine_matrix import Row, Watched, check_neighbours, check_row, running, vllm_answer
+from support.engine_models import model_of, write_start
+from support.engine_process import python_of
+from support.probe_contract import CLOSE
+from support.real_bed import asked
+from support.vllm_process import vllm
+
+from explorer_hooks.follower import checksums
+from explorer_hooks.hook import HookOptions
+from explorer_hooks.hooks.lora import LoraHook
+from explorer_hooks.hooks.vllm import VllmHook
+from syncd.protocol.engine_state import EngineState
+
+PYTHON = python_of("SYNCD_VLLM_PYTHON", ".venv-vllm/bin/python")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+TWO = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+ROWS = [
+    Row("Qwen2, untied"),
+    Row("Qwen3, tied", loads=False),
+    Row("Qwen3-MoE", reloads=False, loads=False),
+    Row("Qwen2, untied", ("--tensor-parallel-size", "2"), TWO, may_fail=True),
+    Row("Qwen2, untied", ("--data-parallel-size", "2"), TWO, replicas=2, may_fail=True),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+def test_the_follower_says_of_each_load_what_transformers_says(tmp_path, row, record_line, monkeypatch):
+    monkeypatch.setattr(checksums, "SHARE", 0.0)  # on a busy machine they take long
+    start = write_start(tmp_path / "start", row.model)
+    with running(vllm(PYTHON, start, tmp_path / "log", *row.flags, **row.env), row) as engine:
+        hook = VllmHook.from_options(HookOptions(engine.address, timeout=120))
+        watched = Watched(
+            tmp_path,
+            hook,
+            model_of(row.model, 0),
+            lambda replica: vllm_answer(engine.address, replica),
+            row.replicas,
+        )
+        try:
+            record = lambda line: record_line(f"vLLM, {line}")  # noqa: E731
+            check_row(watched, row, record)
+            if row.loads:
+                check_neighbours(watched, row, record, finds=False)
+            if row.replicas > 1:
+                assert len(answered_by(engine)) == row.replicas
+        finally:
+            watched.scene.close()
+
+
+def answered_by(engine):
+    """Return the replicas that have read tokens of prompts, by the engine's metrics."""
+    metrics = asked(engine.address, "GET", "/metrics")[1].decode()
+    lines = re.findall(r'^vllm:prompt_tokens_total{.*?engine="(\d+)".*}\s+(\S+)', metrics, re.MULTILINE)
+    return {rank for rank, tokens in lines if float(tokens) > 0}
+
+
+def test_an_adapter_is_proven_under_its_own_name(tmp_path, record_line):
+    start = small_qwen.write_model(str(tmp_path / "start"))
+    flags = ["--enable-lora", "--max-lora-rank", "8", "--max-loras", "4", "--max-cpu-loras", "8"]
+    engine = vllm(PYTHON, start, tmp_path / "log", *flags, VLLM_ALLOW_RUNTIME_LORA_UPDATING="True")
+    with running(engine, Row("LoRA")):
+        hook = LoraHook.from_options(HookOptions(engine.address, timeout=120))
+        named = {"name": "policy"}
+        watched = Watched(
+            tmp_path, hook, small_qwen.model_of(0), lambda _: vllm_answer(engine.address, model=named["name"])
+        )
+        try:
+            assert "engine_calibrated" in watched.scene.names()
+            assert watched.off(small_qwen.model_of(0)) < CLOSE
+            for step in (1, 2):
+                adapter = small_qwen.write_adapter(str(tmp_path / f"adapter-{step}"), step)
+                model = small_qwen.model_with_adapter(step)
+                outcome = watched.load(step, model, adapter)
+                assert outcome.kind == "applied", outcome
+                named["name"] = f"policy-{watched.scene.label(step)}"
+                off, found = watched.off(model), watched.report()
+                record_line(f"vLLM, adapter {step}: {found.state}, {found.proof}, answers {off:.1e} off")
+                assert off < CLOSE
+                assert found.state is EngineState.PROVEN
+                assert found.proof.checksums == "not needed"
+        finally:
+            watched.scene.close()

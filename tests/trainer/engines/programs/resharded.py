@@ -1,0 +1,90 @@
+"""Ranks of one world size after the other go on with verl's engine: resharded.py DIRECTORY MODELS WORLD_SIZE ...
+
+Each leg loads what the one before has saved, trains a step and saves again; the first saves by verl itself. What each
+rank found is written to DIRECTORY/<leg>.<rank>.pt. Ranks are forks of this process, which imports verl once.
+"""
+
+import os
+import sys
+import traceback
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from support import engine_cases, samples
+
+import trainer.engines.verl.engine  # noqa: F401 - what ranks would import each
+from syncd.transports.ranks import RankGroup, Ranks
+
+SCHEDULE = {"optimizer": {"schedule": "cosine", "warmup_steps": 2, "lr": 1e-2}}
+
+
+def whole(value):
+    """Return a copy of a state with whole tensors."""
+    if isinstance(value, dict):
+        return {key: whole(one) for key, one in value.items()}
+    if not isinstance(value, torch.Tensor):
+        return value
+    return (value.full_tensor() if hasattr(value, "full_tensor") else value).clone()
+
+
+def state_of(model):
+    optimizer = model.optimizer.state_dict()
+    groups = [{**group, "lr": None} for group in optimizer["param_groups"]]
+    return {
+        "model": whole(dict(model.module.state_dict())),
+        "optimizer": whole(optimizer["state"]),
+        "groups": groups,
+        "schedule": model.lr_scheduler.state_dict(),
+    }
+
+
+def leg(bench, number):
+    engine = bench.engine_of(algorithm=SCHEDULE, trainer={"total_steps": 9})
+    found = {}
+    if number:
+        engine.load_training_state(bench.place(f"leg-{number - 1}"))
+        found["loaded"], found["rng"] = state_of(engine.model), torch.get_rng_state()
+    metrics = engine.train_step(samples.batch_of(number))
+    found |= {"saved": state_of(engine.model), "rng saved": torch.get_rng_state(), "metrics": metrics}
+    if number:
+        engine_cases.write_state(engine, bench.place(f"leg-{number}"))
+    else:
+        engine.model.save_checkpoint(bench.place("leg-0"))
+    engine.shutdown()
+    return found
+
+
+def run_rank(directory, models, number, rank, world_size):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{directory}/rendezvous-{number}", rank=rank, world_size=world_size,
+        timeout=timedelta(seconds=240),
+    )  # fmt: skip
+    ranks = RankGroup(240) if world_size > 1 else Ranks()
+    bench = engine_cases.Bench(directory, "verl", models, "cpu", ranks)
+    torch.save(leg(bench, number), f"{directory}/{number}.{rank}.pt")
+    dist.destroy_process_group()
+
+
+def main(directory, models, *world_sizes):
+    for number, world_size in enumerate(map(int, world_sizes)):
+        ranks = []
+        for rank in range(world_size):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    run_rank(directory, models, number, rank, world_size)
+                except BaseException:  # noqa: BLE001 -- whatever it is, the test is told
+                    traceback.print_exc()
+                    os._exit(1)
+                sys.stderr.flush()
+                os._exit(0)
+            ranks.append(pid)
+        ended = [os.waitpid(pid, 0)[1] for pid in ranks]
+        if any(ended):
+            sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

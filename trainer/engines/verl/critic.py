@@ -1,0 +1,137 @@
+"""The critic of PPO: its values of a batch, what it learns from their returns, and its part of a full checkpoint."""
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from syncd.errors import ConfigError
+from trainer.checkpoints import CRITIC, HUGGINGFACE
+from trainer.config.critic import critic_epochs, critic_mini_batches, critic_path
+from trainer.config.model import AlgorithmSection
+from trainer.config.model_files import companions
+from trainer.engines.base import EngineContext, Metrics
+from trainer.engines.verl.advantages import gae
+from trainer.engines.verl.batches import Found, forward_values
+from trainer.engines.verl.losses import ValueLoss
+from trainer.engines.verl.models import build_critic
+from trainer.engines.verl.rows import TokenRow, TrainingStep, UpdateRows, deal, limits_of, split_updates
+from trainer.engines.verl.settings import VALUE_HEAD, critic_config
+from trainer.engines.verl.state import apply_settings, load_state, training_files
+from trainer.engines.verl.updates import Updates
+from trainer.experience.limits import Limits
+
+Rows = list[torch.Tensor]
+"""One number for each response token, one tensor a row."""
+
+
+class Critic:
+    """A model with one number for each token: the reward that it expects from there on.
+
+    Args:
+        context: What the engine was opened with.
+
+    Raises:
+        ConfigError: The model cannot be a critic.
+    """
+
+    def __init__(self, context: EngineContext) -> None:
+        self._config, self._ranks = context.config, context.ranks
+        self.model = build_critic(context.config, context.device.type)
+        self._updates = Updates(self.model, context.ranks, "critic", "critic.optimizer")
+
+    def check_vocabulary(self, size: int) -> None:
+        """Refuse a critic that does not know all tokens of the policy.
+
+        Raises:
+            ConfigError: It knows fewer.
+        """
+        own = self._text_config.vocab_size
+        if own < size:
+            text = f"a critic of {own} tokens for a policy of {size}"
+            raise ConfigError(text, path=critic_path(self._config), hint="leave critic.path out")
+
+    def limits(self, budgets: Sequence[int | None]) -> Limits:
+        """Return what of a row the critic can take; budgets are the tokens of micro-batches."""
+        return limits_of(self.model.module, self._text_config, budgets)
+
+    def train(self, step: TrainingStep, algorithm: AlgorithmSection, number: int) -> tuple[Rows, Metrics]:
+        """Learn from the rollouts of a step; return their advantages and metrics.
+
+        Values, advantages and returns are computed over the whole batch before the first update.
+
+        Raises:
+            ConfigError: The batch has a single token to learn from.
+            CorruptDataError: Too many updates in a row were not finite.
+        """
+        start = time.perf_counter()
+        values = self._values(step.rollouts)
+        advantages, returns = gae(algorithm, step.batch, values)
+        done = self._learn(step, values, returns, number)
+        measured = value_metrics(values, returns, [row.mask for row in step.rollouts])
+        return advantages, done | measured | {"time/critic": time.perf_counter() - start}
+
+    def training_state(self) -> dict[str, Any]:
+        """Return this rank's part of weights and optimizer, schedule and RNG; of rank 0, config and tokenizer too."""
+        files = training_files(self.model, self._ranks)
+        if self._ranks.rank == 0:
+            files |= {f"{HUGGINGFACE}/{name}": content for name, content in self._companions().items()}
+        return {f"{CRITIC}/{name}": content for name, content in files.items()}
+
+    def load(self, directory: str) -> None:
+        """Resume exactly where it was written.
+
+        Raises:
+            ConfigError: It was written by another number of ranks.
+            CorruptDataError: It is not whole; on all ranks.
+        """
+        load_state(self.model, f"{directory}/{CRITIC}", self._ranks)
+        apply_settings(self.model.optimizer, self._config.critic.optimizer, self.model.lr_scheduler)
+
+    @property
+    def _text_config(self) -> Any:
+        return self.model.model_config.hf_config.get_text_config()
+
+    def _values(self, rows: Sequence[TokenRow]) -> Rows:
+        """Return the value before each response token of all rows, on all ranks."""
+        found: Found = {}
+        slots = deal(rows, range(len(rows)), self._ranks.rank, self._ranks.world_size)
+        for part in self._ranks.gather(forward_values(self.model, rows, slots)):
+            found |= part
+        return [found[number] for number in range(len(rows))]
+
+    def _learn(self, step: TrainingStep, values: Rows, returns: Rows, number: int) -> Metrics:
+        parts = split_updates(step.rollouts, [], critic_mini_batches(self._config))
+        parts *= critic_epochs(self._config)
+        loss = ValueLoss(critic_config(self._config), step.figures, 1 / max(len(parts), 1))
+        columns = {"values": dict(enumerate(values)), "returns": dict(enumerate(returns))}
+
+        def add_gradients(part: UpdateRows) -> None:
+            self._updates.add_gradients(
+                loss, step.rollouts, part.rollouts, columns, temperature=1.0, calculate_entropy=False
+            )
+
+        return self._updates.run(parts, add_gradients, number)
+
+    def _companions(self) -> dict[str, bytes]:
+        config, model = self._config.model, self.model.model_config
+        own = {"architectures": model.architectures, **VALUE_HEAD}
+        return companions(model.path, config.dtype, code=config.trust_remote_code, changes=own)
+
+
+def value_metrics(values: Rows, returns: Rows, masks: Rows) -> Metrics:
+    """Return how good values were, over the tokens that are learnt.
+
+    The explained variance is 1 less the variance of what values missed, divided by that of the returns: 1 for exact
+    values, 0 for a constant, and not a number where all returns are the same.
+    """
+    learnt = torch.cat(masks).bool()
+    expected, found = (torch.cat(rows)[learnt].double() for rows in (values, returns))
+    missed, spread = (found - expected).var(correction=0), found.var(correction=0)
+    return {
+        "critic/value_mean": float(expected.mean()),
+        "critic/return_mean": float(found.mean()),
+        "critic/explained_variance": float(1 - missed / spread) if spread else math.nan,
+    }
