@@ -148,7 +148,7 @@ def modules_of(place, server, model, steps):
         owner, _, name = manifest.uri.removeprefix("tinker://").partition("/")
         name = name.removeprefix("sampler_weights/")
         url = session.result("an address", rest.get_checkpoint_archive_url(owner, name)).url
-        adapter = download_adapter(url, KEY, model, 60)
+        adapter = download_adapter(url, model, 60)
         for file_name, content in ((CONFIG, adapter.config), (WEIGHTS, adapter.weights)):
             with open(f"{directory}/{file_name}", "wb") as file:
                 file.write(content)

@@ -43,7 +43,7 @@ class TinkerEngine(FileEngine):
     def __init__(self, context: EngineContext) -> None:
         super().__init__(context)
         self._options: TinkerOptions = options_of(context.config)
-        self._key = api_key(self._options.key_env)
+        self._key = api_key(self._options.key_env)  # now: a missing one is found before anything is built
         self._session: TinkerSession | None = None
 
     def build(self) -> None:
@@ -203,8 +203,10 @@ class TinkerEngine(FileEngine):
             writer.announce()
 
     def _adapter(self, address: str) -> Adapter:
-        url = self._server.archive_url(address)
-        return download_adapter(url, self._key, self.context.config.model.path, self._options.timeout)
+        url, options, model = self._server.archive_url(address), self._options, self.context.config.model.path
+        return self._server.session.call(
+            "downloading the adapter", lambda: download_adapter(url, model, options.timeout)
+        )
 
     def _name(self) -> str:
         """Return a name for what the server is to keep now that nothing else there has."""
