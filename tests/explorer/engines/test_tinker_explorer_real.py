@@ -130,7 +130,7 @@ def await_saved(place, step, process):
 
 
 def experiences(place):
-    for name in sorted(glob.glob(f"{place}/job/**/*.parquet", recursive=True)):
+    for name in sorted(glob.glob(f"{place}/job/experiences/.archive/e0/*.parquet")):
         with open(name, "rb") as file:
             yield from decode_batch(file.read(), name)
 
@@ -166,11 +166,11 @@ def test_each_token_was_sampled_from_the_version_that_its_rollout_names(tmp_path
         {"prompt": f"w{one} w{one + 1} w{one + 2}", "answer": "", "id": str(one)} for one in range(3, 40)
     ]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
-    with program(tmp_path, "explorer", "explorer_hooks", "run", "grpo.toml") as explorer:
-        with program(tmp_path, "killed", "trainer", "train", "grpo.toml") as trainer:
-            await_saved(tmp_path, 2, trainer)
-        with program(tmp_path, "trainer", "trainer", "train", "grpo.toml") as trainer:
-            assert trainer.wait(PATIENCE) == 0, said(tmp_path)
+    explore, train = ("explorer_hooks", "run", "grpo.toml"), ("trainer", "train", "grpo.toml")
+    with program(tmp_path, "first-explorer", *explore), program(tmp_path, "killed", *train) as trainer:
+        await_saved(tmp_path, 2, trainer)
+    with program(tmp_path, "trainer", *train) as trainer, program(tmp_path, "explorer", *explore) as explorer:
+        assert trainer.wait(PATIENCE) == 0, said(tmp_path)
         assert explorer.wait(PATIENCE) == 0, said(tmp_path)
     assert saved(tmp_path) == STEPS
     rows = list(experiences(tmp_path))
