@@ -8,8 +8,20 @@ import click
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED, metavar="[--SECTION.KEY VALUE]...")
 @click.option("--name", metavar="NAME", help="The explorer's identity; overrides explorer.name.")
 @click.option("--stage", metavar="NAME", help="Explore this one of the file's [[stages]], once it has begun.")
+@click.option(
+    "--health",
+    metavar="HOST:PORT",
+    help="Answer HTTP requests: 200 while the engine is ready, else 503. Without HOST on this host only.",
+)
 @click.option("--dry-run", is_flag=True, help="Check the file, print what was read, and change nothing.")
-def run(config: str, overrides: tuple[str, ...], name: str | None, stage: str | None, dry_run: bool) -> None:
+def run(
+    config: str,
+    overrides: tuple[str, ...],
+    name: str | None,
+    stage: str | None,
+    health: str | None,
+    dry_run: bool,
+) -> None:
     """Explore as CONFIG says; --section.key value overrides any of its keys.
 
     Exits with 0 if the job is finished, the trainer is gone or all tasks are done, and on SIGTERM or Ctrl-C.
@@ -40,4 +52,4 @@ def run(config: str, overrides: tuple[str, ...], name: str | None, stage: str | 
         file = begun
     from explorer_hooks.explorer.run import run as explore  # noqa: PLC0415
 
-    click.echo(f"explorer ended: {explore(file)}", err=True)
+    click.echo(f"explorer ended: {explore(file, health)}", err=True)

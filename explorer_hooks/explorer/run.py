@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pkgutil import resolve_name
 
 import structlog
@@ -22,6 +23,7 @@ from explorer_hooks.explorer.tasks import Tasks, hide_progress_bars, open_tokens
 from explorer_hooks.explorer.tinker import TinkerInference
 from explorer_hooks.explorer.weight_sources import EarlySource, WeightSource
 from explorer_hooks.follower.follower import Follower
+from explorer_hooks.follower.health import HealthServer
 from explorer_hooks.follower.policy import EventListener, FollowOptions
 from explorer_hooks.follower.service import log_listener
 from explorer_hooks.hook import TensorHook
@@ -36,8 +38,12 @@ _LOCAL = "explorer_hooks.explorer.local:LocalEngine"
 _LOG = structlog.get_logger()
 
 
-def run(file: ExplorerFile) -> str:
+def run(file: ExplorerFile, health: str | None = None) -> str:
     """Explore as a file says, and return why the explorer ended.
+
+    Args:
+        file: The job's file.
+        health: `HOST:PORT` to answer health checks at; None for nowhere.
 
     Raises:
         SyncdError: Something cannot be used, or failed for good; its exit code says what.
@@ -48,9 +54,13 @@ def run(file: ExplorerFile) -> str:
     tasks, held_out = read_tasks(section.tasks, section.prompt_key, section.answer_key), _held_out(file)
     tokens = open_tokens(file.model.path, trust_remote_code=file.model.trust_remote_code)
     with Stop().on_signals() as stop, ExitStack() as opened:
+        server = opened.enter_context(HealthServer.serving(health)) if health is not None else None
         scorer = opened.enter_context(closing(_open_scorer(file)))
         engine = _open_engine(file)
         follower = opened.enter_context(_open_follower(file, engine, listener, stop))
+        if server is not None:
+            server.health = partial(follower.health, watched=False)  # while it generates, nobody takes turns
+            listener("info", "health_served", {"url": server.url})
         job, name = follower.sync.job, follower.sync.identity or ""
         opened.enter_context(structlog.contextvars.bound_contextvars(explorer=name))
         seed = f"{file.job.seed}/{name}"

@@ -203,9 +203,13 @@ class Follower(Closing):
             self._versions.read()
         return is_within(self.applied, self._versions.pair, self.options.max_lag)
 
-    def health(self) -> tuple[bool, dict[str, Any]]:
-        """Return whether the engine is ready, and what a health check answers. Any thread may call this."""
-        return self._reporter.health()
+    def health(self, *, watched: bool = True) -> tuple[bool, dict[str, Any]]:
+        """Return whether the engine is ready, and what a health check answers. Any thread may call this.
+
+        Args:
+            watched: Whether an engine is not ready if no turn has been taken for long.
+        """
+        return self._reporter.health(watched=watched)
 
     def turn(self, timeout: float = 60.0, *, ask: bool = False) -> TurnOutcome:
         """Wait for a version that is due, and load it.

@@ -171,29 +171,24 @@ def problem(proof: Proof, answer: ProbeAnswer) -> str:
     return f"the prefix cache holds keys and values of other weights: {stale:.3g} nats off for one token"
 
 
+def worst_of(judged: Sequence[tuple[Proof, str]]) -> tuple[Proof, str]:
+    """Return the proof by the worst replica of an engine, and why one of them proves nothing, empty if all do.
+
+    Args:
+        judged: The proof by each, and why it proves nothing.
+    """
+    wrong = next((at for at, (_, reason) in enumerate(judged) if reason), None)
+    where = f"replica {wrong} of {len(judged)}: " if len(judged) > 1 else ""
+    worst = max((proof for proof, _ in judged), key=lambda one: one.mean)
+    return replace(worst, replicas=len(judged)), "" if wrong is None else f"{where}{judged[wrong][1]}"
+
+
 def stayed(version: str, proof: Proof) -> str:
     """Return the reason for an answer that is an earlier version's, empty if it is none's."""
     if not version:
         return ""
     old = "its start model" if version == START else f"version {version}"
     return f"the engine answers like {old}: this version is {proof.mean:.3g} nats off at the mean, that one much less"
-
-
-def judge(
-    version: str, probe: Probe, answer: ProbeAnswer, allowed: float, calibrated: float | None, seconds: float
-) -> tuple[Proof, str]:
-    """Return the proof by an engine, that of its worst replica, and why it proves nothing, empty if it does.
-
-    Raises:
-        LoadFailedError: An answer is of other tokens.
-    """
-    answers = (answer, *answer.others)
-    proofs = [compare(version, probe, each, allowed, calibrated, seconds) for each in answers]
-    reasons = [problem(*pair) for pair in zip(proofs, answers, strict=True)]
-    wrong = next((at for at, reason in enumerate(reasons) if reason), None)
-    where = f"replica {wrong} of {len(answers)}: " if answer.others and wrong is not None else ""
-    worst = replace(max(proofs, key=lambda one: one.mean), replicas=len(answers))
-    return worst, "" if wrong is None else f"{where}{reasons[wrong]}"
 
 
 def has_grown(proof: Proof) -> bool:

@@ -10,12 +10,13 @@ from explorer_hooks.follower.proof import (
     UnprovenError,
     answers_like,
     compare,
-    judge,
+    problem,
     sees_drift,
     stayed,
     tolerance,
+    worst_of,
 )
-from explorer_hooks.hook import ProbeAnswer, ProbingHook, Unproven
+from explorer_hooks.hook import ProbingHook, Unproven
 from syncd.errors import DOCS
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import Proof
@@ -149,18 +150,14 @@ class Prover:
         seconds = self._clock.monotonic() - begun
         dtype = hook.dtype()
         allowed = tolerance(probe, dtype, self.calibrated)
-        self.last, reason = judge(name, probe, answer, allowed, self.calibrated, seconds)
-        if not reason and target is not None and sees_drift(probe, dtype):
-            reason = self._drift(name, probe, answer, allowed)
+        earlier = self._earlier if target is not None and sees_drift(probe, dtype) else ()
+        judged = []
+        for one in (answer, *answer.others):
+            proof = compare(name, probe, one, allowed, self.calibrated, seconds)
+            reason = problem(proof, one) or stayed(answers_like(name, proof, one, earlier, probe), proof)
+            judged.append((proof, reason))
+        self.last, reason = worst_of(judged)
         return self.last, reason
-
-    def _drift(self, name: str, probe: Probe, answer: ProbeAnswer, allowed: float) -> str:
-        """Return the reason for a replica's answer that is an earlier version's, empty if none is."""
-        for each in (answer, *answer.others):
-            proof = compare(name, probe, each, allowed, self.calibrated, 0.0)
-            if reason := stayed(answers_like(name, proof, each, self._earlier, probe), proof):
-                return reason
-        return ""
 
 
 class UnprovenLoads:

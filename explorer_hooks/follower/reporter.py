@@ -69,15 +69,19 @@ class Reporter:
         if self._listener is not None:
             self._listener(level, name, fields)
 
-    def health(self) -> tuple[bool, dict[str, Any]]:
-        """Return whether the engine is ready, and what a health check answers. Any thread may call this."""
+    def health(self, *, watched: bool = True) -> tuple[bool, dict[str, Any]]:
+        """Return whether the engine is ready, and what a health check answers. Any thread may call this.
+
+        Args:
+            watched: Whether an engine whose follower's thread has long not shown that it works is not ready.
+        """
         report, served, silent = self.report, self.ready.served, self.ready.silent_for()
-        reason = report.reason
-        if silent >= SILENT:
+        reason, is_silent = report.reason, watched and silent >= SILENT
+        if is_silent:
             reason = f"the follower has not reported for {silent:.0f} s"
         elif served is None and not reason:
             reason = "it runs no version that is recent enough"
-        is_ready = served is not None and silent < SILENT
+        is_ready = served is not None and not is_silent
         document = {"ready": is_ready, "state": report.state.value, "since": report.since, "reason": reason}
         return is_ready, {**document, "version": served or (label_of(self.applied) if self.applied else None)}
 

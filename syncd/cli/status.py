@@ -258,5 +258,6 @@ def _values(document: dict[str, Any], max_age: float | None) -> str:
     values = [f"explorers={here}", *ready, f"lag={lag}", f"bytes={document['steps']['bytes']}B"]
     if version is not None:
         limit = "" if max_age is None else f";;{max_age:g}"
-        values = [f"age={version['age']:.3f}s{limit}", f"step={version['step']}", *values]
+        put_aside = f"quarantined={len(version['quarantine'])}"
+        values = [f"age={version['age']:.3f}s{limit}", f"step={version['step']}", *values, put_aside]
     return " ".join(values)

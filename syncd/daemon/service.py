@@ -191,7 +191,9 @@ class Daemon:
             self.removals.begin_round(started)
         seconds = self._clock.monotonic() - started
         counts = totals(self.snapshot) if due else {"steps": len(self.snapshot.steps)}
-        self.report(names.SCAN_COMPLETED, "debug", seconds=seconds, full=due, **counts)
+        version = self.snapshot.version
+        put_aside = len(version.quarantine) if version else 0
+        self.report(names.SCAN_COMPLETED, "debug", seconds=seconds, full=due, quarantined=put_aside, **counts)
 
     def _act(self, before: Snapshot) -> None:
         """Publish first, report then: nothing that explorers need not wait for comes before the version."""

@@ -59,6 +59,7 @@ _UNKNOWN = {
     "version_generation": ("Generation of the newest version.",),
     "version_step": ("Step of the newest version.",),
     "steps": ("Step directories in the job.",),
+    "quarantined_steps": ("Steps that are put aside.",),
     "job_bytes": ("Bytes of all steps.",),
     "free_bytes": ("Bytes free on the job's file system.",),
     "leases": ("Leases that live explorers hold.",),
@@ -78,6 +79,7 @@ _OF_FIELD = {
     names.MOUNT_STUCK: {"seconds": "mount_stuck_seconds"},
     names.SCAN_COMPLETED: {
         "steps": "steps",
+        "quarantined": "quarantined_steps",
         "bytes": "job_bytes",
         "free": "free_bytes",
         "leases": "leases",

@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -450,6 +453,30 @@ def finished(process, code):
     _, said = process.communicate(timeout=MINUTES)
     assert process.returncode == code, said[-3000:]
     return said
+
+
+def health_of(url):
+    """Return the status of a health check and what it says."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        answer = opener.open(url, timeout=LONG)
+    except urllib.error.HTTPError as error:
+        answer = error
+    with answer:
+        return answer.status, json.loads(answer.read())
+
+
+def test_health_is_answered_with_200_once_a_version_runs(world, weights, file, start):
+    process = start(file, "e0", "--health", "127.0.0.1:0")
+    line = next(line for line in process.stderr if "health_served" in line)
+    url = re.search(r"http://127\.0\.0\.1:[0-9]+/", line)[0]
+    assert health_of(url)[0] == 503
+    with Synchronizer.open(world.root, "trainer", timeout=LONG) as sync:
+        sync.set_model_state_dict(weights(1), 1)
+        eventually(lambda: health_of(url)[0] == 200, MINUTES)
+        assert health_of(url)[1]["version"] == "1.1"
+        process.terminate()
+        finished(process, 0)
 
 
 def test_no_task_is_lost_or_repeated_after_a_kill_and_a_stop(world, file, start):

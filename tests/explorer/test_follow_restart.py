@@ -22,6 +22,8 @@ from syncd.protocol.engine_state import EngineState, engine_report_of
 from syncd.protocol.probe import Probe, write_base_probe
 from syncd.protocol.writer import StepWriter
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = f"{paths.ROOT}/tests/programs/restarted_server.py"
 ROWS = ((1, 2, 3, 4, 5), (6, 7, 8))
 SHARD = "model-00001-of-00001.safetensors"

@@ -60,6 +60,7 @@ def test_a_damaged_step_is_not_published_by_a_later_daemon_either(damaged):
     daemon.tick(woken=True)
     assert read_version(job).pair == (1, 1)
     assert heard.of("step_quarantined") == []
+    assert heard.of("scan_completed")[-1]["quarantined"] == 1
     write_step(job, 3)
     daemon.tick(woken=True)
     found = read_version(job)
@@ -72,6 +73,8 @@ def test_status_and_ls_show_what_is_quarantined(damaged, shell):
     (entry,) = document["version"]["quarantine"]
     assert (entry["step"], entry["reason"][:8]) == (2, "damaged:")
     assert {"name": "quarantined_step", "detail": f"step 2: {entry['reason']}"} in document["problems"]
+    checked = shell("status", job.root, "--check")
+    assert (checked.code, checked.out.split()[-1]) == (0, "quarantined=1")
     assert "quarantined_step: step 2: damaged:" in shell("status", job.root).out
     rows = {row["step"]: row for row in shell("ls", job.root, "--json").document["steps"]}
     assert (rows[1]["quarantined"], rows[2]["quarantined"]) == (None, entry["reason"])

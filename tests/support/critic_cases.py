@@ -174,23 +174,28 @@ def ppo_resumed(bench):
     start = weights_of(engine)
     found = {"metrics": [engine.train_step(samples.batch_of(1))]}
     found["actor moved"] = [not equal(start, weights_of(engine))]
-    write_state(engine, bench.place("ppo-state"))
+    write_state(engine, _place(bench, "state"))
     found["metrics"] += [engine.train_step(samples.batch_of(seed)) for seed in (2, 3)]
     found["actor moved"].append(not equal(start, weights_of(engine)))
     found["critic end"] = critic_weights(engine)
-    write_state(engine, bench.place("ppo-straight"))
+    write_state(engine, _place(bench, "straight"))
     again = bench.engine_of(**tables)
-    again.load_training_state(bench.place("ppo-state"))
+    again.load_training_state(_place(bench, "state"))
     again.train_step_num = 1
     found["again"] = [again.train_step(samples.batch_of(seed)) for seed in (2, 3)]
-    write_state(again, bench.place("ppo-resumed"))
+    write_state(again, _place(bench, "resumed"))
     bench.ranks.gather(None)
-    found["files"] = _same_files(bench.place("ppo-straight"), bench.place("ppo-resumed"))
+    found["files"] = _same_files(_place(bench, "straight"), _place(bench, "resumed"))
     if bench.ranks.rank == 0:
         shutil.rmtree(f"{bench.place('ppo-state')}/critic")
     bench.ranks.gather(None)
-    found["without"] = refusal(lambda: again.load_training_state(bench.place("ppo-state")))
+    found["without"] = refusal(lambda: again.load_training_state(_place(bench, "state")))
     return found
+
+
+def _place(bench, name):
+    """Return a directory of this number of ranks: one rank works where two have."""
+    return bench.place(f"ppo-{name}-{bench.ranks.world_size}")
 
 
 def _same_files(one, other):

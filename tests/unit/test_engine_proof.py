@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from support.jobs import ManualClock
@@ -17,6 +18,7 @@ from explorer_hooks.follower.proof import (
     problem,
     sees_drift,
     tolerance,
+    worst_of,
 )
 from explorer_hooks.follower.prover import Prover
 from explorer_hooks.hook import ProbeAnswer
@@ -247,3 +249,22 @@ def test_an_engine_that_stays_on_its_start_model_is_found():
     asking.calibrate()
     with pytest.raises(UnprovenError, match="answers like its start model"):
         asking.prove(Target(shifted(5e-5)))
+
+
+def test_the_worst_replica_counts_and_the_first_wrong_one_is_named():
+    near, far = Proof("v", 0.1, 0.2, 0.5, None, 3, 0.0), Proof("v", 0.6, 0.9, 0.5, None, 3, 0.0)
+    assert worst_of([(near, "")]) == (near, "")
+    assert worst_of([(far, "why")]) == (far, "why")
+    assert worst_of([(near, ""), (near, "")]) == (replace(near, replicas=2), "")
+    assert worst_of([(near, ""), (far, "why")]) == (replace(far, replicas=2), "replica 1 of 2: why")
+
+
+def test_one_replica_that_stays_where_it_was_is_found_by_its_drift():
+    first, second = shifted(1e-4), shifted(2e-4)
+    stayed_behind = ProbeAnswer(second.logprobs, others=(ProbeAnswer(first.logprobs),))
+    asking, _ = prover(ProbeAnswer(first.logprobs), stayed_behind)
+    asking.prove(Target(first))
+    target = Target(second)
+    target.label = "1.8.0123456789abcdef"
+    with pytest.raises(UnprovenError, match=r"replica 1 of 2: the engine answers like version 1\.7\."):
+        asking.prove(target)

@@ -146,8 +146,10 @@ def test_scan_events_set_the_gauges_of_the_job(metrics):
         free=5000,
         leases=2,
         explorers=3,
+        quarantined=2,
     )
     tell(metrics, names.SCAN_COMPLETED, seconds=0.0001, full=False, steps=5)
+    assert value(metrics, "quarantined_steps") == 2
     assert value(metrics, "scan_duration_seconds_count", full="true") == 1
     assert (value(metrics, "steps"), value(metrics, "job_bytes"), value(metrics, "free_bytes")) == (
         5,

@@ -114,7 +114,7 @@ def test_a_model_that_cannot_be_the_critic_is_refused(one):
 @pytest.mark.parametrize("layout", ["ours", "verl's"])
 def test_an_exported_critic_loads_as_a_token_classification(two, two_ranks, tmp_path, layout):
     transformers = pytest.importorskip("transformers")
-    step, state = tmp_path / "global_step_3", f"{two_ranks('verl')[1]}/ppo-straight"
+    step, state = tmp_path / "global_step_3", f"{two_ranks('verl')[1]}/ppo-straight-2"
     if layout == "ours":
         shutil.copytree(state, step / "training")
         with pytest.raises(NotReadyError):

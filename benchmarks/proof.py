@@ -1,0 +1,130 @@
+"""Measures the share of a load that its proof takes: a version, from its marker to an engine that has proven it.
+
+    python benchmarks/proof.py                                   # a transformers model in this process, 0.9 GiB
+    python benchmarks/proof.py --model tiny --rounds 3
+    python benchmarks/proof.py --start DIR --hook vllm=http://127.0.0.1:8000   # a server that was started on DIR
+
+Versions go through `syncd publish`, a daemon and a follower, as they do in a job; every one has the same weights.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import report
+import torch
+import transformers
+from probe import SHAPES
+from report import Row
+
+from explorer_hooks.finding import open_hook
+from explorer_hooks.follower.follower import Follower, FollowOptions
+from explorer_hooks.hook import Hook
+from explorer_hooks.hooks.transformers import TransformersHook
+
+TARGET = 5.0
+"""Percent of a load that its proof may take."""
+
+_LONG = 900.0
+_SYNCD = [sys.executable, "-m", "syncd"]
+_WAITED = "noticed"
+"""The part of a version's timings that is no part of its load."""
+
+
+def main() -> None:
+    """Load versions, and print what their proofs take."""
+    warnings.filterwarnings("ignore")
+    options = _options()
+    scratch = Path(tempfile.mkdtemp(prefix="syncd-proof-", dir=options.dir))
+    try:
+        start = Path(options.start) if options.start else _made(scratch / "model", options)
+        rounds = _measure(scratch, start, options)
+        machine = report.machine(scratch, torch=torch.__version__, device=options.device)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    size = sum(file.stat().st_size for file in start.glob("*.safetensors")) if options.start else options.size
+    print(f"{size / 2**30:.2f} GiB, {options.hook or 'transformers in this process'}, {machine}")
+    report.print_targets(_rows(rounds), 28, 32)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument(
+        "--model", choices=SHAPES, default="half-b", help="the shape of the model that is made"
+    )
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
+    parser.add_argument("--device", default="cpu", help="of the model in this process")
+    parser.add_argument("--start", help="a model directory, in the place of one that is made")
+    parser.add_argument("--hook", help="NAME=ADDRESS of a server that was started on --start")
+    parser.add_argument("--rounds", type=int, default=5, help="versions that count, after one that does not")
+    parser.add_argument("--dir", default=None, help="where to work; files go through its file system")
+    options = parser.parse_args()
+    if bool(options.hook) > bool(options.start):
+        parser.error("--hook needs --start, the directory that the server was started on")
+    return options
+
+
+def _made(place: Path, options: argparse.Namespace) -> Path:
+    config = transformers.Qwen2Config(**dict(SHAPES[options.model]))
+    dtype: torch.dtype = getattr(torch, options.dtype)
+    torch.manual_seed(0)
+    model: torch.nn.Module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+    transformers.PreTrainedModel.save_pretrained(model, place)  # type: ignore[arg-type]
+    options.size = sum(file.stat().st_size for file in place.glob("*.safetensors"))
+    return place
+
+
+def _measure(scratch: Path, start: Path, options: argparse.Namespace) -> list[Mapping[str, float]]:
+    """Return the timings of each version that counts."""
+    (job := scratch / "job").mkdir()
+    probe = scratch / "probe.json"
+    with open(probe, "wb") as file:
+        subprocess.run([*_SYNCD, "probe", str(start), "--dtype", options.dtype], stdout=file, check=True)
+    rounds = []
+    settings = FollowOptions(stay=True, reload_test=False)
+    with _daemon(job), Follower.open(job, _hook(start, options), "e0", settings) as follower:
+        for step in range(1, options.rounds + 2):
+            publish = [*_SYNCD, "publish", str(job), str(step), str(start), "--probe", str(probe)]
+            subprocess.run(publish, stdout=subprocess.DEVNULL, check=True)
+            outcome = follower.turn(_LONG)
+            assert outcome.kind == "applied", outcome.reason
+            assert "prove" in outcome.timings, "the engine answers no probes"
+            rounds.append(outcome.timings)
+    return rounds[1:]
+
+
+def _hook(start: Path, options: argparse.Namespace) -> Hook:
+    if options.hook:
+        return open_hook(options.hook, timeout=_LONG)
+    dtype: torch.dtype = getattr(torch, options.dtype)
+    model = transformers.AutoModelForCausalLM.from_pretrained(start, dtype=dtype)
+    return TransformersHook(model.to(options.device).eval())
+
+
+@contextmanager
+def _daemon(job: Path) -> Iterator[None]:
+    process = subprocess.Popen([*_SYNCD, "watch", str(job), "--log-level", "error"])
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _rows(rounds: list[Mapping[str, float]]) -> Iterator[Row]:
+    loads = [sum(spent for part, spent in one.items() if part != _WAITED) for one in rounds]
+    shares = [100 * one["prove"] / load for one, load in zip(rounds, loads, strict=True)]
+    yield "load with its proof, s", report.spread(loads, 3), "", None
+    yield "proof, ms", report.spread([1000 * one["prove"] for one in rounds], 1), "", None
+    middle = sorted(shares)[len(shares) // 2]
+    yield "proof, % of the load", report.spread(shares, 1), f"<= {TARGET:g}", middle <= TARGET
+
+
+if __name__ == "__main__":
+    main()
