@@ -86,6 +86,7 @@ def server(tmp_path):
     process.start()
     yield process
     process.kill()
+    tinker_process.collect_connections()
 
 
 @contextlib.contextmanager

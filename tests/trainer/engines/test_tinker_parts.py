@@ -1,5 +1,6 @@
 """What of the engine `tinker` needs no server: refusals, scales by hand, schedules, adapters, bounded waits."""
 
+import gc
 import io
 import json
 import socket
@@ -286,3 +287,5 @@ def test_a_server_that_accepts_and_never_answers_or_is_not_there_ends_a_call_in_
             assert time.monotonic() - begun < 60
             assert "/api/v1/healthz" in refused.value.hint
             session.close()
+        del session, refused
+        gc.collect()

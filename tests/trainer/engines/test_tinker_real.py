@@ -66,6 +66,8 @@ def opened(server, model, tmp_path):
     yield open_one
     for engine in engines:
         engine.shutdown()
+    engines.clear()
+    tinker_process.collect_connections()
 
 
 def job_of(engine):
