@@ -13,7 +13,7 @@ FAULTS ?= 100
 RACES ?= 200
 MINUTES ?= 60
 
-.PHONY: demo demo-vllm demo-daemon test test-fast publish-races test-gpu test-faults test-kills-ppo test-proof test-slurm test-vllm test-sglang test-tinker lint format soak soak-simulator soak-parts broadcast-faults bench learn clean
+.PHONY: demo demo-vllm demo-daemon test test-fast publish-races test-gpu test-faults test-kills-ppo test-proof test-slurm test-vllm test-sglang test-tinker test-verl08 test-verl-legacy lint format soak soak-simulator soak-parts broadcast-faults bench learn clean
 
 # The whole loop: daemon, trainer, two explorers.
 demo: $(DEMO)
@@ -33,6 +33,7 @@ test: $(READY)
 # After each edit, in two minutes or less on two cores: what needs no mount, no other machine and no long matrix. The
 # mark `slow` and the directories below say what that is.
 FAST := tests/unit tests/contract tests/sim tests/trainer tests/explorer
+VERL_TESTS := tests/trainer/engines tests/contract/test_policy_losses.py tests/trainer/test_export_fsdp.py
 WHOLE_ENGINES := tests/trainer/engines tests/explorer/engines tests/explorer/broadcast
 test-fast: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not sweep and not beds" \
@@ -53,7 +54,7 @@ test-faults: $(READY)
 		tests/integration/test_sweep_full_disk.py \
 		tests/integration/test_powercut.py tests/integration/test_nfs.py tests/integration/test_nfs_dead_server.py \
 		tests/integration/test_nfs_machines.py tests/integration/test_doctor.py \
-		tests/integration/test_publish_race.py tests/trainer/test_kills.py $(PYTEST_ARGS)
+		tests/integration/test_publish_race.py tests/trainer/test_kills.py tests/trainer/test_elastic.py $(PYTEST_ARGS)
 
 # Fifty kills of ranks that train an actor and a critic: an hour and more.
 test-kills-ppo: $(READY)
@@ -80,6 +81,18 @@ test-sglang: $(READY) $(if $(SYNCD_SGLANG_PYTHON),,.venv-sglang/.ready)
 test-tinker: $(READY) $(if $(SYNCD_TINKER_PYTHON),,.venv-tinker/.ready)
 	$(BIN)/python -m pytest tests/trainer/engines/test_tinker_real.py tests/explorer/engines/test_tinker_explorer_real.py \
 		$(PYTEST_ARGS)
+
+# The tests of training engines under another release of verl, in an environment with it.
+test-verl08: .venv-verl08/.ready
+	.venv-verl08/bin/python -m pytest $(VERL_TESTS) $(PYTEST_ARGS)
+
+test-verl-legacy: .venv-verl-legacy/.ready
+	.venv-verl-legacy/bin/python -m pytest tests/trainer/engines/test_verl_legacy.py \
+		tests/trainer/engines/test_engine_contract.py $(PYTEST_ARGS)
+
+.venv-verl%/.ready: tests/trainer/engines/environments/verl%.txt tests/trainer/engines/environments/install.sh
+	sh tests/trainer/engines/environments/install.sh $(PYTHON) .venv-verl$* $<
+	touch $@
 
 .venv-%/.ready: tests/explorer/engines/%.txt tests/explorer/engines/install_%.sh
 	sh tests/explorer/engines/install_$*.sh $(PYTHON) .venv-$*
@@ -133,4 +146,4 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	touch $@ $(DEMO)
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-tinker build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-tinker .venv-verl08 .venv-verl-legacy build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

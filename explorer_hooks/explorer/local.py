@@ -228,6 +228,11 @@ def open_hook(file: ExplorerFile) -> TransformersHook:
         what = str(error).splitlines()[0] if str(error) else type(error).__name__
         hint = "model.path names a Hugging Face model directory"
         raise ConfigError(f"the model cannot be loaded: {what}", path=directory, hint=hint) from error
+    if file.model.publishes_adapters:
+        from explorer_hooks.hooks.peft_model import PeftHook, with_adapter  # noqa: PLC0415 - takes seconds
+
+        model = with_adapter(model, file.model.lora)
+        return PeftHook(model.to(device_of(section.device)).eval(), directory, timeout=section.timeout)
     return TransformersHook(model.to(device_of(section.device)).eval(), timeout=section.timeout)
 
 

@@ -8,8 +8,8 @@ import random
 import shlex
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Generator as Iterated
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 
@@ -28,6 +28,7 @@ from explorer_hooks.explorer.generation import (
 )
 from explorer_hooks.explorer.server_apis import (
     ApiChoice,
+    CompletionsApi,
     MalformedError,
     ServerAnswer,
     ServerApi,
@@ -37,6 +38,7 @@ from explorer_hooks.explorer.token_versions import TokenVersions, parse_spans, v
 from explorer_hooks.finding import open_hook, shown
 from explorer_hooks.hook import Running
 from explorer_hooks.hooks.http_engine import UNTOLD
+from explorer_hooks.hooks.lora import LoraHook
 from explorer_hooks.http_client import HttpClient
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import ConfigError, EngineUnreachableError, SyncdError
@@ -61,7 +63,7 @@ _PAUSE = 0.1
 _CONFIRM = 2.0
 """Seconds between an engine's new version and its confirmation, at most; a longer difference is a restart."""
 
-_TRANSIENT, _SERVER_ERROR = frozenset({408, 429}), 500
+_TRANSIENT, _SERVER_ERROR, _NOT_FOUND = frozenset({408, 429}), 500, 404
 """Statuses of answers after which a retry may succeed: timed out, too many requests, and errors of the server."""
 
 _LOG = structlog.get_logger()
@@ -77,6 +79,8 @@ class ServerGenerator(Generator):
         concurrency: Groups that are requested at a time.
         retries: Retries of one request.
         settle: Seconds that a group waits for an engine that loads a version.
+        adapter_api: If versions are adapters, returns how the one with a label is asked, without a label the model
+            below them: a request names its version, which answers it to its end. None if requests name no version.
     """
 
     def __init__(
@@ -88,9 +92,11 @@ class ServerGenerator(Generator):
         concurrency: int,
         retries: int,
         settle: float,
+        adapter_api: Callable[[str | None], ServerApi] | None = None,
     ) -> None:
         self._server, self._choice, self._context = server, choice, context
         self._concurrency, self._retries, self._settle = concurrency, retries, settle
+        self._adapter_api = adapter_api
 
     def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":
         """Yield each result once, as it is ready, and None every so often."""
@@ -146,7 +152,9 @@ class ServerGenerator(Generator):
             if before is None:
                 return GroupResult(index, problem="the engine runs no applied version", retry=True)
             first, began = before
-            answers = self._answers(asked, given_up)
+            answers = self._answers(asked, began, given_up)
+            if self._adapter_api is not None:
+                return GroupResult(index, tuple(one.response for one in answers), first, first)
             after = self._context.running()
             last = version_after(after, first)
         except EngineUnreachableError as error:
@@ -210,7 +218,9 @@ class ServerGenerator(Generator):
             if time.monotonic() - begin > patience or given_up.wait(_PAUSE):
                 return None
 
-    def _answers(self, asked: GroupRequest, given_up: threading.Event) -> tuple[ServerAnswer, ...]:
+    def _answers(
+        self, asked: GroupRequest, began: Running, given_up: threading.Event
+    ) -> tuple[ServerAnswer, ...]:
         """Send a request until it is answered, a bounded number of times.
 
         Raises:
@@ -222,7 +232,8 @@ class ServerGenerator(Generator):
             if attempt and given_up.wait(backoff(attempt)):
                 raise EngineUnreachableError("given up")
             try:
-                return self._answered(self._choice.api(), asked)
+                named = self._adapter_api
+                return self._answered(named(began.label) if named else self._choice.api(), asked)
             except (EngineUnreachableError, MalformedError) as error:
                 if attempt == self._retries or isinstance(error, RefusedRequestError):
                     raise
@@ -232,12 +243,18 @@ class ServerGenerator(Generator):
 
     def _answered(self, api: ServerApi, asked: GroupRequest) -> tuple[ServerAnswer, ...]:
         reply = self._server.post_any(api.path, api.body(asked))
-        if reply.status in _TRANSIENT or reply.status >= _SERVER_ERROR:
+        # A server that was restarted has no adapters until the follower has loaded one.
+        is_gone = reply.status == _NOT_FOUND and self._adapter_api is not None
+        if is_gone or reply.status in _TRANSIENT or reply.status >= _SERVER_ERROR:
             raise EngineUnreachableError(self._server.complaint(reply))
         if reply.is_error:
             raise RefusedRequestError(self._server.complaint(reply))
         answers = api.parse(reply.json, asked)
-        if self._choice.requires_spans and any(one.versions is None for one in answers):
+        if (
+            self._adapter_api is None
+            and self._choice.requires_spans
+            and any(one.versions is None for one in answers)
+        ):
             raise UnsupportedServerError("the server does not say which version chose which token")
         return answers
 
@@ -278,7 +295,8 @@ class ServerEngine(InferenceEngine):
 
     def __init__(self, file: ExplorerFile) -> None:
         self._file, section = file, file.explorer.engine
-        self._token, address = _token(section.token_env), f"{section.kind}={section.address}"
+        kind = LoraHook.name if file.model.publishes_adapters else section.kind
+        self._token, address = _token(section.token_env), f"{kind}={section.address}"
         self.name = shown(address)
         self.hook = open_hook(
             address,
@@ -311,7 +329,13 @@ class ServerEngine(InferenceEngine):
             concurrency=section.concurrency,
             retries=section.retries,
             settle=settle,
+            adapter_api=_adapter_api(self.hook, model) if isinstance(self.hook, LoraHook) else None,
         )
+
+
+def _adapter_api(hook: LoraHook, model: str) -> Callable[[str | None], ServerApi]:
+    """Return what tells how the adapter with a label is asked: by its name; without a label, the model itself."""
+    return lambda label: CompletionsApi(model if label is None else hook.name_of(label))
 
 
 def _token(variable: str) -> str | None:

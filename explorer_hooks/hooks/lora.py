@@ -9,25 +9,22 @@ it may still name an adapter whose last request has just ended, but never lacks 
 """
 
 import contextlib
-import json
 import os
 import re
 import time
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from explorer_hooks.hook import HookOptions, ProbeAnswer, Running
+from explorer_hooks.hooks.adapters import BaseCheck, require_adapter
 from explorer_hooks.hooks.http_engine import require_files
 from explorer_hooks.hooks.http_settings import ServerHook
 from explorer_hooks.hooks.probing import CompletionsProbe, each_replica
 from explorer_hooks.hooks.settings import HookSettings
 from explorer_hooks.http_client import HttpClient
-from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, RefusedError
+from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 from syncd.protocol.version import Pair
-from syncd.safe_open import open_read
 from syncd.transports.base import WeightDirectory, WeightTensors
-
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 _LOG = "see the log of the vLLM server; --max-lora-rank must be at least the adapter's rank"
 _LOAD, _UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -36,7 +33,6 @@ _LABEL = re.compile(r"(\d{1,16})\.(\d{1,16})(?:\.[0-9a-f]{16})?", re.ASCII)
 """The part of an adapter's name behind the dash; earlier releases wrote the pair alone."""
 
 _GONE = 404
-_MAX_CONFIG = 1 << 20
 _METRIC = "vllm:lora_requests_info"
 _METRIC_LINE = re.compile(rf"^{_METRIC}{{(?P<labels>[^}}]*)}}\s+(?P<value>\S+)", re.MULTILINE)
 _ENGINE = re.compile(r'^vllm:num_requests_running{[^}]*?engine="(?P<engine>\d+)"', re.MULTILINE)
@@ -49,7 +45,8 @@ class LoraHook(ServerHook):
 
     Further settings: `name`: the prefix of adapters' names; `keep`: how many adapters
     stay loaded besides the newest; `drain`: seconds after which an adapter counts as unused if the engine does not
-    say what it uses.
+    say what it uses; `base`: the directory on this host of the model that the server was started with, if the server
+    names another one.
 
     Args:
         options: The hook's options.
@@ -68,6 +65,7 @@ class LoraHook(ServerHook):
 
     def __init__(self, options: HookOptions) -> None:
         super().__init__(options)
+        self._base = BaseCheck(self._base_directory)
         self._loading: str | None = None
         self._superseded: dict[str, float] = {}
 
@@ -77,16 +75,22 @@ class LoraHook(ServerHook):
             problem = f"name={self._prefix} cannot begin an adapter's name"
             raise ConfigError(problem, hint="letters, digits, dot, dash, underscore")
         self._keep, self._drain = settings.count("keep", 2), settings.seconds("drain", 600.0)
+        self._named_base = settings.text("base", "")
 
     def adapter_name(self, target: WeightDirectory) -> str:
         """Return the name under which requests use a version: it is the `model` of an OpenAI-compatible request."""
-        return f"{self._prefix}-{target.label}"
+        return self.name_of(target.label)
+
+    def name_of(self, label: str) -> str:
+        """Return the name under which requests use the version of a label."""
+        return f"{self._prefix}-{label}"
 
     def prepare(self, target: WeightDirectory) -> None:
         """Check that the adapter is whole and that the engine can load adapters at run time."""
         require_files(self, target)
-        _require_adapter(target)
+        require_adapter(target)
         self._listed()
+        self._base.require(target)
         # A request that names no adapter: a server that can load adapters refuses it, others do not know the path.
         self._server.post_any(_LOAD, {"lora_name": "", "lora_path": ""})
 
@@ -182,43 +186,20 @@ class LoraHook(ServerHook):
 
     def _listed(self) -> dict[str, str]:
         """Return the path of each model and adapter by name."""
+        return {str(one.get("id")): str(one.get("root")) for one in self._models()}
+
+    def _models(self) -> list[dict[str, Any]]:
+        """Return what the server says of its models and adapters; an adapter has a parent."""
         models = self._server.get_json("/v1/models").get("data")
         if not isinstance(models, list):
             raise EngineUnreachableError("/v1/models is not answered as vLLM does", path=self._server.address)
-        return {str(one.get("id")): str(one.get("root")) for one in models if isinstance(one, dict)}
+        return [one for one in models if isinstance(one, dict)]
 
-
-def _require_adapter(target: WeightDirectory) -> None:
-    """Check that an adapter has its two files, the weights as the manifest has them.
-
-    Raises:
-        RefusedError: One is missing, or the configuration is not one of LoRA.
-    """
-    if target.shards and WEIGHTS not in {shard.name for shard in target.shards}:
-        raise RefusedError(
-            f"the manifest of version {target.label} has no {WEIGHTS}", path=target.path, hint="syncd ls"
-        )
-    if not os.path.isfile(f"{target.path}/{WEIGHTS}"):
-        raise RefusedError(f"{WEIGHTS} is not there", path=target.path, hint="syncd verify --deep")
-    config = f"{target.path}/{CONFIG}"
-    if _document_of(config).get("peft_type") != "LORA":
-        raise RefusedError("peft_type is not LORA", path=config, hint="save the adapter with peft")
-
-
-def _document_of(path: str) -> dict[str, object]:
-    """Return the JSON object of a small file.
-
-    Raises:
-        RefusedError: The file cannot be read or holds something else.
-    """
-    try:
-        with open(open_read(path), "rb") as file:
-            document = json.loads(file.read(_MAX_CONFIG))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RefusedError(f"it cannot be read: {error}", path=path, hint="syncd verify --deep") from error
-    if not isinstance(document, dict):
-        raise RefusedError("it is not a JSON object", path=path, hint="syncd verify --deep")
-    return document
+    def _base_directory(self) -> str:
+        """Return the directory of the model that the server was started with, empty if it cannot be read here."""
+        roots = [str(one.get("root")) for one in self._models() if not one.get("parent")]
+        found = self._named_base or (roots[0] if roots else "")
+        return found if os.path.isdir(found) else ""
 
 
 def in_use(server: HttpClient) -> frozenset[str] | None:

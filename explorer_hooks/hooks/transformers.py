@@ -64,7 +64,7 @@ class TransformersHook(TensorHook, ProbingHook):
         if not probe:
             self.probes = ""
         self.loaded: LoadCounts | None = None
-        self._parameters = model.state_dict(keep_vars=True)
+        self._parameters = self._loadable_tensors()
         held = self._targets().metas
         self._runs: Mapping[str, TensorMeta] | None = None if cast else held
         self._direct, self._cast, self._on_commit = direct, cast, on_commit
@@ -196,6 +196,10 @@ class TransformersHook(TensorHook, ProbingHook):
             self._label, self._runs = UNKNOWN_LABEL, None
             self._gate.shut_for_good(dead)
             raise dead from error
+
+    def _loadable_tensors(self) -> Mapping[str, torch.Tensor]:
+        """Return the tensors that a version fills, by its names for them."""
+        return self.model.state_dict(keep_vars=True)
 
     def _targets(self) -> TargetTensors:
         """Return what a load fills: a broadcast may have moved the parameters since the last one."""

@@ -18,7 +18,7 @@ from syncd.protocol.mount import mount_of
 
 T = TypeVar("T")
 
-LOCAL_POLL = 0.01
+FIRST_POLL, LOCAL_POLL = 0.001, 0.01
 NETWORK_POLL = 0.25
 _JITTER = 0.2
 PATIENCE = 30.0
@@ -54,11 +54,20 @@ class Pace:
         network = poll is None and mount_of(path).is_network
         self.seconds = poll if poll is not None else NETWORK_POLL if network else LOCAL_POLL
         self._spread = _JITTER if network else 0.0
+        self._first = FIRST_POLL if poll is None and not network else self.seconds
         self._random = random.Random()  # noqa: S311 - spreads load, hides nothing
 
     def next(self) -> float:
         """Return the seconds until the next poll."""
         return self.seconds * (1.0 + self._random.uniform(-self._spread, self._spread))
+
+    def after(self, polls: int) -> float:
+        """Return the seconds until the next poll of a wait that has polled so often.
+
+        What is waited for is often about to happen, so on local disks the first pauses are short.
+        """
+        doubled = self._first * 2.0 ** min(polls - 1, 16)
+        return doubled if doubled < self.seconds else self.next()
 
 
 class Deadline:
@@ -112,7 +121,7 @@ class Poller:
             WaitCancelledError: See `cancelled_by`.
         """
         deadline = Deadline(self.clock, self.timeout if timeout is None else timeout)
-        since, error = 0.0, None
+        since, error, polls = 0.0, None, 0
         while True:
             # A server that restarts must not end a training run.
             try:
@@ -124,11 +133,11 @@ class Poller:
                 error = failed if isinstance(failed, StorageError) else storage_error(failed, failed.filename)
             if error is not None and self.clock.monotonic() - since >= PATIENCE:
                 raise error
-            left = deadline.left()
+            left, polls = deadline.left(), polls + 1
             if left <= 0:
                 message = f"{what}: timed out after {deadline.seconds:g} s"
                 raise TimedOutError(message, hint=self._hint) from error
-            self._sleep(min(self.pace.next(), left))
+            self._sleep(min(self.pace.after(polls), left))
 
     def pause(self) -> None:
         """Sleep until the next poll is due.

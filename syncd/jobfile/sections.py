@@ -22,6 +22,7 @@ Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Above0 = Annotated[float, Field(gt=0)]
+Names = Annotated[tuple[str, ...], Field(strict=False)]
 NoneText = Annotated[
     None,
     BeforeValidator(lambda value: None if value == "none" else value),
@@ -81,6 +82,23 @@ class JobSection(Section):
     """The file that all of this was read from; set when it is read."""
 
 
+class LoraSection(Section):
+    """LoRA: adapters are trained beside layers, and the weights of `model.path` stay as they are."""
+
+    rank: Count = Field(default=0, json_schema_extra=FIXED)
+    """Rank of the adapters; 0 trains all weights and no adapter."""
+    alpha: Positive = Field(default=16, json_schema_extra=FIXED)
+    """What an adapter adds is multiplied by alpha / rank."""
+    targets: str | Names = Field(default="all-linear", json_schema_extra=FIXED)
+    """Names of the linear layers that get one, or their last parts: ["q_proj", "v_proj"]; else all but the head."""
+    exclude: Names = Field(default=(), json_schema_extra=FIXED)
+    """Names of layers that get none."""
+    adapter: str = Field(default="", json_schema_extra=FIXED)
+    """A directory of peft's with the adapter to start from; its rank and alpha must be given here too."""
+    publish: Literal["adapter", "merged"] = Field(default="adapter", json_schema_extra=FIXED)
+    """What a step is: the adapter alone, or whole weights with the adapter merged into them in float32."""
+
+
 class ModelSection(Section):
     """What is trained."""
 
@@ -94,6 +112,13 @@ class ModelSection(Section):
     """Whether code that comes with the model may run."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
+    lora: LoraSection = LoraSection()
+    """LoRA: adapters are trained beside layers, and the weights of `model.path` stay as they are."""
+
+    @property
+    def publishes_adapters(self) -> bool:
+        """Return whether the job's steps are adapters, not whole weights."""
+        return self.lora.rank > 0 and self.lora.publish == "adapter"
 
 
 class ReplaySection(Section):

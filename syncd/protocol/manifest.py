@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
 from syncd.errors import CorruptDataError
+from syncd.protocol.adapter_base import AdapterBase
 from syncd.protocol.digest import digest_file, name_of
 from syncd.protocol.disk import MISSING, Disk, is_directory
 from syncd.protocol.documents import (
@@ -76,6 +77,7 @@ class Manifest:
         uri: Where the payload of a remote step is.
         written_at: When the last writer was done, on its own clock, for people to read.
         probe: What the trainer's model answers with these weights; None if writer 1 left none.
+        base: For adapters, the model that they belong to; None if it is not known.
         digest: The manifest's own digest; empty until sealed.
     """
 
@@ -89,6 +91,7 @@ class Manifest:
     uri: str | None = None
     written_at: float = 0.0
     probe: Probe | None = None
+    base: AdapterBase | None = None
     digest: str = field(default="", compare=False)
 
     @property
@@ -98,7 +101,9 @@ class Manifest:
 
     @property
     def parent(self) -> int | None:
-        """Return the step that a delta changes, None for a step stored whole."""
+        """Return the step that a delta or an adapter changes, None if that is none of this job."""
+        if self.base is not None:
+            return self.base.step
         return self.delta.parent if self.delta else None
 
     @property
@@ -113,6 +118,7 @@ def from_receipts(
     kind: str = "weights",
     delta: DeltaHeader | None = None,
     uri: str | None = None,
+    base: AdapterBase | None = None,
 ) -> Manifest:
     """Return the manifest of a whole attempt (`receipt.whole_attempt`).
 
@@ -137,15 +143,20 @@ def from_receipts(
         uri,
         written_at,
         first.probe,
+        base,
     )
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the sealed bytes of a manifest."""
     delta = asdict(manifest.delta) if manifest.delta else None
-    more = {"delta": delta, "probe": manifest.probe and probe_document(manifest.probe)}
+    more = {
+        "delta": delta,
+        "probe": manifest.probe and probe_document(manifest.probe),
+        "base": manifest.base and manifest.base.document(),
+    }
     body = as_document(manifest, "digest", **more, **file_documents(manifest.shards, manifest.files))
-    return encode(seal(without_none(body, "probe")))
+    return encode(seal(without_none(body, "probe", "base")))
 
 
 def decode_manifest(data: bytes, path: str) -> Manifest:
@@ -178,8 +189,11 @@ def manifest_problem(manifest: Manifest) -> str:
         return (
             f"a step of kind {manifest.kind} {'with' if manifest.delta else 'without'} the header of a delta"
         )
-    if manifest.delta and manifest.delta.parent >= manifest.step:
-        return f"step {manifest.step} is a delta of a later step, {manifest.delta.parent}"
+    if manifest.base and manifest.kind != "lora":
+        return f"a step of kind {manifest.kind} with the base of an adapter"
+    if manifest.parent is not None and manifest.parent >= manifest.step:
+        what = "a delta" if manifest.delta else "an adapter"
+        return f"step {manifest.step} is {what} of a later step, {manifest.parent}"
     if (manifest.kind == "remote") != (manifest.uri is not None):
         return f"a step of kind {manifest.kind} {'with' if manifest.uri else 'without'} a URI"
     if manifest.uri is not None:

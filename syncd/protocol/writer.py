@@ -25,6 +25,7 @@ from syncd.errors import (
     SyncdError,
     UsageError,
 )
+from syncd.protocol.adapter_base import AdapterBase
 from syncd.protocol.digest import DEFAULT, Hasher, hasher
 from syncd.protocol.disk import (
     MISSING,
@@ -82,6 +83,7 @@ class StepWriter:
         digest: Name of the digest of the files.
         fence: A directory through which the seal and the marker are renamed. Whoever removes it makes both fail,
             which is how a trainer that has been replaced is fenced; empty for writers that nobody replaces.
+        base: The model that the step's adapter belongs to; the step is of kind `lora` then.
 
     Raises:
         UsageError: The step, the world size or the attempt is out of range.
@@ -96,6 +98,7 @@ class StepWriter:
         clock: Clock | None = None,
         digest: str = DEFAULT,
         fence: str = "",
+        base: AdapterBase | None = None,
     ) -> None:
         if not 0 <= step <= MAX_STEP or world_size < 1:
             raise UsageError(f"step {step} with {world_size} writers is out of range")
@@ -105,7 +108,7 @@ class StepWriter:
         self.sealed_path = job.step(step)
         """The step's directory, which is there once the step is sealed."""
         self._clock = clock or SystemClock()
-        self._digest, self._fence = digest, fence
+        self._digest, self._fence, self._base = digest, fence, base
         # From where the attempt is renamed onto the step.
         self._staged = f"{fence}/{attempt}" if fence else self.path
 
@@ -209,9 +212,14 @@ class StepWriter:
         return receipt
 
     def seal(
-        self, *, kind: str = "weights", delta: DeltaHeader | None = None, uri: str | None = None
+        self, *, kind: str = "", delta: DeltaHeader | None = None, uri: str | None = None
     ) -> Manifest | None:
         """Seal the step if all writers of this attempt have left their receipts; safe to call from all of them.
+
+        Args:
+            kind: Of the step; `lora` if the writer was given a base, else `weights`.
+            delta: The header of a delta.
+            uri: Where the payload of a remote step is.
 
         Returns:
             The manifest, or None while receipts are missing.
@@ -232,7 +240,8 @@ class StepWriter:
         whole = whole_attempt(receipts)
         if whole is None:
             return None
-        manifest = from_receipts(whole, kind=kind, delta=delta, uri=uri)
+        kind = kind or ("lora" if self._base else "weights")
+        manifest = from_receipts(whole, kind=kind, delta=delta, uri=uri, base=self._base)
         if problem := manifest_problem(manifest):
             raise UsageError(problem, path=place)
         try:

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 from syncd.errors import CorruptDataError, UsageError
 from syncd.protocol.disk import DOCUMENT_LIMIT, DirectoryEntry, Disk, FileStat
+from syncd.protocol.layout import ADAPTER, ADAPTER_CONFIG
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.safetensors import Header, read_header, signature
 
 SHARD = ".safetensors"
 INDEX = ".safetensors.index.json"
-ADAPTER = "adapter_model.safetensors"
-ADAPTER_CONFIG = "adapter_config.json"
 
 INDEX_LIMIT = 64 << 20
 """The largest index that is read, in bytes; a model with a million tensors has one of 100 bytes a tensor."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from syncd.client.sync_policy import TRANSPORTS
 from syncd.errors import ConfigError
+from syncd.protocol.adapter_base import AdapterBase
 from syncd.protocol.layout import Job
 from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import FileRecord
@@ -55,6 +56,7 @@ class WeightDirectory:
         tensors: What each tensor is, by name; none where that cannot be known without the engine.
         verified: Whether every byte at `path` was compared with the manifest's digests already.
         probe: What the trainer's model answers with these weights; None if its manifest has no probe.
+        base: For adapters, the model that they belong to; None if the manifest does not say.
     """
 
     version: Version
@@ -63,6 +65,7 @@ class WeightDirectory:
     tensors: Mapping[str, TensorMeta] = field(default_factory=dict)
     verified: bool = False
     probe: Probe | None = None
+    base: AdapterBase | None = None
 
     @property
     def label(self) -> str:
@@ -146,6 +149,7 @@ class SendContext:
         tied: Names of the export that repeat another tensor, and are left out.
         fence: The directory through which this trainer seals and announces steps.
         files: The opened sender of transport `checkpoint`; None while that one is opened.
+        base: If steps are adapters, the model that they belong to; None if steps are whole weights.
         memory: The budget of this rank for buffers and copies in the memory of its host.
     """
 
@@ -156,6 +160,7 @@ class SendContext:
     tied: Collection[str] = ()
     fence: str = ""
     files: "WeightSender | None" = None
+    base: AdapterBase | None = None
     memory: HostMemory = field(default_factory=unlimited)
 
 

@@ -12,6 +12,7 @@ from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, PolicyLossCon
 
 from support import samples
 from support.verl_cases import STILL, learn
+from support.verl_release import USABLE_LOSSES
 from trainer.config.algorithms import ADVANTAGES, ALGORITHMS, LOSSES, SFT
 from trainer.config.model import AlgorithmSection
 from trainer.config.options import correction
@@ -103,7 +104,8 @@ def _output(rows, slots, leaves):
 def by_hand(bench):
     """Return the batch and, for each algorithm and each split of the rows, advantages, loss and gradients."""
     given, found = log_probs(), {}
-    names = [{"name": name} for name in ALGORITHMS if name != SFT] + [{"loss": "dro"}]
+    names = [{"name": name} for name in ALGORITHMS if name != SFT]
+    names += [{"loss": "dro"}] * ("dro" in USABLE_LOSSES)
     for name in names:
         chosen = name.get("loss") or name["name"]
         section = resolve(AlgorithmSection.model_validate({**name, "options": GIVEN.get(chosen, {})}))
@@ -164,8 +166,8 @@ def reads(bench):
     """Return the fields of verl's actor config that each loss reads."""
     actor, policy = listening(FSDPActorConfig), listening(PolicyLossConfig, "policy_loss.")
     found = {}
-    for loss in LOSSES:
-        own = policy(loss_mode=loss, dro_beta=0.3)
+    for loss in USABLE_LOSSES:
+        own = policy(loss_mode=loss, **({"dro_beta": 0.3} if loss == "dro" else {}))
         config = actor(strategy="fsdp2", rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=own)
         now = torch.full((2, 3), -1.0, requires_grad=True)
         READ.clear()
@@ -212,8 +214,8 @@ OTHER = {
 def effects(bench):
     """Return, for each loss and each option that it is given, the results with its usual and with another value."""
     given, found = log_probs(), {}
-    for loss, known in LOSSES.items():
-        base = {"loss": loss, "options": GIVEN.get(loss, {})}
+    for loss in USABLE_LOSSES:
+        known, base = LOSSES[loss], {"loss": loss, "options": GIVEN.get(loss, {})}
         for name in (
             sorted(known.reads)
             + ["loss_scale_factor"] * known.has_modes
@@ -245,10 +247,10 @@ def keys_matter(bench):
         for name in ADVANTAGES
     }
     given, modes = log_probs(), {}
-    for loss in LOSSES:
+    for loss in USABLE_LOSSES:
         sections = [
             resolve(AlgorithmSection(loss=loss, loss_agg_mode=mode, options=GIVEN.get(loss, {})))
-            for mode in ("token-mean", "token-sum")
+            for mode in ("token-mean", "seq-mean-token-sum")
         ]
         modes[loss] = [of_section(section, "whole", given)["loss"] for section in sections]
     return {

@@ -37,6 +37,16 @@ BUDGETS = {
 }
 
 
+def critic_moments(engine):
+    """Return the whole state of the critic's AdamW, on all ranks."""
+    state = engine._critic.model.optimizer.state_dict()["state"]
+    return {
+        (number, name): getattr(value, "full_tensor", value.clone)().detach().clone()
+        for number, its in state.items()
+        for name, value in its.items()
+    }
+
+
 def ppo_steps(bench):
     """Return what a step of PPO does for each way to divide the rows into micro-batches."""
     return {name: _ppo_step(bench, budget) for name, budget in BUDGETS.items()}
@@ -177,8 +187,9 @@ def ppo_resumed(bench):
     write_state(engine, _place(bench, "state"))
     found["metrics"] += [engine.train_step(samples.batch_of(seed)) for seed in (2, 3)]
     found["actor moved"].append(not equal(start, weights_of(engine)))
-    found["critic end"] = critic_weights(engine)
+    found |= {"critic end": critic_weights(engine), "moments": critic_moments(engine)}
     write_state(engine, _place(bench, "straight"))
+    found["next"] = engine.train_step(samples.batch_of(4))
     again = bench.engine_of(**tables)
     again.load_training_state(_place(bench, "state"))
     again.train_step_num = 1
@@ -187,10 +198,18 @@ def ppo_resumed(bench):
     bench.ranks.gather(None)
     found["files"] = _same_files(_place(bench, "straight"), _place(bench, "resumed"))
     if bench.ranks.rank == 0:
-        shutil.rmtree(f"{bench.place('ppo-state')}/critic")
+        shutil.rmtree(f"{_place(bench, 'state')}/critic")
     bench.ranks.gather(None)
     found["without"] = refusal(lambda: again.load_training_state(_place(bench, "state")))
     return found
+
+
+def ppo_of_two_ranks(bench):
+    """Return both models as one rank resumes them from a state of two, and its next step."""
+    engine = bench.engine_of(**PPO)
+    engine.load_training_state(bench.place("ppo-straight-2"))
+    found = {"critic end": critic_weights(engine), "moments": critic_moments(engine)}
+    return found | {"next": engine.train_step(samples.batch_of(4))}
 
 
 def _place(bench, name):

@@ -41,6 +41,11 @@ class Bench:
         engine.prepare()
         return engine
 
+    @property
+    def mixes(self):
+        """Say whether the engine learns rollouts and examples in one step."""
+        return self.engine != "verl_legacy"
+
     def place(self, name):
         """Return a directory that all ranks share, made by the first."""
         path = f"{self.directory}/{name}"
@@ -52,8 +57,11 @@ def weights_of(engine):
     return {name: tensor.detach().clone() for name, tensor in engine.export()}
 
 
-def trained(engine, seeds):
-    return [engine.train_step(samples.batch_of(seed, weight=0.5, examples=seed % 2)) for seed in seeds]
+def trained(engine, seeds, *, mixed):
+    return [
+        engine.train_step(samples.batch_of(seed, weight=0.5, examples=seed % 2 if mixed else 0))
+        for seed in seeds
+    ]
 
 
 def write_state(engine, directory):
@@ -65,20 +73,21 @@ def write_state(engine, directory):
     arena.close()
 
 
-def contract(bench):
+def contract(bench, **tables):
     """Train, save, train on; and once more from what was saved."""
-    tables = {"data": {"sft_ratio": 0.1}}
+    mixed = bench.mixes
+    tables = ({"data": {"sft_ratio": 0.1}} if mixed else {}) | tables
     engine = bench.engine_of(**tables)
     found = {"fresh": engine.train_step_num, "start": weights_of(engine)}
-    found["metrics"] = trained(engine, (1, 2))
+    found["metrics"] = trained(engine, (1, 2), mixed=mixed)
     write_state(engine, bench.place("state"))
     found["saved"] = weights_of(engine)
-    found["metrics"] += trained(engine, (3, 4))
+    found["metrics"] += trained(engine, (3, 4), mixed=mixed)
     found |= {"steps": engine.train_step_num, "end": weights_of(engine)}
     write_state(engine, bench.place("straight"))
     again = bench.engine_of(**tables)
     again.load_training_state(bench.place("state"))
-    found["again"] = trained(again, (3, 4))
+    found["again"] = trained(again, (3, 4), mixed=mixed)
     write_state(again, bench.place("resumed"))
     found["end again"] = weights_of(again)
     bench.ranks.gather(None)  # all files are there
@@ -117,7 +126,7 @@ def other_ranks(bench):
     """Load a training state of two ranks, and one that is cut off; this is one rank."""
     engine = bench.engine_of()
     engine.load_training_state(f"{bench.directory}/state")
-    found = {"weights": weights_of(engine), "metrics": trained(engine, (3,))}
+    found = {"weights": weights_of(engine), "metrics": trained(engine, (3,), mixed=bench.mixes)}
     return found | {"cut": refusal(lambda: engine.load_training_state(f"{bench.directory}/cut"))}
 
 
@@ -187,7 +196,8 @@ def gradients(engine):
 
     def keep(*_):
         for name, parameter in model.module.named_parameters():
-            kept[name] = parameter.grad.full_tensor().clone()
+            if parameter.requires_grad:  # with LoRA, most are not
+                kept[name] = parameter.grad.full_tensor().clone()
 
     handle = model.optimizer.register_step_pre_hook(keep)
     try:

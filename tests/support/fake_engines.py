@@ -335,6 +335,7 @@ class FakeAdapters(FakeServer):
     """vLLM with adapters that are loaded at run time."""
 
     base = "policy-base"
+    base_root = "/start"
     enabled = True
     tells_use = True
     start_weights = START
@@ -354,8 +355,11 @@ class FakeAdapters(FakeServer):
         self.asked_ranks = []
 
     def get_v1_models(self, query, body):
-        cards = [{"id": self.base, "root": "/start"}]
-        return {"data": cards + [{"id": name, "root": path} for name, (path, _) in self.adapters.items()]}
+        cards = [{"id": self.base, "root": self.base_root, "parent": None}]
+        loaded = [
+            {"id": name, "root": path, "parent": self.base} for name, (path, _) in self.adapters.items()
+        ]
+        return {"data": cards + loaded}
 
     def get_metrics(self, query, body):
         if not self.tells_use:

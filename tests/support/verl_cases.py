@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from support import samples
 from support.engine_cases import content_of, equal, gradients, log_probs, refusal, weights_of, write_state
+from support.verl_release import USABLE_LOSSES
 from trainer.config.algorithms import ALGORITHMS
 from trainer.config.model import AlgorithmSection
 from trainer.engines.verl.checks import resolve
@@ -281,20 +282,6 @@ def not_finite(bench):
     return {"skipped": metrics, "same": same, "after": after, "refused": refused}
 
 
-LOSSES = (
-    "vanilla",
-    "dppo_tv",
-    "dppo_kl",
-    "gspo",
-    "sapo",
-    "gpg",
-    "clip_cov",
-    "kl_cov",
-    "cispo",
-    "dro",
-)
-
-
 DRO = {"policy_loss": {"dro_beta": 0.1}}
 
 
@@ -304,7 +291,7 @@ def every_algorithm(bench):
 
     ways = [{"name": name} for name, pair in ALGORITHMS.items() if pair.loss]
     ways += [{"advantage": name} for name in sorted(ADVANTAGES)]
-    ways += [{"loss": name, "options": DRO if name == "dro" else {}} for name in LOSSES]
+    ways += [{"loss": name, "options": DRO if name == "dro" else {}} for name in USABLE_LOSSES]
     engine, found = bench.engine_of(algorithm=STILL), []
     for way in ways:
         learn(engine, way)

@@ -51,6 +51,17 @@ def test_a_file_is_completed_by_defaults(write, tmp_path):
     assert config.job.source == f"{tmp_path}/file.toml"
 
 
+def test_adapters_are_read_with_their_paths_and_names(write, tmp_path):
+    table = '[model.lora]\nrank = 8\nadapter = "start"\n'
+    lora = load_config(write(table)).model.lora
+    assert (lora.rank, lora.alpha, lora.targets, lora.publish) == (8, 16, "all-linear", "adapter")
+    assert lora.adapter == f"{tmp_path}/start"
+    named = load_config(
+        write('[model.lora]\nrank = 8\ntargets = ["q_proj"]\nexclude = ["lm_head"]')
+    ).model.lora
+    assert (named.targets, named.exclude) == (("q_proj",), ("lm_head",))
+
+
 @pytest.mark.parametrize(
     ("arguments", "key", "value"),
     [

@@ -1,4 +1,7 @@
-"""torchrun's elastic restarts: when a node is lost, the other one goes on from the last full checkpoint."""
+"""torchrun's elastic restarts: when a node is lost, the other one goes on from the last full checkpoint.
+
+`make test-faults` runs it. In `make test`, test_resharding.py has ranks that come and go.
+"""
 
 import contextlib
 import json
@@ -87,6 +90,9 @@ def world_size(job, step):
         return None
 
 
+@pytest.mark.skipif(
+    int(os.environ.get("SYNCD_KILLS", "2")) < 50, reason="half a minute of processor time: make test-faults"
+)
 def test_a_run_goes_on_with_fewer_ranks_when_torchrun_loses_a_node(tmp_path):
     job = tmp_path / "job"
     job.mkdir()

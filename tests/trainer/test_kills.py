@@ -1,7 +1,8 @@
 """kill -9 of one rank or of all at random moments, then a start again: as if nothing had happened.
 
-SYNCD_KILLS says how many kills there are; SYNCD_ENGINE=verl has verl's engine killed, which takes minutes, and
-SYNCD_ENGINE=ppo the same with a critic. Without it, one run with a critic is killed once.
+SYNCD_KILLS says how many kills there are; SYNCD_ENGINE=verl has verl's engine killed, which takes minutes,
+SYNCD_ENGINE=ppo the same with a critic, and SYNCD_ENGINE=lora with adapters as steps. Without it, one run with a
+critic is killed once.
 """
 
 import contextlib
@@ -35,6 +36,7 @@ ENGINE = os.environ.get("SYNCD_ENGINE", "tiny")
 TABLES = {
     "tiny": '[engine]\nname = "tests.tiny"\noptions = { pause = 0.08, width = 1000 }\n[algorithm]\nname = "grpo"',
     "verl": '[engine]\ncompute_dtype = "float32"\n[algorithm]\nname = "grpo"',
+    "lora": '[model.lora]\nrank = 4\n[engine]\ncompute_dtype = "float32"\n[algorithm]\nname = "grpo"',
     "ppo": """
 [engine]
 compute_dtype = "float32"
@@ -68,6 +70,7 @@ group_size = 2
 consumed = "archive"
 [sync]
 save_timeout = 30.0
+interval = {sync}
 [trainer]
 nproc = {ranks}
 total_steps = {steps}
@@ -78,15 +81,19 @@ max_checkpoints_to_keep = 2
 
 @dataclass(frozen=True)
 class Kind:
-    """What is trained, for how many steps, on how many ranks, with a full checkpoint each `interval` steps."""
+    """What is trained, for how many steps, on how many ranks, with a full checkpoint or a sync each so many steps."""
 
     engine: str
     steps: int
     ranks: int
     interval: int
+    sync: int = 1
 
 
 WHOLE = Kind(ENGINE, STEPS, 2, 3)
+ONLY_FULL = Kind(ENGINE, STEPS, 2, 3, 3)
+"""The same end with fewer steps to vacate after each kill, which takes the daemon seconds."""
+
 SHORT = Kind("ppo", 4, 1, 1)
 """One kill of an actor with its critic, each full checkpoint of which is one rename."""
 
@@ -108,7 +115,7 @@ def start(job, kind=WHOLE):
     path = f"{job}.toml"
     with open(path, "w", encoding="utf-8") as file:
         model = f"{os.path.dirname(job)}/model"
-        own = {"steps": kind.steps, "ranks": kind.ranks, "interval": kind.interval}
+        own = {"steps": kind.steps, "ranks": kind.ranks, "interval": kind.interval, "sync": kind.sync}
         file.write(CONFIG.format(job=job, model=model, tables=TABLES[kind.engine], **own))
     with open(f"{job}.log", "ab") as log:
         command = [sys.executable, "-m", "trainer", "train", path]
@@ -242,12 +249,14 @@ def wait_for_saving_behind(job, process, draw):
     return False
 
 
-@pytest.mark.parametrize("wait", [wait_for_random_work, wait_for_saving_behind])
-def test_a_run_killed_again_and_again_ends_like_an_undisturbed_one(place, straight, record_line, wait):
+@pytest.mark.parametrize(
+    ("wait", "kind"), [(wait_for_random_work, WHOLE), (wait_for_saving_behind, ONLY_FULL)]
+)
+def test_a_run_killed_again_and_again_ends_like_an_undisturbed_one(place, straight, record_line, wait, kind):
     killed = new_job(place, f"killed-{wait.__name__}")
     draw, done, resumed, halfway, left = random.Random(SEED), 0, [], 0, set()
     while done < KILLS:
-        process = start(killed)
+        process = start(killed, kind)
         if not wait(killed, process, draw):
             # It has reached the end before it could be killed: begin again from nothing.
             assert process.wait(_LONG) == 0, tail(killed)
@@ -265,7 +274,7 @@ def test_a_run_killed_again_and_again_ends_like_an_undisturbed_one(place, straig
         halfway += bool(set(unfinished(killed)) - left)
         left = set(unfinished(killed))
         assert not damaged(killed), f"after kill {done}"
-    assert final_state(finish(killed)) == straight
+    assert final_state(finish(killed, kind)) == straight
     assert halfway or wait is wait_for_random_work, "no kill came while a training state was written"
     record_line(
         f"kill -9 of ranks ({wait.__name__}): {done} kills, {halfway} of them with a training state half"

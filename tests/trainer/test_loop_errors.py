@@ -18,6 +18,7 @@ from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
 from syncd.synchronizer import Synchronizer
+from trainer.engines import state_copy
 
 BAD_TOKEN = 64
 """The first token id that the tiny engine's model does not have."""
@@ -270,3 +271,31 @@ group_size = 2
 nproc = 2
 start_daemon = false
 """
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_checkpoint_that_fails_behind_is_counted_and_training_goes_on_as_if_nothing_had_been(
+    tmp_path, monkeypatch, number
+):
+    def broken(path, mode):
+        if "failing/global_step_4" in path:
+            raise OSError(number, os.strerror(number), path)
+        return open(path, mode)
+
+    monkeypatch.setattr(state_copy, "open", broken, raising=False)
+    states, shown = {}, None
+    for name in ("straight", "failing"):
+        job = tmp_path / name
+        fill(job, 7)
+        code, shown = run(small_config(job, trainer={"total_steps": 6, "save_interval": 2}))
+        assert code == 0
+        states[name] = weights(job, 6)
+    assert same(states["straight"], states["failing"])
+    assert [step for step, _ in shown.records] == [1, 2, 3, 4, 5, 6]
+    assert [record["sync/failures"] for _, record in shown.records if "sync/failures" in record] == [1.0]
+    assert [step for step in (2, 4, 6) if (job / f"global_step_{step}" / ".full_checkpoint").exists()] == [
+        2,
+        6,
+    ]
+    assert not list((job / "global_step_4").glob("*training*"))
+    assert all(record["time/save_blocked"] > 0 for _, record in shown.records if "save/step" in record)

@@ -14,9 +14,13 @@ from syncd.protocol.layout import MAX_STEP
     type=click.Choice(["bfloat16", "float16", "float32"]),
     help="Of the weights; as they are unless given.",
 )
+@click.option("--base", metavar="DIR", help="The model that an adapter belongs to, if it was moved.")
+@click.option("--adapter", is_flag=True, help="Copy an adapter alone, as peft reads it.")
 @click.option("--critic", is_flag=True, help="The critic of a full checkpoint, not the policy.")
-def export(job: str, step: int, out: str, dtype: str | None, *, critic: bool) -> None:
-    """Make the Hugging Face directory OUT of a step or full checkpoint of JOB.
+def export(
+    job: str, step: int, out: str, dtype: str | None, base: str | None, *, adapter: bool, critic: bool
+) -> None:
+    """Make the Hugging Face directory OUT of a step or full checkpoint of JOB. An adapter is merged into its model.
 
     \b
     Example:
@@ -24,4 +28,4 @@ def export(job: str, step: int, out: str, dtype: str | None, *, critic: bool) ->
     """  # noqa: D301 - click's mark is one backspace
     from trainer.export import export as write  # noqa: PLC0415
 
-    write(job, step, out, dtype, critic=critic)
+    write(job, step, out, dtype, base=base, adapter=adapter, critic=critic)

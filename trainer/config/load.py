@@ -27,6 +27,7 @@ from trainer.config.algorithms import (
     with_published,
 )
 from trainer.config.critic import algorithm_of, critic_problems
+from trainer.config.lora import lora_problems
 from trainer.config.model import KEYS, AlgorithmSection, JobConfig, OptimizerSection
 from trainer.config.options import algorithm_problems, engine_problems
 from trainer.config.tinker import TINKER, tinker_problems
@@ -200,6 +201,7 @@ def verl_problems(config: JobConfig) -> Iterator[Problem]:
     yield from _unread(section)
     yield from algorithm_problems(section)
     yield from engine_problems(config.engine)
+    yield from lora_problems(config)
 
 
 def _unread(section: AlgorithmSection) -> Iterator[Problem]:

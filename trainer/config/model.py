@@ -91,7 +91,7 @@ class AlgorithmSection(Section):
     entropy_coeff: float = Field(default=0.0, json_schema_extra=FIXED)
     """Weight of the entropy bonus."""
     kl_coef: Annotated[float, Field(ge=0)] = Field(default=0.0, json_schema_extra=FIXED)
-    """Weight of the KL loss against the initial model; above 0 a second copy of the model is kept."""
+    """Weight of the KL loss against the initial model; above 0 a second copy is kept, except with LoRA."""
     kl_type: str = Field(default="low_var_kl", json_schema_extra=FIXED)
     """verl's KL estimator."""
     norm_advantage: bool | NoneText = Field(default=None, json_schema_extra=FIXED)
@@ -215,9 +215,16 @@ class JobConfig(JobFile):
     """What `trainer stages` runs one after the other."""
 
 
-KEYS = Keys(
-    JobConfig, ("job.dir", "job.state_dir", "model.path", "critic.path", "data.sft_path", "sync.memory_dir")
+_PATHS = (
+    "job.dir",
+    "job.state_dir",
+    "model.path",
+    "model.lora.adapter",
+    "critic.path",
+    "data.sft_path",
+    "sync.memory_dir",
 )
+KEYS = Keys(JobConfig, _PATHS)
 """The keys of the file, and those of them that name a file or directory."""
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from syncd.errors import ConfigError, storage_errors
 from trainer.config.algorithms import SFT, VERL
+from trainer.config.lora import check_start_adapter
 from trainer.config.model import JobConfig
 
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
@@ -38,6 +39,7 @@ def check_model(config: JobConfig) -> None:
     _check_weights(path)
     if config.critic.enabled and config.critic.path:
         _check_weights(config.critic.path, "critic.path")
+    check_start_adapter(config.model.lora)
     with storage_errors(path):
         why = _needs_tokenizer(config)
         if why and not _has_tokenizer(path):
@@ -196,10 +198,19 @@ def companions(
     """
     config = read_model_config(path) | {"dtype": dtype, "torch_dtype": dtype, **changes}
     found = {"config.json": json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"}
-    suffixes = (*_COMPANION_SUFFIXES, ".py") if code else _COMPANION_SUFFIXES
     with storage_errors(path):
-        for name in sorted(os.listdir(path)):
-            if name in _COMPANIONS or name.endswith(suffixes):
-                with open(os.path.join(path, name), "rb") as file:
-                    found[name] = file.read()
+        for name in companion_names(path, code=code):
+            with open(os.path.join(path, name), "rb") as file:
+                found[name] = file.read()
     return found
+
+
+def companion_names(path: str, *, code: bool) -> list[str]:
+    """Return the names of a model directory's files beside the weights, all but config.json.
+
+    Args:
+        path: The model directory.
+        code: Whether to include the model's own code.
+    """
+    suffixes = (*_COMPANION_SUFFIXES, ".py") if code else _COMPANION_SUFFIXES
+    return [name for name in sorted(os.listdir(path)) if name in _COMPANIONS or name.endswith(suffixes)]

@@ -77,6 +77,9 @@ def tinker_problems(config: JobConfig) -> Iterator[Problem]:
         for name in names:
             if getattr(section, name) != _default(section, name):
                 yield _problem(f"{table}.{name}", "the server decides that", "leave it out")
+    if config.model.lora.rank:
+        hint = 'engine.options.rank, and engine.options.publish = "lora" for adapters as steps'
+        yield _problem("model.lora", "the server trains an adapter in any case", hint)
     if config.sync.method != SyncMethod.CHECKPOINT.value:
         why = "the weights are on the server, so there is nothing to broadcast or to keep in memory"
         yield _problem("sync.method", why, 'method = "checkpoint"')

@@ -124,7 +124,7 @@ class TrainEngineWrapper(ABC):
         """Resume exactly from the full checkpoint of a step; `train_step_num` is that step afterwards.
 
         Raises:
-            SyncdError: It cannot be loaded; for another world size, the message names both.
+            SyncdError: It cannot be loaded, or not by this number of ranks; the message names both.
         """
 
     @abstractmethod

@@ -3,14 +3,15 @@
 import time
 import uuid
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 
 import structlog
 import torch
 
-from syncd.errors import SyncdError, UsageError
+from syncd.errors import ConfigError, SyncdError, UsageError
+from syncd.protocol.adapter_base import AdapterBase, find_base
 from syncd.protocol.probe import Probe, write_base_probe
 from syncd.protocol.process import Process
 from syncd.transports.base import (
@@ -24,7 +25,7 @@ from syncd.transports.base import (
 )
 from syncd.transports.host_memory import HostMemory
 from syncd.transports.memory.room import free_memory
-from syncd.transports.ranks import all_or_error, raise_agreed
+from syncd.transports.ranks import all_or_error, raise_agreed, rank0_or_error
 from trainer.auto_method import senders_of
 from trainer.checkpoints import training_directory
 from trainer.engines.base import EngineContext, Metrics, TrainEngineWrapper
@@ -41,9 +42,13 @@ class FileEngine(TrainEngineWrapper):
     make the same calls, and an error on one of them is raised on all.
     """
 
+    trains_adapters: ClassVar[bool] = False
+    """Whether it trains what `[model.lora]` asks for, and exports adapters if steps are to be adapters."""
+
     def __init__(self, context: EngineContext) -> None:
         self.context = context
         self.train_step_num = self._saved = 0
+        self.base: AdapterBase | None = None  # with LoRA, the model that adapters belong to
         self._handed: int | None = None  # the step whose weights a sender has, or that is whole
         self._sender: WeightSender | None = None  # of the last sync
         self._attempt = ""  # the save of those weights
@@ -89,8 +94,8 @@ class FileEngine(TrainEngineWrapper):
     def training_state(self) -> TrainingState:
         """Return what each of this rank's files of a training state holds: weights, optimizer, schedule, RNG.
 
-        All ranks call it, and names differ between ranks. Tensors may be the engine's own: they are copied before
-        training continues, or else written.
+        All ranks call it for each full checkpoint, and once after the first step for the size of the copy. Names
+        differ between ranks. Tensors may be the engine's own: training continues once they are copied or written.
         """
 
     @abstractmethod
@@ -103,8 +108,10 @@ class FileEngine(TrainEngineWrapper):
 
     def prepare(self) -> None:
         """Build the model, and open the senders that `sync.method` needs."""
-        self.build()
         settings = self.context.config.sync
+        if self.context.config.model.lora.rank:
+            self.base = self._find_base()
+        self.build()
         self._memory = memory = self._host_memory()
         self.senders = self.open_senders(memory)
         live = "sync.mode is stream" if settings.mode == "stream" else ""
@@ -118,23 +125,35 @@ class FileEngine(TrainEngineWrapper):
         Raises:
             SyncdError: One cannot be opened; on all ranks.
         """
-        context, settings = self.context, self.context.config.sync
+        context, settings, model = self.context, self.context.config.sync, self.context.config.model
+        base = self.base if model.publishes_adapters else None
         opened = SendContext(
-            context.job, context.ranks, settings, context.sync, self.tied, context.fence, memory=memory
+            context.job,
+            context.ranks,
+            settings,
+            context.sync,
+            self.tied,
+            context.fence,
+            base=base,
+            memory=memory,
         )
-        senders = open_senders(senders_of(settings.method), opened)
+        senders = open_senders((FILES,) if base else senders_of(settings.method), opened)
         for sender in senders.values():
             sender.prepare(self.export)
         return senders
 
     def record_start(self) -> None:
         """Record the baseline, unless this run sends no probes or the job has one; a failure is logged."""
-        context, probe = self.context, self._measured_probe()
+        context, probe = self.context, self._measured_probe(self.start_logprobs)
         if context.ranks.rank == 0 and probe is not None:
             try:
                 write_base_probe(context.job, probe, context.config.model.path)
             except (OSError, SyncdError) as error:
                 structlog.get_logger().warning("base_probe_failed", reason=str(error))
+
+    def start_logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return what the model at `model.path` answers before the first step, as `token_logprobs` does."""
+        return self.token_logprobs(rows)
 
     @property
     def saved_step(self) -> int:
@@ -178,7 +197,7 @@ class FileEngine(TrainEngineWrapper):
         if self._files is None:
             self._files = all_or_error(self.context.ranks, self.companions)
         # Now: it must be of the very weights that are exported.
-        content = StepContent(self.export, self._files, self._measured_probe())
+        content = StepContent(self.export, self._files, self._measured_probe(self.token_logprobs))
         self._attempt = self._new_attempt()
         self._sender.send(self.train_step_num, self._attempt, content)
         self._handed = self.train_step_num
@@ -192,9 +211,8 @@ class FileEngine(TrainEngineWrapper):
         captured = None
         if self._saved != self.train_step_num:
             captured = all_or_error(self.context.ranks, self._captured)
-        attempt = self._attempt if self._handed == self.train_step_num else ""
         self._saving = CheckpointSave(
-            self.context, self.train_step_num, attempt, save, captured, state, as_hf=save_as_hf
+            self.context, self.train_step_num, self._attempt, save, captured, state, as_hf=save_as_hf
         )
         self._saving.start()
         self._wait_if_live(captured)
@@ -236,6 +254,21 @@ class FileEngine(TrainEngineWrapper):
         limit = self.context.config.trainer.host_memory_mib << 20
         return HostMemory(limit or free_memory() // 2 // neighbours)
 
+    def _find_base(self) -> AdapterBase:
+        """Return the model that adapters belong to; rank 0 reads it, once a start.
+
+        Raises:
+            ConfigError: The engine trains no adapters, or the model is not in safetensors.
+        """
+        context = self.context
+        if not self.trains_adapters:
+            name = context.config.engine.name
+            raise ConfigError(f"the engine {name} trains no adapters", hint="leave out [model.lora]")
+        found = rank0_or_error(context.ranks, find_base, context.job, context.config.model.path)
+        base = context.ranks.broadcast(found)
+        assert base is not None, "rank 0 has found it"
+        return base
+
     def _prepare_arena(self) -> None:
         """Allocate the memory for the copy of the training state, once there is one of its full size."""
         if self._is_arena_ready or self._arena is None or not self.context.config.trainer.save_interval:
@@ -249,8 +282,11 @@ class FileEngine(TrainEngineWrapper):
             tokens = probe_tokens(model.path, limits.vocabulary, limits.tokens, trust=model.trust_remote_code)
         return self.context.ranks.broadcast(tokens)
 
-    def _measured_probe(self) -> Probe | None:
+    def _measured_probe(self, ask: Callable[[Tokens], list[list[float]]]) -> Probe | None:
         """Return what the model answers now, None if this run sends no probes.
+
+        Args:
+            ask: Returns the log-probs of rows of tokens.
 
         Raises:
             NonFiniteError: A log-prob is not finite, and `sync.check_finite` is set; on all ranks.
@@ -258,7 +294,7 @@ class FileEngine(TrainEngineWrapper):
         tokens, settings, start = self._probe_tokens, self.context.config.sync, time.perf_counter()
         if not tokens:
             return None
-        probe = make_probe(tokens, self.token_logprobs(tokens), self.compute_dtype, self.export_dtype)
+        probe = make_probe(tokens, ask(tokens), self.compute_dtype, self.export_dtype)
         if probe is None and settings.check_finite:
             raise_agreed(non_finite_error(self.export()))
         self._sync_metrics = {"time/probe": time.perf_counter() - start}

@@ -38,6 +38,7 @@ class FsdpFiles:
     Args:
         disk: Where they are.
         directory: The directory of the files.
+        adapters: Whether they must hold adapters alone, as the training state of a run with LoRA does.
 
     Raises:
         NotReadyError: Some rank's file is missing.
@@ -45,7 +46,7 @@ class FsdpFiles:
         ConfigError: They hold what is not made whole here: adapters, or objects that need code to load.
     """
 
-    def __init__(self, disk: Disk, directory: str) -> None:
+    def __init__(self, disk: Disk, directory: str, *, adapters: bool = False) -> None:
         self._directory = directory
         paths = [f"{directory}/{name}" for name in _rank_files(disk, directory)]
         self._ranks = [_load(path) for path in paths]
@@ -53,7 +54,9 @@ class FsdpFiles:
         for path, found in zip(paths, self._ranks, strict=True):
             if found.keys() != first.keys():
                 raise CorruptDataError("its tensors are not those of rank 0", path=path)
-        if any(_ADAPTER in name for name in first):
+        if adapters and not all(_ADAPTER in name for name in first):
+            raise CorruptDataError("the ranks' files hold more than adapters", path=directory)
+        if not adapters and any(_ADAPTER in name for name in first):
             raise ConfigError(
                 "the ranks' files hold adapters", path=directory, hint=_MERGER.format(directory)
             )

@@ -22,7 +22,7 @@ from syncd.transports.filesystem.export_walk import (
 )
 from syncd.transports.filesystem.shard import THREADS, Ring, ShardWriter, find_write_mode
 from syncd.transports.torch_tensors import FROM_TORCH
-from trainer.export.source import CONFIG, ExportSource, find_critic, find_source
+from trainer.export.source import CONFIG, ExportSource, find_adapter, find_critic, find_source
 from trainer.export.weights import ModelWeights, leave_out_tied
 
 SHARD_LIMIT = 5_000_000_000
@@ -36,8 +36,17 @@ DTYPES: Mapping[str, torch.dtype] = {
 """What weights can be cast to, by name."""
 
 
-def export(job_dir: str, step: int, out: str, dtype: str | None = None, *, critic: bool = False) -> None:
-    """Write a step as a complete Hugging Face directory, or nothing.
+def export(
+    job_dir: str,
+    step: int,
+    out: str,
+    dtype: str | None = None,
+    *,
+    base: str | None = None,
+    adapter: bool = False,
+    critic: bool = False,
+) -> None:
+    """Write a step as a complete Hugging Face directory, or nothing. An adapter is merged into its base.
 
     Args:
         job_dir: The job directory.
@@ -45,26 +54,34 @@ def export(job_dir: str, step: int, out: str, dtype: str | None = None, *, criti
         out: A directory that is not there yet, or is empty.
         dtype: What floating-point weights become, a key of `DTYPES`; as they are stored unless given.
             `float32` takes the training weights of a full checkpoint where there are some.
+        base: The directory of the model that an adapter belongs to; the one that its writer had unless given.
+        adapter: Write the adapter alone, as peft reads it.
         critic: Whether the critic of a full checkpoint is exported instead of the policy.
 
     Raises:
         UsageError: There is no such step, it holds no whole model, or `out` is taken.
         NotReadyError: The step is not complete.
         CorruptDataError: It is damaged.
-        ConfigError: It holds what only loads by running code from it.
+        ConfigError: It holds what only loads by running code from it, or the base of an adapter is not there or is
+            another model.
         TryAgainError: It was removed meanwhile.
         StorageError: The file system refused, such as a full one.
     """
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"no weights are {dtype!r}", hint=f"one of {', '.join(DTYPES)}")
+    if adapter and (dtype or base):
+        raise UsageError("an adapter alone is copied as it is", hint="leave out --dtype and --base")
     job, target = Job.at(job_dir), os.path.realpath(out)
     if is_below(target, job.step(step)):
         raise UsageError("nothing is added to a step", path=target, hint="name a directory elsewhere")
     try:
-        source = (
-            find_critic(job, step) if critic else find_source(job, step, full_precision=dtype == "float32")
-        )
-        if CONFIG not in source.companions:
+        if adapter:
+            source = find_adapter(job, step)
+        elif critic:
+            source = find_critic(job, step)
+        else:
+            source = find_source(job, step, full_precision=dtype == "float32", base=base)
+        if not adapter and CONFIG not in source.companions:
             text = f"there is no {CONFIG} with the weights, so nobody can load them"
             raise CorruptDataError(text, path=source.path)
         with staged(job.disk, target) as directory:

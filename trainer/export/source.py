@@ -1,5 +1,6 @@
 """Finds the weights of a step, and the files beside them."""
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -9,10 +10,14 @@ from syncd.errors import (
     NotReadyError,
     UsageError,
 )
+from syncd.protocol.adapter_base import weight_files
 from syncd.protocol.disk import MISSING, Disk, exists, list_if_there
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, Job, parse_attempt_name, parse_step_name
 from syncd.protocol.manifest import Manifest, missing_files, read_manifest
-from syncd.protocol.receipt import FileRecord, receipts_directory
+from syncd.protocol.receipt import FileRecord, receipts_directory, record_chunks
+from trainer.config.lora import read_adapter_config
+from trainer.config.model_files import companion_names
+from trainer.export.adapters import MergedWeights, find_base_directory
 from trainer.export.fsdp import FsdpFiles, has_fsdp_files
 from trainer.export.weights import ModelWeights, SafetensorsFiles
 
@@ -43,24 +48,32 @@ class ExportSource:
     shards: tuple[str, ...] = ()
 
 
-def find_source(job: Job, step: int, *, full_precision: bool) -> ExportSource:
+def find_source(job: Job, step: int, *, full_precision: bool, base: str | None = None) -> ExportSource:
     """Return where to export a step from.
 
     Args:
         job: The job.
         step: The step.
         full_precision: Whether a full checkpoint's training state is preferred to the weights of the step.
+        base: For an adapter, the directory of its base; the one that its writer had unless given.
 
     Raises:
         UsageError: There is no such step, or it does not hold a whole model.
         NotReadyError: It is not complete.
         CorruptDataError: It is damaged.
+        ConfigError: The base of an adapter is not there, or is another model.
     """
     path = job.step(step)
     _require_there(job, step)
     try:
         manifest = read_manifest(job.disk, path)
     except MISSING:
+        manifest = None
+    if manifest and manifest.kind == "lora":
+        return _merged(job.disk, path, manifest, base, full_precision=full_precision)
+    if base is not None:
+        raise UsageError(f"step {step} holds no adapter, so no base belongs to it", path=path)
+    if manifest is None:
         return _foreign(job.disk, path, step)
     return _native(job.disk, path, manifest, full_precision=full_precision)
 
@@ -101,19 +114,69 @@ def _require_there(job: Job, step: int) -> None:
         )
 
 
-def _native(disk: Disk, path: str, manifest: Manifest, *, full_precision: bool) -> ExportSource:
+def find_adapter(job: Job, step: int) -> ExportSource:
+    """Return where to copy the adapter of a step from.
+
+    Raises:
+        UsageError: There is no such step, or it holds no adapter.
+        CorruptDataError: It is damaged.
+    """
+    path = job.step(step)
+    _require_there(job, step)
+    try:
+        manifest = read_manifest(job.disk, path)
+    except MISSING:
+        raise NotReadyError(f"step {step} is not complete: it has no manifest", path=path) from None
+    if manifest.kind != "lora":
+        raise UsageError(f"step {step} holds no adapter: it is of kind {manifest.kind}", path=path)
+    _require_whole(disk := job.disk, path, manifest)
+    records = {_exported(record): record for record in (*manifest.shards, *manifest.files)}
+    adapter = SafetensorsFiles(disk, [f"{path}/{record.name}" for record in manifest.shards])
+    beside = {_exported(record): f"{path}/{record.name}" for record in manifest.files}
+    return ExportSource(path, adapter, beside, records, tuple(map(_exported, manifest.shards)))
+
+
+def _merged(
+    disk: Disk, path: str, manifest: Manifest, base: str | None, *, full_precision: bool
+) -> ExportSource:
+    """Return the weights of an adapter's base with the adapter in them, and the files beside the base."""
+    _require_whole(disk, path, manifest)
+    for record in (*manifest.shards, *manifest.files):
+        for _ in record_chunks(disk, f"{path}/{record.name}", record):
+            pass
+    config = read_adapter_config(f"{path}/{ACTOR}")
+    directory = find_base_directory(disk, manifest.base, config, base)
+    adapter: ModelWeights = SafetensorsFiles(disk, [f"{path}/{record.name}" for record in manifest.shards])
+    if full_precision and has_fsdp_files(disk, f"{path}/{TRAINING}"):
+        _require_full(disk, path, manifest)
+        adapter = FsdpFiles(disk, f"{path}/{TRAINING}", adapters=True)
+    weights = SafetensorsFiles(disk, weight_files(disk, directory))
+    names = [CONFIG, *companion_names(directory, code=True)]
+    beside = {name: os.path.realpath(f"{directory}/{name}") for name in names}
+    return ExportSource(path, MergedWeights(weights, adapter, config, wide=full_precision), beside)
+
+
+def _require_whole(disk: Disk, path: str, manifest: Manifest) -> None:
     if wrong := missing_files(disk, path, manifest):
         raise CorruptDataError(
             f"step {manifest.step} is not whole: {wrong[0]}", path=path, hint="syncd verify JOB STEP"
         )
+
+
+def _require_full(disk: Disk, path: str, manifest: Manifest) -> None:
+    if FULL_CHECKPOINT not in {entry.name for entry in disk.list(path)}:
+        raise NotReadyError(f"the full checkpoint of step {manifest.step} is not complete", path=path)
+
+
+def _native(disk: Disk, path: str, manifest: Manifest, *, full_precision: bool) -> ExportSource:
+    _require_whole(disk, path, manifest)
     _require_model(manifest, path)
     records = {_exported(record): record for record in (*manifest.shards, *manifest.files)}
     names = [name for name in records if not name.endswith(_OTHER_WEIGHTS)]
     beside = {name: f"{path}/{records[name].name}" for name in names}
     training = f"{path}/{TRAINING}"
     if (full_precision or not manifest.shards) and has_fsdp_files(disk, training):
-        if FULL_CHECKPOINT not in {entry.name for entry in disk.list(path)}:
-            raise NotReadyError(f"the full checkpoint of step {manifest.step} is not complete", path=path)
+        _require_full(disk, path, manifest)
         return ExportSource(
             path, FsdpFiles(disk, training), beside or _companions(disk, f"{training}/huggingface"), records
         )
@@ -126,7 +189,7 @@ def _exported(record: FileRecord) -> str:
 
 
 def _require_model(manifest: Manifest, path: str) -> None:
-    holds = {"delta": "only what changed since another step", "lora": "adapters", "remote": manifest.uri}
+    holds = {"delta": "only what changed since another step", "remote": manifest.uri}
     if manifest.kind in holds:
         raise UsageError(f"step {manifest.step} holds no whole model: {holds[manifest.kind]}", path=path)
 

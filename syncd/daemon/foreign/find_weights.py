@@ -19,10 +19,10 @@ from syncd.daemon.foreign.whole_files import (
     whole_tensors,
 )
 from syncd.protocol.disk import Disk
+from syncd.protocol.layout import ADAPTER_CONFIG
 from syncd.protocol.step import StepState
 
 CONFIG = "config.json"
-ADAPTER_CONFIG = "adapter_config.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from syncd.errors import SyncdError
+from syncd.protocol.adapter_base import AdapterBase
 from syncd.protocol.disk import Clock
 from syncd.protocol.manifest import Manifest
 from syncd.protocol.probe import Probe
@@ -84,11 +85,12 @@ class HeldDirectory:
 
 @dataclass(frozen=True, slots=True)
 class PayloadFiles:
-    """The files of a step that an engine loads, and its probe; names are relative to the directory that it loads."""
+    """What a manifest says of the directory that an engine loads; names of files are relative to that directory."""
 
     shards: tuple[FileRecord, ...] = ()
     files: tuple[FileRecord, ...] = ()
     probe: Probe | None = None
+    base: AdapterBase | None = None
 
     @property
     def records(self) -> tuple[FileRecord, ...]:
@@ -102,13 +104,14 @@ class PayloadFiles:
 
 
 def payload_of(manifest: Manifest | None) -> PayloadFiles:
-    """Return the files of a step that an engine loads, and its probe; no files if the payload is elsewhere."""
+    """Return what a manifest says of the directory that an engine loads; no files if the payload is elsewhere."""
     if manifest is None:
         return PayloadFiles()
     if manifest.kind == "remote":
         return PayloadFiles(probe=manifest.probe)
     prefix = f"{manifest.payload}/"
-    return PayloadFiles(_below(manifest.shards, prefix), _below(manifest.files, prefix), manifest.probe)
+    files = _below(manifest.shards, prefix), _below(manifest.files, prefix)
+    return PayloadFiles(*files, manifest.probe, manifest.base)
 
 
 def _below(records: Iterable[FileRecord], prefix: str) -> tuple[FileRecord, ...]:

@@ -61,7 +61,7 @@ class ExportWalk:
     Args:
         export: What the engine exports.
         rank: This rank.
-        world_size: Number of ranks.
+        world_size: Number of ranks that write; those behind them only take part in the walk.
         dtype: What floating-point tensors are cast to; None keeps them. Those of one byte are kept always.
         tied: Names to leave out, besides those found to share the storage of another.
 

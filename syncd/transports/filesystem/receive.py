@@ -148,13 +148,14 @@ class DirectoryReceiver(WeightReceiver):
         """Return files as a version that hooks load, checked as closely as is asked for."""
         require_tensors(payload.shards, path)
         if self._options.verify is Verification.SIZE:
-            return WeightDirectory(version, path, payload.shards, probe=payload.probe)
+            return WeightDirectory(version, path, payload.shards, probe=payload.probe, base=payload.base)
         tensors = read_tensors(disk, path, payload.shards)
         check = self._content_check(disk, path, payload, self._options.stop)
         if check is not None:
             self._options.report("debug", "hash_started", step=version.step, path=path, bytes=payload.size)
             check()
-        return WeightDirectory(version, path, payload.shards, tensors, check is not None, payload.probe)
+        verified = check is not None
+        return WeightDirectory(version, path, payload.shards, tensors, verified, payload.probe, payload.base)
 
     def _content_check(
         self, disk: Disk, path: str, payload: PayloadFiles, stop: Callable[[], bool]
@@ -204,7 +205,9 @@ class FilesystemReceiver(DirectoryReceiver):
         if staged is not None:
             return self._held_copy(version, staged, payload)
         tensors = read_tensors(self._disk, leased.path, payload.shards)
-        directory = WeightDirectory(version, leased.path, payload.shards, tensors, probe=payload.probe)
+        directory = WeightDirectory(
+            version, leased.path, payload.shards, tensors, probe=payload.probe, base=payload.base
+        )
         check = self._content_check(self._disk, leased.path, payload, lambda: False)
         return HeldDirectory(directory, "files", payload.size, check=check if leased.manifest else None)
 
@@ -248,7 +251,13 @@ class FilesystemReceiver(DirectoryReceiver):
             tensors = read_tensors(LocalDisk(), staged.path, payload.shards)
             undo.pop_all()
         directory = WeightDirectory(
-            version, staged.path, payload.shards, tensors, verified=True, probe=payload.probe
+            version,
+            staged.path,
+            payload.shards,
+            tensors,
+            verified=True,
+            probe=payload.probe,
+            base=payload.base,
         )
         return HeldDirectory(directory, "stage", payload.size, staged.close)
 

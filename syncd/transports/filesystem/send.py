@@ -50,6 +50,7 @@ class FilesystemSender(WeightSender):
             check_finite=settings.check_finite,
             timeout=settings.save_timeout,
             fence=context.fence,
+            base=context.base,
             memory=context.memory,
         )
         return cls(context.job, ranks, saver)

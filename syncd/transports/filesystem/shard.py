@@ -173,9 +173,9 @@ class StepCopy:
         """Write a file beside the weights."""
         self._tried(self._disk.replace, f"{self._path}/{ACTOR}/{name}", content)
 
-    def seal(self, writer: int, shard: FileRecord, files: list[FileRecord]) -> None:
+    def seal(self, writer: int, shards: list[FileRecord], files: list[FileRecord]) -> None:
         """Confirm that this rank's files are whole, by the records of its receipt in the step."""
-        receipt = Receipt(self._step, self._attempt, writer, self._world_size, (shard,), tuple(files))
+        receipt = Receipt(self._step, self._attempt, writer, self._world_size, tuple(shards), tuple(files))
         self._tried(write_receipt, self._disk, self._path, receipt)
 
     def _tried(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:

@@ -20,8 +20,9 @@ from typing import Literal
 import torch
 
 from syncd.errors import UsageError, storage_error
+from syncd.protocol.adapter_base import AdapterBase
 from syncd.protocol.disk import Clock
-from syncd.protocol.layout import ACTOR, Job, shard_name
+from syncd.protocol.layout import ACTOR, ADAPTER, Job, shard_name
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import FileRecord
@@ -80,6 +81,8 @@ class StepSaver:
         write_mode: How files are written; found by trying unless given.
         clock: Time.
         fence: The directory through which steps are sealed and announced (`StepWriter`).
+        base: If the tensors are an adapter, the model that it belongs to: the first rank writes all of it as one
+            file, by the name that peft gives it, and the step is of kind `lora`.
         memory: The budget that the buffer of mode `background` is taken from.
     """
 
@@ -97,6 +100,7 @@ class StepSaver:
         write_mode: WriteMode | None = None,
         clock: Clock | None = None,
         fence: str = "",
+        base: AdapterBase | None = None,
         memory: HostMemory | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
@@ -104,7 +108,7 @@ class StepSaver:
         self._job, self._rank, self._world_size = job, rank, world_size
         self._mode, self._dtype, self._tied = mode, dtype, frozenset(tied)
         self._timeout, self._write_mode, self._clock = timeout, write_mode, clock or SystemClock()
-        self._check, self._fence = check_finite, fence
+        self._check, self._fence, self._base = check_finite, fence, base
         self._memory = memory or unlimited()
         self._writers = ThreadPoolExecutor(THREADS, "save-write")
         self._behind = ThreadPoolExecutor(1, "save")
@@ -179,7 +183,9 @@ class StepSaver:
             SyncdError: The save before this one failed, on any rank; or this one failed.
         """
         self.wait()
-        writer = StepWriter(self._job, step, self._world_size, attempt, self._clock, fence=self._fence)
+        writer = StepWriter(
+            self._job, step, self._world_size, attempt, self._clock, fence=self._fence, base=self._base
+        )
         save = _Save(writer, companions or {}, copy, probe, self._clock.monotonic())
         if self._mode == "stream":
             self._stream(save, tensors)
@@ -290,27 +296,37 @@ class StepSaver:
     ) -> bool:
         """Write this rank's files and its receipt; seal and announce the step if all receipts are there."""
         writer, number = save.writer, self._rank + 1
-        name = shard_name(number, self._world_size)
         writer.begin()
-        fill = partial(self._fill, name, layout, put, save.copy)
-        shard = writer.place(f"{ACTOR}/{name}", fill, tensors=len(layout.specs))
+        shards = []
+        if name := self._file_name():
+            fill = partial(self._fill, name, layout, put, save.copy)
+            shards = [writer.place(f"{ACTOR}/{name}", fill, tensors=len(layout.specs))]
         files = self._companions(save, walk) if self._rank == 0 else []
         if save.copy is not None:
-            save.copy.seal(number, shard, files)  # first: once the step is whole, its copy is too
-        writer.receipt(number, [shard], files, save.probe if self._rank == 0 else None)
+            save.copy.seal(number, shards, files)  # first: once the step is whole, its copy is too
+        writer.receipt(number, shards, files, save.probe if self._rank == 0 else None)
         seconds = self._clock.monotonic() - save.begun
         self.sent = Sent(FILES, writer.step, walk.total_size, seconds, is_done=True)
         return writer.publish_if_whole()
 
+    def _file_name(self) -> str:
+        """Return the name of the file that this rank writes, empty if it writes none."""
+        if self._base is None:
+            return shard_name(self._rank + 1, self._world_size)
+        return ADAPTER if self._rank == 0 else ""
+
     def _companions(self, save: _Save, walk: ExportWalk) -> list[FileRecord]:
-        files = {**save.companions, INDEX: encode_index(walk.weight_map, walk.total_size)}
+        files = dict(save.companions)
+        if self._base is None:
+            files[INDEX] = encode_index(walk.weight_map, walk.total_size)
         if save.copy is not None:
             for name, content in files.items():
                 save.copy.write(name, content)
         return [save.writer.write(f"{ACTOR}/{name}", content) for name, content in files.items()]
 
     def _walk(self, tensors: AnyExport) -> ExportWalk:
-        return ExportWalk(tensors, self._rank, self._world_size, self._dtype, self._tied)
+        writers = self._world_size if self._base is None else 1
+        return ExportWalk(tensors, self._rank, writers, self._dtype, self._tied)
 
     def _fill(
         self,

@@ -145,7 +145,9 @@ class MemorySender(WeightSender):
         ranks, size = self._files.ranks, self._planned_size(export)
         share = (_KEPT + 1) * (size + SLACK) // ranks.world_size
         problem = next(filter(None, ranks.gather(self._memory.take(_COPIES, share))), "")
-        if not problem:
+        if problem:
+            self._memory.take(_COPIES, 0)
+        else:
             problem = ranks.broadcast(self._copies.make_room(step, attempt, size) if ranks.rank == 0 else "")
         if problem:
             self._warn("memory_copy_skipped", step=step, reason=problem)

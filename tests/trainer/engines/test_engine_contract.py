@@ -5,12 +5,13 @@ import math
 
 import pytest
 from support import samples
+from support.verl_release import ENGINE
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
 pytestmark = [
     pytest.mark.group("engines"),
     pytest.mark.slow,
-    pytest.mark.parametrize("engine", ["tests.tiny", "verl"]),
+    pytest.mark.parametrize("engine", ["tests.tiny", ENGINE]),
 ]
 
 

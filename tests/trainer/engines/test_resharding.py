@@ -1,4 +1,4 @@
-"""A training state that some number of ranks has written is loaded by any other number, exactly."""
+"""A training state of policy and critic that some number of ranks has written is loaded by any other, exactly."""
 
 import os
 import subprocess
@@ -39,8 +39,10 @@ def test_weights_optimizer_and_schedule_are_the_same_bits_after_each_resharding(
     for number in range(1, len(SIZES)):
         for rank in legs[number]:
             assert equal(rank["loaded"], legs[number - 1][0]["saved"]), SIZES[number - 1 : number + 1]
-        before, after = (legs[number][0][at]["model"] for at in ("loaded", "saved"))
-        assert not any(torch.equal(before[name], after[name]) for name in before), "it trains on"
+        for before, after in zip(*(legs[number][0][at] for at in ("loaded", "saved")), strict=True):
+            assert not any(
+                torch.equal(before["model"][name], after["model"][name]) for name in before["model"]
+            )
 
 
 def test_ranks_take_the_random_states_of_their_predecessors(legs):

@@ -56,6 +56,7 @@ def problems_of(**tables):
         ("engine.strategy", {"engine": {"strategy": "fsdp"}}),
         ("engine.offload_params", {"engine": {"offload_params": True}}),
         ("model.dtype", {"model": {"dtype": "bfloat16"}}),
+        ("model.lora", {"model": {"lora": {"rank": 4}}}),
         ("sync.method", {"sync": {"method": "nccl"}}),
         ("sync.method", {"sync": {"method": "memory"}}),
         ("sync.method", {"sync": {"method": "auto"}}),

@@ -13,6 +13,7 @@ from support import samples, tinker_process  # noqa: E402
 from support.engine_process import python_of  # noqa: E402
 
 from syncd.errors import ConfigError, StorageError, TimedOutError, UsageError  # noqa: E402
+from syncd.protocol.adapter_base import find_base  # noqa: E402
 from syncd.protocol.manifest import read_manifest  # noqa: E402
 from syncd.transports.ranks import Ranks  # noqa: E402
 from trainer.checkpoints import full_checkpoints, read_state  # noqa: E402
@@ -187,6 +188,7 @@ def test_one_step_is_that_of_plain_torch_and_peft(opened, model, name):
     torch.optim.AdamW(trained, 1e-3, (0.9, 0.999), weight_decay=0.01).step()
     manifest, end = published(engine)
     assert (manifest.kind, len(manifest.shards), manifest.shards[0].tensors) == ("lora", 1, 28)
+    assert manifest.base == find_base(job_of(engine), model)
     found = tinker_process.factors(tinker_process.adapted(model, end))
     expected = tinker_process.factors(module)
     assert found.keys() == expected.keys()

@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 
 import pytest
 from support import samples
+from support.verl_release import USABLE_LOSSES
 
 from trainer.config.algorithms import ALGORITHMS, SFT
 
@@ -20,7 +21,7 @@ MASKS = [list(map(float, row.action_mask)) for row in BATCH.experiences]
 REWARDS = [row.reward for row in BATCH.experiences]
 GROUPS = [[i for i, its in enumerate(BATCH.groups) if its == group] for group in sorted(set(BATCH.groups))]
 TOKENS = sum(map(sum, MASKS))
-ALL = [*(name for name in ALGORITHMS if name != SFT), "dro"]
+ALL = [*(name for name in ALGORITHMS if name != SFT), *({"dro"} & set(USABLE_LOSSES))]
 
 
 @pytest.fixture(scope="module")

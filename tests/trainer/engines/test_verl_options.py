@@ -4,6 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
 
+from support.verl_release import LACKS, USABLE_LOSSES  # noqa: E402
+
 from trainer.config.algorithms import LOSSES, NORMALISED  # noqa: E402
 from trainer.config.model import AlgorithmSection, EngineSection  # noqa: E402
 from trainer.config.options import (  # noqa: E402
@@ -45,7 +47,7 @@ def accepted(loss):
     }
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", USABLE_LOSSES)
 def test_every_actor_field_is_used_or_refused(one, loss):
     names = one["fields"][0]["algorithm"]
     assert len(names) > 50
@@ -63,10 +65,11 @@ def test_every_actor_field_is_used_or_refused(one, loss):
 
 def test_every_accepted_option_changes_the_loss(one):
     effects = one["effects"][0]
-    for loss in LOSSES:
+    for loss in USABLE_LOSSES:
         measured = accepted(loss) - {"calculate_entropy"}
         assert {name for its, name in effects if its == loss} == measured
-        for name in measured:
+        # A release that has no other aggregation for a loss refuses the one that reads the factor.
+        for name in measured - ({"loss_scale_factor"} if loss in LACKS.fixed else set()):
             usual, other = effects[loss, name]
             assert usual != other, (loss, name)
 
@@ -82,7 +85,8 @@ def test_each_loss_reads_the_options_that_its_table_lists(one):
 def test_keys_that_an_algorithm_refuses_do_not_change_its_result(one):
     found = one["keys_matter"][0]
     assert found["norm_advantage"] == NORMALISED
-    assert found["loss_agg_mode"] == {name for name, loss in LOSSES.items() if loss.has_modes}
+    chosen = {name for name in USABLE_LOSSES if LOSSES[name].has_modes and name not in LACKS.fixed}
+    assert found["loss_agg_mode"] == chosen
 
 
 def test_entropy_and_correction_options_change_the_metrics_of_a_step(one):
@@ -95,7 +99,7 @@ def test_entropy_and_correction_options_change_the_metrics_of_a_step(one):
 
 def test_every_engine_field_is_read_or_refused(one):
     names, read = one["fields"][0]["engine"], one["through_the_engine"][0]["engine"]
-    usable = {*OF_ENGINE, *OF_FSDP1}
+    usable = {*OF_ENGINE, *OF_FSDP1} - LACKS.options
     assert usable <= names
     for name in names:
         options = {name: VALUES.get(name, True)}
@@ -107,7 +111,7 @@ def test_every_engine_field_is_read_or_refused(one):
             found = list(engine_problems(EngineSection(strategy=strategy, options=options)))
             known = OF_ENGINE if strategy == "fsdp2" else usable
             assert bool(found) == (name not in known), (strategy, name, found)
-    assert set(OF_ENGINE) <= read, "a step with fsdp2 reads them all"
+    assert set(OF_ENGINE) - LACKS.options <= read, "a step with fsdp2 reads them all"
 
 
 def test_both_tables_of_losses_list_the_same_options():

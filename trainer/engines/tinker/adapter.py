@@ -19,7 +19,7 @@ _PREFIX = "base_model.model."
 _FACTORS = (".lora_A.", ".lora_B.", ".lora_embedding_A", ".lora_embedding_B")
 
 
-class Adapter(NamedTuple):
+class TinkerAdapter(NamedTuple):
     """An adapter: the bytes of its two files, and how many tensors it has."""
 
     config: bytes
@@ -27,7 +27,7 @@ class Adapter(NamedTuple):
     tensors: int
 
 
-def download_adapter(url: str, base_model: str, timeout: float) -> Adapter:
+def download_adapter(url: str, base_model: str, timeout: float) -> TinkerAdapter:
     """Return the adapter behind a server's address of its archive.
 
     Args:
@@ -50,7 +50,7 @@ def download_adapter(url: str, base_model: str, timeout: float) -> Adapter:
     return read_adapter(archive, base_model)
 
 
-def read_adapter(archive: bytes, base_model: str) -> Adapter:
+def read_adapter(archive: bytes, base_model: str) -> TinkerAdapter:
     """Return the adapter in a tar archive, with a configuration that names every module it has tensors for.
 
     A server may write `target_modules: null`. peft then takes its own defaults for the architecture, and leaves out
@@ -67,7 +67,7 @@ def read_adapter(archive: bytes, base_model: str) -> Adapter:
         raise CorruptDataError(f"the tinker server's archive holds no adapter: {error!r}") from error
     modules = target_modules(tensors)
     config |= {"target_modules": modules, "base_model_name_or_path": base_model}
-    return Adapter(json.dumps(config, indent=2, sort_keys=True).encode() + b"\n", weights, len(tensors))
+    return TinkerAdapter(json.dumps(config, indent=2, sort_keys=True).encode() + b"\n", weights, len(tensors))
 
 
 def target_modules(tensors: Mapping[str, Any]) -> list[str]:
@@ -85,7 +85,7 @@ def target_modules(tensors: Mapping[str, Any]) -> list[str]:
     return sorted(found)
 
 
-def adapter_tensors(adapter: Adapter) -> dict[str, torch.Tensor]:
+def adapter_tensors(adapter: TinkerAdapter) -> dict[str, torch.Tensor]:
     """Return an adapter's tensors by name."""
     return load(adapter.weights)
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from syncd.errors import ConfigError, UsageError, storage_errors
+from syncd.protocol.adapter_base import find_base
 from syncd.protocol.documents import encode, read_document
 from syncd.protocol.probe import Probe
 from syncd.protocol.writer import StepWriter
@@ -21,7 +22,7 @@ from trainer.engines.state_copy import TrainingState
 from trainer.engines.tinker.adapter import (
     CONFIG,
     WEIGHTS,
-    Adapter,
+    TinkerAdapter,
     adapter_tensors,
     download_adapter,
 )
@@ -50,10 +51,13 @@ class TinkerEngine(FileEngine):
         """Open a session with the server, and create an adapter there.
 
         Raises:
-            ConfigError: The server refuses, or has no such model.
+            ConfigError: The server refuses, or has no such model; or steps are adapters, and `model.path` has no
+                whole weights to say which model they belong to.
             TimedOutError: It does not answer.
         """
         config, options = self.context.config, self._options
+        if options.publish == "lora":
+            self.base = find_base(self.context.job, config.model.path)
         session = self._session = TinkerSession(options.url, self._key, options.timeout)
         name, longest = session.base_model(options.base_model)
         read = read_model_config(config.model.path)
@@ -113,7 +117,7 @@ class TinkerEngine(FileEngine):
                 f"the engine tinker cannot sync by {method!r}: its weights are on the server", hint=hint
             )
         self._attempt = self._new_attempt()
-        self._publish(self._measured_probe())
+        self._publish(self._measured_probe(self.token_logprobs))
         self._handed = self.train_step_num
 
     def save_checkpoint(
@@ -188,7 +192,7 @@ class TinkerEngine(FileEngine):
     def _publish(self, probe: Probe | None) -> None:
         context, step = self.context, self.train_step_num
         address = self._server.save_weights(self._name())
-        writer = StepWriter(context.job, step, 1, self._attempt, fence=context.fence)
+        writer = StepWriter(context.job, step, 1, self._attempt, fence=context.fence, base=self.base)
         with storage_errors(writer.path):
             writer.begin()
             try:
@@ -202,7 +206,7 @@ class TinkerEngine(FileEngine):
                 raise
             writer.announce()
 
-    def _adapter(self, address: str) -> Adapter:
+    def _adapter(self, address: str) -> TinkerAdapter:
         url, options, model = self._server.archive_url(address), self._options, self.context.config.model.path
         return self._server.session.call(
             "downloading the adapter", lambda: download_adapter(url, model, options.timeout)
@@ -213,7 +217,7 @@ class TinkerEngine(FileEngine):
         return f"step-{self.train_step_num}-{self._new_attempt()[:12]}"
 
 
-def _seal_adapter(writer: StepWriter, adapter: Adapter, probe: Probe | None) -> None:
+def _seal_adapter(writer: StepWriter, adapter: TinkerAdapter, probe: Probe | None) -> None:
     shard = writer.write(f"actor/{WEIGHTS}", adapter.weights, tensors=adapter.tensors)
     writer.receipt(1, [shard], [writer.write(f"actor/{CONFIG}", adapter.config)], probe=probe)
     writer.seal(kind="lora")

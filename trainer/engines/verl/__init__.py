@@ -17,7 +17,7 @@ def open_engine(context: EngineContext) -> TrainEngineWrapper:
         ConfigError: The configuration asks for what verl cannot do here.
     """
     check(context.config, context.device.type)
-    with _quiet():
+    with quiet_import():
         if context.device.type == "cpu":
             from trainer.engines.verl import platform  # noqa: PLC0415 -- verl is imported here, not before
 
@@ -27,7 +27,7 @@ def open_engine(context: EngineContext) -> TrainEngineWrapper:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_import() -> Iterator[None]:
     """Suppress verl's messages at import about engines that are not used, and its log below warnings."""
     os.environ.setdefault("VERL_LOGGING_LEVEL", "WARNING")  # each of its modules reads it when it is imported
     logging.getLogger("torch.fx._symbolic_trace").setLevel(

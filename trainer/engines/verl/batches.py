@@ -10,7 +10,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPEngineConfig
 
 from syncd.errors import ConfigError
-from trainer.engines.verl.models import Model
+from trainer.engines.verl.models import Answering
 from trainer.engines.verl.rows import PADDING, Columns, Slots, TokenRow, fill
 
 
@@ -86,7 +86,7 @@ Found = dict[int, torch.Tensor]
 
 
 def forward(
-    model: Model, rows: Sequence[TokenRow], slots: Slots, temperature: float, *, entropy: bool = False
+    model: Answering, rows: Sequence[TokenRow], slots: Slots, temperature: float, *, entropy: bool = False
 ) -> tuple[Found, Found]:
     """Return log-probs, and entropies if asked for, of this rank's rows; all ranks have as many slots."""
     budget = MicroBatch.inference(model.engine_config)
@@ -98,7 +98,7 @@ def forward(
     return found[0], found[1] if entropy else {}
 
 
-def forward_values(model: Model, rows: Sequence[TokenRow], slots: Slots) -> Found:
+def forward_values(model: Answering, rows: Sequence[TokenRow], slots: Slots) -> Found:
     """Return a critic's values of this rank's rows: before each response token, the reward that it expects."""
     data = tensors(
         rows, slots, {}, MicroBatch.inference(model.engine_config), temperature=1.0, calculate_entropy=False

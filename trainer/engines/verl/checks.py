@@ -5,8 +5,10 @@ from syncd.jobfile.problems import error_of
 from trainer.config.algorithms import SFT, estimator_and_loss, with_published
 from trainer.config.critic import critic_epochs, critic_mini_batches, critic_problems
 from trainer.config.load import LOADER, optimizer_problems, verl_problems
+from trainer.config.lora import check_start_adapter
 from trainer.config.model import AlgorithmSection, JobConfig, OptimizerSection
 from trainer.config.model_files import read_model_config
+from trainer.engines.verl.release import release_problems
 
 
 def check(config: JobConfig, device: str) -> None:
@@ -19,13 +21,15 @@ def check(config: JobConfig, device: str) -> None:
     Raises:
         ConfigError: It names what to write instead.
     """
-    if problems := [*verl_problems(config), *optimizer_problems(config), *critic_problems(config)]:
+    problems = [*verl_problems(config), *optimizer_problems(config), *critic_problems(config)]
+    if problems := problems or list(release_problems(config)):
         raise error_of(problems, LOADER.hint)
     if device == "cpu" and config.engine.strategy != "fsdp2":
         raise ConfigError(
             f"{config.engine.strategy} does not run on processors", hint='engine.strategy = "fsdp2"'
         )
     read_model_config(config.model.path)
+    check_start_adapter(config.model.lora)
     if config.critic.enabled and config.critic.path:
         read_model_config(config.critic.path, "critic.path")
 

@@ -81,10 +81,10 @@ class Critic:
         return {f"{CRITIC}/{name}": content for name, content in files.items()}
 
     def load(self, directory: str) -> None:
-        """Resume exactly where it was written.
+        """Resume where it was written, by any number of ranks; `load_state` says what is exact.
 
         Raises:
-            ConfigError: It was written by another number of ranks.
+            ConfigError: Another number of ranks wrote it, and the strategy cannot take it.
             CorruptDataError: It is not whole; on all ranks.
         """
         load_state(self.model, f"{directory}/{CRITIC}", self._ranks)

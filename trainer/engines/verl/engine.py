@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,12 +15,14 @@ from trainer.engines.base import Metrics
 from trainer.engines.files import FileEngine
 from trainer.engines.state_copy import TrainingState
 from trainer.engines.verl import figures
+from trainer.engines.verl.adapters import Adapter, WithoutAdapter, base_file, is_of_adapter, require_base
 from trainer.engines.verl.advantages import advantages
 from trainer.engines.verl.batches import Found, MicroBatch, forward
 from trainer.engines.verl.checks import resolve
 from trainer.engines.verl.critic import Critic
 from trainer.engines.verl.losses import correction_weights, register_own_loss
-from trainer.engines.verl.models import Model, build_model
+from trainer.engines.verl.models import Answering, build_model
+from trainer.engines.verl.release import whole_weights
 from trainer.engines.verl.rows import (
     Columns,
     Slots,
@@ -42,6 +44,8 @@ from trainer.experience.limits import Limits
 class VerlEngine(FileEngine):
     """FSDP2 or FSDP by verl, without Ray: ranks are processes of torchrun, srun, or `trainer train`."""
 
+    trains_adapters: ClassVar[bool] = True
+
     def build(self) -> None:
         """Build model, optimizer and schedule; with `kl_coef` a reference model too, and the critic if there is one.
 
@@ -56,8 +60,9 @@ class VerlEngine(FileEngine):
             actor_config(config, self._algorithm, 1)
         _seed(config.job.seed)
         self.model = build_model(config, device)
+        self._adapter = Adapter(self.model) if config.model.lora.rank else None
         has_reference = policy and self._algorithm.kl_coef > 0
-        self._reference = build_model(config, device, forward_only=True) if has_reference else None
+        self._reference = self._start_model(device) if has_reference else None
         self._critic = Critic(self.context) if config.critic.enabled else None
         if self._critic is not None:
             self._critic.check_vocabulary(self._text_config.vocab_size)
@@ -89,34 +94,56 @@ class VerlEngine(FileEngine):
         return prepared.figures.over(self.context.ranks) | done | described
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Walk over the whole weights by their Hugging Face names, in the dtype that they have."""
-        tensors, _ = self.model.get_per_tensor_param()
-        yield from tensors
+        """Walk over the whole weights by their Hugging Face names, or over the adapter if steps are adapters."""
+        config = self.context.config
+        if self._adapter is None:
+            yield from whole_weights(self.model)
+        elif config.model.publishes_adapters:
+            yield from self._adapter.tensors()
+        else:
+            yield from self._adapter.merged(keep=config.sync.dtype == "keep")
 
     @property
     def tied(self) -> Collection[str]:
         """Return names in the export that repeat another tensor."""
+        if self.context.config.model.publishes_adapters:
+            return ()
         module = getattr(self.model.module, "_fsdp_wrapped_module", self.model.module)
         return tuple(module.all_tied_weights_keys)
 
     def companions(self) -> Mapping[str, bytes]:
-        """Return config and tokenizer as they are at `model.path`, the config with the dtype of the steps."""
+        """Return config and tokenizer as they are at `model.path`, the config with the dtype of the steps.
+
+        Beside an adapter, its configuration alone.
+        """
         config = self.context.config
+        if self._adapter is not None and config.model.publishes_adapters:
+            return self._adapter.companions(config.model.path)
         dtype = config.model.dtype if config.sync.dtype == "keep" else config.sync.dtype
         return companions(config.model.path, dtype, code=config.model.trust_remote_code)
 
     def training_state(self) -> TrainingState:
-        """Return this rank's part of weights and optimizer, the schedule and the RNG, and the same of the critic."""
-        own = training_files(self.model, self.context.ranks)
+        """Return this rank's part of weights and optimizer, the schedule and the RNG, and the same of the critic.
+
+        Of weights with LoRA, those of the adapter.
+        """
+        if self._adapter is None or self.base is None:
+            own = training_files(self.model, self.context.ranks)
+        else:
+            own = training_files(self.model, self.context.ranks, wanted=is_of_adapter)
+            own |= base_file(self.base) if self.context.ranks.rank == 0 else {}
         return own if self._critic is None else own | self._critic.training_state()
 
     def load_training_state(self, directory: str) -> None:
-        """Resume exactly where it was written.
+        """Resume where it was written, by any number of ranks; `load_state` says what is exact.
 
         Raises:
-            ConfigError: It was written by another number of ranks.
+            ConfigError: Another number of ranks wrote it, and the strategy cannot take it, or `model.path` is another
+                model since.
             CorruptDataError: It is not whole; on all ranks.
         """
+        if self.base is not None:
+            require_base(directory, self.base)
         load_state(self.model, directory, self.context.ranks)
         optimizer = self.context.config.algorithm.optimizer
         apply_settings(self.model.optimizer, optimizer, self.model.lr_scheduler)
@@ -125,13 +152,26 @@ class VerlEngine(FileEngine):
 
     def token_logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the log-prob of each token after the first of each row, at temperature 1, on all ranks."""
+        return self._answer(self.model, rows)
+
+    def start_logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return what the model at `model.path` answers: without the adapter, which a run may start from."""
+        return self._answer(self.model if self._adapter is None else WithoutAdapter(self.model), rows)
+
+    def _answer(self, model: Answering, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         asked = list(map(token_row, rows))
         self._check(asked)
-        own, _ = forward(self.model, asked, self._deal(asked, range(len(asked))), 1.0)
+        own, _ = forward(model, asked, self._deal(asked, range(len(asked))), 1.0)
         found: Found = {}
         for part in self.context.ranks.gather(own):
             found |= part
         return [found[number].tolist() for number in range(len(asked))]
+
+    def _start_model(self, device: str) -> Answering:
+        """Return the model at `model.path` to compare with: a second one, unless this one has it below an adapter."""
+        if self._adapter is not None:
+            return WithoutAdapter(self.model)
+        return build_model(self.context.config, device, forward_only=True)
 
     @property
     def _text_config(self) -> Any:
@@ -183,7 +223,7 @@ class VerlEngine(FileEngine):
         return found
 
     def _forward(
-        self, model: Model, rollouts: Sequence[TokenRow], slots: Slots, *, entropy: bool = False
+        self, model: Answering, rollouts: Sequence[TokenRow], slots: Slots, *, entropy: bool = False
     ) -> tuple[Found, Found]:
         return forward(model, rollouts, slots, self._algorithm.temperature, entropy=entropy)
 

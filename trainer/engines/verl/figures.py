@@ -38,6 +38,12 @@ class StepMetrics:
         """Raise a maximum."""
         self.tops[name] = max(self.tops.get(name, value), value)
 
+    def drop(self, *names: str) -> None:
+        """Remove figures that this step does not measure."""
+        for name in names:
+            for kept in (self.sums, self.weights, self.tops):
+                kept.pop(name, None)
+
     def over(self, ranks: Ranks) -> Metrics:
         """Return the metrics over all ranks, the same on all of them."""
         whole = StepMetrics()

@@ -22,7 +22,16 @@ _SAVED = ["model", "optimizer", "extra"]
 """What a full checkpoint has; weights for explorers are written elsewhere."""
 
 
-class Model(Protocol):
+class Answering(Protocol):
+    """What passes without gradients need of an engine of verl's."""
+
+    @property
+    def engine_config(self) -> Any: ...
+    def eval_mode(self) -> contextlib.AbstractContextManager[None]: ...
+    def infer_batch(self, data: TensorDict) -> dict[str, Any]: ...
+
+
+class Model(Answering, Protocol):
     """The part of verl.workers.engine.BaseEngine that is used here."""
 
     module: Any
@@ -30,17 +39,15 @@ class Model(Protocol):
     lr_scheduler: Any
     checkpoint_manager: Any
     model_config: Any
-    engine_config: Any
 
     def train_mode(self) -> contextlib.AbstractContextManager[None]: ...
-    def eval_mode(self) -> contextlib.AbstractContextManager[None]: ...
-    def infer_batch(self, data: TensorDict) -> dict[str, Any]: ...
     def forward_backward_batch(self, data: TensorDict, loss_function: Any) -> Any: ...
     def optimizer_zero_grad(self) -> None: ...
     def optimizer_step(self) -> float: ...
     def lr_scheduler_step(self) -> float: ...
     def get_per_tensor_param(self) -> tuple[Iterator[tuple[str, torch.Tensor]], Any]: ...
     def load_checkpoint(self, local_path: str, *, del_local_after_load: bool) -> None: ...
+    def disable_adapter(self) -> contextlib.AbstractContextManager[None]: ...
 
 
 def build_model(config: JobConfig, device: str, *, forward_only: bool = False) -> Model:
@@ -93,8 +100,9 @@ def _build(
                 checkpoint_config=CheckpointConfig(save_contents=_SAVED, load_contents=_SAVED),
             )
             model.initialize()  # type: ignore[attr-defined]
-    except (ValueError, AssertionError, ImportError, NotImplementedError, OSError) as error:
-        raise ConfigError(f"the model cannot be built: {error}", path=model_config.path) from error
+    except (ValueError, TypeError, AssertionError, ImportError, NotImplementedError, OSError) as error:
+        hint = "model.lora.targets names linear layers only" if model_config.lora_rank else None
+        raise ConfigError(f"the model cannot be built: {error}", path=model_config.path, hint=hint) from error
     return model
 
 

@@ -1,4 +1,4 @@
-"""verl on processors: a platform for it, through its own extension points.
+"""verl on processors: what it asks of a device, given as its release takes it (`release.py`).
 
 Imported only where the engine's device is `cpu`, and before anything of `verl.workers`, which asks for the platform
 while it is imported. On GPUs verl finds its own, and nothing of this is used.
@@ -11,7 +11,8 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from verl.plugin.platform import PlatformBase, set_platform
+
+from trainer.engines.verl.release import extend_torch_cpu, set_processors
 
 
 class _AnyIndex(str):
@@ -38,18 +39,12 @@ _ANSWERS: dict[str, Any] = {
 """What methods of a platform return, whatever they are given: there is one device, and nothing is pending on it."""
 
 
-def processor_platform() -> PlatformBase:
-    """Return what verl asks of a device, answered for processors."""
-    seed = {name: staticmethod(torch.manual_seed) for name in ("manual_seed", "manual_seed_all")}
-    names = {"device_name": "cpu", "vendor_name": "cpu", "device_module": _device_module()}
-    answers = {name: _always(answer) for name, answer in _ANSWERS.items()}
-    return type("ProcessorPlatform", (PlatformBase,), {**names, **seed, **answers})()
-
-
 @functools.cache
 def install() -> None:
     """Make verl compute on processors in this process, with its FSDP2 engines; once is enough."""
-    set_platform(processor_platform())
+    answers = {name: _always(answer) for name, answer in _ANSWERS.items()}
+    seed = {name: staticmethod(torch.manual_seed) for name in ("manual_seed", "manual_seed_all")}
+    set_processors(_device_module(), {**answers, **seed})
     from verl.workers.engine import EngineRegistry  # noqa: PLC0415 -- asks for the platform when imported
     from verl.workers.engine.fsdp.transformer_impl import (  # noqa: PLC0415 -- the same
         FSDPEngineWithLMHead,
@@ -58,6 +53,15 @@ def install() -> None:
 
     EngineRegistry.register("language_model", "fsdp2", device="cpu")(FSDPEngineWithLMHead)
     EngineRegistry.register("value_model", "fsdp2", device="cpu")(FSDPEngineWithValueHead)
+
+
+def before_platforms() -> None:
+    """Make verl before 0.9, which knows no platforms, compute on processors in this process.
+
+    Raises:
+        ConfigError: It would take the GPU that it sees here.
+    """
+    extend_torch_cpu(_device_module(), _always(_ANSWERS["current_device"]))
 
 
 def _device_module() -> ModuleType:

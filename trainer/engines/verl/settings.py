@@ -15,6 +15,7 @@ from verl.workers.config import (
 )
 
 from syncd.errors import ConfigError
+from syncd.jobfile.sections import LoraSection
 from trainer.config.algorithms import OWN_LOSS, clip_bounds, find_loss
 from trainer.config.critic import critic_path
 from trainer.config.model import AlgorithmSection, JobConfig, OptimizerSection
@@ -33,7 +34,22 @@ def model_config(config: JobConfig) -> HFModelConfig:
         enable_gradient_checkpointing=config.model.gradient_checkpointing,
         use_remove_padding=False,
         override_config={"attn_implementation": config.model.attn_implementation},
+        **_lora_settings(config.model.lora),
     )
+
+
+def _lora_settings(section: LoraSection) -> dict[str, Any]:
+    """Return which adapters are trained, nothing if all weights are."""
+    if not section.rank:
+        return {}
+    targets = section.targets if isinstance(section.targets, str) else list(section.targets)
+    return {
+        "lora_rank": section.rank,
+        "lora_alpha": section.alpha,
+        "target_modules": targets,
+        "exclude_modules": list(section.exclude) or None,
+        "lora_adapter_path": section.adapter or None,
+    }
 
 
 def critic_model_config(config: JobConfig) -> HFModelConfig:

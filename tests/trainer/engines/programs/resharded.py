@@ -1,4 +1,4 @@
-"""Ranks of one world size after the other go on with verl's engine: resharded.py DIRECTORY MODELS WORLD_SIZE ...
+"""Ranks of one world size after the other train a policy and its critic: resharded.py DIRECTORY MODELS WORLD_SIZE ...
 
 Each leg loads what the one before has saved, trains a step and saves again; the first saves by verl itself. What each
 rank found is written to DIRECTORY/<leg>.<rank>.pt. Ranks are forks of this process, which imports verl once.
@@ -17,6 +17,9 @@ import trainer.engines.verl.engine  # noqa: F401 - what ranks would import each
 from syncd.transports.ranks import RankGroup, Ranks
 
 SCHEDULE = {"optimizer": {"schedule": "cosine", "warmup_steps": 2, "lr": 1e-2}}
+TABLES = {
+    "algorithm": {"name": "ppo"} | SCHEDULE, "critic": {"enabled": True} | SCHEDULE, "trainer": {"total_steps": 9},
+}  # fmt: skip
 
 
 def whole(value):
@@ -28,29 +31,34 @@ def whole(value):
     return (value.full_tensor() if hasattr(value, "full_tensor") else value).clone()
 
 
-def state_of(model):
+def state_of(engine):
+    """Return what a training state holds of each model, of all ranks."""
+    return [_model_state(model) for model in (engine.model, engine._critic.model)]
+
+
+def _model_state(model):
     optimizer = model.optimizer.state_dict()
-    groups = [{**group, "lr": None} for group in optimizer["param_groups"]]
     return {
         "model": whole(dict(model.module.state_dict())),
         "optimizer": whole(optimizer["state"]),
-        "groups": groups,
+        "groups": optimizer["param_groups"],
         "schedule": model.lr_scheduler.state_dict(),
     }
 
 
 def leg(bench, number):
-    engine = bench.engine_of(algorithm=SCHEDULE, trainer={"total_steps": 9})
+    engine = bench.engine_of(**TABLES)
     found = {}
     if number:
         engine.load_training_state(bench.place(f"leg-{number - 1}"))
-        found["loaded"], found["rng"] = state_of(engine.model), torch.get_rng_state()
+        found["loaded"], found["rng"] = state_of(engine), torch.get_rng_state()
     metrics = engine.train_step(samples.batch_of(number))
-    found |= {"saved": state_of(engine.model), "rng saved": torch.get_rng_state(), "metrics": metrics}
+    found |= {"saved": state_of(engine), "rng saved": torch.get_rng_state(), "metrics": metrics}
     if number:
         engine_cases.write_state(engine, bench.place(f"leg-{number}"))
     else:
         engine.model.save_checkpoint(bench.place("leg-0"))
+        engine._critic.model.save_checkpoint(bench.place("leg-0/critic"))
     engine.shutdown()
     return found
 

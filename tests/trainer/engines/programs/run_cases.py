@@ -1,6 +1,6 @@
 """One rank that runs cases: run_cases.py DIRECTORY ENGINE MODELS DEVICE RANK WORLD_SIZE PORT CASE ...
 
-Each case is a function of engine_cases, verl_cases, algorithm_cases or critic_cases; what it returns is written to
+Each case is a function of one of the modules of `case_of`; what it returns is written to
 DIRECTORY/<case>.<rank>.pt.
 """
 
@@ -37,7 +37,9 @@ def main(directory, engine, models, device, rank, world_size, port, *names):
 
 def case_of(name):
     """Return a case; those of verl are looked for last, because it takes long to import what they need."""
-    for module in ("engine_cases", "verl_cases", "critic_cases", "algorithm_cases"):
+    if name.startswith("legacy_"):
+        return getattr(importlib.import_module("support.legacy_cases"), name)
+    for module in ("engine_cases", "verl_cases", "critic_cases", "lora_cases", "algorithm_cases"):
         cases = importlib.import_module(f"support.{module}")
         if hasattr(cases, name):
             return getattr(cases, name)

@@ -1,0 +1,141 @@
+"""Checks `[model.lora]` and reads the configuration of adapters as peft writes it. Needs neither torch nor peft."""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from syncd.client.sync_policy import SyncMethod
+from syncd.errors import ConfigError, CorruptDataError, storage_error
+from syncd.jobfile.problems import Problem, shown
+from syncd.jobfile.sections import LoraSection
+from syncd.protocol.layout import ADAPTER, ADAPTER_CONFIG
+from trainer.config.model import JobConfig
+
+_METHODS = frozenset({SyncMethod.CHECKPOINT.value, SyncMethod.AUTO.value})
+_CHANGES: Mapping[str, str] = {
+    "use_dora": "DoRA",
+    "modules_to_save": "whole layers beside the adapter",
+    "rank_pattern": "several ranks",
+    "alpha_pattern": "several alphas",
+    "lora_bias": "biases",
+    "target_parameters": "adapters of parameters",
+    "layer_replication": "replicated layers",
+    "trainable_token_indices": "trained tokens",
+}
+"""Fields of peft's configuration that change more than A and B of linear layers, with what they stand for."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """What peft's configuration says of an adapter of linear layers.
+
+    Args:
+        rank: The rank.
+        alpha: Its alpha.
+        rslora: Whether what it adds is divided by the root of the rank.
+        base: The model that it belongs to, as its writer called it.
+    """
+
+    rank: int
+    alpha: float
+    rslora: bool = False
+    base: str = ""
+
+    @property
+    def scaling(self) -> float:
+        """Return what B.A is multiplied by before it is added."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+
+def lora_problems(config: JobConfig) -> Iterator[Problem]:
+    """Yield what is wrong with `[model.lora]`, without reading a file."""
+    section, method = config.model.lora, config.sync.method
+    if section.rank == 0:
+        yield from _unread(section, [name for name in LoraSection.model_fields if name != "rank"], "a rank")
+        return
+    if section.adapter:
+        yield from _unread(section, ["targets", "exclude"], "new adapters: those of `adapter` have their own")
+    if config.engine.strategy != "fsdp2":
+        text = f'model.lora with engine.strategy = "{config.engine.strategy}" is not supported'
+        yield Problem("engine.strategy", text, 'engine.strategy = "fsdp2"')
+    if config.model.publishes_adapters and method not in _METHODS:
+        text = f'sync.method = "{method}" sends whole weights, and steps are adapters'
+        yield Problem("sync.method", text, 'sync.method = "checkpoint", or model.lora.publish = "merged"')
+
+
+def _unread(section: LoraSection, names: list[str], reader: str) -> Iterator[Problem]:
+    for name in names:
+        if getattr(section, name) != LoraSection.model_fields[name].default:
+            yield Problem(
+                f"model.lora.{name}", f"model.lora.{name} means nothing without {reader}", "leave it out"
+            )
+
+
+def check_start_adapter(section: LoraSection) -> None:
+    """Refuse an adapter to start from that is not there, or is another one than the section says.
+
+    Raises:
+        ConfigError: It is refused.
+        StorageError: A file cannot be read.
+    """
+    if not section.rank or not section.adapter:
+        return
+    path = section.adapter
+    try:
+        found = read_adapter_config(path)
+    except CorruptDataError as error:
+        raise ConfigError(error.message, path=error.path, hint=error.hint) from error
+    if not os.path.isfile(f"{path}/{ADAPTER}"):
+        raise ConfigError(f"the adapter to start from has no {ADAPTER}", path=path)
+    for key, value, its in (("rank", section.rank, found.rank), ("alpha", section.alpha, found.alpha)):
+        if value != its:
+            text = f"the adapter to start from has {key} {its:g}, and model.lora.{key} = {value}"
+            raise ConfigError(text, path=path, hint=f"{key} = {its:g}")
+    if found.rslora:
+        raise ConfigError("the adapter to start from uses rsLoRA, which is not supported", path=path)
+
+
+def read_adapter_config(directory: str) -> AdapterConfig:
+    """Return the configuration of an adapter of linear layers.
+
+    Raises:
+        CorruptDataError: It is not the configuration of one.
+        StorageError: It cannot be read.
+    """
+    path = f"{directory}/{ADAPTER_CONFIG}"
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except OSError as error:
+        raise storage_error(error, path) from error
+    except ValueError as error:
+        raise CorruptDataError("not a JSON object", path=path) from error
+    return adapter_config(found, path)
+
+
+def adapter_config(found: Any, path: str) -> AdapterConfig:
+    """Return what a configuration of peft's says.
+
+    Args:
+        found: The JSON document.
+        path: Its file, for errors.
+
+    Raises:
+        CorruptDataError: It is not the configuration of an adapter of linear layers.
+    """
+    if not isinstance(found, dict) or found.get("peft_type") != "LORA":
+        raise CorruptDataError("not an adapter_config.json of LoRA", path=path)
+    rank, alpha = found.get("r"), found.get("lora_alpha")
+    if type(rank) is not int or rank < 1 or not isinstance(alpha, int | float) or isinstance(alpha, bool):
+        raise CorruptDataError(
+            f"r = {shown(rank)} and lora_alpha = {shown(alpha)} are no rank and alpha", path=path
+        )
+    changes = [words for name, words in _CHANGES.items() if found.get(name)]
+    if changes or found.get("bias", "none") != "none":
+        raise CorruptDataError(f"an adapter with {(*changes, 'biases')[0]} is not supported", path=path)
+    return AdapterConfig(
+        rank, alpha, bool(found.get("use_rslora")), str(found.get("base_model_name_or_path"))
+    )
