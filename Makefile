@@ -13,7 +13,7 @@ FAULTS ?= 100
 RACES ?= 200
 MINUTES ?= 60
 
-.PHONY: demo demo-vllm demo-daemon test test-fast publish-races test-gpu test-faults test-kills-ppo test-kills-lora test-proof test-slurm test-vllm test-sglang test-verl08 test-verl-legacy lint format soak soak-simulator soak-parts broadcast-faults bench learn clean
+.PHONY: demo demo-vllm demo-daemon test test-fast publish-races test-gpu test-faults test-kills-ppo test-kills-lora test-proof test-slurm test-vllm test-sglang test-tinker test-verl08 test-verl-legacy lint format soak soak-simulator soak-parts broadcast-faults bench learn clean
 
 # The whole loop: daemon, trainer, two explorers.
 demo: $(DEMO)
@@ -82,6 +82,11 @@ test-sglang: $(READY) $(if $(SYNCD_SGLANG_PYTHON),,.venv-sglang/.ready)
 	$(BIN)/python -m pytest tests/explorer/engines/test_sglang_real.py \
 		tests/explorer/engines/test_sglang_matrix_real.py $(PYTEST_ARGS)
 
+# The engine `tinker` and explorers against a real tinker server on the CPU; SYNCD_TINKER_PYTHON names another one's Python.
+test-tinker: $(READY) $(if $(SYNCD_TINKER_PYTHON),,.venv-tinker/.ready)
+	$(BIN)/python -m pytest tests/trainer/engines/test_tinker_real.py tests/explorer/engines/test_tinker_explorer_real.py \
+		$(PYTEST_ARGS)
+
 # The tests of training engines under another release of verl, in an environment with it.
 test-verl08: .venv-verl08/.ready
 	.venv-verl08/bin/python -m pytest $(VERL_TESTS) $(PYTEST_ARGS)
@@ -146,4 +151,4 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	touch $@ $(DEMO)
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-verl08 .venv-verl-legacy build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-tinker .venv-verl08 .venv-verl-legacy build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

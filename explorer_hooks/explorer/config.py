@@ -22,24 +22,24 @@ from syncd.jobfile.sections import (
 class InferenceSection(Section):
     """What generates."""
 
-    kind: Literal["transformers", "vllm", "sglang"] = "transformers"
-    """transformers: a model in this process. vllm, sglang: a server, by its completions API."""
+    kind: Literal["transformers", "vllm", "sglang", "tinker"] = "transformers"
+    """transformers: a model in this process. vllm, sglang: a server, by its completions API. tinker: by its SDK."""
     address: str = ""
-    """vllm, sglang: the server's URL, such as http://127.0.0.1:8000."""
+    """vllm, sglang, tinker: the server's URL, such as http://127.0.0.1:8000."""
     model: str = ""
-    """vllm, sglang: what requests call the model; what the server names first unless given."""
+    """vllm, sglang, tinker: what requests call the (base) model; what the server names unless given."""
     reload: Literal["in_place", "restart"] = "in_place"
     """vllm, sglang: in_place: it reads each version; restart: the explorer owns the server, and starts it on each."""
     command: str = ""
     """reload = restart: starts the server on `{model}` at `{host}` and `{port}`; split into words as a shell does."""
     options: dict[str, str] = Field(default_factory=dict)
-    """What the engine's hook takes, as `--hook-option` of `syncd follow`."""
+    """vllm, sglang: what the engine's hook takes, as `--hook-option` of `syncd follow`."""
     token_env: str = ""
-    """vllm, sglang: the environment variable that holds the server's API key."""
+    """The environment variable that holds the server's API key; tinker: TINKER_API_KEY unless given."""
     concurrency: Positive = 32
-    """vllm, sglang: groups requested at the same time."""
+    """vllm, sglang, tinker: groups requested at the same time."""
     timeout: Seconds = 600.0
-    """vllm, sglang: seconds that one request may take; also those of one load."""
+    """vllm, sglang, tinker: seconds that one request may take; also those of one load."""
     retries: Count = 4
     """vllm, sglang: retries of a request that failed temporarily, each after a longer pause."""
     spans: Literal["auto", "required", "off"] = "auto"

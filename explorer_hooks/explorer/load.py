@@ -90,6 +90,8 @@ def _engine(file: ExplorerFile) -> Iterator[Problem]:
             "start the server with log-probs of the sampling temperature, and set"
             " explorer.engine.processed_logprobs = true",
         )
+    if engine.kind == "tinker" and engine.options:
+        yield Problem("explorer.engine.options", 'explorer.engine.options means nothing to kind = "tinker"')
     if engine.reload == "restart" and file.model.publishes_adapters:
         text = 'explorer.engine.reload = "restart" is for whole weights, and the job\'s steps are adapters'
         yield Problem("explorer.engine.reload", text, 'leave it out, or model.lora.publish = "merged"')

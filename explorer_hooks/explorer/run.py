@@ -22,6 +22,7 @@ from explorer_hooks.explorer.scoring import Scorer, open_scorer
 from explorer_hooks.explorer.served import ServerEngine
 from explorer_hooks.explorer.tasks import Tasks, hide_progress_bars, open_tokens, read_tasks
 from explorer_hooks.explorer.teacher import TaughtGenerator, Teacher
+from explorer_hooks.explorer.tinker import TinkerInference
 from explorer_hooks.explorer.weight_sources import EarlySource, WeightSource
 from explorer_hooks.follower.follower import Follower
 from explorer_hooks.follower.health import HealthServer
@@ -98,8 +99,9 @@ def _open_engine(file: ExplorerFile) -> InferenceEngine:
     Raises:
         ConfigError: The model cannot be loaded, or the options do not fit the engine.
     """
-    if file.explorer.engine.kind != "transformers":
-        return ServerEngine(file)
+    kind = file.explorer.engine.kind
+    if kind != "transformers":
+        return TinkerInference(file) if kind == "tinker" else ServerEngine(file)
     try:
         opener: Callable[[ExplorerFile], InferenceEngine] = resolve_name(_LOCAL)
     except ImportError as error:

@@ -121,11 +121,11 @@ def make_model(path, *, tied, binary=False, tokenizer=False, dropout=0.0):
         os.remove(f"{path}/model.safetensors")
         torch.save(model.state_dict(), f"{path}/pytorch_model.bin")
     if tokenizer:
-        _make_tokenizer(path)
+        make_tokenizer(path)
     return str(path)
 
 
-def _make_tokenizer(path):
+def make_tokenizer(path):
     words = {f"w{number}": number for number in range(VOCAB)}
     model = {"type": "WordLevel", "vocab": words, "unk_token": "w0"}
     document = {

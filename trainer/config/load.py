@@ -32,6 +32,7 @@ from trainer.config.critic import algorithm_of, critic_problems
 from trainer.config.lora import lora_problems
 from trainer.config.model import KEYS, AlgorithmSection, JobConfig, OptimizerSection
 from trainer.config.options import algorithm_problems, engine_problems
+from trainer.config.tinker import TINKER, tinker_problems
 from trainer.plugins import SAMPLE_STRATEGY, unknown_name
 
 FIRST_LINE = "# The resolved configuration of this job: `trainer train` writes it at each start."
@@ -123,6 +124,8 @@ def check(config: JobConfig) -> Iterator[Problem]:
     yield from critic_problems(config)
     if config.engine.name == VERL:
         yield from verl_problems(config)
+    elif config.engine.name == TINKER:
+        yield from tinker_problems(config)
     yield from _daemon(config.daemon)
 
 

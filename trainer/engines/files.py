@@ -81,6 +81,11 @@ class FileEngine(TrainEngineWrapper):
         """Return the dtype in which a forward pass computes: float32, bfloat16 or float16."""
         return self.context.config.engine.compute_dtype
 
+    @property
+    def export_dtype(self) -> str:
+        """Return the dtype of the weights in a step; `keep` for the one that they are trained in."""
+        return self.context.config.sync.dtype
+
     @abstractmethod
     def companions(self) -> Mapping[str, bytes]:
         """Return the files beside the weights by name: config.json, generation_config.json, the tokenizer's."""
@@ -103,12 +108,25 @@ class FileEngine(TrainEngineWrapper):
 
     def prepare(self) -> None:
         """Build the model, and open the senders that `sync.method` needs."""
-        context, settings, model = self.context, self.context.config.sync, self.context.config.model
-        if model.lora.rank:
+        settings = self.context.config.sync
+        if self.context.config.model.lora.rank:
             self.base = self._find_base()
         self.build()
-        base = self.base if model.publishes_adapters else None
         self._memory = memory = self._host_memory()
+        self.senders = self.open_senders(memory)
+        live = "sync.mode is stream" if settings.mode == "stream" else ""
+        self._arena = StateArena(memory, live)
+        if settings.probe and type(self).token_logprobs is not TrainEngineWrapper.token_logprobs:
+            self._probe_tokens = self._find_probe_tokens()
+
+    def open_senders(self, memory: HostMemory) -> Mapping[str, WeightSender]:
+        """Return the senders of what `export` walks over, by the names of their transports.
+
+        Raises:
+            SyncdError: One cannot be opened; on all ranks.
+        """
+        context, settings, model = self.context, self.context.config.sync, self.context.config.model
+        base = self.base if model.publishes_adapters else None
         opened = SendContext(
             context.job,
             context.ranks,
@@ -119,13 +137,10 @@ class FileEngine(TrainEngineWrapper):
             base=base,
             memory=memory,
         )
-        self.senders = open_senders((FILES,) if base else senders_of(settings.method), opened)
-        for sender in self.senders.values():
+        senders = open_senders((FILES,) if base else senders_of(settings.method), opened)
+        for sender in senders.values():
             sender.prepare(self.export)
-        live = "sync.mode is stream" if settings.mode == "stream" else ""
-        self._arena = StateArena(memory, live)
-        if settings.probe and type(self).token_logprobs is not TrainEngineWrapper.token_logprobs:
-            self._probe_tokens = self._find_probe_tokens()
+        return senders
 
     def record_start(self) -> None:
         """Record the baseline, unless this run sends no probes or the job has one; a failure is logged."""
@@ -279,7 +294,7 @@ class FileEngine(TrainEngineWrapper):
         tokens, settings, start = self._probe_tokens, self.context.config.sync, time.perf_counter()
         if not tokens:
             return None
-        probe = make_probe(tokens, ask(tokens), self.compute_dtype, settings.dtype)
+        probe = make_probe(tokens, ask(tokens), self.compute_dtype, self.export_dtype)
         if probe is None and settings.check_finite:
             raise_agreed(non_finite_error(self.export()))
         self._sync_metrics = {"time/probe": time.perf_counter() - start}
