@@ -102,20 +102,33 @@ def differences(probe: Probe, answer: ProbeAnswer) -> list[float]:
 
 
 class EarlierProbes:
-    """The probes of versions that an engine has proven, from the first to the last, at growing distances.
+    """The probes of versions that an engine has proven: some from the first to the last, and the nearest ones.
 
-    A version that an engine never left is among them or near one of them, however long ago it was.
+    While an engine stays on one version, its answers stay nearest to the probe of that one, which is therefore kept
+    however many follow.
     """
 
     def __init__(self) -> None:
         self._kept: list[tuple[str, Probe]] = []
+        self._nearest: list[tuple[str, Probe]] = []
         self._every, self._skipped, self._last = 1, 0, ""
 
     def __iter__(self) -> Iterator[tuple[str, Probe]]:
-        return iter(self._kept)
+        yield from self._kept
+        yield from self._nearest
 
-    def add(self, version: str, probe: Probe) -> None:
-        """Keep the probe of a version, or every second, fourth, eighth ... once there are many."""
+    def add(self, version: str, probe: Probe, answers: Sequence[ProbeAnswer] = ()) -> None:
+        """Keep the probe of a version that was proven, or every second, fourth, eighth ... once there are many.
+
+        Args:
+            version: The version.
+            probe: Its probe.
+            answers: Each replica's; of each, the probe that is nearest to it is kept too.
+        """
+        same = [(name, old) for name, old in (*self, (version, probe)) if old.digest == probe.digest]
+        self._nearest = [
+            min(same, key=lambda one: math.fsum(differences(one[1], answer))) for answer in answers
+        ]
         if version == self._last:
             return
         self._last = version

@@ -1,6 +1,6 @@
 """Asks an engine for its answers to probes, judges them, and keeps which weights it has worked on unproven."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from explorer_hooks.follower.checksums import ParameterCheck
@@ -16,7 +16,7 @@ from explorer_hooks.follower.proof import (
     tolerance,
     worst_of,
 )
-from explorer_hooks.hook import ProbingHook, Unproven
+from explorer_hooks.hook import ProbeAnswer, ProbingHook, Unproven
 from syncd.errors import DOCS
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import Proof
@@ -39,6 +39,7 @@ class Prover:
         self.calibrated: float | None = None
         self.last: Proof | None = None
         self._earlier = EarlierProbes()
+        self._answers: Sequence[ProbeAnswer] = ()
 
     @property
     def is_held(self) -> bool:
@@ -63,7 +64,7 @@ class Prover:
         self._earlier = EarlierProbes()
         if proof.is_proven:
             self.calibrated = proof.mean
-            self._earlier.add(START, baseline)
+            self._earlier.add(START, baseline, self._answers)
         return proof
 
     def test_reload(self) -> Proof | None:
@@ -127,7 +128,7 @@ class Prover:
             reason = self._ask_checksums(target)
         if reason:
             raise UnprovenError(reason, hint=f"{DOCS}/proof.md#a-failed-proof")
-        self._earlier.add(target.label, target.probe)
+        self._earlier.add(target.label, target.probe, self._answers)
         return self.last
 
     def _ask_checksums(self, target: WeightDirectory) -> str:
@@ -148,11 +149,11 @@ class Prover:
         begun = self._clock.monotonic()
         answer = hook.probe(target, probe.tokens)
         seconds = self._clock.monotonic() - begun
-        dtype = hook.dtype()
+        self._answers, dtype = (answer, *answer.others), hook.dtype()
         allowed = tolerance(probe, dtype, self.calibrated)
         earlier = self._earlier if target is not None and sees_drift(probe, dtype) else ()
         judged = []
-        for one in (answer, *answer.others):
+        for one in self._answers:
             proof = compare(name, probe, one, allowed, self.calibrated, seconds)
             reason = problem(proof, one) or stayed(answers_like(name, proof, one, earlier, probe), proof)
             judged.append((proof, reason))

@@ -244,6 +244,22 @@ def test_an_engine_that_stays_where_it_was_is_found_once_versions_have_drifted_a
     assert not found or "answers like version 1.1" in reason
 
 
+def test_an_engine_that_stays_on_a_late_version_is_found_as_soon():
+    asking, hook = prover(baseline=None)
+    for step in range(1, 200):
+        # 150 versions that differ much, all of them loaded; then small updates, and the engine stays on version 150.
+        at = 0.01 * min(step, 150) + 4e-6 * max(step - 150, 0)
+        target = Target(shifted(at))
+        target.label = f"1.{step}"
+        hook.answers.append(ProbeAnswer(shifted(min(at, 1.5)).logprobs))
+        if step < 153:
+            asking.prove(target)
+            continue
+        with pytest.raises(UnprovenError, match=r"answers like version 1\.150"):
+            asking.prove(target)
+        return
+
+
 def test_an_engine_that_stays_on_its_start_model_is_found():
     asking, _ = prover(off_by(0, 0, 0), off_by(0, 0, 0), baseline=probe_of())
     asking.calibrate()
