@@ -137,6 +137,10 @@ def _algorithm_problems(config: JobConfig) -> Iterator[Problem]:
         yield _problem("algorithm.entropy_coeff", "no loss of a tinker server has an entropy bonus")
     if section.temperature != 1:
         yield _problem("algorithm.temperature", "a tinker server computes log-probs at temperature 1")
+    if section.teacher_coef:
+        yield _problem("algorithm.teacher_coef", "it was not tried with a tinker server", "teacher_coef = 0")
+    if section.loss_options:
+        yield _problem("algorithm.loss_options", "its losses take no arguments of their own", "leave it out")
     if section.options:
         yield _problem("algorithm.options", "its losses take the bounds of the ratio alone", "leave it out")
     if section.name != SFT and config.data.sft_ratio > 0:

@@ -44,6 +44,8 @@ def problems_of(**tables):
     [
         ("algorithm.kl_coef", {"algorithm": {"kl_coef": 0.1}}),
         ("algorithm.entropy_coeff", {"algorithm": {"entropy_coeff": 0.1}}),
+        ("algorithm.teacher_coef", {"algorithm": {"teacher_coef": 0.1}}),
+        ("algorithm.loss_options", {"algorithm": {"loss_options": {"a": 1}}}),
         ("algorithm.temperature", {"algorithm": {"temperature": 0.7}}),
         ("algorithm.options", {"algorithm": {"options": {"clip_ratio_c": 3.0}}}),
         ("algorithm.loss", {"algorithm": {"loss": "dro"}}),
