@@ -8,10 +8,12 @@ Versions go through `syncd publish`, a daemon and a follower, as they do in a jo
 """
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -50,7 +52,7 @@ def main() -> None:
         shutil.rmtree(scratch, ignore_errors=True)
     size = sum(file.stat().st_size for file in start.glob("*.safetensors")) if options.start else options.size
     print(f"{size / 2**30:.2f} GiB, {options.hook or 'transformers in this process'}, {machine}")
-    report.print_targets(_rows(rounds), 28, 32)
+    report.print_targets(_rows(rounds, options.forward), 36, 32)
 
 
 def _options() -> argparse.Namespace:
@@ -86,9 +88,9 @@ def _measure(scratch: Path, start: Path, options: argparse.Namespace) -> list[Ma
     probe = scratch / "probe.json"
     with open(probe, "wb") as file:
         subprocess.run([*_SYNCD, "probe", str(start), "--dtype", options.dtype], stdout=file, check=True)
-    rounds = []
+    rounds, hook = [], _hook(start, options)
     settings = FollowOptions(stay=True, reload_test=False)
-    with _daemon(job), Follower.open(job, _hook(start, options), "e0", settings) as follower:
+    with _daemon(job), Follower.open(job, hook, "e0", settings) as follower:
         for step in range(1, options.rounds + 2):
             publish = [*_SYNCD, "publish", str(job), str(step), str(start), "--probe", str(probe)]
             subprocess.run(publish, stdout=subprocess.DEVNULL, check=True)
@@ -96,7 +98,22 @@ def _measure(scratch: Path, start: Path, options: argparse.Namespace) -> list[Ma
             assert outcome.kind == "applied", outcome.reason
             assert "prove" in outcome.timings, "the engine answers no probes"
             rounds.append(outcome.timings)
+    options.forward = _forward(hook, probe, options.rounds)
     return rounds[1:]
+
+
+def _forward(hook: Hook, probe: Path, rounds: int) -> list[float]:
+    """Return the seconds of the model's forward pass over the probe's tokens: no proof can take less."""
+    found: list[float] = []
+    if not isinstance(hook, TransformersHook):
+        return found
+    rows = torch.tensor(json.loads(probe.read_bytes())["tokens"], device=next(hook.model.parameters()).device)
+    for _ in range(rounds):
+        start = time.perf_counter()
+        with torch.no_grad():
+            float(hook.model(rows).logits[0, 0, 0])
+        found.append(time.perf_counter() - start)
+    return found
 
 
 def _hook(start: Path, options: argparse.Namespace) -> Hook:
@@ -117,11 +134,13 @@ def _daemon(job: Path) -> Iterator[None]:
         process.wait(30)
 
 
-def _rows(rounds: list[Mapping[str, float]]) -> Iterator[Row]:
+def _rows(rounds: list[Mapping[str, float]], forward: list[float]) -> Iterator[Row]:
     loads = [sum(spent for part, spent in one.items() if part != _WAITED) for one in rounds]
     shares = [100 * one["prove"] / load for one, load in zip(rounds, loads, strict=True)]
     yield "load with its proof, s", report.spread(loads, 3), "", None
     yield "proof, ms", report.spread([1000 * one["prove"] for one in rounds], 1), "", None
+    if forward:
+        yield "forward pass over its tokens, ms", report.spread([1000 * one for one in forward], 1), "", None
     middle = sorted(shares)[len(shares) // 2]
     yield "proof, % of the load", report.spread(shares, 1), f"<= {TARGET:g}", middle <= TARGET
 
