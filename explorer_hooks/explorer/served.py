@@ -57,6 +57,7 @@ _TICK = 0.05
 """Seconds between two polls for results."""
 
 _BACKOFF, _LONGEST = 0.5, 15.0
+_RANDOM = random.Random()  # noqa: S311 - spreads load, hides nothing
 _PAUSE = 0.1
 """Seconds between two questions to an engine that loads a version."""
 
@@ -265,7 +266,7 @@ class RefusedRequestError(MalformedError):
 
 def backoff(attempt: int) -> float:
     """Return the seconds before a retry, spread so that explorers do not retry together."""
-    return min(_BACKOFF * 2.0 ** (attempt - 1), _LONGEST) * random.uniform(0.8, 1.2)  # noqa: S311
+    return min(_BACKOFF * 2.0 ** (attempt - 1), _LONGEST) * _RANDOM.uniform(0.8, 1.2)
 
 
 def served_model(server: HttpClient, key: str = "explorer.engine.model") -> str:

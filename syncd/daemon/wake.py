@@ -96,6 +96,7 @@ class Watcher:
         self._observer: BaseObserver | None = None
         self._rang = False
         self._misses = 0
+        self._random = random.Random()  # noqa: S311 - spreads load, hides nothing
         with attend("find", root):
             self.mount = mount_of(root)
         self.mode, self.reason = choose_watch_mode(mode, self.mount)
@@ -106,7 +107,7 @@ class Watcher:
         """Wait for an event or a signal, `seconds` at most; polling waits are spread by a tenth."""
         self._replace_dead_emitter()
         if self.mode == "polling":
-            seconds *= random.uniform(0.9, 1.1)  # noqa: S311 - so that many daemons do not beat in step
+            seconds *= self._random.uniform(0.9, 1.1)  # so that many daemons do not beat in step
         self._rang = self._pipe.wait(seconds)
         return self._rang
 
