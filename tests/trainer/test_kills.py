@@ -4,9 +4,9 @@ SYNCD_KILLS says how many kills there are; SYNCD_ENGINE=verl has verl's engine k
 SYNCD_ENGINE=ppo the same with a critic, and SYNCD_ENGINE=lora with adapters as steps. Without it, one run with a
 critic is killed once.
 
-verl takes longer to import than a run from kill to kill. So ranks that are killed with it are forked from a process
-that has imported it, and meet as torchrun's do. The undisturbed run and the last start of the killed one are the
-command itself.
+Torch and verl take longer to import than a run from kill to kill. So with more than three kills, ranks to be killed
+are forked from a process that has imported them, and meet as torchrun's do. The undisturbed run and the last start of
+the killed one are always the command itself.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ The width of the tiny engine makes a training state of 12 MB a rank, which takes
 STEPS = 24
 _LONG = 600.0
 _GRACE = 30.0
-_VERL = ("trainer.cli.train", "trainer.engines.verl.engine", "peft")
+_IMPORTED = ("trainer.cli.train", *(() if ENGINE == "tiny" else ("trainer.engines.verl.engine", "peft")))
 
 CONFIG = """
 [job]
@@ -144,7 +144,7 @@ def start(job, kind=WHOLE):
 
 
 class ForkedRanks:
-    """Ranks that nobody but the test watches over, forked from a process that has imported verl.
+    """Ranks that nobody but the test watches over, forked from a process that has imported what they need.
 
     Args:
         job: The job directory.
@@ -161,7 +161,7 @@ class ForkedRanks:
                 | {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "LOCAL_RANK": str(rank)}
                 | {name: str(value) for name, value in shared.items()},
                 *("-m", "trainer", "train", path),
-                more=_VERL,
+                more=_IMPORTED,
             )
             for rank in range(kind.ranks)
         ]
@@ -187,7 +187,7 @@ class ForkedRanks:
 
 def start_to_kill(job, kind):
     """Start a trainer that is going to be killed."""
-    return start(job, kind) if ENGINE == "tiny" else ForkedRanks(job, kind)
+    return ForkedRanks(job, kind) if KILLS > 3 else start(job, kind)
 
 
 def ranks_of(process):
