@@ -121,10 +121,10 @@ def part(job, rank, fence):
 
 @pytest.mark.parametrize("is_fenced", [False, True])
 def test_a_writer_succeeds_wherever_the_other_of_its_attempt_seals(tmp_path, is_fenced):
-    sealed, at = set(), 0
-    while at == 0 or disk.calls >= at:
-        at, root = at + 1, made(tmp_path / str(at + 1))
-        fence = str(made(tmp_path / f"fence-{at + 1}")) if is_fenced else ""
+    sealed, at, calls = set(), 0, 1
+    while at < calls:
+        at += 1
+        root, fence = made(tmp_path / str(at)), str(made(tmp_path / f"fence-{at}")) if is_fenced else ""
         first = part(Job.at(root), 1, fence)
         disk = Pausing(at, lambda first=first: sealed.add(first.seal() is not None))
         second = part(Job.at(root, disk=disk), 2, fence)
@@ -133,6 +133,7 @@ def test_a_writer_succeeds_wherever_the_other_of_its_attempt_seals(tmp_path, is_
         assert manifest is not None, f"paused at call {at}"
         assert manifest.attempt == "shared"
         assert is_whole(Job.at(root)), f"paused at call {at}"
+        calls = disk.calls
     assert sealed == {False, True}
 
 
