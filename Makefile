@@ -56,7 +56,7 @@ test-faults: $(READY)
 		tests/integration/test_nfs_machines.py tests/integration/test_doctor.py \
 		tests/integration/test_publish_race.py tests/trainer/test_kills.py tests/trainer/test_elastic.py $(PYTEST_ARGS)
 
-# Fifty kills of ranks that train an actor and a critic: an hour and more.
+# A hundred kills of ranks that train an actor and a critic, half of them while a full checkpoint is written.
 test-kills-ppo: $(READY)
 	SYNCD_ENGINE=ppo SYNCD_KILLS=$(or $(KILLS),50) $(BIN)/python -m pytest tests/trainer/test_kills.py $(PYTEST_ARGS)
 
