@@ -158,12 +158,13 @@ class AdapterServerHook(ServerHook):
         if not surplus:
             return
         used = self._used()
-        for name in surplus:
-            idle = now - self._superseded[name] >= self._drain if used is None else name not in used
-            if idle:
-                # The next commit tries again: an old adapter too many does no harm to the new one.
-                with contextlib.suppress(LoadFailedError):
-                    self._unload(name)
+        # The next commit tries again: an old adapter too many does no harm to the new one.
+        with contextlib.suppress(EngineUnreachableError):
+            for name in surplus:
+                idle = now - self._superseded[name] >= self._drain if used is None else name not in used
+                if idle:
+                    with contextlib.suppress(LoadFailedError):
+                        self._unload(name)
 
     def _versions(self) -> dict[str, Pair]:
         """Return the adapters that this hook names, those of earlier releases too, by name."""

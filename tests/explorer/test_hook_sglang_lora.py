@@ -58,6 +58,24 @@ def test_a_withdrawn_adapter_in_use_loses_its_name_at_once(bed, hook, monkeypatc
     assert not bed.engine.used, "the next load waits for the requests on the withdrawn one"
 
 
+def test_an_old_adapter_whose_requests_last_does_not_fail_the_new_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("explorer_hooks.hooks.sglang_lora._UNLOADING", 0.2)
+    with SglangLoraBed(tmp_path, keep="0", drain="0.3") as bed:
+        hook = bed.open()
+        for step in (1, 2, 3):
+            load(hook, bed.target((1, step)))
+        time.sleep(0.4)
+        bed.engine.used = {named(1): 1}
+        load(hook, bed.target((1, 4)))
+        assert hook.current_version() == Running(label(4))
+        assert named(1) not in bed.engine.adapters
+        assert named(2) in bed.engine.adapters, "SGLang ends one unload before it begins another"
+        bed.engine.used = {}
+        load(hook, bed.target((1, 5)))
+        assert named(2) not in bed.engine.adapters
+        assert bed.runs(bed.target((1, 5)))
+
+
 def test_an_unload_that_does_not_even_take_the_name_away_is_unreachable(bed, hook, monkeypatch):
     monkeypatch.setattr("explorer_hooks.hooks.sglang_lora._UNLOADING", 0.2)
     load(hook, bed.target((1, 2)))

@@ -49,7 +49,7 @@ class TestContract(RealAdapters):
         hook = bed.open()
         load(hook, bed.target((1, 1)))
         thread, answered = streaming(bed, named(1), 450)
-        assert in_use(hook._server) == {named(1)}
+        assert in_use(hook._server) == {named(1)} or not thread.is_alive()
         for step in range(2, 6):
             load(hook, bed.target((1, step)))
             if thread.is_alive():
