@@ -188,7 +188,11 @@ class AdapterServerHook(ServerHook):
             raise EngineUnreachableError(problem, path=self._server.address)
         return [one for one in models if isinstance(one, dict)]
 
+    def _base_name(self) -> str:
+        """Return the directory on this host, or the name, of the model that the server was started with."""
+        return self._named_base or self._paths.here(self._started_from())
+
     def _base_directory(self) -> str:
         """Return the directory of the model that the server was started with, empty if it cannot be read here."""
-        found = self._named_base or self._paths.here(self._started_from())
+        found = self._base_name()
         return found if os.path.isdir(found) else ""

@@ -89,10 +89,10 @@ class SGLangLoraHook(AdapterServerHook):
 
     def _start_model(self) -> StartModel | None:
         """Return the model that the server was started with, None if this host cannot read it."""
-        directory = self._base_directory()
-        if directory not in self._starts:
-            self._starts[directory] = start_model_of(directory) if directory else None
-        return self._starts[directory]
+        name = self._base_name()
+        if name not in self._starts:
+            self._starts[name] = start_model_of(name) if name else None
+        return self._starts[name]
 
 
 def _message(reply: Reply) -> str:

@@ -127,6 +127,15 @@ def test_a_server_that_was_started_otherwise_is_told_apart(bed, hook):
         hook.prepare(bed.target((1, 1)))
 
 
+def test_a_model_of_the_hub_is_looked_up_in_this_host_s_cache(bed, hook, monkeypatch):
+    asked = []
+    monkeypatch.setattr("explorer_hooks.hooks.sglang_lora.start_model_of", asked.append)
+    bed.engine.base_root = "Qwen/Qwen2"
+    for step in (1, 2):
+        hook.prepare(bed.target((1, step)))
+    assert asked == ["Qwen/Qwen2"]
+
+
 def adapter(tmp_path, shapes, **config):
     """Return an adapter whose tensors have these shapes."""
     with open(tmp_path / "adapter_model.safetensors", "wb") as file:
