@@ -1,8 +1,8 @@
 """Ranks of one world size after the other train a policy and its critic: resharded.py DIRECTORY MODELS WORLD_SIZE ...
 
-Each leg loads what the one before has saved, trains a step and saves again; the first saves by verl itself. There is no
-critic with a release of verl that can have none. What each rank found is written to DIRECTORY/<leg>.<rank>.pt. Ranks are
-forks of this process, which imports verl once.
+Each leg loads what the one before has saved, trains a step and saves again; the first saves by verl itself. There is
+no critic with a release of verl that can have none. What each rank found is written to DIRECTORY/<leg>.<rank>.pt.
+Ranks are forks of this process, which imports verl once.
 """
 
 import os
