@@ -22,6 +22,9 @@ from syncd.errors import (  # noqa: E402
     UsageError,
 )
 from syncd.protocol.writer import StepWriter  # noqa: E402
+from syncd.publishing import FollowingDisk, read_export  # noqa: E402
+from syncd.transports.delta.materialise import materialise  # noqa: E402
+from syncd.transports.delta.publish import publish_delta  # noqa: E402
 from syncd.transports.filesystem.export_walk import TensorSpec  # noqa: E402
 from syncd.transports.filesystem.step_saver import StepSaver  # noqa: E402
 from trainer.export import export, run  # noqa: E402
@@ -233,3 +236,25 @@ class TestSplit:
         groups = split(specs, 10)
         assert [[spec.size for spec in group] for group in groups] == [[4, 5, 1], [20], [3, 3, 4]]
         assert [spec for group in groups for spec in group] == specs
+
+
+def test_a_delta_of_a_trainers_step_is_refused_and_its_materialised_directory_loads(job, out, tmp_path):
+    changed = tmp_path / "changed"
+    shutil.copytree(f"{job.step(7)}/actor", changed, ignore=shutil.ignore_patterns(".*"))
+    (shard,) = changed.glob("*.safetensors")
+    weights = load_file(shard)
+    name = max(weights, key=lambda one: weights[one].numel())
+    kinds = []
+    for step, parent in ((8, 7), (9, 8)):  # the trainer's header has another form than safetensors' own
+        weights[name].view(-1)[step::70] *= 1.01
+        save_file(weights, shard, metadata={"format": "pt"})
+        files = FollowingDisk()
+        kinds.append(publish_delta(job, step, files, read_export(files, str(changed)), parent).manifest.kind)
+    assert kinds == ["weights", "delta"]
+    with pytest.raises(UsageError, match="only what changed since another step") as refused:
+        export(job.root, 9, out)
+    assert f"syncd materialise {job.root} 9 --to DIR" in refused.value.hint
+    assert nothing_is_left(out)
+    materialise(job, 9, str(tmp_path / "made"))
+    made = loaded(str(tmp_path / "made")).state_dict()
+    assert all(torch.equal(made[key], weights[key].to(made[key].dtype)) for key in weights)

@@ -191,7 +191,9 @@ def _exported(record: FileRecord) -> str:
 def _require_model(manifest: Manifest, path: str) -> None:
     holds = {"delta": "only what changed since another step", "remote": manifest.uri}
     if manifest.kind in holds:
-        raise UsageError(f"step {manifest.step} holds no whole model: {holds[manifest.kind]}", path=path)
+        message = f"step {manifest.step} holds no whole model: {holds[manifest.kind]}"
+        hint = f"syncd materialise {os.path.dirname(path)} {manifest.step} --to DIR"
+        raise UsageError(message, path=path, hint=hint if manifest.kind == "delta" else None)
 
 
 def _foreign(disk: Disk, path: str, step: int) -> ExportSource:
