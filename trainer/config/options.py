@@ -26,7 +26,7 @@ ENGINE_ELSEWHERE: Mapping[str, str] = {
     "optimizer_offload": "engine.offload_optimizer", "offload_policy": "engine.offload_params",
     "seed": "job.seed", "micro_batch_size_per_gpu": "engine.micro_batch_size",
     "infer_micro_batch_size_per_gpu": "engine.infer_micro_batch_size", "forward_only": _FIXED,
-    "use_remove_padding": _FIXED, "use_torch_compile": _FIXED,
+    "use_remove_padding": "engine.packing", "use_torch_compile": _FIXED,
 }  # fmt: skip
 """Fields of verl's FSDPEngineConfig with the key that sets each."""
 
@@ -63,7 +63,8 @@ ACTOR_ELSEWHERE: Mapping[str, str] = {
     "ppo_infer_max_token_len_per_gpu": "engine.options.infer_max_token_len_per_gpu",
     "entropy_checkpointing": "engine.options.entropy_checkpointing",
     "use_rollout_log_probs": "algorithm.old_logprobs", "data_loader_seed": "job.seed",
-    "checkpoint": _FIXED, "global_batch_info": _FIXED, "use_remove_padding": _FIXED, "use_torch_compile": _FIXED,
+    "checkpoint": _FIXED, "global_batch_info": _FIXED, "use_remove_padding": "engine.packing",
+    "use_torch_compile": _FIXED,
     "policy_loss.loss_mode": "algorithm.loss",
 }  # fmt: skip
 """Fields of verl's FSDPActorConfig with the key that sets each."""

@@ -17,7 +17,7 @@ from trainer.engines.state_copy import TrainingState
 from trainer.engines.verl import figures
 from trainer.engines.verl.adapters import Adapter, WithoutAdapter, base_file, is_of_adapter, require_base
 from trainer.engines.verl.advantages import advantages
-from trainer.engines.verl.batches import Found, MicroBatch, forward
+from trainer.engines.verl.batches import Found, MicroBatch, forward, require_separate_rows
 from trainer.engines.verl.checks import resolve
 from trainer.engines.verl.critic import Critic
 from trainer.engines.verl.losses import correction_weights, register_own_loss
@@ -61,6 +61,9 @@ class VerlEngine(FileEngine):
         _seed(config.job.seed)
         self.model = build_model(config, device)
         self._adapter = Adapter(self.model) if config.model.lora.rank else None
+        if config.engine.packing:
+            vocabulary = self._text_config.vocab_size
+            require_separate_rows(self.model, vocabulary, "log_probs", config.engine.compute_dtype)
         has_reference = policy and self._algorithm.kl_coef > 0
         self._reference = self._start_model(device) if has_reference else None
         self._critic = Critic(self.context) if config.critic.enabled else None
