@@ -8,12 +8,13 @@ made of, so what is applied to a tile is compared with what the chain says of it
 from collections.abc import Callable, Sequence
 
 from syncd.errors import CorruptDataError, UsageError
-from syncd.protocol.delta import ENCODING, DeltaTable, Target, read_table, roots_of
+from syncd.protocol.delta import ENCODING, DeltaTable, Target, read_table
 from syncd.protocol.digest import is_digest
 from syncd.protocol.disk import MISSING
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import DeltaHeader, Manifest, incompleteness, missing_files, read_manifest
 from syncd.protocol.receipt import FileRecord
+from syncd.protocol.roots import roots_of
 
 CHAIN_LIMIT = 1024
 """The most deltas between a step and its keyframe."""

@@ -46,7 +46,7 @@ class DeltaHeader:
         encoding: Name of the encoding of the changed elements.
         changed: Number of changed words, the elements of tensors.
         elements: Number of words of all shard files that it makes.
-        root_before: The root of the parent's shard files (`delta.step_root`).
+        root_before: The root of the parent's shard files (`roots.step_root`).
         root_after: The root of those that it makes.
         shards: The records of the shard files that it makes.
         files: The records of the files beside them. What this step does not store, it has from its parent.

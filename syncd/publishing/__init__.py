@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from syncd.errors import AlreadySealedError, CorruptDataError, StorageError, UsageError
-from syncd.protocol.delta import Target, TileHasher, step_root
+from syncd.protocol.delta import Target
 from syncd.protocol.digest import chunks, digest_file, name_of
 from syncd.protocol.disk import Disk, is_directory
 from syncd.protocol.layout import ACTOR, MAX_STEP, Job
 from syncd.protocol.manifest import DeltaHeader, Manifest, read_manifest
 from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import FileRecord
+from syncd.protocol.roots import TileHasher, step_root
 from syncd.protocol.version import read_marker
 from syncd.protocol.writer import StepWriter
 from syncd.publishing.export import Export, FollowingDisk, read_export

@@ -300,6 +300,44 @@ def test_materialise_refuses_what_it_cannot_write_or_read(chain, job, shell, tmp
     assert os.listdir(taken) == ["x"]
 
 
+@pytest.mark.parametrize("verb", ["publish", "materialise"])
+def test_a_link_that_is_removed_while_it_is_read_ends_with_try_again(verb, publish, model, job, tmp_path):
+    from syncd.errors import TryAgainError
+    from syncd.publishing import FollowingDisk, read_export
+    from syncd.transports.delta.materialise import materialise
+    from syncd.transports.delta.publish import publish_delta
+
+    publish(1)
+    model.train()
+    publish(2, 1)
+    export = read_export(FollowingDisk(), model.train().export(tmp_path / "next"))
+    before = contents(job.root)
+
+    class Removing(FollowingDisk):
+        """The daemon removes the keyframe once the first shard is under way."""
+
+        def read_at(self, path, offset, length):
+            remove()
+            return super().read_at(path, offset, length)
+
+        def replace(self, path, data, **more):
+            super().replace(path, data, **more)
+            remove()
+
+    def remove():
+        shutil.rmtree(job.step(1), ignore_errors=True)
+
+    call = {
+        "publish": lambda: publish_delta(job, 3, Removing(), export, 2),
+        "materialise": lambda: materialise(job, 2, str(tmp_path / "made"), Removing()),
+    }[verb]
+    with pytest.raises(TryAgainError, match="a step of the chain of step 2 was removed") as ended:
+        call()
+    assert f"syncd pin {job.root} 2" in ended.value.hint
+    assert contents(job.root) == {name: data for name, data in before.items() if "step_1/" not in name}
+    assert not [name for name in os.listdir(tmp_path) if "made" in name]
+
+
 def test_a_delta_that_is_not_finite_is_refused_unless_that_is_allowed(publish, model, job, shell, tmp_path):
     publish(1)
     model.shards[SHARDS[1]]["b"][17] = float("nan")

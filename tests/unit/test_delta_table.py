@@ -9,22 +9,19 @@ from support.jobs import shard_bytes
 from syncd.errors import CorruptDataError
 from syncd.protocol.delta import (
     TILE,
-    FileRoot,
     Target,
     Tile,
-    TileHasher,
     encode_frame_record,
     encode_targets,
     read_table,
-    roots_of,
-    step_root,
     tiles,
 )
 from syncd.protocol.disk import FileStat
 from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.roots import FileRoot, TileHasher, roots_of, step_root
 from syncd.protocol.safetensors import encode_header, parse_header
 from syncd.transports.delta import encode
-from syncd.transports.delta.container import NewContainer
+from syncd.transports.delta.publish import NewContainer
 
 DISK = LocalDisk()
 ONE, TWO = Target("actor/one.safetensors", 600), Target("actor/two.safetensors", 100)

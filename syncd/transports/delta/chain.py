@@ -1,17 +1,37 @@
 """A step as its chain makes it: each tile from the keyframe, through every delta, proved by digests."""
 
+import contextlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from syncd.errors import CorruptDataError
+from syncd.errors import CorruptDataError, TryAgainError
 from syncd.protocol.delta import Frame, Tile, tiles
 from syncd.protocol.digest import hasher, name_of
-from syncd.protocol.layout import Job
+from syncd.protocol.disk import MISSING
+from syncd.protocol.layout import Job, parse_step_name
 from syncd.protocol.lineage import check_tables, containers, header_problem, read_chain
 from syncd.protocol.manifest import Manifest
 from syncd.protocol.receipt import FileRecord, record_chunks
 from syncd.protocol.safetensors import Header, read_header
 from syncd.transports.delta.ulp1 import apply, with_streams
+
+
+@contextlib.contextmanager
+def explain_removal(job: Job, step: int) -> Iterator[None]:
+    """Say that a step was removed while it was read, where that is what made a read fail.
+
+    Raises:
+        TryAgainError: A file in a step of the job is missing.
+    """
+    try:
+        yield
+    except MISSING as error:
+        place = str(error.filename).removeprefix(f"{job.root}/").partition("/")[0]
+        if parse_step_name(place) is None:
+            raise
+        hint = f"syncd pin {job.root} {step}  # keeps its chain, too"
+        message = f"a step of the chain of step {step} was removed while it was read"
+        raise TryAgainError(message, path=error.filename, hint=hint) from None
 
 
 class _Link(NamedTuple):

@@ -5,13 +5,13 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator
 
-from syncd.errors import CorruptDataError, TryAgainError, UsageError, storage_errors
-from syncd.protocol.disk import MISSING, Disk, is_below, is_directory, list_if_there, remove_tree
+from syncd.errors import CorruptDataError, UsageError, storage_errors
+from syncd.protocol.disk import Disk, is_below, is_directory, list_if_there, remove_tree
 from syncd.protocol.layout import ACTOR, Job
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import Manifest, damaged_files
 from syncd.protocol.receipt import FileRecord
-from syncd.transports.delta.chain import Chain
+from syncd.transports.delta.chain import Chain, explain_removal
 
 
 def materialise(job: Job, step: int, target: str, disk: Disk | None = None) -> Manifest:
@@ -34,7 +34,7 @@ def materialise(job: Job, step: int, target: str, disk: Disk | None = None) -> M
     """
     place, disk = os.path.realpath(target), disk or LocalDisk()
     parent, name = os.path.split(place)
-    with storage_errors(place), _present(job, step):
+    with storage_errors(place), explain_removal(job, step):
         _check_target(job, disk, place)
         chain = Chain(job, step)
         temporary = f"{parent}/.{name}.{uuid.uuid4().hex[:12]}.tmp"
@@ -56,7 +56,7 @@ def prove(job: Job, step: int) -> list[str]:
     the digests of the files that a full save would have written.
     """
     try:
-        with _present(job, step):
+        with explain_removal(job, step):
             chain = Chain(job, step)
             wrong = [
                 f"{os.path.basename(job.step(manifest.step))}/{problem}"
@@ -69,19 +69,6 @@ def prove(job: Job, step: int) -> list[str]:
     except CorruptDataError as error:
         return [str(error)]
     return wrong
-
-
-@contextlib.contextmanager
-def _present(job: Job, step: int) -> Iterator[None]:
-    """Say that a step was removed while it was read, where that is what made a read fail."""
-    try:
-        yield
-    except MISSING as error:
-        if error.filename is None or not is_below(str(error.filename), job.root):
-            raise
-        hint = f"syncd pin {job.root} {step}  # keeps its chain, too"
-        message = "a step of the chain was removed while it was read"
-        raise TryAgainError(message, path=error.filename, hint=hint) from None
 
 
 def _check_target(job: Job, disk: Disk, place: str) -> None:

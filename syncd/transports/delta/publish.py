@@ -1,17 +1,29 @@
 """Publishes a directory of safetensors as a delta of an earlier step, or whole where a delta does not pay."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Self
 
+from syncd.context import Closing
 from syncd.errors import CorruptDataError, TryAgainError, UsageError
-from syncd.protocol.delta import ENCODING, DeltaTable, Target, roots_of
-from syncd.protocol.digest import DEFAULT, digest_file, hasher
+from syncd.protocol.delta import (
+    ENCODING,
+    RECORD,
+    DeltaTable,
+    Frame,
+    Target,
+    encode_frame_record,
+    encode_targets,
+)
+from syncd.protocol.digest import CHUNK, DEFAULT, digest_file, hasher
 from syncd.protocol.disk import Disk
 from syncd.protocol.layout import ACTOR, Job, delta_name
 from syncd.protocol.lineage import read_chain
 from syncd.protocol.manifest import DeltaHeader, Manifest
 from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import FileRecord
+from syncd.protocol.roots import roots_of
+from syncd.protocol.safetensors import encode_header
 from syncd.protocol.writer import StepWriter
 from syncd.publishing import (
     Content,
@@ -22,9 +34,8 @@ from syncd.publishing import (
     require_unchanged,
 )
 from syncd.publishing.finite import FiniteCheck
-from syncd.transports.delta.chain import Chain
-from syncd.transports.delta.container import NewContainer
-from syncd.transports.delta.ulp1 import encode
+from syncd.transports.delta.chain import Chain, explain_removal
+from syncd.transports.delta.ulp1 import EncodedFrame, encode
 
 KEYFRAME_EVERY = 32
 """The most deltas after a keyframe; the next step is whole."""
@@ -34,6 +45,10 @@ LARGEST_SHARE = 1 / 4
 
 LARGEST_CHAIN = 1 / 2
 """The share of a whole step that the deltas after a keyframe may have together before the next step is whole."""
+
+
+_IN_MEMORY = 256 << 20
+"""Bytes of streams that are kept in memory; more go to a temporary file of this host."""
 
 
 class DeltaPublished(NamedTuple):
@@ -77,23 +92,21 @@ def publish_delta(
         raise UsageError(f"step {parent} is not earlier than step {step}", hint="name an earlier step")
     if export.kind != "weights":
         raise UsageError("an adapter is published whole", path=export.directory, hint="omit --delta-from")
-    chain = Chain(job, parent)
-    why = _why_whole(chain, disk, export)
-    if not why:
-        try:
-            write = _DeltaWriter(job, chain, disk, export, check=not allow_nonfinite).write
+    try:
+        with explain_removal(job, parent):
+            write = _DeltaWriter(job, parent, disk, export, check=not allow_nonfinite).write
             manifest = publish_written(job, step, disk, export, write, rewind=rewind, probe=probe)
-            return DeltaPublished(manifest, "" if manifest.delta else "it was sealed whole before")
-        except _TooLargeError:
-            why = f"its changes take more than {LARGEST_SHARE:.0%} of a whole step"
+        return DeltaPublished(manifest, "" if manifest.delta else "it was sealed whole before")
+    except _WholeError as error:
+        why = str(error)
     whole = publish_export(
         job, step, disk, export, rewind=rewind, allow_nonfinite=allow_nonfinite, probe=probe
     )
     return DeltaPublished(whole, why)
 
 
-class _TooLargeError(Exception):
-    """A delta is not worth it."""
+class _WholeError(Exception):
+    """The step must be whole, for the reason that is the text."""
 
 
 def _why_whole(chain: Chain, disk: Disk, export: Export) -> str:
@@ -121,20 +134,64 @@ def _other_layout(
     return f"the header of {name} is not that of step {chain.manifest.step}: other tensors, shapes or dtypes"
 
 
+class NewContainer(Closing):
+    """Collects the frames of one writer, then yields the file.
+
+    Args:
+        targets: The files that it makes, in the order of their frames.
+        writer: The writer; writers count from 1, and name their tensors by it, since no two shards share a name.
+    """
+
+    def __init__(self, targets: Sequence[Target], writer: int = 1) -> None:
+        self._targets, self._number = encode_targets(targets), f"{writer:05d}"
+        self._streams = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 - until `close`
+        self.frames: list[Frame] = []
+        self.stored = 0
+        """Bytes of the streams so far."""
+
+    def add(self, encoded: EncodedFrame) -> Self:
+        """Add the next frame."""
+        self.frames.append(encoded.frame)
+        self._streams.write(b"".join(encoded.streams))
+        self.stored += encoded.frame.stored
+        return self
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the file."""
+        records, count = RECORD.size * len(self.frames), len(self._targets)
+        yield encode_header([
+            (f"targets-{self._number}", "U8", (count,), count),
+            (f"frames-{self._number}", "U8", (len(self.frames), RECORD.size), records),
+            (f"streams-{self._number}", "U8", (self.stored,), self.stored),
+        ])  # fmt: skip
+        yield self._targets
+        yield b"".join(map(encode_frame_record, self.frames))
+        self._streams.seek(0)
+        while piece := self._streams.read(CHUNK):
+            yield piece
+
+    def close(self) -> None:
+        """Give up the memory or the temporary file."""
+        self._streams.close()
+
+
 class _DeltaWriter:
     """Writes an export as a delta into an attempt.
 
     Args:
         job: The job.
-        chain: The parent.
+        parent: The step that the changes apply to.
         disk: The file system of the export.
         export: The export.
         check: Whether weights must be finite.
     """
 
-    def __init__(self, job: Job, chain: Chain, disk: Disk, export: Export, *, check: bool) -> None:
-        self._job, self._chain, self._disk, self._export, self._check = job, chain, disk, export, check
-        self._limit = LARGEST_SHARE * chain.manifest.whole_size
+    def __init__(self, job: Job, parent: int, disk: Disk, export: Export, *, check: bool) -> None:
+        self._job, self._disk, self._export, self._check = job, disk, export, check
+        self._chain = Chain(job, parent)
+        self._limit = LARGEST_SHARE * self._chain.manifest.whole_size
+        if why := _why_whole(self._chain, disk, export):
+            raise _WholeError(why)
 
     def write(self, writer: StepWriter) -> Content:
         """Write the container, and the files that are not the parent's."""
@@ -151,8 +208,8 @@ class _DeltaWriter:
             for record in files
             if record not in parent.whole_files
         ]
-        if (now := read_chain(self._job, parent.step)[0].digest) != parent.digest:
-            raise TryAgainError(f"step {parent.step} was written again as {now}")
+        if read_chain(self._job, parent.step)[0].digest != parent.digest:
+            raise TryAgainError(f"step {parent.step} was written again while its changes were stored")
         before, after = roots_of([DeltaTable(targets, tuple(frames), 0)])
         counts = sum(frame.changed for frame in frames), sum(frame.words for frame in frames)
         header = DeltaHeader(parent.step, parent.digest, ENCODING, *counts, before, after, shards, files)
@@ -172,7 +229,7 @@ class _DeltaWriter:
             state.update(new)
             container.add(encode(old, new, width=tile.width, offset=tile.offset, target=number))
             if container.stored > self._limit:
-                raise _TooLargeError
+                raise _WholeError(f"its changes take more than {LARGEST_SHARE:.0%} of a whole step")
         require_unchanged(self._disk, self._export, name, record.size)
         return record._replace(digest=f"{DEFAULT}:{state.hexdigest()}")
 
