@@ -23,7 +23,6 @@ from syncd.errors import (  # noqa: E402
 )
 from syncd.protocol.writer import StepWriter  # noqa: E402
 from syncd.publishing import FollowingDisk, read_export  # noqa: E402
-from syncd.transports.delta.materialise import materialise  # noqa: E402
 from syncd.transports.delta.publish import publish_delta  # noqa: E402
 from syncd.transports.filesystem.export_walk import TensorSpec  # noqa: E402
 from syncd.transports.filesystem.step_saver import StepSaver  # noqa: E402
@@ -238,7 +237,7 @@ class TestSplit:
         assert [spec for group in groups for spec in group] == specs
 
 
-def test_a_delta_of_a_trainers_step_is_refused_and_its_materialised_directory_loads(job, out, tmp_path):
+def test_a_delta_of_a_trainers_step_is_exported_whole(job, out, tmp_path):
     changed = tmp_path / "changed"
     shutil.copytree(f"{job.step(7)}/actor", changed, ignore=shutil.ignore_patterns(".*"))
     (shard,) = changed.glob("*.safetensors")
@@ -251,10 +250,14 @@ def test_a_delta_of_a_trainers_step_is_refused_and_its_materialised_directory_lo
         files = FollowingDisk()
         kinds.append(publish_delta(job, step, files, read_export(files, str(changed)), parent).manifest.kind)
     assert kinds == ["weights", "delta"]
-    with pytest.raises(UsageError, match="only what changed since another step") as refused:
-        export(job.root, 9, out)
-    assert f"syncd materialise {job.root} 9 --to DIR" in refused.value.hint
-    assert nothing_is_left(out)
-    materialise(job, 9, str(tmp_path / "made"))
-    made = loaded(str(tmp_path / "made")).state_dict()
+    export(job.root, 9, out)
+    made = loaded(out).state_dict()
     assert all(torch.equal(made[key], weights[key].to(made[key].dtype)) for key in weights)
+    assert content(f"{out}/{shard.name}") == content(shard)
+    export(job.root, 9, f"{out}-wide", "float32")
+    assert {tensor.dtype for tensor in load_file(f"{out}-wide/{shard.name}").values()} == {torch.float32}
+    os.unlink(shard)
+    shutil.rmtree(job.step(8))
+    with pytest.raises(CorruptDataError, match="step 8, which is not there"):
+        export(job.root, 9, f"{out}-broken")
+    assert sorted(os.listdir(os.path.dirname(out))) == ["model", "model-wide"]

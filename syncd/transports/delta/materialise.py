@@ -83,11 +83,12 @@ def _check_target(job: Job, disk: Disk, place: str) -> None:
 
 
 def _files(chain: Chain) -> Iterator[tuple[FileRecord, Iterable[bytes | bytearray]]]:
-    """Yield each file of the step with its content, which is compared with its digest as it is read."""
+    """Yield each file that engines load, with its content, which is compared with its digest as it is read."""
     for record in chain.manifest.whole_shards:
         yield record, (data for _, data in chain.tiles(record))
     for record in chain.manifest.whole_files:
-        yield record, chain.file_pieces(record)
+        if record.name.startswith(f"{ACTOR}/"):
+            yield record, chain.file_pieces(record)
 
 
 def _write_files(chain: Chain, disk: Disk, directory: str) -> None:
