@@ -1,9 +1,11 @@
 """Steps stored as deltas: published, proved by the daemon, kept as chains, and materialised byte for byte."""
 
+import errno
 import json
 import os
 import shutil
 import subprocess
+from random import Random
 
 import pytest
 from support.cli import Shell, command, environment, modules_loaded
@@ -12,11 +14,15 @@ from support.jobs import explorer, start, steps_of, write_step
 
 from explorer_hooks.hook import Hook
 from syncd.client.client import Client
-from syncd.errors import RefusedError, UsageError
+from syncd.errors import RefusedError, SyncdError, TryAgainError, UsageError
 from syncd.protocol.documents import encode, seal
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import read_manifest
+from syncd.publishing import FollowingDisk, publish_export, read_export
 from syncd.synchronizer import Synchronizer
+from syncd.transports.delta.materialise import materialise
+from syncd.transports.delta.publish import publish_delta
 from syncd.transports.filesystem.receive import FilesystemReceiver
 
 CONTAINER = "actor/delta-00001-of-00001.safetensors"
@@ -302,11 +308,6 @@ def test_materialise_refuses_what_it_cannot_write_or_read(chain, job, shell, tmp
 
 @pytest.mark.parametrize("verb", ["publish", "materialise"])
 def test_a_link_that_is_removed_while_it_is_read_ends_with_try_again(verb, publish, model, job, tmp_path):
-    from syncd.errors import TryAgainError
-    from syncd.publishing import FollowingDisk, read_export
-    from syncd.transports.delta.materialise import materialise
-    from syncd.transports.delta.publish import publish_delta
-
     publish(1)
     model.train()
     publish(2, 1)
@@ -336,6 +337,68 @@ def test_a_link_that_is_removed_while_it_is_read_ends_with_try_again(verb, publi
     assert f"syncd pin {job.root} 2" in ended.value.hint
     assert contents(job.root) == {name: data for name, data in before.items() if "step_1/" not in name}
     assert not [name for name in os.listdir(tmp_path) if "made" in name]
+
+
+class Failing(LocalDisk):
+    """A disk on which one call fails.
+
+    Args:
+        left: How many calls succeed first.
+        number: The error's number.
+    """
+
+    def __init__(self, left, number):
+        super().__init__()
+        self.left, self.number = left, number
+
+    def __getattribute__(self, name):
+        found = super().__getattribute__(name)
+        if name not in {"read", "read_at", "list", "replace", "rename", "make_directory", "sync_directory"}:
+            return found
+
+        def call(path, *given, **more):
+            self.left -= 1
+            if self.left == -1:
+                raise OSError(self.number, os.strerror(self.number), path)
+            return found(path, *given, **more)
+
+        return call
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("verb", ["publish", "materialise"])
+def test_an_error_at_each_call_leaves_nothing_half(verb, number, publish, model, job, tmp_path):
+    """Calls of the job's disk, and of the target's. An attempt that could not be removed is left to the daemon."""
+    publish(1)
+    model.train()
+    publish(2, 1)
+    export = read_export(FollowingDisk(), model.train().export(tmp_path / "next"))
+    expected = contents(tmp_path / ("next" if verb == "publish" else "export2"))
+    ended = 0
+    for left in range(1000):
+        disk = Failing(left, number)
+        failing = Job.at(job.root, disk=disk)
+        try:
+            if verb == "publish":
+                publish_delta(failing, 3, FollowingDisk(), export, 2)
+            else:
+                materialise(failing, 2, str(tmp_path / "made"), disk)
+        except (OSError, SyncdError):
+            ended += 1
+        if disk.left >= 0:
+            break
+        if os.path.exists(job.step(3)):
+            materialise(job, 3, str(tmp_path / "made"))
+        if (tmp_path / "made").exists():
+            assert contents(tmp_path / "made") == expected
+            shutil.rmtree(tmp_path / "made")
+        assert not [name for name in os.listdir(tmp_path) if "made" in name]
+        shutil.rmtree(job.step(3), ignore_errors=True)
+        with open(job.marker, "w", encoding="utf-8") as file:
+            file.write("2\n")
+    assert ended > 15
+    assert disk.left >= 0
 
 
 def test_a_delta_that_is_not_finite_is_refused_unless_that_is_allowed(publish, model, job, shell, tmp_path):
@@ -420,3 +483,33 @@ def test_a_command_that_is_killed_at_any_time_leaves_nothing_half(verb, publish,
             with open(job.marker, "w", encoding="utf-8") as file:
                 file.write("2\n")
     assert subprocess.run(command(*given), env=environment(), check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_thirty_versions_from_random_parents_stay_bit_for_bit_while_retention_prunes(model, job, tmp_path):
+    """Sparse, dense and changed layouts; parents at random among what is there; each step that is left is whole."""
+    random, exports, kinds = Random(7), dict[int, dict[str, bytes]](), list[str]()
+    daemon, recorder, clock = start(job, keep_last=3)
+    for step in range(1, 31):
+        if step % 11 == 0:
+            model.shards[SHARDS[1]][f"more{step}"] = model.shards[SHARDS[0]]["norm"]
+        export = model.train(random.choice((0, 0.001, 0.02, 0.2))).export(tmp_path / f"export{step}")
+        disk, there = FollowingDisk(), steps_of(job)
+        found = read_export(disk, export)
+        if there:
+            parent = random.choice(there[-3:])
+            kinds.append(publish_delta(job, step, disk, found, parent).manifest.kind)
+        else:
+            publish_export(job, step, disk, found)
+        exports[step] = contents(export)
+        for _ in range(2):
+            daemon.tick()
+            clock.at += 100
+        assert daemon.snapshot.version.step == step
+    assert kinds.count("delta") > 10
+    assert kinds.count("weights") >= 2
+    assert "step_damaged" not in recorder.names()
+    assert len(steps_of(job)) < 30
+    for step in steps_of(job):
+        materialise(job, step, str(tmp_path / f"made{step}"))
+        assert contents(tmp_path / f"made{step}") == exports[step]
