@@ -13,7 +13,8 @@ from support.case_runs import HERE
 from support.engine_cases import equal
 from support.paths import PYTHONPATH
 
-pytestmark = [pytest.mark.group("engines"), pytest.mark.slow]
+_LONG = 900.0
+pytestmark = [pytest.mark.group("engines"), pytest.mark.slow, pytest.mark.timeout(2 * _LONG)]
 
 SIZES = (2, 1, 4, 2)
 
@@ -26,7 +27,7 @@ def legs(models, tmp_path_factory):
     command = [sys.executable, f"{HERE}/programs/resharded.py", place, models, *SIZES]
     environment = os.environ | {"PYTHONPATH": PYTHONPATH, "TMPDIR": f"{place}/temporary"}
     done = subprocess.run(
-        [*map(str, command)], env=environment, capture_output=True, text=True, timeout=900, check=False
+        [*map(str, command)], env=environment, capture_output=True, text=True, timeout=_LONG, check=False
     )
     assert done.returncode == 0, done.stderr
     return [

@@ -1,7 +1,8 @@
 """Ranks of one world size after the other train a policy and its critic: resharded.py DIRECTORY MODELS WORLD_SIZE ...
 
-Each leg loads what the one before has saved, trains a step and saves again; the first saves by verl itself. What each
-rank found is written to DIRECTORY/<leg>.<rank>.pt. Ranks are forks of this process, which imports verl once.
+Each leg loads what the one before has saved, trains a step and saves again; the first saves by verl itself. There is
+no critic with a release of verl that can have none. What each rank found is written to DIRECTORY/<leg>.<rank>.pt.
+Ranks are forks of this process, which imports verl once.
 """
 
 import os
@@ -12,14 +13,18 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from support import engine_cases, samples
+from support.verl_release import LACKS
 
 import trainer.engines.verl.engine  # noqa: F401 - what ranks would import each
 from syncd.transports.ranks import RankGroup, Ranks
 
 SCHEDULE = {"optimizer": {"schedule": "cosine", "warmup_steps": 2, "lr": 1e-2}}
+HAS_CRITIC = not LACKS.whole_value_loss
 TABLES = {
-    "algorithm": {"name": "ppo"} | SCHEDULE, "critic": {"enabled": True} | SCHEDULE, "trainer": {"total_steps": 9},
-}  # fmt: skip
+    "algorithm": {"name": "ppo" if HAS_CRITIC else "grpo"} | SCHEDULE,
+    "critic": {"enabled": True} | SCHEDULE if HAS_CRITIC else {},
+    "trainer": {"total_steps": 9},
+}
 
 
 def whole(value):
@@ -33,7 +38,12 @@ def whole(value):
 
 def state_of(engine):
     """Return what a training state holds of each model, of all ranks."""
-    return [_model_state(model) for model in (engine.model, engine._critic.model)]
+    return [_model_state(model) for model in models_of(engine).values()]
+
+
+def models_of(engine):
+    """Return the models by the directory that each has in a training state."""
+    return {"": engine.model} | ({"critic": engine._critic.model} if HAS_CRITIC else {})
 
 
 def _model_state(model):
@@ -57,8 +67,8 @@ def leg(bench, number):
     if number:
         engine_cases.write_state(engine, bench.place(f"leg-{number}"))
     else:
-        engine.model.save_checkpoint(bench.place("leg-0"))
-        engine._critic.model.save_checkpoint(bench.place("leg-0/critic"))
+        for name, model in models_of(engine).items():
+            model.save_checkpoint(os.path.join(bench.place("leg-0"), name))
     engine.shutdown()
     return found
 
