@@ -228,7 +228,8 @@ class VerlEngine(FileEngine):
         return forward(model, rollouts, slots, self._algorithm.temperature, entropy=entropy)
 
     def _deal(self, rollouts: Sequence[TokenRow], numbers: Sequence[int]) -> Slots:
-        return deal(rollouts, numbers, self.context.ranks.rank, self.context.ranks.world_size)
+        place, places = self.model.get_data_parallel_rank(), self.model.get_data_parallel_size()
+        return deal(rollouts, numbers, place, places)
 
 
 def _seed(seed: int) -> None:
