@@ -56,7 +56,7 @@ test-faults: $(READY)
 		tests/integration/test_nfs_machines.py tests/integration/test_doctor.py \
 		tests/integration/test_publish_race.py tests/trainer/test_kills.py tests/trainer/test_elastic.py $(PYTEST_ARGS)
 
-# Fifty kills of ranks that train an actor and a critic: an hour and more.
+# A hundred kills of ranks that train an actor and a critic, half of them while a full checkpoint is written.
 test-kills-ppo: $(READY)
 	SYNCD_ENGINE=ppo SYNCD_KILLS=$(or $(KILLS),50) $(BIN)/python -m pytest tests/trainer/test_kills.py $(PYTEST_ARGS)
 
@@ -79,8 +79,9 @@ test-vllm: $(READY) $(if $(SYNCD_VLLM_PYTHON),,.venv-vllm/.ready)
 		tests/explorer/engines/test_vllm_lora_training_real.py $(PYTEST_ARGS)
 
 test-sglang: $(READY) $(if $(SYNCD_SGLANG_PYTHON),,.venv-sglang/.ready)
-	$(BIN)/python -m pytest tests/explorer/engines/test_sglang_real.py \
-		tests/explorer/engines/test_sglang_matrix_real.py $(PYTEST_ARGS)
+	SYNCD_LORA_VERSIONS=$(or $(VERSIONS),20) $(BIN)/python -m pytest tests/explorer/engines/test_sglang_real.py \
+		tests/explorer/engines/test_sglang_adapters_real.py tests/explorer/engines/test_sglang_matrix_real.py \
+		tests/explorer/engines/test_sglang_lora_training_real.py $(PYTEST_ARGS)
 
 # The engine `tinker` and explorers against a real tinker server on the CPU; SYNCD_TINKER_PYTHON names another one's Python.
 test-tinker: $(READY) $(if $(SYNCD_TINKER_PYTHON),,.venv-tinker/.ready)
@@ -104,6 +105,9 @@ test-megatron: .venv-megatron/.ready
 		tests/trainer/engines/environments/%.txt tests/trainer/engines/environments/install.sh
 	sh tests/trainer/engines/environments/install.sh $(PYTHON) .venv-$* $<
 	touch $@
+
+# SGLang's environment has a copy of this file.
+.venv-sglang/.ready: tests/support/sglang_on_cpu.py
 
 .venv-%/.ready: tests/explorer/engines/%.txt tests/explorer/engines/install_%.sh
 	sh tests/explorer/engines/install_$*.sh $(PYTHON) .venv-$*

@@ -1,12 +1,14 @@
 """Does it learn? SFT, then GRPO on arithmetic, by the real commands: on-policy, and asynchronous with two explorers.
 
-    python benchmarks/learning.py [--seeds 1 2 3] [--steps 150] [--critic] [--out out/learning] [--png PNG]
+    python benchmarks/learning.py [--seeds 1 2 3] [--steps 150] [--critic] [--lora] [--no-async]
+        [--out out/learning] [--png PNG]
 
 For each seed `trainer stages` makes a little model imitate demonstrations and then trains it on rollouts of one
 explorer that waits for every version. From the same imitation `trainer train` trains once more, on rollouts of
-two explorers that wait for nobody; with `--critic` also by PPO with a critic, on rollouts of one explorer that waits
-for every version. All of it on CPU, 2 ranks, verl's FSDP2. Exits with 1 where a target that
-`learning_report.py` fixes is missed. Runs that are finished are not run again: remove OUT to begin anew.
+two explorers that wait for nobody (not with `--no-async`). With `--critic` PPO trains it with a critic, and with
+`--lora` GRPO trains an adapter beside it, each on rollouts of one explorer that waits for every version. All of it
+on CPU, 2 ranks, verl's FSDP2. Exits with 1 where a target that `learning_report.py` fixes is missed. Runs that are
+finished are not run again: remove OUT to begin anew.
 """
 
 import argparse
@@ -25,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from learning_report import ASYNC, ON_POLICY, PPO, Figures, draw, figures_of, report
+from learning_report import ASYNC, LORA, ON_POLICY, PPO, Figures, draw, figures_of, report
 
 ROOT = Path(__file__).resolve().parents[1]
 ARITHMETIC = ROOT / "examples" / "arithmetic"
@@ -72,6 +74,10 @@ CRITIC: Config = {
 }
 """The critic starts from the imitation, with a random head, and learns alone for five steps."""
 
+ADAPTER: Config = {"rank": 8, "alpha": 16}
+ADAPTER_RATE = 2e-3
+"""The adapter is beside all linear layers but the head, and its learning rate four times that of whole weights."""
+
 
 def main() -> int:
     """Run what is not finished, print the table, and return 0 if all targets are met."""
@@ -90,6 +96,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=150, help="of GRPO")
     parser.add_argument("--critic", action="store_true", help="PPO with a critic, too")
+    parser.add_argument("--lora", action="store_true", help="GRPO with an adapter, too")
+    parser.add_argument("--no-async", action="store_true", help="without asynchronous runs and their targets")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "learning")
     parser.add_argument("--png", type=Path, help="where the curves go, if not to OUT/learning.png")
     options = parser.parse_args()
@@ -101,8 +109,13 @@ def _options() -> argparse.Namespace:
 def _seed(options: argparse.Namespace, seed: int) -> dict[str, Figures]:
     """Return the figures of all runs of a seed."""
     run = Run(options.out / f"seed-{seed}", seed, options.steps)
-    runs = {ON_POLICY: run.on_policy, ASYNC: run.asynchronous} | ({PPO: run.ppo} if options.critic else {})
-    return {name: run.finished(name, its) for name, its in runs.items()}
+    runs = {
+        ON_POLICY: (run.on_policy, True),
+        ASYNC: (run.asynchronous, not options.no_async),
+        PPO: (run.ppo, options.critic),
+        LORA: (run.lora, options.lora),
+    }
+    return {name: run.finished(name, its) for name, (its, wanted) in runs.items() if wanted}
 
 
 @dataclass(frozen=True)
@@ -166,11 +179,19 @@ class Run:
         return job
 
     def ppo(self, place: Path) -> Path:
-        """Train with a critic, on the rollouts of one explorer that waits for every version."""
+        """Train with a critic; return the job directory."""
+        return self._from_imitation(place, self.with_critic)
+
+    def lora(self, place: Path) -> Path:
+        """Train an adapter; return the job directory."""
+        return self._from_imitation(place, self.with_adapter)
+
+    def _from_imitation(self, place: Path, config: Callable[[Path, Path], Config]) -> Path:
+        """Train on the rollouts of one explorer that waits for every version."""
         job, imitation = place / "job", _imitated(self.directory / ON_POLICY / "job")
         job.mkdir()
         with _processes(place) as start:
-            trainer = start("trainer", _trainer("train", place, self.with_critic(place, imitation)))
+            trainer = start("trainer", _trainer("train", place, config(place, imitation)))
             _end(trainer, [start("e0", self.explorer(job, place, "e0", imitation))])
         return job
 
@@ -194,6 +215,14 @@ class Run:
         config = self._config(place / "job", imitation)
         config["algorithm"] |= {"name": "ppo", "lam": 0.95}
         config["critic"] = CRITIC
+        config["trainer"]["total_steps"] = self.steps
+        return config
+
+    def with_adapter(self, place: Path, imitation: Path) -> Config:
+        """Return the configuration of training an adapter, on-policy, beside a model that imitates."""
+        config = self._config(place / "job", imitation)
+        config["model"]["lora"] = ADAPTER
+        config["algorithm"]["optimizer"]["lr"] = ADAPTER_RATE
         config["trainer"]["total_steps"] = self.steps
         return config
 

@@ -28,7 +28,7 @@ _SECRET_PARTS = re.compile(r"(?<=//)[^/]*@|[?#].*", re.DOTALL)
 _REDIRECT, _BAD = 300, 400
 _UNAUTHORISED = frozenset({401, 403})
 _MISSING = 404
-_MESSAGES = ("message", "detail", "error", "object")
+_MESSAGES = ("message", "detail", "error", "error_message", "object")
 
 
 @dataclass(frozen=True, slots=True)

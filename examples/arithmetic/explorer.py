@@ -18,6 +18,7 @@ from itertools import count, islice
 from zlib import crc32
 
 import torch
+from peft import PeftModel
 from problems import Problem, problems, tasks
 from rollouts import Rollout, mean_reward, roll_out
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -73,7 +74,7 @@ class Explorer:
             return
         try:
             with self.sync.lease(version) as leased:
-                self.model = _load(leased.path)
+                self.model = _model_of(version.kind, leased.path, self.options.model)
         except TryAgainError:
             return  # overtaken: the next turn finds the newest
         turned_back = version.generation != self.pair[0]
@@ -130,6 +131,15 @@ class Explorer:
         line = {"generation": self.pair[0], "step": self.pair[1], "accuracy": accuracy, "at": time.time()}
         with open(self.options.evaluate, "a", encoding="ascii") as file:
             file.write(json.dumps(line) + "\n")
+
+
+def _model_of(kind: str, directory: str, base: str) -> torch.nn.Module:
+    """Return the model of a version; an adapter is added to the weights of the model that the trainer starts from."""
+    if kind != "lora":
+        return _load(directory)
+    adapted = PeftModel.from_pretrained(_load(base), directory)
+    merged: torch.nn.Module = adapted.merge_and_unload()
+    return merged.eval()
 
 
 def _load(directory: str) -> torch.nn.Module:

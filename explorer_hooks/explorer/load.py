@@ -95,9 +95,6 @@ def _engine(file: ExplorerFile) -> Iterator[Problem]:
     if engine.reload == "restart" and file.model.publishes_adapters:
         text = 'explorer.engine.reload = "restart" is for whole weights, and the job\'s steps are adapters'
         yield Problem("explorer.engine.reload", text, 'leave it out, or model.lora.publish = "merged"')
-    if engine.kind == "sglang" and file.model.publishes_adapters:
-        text = 'explorer.engine.kind = "sglang" loads whole weights, and the job\'s steps are adapters'
-        yield Problem("explorer.engine.kind", text, 'kind = "vllm", or model.lora.publish = "merged"')
     if engine.kind == "transformers" and engine.address:
         yield Problem(
             "explorer.engine.address", 'explorer.engine.address means nothing to kind = "transformers"'

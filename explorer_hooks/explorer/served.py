@@ -32,13 +32,16 @@ from explorer_hooks.explorer.server_apis import (
     MalformedError,
     ServerAnswer,
     ServerApi,
+    SGLangGenerateApi,
     UnsupportedServerError,
 )
 from explorer_hooks.explorer.token_versions import TokenVersions, parse_spans, versions_of
 from explorer_hooks.finding import open_hook, shown
 from explorer_hooks.hook import Running
+from explorer_hooks.hooks.adapter_server import AdapterServerHook
 from explorer_hooks.hooks.http_engine import UNTOLD
 from explorer_hooks.hooks.lora import LoraHook
+from explorer_hooks.hooks.sglang_lora import SGLangLoraHook
 from explorer_hooks.http_client import HttpClient
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import ConfigError, EngineUnreachableError, SyncdError
@@ -64,8 +67,11 @@ _PAUSE = 0.1
 _CONFIRM = 2.0
 """Seconds between an engine's new version and its confirmation, at most; a longer difference is a restart."""
 
-_TRANSIENT, _SERVER_ERROR, _NOT_FOUND = frozenset({408, 429}), 500, 404
+_TRANSIENT, _SERVER_ERROR = frozenset({408, 429}), 500
 """Statuses of answers after which a retry may succeed: timed out, too many requests, and errors of the server."""
+
+_ADAPTER_HOOKS = {"vllm": LoraHook.name, "sglang": SGLangLoraHook.name}
+"""The hook for adapters by the engine's kind."""
 
 _LOG = structlog.get_logger()
 
@@ -245,7 +251,7 @@ class ServerGenerator(Generator):
     def _answered(self, api: ServerApi, asked: GroupRequest) -> tuple[ServerAnswer, ...]:
         reply = self._server.post_any(api.path, api.body(asked))
         # A server that was restarted has no adapters until the follower has loaded one.
-        is_gone = reply.status == _NOT_FOUND and self._adapter_api is not None
+        is_gone = self._adapter_api is not None and api.lacks_adapter(reply)
         if is_gone or reply.status in _TRANSIENT or reply.status >= _SERVER_ERROR:
             raise EngineUnreachableError(self._server.complaint(reply))
         if reply.is_error:
@@ -296,7 +302,7 @@ class ServerEngine(InferenceEngine):
 
     def __init__(self, file: ExplorerFile) -> None:
         self._file, section = file, file.explorer.engine
-        kind = LoraHook.name if file.model.publishes_adapters else section.kind
+        kind = _ADAPTER_HOOKS[section.kind] if file.model.publishes_adapters else section.kind
         self._token = api_key(section.token_env, "explorer.engine.token_env")
         address = f"{kind}={section.address}"
         self.name = shown(address)
@@ -331,12 +337,14 @@ class ServerEngine(InferenceEngine):
             concurrency=section.concurrency,
             retries=section.retries,
             settle=settle,
-            adapter_api=_adapter_api(self.hook, model) if isinstance(self.hook, LoraHook) else None,
+            adapter_api=_adapter_api(self.hook, model) if isinstance(self.hook, AdapterServerHook) else None,
         )
 
 
-def _adapter_api(hook: LoraHook, model: str) -> Callable[[str | None], ServerApi]:
+def _adapter_api(hook: AdapterServerHook, model: str) -> Callable[[str | None], ServerApi]:
     """Return what tells how the adapter with a label is asked: by its name; without a label, the model itself."""
+    if isinstance(hook, SGLangLoraHook):
+        return lambda label: SGLangGenerateApi(None if label is None else hook.name_of(label))
     return lambda label: CompletionsApi(model if label is None else hook.name_of(label))
 
 

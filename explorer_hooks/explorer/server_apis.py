@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import structlog
 
 from explorer_hooks.explorer.generation import GroupRequest, Response
-from explorer_hooks.http_client import HttpClient
+from explorer_hooks.http_client import HttpClient, Reply
 from syncd.errors import ConfigError
 
 SCALE_OUT = "start vLLM with --enable-scale-out"
@@ -24,6 +24,7 @@ SCALE_OUT = "start vLLM with --enable-scale-out"
 _ASK = 10.0
 """Seconds that a question may take."""
 
+_NOT_FOUND = 404
 _FINISHED = frozenset({"stop", "length"})
 _REFUSED_BODY = frozenset({400, 422})
 """What a server answers to a request without a prompt, on a path that it serves."""
@@ -64,6 +65,10 @@ class ServerApi(ABC):
     @abstractmethod
     def body(self, asked: GroupRequest) -> dict[str, object]:
         """Return the body of a request for one group."""
+
+    def lacks_adapter(self, reply: Reply) -> bool:
+        """Return whether the server says that it has not the adapter that the request named."""
+        return reply.status == _NOT_FOUND
 
     def parse(self, document: object, asked: GroupRequest) -> tuple[ServerAnswer, ...]:
         """Return the responses of an answer.
@@ -158,19 +163,31 @@ class VllmGenerateApi(ServerApi):
 
 
 class SGLangGenerateApi(ServerApi):
-    """SGLang's `/generate`."""
+    """SGLang's `/generate`.
+
+    Args:
+        adapter: The adapter that answers; None for the model itself.
+    """
 
     path: ClassVar[str] = "/generate"
+
+    def __init__(self, adapter: str | None = None) -> None:
+        self._adapter = adapter
 
     def body(self, asked: GroupRequest) -> dict[str, object]:
         """Return the body of a request for one group."""
         drawn = {"n": asked.samples, "max_new_tokens": asked.max_tokens, "temperature": asked.temperature}
         return {
+            **({} if self._adapter is None else {"lora_path": self._adapter}),
             "input_ids": list(asked.prompt),
             "sampling_params": {**drawn, **_WHOLE},
             "return_logprob": True,
             "stream": False,
         }
+
+    def lacks_adapter(self, reply: Reply) -> bool:
+        """Return whether the error names the adapter; other errors of SGLang are of the request itself."""
+        return reply.is_error and self._adapter is not None and self._adapter in str(reply.json)
 
     def _choices(self, document: object, asked: GroupRequest) -> Sequence[object]:
         # One response comes as an object, several as a list.

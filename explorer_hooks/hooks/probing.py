@@ -133,13 +133,15 @@ class GenerateProbe(ServerProbe):
     Args:
         server: The server.
         replica: The data-parallel replica that answers; None if there is one alone.
+        adapter: The adapter that answers; None for the model itself.
     """
 
     _path = "/generate"
 
-    def __init__(self, server: HttpClient, replica: int | None = None) -> None:
+    def __init__(self, server: HttpClient, replica: int | None = None, adapter: str | None = None) -> None:
         super().__init__(server)
         self._replica = replica
+        self._adapter: Mapping[str, object] = {} if adapter is None else {"lora_path": adapter}
 
     def log_probs(self, rows: Rows) -> tuple[tuple[float, ...], ...]:
         """Return the log-probs of prompts from their start. SGLang reads no cache behind where these begin."""
@@ -171,7 +173,8 @@ class GenerateProbe(ServerProbe):
         if self._replica is not None:
             more["routed_dp_rank"] = self._replica
         sampling = {**_GREEDY, "max_new_tokens": 1, "ignore_eos": True}
-        body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True, **more}
+        asked = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
+        body = {**self._adapter, **asked, **more}
         reply = self._server.post_any(self._path, body)
         if reply.is_error:
             hint = f"see the log of the SGLang server; {SWITCH_OFF}"

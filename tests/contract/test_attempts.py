@@ -110,6 +110,33 @@ def test_a_paused_save_does_not_change_a_step_sealed_by_another(tmp_path, world_
     assert winners == {"paused", "other"}
 
 
+def part(job, rank, fence):
+    """Write one rank's part of a step of two and return its writer."""
+    writer = StepWriter(job, STEP, 2, "shared", ManualClock(), fence=fence)
+    writer.begin()
+    name = f"actor/model-{rank:05d}-of-00002.safetensors"
+    writer.receipt(rank, [writer.write(name, shard_bytes({f"w{rank}": (64,)}), tensors=1)])
+    return writer
+
+
+@pytest.mark.parametrize("is_fenced", [False, True])
+def test_a_writer_succeeds_wherever_the_other_of_its_attempt_seals(tmp_path, is_fenced):
+    sealed, at, calls = set(), 0, 1
+    while at < calls:
+        at += 1
+        root, fence = made(tmp_path / str(at)), str(made(tmp_path / f"fence-{at}")) if is_fenced else ""
+        first = part(Job.at(root), 1, fence)
+        disk = Pausing(at, lambda first=first: sealed.add(first.seal() is not None))
+        second = part(Job.at(root, disk=disk), 2, fence)
+        # Where the directory has left meanwhile, it finds no receipts: it looks again, as a rank that waits does.
+        manifest = second.seal() or second.sealed()
+        assert manifest is not None, f"paused at call {at}"
+        assert manifest.attempt == "shared"
+        assert is_whole(Job.at(root)), f"paused at call {at}"
+        calls = disk.calls
+    assert sealed == {False, True}
+
+
 def test_a_replaced_trainer_neither_seals_nor_announces(tmp_path):
     def fenced(path):
         made(path / "fence")

@@ -12,17 +12,21 @@ peft = pytest.importorskip("peft", reason="needs peft")
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from support.engine_beds import LoraBed  # noqa: E402
+from support.engine_beds import LoraBed, SglangLoraBed  # noqa: E402
 from support.fake_servers import Answer  # noqa: E402
-from support.generating import Completing  # noqa: E402
+from support.generating import Completing, GeneratingSglang  # noqa: E402
 from support.hook_contract import HookContract, load  # noqa: E402
 from support.targets import label, target_of  # noqa: E402
 from test_transformers_hook import ModelBed, log_probs, seed_of, tiny  # noqa: E402
 
 from explorer_hooks.explorer.generation import GeneratorContext, GroupRequest  # noqa: E402
 from explorer_hooks.explorer.load import load_file  # noqa: E402
-from explorer_hooks.explorer.served import ServerGenerator  # noqa: E402
-from explorer_hooks.explorer.server_apis import ApiChoice, CompletionsApi  # noqa: E402
+from explorer_hooks.explorer.served import ServerEngine, ServerGenerator  # noqa: E402
+from explorer_hooks.explorer.server_apis import (  # noqa: E402
+    ApiChoice,
+    CompletionsApi,
+    SGLangGenerateApi,
+)
 from explorer_hooks.hook import Running  # noqa: E402
 from explorer_hooks.hooks.peft_model import PeftHook, with_adapter  # noqa: E402
 from explorer_hooks.http_client import HttpClient  # noqa: E402
@@ -126,13 +130,31 @@ def test_an_adapter_of_another_shape_is_refused(bed, hook, tmp_path, other):
     assert bed.runs(None)
 
 
-@pytest.fixture(params=["vllm", "in this process"])
+class TinyAdapters:
+    """A bed whose adapters are of the model `tiny(0)`: SGLang's hook compares their layers with its own."""
+
+    def write(self, directory, salt, shards):
+        write_adapter(directory, salt)
+
+
+class TinyLoraBed(TinyAdapters, LoraBed):
+    """vLLM."""
+
+
+class TinySglangBed(TinyAdapters, SglangLoraBed):
+    """SGLang."""
+
+
+SERVERS = {"vllm": TinyLoraBed, "sglang": TinySglangBed}
+
+
+@pytest.fixture(params=[*SERVERS, "in this process"])
 def any_bed(request, tmp_path):
     """Return a bed of each engine for adapters, started with the model in `base`."""
-    if request.param != "vllm":
+    if request.param not in SERVERS:
         yield PeftBed(tmp_path)
         return
-    with LoraBed(tmp_path) as bed:
+    with SERVERS[request.param](tmp_path) as bed:
         tiny(0).save_pretrained(tmp_path / "base")
         bed.engine.base_root = str(tmp_path / "base")
         yield bed
@@ -151,16 +173,26 @@ def test_an_adapter_of_another_base_is_refused_and_the_engine_is_not_touched(any
     assert any_bed.runs(target)
 
 
-def test_a_base_that_cannot_be_read_here_is_not_compared(tmp_path):
-    with LoraBed(tmp_path) as bed:
+@pytest.mark.parametrize("bed_type", SERVERS.values())
+def test_a_base_that_cannot_be_read_here_is_not_compared(tmp_path, bed_type):
+    with bed_type(tmp_path) as bed:
         hook = bed.open()
         hook.prepare(replace(bed.target((1, 3)), base=AdapterBase("xxh3_128:0a", "/models/other")))
+
+
+VLLM_LACKS = Answer(404, {"error": {"message": "no model"}})
+SGLANG_LACKS = Answer(
+    400, {"error": {"message": f"Got LoRA adapter that has never been loaded: policy-{label(7)}"}}
+)
+SGLANG_LONG = Answer(
+    400, {"error": {"message": "The input (600 tokens) is longer than the model's context length"}}
+)
 
 
 class NamedRequests:
     """A generator whose versions are adapters, over a server that completes."""
 
-    def __init__(self, server):
+    def __init__(self, server, api):
         self.server, self.running = server, Running(None)
         context = GeneratorContext(
             None, lambda: self.running, lambda _: None, lambda: self.permitted, "", lambda: False
@@ -169,7 +201,7 @@ class NamedRequests:
         self.permitted = (1, 0)
         self.generator = ServerGenerator(
             client, ApiChoice(client, "vllm", "base", "required"), context, concurrency=1, retries=3,
-            settle=5.0, adapter_api=lambda name: CompletionsApi("base" if name is None else f"policy-{name}"),
+            settle=5.0, adapter_api=api,
         )  # fmt: skip
 
     def made(self):
@@ -178,15 +210,25 @@ class NamedRequests:
         return found
 
 
-@pytest.fixture
-def named():
-    server = Completing()
-    yield NamedRequests(server)
+def vllm_api(name):
+    return CompletionsApi("base" if name is None else f"policy-{name}")
+
+
+def sglang_api(name):
+    return SGLangGenerateApi(None if name is None else f"policy-{name}")
+
+
+@pytest.fixture(params=["vllm", "sglang"])
+def named(request):
+    server = {"vllm": Completing, "sglang": GeneratingSglang}[request.param]()
+    yield NamedRequests(server, {"vllm": vllm_api, "sglang": sglang_api}[request.param])
     server.stop()
 
 
 def models_of(server):
-    return [body["model"] for path, body in server.seen if path == "POST /v1/completions"]
+    """Return what each request calls its model; in SGLang's the model itself has no name."""
+    bodies = [body for path, body in server.seen if path in ("POST /v1/completions", "POST /generate")]
+    return [body.get("model") or body.get("lora_path", "base") for body in bodies]
 
 
 def test_a_request_names_the_adapter_of_the_version_that_it_is_of(named):
@@ -199,13 +241,13 @@ def test_a_request_names_the_adapter_of_the_version_that_it_is_of(named):
 
 def test_a_newer_adapter_during_a_request_changes_nothing_in_it(named):
     named.running, named.permitted = Running(label(7)), (1, 7)
-    complete = named.server.post_v1_completions
+    served = named.server.routed
 
-    def answered(query, body):
+    def answered(method, target, body):
         named.running = replace(named.running, label=label(8))
-        return complete(query, body)
+        return served(method, target, body)
 
-    named.server.post_v1_completions = answered
+    named.server.routed = answered
     found = named.made()
     assert (found.first, found.last) == ((1, 7), (1, 7))
     assert len(found.responses) == 2
@@ -214,10 +256,22 @@ def test_a_newer_adapter_during_a_request_changes_nothing_in_it(named):
 def test_a_server_that_has_lost_its_adapters_is_asked_again_later(named, monkeypatch):
     monkeypatch.setattr("explorer_hooks.explorer.served.backoff", lambda attempt: 0.01)
     named.running, named.permitted = Running(label(7)), (1, 7)
-    named.server.replies["/v1/completions"] = Answer(404, {"error": {"message": "no model"}})
+    named.server.replies = {"/v1/completions": VLLM_LACKS, "/generate": SGLANG_LACKS}
     found = named.made()
     assert found.retry
-    assert "no model" in found.problem
+    assert "no model" in found.problem or "never been loaded" in found.problem
+    assert len(models_of(named.server)) == 4
+
+
+def test_a_prompt_that_sglang_refuses_is_not_sent_again():
+    server = GeneratingSglang()
+    named = NamedRequests(server, sglang_api)
+    named.running, named.permitted = Running(label(7)), (1, 7)
+    server.replies["/generate"] = SGLANG_LONG
+    found = named.made()
+    server.stop()
+    assert (found.retry, len(models_of(server))) == (False, 1)
+    assert "longer than" in found.problem
 
 
 LEAST = """
@@ -233,7 +287,7 @@ tasks = "tasks.jsonl"
 """
 
 
-SGLANG = 'kind = "sglang"\naddress = "http://127.0.0.1:1"'
+SERVED = 'kind = "{}"\naddress = "http://127.0.0.1:1"\nmodel = "m"'
 RESTARTED = """
 kind = "vllm"
 address = "http://127.0.0.1:1"
@@ -243,12 +297,21 @@ command = "vllm serve {model}"
 """
 
 
-@pytest.mark.parametrize(
-    ("engine", "problem"), [(SGLANG, "loads whole weights"), (RESTARTED, "is for whole weights")]
-)
-def test_engines_that_load_no_adapters_are_refused(tmp_path, engine, problem):
+def test_a_server_that_starts_anew_for_each_version_loads_no_adapters(tmp_path):
     path = tmp_path / "file.toml"
-    path.write_text(LEAST + engine)
-    with pytest.raises(ConfigError, match=problem):
+    path.write_text(LEAST + RESTARTED)
+    with pytest.raises(ConfigError, match="is for whole weights"):
         load_file(str(path))
     load_file(str(path), ["--model.lora.publish", "merged"])
+
+
+@pytest.mark.parametrize(("kind", "hook"), [("vllm", "lora"), ("sglang", "sglang-lora")])
+def test_the_kind_of_a_server_says_which_hook_loads_adapters(tmp_path, kind, hook):
+    path = tmp_path / "file.toml"
+    path.write_text(LEAST + SERVED.format(kind))
+    engine = ServerEngine(load_file(str(path)))
+    assert (engine.hook.name, engine.name) == (hook, f"{hook}=http://127.0.0.1:1")
+    context = GeneratorContext(None, lambda: None, lambda _: None, lambda: None, "", lambda: False)
+    api = engine.generator(context)._adapter_api(label(7))
+    assert f"policy-{label(7)}" in api.body(GroupRequest((5, 6), 2, 4, 1.0)).values()
+    assert ServerEngine(load_file(str(path), ["--model.lora.publish", "merged"])).hook.name == kind

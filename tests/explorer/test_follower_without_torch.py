@@ -27,6 +27,7 @@ MODULES = [
     "explorer_hooks.hooks.command",
     "explorer_hooks.hooks.lora",
     "explorer_hooks.hooks.sglang",
+    "explorer_hooks.hooks.sglang_lora",
     "explorer_hooks.hooks.vllm",
     "explorer_hooks.hooks.webhook",
     "syncd.transports.base",

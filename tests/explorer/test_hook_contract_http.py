@@ -1,6 +1,6 @@
 """Hooks of engines behind HTTP keep the contract of hooks; the engines are fakes with real engines' faults."""
 
-from support.engine_beds import LoraBed, SglangBed, VllmBed
+from support.engine_beds import LoraBed, SglangBed, SglangLoraBed, VllmBed
 from support.hook_contract import HookContract
 
 
@@ -14,3 +14,7 @@ class TestSglang(HookContract):
 
 class TestLora(HookContract):
     bed_type = LoraBed
+
+
+class TestSglangLora(HookContract):
+    bed_type = SglangLoraBed

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 from support import fake_answers
-from support.engine_beds import LoraBed, SglangBed, VllmBed
+from support.engine_beds import LoraBed, SglangBed, SglangLoraBed, VllmBed
 from support.fake_servers import Answer
 from support.hook_contract import load
 
@@ -174,7 +174,7 @@ def test_a_server_that_ends_within_the_request_is_unreachable(sglang):
         hook.probe(None, ROWS)
 
 
-@pytest.mark.parametrize("bed_type", [VllmBed, SglangBed, LoraBed])
+@pytest.mark.parametrize("bed_type", [VllmBed, SglangBed, LoraBed, SglangLoraBed])
 def test_probe_false_asks_nothing(tmp_path, bed_type):
     with bed_type(tmp_path, probe="false") as bed:
         assert bed.open().probes == ""

@@ -8,7 +8,13 @@ torch = pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("transformers", reason="needs transformers")
 
 from support import small_qwen  # noqa: E402
-from support.engine_beds import SmallLoraBed, SmallSglangBed, SmallVllmBed, seed_of  # noqa: E402
+from support.engine_beds import (  # noqa: E402
+    SmallLoraBed,
+    SmallSglangBed,
+    SmallSglangLoraBed,
+    SmallVllmBed,
+    seed_of,
+)
 from support.hook_contract import Bed, BedCases  # noqa: E402
 from support.probe_contract import ROWS, AnswersProbes  # noqa: E402
 from support.targets import target_of  # noqa: E402
@@ -28,6 +34,10 @@ class TestSglang(AnswersProbes, BedCases):
 
 class TestLora(AnswersProbes, BedCases):
     bed_type = SmallLoraBed
+
+
+class TestSglangLora(AnswersProbes, BedCases):
+    bed_type = SmallSglangLoraBed
 
 
 class ModelBed(Bed):

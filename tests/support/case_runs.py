@@ -9,7 +9,7 @@ import torch
 
 from support.paths import PYTHONPATH, TESTS
 
-_LONG = 1200.0
+LONG = 1200.0
 """Seconds that a rank may take; on a quiet machine it is one minute."""
 
 HERE = f"{TESTS}/trainer/engines"
@@ -30,7 +30,7 @@ def run_cases(directory, engine, models, world_size, *names, device="cpu"):
         for rank in range(world_size)
     ]
     try:
-        said = [rank.communicate(timeout=_LONG)[1] for rank in ranks]
+        said = [rank.communicate(timeout=LONG)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

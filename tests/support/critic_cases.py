@@ -34,6 +34,7 @@ BUDGETS = {
     "eight": {"micro_batch_size": 8},
     "three": {"micro_batch_size": 3, "infer_micro_batch_size": 4},
     "tokens": {"options": {"use_dynamic_bsz": True, "max_token_len_per_gpu": 24}},
+    "packed": {"packing": True, "options": {"use_dynamic_bsz": True, "max_token_len_per_gpu": 24}},
 }
 
 

@@ -9,9 +9,11 @@ from explorer_hooks.follower.checksums import Moved
 from explorer_hooks.hook import HookOptions
 from explorer_hooks.hooks.lora import LoraHook
 from explorer_hooks.hooks.sglang import SGLangHook
+from explorer_hooks.hooks.sglang_lora import SGLangLoraHook
 from explorer_hooks.hooks.vllm import VllmHook
 from support import small_qwen
 from support.fake_engines import START, FakeAdapters, FakeSglang, FakeVllm, fingerprint, fingerprint_of
+from support.fake_sglang_adapters import FakeSglangAdapters
 from support.hook_contract import PATIENCE, Bed, load
 from support.jobs import shard_bytes
 from support.targets import target_of
@@ -159,15 +161,19 @@ class LoraBed(EngineBed):
     def write(self, directory, salt, shards):
         os.makedirs(directory)
         with open(f"{directory}/adapter_model.safetensors", "wb") as file:
-            file.write(shard_bytes({"base_model.model.lora_A.weight": (2, 4)}, salt))
+            halves = {"lora_A": (2, 4), "lora_B": (4, 2)}
+            tensors = {f"base_model.model.head.{half}.weight": shape for half, shape in halves.items()}
+            file.write(shard_bytes(tensors, salt))
         with open(f"{directory}/adapter_config.json", "w") as file:
-            json.dump({"peft_type": "LORA", "r": 2, "target_modules": ["q_proj"]}, file)
+            json.dump({"peft_type": "LORA", "r": 2, "target_modules": ["head"]}, file)
 
     def said(self, target):
         """Ask for the model that somebody would name who follows this version."""
         newest = self.open().current_version().label
         wanted = None if target is None else target.label
-        model = f"policy-{wanted}" if newest == wanted and wanted else self.engine.base
+        return self.said_by(f"policy-{wanted}" if newest == wanted and wanted else self.engine.base)
+
+    def said_by(self, model):
         status, answer = self.ask("POST", "/v1/completions", {"prompt": "x", "model": model})
         return answer["choices"][0]["text"] if status == 200 else None
 
@@ -184,6 +190,16 @@ class LoraBed(EngineBed):
             return {"data": [one for one in original({}, None)["data"] if one["id"] == self.engine.base]}
 
         self.engine.replies["/v1/models"] = first_without_adapters
+
+
+class SglangLoraBed(LoraBed):
+    hook_type = SGLangLoraHook
+    fake_type = FakeSglangAdapters
+
+    def said_by(self, model):
+        name = {} if model == self.engine.base else {"lora_path": model}
+        status, answer = self.ask("POST", "/generate", {"text": "x", **name})
+        return answer["text"] if status == 200 else None
 
 
 class SmallModel:
@@ -234,6 +250,14 @@ class SmallLoraBed(SmallModel, LoraBed):
 
     def model(self, target):
         return small_qwen.model_of(0) if target is None else small_qwen.model_with_adapter(seed_of(target))
+
+
+class SmallSglangLoraBed(SmallLoraBed, SglangLoraBed):
+    cannot: ClassVar = {**SmallLoraBed.cannot, "checksums": "SGLang gives none of adapters"}
+
+    def __init__(self, tmp_path, **settings):
+        super().__init__(tmp_path, **settings)
+        self.engine.base_root = small_qwen.write_model(f"{tmp_path}/base")
 
 
 def seed_of(target):

@@ -70,11 +70,15 @@ def vllm_answer(address, replica=None, model="policy"):
     return choice["token_ids"], choice["logprobs"]["token_logprobs"]
 
 
-def sglang_answer(address, replica=None):
-    """Return the tokens after the prompt and their log-probs, by an ordinary request to one replica."""
+def sglang_answer(address, replica=None, **more):
+    """Return the tokens after the prompt and their log-probs, by an ordinary request to one replica.
+
+    Args:
+        more: What the request has besides.
+    """
     sampling = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
     rank = {} if replica is None else {"routed_dp_rank": replica}
-    body = {"input_ids": PROMPT, "sampling_params": sampling, "return_logprob": True, **rank}
+    body = {"input_ids": PROMPT, "sampling_params": sampling, "return_logprob": True, **rank, **more}
     found = told(address, "/generate", body)["meta_info"]["output_token_logprobs"]
     return [one[1] for one in found], [one[0] for one in found]
 

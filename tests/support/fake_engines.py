@@ -318,17 +318,24 @@ class FakeSglang(FakeEngine):
         if max(prompt) >= fake_answers.VOCABULARY:
             self.stop_soon()  # real SGLang looks the token up without a check
             raise VanishError
-        token, found = self.generated(prompt)
-        said = {"prompt_tokens": len(prompt), "weight_version": self.label, "input_token_logprobs": []}
-        if body.get("logprob_start_len") == 0:
-            evaluated = [None, *self.evaluated(prompt)]
-            said["input_token_logprobs"] = [
-                [one, token, None] for one, token in zip(evaluated, prompt, strict=True)
-            ]
-        said["output_token_logprobs"] = [[found, token, None]]
+        answer = generation(body, prompt, self.generated, self.evaluated)
+        answer["meta_info"]["weight_version"] = self.label
         if self.replicas > 1:
-            said["dp_rank"] = self.request.rank
-        return {"text": f"<{token}>", "output_ids": [token], "meta_info": said}
+            answer["meta_info"]["dp_rank"] = self.request.rank
+        return answer
+
+
+def generation(body, prompt, generate, evaluate):
+    """Return what SGLang answers to a prompt of tokens; the arguments are those of `completed`."""
+    token, found = generate(prompt)
+    said = {"prompt_tokens": len(prompt), "input_token_logprobs": []}
+    if body.get("logprob_start_len") == 0:
+        evaluated = [None, *evaluate(prompt)]
+        said["input_token_logprobs"] = [
+            [one, token, None] for one, token in zip(evaluated, prompt, strict=True)
+        ]
+    said["output_token_logprobs"] = [[found, token, None]]
+    return {"text": f"<{token}>", "output_ids": [token], "meta_info": said}
 
 
 class FakeAdapters(FakeServer):
@@ -384,9 +391,13 @@ class FakeAdapters(FakeServer):
             raise _wrong(500, "LoRA rank 64 is greater than max_lora_rank 16.")
         if not os.path.isfile(f"{path}/adapter_model.safetensors"):
             raise _wrong(404, f"No adapter found for {path}")
+        self.take(name, path)
+        return b"Success"
+
+    def take(self, name, path):
+        """Serve the adapter of a directory under a name."""
         self.adapters[name] = (path, fingerprint_of(path))
         self.merged[name] = self.start_weights if self.fault == "label without load" else self._with(path)
-        return b"Success"
 
     def _with(self, path):
         """Return the weights with an adapter."""

@@ -21,10 +21,19 @@ _PRELOADED = (
 )
 
 
-def start(log, environment, *argv):
-    """Start a program, `FILE ...` or `-m MODULE ...`, and return its process; what it says goes to a file."""
+def start(log, environment, *argv, more=()):
+    """Start a program, `FILE ...` or `-m MODULE ...`, and return its process; what it says goes to a file.
+
+    What reads the environment at its import, such as the number of torch's threads, has that of the first call.
+
+    Args:
+        log: The file.
+        environment: Variables beside our own.
+        argv: The program and its arguments.
+        more: Modules that are imported before, from the first call on.
+    """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_PRELOADED))
+    context.set_forkserver_preload([*_PRELOADED, *more])
     process = context.Process(target=_become, args=(log, environment, argv))
     process.start()
     return process

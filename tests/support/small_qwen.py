@@ -6,7 +6,7 @@ import os
 VOCABULARY = 512
 WINDOW = 512
 _RANK = 8
-_ADAPTED = ("q_proj", "v_proj", "up_proj")
+_ADAPTED = ("q_proj", "v_proj", "gate_proj", "up_proj")
 _CONFIG = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -76,17 +76,17 @@ def write_shards(directory, seed, shards=2, change=None):
     return directory
 
 
-def write_adapter(directory, seed):
-    """Write a LoRA adapter of the model of seed 0, as peft lays it out."""
+def write_adapter(directory, seed, *, rank=_RANK):
+    """Write a LoRA adapter of the model of seed 0, as peft lays it out; alpha is twice the rank."""
     from safetensors.torch import save_file
 
     os.makedirs(directory, exist_ok=True)
-    tensors = {f"base_model.model.{name}": tensor for name, tensor in _adapter_of(seed).items()}
+    tensors = {f"base_model.model.{name}": tensor for name, tensor in _adapter_of(seed, rank).items()}
     save_file(tensors, f"{directory}/adapter_model.safetensors", {"format": "pt"})
     config = {
         "peft_type": "LORA",
-        "r": _RANK,
-        "lora_alpha": 2 * _RANK,
+        "r": rank,
+        "lora_alpha": 2 * rank,
         "target_modules": list(_ADAPTED),
         "bias": "none",
     }
@@ -124,7 +124,7 @@ def _bytes_of(tensors):
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
-def _adapter_of(seed):
+def _adapter_of(seed, rank=_RANK):
     import torch
 
     random = torch.Generator().manual_seed(seed)
@@ -136,8 +136,8 @@ def _adapter_of(seed):
     made = {}
     for name, (rows, columns) in shapes.items():
         stem = name.removesuffix(".weight")
-        made[f"{stem}.lora_A.weight"] = 0.3 * torch.randn(_RANK, columns, generator=random)
-        made[f"{stem}.lora_B.weight"] = 0.3 * torch.randn(rows, _RANK, generator=random)
+        made[f"{stem}.lora_A.weight"] = 0.3 * torch.randn(rank, columns, generator=random)
+        made[f"{stem}.lora_B.weight"] = 0.3 * torch.randn(rows, rank, generator=random)
     return made
 
 

@@ -5,6 +5,7 @@ import glob
 import json
 import os
 import tempfile
+from unittest import mock
 
 import torch
 import transformers
@@ -29,7 +30,10 @@ GRADIENTS = {
     "sft": {"name": "sft"},
     "mixed": {},
 }
-BUDGETS = {"eight": (8, None), "three": (3, None), "tokens": (8, 24)}
+BUDGETS = {
+    "eight": (8, None, False), "three": (3, None, False), "tokens": (8, 24, False),
+    "packed": (8, None, True), "packed tokens": (8, 24, True),
+}  # fmt: skip
 
 
 def same_gradients(bench):
@@ -37,8 +41,9 @@ def same_gradients(bench):
     engine, found = bench.engine_of(algorithm=STILL), {}
     for name, algorithm in GRADIENTS.items():
         learn(engine, algorithm)
-        for budget, (rows, tokens) in BUDGETS.items():
+        for budget, (rows, tokens, packing) in BUDGETS.items():
             settings = engine.model.engine_config
+            settings.use_remove_padding = packing
             settings.micro_batch_size_per_gpu, settings.infer_micro_batch_size_per_gpu = rows, rows - 1
             settings.use_dynamic_bsz, settings.max_token_len_per_gpu = tokens is not None, tokens
             batch = samples.batch_of(5, weight=0.5, examples=5 if name in ("sft", "mixed") else 0)
@@ -348,6 +353,9 @@ def refused(bench):
     found["long row"] = refusal(lambda: tight.train_step(samples.batch_of(1)))
     alone = bench.engine_of(algorithm={"advantage": "grpo_passk"})
     found["alone"] = refusal(lambda: alone.train_step(samples.batch_of(1, sizes=(1, 1))))
+    # An attention that takes packed rows for one.
+    with mock.patch("transformers.masking_utils.find_packed_sequence_indices", return_value=None):
+        found["packing"] = refusal(lambda: bench.engine_of(engine={"packing": True}))
     return found
 
 

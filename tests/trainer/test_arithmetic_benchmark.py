@@ -15,7 +15,7 @@ sys.path[:0] = [BENCHMARKS, os.path.join(BENCHMARKS, "..", "examples", "arithmet
 
 import explorer  # noqa: E402
 import learning  # noqa: E402
-from learning_report import ASYNC, ON_POLICY, PPO, draw, figures_of, noise_of, report, targets  # noqa: E402
+from learning_report import ASYNC, LORA, ON_POLICY, PPO, draw, figures_of, noise_of, report, targets  # noqa: E402
 
 STEPS = 20
 
@@ -67,11 +67,18 @@ def test_one_seed_that_does_not_learn_misses_the_target():
     assert missed(found) == ["least rise of the reward, on-policy"]
 
 
-def test_runs_with_a_critic_have_a_target_of_their_own(tmp_path):
-    found = {seed: {**runs, PPO: run_of(0.5, 0.5 + 0.1 * seed)} for seed, runs in seeds(0.0, 0.0).items()}
-    assert missed(found) == ["least rise of the reward, PPO with a critic"]
-    assert report(found, 128).count(f"| {PPO} |") == 2
+@pytest.mark.parametrize(("name", "what"), [(PPO, "PPO with a critic"), (LORA, "with an adapter")])
+def test_runs_beside_have_a_target_of_their_own(tmp_path, name, what):
+    found = {seed: {**runs, name: run_of(0.5, 0.5 + 0.1 * seed)} for seed, runs in seeds(0.0, 0.0).items()}
+    assert missed(found) == [f"least rise of the reward, {what}"]
+    assert report(found, 128).count(f"| {name} |") == 2
     draw(found, tmp_path / "curves.png")
+
+
+def test_without_asynchronous_runs_their_targets_do_not_apply():
+    found = {seed: {ON_POLICY: runs[ON_POLICY]} for seed, runs in seeds(0.0, 0.0).items()}
+    assert missed(found) == []
+    assert "async" not in report(found, 128)
 
 
 def test_noise_is_two_standard_errors_with_a_floor():
@@ -120,6 +127,9 @@ def test_generated_files_and_commands_are_accepted_by_trainer_and_explorer(tmp_p
     (tmp_path / "ppo.toml").write_text(tomli_w.dumps(run.with_critic(tmp_path, imitation)))
     ppo = load_config(str(tmp_path / "ppo.toml"), ())
     assert (ppo.algorithm.advantage, ppo.critic.enabled, ppo.sync) == ("gae", True, grpo.sync)
+    (tmp_path / "lora.toml").write_text(tomli_w.dumps(run.with_adapter(tmp_path, imitation)))
+    lora = load_config(str(tmp_path / "lora.toml"), ())
+    assert (lora.model.publishes_adapters, lora.model.path, lora.sync) == (True, str(imitation), grpo.sync)
     assert (free.model.path, free.sync.style) == (str(imitation), "fully_async")
     command = run.explorer(tmp_path / "job", tmp_path, "e1", imitation, ahead=1, explorers=2)
     monkeypatch.setattr(sys, "argv", command[1:])

@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from support.cli import environment
 from support.synchronizers import Threads, World
 from transformers import AutoModelForCausalLM
@@ -22,7 +23,7 @@ from syncd.transports.filesystem.step_saver import StepSaver
 ARITHMETIC = os.path.join(os.path.dirname(__file__), "..", "..", "examples", "arithmetic")
 sys.path.insert(0, ARITHMETIC)
 
-from explorer import _while_trained  # noqa: E402
+from explorer import _model_of, _while_trained  # noqa: E402
 from problems import Problem  # noqa: E402
 from tiny_model import make_model  # noqa: E402
 
@@ -184,6 +185,25 @@ def test_explorers_together_stop_at_the_bound_and_exit_on_sigterm(world, explore
         process.send_signal(signal.SIGTERM)
     assert [process.wait(LONG) for process in (early, late)] == [0, 0]
     assert world.explorer("e0").status is RunningStatus.STOPPED
+
+
+def test_an_adapter_is_added_to_the_model_of_the_start(directory, tmp_path):
+    base, config = (
+        AutoModelForCausalLM.from_pretrained(directory),
+        LoraConfig(r=4, target_modules="all-linear"),
+    )
+    adapted = get_peft_model(base, config).eval()
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.05 if "lora_B" in name else 0.0)
+    adapted.save_pretrained(tmp_path)
+    tokens = torch.arange(4, 12)[None]
+    loaded = _model_of("lora", str(tmp_path), str(directory))
+    with torch.inference_mode():
+        expected, plain = adapted(input_ids=tokens).logits, adapted.base_model.model
+        torch.testing.assert_close(loaded(input_ids=tokens).logits, expected, atol=1e-5, rtol=1e-5)
+        with adapted.disable_adapter():
+            assert not torch.allclose(plain(input_ids=tokens).logits, expected, atol=1e-2)
 
 
 def test_a_trainer_that_never_comes_times_out(world):

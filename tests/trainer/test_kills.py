@@ -3,6 +3,10 @@
 SYNCD_KILLS says how many kills there are; SYNCD_ENGINE=verl has verl's engine killed, which takes minutes,
 SYNCD_ENGINE=ppo the same with a critic, and SYNCD_ENGINE=lora with adapters as steps. Without it, one run with a
 critic is killed once.
+
+Torch and verl take longer to import than a run from kill to kill. So with more than three kills, ranks to be killed
+are forked from a process that has imported them, and meet as torchrun's do. The undisturbed run and the last start of
+the killed one are always the command itself.
 """
 
 import contextlib
@@ -19,7 +23,9 @@ from dataclasses import dataclass
 
 import pytest
 import xxhash
+from support import forked
 from support.checker import marker, sealed
+from support.engine_process import free_port
 from support.trainers import ENVIRONMENT, write_experiences
 
 from syncd.protocol.local_disk import LocalDisk
@@ -56,6 +62,8 @@ The width of the tiny engine makes a training state of 12 MB a rank, which takes
 
 STEPS = 24
 _LONG = 600.0
+_GRACE = 30.0
+_IMPORTED = ("trainer.cli.train", *(() if ENGINE == "tiny" else ("trainer.engines.verl.engine", "peft")))
 
 CONFIG = """
 [job]
@@ -104,27 +112,89 @@ def place(tmp_path_factory):
     return tmp_path_factory.mktemp("kills")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """Have forked ranks use as many threads as started ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
 @pytest.fixture(scope="module")
 def straight(place):
     """What an undisturbed run comes to."""
     return final_state(finish(new_job(place, "straight")))
 
 
-def start(job, kind=WHOLE):
-    """Start a trainer in a session of its own."""
+def write_config(job, kind):
+    """Write the job's file and return its path."""
     path = f"{job}.toml"
     with open(path, "w", encoding="utf-8") as file:
         model = f"{os.path.dirname(job)}/model"
         own = {"steps": kind.steps, "ranks": kind.ranks, "interval": kind.interval, "sync": kind.sync}
         file.write(CONFIG.format(job=job, model=model, tables=TABLES[kind.engine], **own))
+    return path
+
+
+def start(job, kind=WHOLE):
+    """Start a trainer in a session of its own."""
+    command = [sys.executable, "-m", "trainer", "train", write_config(job, kind)]
     with open(f"{job}.log", "ab") as log:
-        command = [sys.executable, "-m", "trainer", "train", path]
         return subprocess.Popen(command, env=os.environ | ENVIRONMENT, stdout=log, stderr=log)
 
 
-def ranks_of(parent):
-    """Return the processes of the ranks that a trainer has started."""
-    children = subprocess.run(["pgrep", "-P", str(parent)], capture_output=True, text=True, check=False)
+class ForkedRanks:
+    """Ranks that nobody but the test watches over, forked from a process that has imported what they need.
+
+    Args:
+        job: The job directory.
+        kind: What they train.
+    """
+
+    def __init__(self, job, kind):
+        path = write_config(job, kind)
+        shared = {"WORLD_SIZE": kind.ranks, "LOCAL_WORLD_SIZE": kind.ranks, "MASTER_PORT": free_port()}
+        self.ranks = [
+            forked.start(
+                f"{job}.log",
+                ENVIRONMENT
+                | {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                | {name: str(value) for name, value in shared.items()},
+                *("-m", "trainer", "train", path),
+                more=_IMPORTED,
+            )
+            for rank in range(kind.ranks)
+        ]
+
+    def poll(self):
+        """Return the exit code of the first that failed, 0 if none did, None while all of them run or end well."""
+        codes = [rank.exitcode for rank in self.ranks]
+        failed = [code for code in codes if code]
+        return failed[0] if failed else None if None in codes else 0
+
+    def wait(self, timeout):
+        """Wait for all, end those that outlive one that failed by half a minute, and return as `poll` does."""
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            assert time.monotonic() < deadline, "ranks do not end"
+            time.sleep(0.02)
+        for rank in self.ranks:
+            rank.join(_GRACE)
+            rank.kill()
+            rank.join()
+        return self.poll()
+
+
+def start_to_kill(job, kind):
+    """Start a trainer that is going to be killed."""
+    return ForkedRanks(job, kind) if KILLS > 3 else start(job, kind)
+
+
+def ranks_of(process):
+    """Return the process ids of a trainer's ranks."""
+    if isinstance(process, ForkedRanks):
+        return [rank.pid for rank in process.ranks if rank.exitcode is None]
+    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False)
     return [int(pid) for pid in children.stdout.split()]
 
 
@@ -256,7 +326,7 @@ def test_a_run_killed_again_and_again_ends_like_an_undisturbed_one(place, straig
     killed = new_job(place, f"killed-{wait.__name__}")
     draw, done, resumed, halfway, left = random.Random(SEED), 0, [], 0, set()
     while done < KILLS:
-        process = start(killed, kind)
+        process = start_to_kill(killed, kind)
         if not wait(killed, process, draw):
             # It has reached the end before it could be killed: begin again from nothing.
             assert process.wait(_LONG) == 0, tail(killed)
@@ -264,8 +334,9 @@ def test_a_run_killed_again_and_again_ends_like_an_undisturbed_one(place, straig
             killed = new_job(place, f"killed-{wait.__name__}-{done}")
             continue
         everyone = draw.random() < 0.5
-        ranks = ranks_of(process.pid)
-        kill([*ranks, process.pid] if everyone else draw.sample(ranks, 1) if ranks else [])
+        ranks = ranks_of(process)
+        starter = [] if isinstance(process, ForkedRanks) else [process.pid]
+        kill([*ranks, *starter] if everyone else draw.sample(ranks, 1) if ranks else [])
         code = process.wait(_LONG)
         done += 1
         assert code != 0 or not ranks, "a rank was killed and nobody noticed"
@@ -304,7 +375,7 @@ def test_a_killed_run_with_a_critic_ends_like_an_undisturbed_one(place, record_l
     process = start(killed, SHORT)
     if wait_for_work(killed, process, 2):
         time.sleep(draw.uniform(0, 0.4))
-        kill([*ranks_of(process.pid), process.pid])
+        kill([*ranks_of(process), process.pid])
     process.wait(_LONG)
     announced = marker(str(killed))
     assert final_state(finish(killed, SHORT), SHORT) == whole

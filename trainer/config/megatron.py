@@ -32,7 +32,7 @@ MEGATRON_ELSEWHERE: Mapping[str, str] = {
     "optimizer_offload": "engine.offload_optimizer", "seed": "job.seed",
     "micro_batch_size_per_gpu": "engine.micro_batch_size",
     "infer_micro_batch_size_per_gpu": "engine.infer_micro_batch_size", "forward_only": FIXED_HERE,
-    "use_remove_padding": FIXED_HERE, "use_mbridge": FIXED_HERE,
+    "use_remove_padding": "engine.packing", "use_mbridge": FIXED_HERE,
     "vanilla_mbridge": FIXED_HERE,
 }  # fmt: skip
 """Fields of verl's McoreEngineConfig with the key that sets each."""
@@ -49,7 +49,6 @@ MEGATRON_REFUSED: Mapping[str, str] = {
     "use_megatron_fsdp": "its training state has another format",
     "dynamic_context_parallel": "which rank computes which rows is decided here",
     "max_seqlen_per_dp_cp_rank": "only dynamic_context_parallel reads it",
-    "pad_bshd_to_minibatch_max": "rows are packed",
     "full_determinism": "verl's Megatron engine does not read it",
     "use_fused_kernels": "its kernels were never run with it",
     "router_replay": ENGINE_REFUSED["router_replay"],
@@ -72,6 +71,7 @@ OF_MEGATRON: Mapping[str, Accept] = {
     "use_dynamic_bsz": is_flag,
     "max_token_len_per_gpu": is_whole,
     "infer_max_token_len_per_gpu": is_whole,
+    "pad_bshd_to_minibatch_max": is_flag,
     "pad_to_length": is_flag,
     "pad_to_length_bucket": is_whole,
     "entropy_from_logits_with_chunking": is_flag,
@@ -102,6 +102,7 @@ def megatron_problems(config: JobConfig) -> Iterator[Problem]:
         else:
             yield from option_problems(_TABLE, name, value, OF_MEGATRON, MEGATRON_ELSEWHERE, MEGATRON_REFUSED)
     yield from _combinations(given)
+    yield from _packing(given, packs=config.engine.packing)
     yield from _others(config)
 
 
@@ -117,6 +118,14 @@ def _combinations(given: Mapping[str, Any]) -> Iterator[Problem]:
     if given.get("sequence_parallel") is True and tensor == 1:
         needs = f"{_TABLE}.tensor_model_parallel_size above 1"
         yield _problem("sequence_parallel", f"does nothing without {needs}")
+
+
+def _packing(given: Mapping[str, Any], *, packs: bool) -> Iterator[Problem]:
+    """Yield options about the padding of rows that are packed, or the other way round."""
+    if packs and "pad_bshd_to_minibatch_max" in given:
+        yield _problem("pad_bshd_to_minibatch_max", "does nothing with engine.packing = true")
+    if given.get("pad_to_length") is True and not packs:
+        yield _problem("pad_to_length", "does nothing without engine.packing = true")
 
 
 def _others(config: JobConfig) -> Iterator[Problem]:

@@ -42,6 +42,8 @@ class EngineSection(Section):
     """Rows of one forward and backward pass on one rank; the result depends on it by rounding alone."""
     infer_micro_batch_size: Positive = 16
     """Rows of one forward pass without gradients on one rank."""
+    packing: bool = False
+    """Put the rows of a micro-batch one after another instead of padding each to the longest."""
     offload_params: bool = False
     """Keep parameters in main memory between passes."""
     offload_optimizer: bool = False

@@ -27,7 +27,7 @@ ENGINE_ELSEWHERE: Mapping[str, str] = {
     "optimizer_offload": "engine.offload_optimizer", "offload_policy": "engine.offload_params",
     "seed": "job.seed", "micro_batch_size_per_gpu": "engine.micro_batch_size",
     "infer_micro_batch_size_per_gpu": "engine.infer_micro_batch_size", "forward_only": FIXED_HERE,
-    "use_remove_padding": FIXED_HERE, "use_torch_compile": FIXED_HERE,
+    "use_remove_padding": "engine.packing", "use_torch_compile": FIXED_HERE,
 }  # fmt: skip
 """Fields of verl's FSDPEngineConfig with the key that sets each."""
 
@@ -64,8 +64,8 @@ ACTOR_ELSEWHERE: Mapping[str, str] = {
     "ppo_infer_max_token_len_per_gpu": "engine.options.infer_max_token_len_per_gpu",
     "entropy_checkpointing": "engine.options.entropy_checkpointing",
     "use_rollout_log_probs": "algorithm.old_logprobs", "data_loader_seed": "job.seed",
-    "checkpoint": FIXED_HERE, "global_batch_info": FIXED_HERE,
-    "use_remove_padding": FIXED_HERE, "use_torch_compile": FIXED_HERE,
+    "checkpoint": FIXED_HERE, "global_batch_info": FIXED_HERE, "use_remove_padding": "engine.packing",
+    "use_torch_compile": FIXED_HERE,
     "policy_loss.loss_mode": "algorithm.loss",
 }  # fmt: skip
 """Fields of verl's FSDPActorConfig with the key that sets each."""

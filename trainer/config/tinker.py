@@ -60,6 +60,7 @@ _MEANINGLESS: Mapping[str, tuple[str, ...]] = {
         "strategy",
         "micro_batch_size",
         "infer_micro_batch_size",
+        "packing",
         "offload_params",
         "offload_optimizer",
     ),

@@ -7,6 +7,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
 
 
+def pytest_collection_modifyitems(items):
+    """Let each test that may be the one that launches ranks, two and then one, take as long as they may."""
+    from support import case_runs
+
+    for item in items:
+        if "launch" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(3 * case_runs.LONG))
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
     """Return small models: `untied` with a tokenizer, `tied` with weights in a .bin file, `dropout` that draws."""

@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from support import samples
+from support import case_runs, samples
 from support.verl_release import ENGINE
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
@@ -18,6 +18,10 @@ pytestmark = [
 @pytest.fixture
 def ranks(two_ranks, engine):
     return two_ranks(engine)[0]["contract"]
+
+
+def test_what_waits_for_ranks_may_take_as_long_as_they_may(request, launch, engine):
+    assert request.node.get_closest_marker("timeout").args[0] > 2 * case_runs.LONG
 
 
 def test_an_engine_counts_its_steps_from_zero(ranks, engine):

@@ -31,7 +31,8 @@ def problems(**tables):
 def test_the_usual_settings_have_no_problem():
     sizes = {"tensor_model_parallel_size": 4, "pipeline_model_parallel_size": 2, "sequence_parallel": True}
     more = {"override_transformer_config": {"recompute_granularity": "selective"}, "pad_to_length": True}
-    assert problems(engine={"options": {**sizes, **more, "pad_to_length_bucket": 128}}) == []
+    options = {**sizes, **more, "pad_to_length_bucket": 128}
+    assert problems(engine={"options": options, "packing": True}) == []
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,7 @@ def test_the_usual_settings_have_no_problem():
         ({"virtual_pipeline_model_parallel_size": 2}, "needs engine.options.pipeline_model_parallel_size"),
         ({"use_dynamic_bsz": True}, "needs a bound"),
         ({"max_token_len_per_gpu": 9}, "without engine.options.use_dynamic_bsz = true"),
+        ({"pad_to_length": True}, "without engine.packing = true"),
         ({"vanilla_mbridge": False}, "is not set here"),
         ({"use_megatron_fsdp": True}, "is not supported: its training state has another format"),
         ({"override_transformer_config": {"sequence_parallel": True}}, "is not a value that it takes"),

@@ -11,27 +11,33 @@ from verl.workers.config import FSDPEngineConfig
 
 from syncd.errors import ConfigError
 from trainer.engines.verl.models import Answering
-from trainer.engines.verl.rows import PADDING, Columns, Slots, TokenRow, fill
+from trainer.engines.verl.rows import PADDING, Columns, Slots, TokenRow, fill, token_row
+
+_STRIDE = 37
+_NOISE, _ROUNDED = {"float32": 1e-3}, 0.1
+"""By how much two right ways to compute an answer may differ at the mean: by dtype, and in all others."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """The size of a micro-batch: rows, or tokens if `use_dynamic_bsz` is set."""
+    """The size of a micro-batch: rows, or tokens if `use_dynamic_bsz` is set; and whether its rows are packed."""
 
     rows: int
     tokens: int | None
+    packed: bool = False
 
     @classmethod
     def training(cls, config: FSDPEngineConfig) -> "MicroBatch":
         """Return the size for passes forward and backward."""
         tokens = config.max_token_len_per_gpu if config.use_dynamic_bsz else None
-        return cls(config.micro_batch_size_per_gpu, tokens)
+        return cls(config.micro_batch_size_per_gpu, tokens, config.use_remove_padding)
 
     @classmethod
     def inference(cls, config: FSDPEngineConfig) -> "MicroBatch":
         """Return the size for passes without gradients."""
         tokens = config.infer_max_token_len_per_gpu or config.max_token_len_per_gpu
-        return cls(config.infer_micro_batch_size_per_gpu, tokens if config.use_dynamic_bsz else None)
+        most = config.infer_micro_batch_size_per_gpu
+        return cls(most, tokens if config.use_dynamic_bsz else None, config.use_remove_padding)
 
     def check(self, rows: Sequence[TokenRow]) -> None:
         """Refuse rows that are longer than a micro-batch.
@@ -72,7 +78,7 @@ def tensors(
     }
     data = TensorDict({name: _jagged(values) for name, values in found.items()}, batch_size=[len(slots)])
     return tu.assign_non_tensor(
-        data, use_remove_padding=False, pad_token_id=0, use_dynamic_bsz=budget.tokens is not None,
+        data, use_remove_padding=budget.packed, pad_token_id=0, use_dynamic_bsz=budget.tokens is not None,
         max_token_len_per_gpu=budget.tokens, micro_batch_size_per_gpu=size, **settings,
     )  # fmt: skip
 
@@ -90,9 +96,7 @@ def forward(
 ) -> tuple[Found, Found]:
     """Return log-probs, and entropies if asked for, of this rank's rows; all ranks have as many slots."""
     budget = MicroBatch.inference(model.engine_config)
-    data = tensors(rows, slots, {}, budget, temperature=temperature, calculate_entropy=entropy)
-    with model.eval_mode():
-        output = model.infer_batch(data)["model_output"]
+    output = _infer(model, rows, slots, budget, temperature=temperature, calculate_entropy=entropy)
     names = ("log_probs", "entropy") if entropy else ("log_probs",)
     found = [_of_rows(output[name], rows, slots) for name in names]
     return found[0], found[1] if entropy else {}
@@ -100,12 +104,48 @@ def forward(
 
 def forward_values(model: Answering, rows: Sequence[TokenRow], slots: Slots) -> Found:
     """Return a critic's values of this rank's rows: before each response token, the reward that it expects."""
-    data = tensors(
-        rows, slots, {}, MicroBatch.inference(model.engine_config), temperature=1.0, calculate_entropy=False
-    )
-    with model.eval_mode():
-        output = model.infer_batch(data)["model_output"]
+    budget = MicroBatch.inference(model.engine_config)
+    output = _infer(model, rows, slots, budget, temperature=1.0, calculate_entropy=False)
     return _of_rows(output["values"], rows, slots)
+
+
+def require_separate_rows(model: Answering, vocabulary: int, name: str, compute_dtype: str) -> None:
+    """Refuse a model whose packed rows see each other: four short rows must get the answers that they get padded.
+
+    Nothing else shows it: an attention that does not look for the ends of rows computes without an error.
+
+    Args:
+        model: The model, on all ranks.
+        vocabulary: Token ids are below this.
+        name: What it answers: `log_probs` or `values`.
+        compute_dtype: What it computes in.
+
+    Raises:
+        ConfigError: The answers differ by more than their noise.
+    """
+    rows = [
+        token_row([token * _STRIDE % vocabulary for token in range(start, start + 8)])
+        for start in (0, 8, 16, 24)
+    ]
+    slots: Slots = [0, 1, 2, 3]
+    settings = {"temperature": 1.0, "calculate_entropy": False}
+    packed, padded = (
+        _of_rows(_infer(model, rows, slots, MicroBatch(4, None, way), **settings)[name], rows, slots)
+        for way in (True, False)
+    )
+    difference = float(torch.stack([(packed[slot] - padded[slot]).abs().mean() for slot in packed]).mean())
+    if not difference <= _NOISE.get(compute_dtype, _ROUNDED):
+        text = f"packed rows see each other: padded, the model's {name} differ by {difference:.2g}"
+        raise ConfigError(text, hint="engine.packing = false, or another model.attn_implementation")
+
+
+def _infer(
+    model: Answering, rows: Sequence[TokenRow], slots: Slots, budget: MicroBatch, **settings: Any
+) -> dict[str, torch.Tensor]:
+    data = tensors(rows, slots, {}, budget, **settings)
+    with model.eval_mode():
+        output: dict[str, torch.Tensor] = model.infer_batch(data)["model_output"]
+    return output
 
 
 def _of_rows(values: torch.Tensor, rows: Sequence[TokenRow], slots: Slots) -> Found:

@@ -14,7 +14,7 @@ from trainer.config.model import AlgorithmSection
 from trainer.config.model_files import companions
 from trainer.engines.base import EngineContext, Metrics
 from trainer.engines.verl.advantages import gae
-from trainer.engines.verl.batches import Found, forward_values
+from trainer.engines.verl.batches import Found, forward_values, require_separate_rows
 from trainer.engines.verl.losses import ValueLoss
 from trainer.engines.verl.models import build_critic
 from trainer.engines.verl.rows import TokenRow, TrainingStep, UpdateRows, deal, limits_of, split_updates
@@ -40,6 +40,9 @@ class Critic:
     def __init__(self, context: EngineContext) -> None:
         self._config, self._ranks = context.config, context.ranks
         self.model = build_critic(context.config, context.device.type)
+        if context.config.engine.packing:
+            vocabulary, dtype = self._text_config.vocab_size, context.config.engine.compute_dtype
+            require_separate_rows(self.model, vocabulary, "values", dtype)
         self._updates = Updates(self.model, context.ranks, "critic", "critic.optimizer")
 
     def check_vocabulary(self, size: int) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from trainer.config.algorithms import SFT
 from trainer.config.critic import algorithm_of
+from trainer.config.megatron import MEGATRON
 from trainer.config.model_files import companions
 from trainer.config.options import correction
 from trainer.engines.base import Metrics
@@ -17,7 +18,7 @@ from trainer.engines.state_copy import TrainingState
 from trainer.engines.verl import figures
 from trainer.engines.verl.adapters import Adapter, WithoutAdapter, base_file, is_of_adapter, require_base
 from trainer.engines.verl.advantages import advantages
-from trainer.engines.verl.batches import Found, MicroBatch, forward
+from trainer.engines.verl.batches import Found, MicroBatch, forward, require_separate_rows
 from trainer.engines.verl.checks import resolve
 from trainer.engines.verl.critic import Critic
 from trainer.engines.verl.losses import correction_weights, register_own_loss
@@ -61,6 +62,9 @@ class VerlEngine(FileEngine):
         _seed(config.job.seed)
         self.model = build_model(config, device)
         self._adapter = Adapter(self.model) if config.model.lora.rank else None
+        if config.engine.packing and config.engine.strategy != MEGATRON:  # which knows the ends of rows
+            vocabulary = self._text_config.vocab_size
+            require_separate_rows(self.model, vocabulary, "log_probs", config.engine.compute_dtype)
         has_reference = policy and self._algorithm.kl_coef > 0
         self._reference = self._start_model(device) if has_reference else None
         self._critic = Critic(self.context) if config.critic.enabled else None

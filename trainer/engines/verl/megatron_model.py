@@ -26,16 +26,14 @@ _RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "
 """Gradient checkpointing, by Megatron's names."""
 
 
-def megatron_model_config(config: JobConfig, device: str) -> HFModelConfig:
-    """Return where the model is; rows are packed, except on processors."""
-    found = replace(model_config(config), use_remove_padding=device != "cpu")
+def megatron_model_config(config: JobConfig) -> HFModelConfig:
+    """Return where the model is and how it is loaded."""
+    found = model_config(config)
     found.tokenizer = SimpleNamespace(pad_token_id=0)  # all that the engine asks of one
     return found
 
 
-def megatron_engine_config(
-    config: JobConfig, device: str, *, forward_only: bool = False
-) -> McoreEngineConfig:
+def megatron_engine_config(config: JobConfig, *, forward_only: bool = False) -> McoreEngineConfig:
     """Return how the model is spread and in what it computes."""
     engine = config.engine
     given = dict(engine.options)
@@ -48,7 +46,7 @@ def megatron_engine_config(
         "micro_batch_size_per_gpu": engine.micro_batch_size,
         "infer_micro_batch_size_per_gpu": engine.infer_micro_batch_size,
         "use_dynamic_bsz": False,
-        "use_remove_padding": device != "cpu",
+        "use_remove_padding": engine.packing,
         "param_offload": engine.offload_params,
         "optimizer_offload": engine.offload_optimizer,
         "forward_only": forward_only,

@@ -70,8 +70,8 @@ def build_model(config: JobConfig, device: str, *, forward_only: bool = False) -
             _build(
                 "language_model",
                 MEGATRON,
-                megatron_model_config(config, device),
-                megatron_engine_config(config, device, forward_only=forward_only),
+                megatron_model_config(config),
+                megatron_engine_config(config, forward_only=forward_only),
                 megatron_optimizer_config(config.algorithm.optimizer, schedule_steps(config)),
             )
         )

@@ -32,7 +32,7 @@ def model_config(config: JobConfig) -> HFModelConfig:
         load_tokenizer=False,
         trust_remote_code=config.model.trust_remote_code,
         enable_gradient_checkpointing=config.model.gradient_checkpointing,
-        use_remove_padding=False,
+        use_remove_padding=config.engine.packing,
         override_config={"attn_implementation": config.model.attn_implementation},
         **_lora_settings(config.model.lora),
     )
@@ -74,7 +74,7 @@ def critic_model_config(config: JobConfig) -> HFModelConfig:
         load_tokenizer=False,
         trust_remote_code=config.model.trust_remote_code,
         enable_gradient_checkpointing=config.model.gradient_checkpointing,
-        use_remove_padding=False,
+        use_remove_padding=config.engine.packing,
         override_config={
             "attn_implementation": config.model.attn_implementation,
             "architectures": [architecture],
@@ -95,7 +95,7 @@ def engine_config(config: JobConfig, device: str, *, forward_only: bool = False)
         "micro_batch_size_per_gpu": engine.micro_batch_size,
         "infer_micro_batch_size_per_gpu": engine.infer_micro_batch_size,
         "use_dynamic_bsz": False,
-        "use_remove_padding": False,
+        "use_remove_padding": engine.packing,
         "use_torch_compile": False,
         "param_offload": engine.offload_params and elsewhere,
         "optimizer_offload": engine.offload_optimizer and elsewhere,

@@ -40,6 +40,7 @@ def _problems(config: JobConfig) -> Iterator[Problem]:
     yield from lacking_problems(config, LEGACY, RELEASES["0.8"])  # it lacks as much
     given = {
         "engine.strategy": engine.strategy if engine.strategy != "fsdp2" else None,
+        "engine.packing": engine.packing,
         "engine.offload_params": engine.offload_params,
         "engine.offload_optimizer": engine.offload_optimizer,
         "engine.options": engine.options,
