@@ -45,7 +45,7 @@ def _trained(bench, layout):
     found["metrics"] = [engine.train_step(samples.batch_of(1))]
     found["after"] = weights_of(engine)
     found["metrics"] += [engine.train_step(samples.batch_of(2))]
-    saved = _write(bench, engine, f"{layout}-saved")
+    saved, found["saved"] = _write(bench, engine, f"{layout}-saved"), weights_of(engine)
     found["files"] = sorted(os.listdir(f"{saved}/model/dist_ckpt"))
     found["metrics"] += [engine.train_step(samples.batch_of(seed)) for seed in (3, 4)]
     found["end"], state = weights_of(engine), _optimizer_state(engine)

@@ -18,6 +18,8 @@ for package in ("megatron", "mbridge"):
 from safetensors.torch import load_file  # noqa: E402
 from support import case_runs  # noqa: E402
 
+from trainer.export.megatron import MegatronFiles  # noqa: E402
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 LAYOUTS = ("tensor", "pipeline", "data")
@@ -102,6 +104,16 @@ def test_every_rank_writes_what_it_owns(layouts):
     assert {".metadata", "common.pt", "metadata.json"} <= set(layouts[0]["tensor"]["files"])
     for rank in (0, 1):
         assert any(name.startswith(f"__{rank}_") for name in layouts[0]["tensor"]["files"])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_weights_of_a_training_state_are_read_without_megatron(layouts, place, layout):
+    found = MegatronFiles(f"{place}/{layout}-saved/model/dist_ckpt", f"{place}/even/config.json")
+    expected = layouts[0][layout]["saved"]
+    assert found.kinds.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert tuple(tensor.shape) == found.kinds[name].shape
+        assert torch.equal(found.read(name), tensor), name
 
 
 def test_a_state_of_another_layout_or_with_a_part_lost_is_refused_on_all_ranks(found):
