@@ -11,6 +11,7 @@ EXTRAS: Mapping[str, str] = {
     "plot": "matplotlib",
     "metrics": "prometheus_client",
     "experience": "pyarrow",
+    "delta": "numpy pyarrow",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     "mlflow": "mlflow",
@@ -21,7 +22,7 @@ EXTRAS: Mapping[str, str] = {
 _OF_PROGRAM: Mapping[str, tuple[str, ...]] = {
     "trainer": ("trainer",),
     "explorer": ("explorer", "transformers"),
-    "syncd": ("explorer", "transformers", "metrics"),
+    "syncd": ("delta", "explorer", "transformers", "metrics"),
 }
 """The extras of a program's own verbs, which are named before others."""
 

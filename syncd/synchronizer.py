@@ -25,6 +25,7 @@ from syncd.client.wait import Poller
 from syncd.errors import CorruptDataError, TryAgainError, UsageError
 from syncd.protocol.disk import MISSING
 from syncd.protocol.layout import Job
+from syncd.protocol.lineage import materialise_hint
 from syncd.protocol.manifest import Manifest
 from syncd.protocol.presence import TTL, RunningStatus
 from syncd.protocol.rendezvous import Offer, TensorInfo
@@ -185,7 +186,7 @@ class Synchronizer(Client):
 
         Raises:
             CorruptDataError: The step is damaged.
-            UsageError: Another framework wrote the step, or it is a delta: an engine loads these by their path.
+            UsageError: Another framework wrote the step: an engine loads it by its path. Or it is a delta.
         """
         version = self.latest_version()
         if version is None:
@@ -231,10 +232,15 @@ class Synchronizer(Client):
 
         Args:
             use_huggingface: Prefer the Hugging Face export beside the weights, if the step has one.
+
+        Raises:
+            UsageError: The version is a delta, which no engine loads as it is.
         """
         version = self.latest_version()
         if version is None:
             return None
+        if version.kind == "delta":
+            raise self._is_delta(version.step)
         path = self.versions.path_of(version)
         if not use_huggingface or version.kind == "remote" or not self.versions.has_huggingface(version):
             return path
@@ -333,11 +339,16 @@ class Synchronizer(Client):
     def _native(self, leased: Leased) -> tuple[str, Manifest]:
         """Return directory and manifest of a step whose tensors can be read here."""
         manifest = leased.manifest
-        if manifest is None or leased.version.layout != NATIVE or manifest.kind == "delta":
-            what = "a delta" if manifest is not None else f"of layout {leased.version.layout}"
+        if manifest is None or leased.version.layout != NATIVE:
             hint = "let an engine load get_latest_model_path()"
-            raise UsageError(f"step {leased.version.step} is {what}", hint=hint)
+            raise UsageError(f"step {leased.version.step} is of layout {leased.version.layout}", hint=hint)
+        if manifest.kind == "delta":
+            raise self._is_delta(manifest.step)
         return self.job.step(leased.version.step), manifest
+
+    def _is_delta(self, step: int) -> UsageError:
+        message = f"step {step} is a delta, which holds only what changed"
+        return UsageError(message, path=self.job.step(step), hint=materialise_hint(self.job, step))
 
 
 class AsyncSynchronizer(AsyncClient):

@@ -18,6 +18,7 @@ VERBS: Mapping[str, str] = {
     "verify": "Check a step: structure, sizes, headers, or every byte.",
     "wait": "Wait for a version that is newer than a given one.",
     "publish": "Publish a directory of safetensors as a step.",
+    "materialise": "Write a step, also a delta, as a whole model directory.",
     "pin": "Keep a step until it is unpinned.",
     "unpin": "Remove the pin of a step.",
     "prune": "Remove the steps that retention does not keep, once.",

@@ -108,6 +108,20 @@ def find_job(job: str, state_dir: str | None, calls: PendingCalls | None = None)
     return place
 
 
+def delta_tool(name: str) -> Any:
+    """Return a function that makes or reads deltas: an entry point of `syncd.delta`, which loads numpy and pyarrow.
+
+    Raises:
+        ConfigError: This installation has none.
+    """
+    from importlib.metadata import entry_points  # noqa: PLC0415 - few commands need it
+
+    found = next(iter(entry_points(group="syncd.delta", name=name)), None)
+    if found is None:
+        raise ConfigError("this installation reads no deltas", hint="pip install 'syncd[delta]'")
+    return found.load()
+
+
 def _in_range(_: click.Context, param: click.Parameter, value: Any) -> Any:
     try:
         return None if value is None else check_value(str(param.name), value)

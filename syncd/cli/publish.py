@@ -1,11 +1,18 @@
 """`syncd publish`: publishes any directory of safetensors as a step."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncd.cli.options import job_argument, json_option, open_job, print_json, state_dir_option
+from syncd.cli.options import (
+    delta_tool,
+    job_argument,
+    json_option,
+    open_job,
+    print_json,
+    state_dir_option,
+)
 from syncd.console import UncheckedPath
 from syncd.errors import UsageError, plain
 from syncd.protocol.disk import MISSING
@@ -14,6 +21,7 @@ from syncd.stall.verbs import MountVerb, pending_calls
 
 if TYPE_CHECKING:
     from syncd.protocol.disk import Disk
+    from syncd.protocol.manifest import Manifest
     from syncd.protocol.probe import Probe
 
 _NAMED = 5
@@ -26,6 +34,13 @@ _NAMED = 5
 @click.option("--rewind", is_flag=True, help="Allow a step lower than the newest; explorers roll back to it.")
 @click.option("--allow-nonfinite", is_flag=True, help="Publish weights even if they hold NaN or infinity.")
 @click.option("--probe", type=UncheckedPath(), help="A file of `syncd probe DIR`, to prove engines with.")
+@click.option(
+    "--delta-from",
+    "parent",
+    type=click.IntRange(min=0),
+    metavar="PARENT",
+    help="Store only what changed since this step of the job.",
+)
 @state_dir_option
 @json_option
 def publish(
@@ -35,6 +50,7 @@ def publish(
     rewind: bool,
     allow_nonfinite: bool,
     probe: str | None,
+    parent: int | None,
     state_dir: str | None,
     as_json: bool,
 ) -> None:
@@ -44,28 +60,43 @@ def publish(
     followed. The command copies, checks, hashes, syncs and seals the files; a crash at any instant leaves either no
     step or a whole one.
 
+    With --delta-from the step is stored as the changes of an earlier one, if the shards have the same layout and the
+    changes are few; else it is stored whole, and the command says why.
+
     \b
     Examples:
       syncd publish /ckpt/job 120 ./export
       syncd publish /ckpt/job 0 ~/.cache/huggingface/hub/models--Qwen--Qwen3-8B/snapshots/b968826d
       syncd probe ./export > probe.json && syncd publish /ckpt/job 120 ./export --probe probe.json
+      syncd publish /ckpt/job 121 ./export --delta-from 120
     """
     from syncd.publishing import FollowingDisk, publish_export, read_export  # noqa: PLC0415
 
     opened, disk = open_job(job, state_dir), TrackedDisk(FollowingDisk(), pending_calls())
     found = None if probe is None else _probe_in(disk, probe)
     export = read_export(disk, directory)
-    manifest = publish_export(
-        opened, step, disk, export, rewind=rewind, allow_nonfinite=allow_nonfinite, probe=found
-    )
+    given: dict[str, Any] = {"rewind": rewind, "allow_nonfinite": allow_nonfinite, "probe": found}
+    if parent is None:
+        manifest, why_whole = publish_export(opened, step, disk, export, **given), ""
+    else:
+        manifest, why_whole = delta_tool("publish")(opened, step, disk, export, parent, **given)
     if as_json:
         document = {"step": step, "bytes": manifest.size, "digest": manifest.digest}
         more = {"shards": len(manifest.shards), "kind": manifest.kind, "skipped": export.skipped}
-        print_json({**document, **more})
+        print_json({**document, **more, "whole_bytes": manifest.whole_size, "why_whole": why_whole})
     else:
         _report_skipped(export.skipped)
-        shards = f"{count} shards" if (count := len(manifest.shards)) != 1 else "1 shard"
-        click.echo(f"step {step}: {shards}, {manifest.size} bytes, sealed and announced")
+        click.echo(f"step {step}: {_stored(manifest, why_whole)}, sealed and announced")
+
+
+def _stored(manifest: "Manifest", why_whole: str) -> str:
+    if manifest.delta is not None:
+        ratio = manifest.whole_size / manifest.size
+        share = manifest.delta.changed / manifest.delta.elements
+        return f"a delta of step {manifest.delta.parent}, {manifest.size} bytes ({ratio:.1f}x, {share:.2%} changed)"
+    shards = f"{count} shards" if (count := len(manifest.shards)) != 1 else "1 shard"
+    whole = f", whole because {plain(why_whole)}" if why_whole else ""
+    return f"{shards}, {manifest.size} bytes{whole}"
 
 
 def _probe_in(disk: "Disk", path: str) -> "Probe":

@@ -4,7 +4,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from syncd.cli.options import job_argument, json_option, open_job, print_json, state_dir_option
+from syncd.cli.options import (
+    delta_tool,
+    job_argument,
+    json_option,
+    open_job,
+    print_json,
+    state_dir_option,
+)
 from syncd.errors import CorruptDataError, NotReadyError, UsageError, plain
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
@@ -28,6 +35,9 @@ def verify(job: str, step: int | None, deep: bool, state_dir: str | None, as_jso
 
     Prints one line for each wrong file and exits 65; a published step that has lost files or bytes is wrong too.
     Steps that other frameworks wrote have no digests: only their structure and headers are checked.
+
+    Of a delta the lineage is checked. With --deep every change since its keyframe is applied, and the result is
+    compared with the digests of the whole files.
 
     \b
     Examples:
@@ -58,6 +68,8 @@ def _verify(job: Job, number: int | None, *, deep: bool) -> tuple["Step", str, l
         problems = _missing(job, step) or [step.problem]
     else:
         problems = problems_of(job, step, VerifyLevel(level))
+        if not problems and level == "content" and step.kind == "delta":
+            problems = delta_tool("prove")(job, step.step)
     if number is None and snapshot.version is not None and step.digest != snapshot.version.digest:
         problems.append(
             f"{step.directory}: its digest differs from the published one: the step was written again"
@@ -130,10 +142,8 @@ def _show(step: "Step", level: str, problems: list[str]) -> None:
     for problem in problems:
         click.echo(plain(problem))
     if not problems:
-        what = (
-            "every byte matches its digest"
-            if level == "content"
-            else "structure, sizes and headers are correct"
-        )
+        proved = "every byte that its chain makes" if step.kind == "delta" else "every byte"
+        correct = "structure, sizes and headers are correct"
+        what = f"{proved} matches its digest" if level == "content" else correct
         counts = f"{step.present} of {step.expected}, {step.size} bytes, {step.layout}"
         click.echo(f"step {step.step}: {what} ({counts})")

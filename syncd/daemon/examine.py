@@ -13,6 +13,7 @@ from typing import Any
 from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.protocol.disk import MISSING, DirectoryEntry, Disk, exists, list_if_there
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, RECEIPTS, Job, step_name
+from syncd.protocol.lineage import delta_problems
 from syncd.protocol.manifest import Manifest, damaged_files, decode_manifest, missing_files, read_manifest
 from syncd.protocol.receipt import receipts_directory
 from syncd.protocol.safetensors import Header, read_header, signature
@@ -111,8 +112,15 @@ def _sealed(disk: Disk, path: str, step: int, before: Step | None, *, full: bool
         shards=shards,
         size=size,
         parent=manifest.parent,
+        whole_size=manifest.whole_size if manifest.delta else size,
+        density=_density(manifest),
         problem=wrong[0] if wrong else "",
     )
+
+
+def _density(manifest: Manifest) -> float | None:
+    delta = manifest.delta
+    return round(delta.changed / delta.elements, 6) if delta and delta.elements else None
 
 
 def _count_shards(disk: Disk, path: str, manifest: Manifest, wrong: list[str]) -> tuple[int, int]:
@@ -150,7 +158,8 @@ def problems_of(
 ) -> list[str]:
     """Return what is wrong with a complete step, nothing when it is good.
 
-    Foreign steps were checked by their layout.
+    Foreign steps were checked by their layout. The lineage of a delta is proved at each level: from the manifests of
+    its chain, and from `header` on also from its frames.
 
     Args:
         job: The job.
@@ -158,12 +167,15 @@ def problems_of(
         level: How closely to verify.
         progress: Called again and again during the work.
     """
-    if level is VerifyLevel.SIZE or not step.is_native or step.kind == "remote":
+    if not step.is_native or step.kind == "remote" or (level is VerifyLevel.SIZE and step.kind != "delta"):
         return []
     path = job.step(step.step)
     try:
         manifest = read_manifest(job.disk, path)
+        if level is VerifyLevel.SIZE:
+            return delta_problems(job, manifest, tables=False, progress=progress)
         wrong = _headers(job, path, manifest, progress)
+        wrong = wrong or delta_problems(job, manifest, tables=True, progress=progress)
         return wrong or (
             damaged_files(job.disk, path, manifest, progress) if level is VerifyLevel.CONTENT else []
         )

@@ -72,6 +72,11 @@ def shard_name(writer: int, world_size: int) -> str:
     return f"model-{writer:05d}-of-{world_size:05d}.safetensors"
 
 
+def delta_name(writer: int, world_size: int) -> str:
+    """Return the name of a writer's container of changes; writers count from 1."""
+    return f"delta-{writer:05d}-of-{world_size:05d}.safetensors"
+
+
 def receipt_name(writer: int, world_size: int) -> str:
     """Return the name of a writer's receipt; writers count from 1."""
     return f"{writer:05d}-of-{world_size:05d}.json"

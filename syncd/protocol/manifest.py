@@ -3,18 +3,19 @@
 Its bytes follow from the receipts alone, so two processes that seal the same step write the same file.
 
 A delta is a step stored as the changed elements of an earlier one, its parent. A chain leads from a delta through its
-parents to a keyframe, a step stored whole. Retention keeps chains now; the encodings come later.
+parents to a keyframe, a step stored whole. docs/delta.md describes them.
 """
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.adapter_base import AdapterBase
 from syncd.protocol.digest import digest_file, name_of
 from syncd.protocol.disk import MISSING, Disk, is_directory
 from syncd.protocol.documents import (
+    Document,
     Fields,
     as_document,
     check_seal,
@@ -26,7 +27,7 @@ from syncd.protocol.documents import (
 )
 from syncd.protocol.layout import ACTOR, MANIFEST
 from syncd.protocol.probe import Probe, probe_document
-from syncd.protocol.receipt import FileRecord, Receipt, file_documents, written_files
+from syncd.protocol.receipt import FileRecord, Receipt, file_documents, file_records, written_files
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.+|/.*", re.ASCII)
 _URI_LIMIT = 4096
@@ -43,8 +44,12 @@ class DeltaHeader:
         parent: The step that the changes apply to; lower than the step itself.
         parent_digest: The digest of the parent's manifest, so that a rewritten parent is noticed.
         encoding: Name of the encoding of the changed elements.
-        changed: Number of changed elements.
-        elements: Number of elements of the whole model.
+        changed: Number of changed words, the elements of tensors.
+        elements: Number of words of all shard files that it makes.
+        root_before: The root of the parent's shard files (`roots.step_root`).
+        root_after: The root of those that it makes.
+        shards: The records of the shard files that it makes.
+        files: The records of the files beside them. What this step does not store, it has from its parent.
     """
 
     parent: int
@@ -52,14 +57,22 @@ class DeltaHeader:
     encoding: str
     changed: int
     elements: int
+    root_before: str = ""
+    root_after: str = ""
+    shards: tuple[FileRecord, ...] = ()
+    files: tuple[FileRecord, ...] = ()
 
     @staticmethod
     def from_fields(fields: Fields) -> "DeltaHeader":
         """Return the header of one JSON object, checked."""
-        header = record_from(DeltaHeader, fields)
+        header = record_from(DeltaHeader, fields, **file_records(fields))
         if header.changed > header.elements:
             raise fields.wrong("changed", "at most `elements`")
         return header
+
+    def document(self) -> Document:
+        """Return the header as a JSON object."""
+        return as_document(self, **file_documents(self.shards, self.files))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +91,8 @@ class Manifest:
         written_at: When the last writer was done, on its own clock, for people to read.
         probe: What the trainer's model answers with these weights; None if writer 1 left none.
         base: For adapters, the model that they belong to; None if it is not known.
+        root: For weights, the root of the shard files, with which a delta of them is compared; None if it was not
+            computed.
         digest: The manifest's own digest; empty until sealed.
     """
 
@@ -92,12 +107,28 @@ class Manifest:
     written_at: float = 0.0
     probe: Probe | None = None
     base: AdapterBase | None = None
+    root: str | None = None
     digest: str = field(default="", compare=False)
 
     @property
     def size(self) -> int:
         """Return the bytes of all its files."""
         return sum(record.size for record in (*self.shards, *self.files))
+
+    @property
+    def whole_shards(self) -> tuple[FileRecord, ...]:
+        """Return the shard files that it stands for: those that a delta makes, else its own."""
+        return self.delta.shards if self.delta else self.shards
+
+    @property
+    def whole_files(self) -> tuple[FileRecord, ...]:
+        """Return the files beside them."""
+        return self.delta.files if self.delta else self.files
+
+    @property
+    def whole_size(self) -> int:
+        """Return the bytes of the files that it stands for."""
+        return sum(record.size for record in (*self.whole_shards, *self.whole_files))
 
     @property
     def parent(self) -> int | None:
@@ -119,6 +150,7 @@ def from_receipts(
     delta: DeltaHeader | None = None,
     uri: str | None = None,
     base: AdapterBase | None = None,
+    root: str | None = None,
 ) -> Manifest:
     """Return the manifest of a whole attempt (`receipt.whole_attempt`).
 
@@ -144,19 +176,19 @@ def from_receipts(
         written_at,
         first.probe,
         base,
+        root,
     )
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the sealed bytes of a manifest."""
-    delta = asdict(manifest.delta) if manifest.delta else None
     more = {
-        "delta": delta,
+        "delta": manifest.delta and manifest.delta.document(),
         "probe": manifest.probe and probe_document(manifest.probe),
         "base": manifest.base and manifest.base.document(),
     }
     body = as_document(manifest, "digest", **more, **file_documents(manifest.shards, manifest.files))
-    return encode(seal(without_none(body, "probe", "base")))
+    return encode(seal(without_none(body, "probe", "base", "root")))
 
 
 def decode_manifest(data: bytes, path: str) -> Manifest:

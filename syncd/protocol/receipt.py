@@ -142,8 +142,12 @@ def read_receipts(disk: Disk, step_path: str) -> list[Receipt]:
 
 def written_files(fields: Fields) -> dict[str, Any]:
     """Return the fields that receipts and manifests share: the number of writers, the shards and the other files."""
-    found: dict[str, Any] = {key: _records(fields, key) for key in ("shards", "files")}
-    return found | {"world_size": fields.integer("world_size", least=1)}
+    return file_records(fields) | {"world_size": fields.integer("world_size", least=1)}
+
+
+def file_records(fields: Fields) -> dict[str, Any]:
+    """Return the fields `shards` and `files` of an object; each is empty where it is missing."""
+    return {key: _records(fields, key) for key in ("shards", "files")}
 
 
 def _records(fields: Fields, key: str) -> tuple[FileRecord, ...]:

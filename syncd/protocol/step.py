@@ -39,6 +39,8 @@ class Step:
         size: Bytes of what is there.
         full: It is a full checkpoint.
         parent: For a delta, the step it changes.
+        whole_size: Bytes that it would have if it were stored whole; `size` for what is.
+        density: For a delta, the share of words that changed; None for what is stored whole.
         shards: How many files of weights are there, and how many there must be; None where `present` and `expected`
             count them.
         problem: What is missing or wrong, for people to read.
@@ -63,6 +65,8 @@ class Step:
     size: int = 0
     full: bool = False
     parent: int | None = None
+    whole_size: int = 0
+    density: float | None = None
     shards: tuple[int, int] | None = None
     problem: str = ""
     rejected: bool = False

@@ -218,7 +218,12 @@ class StepWriter:
         return receipt
 
     def seal(
-        self, *, kind: str = "", delta: DeltaHeader | None = None, uri: str | None = None
+        self,
+        *,
+        kind: str = "",
+        delta: DeltaHeader | None = None,
+        uri: str | None = None,
+        root: str | None = None,
     ) -> Manifest | None:
         """Seal the step if all writers of this attempt have left their receipts; safe to call from all of them.
 
@@ -226,6 +231,7 @@ class StepWriter:
             kind: Of the step; `lora` if the writer was given a base, else `weights`.
             delta: The header of a delta.
             uri: Where the payload of a remote step is.
+            root: The root of the shard files of a step of kind weights.
 
         Returns:
             The manifest, or None while receipts are missing.
@@ -247,7 +253,7 @@ class StepWriter:
         if whole is None:
             return None
         kind = kind or ("lora" if self._base else "weights")
-        manifest = from_receipts(whole, kind=kind, delta=delta, uri=uri, base=self._base)
+        manifest = from_receipts(whole, kind=kind, delta=delta, uri=uri, base=self._base, root=root)
         if problem := manifest_problem(manifest):
             raise UsageError(problem, path=place)
         try:

@@ -4,21 +4,33 @@
 """
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from syncd.errors import AlreadySealedError, CorruptDataError, StorageError, UsageError
+from syncd.protocol.delta import Target
 from syncd.protocol.digest import chunks, digest_file, name_of
 from syncd.protocol.disk import Disk, is_directory
 from syncd.protocol.layout import ACTOR, MAX_STEP, Job
-from syncd.protocol.manifest import Manifest, read_manifest
+from syncd.protocol.manifest import DeltaHeader, Manifest, read_manifest
 from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import FileRecord
+from syncd.protocol.roots import TileHasher, step_root
 from syncd.protocol.version import read_marker
 from syncd.protocol.writer import StepWriter
 from syncd.publishing.export import Export, FollowingDisk, read_export
 from syncd.publishing.finite import FiniteCheck
 
-__all__ = ["Export", "FollowingDisk", "publish_export", "read_export"]
+__all__ = [
+    "Content",
+    "Export",
+    "FollowingDisk",
+    "copy_file",
+    "publish_export",
+    "publish_written",
+    "read_export",
+    "require_unchanged",
+]
 
 
 def publish_export(
@@ -51,6 +63,60 @@ def publish_export(
         CorruptDataError: The export has changed since it was read.
         NonFiniteError: A tensor holds NaN or infinity.
     """
+
+    def write(writer: StepWriter) -> Content:
+        roots = dict[Target, str]()
+        shards = [
+            _copy(writer, disk, export, name, roots, check=not allow_nonfinite) for name in export.shards
+        ]
+        files = [copy_file(writer, disk, export, name) for name in export.files]
+        return Content(
+            shards, files, export.kind, root=step_root(roots) if export.kind == "weights" else None
+        )
+
+    return publish_written(job, step, disk, export, write, rewind=rewind, probe=probe)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What was written into an attempt and is to be sealed.
+
+    Args:
+        shards: The records of its safetensors files.
+        files: The records of the files beside them.
+        kind: The kind of the step.
+        delta: The header of a delta.
+        root: The root of whole weights.
+    """
+
+    shards: Sequence[FileRecord]
+    files: Sequence[FileRecord]
+    kind: str
+    delta: DeltaHeader | None = None
+    root: str | None = None
+
+
+def publish_written(
+    job: Job,
+    step: int,
+    disk: Disk,
+    export: Export,
+    write: Callable[[StepWriter], Content],
+    *,
+    rewind: bool,
+    probe: Probe | None,
+) -> Manifest:
+    """Seal a step that stands for an export, and announce it; arguments and errors as those of `publish_export`.
+
+    Args:
+        job: The job.
+        step: The step to become.
+        disk: The file system of the export.
+        export: The export.
+        write: Writes the files of the step into an attempt, and returns what they are.
+        rewind: Whether the step may be lower than what the marker names.
+        probe: What the model answers with these weights.
+    """
     _check(job, step, rewind=rewind)
     writer = StepWriter(job, step, 1, uuid.uuid4().hex)
     try:
@@ -60,21 +126,20 @@ def publish_export(
         if manifest is None or manifest.probe != probe:
             raise
     else:
-        manifest = _written(writer, disk, export, probe, rewind=rewind, check=not allow_nonfinite)
+        manifest = _written(writer, write, probe, rewind=rewind)
     writer.announce()
     return manifest
 
 
 def _written(
-    writer: StepWriter, disk: Disk, export: Export, probe: Probe | None, *, rewind: bool, check: bool
+    writer: StepWriter, write: Callable[[StepWriter], Content], probe: Probe | None, *, rewind: bool
 ) -> Manifest:
-    """Copy an export and seal the step; whatever fails, nothing is left of this attempt."""
+    """Write and seal the step; whatever fails, nothing is left of this attempt."""
     try:
-        shards = [_copy(writer, disk, export, name, check=check) for name in export.shards]
-        files = [_copy(writer, disk, export, name, check=False) for name in export.files]
+        content = write(writer)
         _check(writer.job, writer.step, rewind=rewind)  # meanwhile a later step may have been announced
-        writer.receipt(1, shards, files, probe)
-        manifest = writer.seal(kind=export.kind)
+        writer.receipt(1, content.shards, content.files, probe)
+        manifest = writer.seal(kind=content.kind, delta=content.delta, root=content.root)
     except BaseException:
         writer.discard()
         raise
@@ -92,7 +157,7 @@ def _unannounced(job: Job, step: int, disk: Disk, export: Export) -> Manifest | 
     if named is not None and named >= step:
         return None
     sealed = read_manifest(job.disk, job.step(step))
-    records = {record.name: record for record in (*sealed.shards, *sealed.files)}
+    records = {record.name: record for record in (*sealed.whole_shards, *sealed.whole_files)}
     if records.keys() != {f"{ACTOR}/{name}" for name in export.stats}:
         return None
     for path, record in records.items():
@@ -117,20 +182,63 @@ def _check(job: Job, step: int, *, rewind: bool) -> None:
         )
 
 
-def _copy(writer: StepWriter, disk: Disk, export: Export, name: str, *, check: bool) -> FileRecord:
+def copy_file(
+    writer: StepWriter,
+    disk: Disk,
+    export: Export,
+    name: str,
+    see: Callable[[bytes], None] = lambda _: None,
+) -> FileRecord:
+    """Copy a file of an export into the step.
+
+    Args:
+        writer: Writes the step.
+        disk: The file system of the export.
+        export: The export.
+        name: The name of the file in it.
+        see: Given each piece of the file.
+
+    Raises:
+        CorruptDataError: The file has changed since the export was read.
+    """
     path, header = f"{export.directory}/{name}", export.shards.get(name)
-    pieces = chunks(disk, path)
-    if header is not None and check:
-        pieces = _finite(pieces, FiniteCheck(header, path))
+    pieces = _seen(chunks(disk, path), see)
     record = writer.write(f"{ACTOR}/{name}", pieces, len(header.tensors) if header else 0)
-    if disk.stat(path) != export.stats[name] or record.size != export.stats[name].size:
-        raise CorruptDataError(
-            "the file changed while it was copied", path=path, hint="publish it once its writer is done"
-        )
+    require_unchanged(disk, export, name, record.size)
     return record
 
 
-def _finite(pieces: Iterator[bytes], check: FiniteCheck) -> Iterator[bytes]:
+def require_unchanged(disk: Disk, export: Export, name: str, size: int) -> None:
+    """Return if a file is what it was when the export was examined, and `size` bytes of it were read.
+
+    Raises:
+        CorruptDataError: It is not.
+    """
+    path = f"{export.directory}/{name}"
+    if disk.stat(path) != export.stats[name] or size != export.stats[name].size:
+        raise CorruptDataError(
+            "the file changed while it was copied", path=path, hint="publish it once its writer is done"
+        )
+
+
+def _copy(
+    writer: StepWriter, disk: Disk, export: Export, name: str, roots: dict[Target, str], *, check: bool
+) -> FileRecord:
+    """Copy a shard, check that it is finite, and note its root."""
+    header, path = export.shards[name], f"{export.directory}/{name}"
+    finite, tiled = FiniteCheck(header, path), TileHasher(header)
+
+    def see(piece: bytes) -> None:
+        if check:
+            finite.feed(piece)
+        tiled.feed(piece)
+
+    record = copy_file(writer, disk, export, name, see)
+    roots[Target(record.name, record.size)] = tiled.hexdigest()
+    return record
+
+
+def _seen(pieces: Iterator[bytes], see: Callable[[bytes], None]) -> Iterator[bytes]:
     for piece in pieces:
-        check.feed(piece)
+        see(piece)
         yield piece

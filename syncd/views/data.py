@@ -133,6 +133,7 @@ def _version(view: JobView) -> Document | None:
         **_picked(version, "generation step kind"),
         "path": version.path if version.kind == "remote" else f"{view.job.root}/{version.path}",
         **_picked(version, "layout digest published_at"),
+        "delta": _delta(view.snapshot, view.snapshot.steps.get(version.step)),
         "age": _age(view, version.published_at),
         "previous": pair_document(version.previous),
         "held": version.held_marker is not None and version.held_marker == view.snapshot.marker.text,
@@ -253,6 +254,7 @@ def _row(snapshot: Snapshot, step: Step, decision: Decision) -> Document:
         "shards_expected": step.shards[1] if step.shards else step.expected,
         "bytes": step.size,
         **_picked(step, "digest parent"),
+        "delta": _delta(snapshot, step),
         "published": _published(snapshot, step.step),
         "leases": list(snapshot.leases.get(step.step, ())),
         "pinned": step.step in snapshot.pins,
@@ -260,6 +262,29 @@ def _row(snapshot: Snapshot, step: Step, decision: Decision) -> Document:
         "quarantined": _quarantined(snapshot, step),
         **_picked(decision, "keep rule detail"),
     }
+
+
+def _delta(snapshot: Snapshot, step: Step | None) -> Document | None:
+    """Return the figures of a step that is stored as a delta, None for one that is stored whole."""
+    if step is None or step.kind != "delta" or step.state is not StepState.COMPLETE:
+        return None
+    return {
+        **_picked(step, "parent density"),
+        "bytes": step.size,
+        "whole_bytes": step.whole_size,
+        "chain": _chain_length(snapshot, step),
+    }
+
+
+def _chain_length(snapshot: Snapshot, step: Step) -> int | None:
+    """Return how many deltas lead from a keyframe to a step, None where a link is missing or damaged."""
+    link: Step | None = step
+    count = 0
+    while link is not None and link.kind == "delta" and link.state is StepState.COMPLETE:
+        link = snapshot.steps.get(-1 if link.parent is None else link.parent)
+        count += 1
+    is_whole = link is not None and link.kind == "weights" and link.state is StepState.COMPLETE
+    return count if is_whole else None
 
 
 def _quarantined(snapshot: Snapshot, step: Step) -> str | None:

@@ -130,6 +130,12 @@ def _why(row: Document) -> str:
     return _plain(f"quarantined: {row['quarantined']}" if row["quarantined"] else reason)
 
 
+def delta(figures: Document) -> str:
+    """Return the figures of a delta for people to read: what it saves, and what a late reader must read."""
+    chain = "chain broken" if figures["chain"] is None else f"{figures['chain']} after its keyframe"
+    return f"delta of {figures['parent']}, {figures['whole_bytes'] / figures['bytes']:.1f}x, {chain}"
+
+
 def size(count: int) -> str:
     """Return bytes for people to read."""
     value, unit = float(count), 0
@@ -160,6 +166,8 @@ def _version(version: Document | None) -> Text:
     text = Text(f"{version['generation']}.{version['step']}", "bold green")
     text.append(f"  published {age(version['age'])} ago", "default")
     text.append(f"  {_plain(version['path'])}", "dim")
+    if version["delta"]:
+        text.append(f"  {delta(version['delta'])}", "dim")
     if version["held"]:
         text.append("  held after a rollback", "yellow")
     good = version["last_good"]
@@ -286,6 +294,8 @@ def _of(there: int, expected: int | None) -> str:
 
 def _kind(row: Document) -> str:
     kind = "" if row["kind"] == "weights" else row["kind"]
+    if row["delta"]:
+        kind = delta(row["delta"])
     return " ".join(
         filter(None, ("full" if row["full"] else "sync", kind, "pinned" if row["pinned"] else ""))
     )

@@ -24,6 +24,7 @@ CALLS = {
         "transformers",
     ),
     ("syncd", "probe"): (["JOB"], "transformers"),
+    ("syncd", "materialise"): (["JOB", "1", "--to", "OUT"], "delta"),
 }
 """Each verb with what it is given, and the extra that it then asks for."""
 
@@ -48,7 +49,8 @@ def given(tmp_path):
 
 def test_every_verb_is_in_the_table_of_calls():
     called = {("trainer", verb) for verb in TRAINER} | {("explorer", verb) for verb in EXPLORER}
-    assert called | {("syncd", "follow"), ("syncd", "probe")} == set(CALLS)
+    needing = {("syncd", verb) for verb in ("follow", "probe", "materialise")}
+    assert called | needing == set(CALLS)
 
 
 @pytest.mark.parametrize(("program", "verb"), CALLS)

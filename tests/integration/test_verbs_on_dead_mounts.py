@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.group("mounts"), pytest.mark.timeout(240)]
 CLI = Path(__file__).parents[2] / "docs" / "cli.md"
 LONG = 120
 
-READING = {"ls": [], "verify": []}
+READING = {"ls": [], "verify": [], "materialise": ["1", "--to", "{source}-made"]}
 ACTING = {
     "publish": ["5", "{source}"],
     "pin": ["1"],

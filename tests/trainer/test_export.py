@@ -22,6 +22,8 @@ from syncd.errors import (  # noqa: E402
     UsageError,
 )
 from syncd.protocol.writer import StepWriter  # noqa: E402
+from syncd.publishing import FollowingDisk, read_export  # noqa: E402
+from syncd.transports.delta.publish import publish_delta  # noqa: E402
 from syncd.transports.filesystem.export_walk import TensorSpec  # noqa: E402
 from syncd.transports.filesystem.step_saver import StepSaver  # noqa: E402
 from trainer.export import export, run  # noqa: E402
@@ -233,3 +235,29 @@ class TestSplit:
         groups = split(specs, 10)
         assert [[spec.size for spec in group] for group in groups] == [[4, 5, 1], [20], [3, 3, 4]]
         assert [spec for group in groups for spec in group] == specs
+
+
+def test_a_delta_of_a_trainers_step_is_exported_whole(job, out, tmp_path):
+    changed = tmp_path / "changed"
+    shutil.copytree(f"{job.step(7)}/actor", changed, ignore=shutil.ignore_patterns(".*"))
+    (shard,) = changed.glob("*.safetensors")
+    weights = load_file(shard)
+    name = max(weights, key=lambda one: weights[one].numel())
+    kinds = []
+    for step, parent in ((8, 7), (9, 8)):  # the trainer's header has another form than safetensors' own
+        weights[name].view(-1)[step::70] *= 1.01
+        save_file(weights, shard, metadata={"format": "pt"})
+        files = FollowingDisk()
+        kinds.append(publish_delta(job, step, files, read_export(files, str(changed)), parent).manifest.kind)
+    assert kinds == ["weights", "delta"]
+    export(job.root, 9, out)
+    made = loaded(out).state_dict()
+    assert all(torch.equal(made[key], weights[key].to(made[key].dtype)) for key in weights)
+    assert content(f"{out}/{shard.name}") == content(shard)
+    export(job.root, 9, f"{out}-wide", "float32")
+    assert {tensor.dtype for tensor in load_file(f"{out}-wide/{shard.name}").values()} == {torch.float32}
+    os.unlink(shard)
+    shutil.rmtree(job.step(8))
+    with pytest.raises(CorruptDataError, match="step 8, which is not there"):
+        export(job.root, 9, f"{out}-broken")
+    assert sorted(os.listdir(os.path.dirname(out))) == ["model", "model-wide"]

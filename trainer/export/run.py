@@ -11,8 +11,9 @@ import torch
 from syncd.errors import CorruptDataError, TryAgainError, UsageError, storage_error
 from syncd.protocol.digest import chunks
 from syncd.protocol.disk import MISSING, Disk, is_below, remove_tree, temporary_name
-from syncd.protocol.layout import Job, shard_name
+from syncd.protocol.layout import ACTOR, Job, shard_name
 from syncd.protocol.receipt import FileRecord, record_chunks
+from syncd.transports.delta.materialise import materialise
 from syncd.transports.filesystem.export_walk import (
     ExportedTensor,
     ShardLayout,
@@ -22,7 +23,15 @@ from syncd.transports.filesystem.export_walk import (
 )
 from syncd.transports.filesystem.shard import THREADS, Ring, ShardWriter, find_write_mode
 from syncd.transports.torch_tensors import FROM_TORCH
-from trainer.export.source import CONFIG, ExportSource, find_adapter, find_critic, find_source
+from trainer.export.source import (
+    CONFIG,
+    ExportSource,
+    find_adapter,
+    find_critic,
+    find_delta,
+    find_materialised,
+    find_source,
+)
 from trainer.export.weights import ModelWeights, leave_out_tied
 
 SHARD_LIMIT = 5_000_000_000
@@ -75,17 +84,20 @@ def export(
     if is_below(target, job.step(step)):
         raise UsageError("nothing is added to a step", path=target, hint="name a directory elsewhere")
     try:
-        if adapter:
-            source = find_adapter(job, step)
-        elif critic:
-            source = find_critic(job, step)
-        else:
-            source = find_source(job, step, full_precision=dtype == "float32", base=base)
-        if not adapter and CONFIG not in source.companions:
-            text = f"there is no {CONFIG} with the weights, so nobody can load them"
-            raise CorruptDataError(text, path=source.path)
-        with staged(job.disk, target) as directory:
-            _fill(job.disk, source, directory, DTYPES[dtype] if dtype else None)
+        with contextlib.ExitStack() as scratch:
+            if adapter:
+                source = find_adapter(job, step)
+            elif critic:
+                source = find_critic(job, step)
+            elif base is None and (manifest := find_delta(job, step)):
+                source = find_materialised(job, manifest, scratch.enter_context(_whole(job, step, target)))
+            else:
+                source = find_source(job, step, full_precision=dtype == "float32", base=base)
+            if not adapter and CONFIG not in source.companions:
+                text = f"there is no {CONFIG} with the weights, so nobody can load them"
+                raise CorruptDataError(text, path=source.path)
+            with staged(job.disk, target) as directory:
+                _fill(job.disk, source, directory, DTYPES[dtype] if dtype else None)
     except OSError as error:
         if isinstance(error, MISSING) and is_below(str(error.filename), job.step(step)):
             raise TryAgainError(
@@ -129,14 +141,28 @@ def _dtypes(weights: ModelWeights, dtype: torch.dtype | None) -> set[str]:
 
 
 @contextlib.contextmanager
+def _whole(job: Job, step: int, out: str) -> Iterator[str]:
+    """Give a hidden directory beside `out` in whose `actor` the files of a delta are whole; remove it at the end."""
+    _require_free(job.disk, out)
+    parent, name = os.path.split(out)
+    directory = f"{parent}/{temporary_name(name)}"
+    job.disk.make_directory(directory)
+    try:
+        materialise(job, step, f"{directory}/{ACTOR}")
+        yield directory
+    finally:
+        with contextlib.suppress(OSError):
+            remove_tree(job.disk, directory)
+
+
+@contextlib.contextmanager
 def staged(disk: Disk, out: str) -> Iterator[str]:
     """Give an empty directory beside `out` that takes its place at the end, durably; an error removes it.
 
     Raises:
         UsageError: There is something at `out` already.
     """
-    if not _is_free(disk, out):
-        raise UsageError("the export would replace what is there", path=out, hint="name a new directory")
+    _require_free(disk, out)
     parent, name = os.path.split(out)
     disk.make_directory(parent)
     directory = f"{parent}/{temporary_name(name)}"
@@ -153,11 +179,13 @@ def staged(disk: Disk, out: str) -> Iterator[str]:
     disk.sync_directory(parent)
 
 
-def _is_free(disk: Disk, out: str) -> bool:
+def _require_free(disk: Disk, out: str) -> None:
     try:
-        return disk.stat(out).kind == "directory" and not disk.list(out)
+        is_free = disk.stat(out).kind == "directory" and not disk.list(out)
     except MISSING:
-        return True
+        is_free = True
+    if not is_free:
+        raise UsageError("the export would replace what is there", path=out, hint="name a new directory")
 
 
 def copy_file(disk: Disk, source: str, target: str, record: FileRecord | None = None) -> None:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from syncd.errors import (
     CorruptDataError,
@@ -78,6 +78,28 @@ def find_source(job: Job, step: int, *, full_precision: bool, base: str | None =
     if manifest is None:
         return _foreign(job.disk, path, step)
     return _native(job.disk, path, manifest, full_precision=full_precision)
+
+
+def find_delta(job: Job, step: int) -> Manifest | None:
+    """Return the manifest of a step that is stored as a delta, None for any other and where there is none."""
+    try:
+        manifest = read_manifest(job.disk, job.step(step))
+    except (*MISSING, CorruptDataError):
+        return None  # `find_source` says what is wrong
+    return manifest if manifest.kind == "delta" else None
+
+
+def find_materialised(job: Job, manifest: Manifest, directory: str) -> ExportSource:
+    """Return where to export a delta from.
+
+    Args:
+        job: The job.
+        manifest: Of the delta.
+        directory: Where its files were materialised, in `actor`.
+    """
+    shards, files = manifest.whole_shards, manifest.whole_files
+    whole = replace(manifest, kind="weights", delta=None, shards=shards, files=files)
+    return _native(job.disk, directory, whole, full_precision=False)
 
 
 def find_critic(job: Job, step: int) -> ExportSource:
@@ -195,9 +217,8 @@ def _exported(record: FileRecord) -> str:
 
 
 def _require_model(manifest: Manifest, path: str) -> None:
-    holds = {"delta": "only what changed since another step", "remote": manifest.uri}
-    if manifest.kind in holds:
-        raise UsageError(f"step {manifest.step} holds no whole model: {holds[manifest.kind]}", path=path)
+    if manifest.kind == "remote":
+        raise UsageError(f"step {manifest.step} holds no whole model: {manifest.uri}", path=path)
 
 
 def _foreign(disk: Disk, path: str, step: int) -> ExportSource:

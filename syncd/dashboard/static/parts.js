@@ -249,7 +249,8 @@ function step(row) {
   add(row.published === "previous", "published before");
   add(row.full, "full checkpoint");
   add(row.pinned, "pinned");
-  add(row.kind !== "weights", row.kind);
+  const ratio = row.delta && (row.delta.whole_bytes / row.delta.bytes).toFixed(1);
+  add(row.kind !== "weights", row.delta ? `delta of ${row.delta.parent}, ${ratio}x` : row.kind);
   add(row.layout !== "syncd", row.layout);
   const why = [...new Set([reason(row.rule), row.detail, row.problem])].filter(Boolean).map(plain).join(" \u00B7 ");
   return [

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from syncd.errors import CorruptDataError, RefusedError, SyncdError, TryAgainError
 from syncd.protocol.disk import MISSING, Disk
+from syncd.protocol.lineage import materialise_hint
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import Manifest, missing_files, read_manifest, uri_problem
 from syncd.protocol.version import Version
@@ -215,7 +216,9 @@ class FilesystemReceiver(DirectoryReceiver):
         version, kinds = self._loadable(leased), self._options.kinds
         if version.kind not in kinds:
             able = ", ".join(sorted(kinds))
-            raise RefusedError(f"step {version.step} is of kind {version.kind}; this hook loads {able}")
+            hint = materialise_hint(self._client.job, version.step) if version.kind == "delta" else None
+            message = f"step {version.step} is of kind {version.kind}; this hook loads {able}"
+            raise RefusedError(message, path=leased.path, hint=hint)
         if leased.version.kind == "remote" and (problem := uri_problem(leased.version.path)):
             raise RefusedError(f"step {version.step} cannot be loaded: {problem}")
         if version.kind == "remote":

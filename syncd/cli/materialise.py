@@ -1,0 +1,49 @@
+"""`syncd materialise`: writes a step as the directory that a full save would have been."""
+
+import os
+
+import click
+
+from syncd.cli.options import (
+    delta_tool,
+    job_argument,
+    json_option,
+    open_job,
+    print_json,
+    state_dir_option,
+)
+from syncd.console import UncheckedPath
+from syncd.errors import plain
+from syncd.protocol.local_disk import LocalDisk
+from syncd.stall.calls import TrackedDisk
+from syncd.stall.verbs import MountVerb, pending_calls
+
+
+@click.command(cls=MountVerb, cleans_up=True)
+@job_argument
+@click.argument("step", type=click.IntRange(min=0))
+@click.option("--to", "target", required=True, metavar="DIR", type=UncheckedPath(), help="The new directory.")
+@state_dir_option
+@json_option
+def materialise(job: str, step: int, target: str, state_dir: str | None, as_json: bool) -> None:
+    r"""Write STEP of JOB, a delta or not, as the model directory that a full save would have been, byte for byte.
+
+    The keyframe and each delta after it are read once. Every tile is compared with its digests, and every file with
+    that of the whole step, before DIR appears. DIR must not exist, or be empty, and be outside of the job.
+
+    \b
+    Examples:
+      syncd materialise /ckpt/job 121 --to /scratch/step121
+    """
+    calls = pending_calls()
+    opened = open_job(job, state_dir)
+    with calls("find", os.path.abspath(target)):
+        place = os.path.realpath(target)
+    manifest = delta_tool("materialise")(opened, step, place, TrackedDisk(LocalDisk(), calls))
+    if as_json:
+        document = {"step": step, "directory": place, "kind": manifest.kind, "digest": manifest.digest}
+        print_json({**document, "bytes": manifest.whole_size})
+    else:
+        files = len(manifest.whole_shards) + len(manifest.whole_files)
+        what = f"{files} files, {manifest.whole_size} bytes, each byte as in a full save"
+        click.echo(f"step {step}: {what}: {plain(place)}")

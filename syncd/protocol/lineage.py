@@ -1,0 +1,164 @@
+"""The lineage of a delta: the chain of manifests down to its keyframe, and the proof that each link fits the next.
+
+No weight is read. Each link names its parent by the digest of the parent's manifest; the root before is the parent's
+root after; files have the same names and sizes. The tables of the containers have the digests that the roots are
+made of, so what is applied to a tile is compared with what the chain says of it.
+"""
+
+from collections.abc import Callable, Sequence
+
+from syncd.errors import CorruptDataError, UsageError
+from syncd.protocol.delta import ENCODING, DeltaTable, Target, read_table
+from syncd.protocol.digest import is_digest
+from syncd.protocol.disk import MISSING
+from syncd.protocol.layout import Job
+from syncd.protocol.manifest import DeltaHeader, Manifest, incompleteness, missing_files, read_manifest
+from syncd.protocol.receipt import FileRecord
+from syncd.protocol.roots import roots_of
+
+CHAIN_LIMIT = 1024
+"""The most deltas between a step and its keyframe."""
+
+
+def materialise_hint(job: Job, step: int) -> str:
+    """Return the command that makes a directory of a delta, for whoever cannot read one."""
+    return f"syncd materialise {job.root} {step} --to DIR  # a whole model directory"
+
+
+def read_chain(job: Job, step: int) -> list[Manifest]:
+    """Return the manifests of a step and of what it is stored as changes of: the step first, its keyframe last.
+
+    Raises:
+        UsageError: The step is not there, or is not of kind weights or delta.
+        CorruptDataError: A link is missing, was written again, or does not fit the next.
+    """
+    try:
+        chain = [read_manifest(job.disk, job.step(step))]
+    except MISSING:
+        hint = f"syncd ls {job.root}"
+        raise UsageError(f"there is no step {step} with a manifest", path=job.step(step), hint=hint) from None
+    if chain[0].kind not in ("weights", "delta"):
+        raise UsageError(f"step {step} is of kind {chain[0].kind}, not weights or delta", path=job.step(step))
+    return chain + ancestors(job, chain[0])
+
+
+def ancestors(job: Job, manifest: Manifest) -> list[Manifest]:
+    """Return the manifests of what a step is stored as changes of, its parent first; none for a step stored whole.
+
+    Raises:
+        CorruptDataError: A link is missing, was written again, or does not fit the next.
+    """
+    found: list[Manifest] = []
+    while manifest.delta is not None:
+        if len(found) == CHAIN_LIMIT:
+            raise CorruptDataError(f"a chain of more than {CHAIN_LIMIT} deltas", path=job.step(manifest.step))
+        manifest = _parent(job, manifest, manifest.delta)
+        found.append(manifest)
+    return found
+
+
+def _parent(job: Job, manifest: Manifest, delta: DeltaHeader) -> Manifest:
+    path = job.step(delta.parent)
+    try:
+        parent = read_manifest(job.disk, path)
+        wrong = missing_files(job.disk, path, parent)
+    except MISSING:
+        raise _broken(job, manifest, f"step {delta.parent}, which is not there") from None
+    if problem := link_problem(delta, manifest.files, parent) or (wrong[0] if wrong else ""):
+        raise _broken(job, manifest, f"step {delta.parent}: {problem}")
+    return parent
+
+
+def _broken(job: Job, manifest: Manifest, why: str) -> CorruptDataError:
+    message = f"step {manifest.step} is stored as changes of {why}"
+    return CorruptDataError(message, path=job.step(manifest.step), hint=f"syncd ls {job.root}")
+
+
+def link_problem(delta: DeltaHeader, stored: Sequence[FileRecord], parent: Manifest) -> str:
+    """Return why a delta does not fit its parent, empty when it does.
+
+    Args:
+        delta: The header of the delta.
+        stored: The records of the files beside weights that its step stores.
+        parent: The manifest of the parent as it is now.
+    """
+    if parent.kind not in ("weights", "delta"):
+        return f"it is of kind {parent.kind}"
+    if parent.digest != delta.parent_digest:
+        return "it was written again, or its manifest is another one"
+    root = parent.delta.root_after if parent.delta else parent.root
+    if root is not None and root != delta.root_before:
+        return "its root is not the one that the changes begin at"
+    if _layout(parent.whole_shards) != _layout(delta.shards):
+        return "its shard files have other names or sizes"
+    inherited = set(delta.files) - set(stored)
+    if lost := inherited - set(parent.whole_files):
+        return f"it does not have {min(lost).name}"
+    return ""
+
+
+def _layout(shards: Sequence[FileRecord]) -> set[tuple[str, int, int]]:
+    return {(record.name, record.size, record.tensors) for record in shards}
+
+
+def delta_problems(
+    job: Job, manifest: Manifest, *, tables: bool, progress: Callable[[], None] = lambda: None
+) -> list[str]:
+    """Return what is wrong with the lineage of a step, nothing when it is proved or the step is stored whole.
+
+    Args:
+        job: The job.
+        manifest: Of the step.
+        tables: Whether the tables of the step's containers are read, so that its roots follow from its frames.
+        progress: Called again and again during the work.
+    """
+    if manifest.delta is None:
+        return []
+    try:
+        if problem := header_problem(manifest.delta):
+            return [problem]
+        ancestors(job, manifest)
+        if tables:
+            check_tables(manifest, containers(job, manifest, progress))
+    except CorruptDataError as error:
+        return [error.message]
+    return []
+
+
+def header_problem(delta: DeltaHeader) -> str:
+    """Return why this release cannot read a delta with such a header, empty when it can."""
+    if delta.encoding != ENCODING:
+        return f"a delta in the encoding {delta.encoding[:80]!r}, which this release does not know: upgrade syncd"
+    if not (is_digest(delta.root_before) and is_digest(delta.root_after)):
+        return "a delta without roots"
+    if problem := incompleteness("weights", delta.shards):
+        return f"a delta whose files are no model: {problem}"
+    names = [record.name for record in (*delta.shards, *delta.files)]
+    return "a delta that makes one file twice" if len(set(names)) != len(names) else ""
+
+
+def containers(job: Job, manifest: Manifest, progress: Callable[[], None] = lambda: None) -> list[DeltaTable]:
+    """Return the tables of the containers of a delta, in the order of its shards."""
+    path = job.step(manifest.step)
+    return [read_table(job.disk, f"{path}/{record.name}", progress) for record in manifest.shards]
+
+
+def check_tables(manifest: Manifest, tables: Sequence[DeltaTable]) -> None:
+    """Return if the tables of a delta say what its header says.
+
+    Raises:
+        CorruptDataError: They do not.
+    """
+    delta = manifest.delta
+    targets = sorted(target for table in tables for target in table.targets)
+    frames = [frame for table in tables for frame in table.frames]
+    counts = sum(frame.changed for frame in frames), sum(frame.words for frame in frames)
+    if delta is None or targets != sorted(Target(record.name, record.size) for record in delta.shards):
+        problem = "the containers make other files than the manifest says"
+    elif counts != (delta.changed, delta.elements):
+        problem = "the frames count other words than the manifest says"
+    elif roots_of(tables) != (delta.root_before, delta.root_after):
+        problem = "the digests of the frames do not make the roots of the manifest"
+    else:
+        return
+    raise CorruptDataError(f"step {manifest.step}: {problem}")

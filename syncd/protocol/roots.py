@@ -1,0 +1,84 @@
+"""Roots: digests over the tiles of a step's shard files, by which a delta and its parent are compared.
+
+The root of a file is the xxh3_128 over place and digest of each of its tiles; that of a step is over those of its
+files. docs/delta.md has the form.
+"""
+
+import struct
+from collections.abc import Iterable, Mapping
+
+import xxhash
+
+from syncd.protocol.delta import TILE, DeltaTable, Target, Tile, tiles
+from syncd.protocol.digest import digest_bytes
+from syncd.protocol.safetensors import Header
+
+_RECORD = struct.Struct("<QQ16s")
+
+
+class FileRoot:
+    """The root of one file: a digest over place and digest of each of its tiles, in order."""
+
+    def __init__(self) -> None:
+        self._state = xxhash.xxh3_128()
+
+    def add(self, offset: int, length: int, digest: bytes) -> None:
+        """Add the next tile, with the xxh3_128 of its bytes."""
+        self._state.update(_RECORD.pack(offset, length, digest))
+
+    def hexdigest(self) -> str:
+        """Return the root of what was added."""
+        return self._state.hexdigest()
+
+
+class TileHasher:
+    """Computes the root of a file whose bytes come in pieces.
+
+    Args:
+        header: The header of the file.
+    """
+
+    def __init__(self, header: Header) -> None:
+        self._tiles, self._root = tiles(header), FileRoot()
+        self._tile, self._left, self._state = Tile(0, 0, 1), 0, xxhash.xxh3_128()
+
+    def feed(self, piece: bytes | memoryview) -> None:
+        """Take the next bytes of the file."""
+        view = memoryview(piece)
+        while view:
+            if not self._left:
+                self._begin()
+            part, view = view[: self._left], view[self._left :]
+            self._state.update(part)
+            self._left -= len(part)
+            if not self._left:
+                self._root.add(self._tile.offset, self._tile.length, self._state.digest())
+
+    def hexdigest(self) -> str:
+        """Return the root of the file, once all of its bytes were given."""
+        return self._root.hexdigest()
+
+    def _begin(self) -> None:
+        self._tile = next(
+            self._tiles, Tile(0, TILE, 1)
+        )  # beyond its end, whoever reads it notices by the size
+        self._left, self._state = self._tile.length, xxhash.xxh3_128()
+
+
+def step_root(files: Mapping[Target, str]) -> str:
+    """Return the root of a step as `xxh3_128:<hex>`: over root, size and name of each of its shard files, by name."""
+    lines = (f"{root} {target.size} {target.name}\n" for target, root in sorted(files.items()))
+    return digest_bytes("".join(lines).encode())
+
+
+def roots_of(tables: Iterable[DeltaTable]) -> tuple[str, str]:
+    """Return the roots before and after of a delta, from the tables of all its containers."""
+    before, after = dict[Target, str](), dict[Target, str]()
+    for table in tables:
+        roots = [(FileRoot(), FileRoot()) for _ in table.targets]
+        for frame in table.frames:
+            for root, digest in zip(roots[frame.target], (frame.before, frame.after), strict=True):
+                root.add(frame.offset, frame.length, digest)
+        for target, (first, second) in zip(table.targets, roots, strict=True):
+            before[target], after[target] = first.hexdigest(), second.hexdigest()
+    return step_root(before), step_root(after)

@@ -1,0 +1,99 @@
+"""Writes a step as the directory that a full save would have been, and proves chains without writing anything."""
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+
+from syncd.errors import CorruptDataError, UsageError, storage_errors
+from syncd.protocol.disk import Disk, is_below, is_directory, list_if_there, remove_tree
+from syncd.protocol.layout import ACTOR, Job
+from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.manifest import Manifest, damaged_files
+from syncd.protocol.receipt import FileRecord
+from syncd.transports.delta.chain import Chain, explain_removal
+
+
+def materialise(job: Job, step: int, target: str, disk: Disk | None = None) -> Manifest:
+    """Write the files of a step of kind weights or delta into a new directory, byte for byte as a full save has them.
+
+    They are written beside `target` under a hidden temporary name, compared with the digests of the step, synced, and
+    renamed. An error leaves nothing; a kill leaves at most that temporary directory.
+
+    Args:
+        job: The job.
+        step: The step.
+        target: The directory: not there yet, or empty, and outside of the job.
+        disk: The file system of the target.
+
+    Raises:
+        UsageError: There is no such step, it is of another kind, or the target cannot be used.
+        CorruptDataError: The chain is broken or damaged.
+        TryAgainError: A step of the chain was removed meanwhile.
+        StorageError: The target cannot be written.
+    """
+    place, disk = os.path.realpath(target), disk or LocalDisk()
+    parent, name = os.path.split(place)
+    with storage_errors(place), explain_removal(job, step):
+        _check_target(job, disk, place)
+        chain = Chain(job, step)
+        temporary = f"{parent}/.{name}.{uuid.uuid4().hex[:12]}.tmp"
+        try:
+            _write_files(chain, disk, temporary)
+            disk.rename(temporary, place)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                remove_tree(disk, temporary)
+            raise
+        disk.sync_directory(parent)
+    return chain.manifest
+
+
+def prove(job: Job, step: int) -> list[str]:
+    """Return what is wrong with the chain of a step, nothing when each byte that it makes is that of the step.
+
+    Every link's own files are compared with their digests, every frame is applied, and the result is compared with
+    the digests of the files that a full save would have written.
+    """
+    try:
+        with explain_removal(job, step):
+            chain = Chain(job, step)
+            wrong = [
+                f"{os.path.basename(job.step(manifest.step))}/{problem}"
+                for manifest in chain.deltas
+                for problem in damaged_files(job.disk, job.step(manifest.step), manifest)
+            ]
+            for _, pieces in _files(chain):
+                for _piece in pieces:
+                    pass
+    except CorruptDataError as error:
+        return [str(error)]
+    return wrong
+
+
+def _check_target(job: Job, disk: Disk, place: str) -> None:
+    if is_below(place, job.root):
+        raise UsageError("the target is inside of the job", path=place, hint="name a directory outside of it")
+    parent, name = os.path.split(place)
+    if not is_directory(disk, parent):
+        raise UsageError("the directory of the target is not there", path=parent, hint=f"mkdir -p {parent}")
+    is_there = any(entry.name == name for entry in disk.list(parent))
+    if is_there and (not is_directory(disk, place) or list_if_there(disk, place)):
+        raise UsageError("the target is there and is not empty", path=place, hint=f"ls -la {place}")
+
+
+def _files(chain: Chain) -> Iterator[tuple[FileRecord, Iterable[bytes | bytearray]]]:
+    """Yield each file that engines load, with its content, which is compared with its digest as it is read."""
+    for record in chain.manifest.whole_shards:
+        yield record, (data for _, data in chain.tiles(record))
+    for record in chain.manifest.whole_files:
+        if record.name.startswith(f"{ACTOR}/"):
+            yield record, chain.file_pieces(record)
+
+
+def _write_files(chain: Chain, disk: Disk, directory: str) -> None:
+    disk.make_directory(directory)
+    for record, pieces in _files(chain):
+        path = f"{directory}/{record.name.removeprefix(f'{ACTOR}/')}"
+        disk.make_directory(os.path.dirname(path))
+        disk.replace(path, map(memoryview, pieces))

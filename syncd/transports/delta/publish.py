@@ -1,0 +1,239 @@
+"""Publishes a directory of safetensors as a delta of an earlier step, or whole where a delta does not pay."""
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Self
+
+from syncd.context import Closing
+from syncd.errors import CorruptDataError, TryAgainError, UsageError
+from syncd.protocol.delta import (
+    ENCODING,
+    RECORD,
+    DeltaTable,
+    Frame,
+    Target,
+    encode_frame_record,
+    encode_targets,
+)
+from syncd.protocol.digest import CHUNK, DEFAULT, digest_file, hasher
+from syncd.protocol.disk import Disk
+from syncd.protocol.layout import ACTOR, Job, delta_name
+from syncd.protocol.lineage import read_chain
+from syncd.protocol.manifest import DeltaHeader, Manifest
+from syncd.protocol.probe import Probe
+from syncd.protocol.receipt import FileRecord
+from syncd.protocol.roots import roots_of
+from syncd.protocol.safetensors import encode_header
+from syncd.protocol.writer import StepWriter
+from syncd.publishing import (
+    Content,
+    Export,
+    copy_file,
+    publish_export,
+    publish_written,
+    require_unchanged,
+)
+from syncd.publishing.finite import FiniteCheck
+from syncd.transports.delta.chain import Chain, explain_removal
+from syncd.transports.delta.ulp1 import EncodedFrame, encode
+
+KEYFRAME_EVERY = 32
+"""The most deltas after a keyframe; the next step is whole."""
+
+LARGEST_SHARE = 1 / 4
+"""The share of a whole step above which a step is whole."""
+
+LARGEST_CHAIN = 1 / 2
+"""The share of a whole step that the deltas after a keyframe may have together before the next step is whole."""
+
+
+_IN_MEMORY = 256 << 20
+"""Bytes of streams that are kept in memory; more go to a temporary file of this host."""
+
+
+class DeltaPublished(NamedTuple):
+    """What was published: the manifest, and why the step is whole, empty where it is a delta."""
+
+    manifest: Manifest
+    why_whole: str
+
+
+def publish_delta(
+    job: Job,
+    step: int,
+    disk: Disk,
+    export: Export,
+    parent: int,
+    *,
+    rewind: bool = False,
+    allow_nonfinite: bool = False,
+    probe: Probe | None = None,
+) -> DeltaPublished:
+    """Publish an export as the changes of an earlier step; whole, and with the reason, where that is not possible.
+
+    The other arguments and errors are those of `syncd.publishing.publish_export`.
+
+    Args:
+        job: The job.
+        step: The step to become.
+        disk: The file system of the export.
+        export: The export.
+        parent: The step that the changes apply to; its files are read through its chain, and checked.
+        rewind: Whether the step may be lower than what the marker names.
+        allow_nonfinite: Whether weights may hold NaN and infinity.
+        probe: What the model answers with these weights.
+
+    Raises:
+        UsageError: The parent is no earlier step of kind weights or delta, or the export is an adapter.
+        CorruptDataError: The parent's chain is broken or damaged.
+        TryAgainError: The parent was removed or written again meanwhile.
+    """
+    if parent >= step:
+        raise UsageError(f"step {parent} is not earlier than step {step}", hint="name an earlier step")
+    if export.kind != "weights":
+        raise UsageError("an adapter is published whole", path=export.directory, hint="omit --delta-from")
+    try:
+        with explain_removal(job, parent):
+            write = _DeltaWriter(job, parent, disk, export, check=not allow_nonfinite).write
+            manifest = publish_written(job, step, disk, export, write, rewind=rewind, probe=probe)
+        return DeltaPublished(manifest, "" if manifest.delta else "it was sealed whole before")
+    except _WholeError as error:
+        why = str(error)
+    whole = publish_export(
+        job, step, disk, export, rewind=rewind, allow_nonfinite=allow_nonfinite, probe=probe
+    )
+    return DeltaPublished(whole, why)
+
+
+class _WholeError(Exception):
+    """The step must be whole, for the reason that is the text."""
+
+
+def _why_whole(chain: Chain, disk: Disk, export: Export) -> str:
+    """Return why the next step must not be a delta of this one, empty where it may be."""
+    parent, deltas = chain.manifest, chain.deltas
+    if len(deltas) >= KEYFRAME_EVERY:
+        return f"{len(deltas)} deltas follow step {chain.manifests[-1].step} already"
+    if sum(delta.size for delta in deltas) > LARGEST_CHAIN * parent.whole_size:
+        return f"the deltas since step {chain.manifests[-1].step} have {LARGEST_CHAIN:.0%} of its size"
+    shards = {record.name.removeprefix(f"{ACTOR}/"): record for record in parent.whole_shards}
+    if shards.keys() != export.shards.keys():
+        other = min(shards.keys() ^ export.shards.keys())
+        return f"its shard files are not those of step {parent.step}: {other}"
+    return next(filter(None, (_other_layout(chain, disk, export, shards, name) for name in shards)), "")
+
+
+def _other_layout(
+    chain: Chain, disk: Disk, export: Export, shards: Mapping[str, FileRecord], name: str
+) -> str:
+    """Return that a shard has another header than the parent's has, empty where they are the same."""
+    if disk.read_at(f"{export.directory}/{name}", 0, export.shards[name].data_offset) == chain.head(
+        shards[name]
+    ):
+        return ""
+    return f"the header of {name} is not that of step {chain.manifest.step}: other tensors, shapes or dtypes"
+
+
+class NewContainer(Closing):
+    """Collects the frames of one writer, then yields the file.
+
+    Args:
+        targets: The files that it makes, in the order of their frames.
+        writer: The writer; writers count from 1, and name their tensors by it, since no two shards share a name.
+    """
+
+    def __init__(self, targets: Sequence[Target], writer: int = 1) -> None:
+        self._targets, self._number = encode_targets(targets), f"{writer:05d}"
+        self._streams = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 - until `close`
+        self.frames: list[Frame] = []
+        self.stored = 0
+        """Bytes of the streams so far."""
+
+    def add(self, encoded: EncodedFrame) -> Self:
+        """Add the next frame."""
+        self.frames.append(encoded.frame)
+        self._streams.write(b"".join(encoded.streams))
+        self.stored += encoded.frame.stored
+        return self
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the file."""
+        records, count = RECORD.size * len(self.frames), len(self._targets)
+        yield encode_header([
+            (f"targets-{self._number}", "U8", (count,), count),
+            (f"frames-{self._number}", "U8", (len(self.frames), RECORD.size), records),
+            (f"streams-{self._number}", "U8", (self.stored,), self.stored),
+        ])  # fmt: skip
+        yield self._targets
+        yield b"".join(map(encode_frame_record, self.frames))
+        self._streams.seek(0)
+        while piece := self._streams.read(CHUNK):
+            yield piece
+
+    def close(self) -> None:
+        """Give up the memory or the temporary file."""
+        self._streams.close()
+
+
+class _DeltaWriter:
+    """Writes an export as a delta into an attempt.
+
+    Args:
+        job: The job.
+        parent: The step that the changes apply to.
+        disk: The file system of the export.
+        export: The export.
+        check: Whether weights must be finite.
+    """
+
+    def __init__(self, job: Job, parent: int, disk: Disk, export: Export, *, check: bool) -> None:
+        self._job, self._disk, self._export, self._check = job, disk, export, check
+        self._chain = Chain(job, parent)
+        self._limit = LARGEST_SHARE * self._chain.manifest.whole_size
+        if why := _why_whole(self._chain, disk, export):
+            raise _WholeError(why)
+
+    def write(self, writer: StepWriter) -> Content:
+        """Write the container, and the files that are not the parent's."""
+        parent = self._chain.manifest
+        records = parent.whole_shards
+        targets = tuple(Target(record.name, record.size) for record in records)
+        with NewContainer(targets) as container:
+            shards = tuple(self._encode(container, number, record) for number, record in enumerate(records))
+            stored = writer.write(f"{ACTOR}/{delta_name(1, 1)}", container.pieces(), tensors=3)
+            frames = container.frames
+        files = tuple(map(self._record, self._export.files))
+        new = [
+            copy_file(writer, self._disk, self._export, record.name.removeprefix(f"{ACTOR}/"))
+            for record in files
+            if record not in parent.whole_files
+        ]
+        if read_chain(self._job, parent.step)[0].digest != parent.digest:
+            raise TryAgainError(f"step {parent.step} was written again while its changes were stored")
+        before, after = roots_of([DeltaTable(targets, tuple(frames), 0)])
+        counts = sum(frame.changed for frame in frames), sum(frame.words for frame in frames)
+        header = DeltaHeader(parent.step, parent.digest, ENCODING, *counts, before, after, shards, files)
+        return Content([stored], new, "delta", header)
+
+    def _encode(self, container: NewContainer, number: int, record: FileRecord) -> FileRecord:
+        """Add the frames of one shard; return the record that the shard would have in a whole step."""
+        name = record.name.removeprefix(f"{ACTOR}/")
+        path, header = f"{self._export.directory}/{name}", self._export.shards[name]
+        state, finite = hasher(), FiniteCheck(header, path)
+        for tile, old in self._chain.tiles(record):
+            new = self._disk.read_at(path, tile.offset, tile.length)
+            if len(new) != tile.length:
+                raise CorruptDataError("cut short while it was read", path=path)
+            if self._check:
+                finite.feed(new)
+            state.update(new)
+            container.add(encode(old, new, width=tile.width, offset=tile.offset, target=number))
+            if container.stored > self._limit:
+                raise _WholeError(f"its changes take more than {LARGEST_SHARE:.0%} of a whole step")
+        require_unchanged(self._disk, self._export, name, record.size)
+        return record._replace(digest=f"{DEFAULT}:{state.hexdigest()}")
+
+    def _record(self, name: str) -> FileRecord:
+        digest, size = digest_file(self._disk, f"{self._export.directory}/{name}")
+        require_unchanged(self._disk, self._export, name, size)
+        return FileRecord(f"{ACTOR}/{name}", size, digest)
