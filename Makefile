@@ -13,7 +13,7 @@ FAULTS ?= 100
 RACES ?= 200
 MINUTES ?= 60
 
-.PHONY: demo demo-vllm demo-daemon test test-fast publish-races test-gpu test-faults test-kills-ppo test-kills-lora test-proof test-slurm test-vllm test-sglang test-tinker test-verl08 test-verl-legacy lint format soak soak-simulator soak-parts broadcast-faults bench learn clean
+.PHONY: demo demo-vllm demo-daemon test test-fast publish-races test-gpu test-faults test-kills-ppo test-kills-lora test-proof test-slurm test-vllm test-sglang test-tinker test-verl08 test-verl-legacy test-megatron lint format soak soak-simulator soak-parts broadcast-faults bench learn clean
 
 # The whole loop: daemon, trainer, two explorers.
 demo: $(DEMO)
@@ -96,8 +96,14 @@ test-verl-legacy: .venv-verl-legacy/.ready
 	.venv-verl-legacy/bin/python -m pytest tests/trainer/engines/test_verl_legacy.py \
 		tests/trainer/engines/test_engine_contract.py $(PYTEST_ARGS)
 
-.venv-verl%/.ready: tests/trainer/engines/environments/verl%.txt tests/trainer/engines/environments/install.sh
-	sh tests/trainer/engines/environments/install.sh $(PYTHON) .venv-verl$* $<
+# verl's Megatron engine and megatron-core on the CPU, by the layers of its local spec.
+test-megatron: .venv-megatron/.ready
+	.venv-megatron/bin/python -m pytest tests/trainer/engines/test_megatron_real.py \
+		tests/trainer/engines/test_megatron_options.py $(PYTEST_ARGS)
+
+.venv-megatron/.ready .venv-verl08/.ready .venv-verl-legacy/.ready: .venv-%/.ready: \
+		tests/trainer/engines/environments/%.txt tests/trainer/engines/environments/install.sh
+	sh tests/trainer/engines/environments/install.sh $(PYTHON) .venv-$* $<
 	touch $@
 
 # SGLang's environment has a copy of this file.
@@ -155,4 +161,4 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	touch $@ $(DEMO)
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-tinker .venv-verl08 .venv-verl-legacy build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-tinker .venv-verl08 .venv-verl-legacy .venv-megatron build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

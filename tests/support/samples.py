@@ -103,7 +103,7 @@ def _examples(draw, count):
     )
 
 
-def make_model(path, *, tied, binary=False, tokenizer=False, dropout=0.0):
+def make_model(path, *, tied, binary=False, tokenizer=False, dropout=0.0, vocab=VOCAB):
     """Make a model directory of a few thousand parameters, the same each time; training with dropout draws."""
     import torch
     import transformers
@@ -111,7 +111,7 @@ def make_model(path, *, tied, binary=False, tokenizer=False, dropout=0.0):
     torch.manual_seed(3)
     kind = "Qwen2" if tied else "Llama"
     config = getattr(transformers, f"{kind}Config")(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=vocab, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, tie_word_embeddings=tied, max_position_embeddings=64,
         attention_dropout=dropout,
     )  # fmt: skip

@@ -404,3 +404,24 @@ def on_gpus(bench):
             found[strategy, offload] = metrics[0], metrics[-1]
             assert len(weights_of(engine)) == 21
     return found
+
+
+def split_on_gpus(bench):
+    """Return what Megatron makes of a model that all ranks split: weights, steps of SFT, and steps of a resume."""
+    tables = {
+        "model": {"dtype": "bfloat16"},
+        "engine": {
+            "strategy": "megatron",
+            "compute_dtype": "bfloat16",
+            "options": {"tensor_model_parallel_size": bench.ranks.world_size},
+        },
+        "algorithm": {"name": "sft"},
+    }
+    engine, batch = bench.engine_of("even", **tables), samples.batch_of(3, examples=6)
+    found = {"start": weights_of(engine), "metrics": [engine.train_step(batch) for _ in range(2)]}
+    write_state(engine, bench.place("split"))
+    found["metrics"] += [engine.train_step(batch) for _ in range(2)]
+    bench.ranks.gather(None)
+    again = bench.engine_of("even", **tables)
+    again.load_training_state(bench.place("split"))
+    return found | {"again": [again.train_step(batch) for _ in range(2)]}

@@ -245,7 +245,10 @@ def test_a_wrong_value_is_reported_with_the_accepted_values(write, table, said):
         (["--algorithm.loss", "nope"], 'algorithm.loss = "nope" is not one of'),
         (["--algorithm.loss_agg_mode", "mean"], 'algorithm.loss_agg_mode = "mean" is not one of'),
         (["--algorithm.kl_type", "full"], 'algorithm.kl_type = "full" is not one of'),
-        (["--engine.strategy", "megatron"], 'engine.strategy = "megatron" is not one of fsdp, fsdp2'),
+        (
+            ["--engine.strategy", "deepspeed"],
+            'engine.strategy = "deepspeed" is not one of fsdp, fsdp2, megatron',
+        ),
         (["--algorithm.name", "grpo_passk", "--data.group_size", "1"], "leaves no second best"),
         (
             ["--algorithm.name", "gpg", "--algorithm.clip_ratio", "0.3"],

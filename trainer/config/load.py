@@ -30,6 +30,7 @@ from trainer.config.algorithms import (
 )
 from trainer.config.critic import algorithm_of, critic_problems
 from trainer.config.lora import lora_problems
+from trainer.config.megatron import MEGATRON, megatron_problems
 from trainer.config.model import KEYS, AlgorithmSection, JobConfig, OptimizerSection
 from trainer.config.options import algorithm_problems, engine_problems
 from trainer.config.tinker import TINKER, tinker_problems
@@ -49,7 +50,7 @@ _INSTEAD_OF_PAIRS = (
 _INSTEAD_OF_REWARD_MODEL = (
     "train it elsewhere, serve it, and call it from explorer.reward.function = package.module:function"
 )
-_STRATEGIES = frozenset({"fsdp", "fsdp2"})
+_STRATEGIES = frozenset({"fsdp", "fsdp2", MEGATRON})
 _CLIPPED_BELOW = frozenset({"vanilla", "gspo"})
 """Losses for which a lower bound of 0 or less would be a mistake; cispo, for one, is used with such a bound."""
 
@@ -213,7 +214,8 @@ def verl_problems(config: JobConfig) -> Iterator[Problem]:
     yield from _teacher(section)
     yield from _unread(section)
     yield from algorithm_problems(section)
-    yield from engine_problems(config.engine)
+    is_megatron = config.engine.strategy == MEGATRON
+    yield from megatron_problems(config) if is_megatron else engine_problems(config.engine)
     yield from lora_problems(config)
 
 

@@ -33,7 +33,7 @@ class EngineSection(Section):
     name: str = Field(default="verl", json_schema_extra=FIXED)
     """An engine registered under the entry point `trainer.engines`."""
     strategy: str = Field(default="fsdp2", json_schema_extra=FIXED)
-    """How the engine spreads the model over ranks; verl: fsdp2 or fsdp."""
+    """How the engine spreads the model over ranks; verl: fsdp2, fsdp or megatron."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """The device; auto is cuda if GPUs are visible."""
     compute_dtype: Literal["float32", "bfloat16"] = Field(default="bfloat16", json_schema_extra=FIXED)

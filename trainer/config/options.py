@@ -14,7 +14,8 @@ from trainer.config.model import AlgorithmSection, EngineSection
 
 Accept = Callable[[Any], bool]
 
-_FIXED = "it is fixed"
+FIXED_HERE = "it is fixed"
+"""What sets an option that nobody can."""
 _PACKED = "it needs packed rows (use_remove_padding), which are off"
 
 CORRECTION = "policy_loss.rollout_correction"
@@ -25,8 +26,8 @@ ENGINE_ELSEWHERE: Mapping[str, str] = {
     "dtype": "engine.compute_dtype", "param_offload": "engine.offload_params",
     "optimizer_offload": "engine.offload_optimizer", "offload_policy": "engine.offload_params",
     "seed": "job.seed", "micro_batch_size_per_gpu": "engine.micro_batch_size",
-    "infer_micro_batch_size_per_gpu": "engine.infer_micro_batch_size", "forward_only": _FIXED,
-    "use_remove_padding": "engine.packing", "use_torch_compile": _FIXED,
+    "infer_micro_batch_size_per_gpu": "engine.infer_micro_batch_size", "forward_only": FIXED_HERE,
+    "use_remove_padding": "engine.packing", "use_torch_compile": FIXED_HERE,
 }  # fmt: skip
 """Fields of verl's FSDPEngineConfig with the key that sets each."""
 
@@ -63,8 +64,8 @@ ACTOR_ELSEWHERE: Mapping[str, str] = {
     "ppo_infer_max_token_len_per_gpu": "engine.options.infer_max_token_len_per_gpu",
     "entropy_checkpointing": "engine.options.entropy_checkpointing",
     "use_rollout_log_probs": "algorithm.old_logprobs", "data_loader_seed": "job.seed",
-    "checkpoint": _FIXED, "global_batch_info": _FIXED, "use_remove_padding": "engine.packing",
-    "use_torch_compile": _FIXED,
+    "checkpoint": FIXED_HERE, "global_batch_info": FIXED_HERE, "use_remove_padding": "engine.packing",
+    "use_torch_compile": FIXED_HERE,
     "policy_loss.loss_mode": "algorithm.loss",
 }  # fmt: skip
 """Fields of verl's FSDPActorConfig with the key that sets each."""
@@ -94,11 +95,13 @@ def _number(above: float = -math.inf, most: float = math.inf) -> Accept:
     return accept
 
 
-def _whole(value: Any) -> bool:
+def is_whole(value: Any) -> bool:
+    """Return whether a value is a number of things, at least one."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _flag(value: Any) -> bool:
+def is_flag(value: Any) -> bool:
+    """Return whether a value is true or false."""
     return isinstance(value, bool)
 
 
@@ -131,7 +134,7 @@ OF_LOSSES: Mapping[str, Accept] = {
 """The options that some losses read, with the values that they take; `LOSSES` says which loss reads which."""
 
 OF_ALL: Mapping[str, Accept] = {
-    "calculate_entropy": _flag,
+    "calculate_entropy": is_flag,
     "loss_scale_factor": _number(above=0),
     f"{CORRECTION}.rollout_is": lambda value: value in ("token", "sequence"),
     f"{CORRECTION}.rollout_is_threshold": is_threshold,
@@ -139,21 +142,21 @@ OF_ALL: Mapping[str, Accept] = {
 """The options that every loss takes, with the values that they take; `_useless` says when they do nothing."""
 
 OF_ENGINE: Mapping[str, Accept] = {
-    "use_dynamic_bsz": _flag,
-    "max_token_len_per_gpu": _whole,
-    "infer_max_token_len_per_gpu": _whole,
-    "full_determinism": _flag,
+    "use_dynamic_bsz": is_flag,
+    "max_token_len_per_gpu": is_whole,
+    "infer_max_token_len_per_gpu": is_whole,
+    "full_determinism": is_flag,
     "wrap_policy": _wrapping("transformer_layer_cls_to_wrap"),
-    "reshard_after_forward": _flag,
-    "fsdp_size": lambda value: value == -1 or _whole(value),
-    "entropy_checkpointing": _flag,
-    "use_no_sync_for_gradient_accumulation": _flag,
+    "reshard_after_forward": is_flag,
+    "fsdp_size": lambda value: value == -1 or is_whole(value),
+    "entropy_checkpointing": is_flag,
+    "use_no_sync_for_gradient_accumulation": is_flag,
 }
 """The options that verl's FSDP engines read, with the values that they take."""
 
 OF_FSDP1: Mapping[str, Accept] = {
-    "forward_prefetch": _flag,
-    "use_orig_params": _flag,
+    "forward_prefetch": is_flag,
+    "use_orig_params": is_flag,
     "wrap_policy": _wrapping("transformer_layer_cls_to_wrap", "min_num_params", "disable"),
 }
 """The options that only engine.strategy = "fsdp" reads, or of which it reads more."""
@@ -173,7 +176,7 @@ def algorithm_problems(section: AlgorithmSection) -> Iterator[Problem]:
         elif name in known and (why := _useless(name, section)):
             yield _problem(table, name, f"{table}.{name} does nothing: {why}")
         else:
-            yield from _problems(table, name, value, known, ACTOR_ELSEWHERE, ACTOR_REFUSED)
+            yield from option_problems(table, name, value, known, ACTOR_ELSEWHERE, ACTOR_REFUSED)
     if correction(section.options) is not None and section.old_logprobs == "rollout":
         why = 'with old_logprobs = "rollout" the ratio is already taken against the log-probs of explorers'
         yield _problem(table, CORRECTION, f"{table}.{CORRECTION} does nothing: {why}")
@@ -195,7 +198,7 @@ def engine_problems(section: EngineSection) -> Iterator[Problem]:
         elif name.endswith("max_token_len_per_gpu") and not given.get("use_dynamic_bsz"):
             yield _problem(table, name, f"{table}.{name} does nothing without {table}.use_dynamic_bsz = true")
         else:
-            yield from _problems(table, name, value, known, ENGINE_ELSEWHERE, ENGINE_REFUSED)
+            yield from option_problems(table, name, value, known, ENGINE_ELSEWHERE, ENGINE_REFUSED)
     if given.get("use_dynamic_bsz") is True and "max_token_len_per_gpu" not in given:
         hint = f"set {table}.max_token_len_per_gpu"
         yield _problem(table, "use_dynamic_bsz", "use_dynamic_bsz needs a bound", hint)
@@ -220,7 +223,7 @@ def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
             yield whole, value
 
 
-def _problems(
+def option_problems(
     table: str,
     name: str,
     value: Any,
@@ -228,6 +231,16 @@ def _problems(
     elsewhere: Mapping[str, str],
     refused: Mapping[str, str],
 ) -> Iterator[Problem]:
+    """Yield what is wrong with one option.
+
+    Args:
+        table: Its table.
+        name: Its name.
+        value: Its value.
+        known: The options of the table, with the values that they take.
+        elsewhere: Those that a key of the configuration sets, with the key.
+        refused: Those that are not supported, with the reason.
+    """
     whole = f"{table}.{name}"
     if name in elsewhere:
         yield _problem(table, name, f"{whole} is not set here", elsewhere[name])

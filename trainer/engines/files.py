@@ -44,6 +44,8 @@ class FileEngine(TrainEngineWrapper):
 
     trains_adapters: ClassVar[bool] = False
     """Whether it trains what `[model.lora]` asks for, and exports adapters if steps are to be adapters."""
+    copies_training_state: ClassVar[bool] = True
+    """Whether its training state is tensors, for whose copy memory is allocated ahead; otherwise it is files."""
 
     def __init__(self, context: EngineContext) -> None:
         self.context = context
@@ -272,6 +274,8 @@ class FileEngine(TrainEngineWrapper):
     def _prepare_arena(self) -> None:
         """Allocate the memory for the copy of the training state, once there is one of its full size."""
         if self._is_arena_ready or self._arena is None or not self.context.config.trainer.save_interval:
+            return
+        if not self.copies_training_state:
             return
         self._is_arena_ready = True
         self._arena.prepare(self.training_state())

@@ -7,10 +7,12 @@ storages.
 
 import copy
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +23,8 @@ from syncd.transports.filesystem.pinned_buffer import PinnedBuffer, TensorCopies
 from syncd.transports.host_memory import HostMemory
 
 TrainingState = Mapping[str, Any]
-"""What each file holds, by its name, which may begin with directories: bytes as they are, all else by torch.save."""
+"""What each file holds, by its name, which may begin with directories: bytes, the path of a file on this host
+whose bytes are copied, and all else by torch.save."""
 
 _BUDGET = "the copy of the training state"
 _ALIGN = 64
@@ -130,6 +133,9 @@ def write_files(files: TrainingState, directory: str) -> list[str]:
         path = f"{directory}/{name}"
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
+            if isinstance(content, Path):
+                shutil.copyfile(content, path)
+                continue
             with open(path, "wb") as file:
                 if isinstance(content, bytes):
                     file.write(content)

@@ -19,11 +19,13 @@ from trainer.config.lora import read_adapter_config
 from trainer.config.model_files import companion_names
 from trainer.export.adapters import MergedWeights, find_base_directory
 from trainer.export.fsdp import FsdpFiles, has_fsdp_files
+from trainer.export.megatron import MegatronFiles, has_dist_ckpt
 from trainer.export.weights import ModelWeights, SafetensorsFiles
 
 TRAINING = "training"
 CRITIC = "critic"
 CONFIG = "config.json"
+_DIST_CKPT = "model/dist_ckpt"
 _SHARD = ".safetensors"
 _INDEX = ".safetensors.index.json"
 _OTHER_WEIGHTS = (_SHARD, _INDEX, ".bin", ".bin.index.json", ".pt")
@@ -202,6 +204,10 @@ def _native(disk: Disk, path: str, manifest: Manifest, *, full_precision: bool) 
         return ExportSource(
             path, FsdpFiles(disk, training), beside or _companions(disk, f"{training}/huggingface"), records
         )
+    split = f"{training}/{_DIST_CKPT}"
+    if not manifest.shards and CONFIG in beside and has_dist_ckpt(disk, split):
+        _require_full(disk, path, manifest)
+        return ExportSource(path, MegatronFiles(split, beside[CONFIG]), beside, records)
     weights = SafetensorsFiles(disk, [f"{path}/{record.name}" for record in manifest.shards])
     return ExportSource(path, weights, beside, records, tuple(map(_exported, manifest.shards)))
 
@@ -216,7 +222,7 @@ def _require_model(manifest: Manifest, path: str) -> None:
 
 
 def _foreign(disk: Disk, path: str, step: int) -> ExportSource:
-    """Return the weights of a directory of verl's: the ranks' files, else a Hugging Face directory."""
+    """Return the weights of a directory of verl's: the ranks' files, a Hugging Face directory, or Megatron's."""
     actor = f"{path}/{ACTOR}"
     if not exists(disk, receipts_directory(path)):  # else it is one of ours, on its way
         for directory in (actor, path):
@@ -224,10 +230,14 @@ def _foreign(disk: Disk, path: str, step: int) -> ExportSource:
                 return ExportSource(
                     path, FsdpFiles(disk, directory), _companions(disk, f"{directory}/huggingface")
                 )
-        for directory in (f"{actor}/huggingface", actor):
+        for directory in (f"{actor}/huggingface", f"{actor}/model/huggingface", actor):
             if shards := [name for name in _files(disk, directory) if name.endswith(_SHARD)]:
                 weights = SafetensorsFiles(disk, [f"{directory}/{name}" for name in sorted(shards)])
                 return ExportSource(path, weights, _companions(disk, directory))
+        for place in (_DIST_CKPT, "dist_ckpt"):
+            beside = _companions(disk, f"{actor}/{place}".removesuffix("dist_ckpt") + "huggingface")
+            if CONFIG in beside and has_dist_ckpt(disk, f"{actor}/{place}"):
+                return ExportSource(path, MegatronFiles(f"{actor}/{place}", beside[CONFIG]), beside)
     raise NotReadyError(f"step {step} is not complete: it has no manifest", path=path)
 
 

@@ -1,4 +1,4 @@
-"""verl's FSDP engines as a training engine: no Ray, ranks from torchrun or `trainer train`."""
+"""verl's FSDP and Megatron engines as a training engine: no Ray, ranks from torchrun or `trainer train`."""
 
 import contextlib
 import logging
@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator
 
+from trainer.config.megatron import MEGATRON
 from trainer.engines.base import EngineContext, TrainEngineWrapper
 from trainer.engines.verl.checks import check
 
@@ -23,7 +24,8 @@ def open_engine(context: EngineContext) -> TrainEngineWrapper:
 
             platform.install()
         from trainer.engines.verl.engine import VerlEngine  # noqa: PLC0415 -- after the platform
-    return VerlEngine(context)
+        from trainer.engines.verl.megatron import MegatronVerlEngine  # noqa: PLC0415 -- the same
+    return (MegatronVerlEngine if context.config.engine.strategy == MEGATRON else VerlEngine)(context)
 
 
 @contextlib.contextmanager

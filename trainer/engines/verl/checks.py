@@ -1,14 +1,25 @@
 """Checks the configuration before verl is imported, which takes long."""
 
+import importlib.util
+from collections.abc import Mapping
+
 from syncd.errors import ConfigError
 from syncd.jobfile.problems import error_of
 from trainer.config.algorithms import SFT, estimator_and_loss, with_published
 from trainer.config.critic import critic_epochs, critic_mini_batches, critic_problems
 from trainer.config.load import LOADER, optimizer_problems, verl_problems
 from trainer.config.lora import check_start_adapter
+from trainer.config.megatron import MEGATRON
 from trainer.config.model import AlgorithmSection, JobConfig, OptimizerSection
 from trainer.config.model_files import read_model_config
 from trainer.engines.verl.release import release_problems
+
+MEGATRON_PACKAGES: Mapping[str, str] = {
+    "megatron": "pip install 'syncd[megatron]'",
+    "mbridge": "pip install 'syncd[megatron]'",
+    "transformer_engine": "pip install 'transformer-engine[pytorch]', which needs CUDA",
+}
+"""What Megatron needs besides verl, with the command that installs each."""
 
 
 def check(config: JobConfig, device: str) -> None:
@@ -28,10 +39,23 @@ def check(config: JobConfig, device: str) -> None:
         raise ConfigError(
             f"{config.engine.strategy} does not run on processors", hint='engine.strategy = "fsdp2"'
         )
+    if config.engine.strategy == MEGATRON:
+        _check_packages()
     read_model_config(config.model.path)
     check_start_adapter(config.model.lora)
     if config.critic.enabled and config.critic.path:
         read_model_config(config.critic.path, "critic.path")
+
+
+def _check_packages() -> None:
+    """Refuse what Megatron needs and is not installed, without importing it.
+
+    Raises:
+        ConfigError: A package is missing.
+    """
+    for package, command in MEGATRON_PACKAGES.items():
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(f'engine.strategy = "{MEGATRON}" needs the package {package}', hint=command)
 
 
 def resolve(section: AlgorithmSection) -> AlgorithmSection:

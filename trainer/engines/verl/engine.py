@@ -9,6 +9,7 @@ import torch
 
 from trainer.config.algorithms import SFT
 from trainer.config.critic import algorithm_of
+from trainer.config.megatron import MEGATRON
 from trainer.config.model_files import companions
 from trainer.config.options import correction
 from trainer.engines.base import Metrics
@@ -61,7 +62,7 @@ class VerlEngine(FileEngine):
         _seed(config.job.seed)
         self.model = build_model(config, device)
         self._adapter = Adapter(self.model) if config.model.lora.rank else None
-        if config.engine.packing:
+        if config.engine.packing and config.engine.strategy != MEGATRON:  # which knows the ends of rows
             vocabulary = self._text_config.vocab_size
             require_separate_rows(self.model, vocabulary, "log_probs", config.engine.compute_dtype)
         has_reference = policy and self._algorithm.kl_coef > 0
@@ -231,7 +232,8 @@ class VerlEngine(FileEngine):
         return forward(model, rollouts, slots, self._algorithm.temperature, entropy=entropy)
 
     def _deal(self, rollouts: Sequence[TokenRow], numbers: Sequence[int]) -> Slots:
-        return deal(rollouts, numbers, self.context.ranks.rank, self.context.ranks.world_size)
+        place, places = self.model.get_data_parallel_rank(), self.model.get_data_parallel_size()
+        return deal(rollouts, numbers, place, places)
 
 
 def _seed(seed: int) -> None:

@@ -10,13 +10,20 @@ import torch
 from tensordict import TensorDict
 from transformers.utils import logging as transformers_logging
 from verl.trainer.config import CheckpointConfig
-from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+from verl.workers.config import EngineConfig, HFModelConfig, OptimizerConfig
 from verl.workers.engine import EngineRegistry
 
 from syncd.errors import ConfigError
+from trainer.config.megatron import MEGATRON
 from trainer.config.model import JobConfig
 from trainer.engines.verl import settings
 from trainer.engines.verl.checks import critic_schedule_steps, schedule_steps
+from trainer.engines.verl.megatron_model import (
+    MegatronModel,
+    megatron_engine_config,
+    megatron_model_config,
+    megatron_optimizer_config,
+)
 
 _SAVED = ["model", "optimizer", "extra"]
 """What a full checkpoint has; weights for explorers are written elsewhere."""
@@ -45,6 +52,8 @@ class Model(Answering, Protocol):
     def optimizer_zero_grad(self) -> None: ...
     def optimizer_step(self) -> float: ...
     def lr_scheduler_step(self) -> float: ...
+    def get_data_parallel_rank(self) -> int: ...
+    def get_data_parallel_size(self) -> int: ...
     def get_per_tensor_param(self) -> tuple[Iterator[tuple[str, torch.Tensor]], Any]: ...
     def load_checkpoint(self, local_path: str, *, del_local_after_load: bool) -> None: ...
     def disable_adapter(self) -> contextlib.AbstractContextManager[None]: ...
@@ -56,6 +65,16 @@ def build_model(config: JobConfig, device: str, *, forward_only: bool = False) -
     Raises:
         ConfigError: verl or transformers refuse the configuration or the model.
     """
+    if config.engine.strategy == MEGATRON:
+        return MegatronModel(
+            _build(
+                "language_model",
+                MEGATRON,
+                megatron_model_config(config),
+                megatron_engine_config(config, forward_only=forward_only),
+                megatron_optimizer_config(config.algorithm.optimizer, schedule_steps(config)),
+            )
+        )
     return _build(
         "language_model",
         config.engine.strategy,
@@ -86,11 +105,11 @@ def _build(
     kind: str,
     strategy: str,
     model_config: HFModelConfig,
-    engine_config: FSDPEngineConfig,
-    optimizer_config: FSDPOptimizerConfig,
+    engine_config: EngineConfig,
+    optimizer_config: OptimizerConfig,
 ) -> Model:
     try:
-        with _quiet():
+        with quiet():
             model: Model = EngineRegistry.new(
                 model_type=kind,
                 backend=strategy,
@@ -107,7 +126,7 @@ def _build(
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Suppress verl's prints and transformers' progress bars; warnings stay."""
     bars: Any = transformers_logging
     shown = bars.is_progress_bar_enabled()

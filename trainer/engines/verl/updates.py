@@ -73,13 +73,14 @@ class Updates:
     ) -> None:
         """Add the gradients of this rank's share of rows; what is divided by is of all ranks."""
         if numbers:
-            slots = deal(rows, numbers, self._ranks.rank, self._ranks.world_size)
+            model = self._model
+            slots = deal(rows, numbers, model.get_data_parallel_rank(), model.get_data_parallel_size())
             budget = MicroBatch.training(self._model.engine_config)
             settings["global_batch_size"] = count_samples(rows, numbers)
             self._model.forward_backward_batch(tensors(rows, slots, columns, budget, **settings), loss)
 
     def _rate(self) -> float:
-        return float(self._model.lr_scheduler.get_last_lr()[0])
+        return float(self._model.optimizer.param_groups[0]["lr"])
 
     def _finish_update(self, norm: float, number: int) -> None:
         """Advance the schedule after an update; verl skips one whose gradient is not finite."""

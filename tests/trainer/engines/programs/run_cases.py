@@ -39,6 +39,8 @@ def case_of(name):
     """Return a case; those of verl are looked for last, because it takes long to import what they need."""
     if name.startswith("legacy_"):
         return getattr(importlib.import_module("support.legacy_cases"), name)
+    if name.startswith("megatron_"):
+        return getattr(importlib.import_module("support.megatron_cases"), name)
     for module in ("engine_cases", "verl_cases", "critic_cases", "lora_cases", "algorithm_cases"):
         cases = importlib.import_module(f"support.{module}")
         if hasattr(cases, name):
