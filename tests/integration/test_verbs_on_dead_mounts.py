@@ -80,7 +80,7 @@ def ext4():
 
 def line_of(verb, job, source="", *options):
     more = {**READING, **ACTING}.get(verb, [])
-    return [verb, job.root, *(word.format(source=source) for word in more), *options]
+    return [verb, job.root, *(word.format(source=source or job.root) for word in more), *options]
 
 
 def run(*args):
