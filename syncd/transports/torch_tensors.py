@@ -3,6 +3,7 @@
 A step that holds NaN or infinity would poison every explorer that loads it.
 """
 
+import contextlib
 import ctypes
 import math
 import mmap
@@ -211,6 +212,12 @@ def assign(targets: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tenso
             else:
                 target.copy_(value)
     return moved
+
+
+def release_free_memory() -> None:
+    """Give memory that was freed back to the system; glibc keeps that of tensors below 32 MiB otherwise."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _can_move(target: torch.Tensor, value: torch.Tensor) -> bool:

@@ -31,7 +31,7 @@ from syncd.transports.broadcast.membership import BroadcastMembership
 from syncd.transports.broadcast.packing import receive_buckets
 from syncd.transports.broadcast.process_group import CPU, FormedGroup, ProcessGroup
 from syncd.transports.tensors import TensorMeta, compare, require_fit
-from syncd.transports.torch_tensors import TO_TORCH, assign, target_tensors
+from syncd.transports.torch_tensors import TO_TORCH, assign, release_free_memory, target_tensors
 
 BACKEND = GLOO
 """What every explorer takes; one whose parameters are on a GPU also says that it could take NCCL."""
@@ -96,9 +96,10 @@ class BroadcastReceiver(BroadcastMembership, EarlyReceiver):
 
     def load(self, weights: WeightTensors) -> None:
         """Give the parameters what was received, and report it."""
-        if assign(
-            self._parameters, weights.tensors
-        ):  # the next weights go into what the parameters used before
+        if assign(self._parameters, weights.tensors):
+            if self._in_use is None:
+                release_free_memory()  # the parameters have left the memory that they began with
+            # The next weights go into what the parameters used before.
             self._memory, self._in_use = self._in_use, self._memory
         self.report_running(weights)
 
