@@ -18,8 +18,6 @@ import multiprocessing
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import traceback
@@ -167,7 +165,8 @@ def _measure(place: Path, options: argparse.Namespace, gib: float, count: int) -
     weights = make_weights(gib)
     case = Case(str(place), {name: tuple(tensor.shape) for name, tensor in weights.items()}, count + 1)
     rounds: Rounds = {way: [] for way in WAYS}
-    with _daemon(place / "job"), _receivers(case) as pipes, ExitStack() as opened:
+    (job := place / "job").mkdir(parents=True)
+    with report.running_daemon(job, *report.KEEP_NEWEST), _receivers(case) as pipes, ExitStack() as opened:
         sender = Sender(case, weights, options.bucket_mib, opened)
         for pipe in pipes:
             _answer(pipe)
@@ -195,18 +194,6 @@ def _one(sender: Sender, pipes: list[Connection], way: str) -> float:
     answers = [_answer(pipe) for pipe in pipes]
     assert all(answer["weights"] == mark for answer in answers), "a receiver has something else"
     return max(answer["ended"] for answer in answers) - began
-
-
-@contextmanager
-def _daemon(job: Path) -> Iterator[None]:
-    job.mkdir(parents=True)
-    command = [sys.executable, "-m", "syncd", "watch", str(job), "--log-level", "error"]
-    process = subprocess.Popen([*command, "--keep-last", "1", "--trash-grace", "0"])
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 @contextmanager

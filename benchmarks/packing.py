@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import report
 import torch
 import transformers
 
@@ -67,13 +68,9 @@ def _measure(name: str, micro: Mapping[str, Any], place: Path, options: argparse
     for engine in engines.values():
         engine.shutdown()
     rates = {way: [sum(lengths) / value for value in values[1:]] for way, values in seconds.items()}
-    shown = ", ".join(f"{way} {_text(values)}" for way, values in rates.items())
+    shown = ", ".join(f"{way} {report.spread(values, 0)}" for way, values in rates.items())
     ratio = statistics.median(rates["packed"]) / statistics.median(rates["padded"])
     print(f"micro-batches of {name}: {shown} tokens/s; packed {ratio:.2f} times as fast", flush=True)
-
-
-def _text(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.0f} ({min(values):.0f}-{max(values):.0f})"
 
 
 def _timed(engine: FileEngine, batch: Batch) -> float:

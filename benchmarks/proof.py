@@ -16,7 +16,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 import report
@@ -90,7 +89,7 @@ def _measure(scratch: Path, start: Path, options: argparse.Namespace) -> list[Ma
         subprocess.run([*_SYNCD, "probe", str(start), "--dtype", options.dtype], stdout=file, check=True)
     rounds, hook = [], _hook(start, options)
     settings = FollowOptions(stay=True, reload_test=False)
-    with _daemon(job), Follower.open(job, hook, "e0", settings) as follower:
+    with report.running_daemon(job), Follower.open(job, hook, "e0", settings) as follower:
         for step in range(1, options.rounds + 2):
             publish = [*_SYNCD, "publish", str(job), str(step), str(start), "--probe", str(probe)]
             subprocess.run(publish, stdout=subprocess.DEVNULL, check=True)
@@ -122,16 +121,6 @@ def _hook(start: Path, options: argparse.Namespace) -> Hook:
     dtype: torch.dtype = getattr(torch, options.dtype)
     model = transformers.AutoModelForCausalLM.from_pretrained(start, dtype=dtype)
     return TransformersHook(model.to(options.device).eval())
-
-
-@contextmanager
-def _daemon(job: Path) -> Iterator[None]:
-    process = subprocess.Popen([*_SYNCD, "watch", str(job), "--log-level", "error"])
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 def _rows(rounds: list[Mapping[str, float]], forward: list[float]) -> Iterator[Row]:

@@ -1,11 +1,14 @@
-"""What the benchmarks share: on which machine, how figures are shown, and where they are kept."""
+"""What the benchmarks share: a daemon, on which machine, how figures are shown, and where they are kept."""
 
 import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,22 @@ from syncd.protocol.mount import mount_of
 
 Row = tuple[str, str, str, bool | None]
 """What was measured, its value, the target, and whether that was met; None: there is none."""
+
+
+KEEP_NEWEST = ("--keep-last", "1", "--trash-grace", "0")
+"""Options of `syncd watch` with which a step is removed as soon as nobody needs it."""
+
+
+@contextmanager
+def running_daemon(job: Path, *options: str) -> Iterator[None]:
+    """Run `syncd watch` on a job until the end of the block."""
+    command = [sys.executable, "-m", "syncd", "watch", str(job), "--log-level", "error"]
+    process = subprocess.Popen([*command, *options])
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
 
 
 def machine(scratch: Path, **more: Any) -> dict[str, Any]:

@@ -12,12 +12,10 @@ the stage and compares every byte with its digest. The digest of the base is com
 import argparse
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -159,25 +157,14 @@ class Syncs:
         return version
 
 
-@contextmanager
-def _daemon(job: Path) -> Iterator[None]:
-    job.mkdir()
-    command = [sys.executable, "-m", "syncd", "watch", str(job), "--log-level", "error"]
-    process = subprocess.Popen([*command, "--keep-last", "1", "--trash-grace", "0"])
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
 def _measure(scratch: Path, stage: str, options: argparse.Namespace) -> dict[str, Any]:
     model = make_model(options.gib)
     adapter = make_adapter(model, options.rank)
     (scratch / "base").mkdir()
     save_file(model, scratch / "base" / "model.safetensors", {"format": "pt"})
-    job = Job.at(scratch / "job")
-    with _daemon(scratch / "job"):
+    (place := scratch / "job").mkdir()
+    job = Job.at(place)
+    with report.running_daemon(place, *report.KEEP_NEWEST):
         base, seconds = _timed(lambda: find_base(job, str(scratch / "base")))
         found: dict[str, list[Figures]] = {name: [] for name in CONTESTANTS}
         with closing(Syncs(job, stage, model, adapter, base)) as syncs:
