@@ -49,6 +49,18 @@ def materialise(job: Job, step: int, target: str, disk: Disk | None = None) -> M
     return chain.manifest
 
 
+def write_whole(job: Job, step: int, directory: str) -> None:
+    """Write the files of a step of kind weights or delta into a new directory of the job, each one checked.
+
+    Raises:
+        CorruptDataError: The chain is broken or damaged.
+        TryAgainError: A step of the chain was removed meanwhile.
+        OSError: The directory cannot be written.
+    """
+    with explain_removal(job, step):
+        _write_files(Chain(job, step), job.disk, directory)
+
+
 def prove(job: Job, step: int, *, shortcut: bool = False) -> list[str]:
     """Return what is wrong with the chain of a step, nothing when each byte that it makes is that of the step.
 
