@@ -107,7 +107,7 @@ class ModelSection(Section):
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", json_schema_extra=FIXED)
     """Of the parameters that the optimizer changes."""
     attn_implementation: str = "sdpa"
-    """What transformers takes: sdpa, eager, flash_attention_2."""
+    """What transformers takes: sdpa, eager; flash_attention_2 on GPUs, in bfloat16."""
     trust_remote_code: bool = False
     """Whether code that comes with the model may run."""
     gradient_checkpointing: bool = False
