@@ -68,6 +68,7 @@ MAPPED: dict[str, Case] = {
         "critic.path": "/models/base", "critic.warmup_steps": 6, "algorithm.gamma": 0.99, "algorithm.lam": 0.97,
         "algorithm.optimizer.schedule": "cosine", "algorithm.optimizer.warmup_steps": 20, "job.seed": 5,
         "algorithm.mini_batches": 1, "trainer.total_steps": 200, "monitor.kinds": ["tensorboard"],
+        "engine.options.ulysses_sequence_parallel_size": 2,
         "model.gradient_checkpointing": False, "job.dir": "/runs/ppo", "explorer.shuffle": False}),
     "verl-lora.yaml": (("--engine.strategy", "fsdp2"), {
         "model.lora.rank": 32, "model.lora.alpha": 48, "model.lora.targets": ["q_proj", "v_proj"],
@@ -122,7 +123,6 @@ REFUSED: dict[str, dict[str, str]] = {
         "algorithm.adv_estimator": "greedy rollout", "algorithm.use_kl_in_reward": "not supported",
         "algorithm.filter_groups.enable": "sampled again", "data.truncation": "never cut",
         "data.train_batch_size, actor_rollout_ref.actor.ppo_mini_batch_size": "100 cannot be divided by 64",
-        "actor_rollout_ref.actor.ulysses_sequence_parallel_size": "not split",
         "actor_rollout_ref.rollout.name": "known are vllm", "actor_rollout_ref.rollout.top_p": "whole distribution",
         "actor_rollout_ref.rollout.multi_turn.enable": "own explorer",
         "actor_rollout_ref.actor.shufle": "did you mean actor_rollout_ref.actor.shuffle"},

@@ -140,3 +140,9 @@ def whole_ratio(above: int, below: int, what: str) -> int:
     if below <= 0 or above % below:
         raise CannotMapError(f"{what}: {above} cannot be divided by {below}")
     return above // below
+
+
+def split_rows(ranks: int) -> dict[str, Any]:
+    """Return the keys that split each row over ranks, with verl's default attention, which that needs."""
+    options = {"engine.options.ulysses_sequence_parallel_size": ranks}
+    return {**options, "model.attn_implementation": "flash_attention_2"}

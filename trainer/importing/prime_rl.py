@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from syncd.errors import DOCS
 from trainer.importing import objective
 from trainer.importing.rows import (
     CannotMapError,
@@ -116,7 +117,7 @@ _ROWS: tuple[Row, ...] = (
     unsupported("prime-rl's losses mask by their own bounds, and none of verl's is the same: choose one",
                 f"{_TRAINER}.loss.*", ours=("algorithm.name",),
                 instead="--algorithm.name grpo --algorithm.clip_ratio 0.2,"
-                " or your own loss (docs/engines.md#add-a-policy-loss)"),
+                f" or your own loss ({DOCS}/engines.md#add-a-policy-loss)"),
     joint((f"{_ORCHESTRATOR}.advantage.type",), ("algorithm.norm_advantage",),
           _advantage,
           "rewards against the mean of their group, not divided"),
@@ -172,7 +173,8 @@ _ROWS: tuple[Row, ...] = (
     unneeded("where a broadcast meets: sync.address", "weight_broadcast.*", f"{_TRAINER}.weight_broadcast.*",
              f"{_ORCHESTRATOR}.weight_broadcast.*"),
     mapped(f"{_MODEL}.attn", "model.attn_implementation", one_of(sdpa="sdpa", eager="eager",
-           flash_attention_2="flash_attention_2")),
+           flash_attention_2="flash_attention_2", flash_attention_3="flash_attention_3",
+           flash_attention_4="flash_attention_4")),
     mapped(f"{_MODEL}.optimization_dtype", "model.dtype", one_of(float32="float32", bfloat16="bfloat16")),
     joint((f"{_MODEL}.ac.*", f"{_MODEL}.ac", f"{_MODEL}.ac_offloading.*", f"{_MODEL}.ac_offloading"),
           ("model.gradient_checkpointing",), _checkpointing, "on with any of these tables"),
@@ -196,11 +198,11 @@ _ROWS: tuple[Row, ...] = (
              f"{_ORCHESTRATOR}.tokenizer.*", f"{_ORCHESTRATOR}.renderer.*", f"{_ORCHESTRATOR}.use_*"),
     mapped(f"{_ORCHESTRATOR}.eval.interval", "explorer.evaluation.every", as_whole, "in versions, which are steps"),
     by_hand("explorer.tasks and explorer.reward.function: an environment's rows as JSONL, its rubric as your"
-            " function; several turns are your own explorer (docs/explorers.md)",
+            f" function; several turns are your own explorer ({DOCS}/explorers.md)",
             f"{_ORCHESTRATOR}.env.*", f"{_ORCHESTRATOR}.train.env.*"),
     by_hand("explorer.evaluation.tasks: JSONL like explorer.tasks", f"{_ORCHESTRATOR}.eval.*"),
     by_hand("data.max_age: the age up to which an experience counts", f"{_ORCHESTRATOR}.max_off_policy_steps"),
-    by_hand("explorer.teacher with algorithm.teacher_coef: docs/engines.md#a-teacher",
+    by_hand(f"explorer.teacher with algorithm.teacher_coef: {DOCS}/engines.md#a-teacher",
             f"{_ORCHESTRATOR}.teacher_model.*",
             "teacher_inference.*"),
     unsupported("tasks are not chosen by their rewards, and rollouts not left out", f"{_ORCHESTRATOR}.buffer.*",

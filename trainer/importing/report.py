@@ -1,11 +1,14 @@
 """What an import says: lines for people, and a source's keys in Markdown."""
 
+import re
 from collections.abc import Iterator, Mapping
 
-from syncd.errors import plain
+from syncd.errors import DOCS, plain
 from trainer.importing.apply import Outcome, few
 from trainer.importing.rows import Row, Table
 from trainer.importing.run import Imported
+
+_PAGE = re.compile(rf"{re.escape(DOCS)}/([\w-]+\.md(?:#[\w-]+)?)")
 
 
 def report(found: Imported, to: str | None) -> Iterator[str]:
@@ -56,7 +59,7 @@ def markdown(table: Table) -> str:
     ):
         lines = [_line(row) for row in table.rows if row.kind == kind]
         parts.append("\n".join([f"### {title}\n", head, *lines, ""]))
-    return "\n".join([*parts, _defaults(table)])
+    return _PAGE.sub(r"[\1](\1)", "\n".join([*parts, _defaults(table)]))
 
 
 def _line(row: Row) -> str:

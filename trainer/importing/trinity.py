@@ -258,6 +258,11 @@ def _sft_path(given: Given) -> dict[str, Any]:
     )
 
 
+def _ulysses(given: Given) -> dict[str, Any]:
+    size = given.whole("trainer.ulysses_sequence_parallel_size")
+    return objective.split_rows(size) if size > 1 else {}
+
+
 def _split(given: Given) -> dict[str, Any]:
     """Return into how many parts Megatron splits the model; one part needs no key."""
     if given.text("trainer.trainer_strategy") != "megatron":
@@ -353,6 +358,9 @@ _ROWS: tuple[Row, ...] = (
     joint(("trainer.use_dynamic_bsz", "trainer.max_token_len_per_gpu", "model.max_model_len"),
           ("engine.options.use_dynamic_bsz", "engine.options.max_token_len_per_gpu"), _dynamic,
           "twice max_model_len unless given"),
+    joint(("trainer.ulysses_sequence_parallel_size",), ("engine.options.ulysses_sequence_parallel_size",
+          "model.attn_implementation"), _ulysses,
+          "above 1, with flash_attention_2, which is verl's own default"),
     mapped("trainer.use_remove_padding", "engine.packing", as_flag),
     mapped("trainer.param_offload", "engine.offload_params", as_flag),
     mapped("trainer.optimizer_offload", "engine.offload_optimizer", as_flag),

@@ -1,5 +1,6 @@
 """The keys of Trinity-RFT about its cluster, data and workflows: most belong to servers, or to your own explorer."""
 
+from syncd.errors import DOCS
 from trainer.importing.rows import Row, by_hand, unneeded, unsupported
 
 _TASKS = "buffer.explorer_input"
@@ -38,7 +39,7 @@ OTHER_ROWS: tuple[Row, ...] = (
     by_hand("a system prompt is a message of each task", f"{_TASKS}.taskset.format.system_prompt",
             f"{_TASKS}.taskset.format.system_prompt_key"),
     by_hand("explorer.reward.function: exact_match, math, or package.module:function with (prompt, response, task); a"
-            " workflow of several turns is your own explorer (docs/explorers.md)",
+            f" workflow of several turns is your own explorer ({DOCS}/explorers.md)",
             f"{_TASKS}.default_*", f"{_TASKS}.taskset.default_*", f"{_TASKS}.taskset.workflow_args.*",
             f"{_TASKS}.taskset.reward_fn_args.*", "explorer.auxiliary_models.*"),
     unsupported("rollouts are sampled from the whole distribution", f"{_TASKS}.taskset.rollout_args.top_p",
@@ -69,7 +70,7 @@ OTHER_ROWS: tuple[Row, ...] = (
                 "model.enable_thinking", off=("None",), instead="put it into the tokenizer of the model's directory"),
     unsupported("the model's config is used as it is", "model.rope_scaling*", "model.rope_theta",
                 instead="change config.json of the model's directory"),
-    unsupported('a tinker server: engine.name = "tinker" (docs/engines.md#tinker)', "model.tinker.enable",
+    unsupported(f'a tinker server: engine.name = "tinker" ({DOCS}/engines.md#tinker)', "model.tinker.enable",
                 off=(False,),
                 instead="--without model.tinker --engine.name tinker", ours=("engine.name",)),
     unsupported("models behind an API are not trained", "model.external_model.enable", off=(False,)),
@@ -87,15 +88,13 @@ OTHER_ROWS: tuple[Row, ...] = (
              "explorer.listen_address", "explorer.min_running_model_num", "explorer.db_url"),
     unsupported("each batch is whole", "explorer.over_rollout.ratio", off=(0, 0.0)),
     unneeded("names and limits of its synchronizer", "synchronizer.*"),
-    unsupported("sequences are not split over ranks", "trainer.ulysses_sequence_parallel_size", off=(1,),
-                instead="--without KEY if memory suffices, or strategy megatron with context_parallel_size"),
     unsupported("FSDP keeps parameters on the GPU or moves them itself", "trainer.offload_policy", off=(False,),
                 instead="--engine.offload_params true", ours=("engine.offload_params",)),
     unneeded("how it saves and balances", "trainer.save_strategy", "trainer.balance_batch", "trainer.grad_offload",
              "trainer.fix_actor_microbatch_loss_scale", "trainer.trainer_config_path"),
     unsupported("verl's own keys in it: give ours", "trainer.trainer_config.*",
-                instead="--without trainer.trainer_config, and ours: docs/from-verl.md"),
+                instead=f"--without trainer.trainer_config, and ours: {DOCS}/from-verl.md"),
     unsupported("stages are imported one by one", "stages.*",
-                instead="a file for each stage, and --without stages; then join them: docs/configuration.md#stages"),
+                instead=f"a file for each stage, and --without stages; joined: {DOCS}/configuration.md#stages"),
     unneeded("of agents that are packed together", "cod.*"),
 )  # fmt: skip

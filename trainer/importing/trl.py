@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from syncd.errors import DOCS
 from trainer.importing import objective
 from trainer.importing.rows import (
     CannotMapError,
@@ -322,7 +323,7 @@ _ROWS: tuple[Row, ...] = (
                 off=("sum_then_normalize",), instead="--explorer.reward.function package.module:function",
                 ours=("explorer.reward.function",)),
     unsupported("models are trained as they are", "disable_dropout", "cast_lm_head_to_fp32", off=(False,)),
-    unsupported("tools need your own explorer (docs/explorers.md)", "max_tool_calling_iterations", off=()),
+    unsupported(f"tools need your own explorer ({DOCS}/explorers.md)", "max_tool_calling_iterations", off=()),
     unsupported("the chat template takes no arguments here", "chat_template_kwargs.*"),
     unsupported("another file is read by the command", "config", "config_file", off=(),
                 instead="import that file, with --set KEY=VALUE for the rest"),

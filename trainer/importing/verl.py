@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from syncd.errors import DOCS
 from trainer.config.algorithms import GAE
 from trainer.importing import objective
 from trainer.importing.rows import (
@@ -217,7 +218,7 @@ _ALGORITHM_ROWS: tuple[Row, ...] = (
     unneeded("only rollout_rs reads it", "algorithm.rollout_correction.rollout_rs_threshold"),
     unsupported("rows of a batch stay in their order", f"{_ACTOR}.shuffle", off=(False,)),
     unsupported("a loss from a teacher's distribution is not supported", "distillation.enabled", off=(False,),
-                instead="explorer.teacher with algorithm.teacher_coef: docs/engines.md#a-teacher"),
+                instead=f"explorer.teacher with algorithm.teacher_coef: {DOCS}/engines.md#a-teacher"),
     unneeded("only distillation.enabled reads it", "distillation.*"),
 )  # fmt: skip
 

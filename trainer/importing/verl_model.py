@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from syncd.errors import DOCS
 from trainer.config.algorithms import GAE
 from trainer.importing import objective
 from trainer.importing.rows import (
@@ -59,6 +60,13 @@ def _split(given: Given) -> dict[str, Any]:
     )
     dtype = _DTYPES(given.get(f"{_MEGATRON}.dtype", "bfloat16"))
     return {**found, "model.dtype": dtype, "engine.compute_dtype": dtype}
+
+
+def _ulysses(given: Given) -> dict[str, Any]:
+    sizes = {given.whole(f"{table}.ulysses_sequence_parallel_size", 1) for table in (_ACTOR, _FSDP)} - {1}
+    if len(sizes) > 1:
+        raise CannotMapError("name different sizes", "--engine.options.ulysses_sequence_parallel_size RANKS")
+    return objective.split_rows(sizes.pop()) if sizes else {}
 
 
 def _transformer(given: Given) -> dict[str, Any]:
@@ -161,9 +169,9 @@ MODEL_ROWS: tuple[Row, ...] = (
     _fsdp("entropy_checkpointing", "engine.options.entropy_checkpointing", as_flag, off=False),
     unsupported("FSDP keeps parameters on the GPU or moves them itself", f"{_FSDP}.offload_policy", off=(False,),
                 instead="--engine.offload_params true", ours=("engine.offload_params",)),
-    unsupported("sequences are not split over ranks", f"{_ACTOR}.ulysses_sequence_parallel_size",
-                f"{_FSDP}.ulysses_sequence_parallel_size", off=(1,),
-                instead="--without KEY if memory suffices, or strategy megatron with context_parallel_size"),
+    joint((f"{_ACTOR}.ulysses_sequence_parallel_size", f"{_FSDP}.ulysses_sequence_parallel_size"),
+          ("engine.options.ulysses_sequence_parallel_size", "model.attn_implementation"), _ulysses,
+          "above 1, with flash_attention_2, which is verl's own default"),
     unsupported("weights of quantised training cannot be published", f"{_ACTOR}.qat.enable", f"{_FSDP}.qat.enable",
                 f"{_MEGATRON}.qat.enable", off=(False,)),
     unsupported("models are trained whole", f"{_ACTOR}.freeze_vision_tower", off=(False,)),
@@ -208,9 +216,10 @@ OTHER_ROWS: tuple[Row, ...] = (
     unsupported("rollouts are sampled from the whole distribution", f"{_ROLLOUT}.top_p", off=(1, 1.0)),
     unsupported("rollouts are sampled", f"{_ROLLOUT}.do_sample", off=(True,)),
     unsupported("a response ends at the end token", f"{_ROLLOUT}.ignore_eos", off=(False,)),
-    unsupported("several turns and tools need your own explorer (docs/explorers.md)", f"{_ROLLOUT}.multi_turn.enable",
+    unsupported(f"several turns and tools need your own explorer ({DOCS}/explorers.md)",
+                f"{_ROLLOUT}.multi_turn.enable",
                 off=(False,)),
-    unsupported("an agent's loop is your own explorer (docs/explorers.md)",
+    unsupported(f"an agent's loop is your own explorer ({DOCS}/explorers.md)",
                 f"{_ROLLOUT}.agent.agent_loop_config_path",
                 f"{_ROLLOUT}.agent.default_agent_loop", f"{_ROLLOUT}.agent.custom_async_server.path",
                 off=("single_turn_agent",)),
