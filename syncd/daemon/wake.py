@@ -99,6 +99,7 @@ class Watcher:
         self._root, self._clock, self._pipe = job.root, clock, pipe
         self._on_rebuilt, self._attend = on_rebuilt, attend
         self._names, self._rhythm = NameChanges(job.disk, job.root), Rhythm()
+        self._waited_until = clock.monotonic()
         self._observer: BaseObserver | None = None
         self._rang = False
         self._misses = 0
@@ -122,15 +123,19 @@ class Watcher:
         return self._rang
 
     def _wait_looking(self, seconds: float) -> bool:
-        clock, ends = self._clock, self._clock.monotonic() + seconds
-        while (left := ends - (now := clock.monotonic())) > 0:
-            if self._pipe.wait(min(self._rhythm.look_after(now, seconds), left)):
-                return True
-            try:
-                if self._names.look():
+        clock, began = self._clock, self._clock.monotonic()
+        # The first look comes as long after the scan as that took: steps that come one after the other take half the
+        # daemon's time at most.
+        rests, ends = began + min(began - self._waited_until, seconds), began + seconds
+        try:
+            while (left := ends - (now := clock.monotonic())) > 0:
+                pause = max(self._rhythm.look_after(now, seconds), rests - now)
+                if self._pipe.wait(min(pause, left)) or self._names.look():
                     return True
-            except OSError:
-                return False  # the next scan meets it, too, and reports it
+        except OSError:
+            return False  # the next scan meets it, too, and reports it
+        finally:
+            self._waited_until = clock.monotonic()
         return False
 
     def note_unpublished(self, steps: Collection[Hashable]) -> None:
