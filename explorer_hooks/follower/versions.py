@@ -248,11 +248,11 @@ class Fetcher:
 
     def sweep(self) -> None:
         """Remove the staged copies that no process of this host uses."""
-        if self._stage is not None:
-            self._stage.sweep()
+        self._files.sweep()
 
     def close(self) -> None:
         """Remove the staged copies that no process of this host uses, and their directory if it is empty."""
+        self._files.close()
         if self._stage is not None:
             self._stage.close()
 
