@@ -402,7 +402,7 @@ def _build(place, die):
 
     module = "syncd.transports.delta.chain"
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("apply", "_read", "_require_unchanged", "digest_file"):
+        for name in ("apply", "read_range", "_require_unchanged", "digest_file"):
             patch.setattr(f"{module}.{name}", dying(getattr(__import__(module, fromlist=[name]), name)))
         patch.setattr(os, "rename", dying(os.rename))
         patch.setattr(os, "mkdir", dying(os.mkdir))

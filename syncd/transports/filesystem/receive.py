@@ -15,12 +15,19 @@ from typing import TYPE_CHECKING, Self
 
 from syncd.errors import ConfigError, CorruptDataError, RefusedError, SyncdError, TryAgainError
 from syncd.protocol.disk import MISSING, Disk
-from syncd.protocol.lineage import materialise_hint
+from syncd.protocol.layout import ACTOR
+from syncd.protocol.lineage import ancestors, materialise_hint
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import Manifest, missing_files, read_manifest, uri_problem
 from syncd.protocol.presence import READS_DELTA
 from syncd.protocol.version import Version
-from syncd.transports.base import Announcement, ReceiveContext, WeightDirectory, WeightReceiver
+from syncd.transports.base import (
+    Announcement,
+    ReceiveContext,
+    StoredChanges,
+    WeightDirectory,
+    WeightReceiver,
+)
 from syncd.transports.filesystem.copy_files import check_files
 from syncd.transports.filesystem.directory import (
     HeldDirectory,
@@ -68,12 +75,14 @@ class DirectoryOptions:
         verify: How closely a version is checked. Copies in a stage are always checked in full.
         stop: Polled while files are read; once it returns true, the receiver gives up.
         report: Hears what the receiver could not use.
+        changes: Whether versions that are stored as changes are taken as such where there is no stage.
     """
 
     kinds: frozenset[str] = frozenset({"weights"})
     verify: Verification = Verification.CONTENT
     stop: Callable[[], bool] = lambda: False
     report: ReportEvent = lambda *_, **__: None
+    changes: bool = False
 
 
 @contextlib.contextmanager
@@ -207,8 +216,9 @@ class FilesystemReceiver(DirectoryReceiver):
             sweep_scratch(client.job.root, client.clock)
 
     def reads(self) -> tuple[str, ...]:
-        """Return what can be received at no cost beside steps that are stored whole: deltas, if there is a stage."""
-        can_read = self._stage and not self._is_full and "weights" in self._options.kinds and _can_decode()
+        """Return what can be received at no cost beside steps that are stored whole."""
+        has_room = self._options.changes if self._stage is None else not self._is_full
+        can_read = has_room and "weights" in self._options.kinds and can_decode()
         return (READS_DELTA,) if can_read else ()
 
     def sweep(self) -> None:
@@ -279,24 +289,47 @@ class FilesystemReceiver(DirectoryReceiver):
             if staged is not None:
                 return self._held_copy(leased.version, staged, payload)
             checked = self._checked(leased.version, self._disk, leased.path, payload)
+        manifest = leased.manifest
+        if self._options.changes and manifest and manifest.shortcut and can_decode():
+            checked = replace(checked, changes=StoredChanges(self._client.job, (manifest,)))
         return HeldDirectory(checked, "files", payload.size)
 
     def _find_delta(self, leased: "Leased", timings: LoadTimings) -> HeldDirectory:
-        """Return a delta as the directory that a full save would have been, made in the stage or below TMPDIR."""
+        """Return a delta as the directory of a full save, in the stage or below TMPDIR; or as changes."""
         manifest = leased.manifest
-        if manifest is None or not _can_decode():
+        if manifest is None or not can_decode():
             message = f"step {leased.version.step} is a delta, and numpy or pyarrow is not installed"
             raise RefusedError(message, path=leased.path, hint="pip install 'syncd[delta]'")
         self._require_sizes(leased, manifest)
         payload, version = payload_of(manifest), replace(leased.version, kind="weights")
-        with timings.part("stage"):
-            try:
+        try:
+            if self._stage is None and self._options.changes:
+                return self._find_changes(leased, manifest, timings)
+            with timings.part("stage"):
                 staged = self._made_whole(leased, payload)
-            except CorruptDataError:
-                read_manifest(self._disk, self._client.job.step(version.step))  # removed: that is why
-                raise
+        except CorruptDataError:
+            read_manifest(self._disk, self._client.job.step(version.step))  # removed: that is why
+            raise
         with timings.part("verify"):
             return self._held_copy(version, staged, payload)
+
+    def _find_changes(self, leased: "Leased", manifest: Manifest, timings: LoadTimings) -> HeldDirectory:
+        """Return a delta without its files, for a hook that takes changes; its links stay leased with it."""
+        job, payload = self._client.job, payload_of(manifest)
+        with timings.part("verify"), contextlib.ExitStack() as links:
+            manifests = manifest, *ancestors(job, manifest)
+            links.enter_context(self._client.lease_links(manifests[1:]))
+            tensors = read_tensors(self._disk, f"{job.step(manifests[-1].step)}/{ACTOR}", payload.shards)
+            directory = WeightDirectory(
+                replace(leased.version, kind="weights"),
+                leased.path,
+                payload.shards,
+                tensors,
+                probe=payload.probe,
+                base=payload.base,
+                changes=StoredChanges(job, manifests),
+            )
+            return HeldDirectory(directory, "files", payload.size, links.pop_all().close)
 
     def _made_whole(self, leased: "Leased", payload: PayloadFiles) -> StagedCopy:
         if self._stage is not None:
@@ -346,7 +379,7 @@ class FilesystemReceiver(DirectoryReceiver):
         """Return how the stage gets a version: as changes of a copy that it has, or by copying the files."""
         manifest, report = leased.manifest, self._options.report
         given = self._disk, leased.version, leased.path, payload.records
-        if manifest is None or manifest.changes is None or stage is None or not _can_decode():
+        if manifest is None or manifest.changes is None or stage is None or not can_decode():
             return StageSource(*given)
         from syncd.transports.filesystem.delta_source import DeltaSource  # noqa: PLC0415 - imports numpy
 
@@ -372,6 +405,6 @@ class FilesystemReceiver(DirectoryReceiver):
         return staged
 
 
-def _can_decode() -> bool:
+def can_decode() -> bool:
     """Return whether the modules that decode deltas are installed."""
     return all(find_spec(module) for module in ("numpy", "pyarrow"))
