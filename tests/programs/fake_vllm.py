@@ -1,6 +1,6 @@
 """A server that an explorer starts: a fake vLLM whose tokens say by which step they were chosen.
 
-fake_vllm.py MODEL --port PORT [...]: in PLACE of the environment, the file `starts` gets a line for each start, a file
+fake_vllm.py MODEL --port PORT [...]: in PLACE of the environment the file `starts` gets a line for each start; a file
 `broken` ends the server at its start, and one called `die` later.
 """
 
