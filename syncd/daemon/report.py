@@ -7,6 +7,7 @@ events to the observers.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from syncd.daemon.chains import change_figures
 from syncd.daemon.snapshot import Module, Snapshot
 from syncd.errors import StorageError, plain
 from syncd.observe import names
@@ -153,6 +154,19 @@ def _steps(before: Mapping[int, Step], after: Mapping[int, Step]) -> Iterator[Me
         if was != (step.present, step.state):
             level: Level = "error" if step.state is StepState.DAMAGED else "info"
             yield Message(_EVENT_OF_STATE[step.state], level, describe(step))
+        if _shortcut_problem(step) != _shortcut_problem(known):
+            yield from _shortcut(step)
+
+
+def _shortcut_problem(step: Step | None) -> str:
+    return step.shortcut.problem if step and step.shortcut else ""
+
+
+def _shortcut(step: Step) -> Iterator[Message]:
+    """Yield that nobody can use the shortcut of a step, whose own files are whole."""
+    if step.shortcut and step.shortcut.problem:
+        fields = {"step": step.step, "parent": step.shortcut.parent, "detail": step.shortcut.problem}
+        yield Message(names.SHORTCUT_REJECTED, "warning", fields)
 
 
 def describe(step: Step) -> dict[str, Any]:
@@ -168,6 +182,15 @@ def describe(step: Step) -> dict[str, Any]:
     if step.problem:
         fields["problem"] = step.problem
     return fields
+
+
+def change_fields(snapshot: Snapshot, number: int) -> dict[str, Any]:
+    """Return the log fields of a step's changes, none if it has no changes that can be used."""
+    found = change_figures(snapshot.steps, snapshot.steps[number])
+    if found is None:
+        return {}
+    sizes = {"changes_bytes": found.size, "whole_bytes": found.whole_size}
+    return {"parent": found.parent, "density": found.density, "chain": found.chain, **sizes}
 
 
 def _modules(kind: str, before: Mapping[str, Module], after: Mapping[str, Module]) -> Iterator[Message]:
