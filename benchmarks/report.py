@@ -1,13 +1,16 @@
 """What the benchmarks share: a daemon, on which machine, how figures are shown, and where they are kept."""
 
+import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,31 @@ def running_daemon(job: Path, *options: str) -> Iterator[None]:
     finally:
         process.terminate()
         process.wait(30)
+
+
+def run_with_stage(
+    prefix: str,
+    options: argparse.Namespace,
+    measure: Callable[[Path, str, argparse.Namespace], dict[str, Any]],
+    show: Callable[[dict[str, Any]], None],
+) -> None:
+    """Measure in a directory of its own and with a stage, remove both, then show the figures and keep them.
+
+    Args:
+        prefix: How the name of the directory begins.
+        options: `dir` and `stage`: where the two are made; `json`: where the figures are kept.
+        measure: Returns the figures of a directory, a stage and the options.
+        show: Prints them.
+    """
+    scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=options.dir))
+    stage = tempfile.mkdtemp(prefix="syncd-stage-", dir=options.stage)
+    try:
+        figures = measure(scratch, stage, options)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(stage, ignore_errors=True)
+    show(figures)
+    keep(options.json, figures)
 
 
 def machine(scratch: Path, **more: Any) -> dict[str, Any]:
