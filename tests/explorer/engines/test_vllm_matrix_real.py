@@ -4,10 +4,17 @@ import re
 
 import pytest
 from support import small_qwen
-from support.engine_matrix import Row, Watched, check_neighbours, check_row, running, vllm_answer
+from support.engine_matrix import (
+    Row,
+    Watched,
+    check_adapters,
+    check_neighbours,
+    check_row,
+    running,
+    vllm_answer,
+)
 from support.engine_models import model_of, write_start
 from support.engine_process import python_of
-from support.probe_contract import CLOSE
 from support.real_bed import asked
 from support.vllm_process import vllm
 
@@ -15,7 +22,6 @@ from explorer_hooks.follower import checksums
 from explorer_hooks.hook import HookOptions
 from explorer_hooks.hooks.lora import LoraHook
 from explorer_hooks.hooks.vllm import VllmHook
-from syncd.protocol.engine_state import EngineState
 
 PYTHON = python_of("SYNCD_VLLM_PYTHON", ".venv-vllm/bin/python")
 
@@ -74,17 +80,7 @@ def test_an_adapter_is_proven_under_its_own_name(tmp_path, record_line):
         )
         try:
             assert "engine_calibrated" in watched.scene.names()
-            assert watched.off(small_qwen.model_of(0)) < CLOSE
-            for step in (1, 2):
-                adapter = small_qwen.write_adapter(str(tmp_path / f"adapter-{step}"), step)
-                model = small_qwen.model_with_adapter(step)
-                outcome = watched.load(step, model, adapter)
-                assert outcome.kind == "applied", outcome
-                named["name"] = f"policy-{watched.scene.label(step)}"
-                off, found = watched.off(model), watched.report()
-                record_line(f"vLLM, adapter {step}: {found.state}, {found.proof}, answers {off:.1e} off")
-                assert off < CLOSE
-                assert found.state is EngineState.PROVEN
-                assert found.proof.checksums == "not needed"
+            ask_for = lambda name: named.update(name=name)  # noqa: E731
+            check_adapters(watched, ask_for, lambda line: record_line(f"vLLM, {line}"))
         finally:
             watched.scene.close()
