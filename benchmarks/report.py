@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import statistics
 import subprocess
 import sys
@@ -37,6 +36,13 @@ def running_daemon(job: Path, *options: str) -> Iterator[None]:
         process.wait(30)
 
 
+@contextmanager
+def scratch_directory(prefix: str, place: str | None) -> Iterator[Path]:
+    """Give a directory of its own, in a place or else where temporary files are; remove it at the end."""
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True) as directory:
+        yield Path(directory)
+
+
 def run_with_stage(
     prefix: str,
     options: argparse.Namespace,
@@ -51,13 +57,11 @@ def run_with_stage(
         measure: Returns the figures of a directory, a stage and the options.
         show: Prints them.
     """
-    scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=options.dir))
-    stage = tempfile.mkdtemp(prefix="syncd-stage-", dir=options.stage)
-    try:
-        figures = measure(scratch, stage, options)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        shutil.rmtree(stage, ignore_errors=True)
+    with (
+        scratch_directory(prefix, options.dir) as scratch,
+        scratch_directory("syncd-stage-", options.stage) as stage,
+    ):
+        figures = measure(scratch, str(stage), options)
     show(figures)
     keep(options.json, figures)
 

@@ -101,6 +101,12 @@ class Watched:
         write_base_probe(self.scene.job, probe_of(base), "start")
         self.follower = self.scene.follow("e0", hook, retries=0)
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.scene.close()
+
     def publish(self, step, model, directory=None):
         """Publish a model, or the adapter in a directory which makes the model what it is."""
         source = directory or str(self.place / f"export-{step}")

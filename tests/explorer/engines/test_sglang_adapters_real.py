@@ -86,12 +86,9 @@ class TestContract(RealAdapters):
     def test_an_adapter_is_proven_under_its_own_name(self, bed, tmp_path, record_line):
         asking = {}
         answers = lambda _: sglang_answer(bed.process.address, **asking)  # noqa: E731
-        watched = Watched(tmp_path, bed.open(timeout=LIMIT), small_qwen.model_of(0), answers)
-        try:
-            ask_for = lambda name: asking.update(lora_path=name)  # noqa: E731
-            check_adapters(watched, ask_for, lambda line: record_line(f"SGLang, {line}"))
-        finally:
-            watched.scene.close()
+        record = lambda line: record_line(f"SGLang, {line}")  # noqa: E731
+        with Watched(tmp_path, bed.open(timeout=LIMIT), small_qwen.model_of(0), answers) as watched:
+            check_adapters(watched, lambda name: asking.update(lora_path=name), record)
 
     def test_adapters_that_end_sglang_are_refused_before_it_hears_of_them(self, bed):
         hook, good = bed.open(), bed.target((1, 1))

@@ -43,22 +43,14 @@ def test_the_follower_says_of_each_load_what_transformers_says(tmp_path, row, re
     start = write_start(tmp_path / "start", row.model)
     with running(vllm(PYTHON, start, tmp_path / "log", *row.flags, **row.env), row) as engine:
         hook = VllmHook.from_options(HookOptions(engine.address, timeout=120))
-        watched = Watched(
-            tmp_path,
-            hook,
-            model_of(row.model, 0),
-            lambda replica: vllm_answer(engine.address, replica),
-            row.replicas,
-        )
-        try:
-            record = lambda line: record_line(f"vLLM, {line}")  # noqa: E731
+        answers = lambda replica: vllm_answer(engine.address, replica)  # noqa: E731
+        record = lambda line: record_line(f"vLLM, {line}")  # noqa: E731
+        with Watched(tmp_path, hook, model_of(row.model, 0), answers, row.replicas) as watched:
             check_row(watched, row, record)
             if row.loads:
                 check_neighbours(watched, row, record, finds=False)
             if row.replicas > 1:
                 assert len(answered_by(engine)) == row.replicas
-        finally:
-            watched.scene.close()
 
 
 def answered_by(engine):
@@ -74,13 +66,9 @@ def test_an_adapter_is_proven_under_its_own_name(tmp_path, record_line):
     engine = vllm(PYTHON, start, tmp_path / "log", *flags, VLLM_ALLOW_RUNTIME_LORA_UPDATING="True")
     with running(engine, Row("LoRA")):
         hook = LoraHook.from_options(HookOptions(engine.address, timeout=120))
-        named = {"name": "policy"}
-        watched = Watched(
-            tmp_path, hook, small_qwen.model_of(0), lambda _: vllm_answer(engine.address, model=named["name"])
-        )
-        try:
+        asking = {"model": "policy"}
+        answers = lambda _: vllm_answer(engine.address, **asking)  # noqa: E731
+        record = lambda line: record_line(f"vLLM, {line}")  # noqa: E731
+        with Watched(tmp_path, hook, small_qwen.model_of(0), answers) as watched:
             assert "engine_calibrated" in watched.scene.names()
-            ask_for = lambda name: named.update(name=name)  # noqa: E731
-            check_adapters(watched, ask_for, lambda line: record_line(f"vLLM, {line}"))
-        finally:
-            watched.scene.close()
+            check_adapters(watched, lambda name: asking.update(model=name), record)
