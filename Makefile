@@ -13,20 +13,27 @@ FAULTS ?= 100
 RACES ?= 200
 MINUTES ?= 60
 
-.PHONY: demo demo-vllm demo-daemon test test-fast publish-races test-gpu test-faults test-kills-ppo test-kills-lora test-proof test-slurm test-vllm test-sglang test-tinker test-verl08 test-verl-legacy test-megatron lint format soak soak-simulator soak-parts broadcast-faults bench learn clean
+.DEFAULT_GOAL := help
+.PHONY: help demo demo-vllm demo-daemon test test-fast publish-races test-gpu test-faults test-kills-ppo test-kills-lora test-proof test-slurm test-vllm test-sglang test-tinker test-verl08 test-verl-legacy test-megatron lint format soak soak-simulator soak-parts broadcast-faults bench learn clean
 
-# The whole loop: daemon, trainer, two explorers.
+## help: this list
+help:
+	@echo 'make TARGET; the first run of each sets up its environment.'
+	@awk -F ': ' '/^## / { printf "  %-18s%s\n", substr($$1, 4), substr($$0, length($$1) + 3) }' $(MAKEFILE_LIST)
+
+## demo: the whole loop: daemon, trainer, two explorers (3 minutes)
 demo: $(DEMO)
 	$(BIN)/python examples/demo/run.py
 
-# The same with a real vLLM server for each explorer, on the CPU: 3.4 GB more to install.
+## demo-vllm: the same with a real vLLM server for each explorer, on the CPU: 3.4 GB more to install
 demo-vllm: $(DEMO) $(if $(SYNCD_VLLM_PYTHON),,.venv-vllm/.ready)
 	$(BIN)/python examples/demo/run.py --engine vllm --out out/demo-vllm
 
-# The daemon alone, in half a minute.
+## demo-daemon: the daemon alone, in half a minute
 demo-daemon: $(DEMO)
 	$(BIN)/python examples/daemon_demo.py
 
+## test: all tests but the long ones
 test: $(READY)
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)
 
@@ -35,20 +42,23 @@ test: $(READY)
 FAST := tests/unit tests/contract tests/sim tests/trainer tests/explorer
 VERL_TESTS := tests/trainer/engines tests/contract/test_policy_losses.py tests/trainer/test_export_fsdp.py
 WHOLE_ENGINES := tests/trainer/engines tests/explorer/engines tests/explorer/broadcast
+## test-fast: after each edit: the tests that need no mount, no other machine and no long matrix (2 minutes)
 test-fast: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not sweep and not beds" \
 		$(FAST) $(addprefix --ignore=,$(WHOLE_ENGINES)) $(PYTEST_ARGS)
 
 # Two `syncd publish` of one step at once, 200 times: one wins, and the sealed bytes are its own.
+## publish-races: two `syncd publish` of one step at once, 200 times (RACES)
 publish-races: $(READY)
 	SYNCD_RACES=$(RACES) $(BIN)/python -m pytest tests/integration/test_publish_race.py $(PYTEST_ARGS)
 
-# The same loop on CUDA with NCCL, where there is a GPU.
+## test-gpu: the same loop on CUDA with NCCL, where there is a GPU
 test-gpu: $(READY)
 	$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
 
 # Every fault at every point, a thousand markers on each NFS mount, fifty kills of ranks: an hour or two. `make test` takes
 # each kill, and of the rest a part that changes from point to point.
+## test-faults: every fault at every point, 50 kills of ranks: an hour or two
 test-faults: $(READY)
 	SYNCD_SWEEP=full SYNCD_NFS=full SYNCD_KILLS=50 SYNCD_RACES=$(RACES) $(BIN)/python -m pytest tests/integration/test_syscall_sweep.py \
 		tests/integration/test_sweep_full_disk.py \
@@ -57,46 +67,54 @@ test-faults: $(READY)
 		tests/integration/test_publish_race.py tests/trainer/test_kills.py tests/trainer/test_elastic.py $(PYTEST_ARGS)
 
 # A hundred kills of ranks that train an actor and a critic, half of them while a full checkpoint is written.
+## test-kills-ppo: 100 kills of ranks that train an actor and a critic
 test-kills-ppo: $(READY)
 	SYNCD_ENGINE=ppo SYNCD_KILLS=$(or $(KILLS),50) $(BIN)/python -m pytest tests/trainer/test_kills.py $(PYTEST_ARGS)
 
-# The same with adapters as steps.
+## test-kills-lora: the same with adapters as steps
 test-kills-lora: $(READY)
 	SYNCD_ENGINE=lora SYNCD_KILLS=$(or $(KILLS),50) $(BIN)/python -m pytest tests/trainer/test_kills.py $(PYTEST_ARGS)
 
-# A hundred faults of engine and files, each found by the check that must find it, and two hundred good loads.
+## test-proof: 100 faults of engine and files, 200 good loads
 test-proof: $(READY)
 	SYNCD_PROOF=full $(BIN)/python -m pytest tests/explorer/test_proof_faults.py $(PYTEST_ARGS)
 
 # The shipped sbatch files on a real Slurm, the long way too: warned, drained, requeued, resumed exactly.
+## test-slurm: the shipped sbatch files on a real Slurm, also the exact resume
 test-slurm: $(READY)
 	SYNCD_SLURM=1 $(BIN)/python -m pytest tests/trainer/test_slurm_files.py $(PYTEST_ARGS)
 
 # Real engines on the CPU, each in an environment of its own; SYNCD_VLLM_PYTHON and SYNCD_SGLANG_PYTHON name another.
+## test-vllm: a real vLLM on the CPU (SYNCD_VLLM_PYTHON, else it is installed)
 test-vllm: $(READY) $(if $(SYNCD_VLLM_PYTHON),,.venv-vllm/.ready)
 	SYNCD_LORA_VERSIONS=$(or $(VERSIONS),20) $(BIN)/python -m pytest tests/explorer/engines/test_vllm_real.py \
 		tests/explorer/engines/test_vllm_adapters_real.py tests/explorer/engines/test_vllm_matrix_real.py \
 		tests/explorer/engines/test_vllm_lora_training_real.py $(PYTEST_ARGS)
 
+## test-sglang: a real SGLang on the CPU (SYNCD_SGLANG_PYTHON, else it is installed)
 test-sglang: $(READY) $(if $(SYNCD_SGLANG_PYTHON),,.venv-sglang/.ready)
 	SYNCD_LORA_VERSIONS=$(or $(VERSIONS),20) $(BIN)/python -m pytest tests/explorer/engines/test_sglang_real.py \
 		tests/explorer/engines/test_sglang_adapters_real.py tests/explorer/engines/test_sglang_matrix_real.py \
 		tests/explorer/engines/test_sglang_lora_training_real.py $(PYTEST_ARGS)
 
 # The engine `tinker` and explorers against a real tinker server on the CPU; SYNCD_TINKER_PYTHON names another one's Python.
+## test-tinker: a real tinker server on the CPU (SYNCD_TINKER_PYTHON, else it is installed)
 test-tinker: $(READY) $(if $(SYNCD_TINKER_PYTHON),,.venv-tinker/.ready)
 	$(BIN)/python -m pytest tests/trainer/engines/test_tinker_real.py tests/explorer/engines/test_tinker_explorer_real.py \
 		$(PYTEST_ARGS)
 
 # The tests of training engines under another release of verl, in an environment with it.
+## test-verl08: training engines with verl 0.8
 test-verl08: .venv-verl08/.ready
 	.venv-verl08/bin/python -m pytest $(VERL_TESTS) $(PYTEST_ARGS)
 
+## test-verl-legacy: training engines with verl 0.7.1
 test-verl-legacy: .venv-verl-legacy/.ready
 	.venv-verl-legacy/bin/python -m pytest tests/trainer/engines/test_verl_legacy.py \
 		tests/trainer/engines/test_engine_contract.py $(PYTEST_ARGS)
 
 # verl's Megatron engine and megatron-core on the CPU, by the layers of its local spec.
+## test-megatron: verl's Megatron engine on the CPU
 test-megatron: .venv-megatron/.ready
 	.venv-megatron/bin/python -m pytest tests/trainer/engines/test_megatron_real.py \
 		tests/trainer/engines/test_megatron_options.py $(PYTEST_ARGS)
@@ -113,39 +131,45 @@ test-megatron: .venv-megatron/.ready
 	sh tests/explorer/engines/install_$*.sh $(PYTHON) .venv-$*
 	touch $@
 
+## lint: ruff, mypy, import contracts
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+## format: fix and format the code
 format: $(READY)
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-# Both soaks, one after the other: a little more than an hour.
+## soak: both soaks, one after the other: a little more than an hour
 soak: soak-simulator soak-parts
 
 # Random schedules of the whole system in a simulated world; a failing seed is printed with the command that replays it.
 # DEEDS=all, none or names with commas (tests/simulator/deeds.py) says what they contain beyond faults of calls.
+## soak-simulator: random schedules of the whole system in a simulated world (SCHEDULES, SEED, DEEDS)
 soak-simulator: $(READY)
 	PYTHONPATH=.:tests $(BIN)/python -m simulator --schedules $(SCHEDULES) --seed $(SEED) --workers $(WORKERS) \
 		$(if $(DEEDS),--deeds $(DEEDS))
 
 # Real processes for an hour: a trainer, eight explorers and two daemons, killed, stopped, cut off, on full and frozen
 # disks, by a schedule of SEED. As root; without, the disks and cuts are left out, and it says so.
+## soak-parts: real processes for an hour, killed and cut off, as root (MINUTES, SEED)
 soak-parts: $(READY)
 	PYTHONPATH=.:tests $(BIN)/python -m soak --minutes $(MINUTES) --seed $(SEED)
 
 # Broadcasts that break off at random phases, on either side, by SIGKILL and SIGSTOP.
+## broadcast-faults: broadcasts that break off at random phases (FAULTS, SEED)
 broadcast-faults: $(READY)
 	SYNCD_BROADCAST_FAULTS=$(FAULTS) SYNCD_SEED=$(SEED) \
 		$(BIN)/python -m pytest tests/explorer/broadcast/test_broadcast_faults.py
 
+## bench: the daemon, measured
 bench: $(READY)
 	$(BIN)/python benchmarks/daemon.py
 
-# Twenty minutes: does it learn, on-policy and asynchronously, over three seeds?
+## learn: does it learn? 20 minutes, three seeds
 learn: $(READY)
 	$(BIN)/python benchmarks/learning.py --png docs/learning.png
 
@@ -160,5 +184,6 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,lint]'
 	touch $@ $(DEMO)
 
+## clean: remove environments, builds and caches
 clean:
 	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-tinker .venv-verl08 .venv-verl-legacy .venv-megatron build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -269,7 +269,7 @@ def _imitated(job: Path) -> Path:
 def _trainer(verb: str, place: Path, config: Config) -> list[str]:
     path = place / "job.toml"
     path.write_text(tomli_w.dumps(config))
-    return [sys.executable, "-m", "trainer", verb, str(path)]
+    return [sys.executable, "-P", "-m", "trainer", verb, str(path)]
 
 
 @contextmanager

@@ -111,6 +111,6 @@ def shown(command: list[str]) -> str:
     """Return a command as a user would type it here."""
     program, first, *rest = command
     own = program == sys.executable
-    words = rest if own and first == "-m" else ["python", first, *rest]
+    words = rest[1:] if own and first == "-P" else ["python", first, *rest]
     line = " ".join(words).replace(f"{ROOT}/", "")
     return line.replace("explorer_hooks ", "explorer ", 1) if own else line

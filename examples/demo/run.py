@@ -20,9 +20,9 @@ from servers import serving
 from summary import report, summarize
 
 OUT = ROOT / "out" / "demo"
-SYNCD = [sys.executable, "-m", "syncd"]
-TRAINER = [sys.executable, "-m", "trainer"]
-EXPLORER = [sys.executable, "-m", "explorer_hooks"]
+SYNCD = [sys.executable, "-P", "-m", "syncd"]
+TRAINER = [sys.executable, "-P", "-m", "trainer"]
+EXPLORER = [sys.executable, "-P", "-m", "explorer_hooks"]
 _LIMIT = 900.0
 _EVERY = 30.0
 

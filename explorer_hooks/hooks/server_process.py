@@ -56,7 +56,7 @@ class ServerProcess:
             ConfigError: The log cannot be written.
             EngineUnreachableError: No process can be started.
         """
-        guard = [sys.executable, "-m", __name__, str(self._stop_timeout), *argv]
+        guard = [sys.executable, "-P", "-m", __name__, str(self._stop_timeout), *argv]
         with contextlib.ExitStack() as opened:
             out: BinaryIO | int = _STDERR
             if self._log:

@@ -9,6 +9,7 @@ import click
 from syncd import console
 from syncd._version import __version__
 from syncd.errors import DOCS
+from syncd.trainer_program import prefer_own_trainer
 
 VERBS: Mapping[str, str] = {
     "watch": "Run the daemon: detect new steps, publish versions, prune.",
@@ -69,6 +70,7 @@ def syncd(debug: bool) -> None:  # `debug` is read before anything is parsed
 
 def main() -> NoReturn:
     """Run the command line of this process."""
+    prefer_own_trainer()
     sys.exit(run(sys.argv[1:]))
 
 

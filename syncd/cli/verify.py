@@ -1,6 +1,6 @@
 """`syncd verify`: checks the files of a step."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,7 +12,7 @@ from syncd.cli.options import (
     print_json,
     state_dir_option,
 )
-from syncd.errors import CorruptDataError, NotReadyError, UsageError, plain
+from syncd.errors import ConfigError, CorruptDataError, NotReadyError, UsageError, plain
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.step import StepState
@@ -37,21 +37,25 @@ def verify(job: str, step: int | None, deep: bool, state_dir: str | None, as_jso
     Steps that other frameworks wrote have no digests: only their structure and headers are checked.
 
     Of a delta the lineage is checked. With --deep every change since its keyframe is applied, and the result is
-    compared with the digests of the whole files.
+    compared with the digests of the whole files. The shortcut of a step that is stored whole is checked in the same
+    way: one that is wrong is named and exits 65, too, although the step itself is whole.
 
     \b
     Examples:
       syncd verify /ckpt/job
       syncd verify /ckpt/job 120 --deep
     """
-    found, level, problems = _verify(open_job(job, state_dir), step, deep=deep)
+    opened = open_job(job, state_dir)
+    found, level, problems = _verify(opened, step, deep=deep)
+    shortcut = None if problems else _verified_shortcut(opened, found, level)
     if as_json:
-        print_json(_document(found, level, problems))
+        print_json(_document(found, level, problems, shortcut))
     else:
-        _show(found, level, problems)
-    if problems:
+        _show(found, level, problems, shortcut)
+    if problems or (shortcut and shortcut["problems"]):
         hint = f"syncd ls {job}"
-        raise CorruptDataError(f"step {found.step} is damaged", path=found.directory, hint=hint)
+        what = "is damaged" if problems else "is whole, but nobody can use its shortcut"
+        raise CorruptDataError(f"step {found.step} {what}", path=found.directory, hint=hint)
 
 
 def _verify(job: Job, number: int | None, *, deep: bool) -> tuple["Step", str, list[str]]:
@@ -75,6 +79,42 @@ def _verify(job: Job, number: int | None, *, deep: bool) -> tuple["Step", str, l
             f"{step.directory}: its digest differs from the published one: the step was written again"
         )
     return step, level, problems
+
+
+def _verified_shortcut(job: Job, step: "Step", level: str) -> dict[str, Any] | None:
+    """Return what was found of the shortcut of a good step, None if it has none."""
+    from syncd.daemon.examine import VerifyLevel, shortcut_problem_of  # noqa: PLC0415
+    from syncd.protocol.manifest import damaged_records, read_manifest  # noqa: PLC0415
+
+    if step.shortcut is None:
+        return None
+    problem = shortcut_problem_of(job, step, VerifyLevel(level))
+    problems, unproved = [problem] if problem else [], "" if level == "content" else "--deep applies it"
+    if level == "content" and not problems:
+        path = job.step(step.step)
+        problems = damaged_records(job.disk, path, read_manifest(job.disk, path).containers)
+        unproved = "" if problems else _why_not_applied(job, step)
+        if not problems and not unproved:
+            problems = delta_tool("prove")(job, step.step, shortcut=True)
+    return {
+        "parent": step.shortcut.parent,
+        "bytes": step.shortcut.size,
+        "problems": problems,
+        "unproved": unproved,
+    }
+
+
+def _why_not_applied(job: Job, step: "Step") -> str:
+    from syncd.protocol.disk import exists  # noqa: PLC0415
+
+    parent = step.shortcut.parent if step.shortcut else None
+    if parent is None or not exists(job.disk, job.step(parent)):
+        return f"step {parent} is no longer there"
+    try:
+        delta_tool("prove")
+    except ConfigError as error:
+        return f"{error.message}: {error.hint}"
+    return ""
 
 
 def _chosen(job: Job, snapshot: "Snapshot", number: int | None) -> "Step":
@@ -126,7 +166,9 @@ def _missing(job: Job, step: "Step") -> list[str]:
         return []
 
 
-def _document(step: "Step", level: str, problems: list[str]) -> dict[str, object]:
+def _document(
+    step: "Step", level: str, problems: list[str], shortcut: dict[str, Any] | None
+) -> dict[str, object]:
     return {
         "step": step.step,
         "layout": step.layout,
@@ -135,10 +177,11 @@ def _document(step: "Step", level: str, problems: list[str]) -> dict[str, object
         "bytes": step.size,
         "digest": step.digest,
         "problems": problems,
+        "shortcut": shortcut,
     }
 
 
-def _show(step: "Step", level: str, problems: list[str]) -> None:
+def _show(step: "Step", level: str, problems: list[str], shortcut: dict[str, Any] | None) -> None:
     for problem in problems:
         click.echo(plain(problem))
     if not problems:
@@ -147,3 +190,7 @@ def _show(step: "Step", level: str, problems: list[str]) -> None:
         what = f"{proved} matches its digest" if level == "content" else correct
         counts = f"{step.present} of {step.expected}, {step.size} bytes, {step.layout}"
         click.echo(f"step {step.step}: {what} ({counts})")
+    if shortcut:
+        found = shortcut["problems"] or [shortcut["unproved"] and f"not applied: {shortcut['unproved']}"]
+        result = found[0] or "its changes make every byte of the step"
+        click.echo(plain(f"shortcut from step {shortcut['parent']}, {shortcut['bytes']} bytes: {result}"))

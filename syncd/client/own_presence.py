@@ -41,7 +41,18 @@ from syncd.protocol.version import Pair
 CLAIM = 3 * HEARTBEAT
 """Seconds for which a presence of another host is watched before its identity counts as free."""
 
-_PUBLISHED = ("status", "applied", "applied_digest", "loading", "leases", "asked", "answered", "step", "info")
+_PUBLISHED = (
+    "status",
+    "applied",
+    "applied_digest",
+    "loading",
+    "leases",
+    "asked",
+    "answered",
+    "step",
+    "info",
+    "reads",
+)
 
 
 class OwnPresence:

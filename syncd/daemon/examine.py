@@ -11,13 +11,21 @@ from enum import StrEnum
 from typing import Any
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError
+from syncd.protocol.delta_header import DeltaHeader
 from syncd.protocol.disk import MISSING, DirectoryEntry, Disk, exists, list_if_there
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, RECEIPTS, Job, step_name
-from syncd.protocol.lineage import delta_problems
-from syncd.protocol.manifest import Manifest, damaged_files, decode_manifest, missing_files, read_manifest
+from syncd.protocol.lineage import delta_problems, shortcut_problems
+from syncd.protocol.manifest import (
+    Manifest,
+    damaged_files,
+    decode_manifest,
+    missing_files,
+    missing_records,
+    read_manifest,
+)
 from syncd.protocol.receipt import receipts_directory
 from syncd.protocol.safetensors import Header, read_header, signature
-from syncd.protocol.step import Step, StepState
+from syncd.protocol.step import Step, StepShortcut, StepState
 
 
 def examine_native(disk: Disk, root: str, step: int, before: Step | None = None) -> Step | None:
@@ -112,15 +120,24 @@ def _sealed(disk: Disk, path: str, step: int, before: Step | None, *, full: bool
         shards=shards,
         size=size,
         parent=manifest.parent,
-        whole_size=manifest.whole_size if manifest.delta else size,
-        density=_density(manifest),
+        whole_size=manifest.whole_size if manifest.changes else size,
+        density=_density(manifest.delta),
+        shortcut=_shortcut(disk, path, manifest),
         problem=wrong[0] if wrong else "",
     )
 
 
-def _density(manifest: Manifest) -> float | None:
-    delta = manifest.delta
-    return round(delta.changed / delta.elements, 6) if delta and delta.elements else None
+def _density(changes: DeltaHeader | None) -> float | None:
+    return round(changes.changed / changes.elements, 6) if changes and changes.elements else None
+
+
+def _shortcut(disk: Disk, path: str, manifest: Manifest) -> StepShortcut | None:
+    found = manifest.shortcut
+    if found is None:
+        return StepShortcut(None, problem=manifest.shortcut_problem) if manifest.shortcut_problem else None
+    wrong = missing_records(disk, path, found.containers)
+    size = sum(record.size for record in found.containers)
+    return StepShortcut(found.parent, size, _density(manifest.changes), wrong[0] if wrong else "")
 
 
 def _count_shards(disk: Disk, path: str, manifest: Manifest, wrong: list[str]) -> tuple[int, int]:
@@ -181,6 +198,27 @@ def problems_of(
         )
     except (*MISSING, CorruptDataError) as error:
         return [str(error)]
+
+
+def shortcut_problem_of(
+    job: Job, step: Step, level: VerifyLevel, progress: Callable[[], None] = lambda: None
+) -> str:
+    """Return why nobody can use the shortcut of a complete step, empty when it is proved or there is none.
+
+    Args:
+        job: The job.
+        step: The step.
+        level: How closely to verify; at `size` the containers are not read.
+        progress: Called again and again during the work.
+    """
+    if step.shortcut is None or step.shortcut.problem:
+        return step.shortcut.problem if step.shortcut else ""
+    try:
+        manifest = read_manifest(job.disk, job.step(step.step))
+        tables = level is not VerifyLevel.SIZE
+        return next(iter(shortcut_problems(job, manifest, tables=tables, progress=progress)), "")
+    except (*MISSING, CorruptDataError) as error:
+        return str(error)
 
 
 def _headers(job: Job, path: str, manifest: Manifest, progress: Callable[[], None]) -> list[str]:

@@ -153,6 +153,19 @@ def _steps(before: Mapping[int, Step], after: Mapping[int, Step]) -> Iterator[Me
         if was != (step.present, step.state):
             level: Level = "error" if step.state is StepState.DAMAGED else "info"
             yield Message(_EVENT_OF_STATE[step.state], level, describe(step))
+        if _shortcut_problem(step) != _shortcut_problem(known):
+            yield from _shortcut(step)
+
+
+def _shortcut_problem(step: Step | None) -> str:
+    return step.shortcut.problem if step and step.shortcut else ""
+
+
+def _shortcut(step: Step) -> Iterator[Message]:
+    """Yield that nobody can use the shortcut of a step, whose own files are whole."""
+    if step.shortcut and step.shortcut.problem:
+        fields = {"step": step.step, "parent": step.shortcut.parent, "detail": step.shortcut.problem}
+        yield Message(names.SHORTCUT_REJECTED, "warning", fields)
 
 
 def describe(step: Step) -> dict[str, Any]:

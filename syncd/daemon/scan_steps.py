@@ -50,6 +50,7 @@ class StepScanner:
         self._attempts: dict[str, _Known] = {}
         self._collected: dict[int, Step] = {}
         self._rejected: dict[tuple[int, str], _Rejected] = {}
+        self._bad_shortcuts: dict[tuple[int, str], str] = {}
         self._unsettled: frozenset[int] = frozenset()
         self._doubted: set[int] = set()
         self._marked_to: int | None = None
@@ -93,8 +94,9 @@ class StepScanner:
         """Drop what is known of steps that have just been removed, so that the next scan need not list for it."""
         for number in steps:
             self._changed |= self._known.pop(number, None) is not None
-            for key in [key for key in self._rejected if key[0] == number]:
-                del self._rejected[key]
+            for noted in (self._rejected, self._bad_shortcuts):
+                for key in [key for key in noted if key[0] == number]:
+                    del noted[key]
 
     def doubt(self, step: int) -> None:
         """Examine a step at the next scan: whoever tried to remove it found it changed."""
@@ -133,6 +135,14 @@ class StepScanner:
             known.step = _damaged(known.step, rejected)
             self._changed = True
         return _damaged(step, rejected)
+
+    def reject_shortcut(self, step: Step, problem: str) -> None:
+        """Count the shortcut of a step as unusable from now on, as long as the step's content is this one."""
+        self._bad_shortcuts[(step.step, step.digest)] = problem
+        known = self._known.get(step.step)
+        if known and known.step.digest == step.digest:
+            known.step = _with_bad_shortcut(known.step, problem)
+            self._changed = True
 
     def collect(self, now: float) -> tuple[dict[int, Step], tuple[Step, ...]]:
         """Return the steps, with the latest attempt where a step has no directory, and the other attempts."""
@@ -227,6 +237,8 @@ class StepScanner:
             return
         if rejected := self._rejected.get((number, step.digest)):
             step = _damaged(step, rejected)
+        if problem := self._bad_shortcuts.get((number, step.digest)):
+            step = _with_bad_shortcut(step, problem)
         step = replace(step, arriving=known.step.arriving if known else self._is_arriving(step))
         if known is None or known.step != step:
             self._known[number] = _Known(step, self._clock.monotonic())
@@ -284,6 +296,10 @@ def _damaged(step: Step, rejected: _Rejected) -> Step:
         rejected=not is_unread,
         unreadable=is_unread,
     )
+
+
+def _with_bad_shortcut(step: Step, problem: str) -> Step:
+    return replace(step, shortcut=step.shortcut and step.shortcut._replace(problem=problem))
 
 
 def _is_settled(step: Step) -> bool:

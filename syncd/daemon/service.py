@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from syncd.config import DaemonConfig
-from syncd.daemon.examine import VerifyLevel, problems_of
+from syncd.daemon.examine import VerifyLevel, problems_of, shortcut_problem_of
 from syncd.daemon.leader import DaemonLeader
 from syncd.daemon.plan import Plan, plan, still_holds
 from syncd.daemon.removals import Removals
@@ -209,6 +209,7 @@ class Daemon:
         if published is not None:
             self._report_published(published, scanned)
             self.leader.progress()
+            self._prove_shortcut(scanned.steps[published.step])
         reporter.publish_quarantine(scanned.version, self.snapshot.version)
         reporter.publish_problems(self.plan.problems)
         for answer in self.plan.answers:
@@ -266,6 +267,23 @@ class Daemon:
                 raise
             return self._scanner.steps.reject(step, str(obstacle), unread=obstacle.path)
         return self._scanner.steps.reject(step, wrong[0]) if wrong else None
+
+    def _prove_shortcut(self, step: Step) -> None:
+        """Prove the shortcut of a published step; the next scan reports one that is unusable."""
+        level, progress = VerifyLevel(self.config.verify), self.leader.progress
+        path = f"{self.job.root}/{step.directory}"
+        try:
+            # Read twice, as a step is before it is rejected.
+            problem = shortcut_problem_of(self.job, step, level, progress) and shortcut_problem_of(
+                self.job, step, level, progress
+            )
+        except OSError as error:
+            obstacle = obstacle_to_reading(error, path)
+            if obstacle is None:
+                raise
+            problem = str(obstacle)
+        if problem:
+            self._scanner.steps.reject_shortcut(step, problem)
 
     def _publish(self, version: Version) -> Version:
         published = self.leader.publish(version)

@@ -3,16 +3,20 @@
 No weight is read. Each link names its parent by the digest of the parent's manifest; the root before is the parent's
 root after; files have the same names and sizes. The tables of the containers have the digests that the roots are
 made of, so what is applied to a tile is compared with what the chain says of it.
+
+The shortcut of a step that is stored whole is proved in the same way; nothing that is wrong with it damages the step.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 from syncd.errors import CorruptDataError, UsageError
 from syncd.protocol.delta import ENCODING, DeltaTable, Target, read_table
+from syncd.protocol.delta_header import DeltaHeader
 from syncd.protocol.digest import is_digest
 from syncd.protocol.disk import MISSING
 from syncd.protocol.layout import Job
-from syncd.protocol.manifest import DeltaHeader, Manifest, incompleteness, missing_files, read_manifest
+from syncd.protocol.manifest import Manifest, incompleteness, missing_files, missing_records, read_manifest
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.roots import roots_of
 
@@ -25,11 +29,16 @@ def materialise_hint(job: Job, step: int) -> str:
     return f"syncd materialise {job.root} {step} --to DIR  # a whole model directory"
 
 
-def read_chain(job: Job, step: int) -> list[Manifest]:
+def read_chain(job: Job, step: int, *, shortcut: bool = False) -> list[Manifest]:
     """Return the manifests of a step and of what it is stored as changes of: the step first, its keyframe last.
 
+    Args:
+        job: The job.
+        step: The step.
+        shortcut: Go by the step's shortcut to its parent, too.
+
     Raises:
-        UsageError: The step is not there, or is not of kind weights or delta.
+        UsageError: The step is not there, is not of kind weights or delta, or has no shortcut where one is asked for.
         CorruptDataError: A link is missing, was written again, or does not fit the next.
     """
     try:
@@ -39,16 +48,26 @@ def read_chain(job: Job, step: int) -> list[Manifest]:
         raise UsageError(f"there is no step {step} with a manifest", path=job.step(step), hint=hint) from None
     if chain[0].kind not in ("weights", "delta"):
         raise UsageError(f"step {step} is of kind {chain[0].kind}, not weights or delta", path=job.step(step))
-    return chain + ancestors(job, chain[0])
+    if shortcut and chain[0].shortcut is None:
+        raise UsageError(f"step {step} has no shortcut", path=job.step(step))
+    return chain + ancestors(job, chain[0], shortcut=shortcut)
 
 
-def ancestors(job: Job, manifest: Manifest) -> list[Manifest]:
+def ancestors(job: Job, manifest: Manifest, *, shortcut: bool = False) -> list[Manifest]:
     """Return the manifests of what a step is stored as changes of, its parent first; none for a step stored whole.
+
+    Args:
+        job: The job.
+        manifest: Of the step.
+        shortcut: Go by the step's shortcut to its parent, too.
 
     Raises:
         CorruptDataError: A link is missing, was written again, or does not fit the next.
     """
     found: list[Manifest] = []
+    if shortcut and manifest.shortcut is not None and manifest.changes is not None:
+        manifest = _parent(job, manifest, manifest.changes)
+        found.append(manifest)
     while manifest.delta is not None:
         if len(found) == CHAIN_LIMIT:
             raise CorruptDataError(f"a chain of more than {CHAIN_LIMIT} deltas", path=job.step(manifest.step))
@@ -125,6 +144,38 @@ def delta_problems(
     return []
 
 
+def shortcut_problems(
+    job: Job, manifest: Manifest, *, tables: bool, progress: Callable[[], None] = lambda: None
+) -> list[str]:
+    """Return why nobody can use the shortcut of a step, nothing when it is proved or there is none.
+
+    A parent that is no longer there proves nothing and is no fault: a reader may still have its files.
+
+    Args:
+        job: The job.
+        manifest: Of the step.
+        tables: Whether the tables of the containers are read, so that the roots follow from their frames.
+        progress: Called again and again during the work.
+    """
+    changes = manifest.changes
+    if manifest.shortcut is None or changes is None:
+        return [manifest.shortcut_problem] if manifest.shortcut_problem else []
+    if wrong := missing_records(job.disk, job.step(manifest.step), manifest.containers):
+        return wrong
+    try:
+        if problem := header_problem(changes):
+            return [problem]
+        with contextlib.suppress(*MISSING):
+            parent = read_manifest(job.disk, job.step(changes.parent))
+            if problem := link_problem(changes, manifest.files, parent):
+                return [f"it changes step {changes.parent}: {problem}"]
+        if tables:
+            check_tables(manifest, containers(job, manifest, progress))
+    except (*MISSING, CorruptDataError) as error:
+        return [str(error)]
+    return []
+
+
 def header_problem(delta: DeltaHeader) -> str:
     """Return why this release cannot read a delta with such a header, empty when it can."""
     if delta.encoding != ENCODING:
@@ -138,18 +189,18 @@ def header_problem(delta: DeltaHeader) -> str:
 
 
 def containers(job: Job, manifest: Manifest, progress: Callable[[], None] = lambda: None) -> list[DeltaTable]:
-    """Return the tables of the containers of a delta, in the order of its shards."""
+    """Return the tables of the containers of a delta or a shortcut, in the order of its manifest."""
     path = job.step(manifest.step)
-    return [read_table(job.disk, f"{path}/{record.name}", progress) for record in manifest.shards]
+    return [read_table(job.disk, f"{path}/{record.name}", progress) for record in manifest.containers]
 
 
 def check_tables(manifest: Manifest, tables: Sequence[DeltaTable]) -> None:
-    """Return if the tables of a delta say what its header says.
+    """Return if the tables of a delta or a shortcut say what its manifest says.
 
     Raises:
         CorruptDataError: They do not.
     """
-    delta = manifest.delta
+    delta = manifest.changes
     targets = sorted(target for table in tables for target in table.targets)
     frames = [frame for table in tables for frame in table.frames]
     counts = sum(frame.changed for frame in frames), sum(frame.words for frame in frames)

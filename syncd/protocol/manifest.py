@@ -8,14 +8,14 @@ parents to a keyframe, a step stored whole. docs/delta.md describes them.
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.adapter_base import AdapterBase
-from syncd.protocol.digest import digest_file, name_of
+from syncd.protocol.delta_header import DeltaHeader, Shortcut, describe_changes
+from syncd.protocol.digest import digest_file, is_digest, name_of
 from syncd.protocol.disk import MISSING, Disk, is_directory
 from syncd.protocol.documents import (
-    Document,
     Fields,
     as_document,
     check_seal,
@@ -25,54 +25,15 @@ from syncd.protocol.documents import (
     seal,
     without_none,
 )
-from syncd.protocol.layout import ACTOR, MANIFEST
+from syncd.protocol.layout import ACTOR, MANIFEST, SHORTCUT
 from syncd.protocol.probe import Probe, probe_document
-from syncd.protocol.receipt import FileRecord, Receipt, file_documents, file_records, written_files
+from syncd.protocol.receipt import FileRecord, Receipt, file_documents, written_files
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.+|/.*", re.ASCII)
 _URI_LIMIT = 4096
 
 KINDS = ("weights", "delta", "lora", "remote")
 """weights: whole tensors. delta: changes of an earlier step. lora: adapters. remote: the payload is a URI."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaHeader:
-    """What a reader must know before it opens the payload.
-
-    Args:
-        parent: The step that the changes apply to; lower than the step itself.
-        parent_digest: The digest of the parent's manifest, so that a rewritten parent is noticed.
-        encoding: Name of the encoding of the changed elements.
-        changed: Number of changed words, the elements of tensors.
-        elements: Number of words of all shard files that it makes.
-        root_before: The root of the parent's shard files (`roots.step_root`).
-        root_after: The root of those that it makes.
-        shards: The records of the shard files that it makes.
-        files: The records of the files beside them. What this step does not store, it has from its parent.
-    """
-
-    parent: int
-    parent_digest: str
-    encoding: str
-    changed: int
-    elements: int
-    root_before: str = ""
-    root_after: str = ""
-    shards: tuple[FileRecord, ...] = ()
-    files: tuple[FileRecord, ...] = ()
-
-    @staticmethod
-    def from_fields(fields: Fields) -> "DeltaHeader":
-        """Return the header of one JSON object, checked."""
-        header = record_from(DeltaHeader, fields, **file_records(fields))
-        if header.changed > header.elements:
-            raise fields.wrong("changed", "at most `elements`")
-        return header
-
-    def document(self) -> Document:
-        """Return the header as a JSON object."""
-        return as_document(self, **file_documents(self.shards, self.files))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +54,8 @@ class Manifest:
         base: For adapters, the model that they belong to; None if it is not known.
         root: For weights, the root of the shard files, with which a delta of them is compared; None if it was not
             computed.
+        shortcut: For weights, the changes that make the shards from an earlier step's.
+        shortcut_problem: Why its shortcut cannot be used, and is None here; empty if nothing is wrong with it.
         digest: The manifest's own digest; empty until sealed.
     """
 
@@ -108,12 +71,15 @@ class Manifest:
     probe: Probe | None = None
     base: AdapterBase | None = None
     root: str | None = None
+    shortcut: Shortcut | None = None
+    shortcut_problem: str = field(default="", compare=False)
     digest: str = field(default="", compare=False)
 
     @property
     def size(self) -> int:
-        """Return the bytes of all its files."""
-        return sum(record.size for record in (*self.shards, *self.files))
+        """Return the bytes of all its files, those of its shortcut too."""
+        shortcut = self.shortcut.containers if self.shortcut else ()
+        return sum(record.size for record in (*self.shards, *self.files, *shortcut))
 
     @property
     def whole_shards(self) -> tuple[FileRecord, ...]:
@@ -131,6 +97,22 @@ class Manifest:
         return sum(record.size for record in (*self.whole_shards, *self.whole_files))
 
     @property
+    def changes(self) -> DeltaHeader | None:
+        """Return how the step is made from an earlier one: its delta, or its shortcut in the same form."""
+        if self.shortcut is None:
+            return self.delta
+        found = self.shortcut
+        origin = found.parent, found.parent_digest, found.encoding, found.changed, found.elements
+        return DeltaHeader(*origin, found.root_before, self.root or "", self.shards, self.files)
+
+    @property
+    def containers(self) -> tuple[FileRecord, ...]:
+        """Return the files that hold these changes."""
+        if self.shortcut is not None:
+            return self.shortcut.containers
+        return self.shards if self.delta else ()
+
+    @property
     def parent(self) -> int | None:
         """Return the step that a delta or an adapter changes, None if that is none of this job."""
         if self.base is not None:
@@ -144,26 +126,29 @@ class Manifest:
 
 
 def from_receipts(
-    receipts: list[Receipt],
-    *,
-    kind: str = "weights",
-    delta: DeltaHeader | None = None,
-    uri: str | None = None,
-    base: AdapterBase | None = None,
-    root: str | None = None,
+    receipts: list[Receipt], *, kind: str = "", uri: str | None = None, base: AdapterBase | None = None
 ) -> Manifest:
     """Return the manifest of a whole attempt (`receipt.whole_attempt`).
 
+    Args:
+        receipts: Of all writers, by writer.
+        kind: Of the step; `delta` if the writers stored one, else `weights`, unless given.
+        uri: Where the payload of a remote step is.
+        base: For adapters, the model that they belong to.
+
     Raises:
-        CorruptDataError: Two writers claim one file.
+        CorruptDataError: Two writers claim one file, or their parts of a delta do not fit each other.
     """
     first = receipts[0]
     shards = tuple(record for receipt in receipts for record in receipt.shards)
     files = tuple(record for receipt in receipts for record in receipt.files)
-    names = [record.name for record in (*shards, *files)]
+    found = describe_changes(receipts, shards)
+    more = found.shortcut.containers if found.shortcut else ()
+    names = [record.name for record in (*shards, *files, *more)]
     if len(set(names)) != len(names):
         raise CorruptDataError(f"two writers of step {first.step} claim one file")
     written_at = max(receipt.written_at for receipt in receipts)
+    kind = kind or ("delta" if found.delta else "weights")
     return Manifest(
         first.step,
         first.world_size,
@@ -171,12 +156,13 @@ def from_receipts(
         shards,
         files,
         kind,
-        delta,
+        found.delta,
         uri,
         written_at,
         first.probe,
         base,
-        root,
+        found.root,
+        found.shortcut,
     )
 
 
@@ -186,13 +172,17 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "delta": manifest.delta and manifest.delta.document(),
         "probe": manifest.probe and probe_document(manifest.probe),
         "base": manifest.base and manifest.base.document(),
+        "shortcut": manifest.shortcut and manifest.shortcut.document(),
     }
-    body = as_document(manifest, "digest", **more, **file_documents(manifest.shards, manifest.files))
-    return encode(seal(without_none(body, "probe", "base", "root")))
+    files = file_documents(manifest.shards, manifest.files)
+    body = as_document(manifest, "digest", "shortcut_problem", **more, **files)
+    return encode(seal(without_none(body, "probe", "base", "root", "shortcut")))
 
 
 def decode_manifest(data: bytes, path: str) -> Manifest:
     """Parse and check a manifest.
+
+    A shortcut that cannot be used does not damage the step: `shortcut_problem` says what is wrong with it.
 
     Raises:
         CorruptDataError: It is torn, damaged, not a manifest, or the manifest of a step that nobody can load.
@@ -208,11 +198,39 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
         "written_at",
         **written_files(fields),
         kind=kind,
+        shortcut=None,
+        shortcut_problem="",
         digest=own,
     )
     if problem := manifest_problem(manifest):
         raise CorruptDataError(problem, path=path)
-    return manifest
+    return _with_shortcut(manifest, fields)
+
+
+def _with_shortcut(manifest: Manifest, fields: Fields) -> Manifest:
+    if fields.document.get("shortcut") is None:
+        return manifest
+    try:
+        found = replace(manifest, shortcut=Shortcut.from_fields(fields.record("shortcut")))
+        problem = shortcut_problem(found)
+    except CorruptDataError as error:
+        problem = error.message
+    return replace(manifest, shortcut_problem=problem) if problem else found
+
+
+def shortcut_problem(manifest: Manifest) -> str:
+    """Return what in the shortcut of a manifest contradicts the step, empty when nothing does or there is none."""
+    found = manifest.shortcut
+    if found is None:
+        return ""
+    if manifest.kind != "weights":
+        return f"a step of kind {manifest.kind} has no shortcut"
+    if found.parent >= manifest.step:
+        return f"its parent is a later step, {found.parent}"
+    if not (found.changed <= found.elements and manifest.root and is_digest(manifest.root)):
+        return "it changes more than there is, or the step has no root"
+    is_inside = all(record.name.startswith(f"{SHORTCUT}/") for record in found.containers)
+    return "" if found.containers and is_inside else f"it has no container below {SHORTCUT}/"
 
 
 def manifest_problem(manifest: Manifest) -> str:
@@ -276,14 +294,19 @@ def read_manifest(disk: Disk, step_path: str) -> Manifest:
 
 def missing_files(disk: Disk, step_path: str, manifest: Manifest) -> list[str]:
     """Return what keeps a step from being complete: each file that is absent, replaced or of another size."""
+    return missing_records(disk, step_path, (*manifest.shards, *manifest.files))
+
+
+def missing_records(disk: Disk, step_path: str, records: Sequence[FileRecord]) -> list[str]:
+    """Return each of some files of a step that is absent, replaced or of another size."""
     wrong = [
         f"{name}: not a directory"
-        for name in _directories(manifest)
+        for name in _directories(records)
         if not is_directory(disk, f"{step_path}/{name}")
     ]
     if wrong:
         return wrong
-    for record in (*manifest.shards, *manifest.files):
+    for record in records:
         try:
             found = disk.stat(f"{step_path}/{record.name}")
         except MISSING:
@@ -298,8 +321,15 @@ def damaged_files(
     disk: Disk, step_path: str, manifest: Manifest, progress: Callable[[], None] = lambda: None
 ) -> list[str]:
     """Return each file whose content does not match its digest; `progress` is called often, every byte read."""
+    return damaged_records(disk, step_path, (*manifest.shards, *manifest.files), progress)
+
+
+def damaged_records(
+    disk: Disk, step_path: str, records: Sequence[FileRecord], progress: Callable[[], None] = lambda: None
+) -> list[str]:
+    """Return each of some files of a step whose content does not match its digest."""
     wrong = []
-    for record in (*manifest.shards, *manifest.files):
+    for record in records:
         try:
             content, size = digest_file(disk, f"{step_path}/{record.name}", name_of(record.digest), progress)
         except MISSING:
@@ -310,7 +340,7 @@ def damaged_files(
     return wrong
 
 
-def _directories(manifest: Manifest) -> set[str]:
-    parents = {record.name.rpartition("/")[0] for record in (*manifest.shards, *manifest.files)}
+def _directories(records: Sequence[FileRecord]) -> set[str]:
+    parents = {record.name.rpartition("/")[0] for record in records}
     names = [parent.split("/") for parent in parents - {""}]
     return {"/".join(parts[: depth + 1]) for parts in names for depth in range(len(parts))}

@@ -6,6 +6,7 @@ observer's clock (`Liveness`), never by comparing dates of two hosts.
 """
 
 import contextlib
+import re
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -31,6 +32,14 @@ HEARTBEAT = 5.0
 
 TTL = 60.0
 """Seconds without a change after which a module counts as dead and its leases as void."""
+
+READS_DELTA = "delta"
+"""What an explorer that takes versions of kind `delta` has in `reads`."""
+
+MAX_READS = 16
+"""The most names in `reads`."""
+
+_READS = re.compile(r"[a-z][a-z0-9_-]{0,31}", re.ASCII)
 
 
 class RunningStatus(StrEnum):
@@ -68,6 +77,8 @@ class Presence:
         info: Other facts.
         problem: Why its file cannot be read; the other fields are then unknown, but for changes of the content. Never
             written.
+        reads: For an explorer: what it reads beside steps that are stored whole, such as `delta`. Explorers of
+            earlier releases have none.
     """
 
     identity: str
@@ -86,6 +97,7 @@ class Presence:
     info: dict[str, Any] = field(default_factory=dict)
     problem: str = ""
     applied_digest: str = ""
+    reads: tuple[str, ...] = ()
 
 
 def path_of(directory: str, identity: str) -> str:
@@ -96,7 +108,8 @@ def path_of(directory: str, identity: str) -> str:
 def write_presence(disk: Disk, directory: str, presence: Presence) -> None:
     """Publish a presence."""
     pairs = {"applied": pair_document(presence.applied), "loading": pair_document(presence.loading)}
-    document = as_document(presence, "problem", **pairs)
+    unwritten = ("problem",) if presence.reads else ("problem", "reads")
+    document = as_document(presence, *unwritten, **pairs)
     disk.replace(path_of(directory, presence.identity), encode(document))
 
 
@@ -121,7 +134,13 @@ def decode_presence(data: bytes, path: str) -> Presence:
     except ValueError:
         raise fields.wrong("status", "running, require_sync or stopped") from None
     pairs = {key: pair_from(fields.optional_record(key)) for key in ("applied", "loading")}
-    known = {"identity": _identity(fields, path), "status": status, "problem": "", **pairs}
+    known = {
+        "identity": _identity(fields, path),
+        "status": status,
+        "problem": "",
+        "reads": _reads(fields),
+        **pairs,
+    }
     return record_from(Presence, fields, "beat", "updated_at", **known)
 
 
@@ -197,6 +216,13 @@ def _identity(fields: Fields, path: str) -> str:
     if not is_identity(identity) or not path.endswith(f"/{identity}.json"):
         raise fields.wrong("identity", "the name of its file")
     return identity
+
+
+def _reads(fields: Fields) -> tuple[str, ...]:
+    names = fields.texts("reads")
+    if len(names) > MAX_READS or not all(map(_READS.fullmatch, names)):
+        raise fields.wrong("reads", f"a list of at most {MAX_READS} names such as {READS_DELTA!r}")
+    return names
 
 
 class Publisher:

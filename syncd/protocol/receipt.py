@@ -6,6 +6,7 @@ the next one.
 """
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,6 +27,8 @@ from syncd.protocol.documents import (
 )
 from syncd.protocol.layout import ACTOR, RECEIPTS, is_relative_name, receipt_name
 from syncd.protocol.probe import Probe, probe_document
+
+_ROOT = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
 class FileRecord(NamedTuple):
@@ -71,6 +74,69 @@ def record_chunks(disk: Disk, path: str, record: FileRecord) -> Iterator[bytes]:
         raise CorruptDataError("content does not match its digest", path=path)
 
 
+class ShardRoots(NamedTuple):
+    """The roots of one shard file (`roots.FileRoot`).
+
+    Args:
+        name: Path relative to the step's directory.
+        after: Of the file that a full save has, 32 hexadecimal digits.
+        before: Of the same file in the parent; empty if no changes of a parent were stored.
+    """
+
+    name: str
+    after: str
+    before: str = ""
+
+    @staticmethod
+    def from_fields(fields: Fields) -> "ShardRoots":
+        """Return the roots of one JSON object, checked."""
+        roots = ShardRoots(fields.text("name"), fields.text("after"), fields.text("before", ""))
+        if not is_relative_name(roots.name):
+            raise fields.wrong("name", "a path inside the step")
+        for key, root in (("after", roots.after), ("before", roots.before or roots.after)):
+            if not _ROOT.fullmatch(root):
+                raise fields.wrong(key, "32 hexadecimal digits")
+        return roots
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """One writer's part of a delta, or of the shortcut of a step that is stored whole.
+
+    All writers of an attempt name the same parent and encoding, and each leaves its part, also if it has no shard.
+
+    Args:
+        parent: The step that the changes apply to.
+        parent_digest: The digest of the parent's manifest.
+        encoding: Name of the encoding of the changed elements.
+        changed: Number of words that changed in this writer's shard files.
+        elements: Number of words of these files.
+        shards: Of a delta: the records of the shard files that this writer's container makes.
+        files: Of a delta: the records of the files beside them in the whole step, whoever stores them.
+        containers: Of a shortcut: the records of this writer's containers, below `delta/`.
+    """
+
+    parent: int
+    parent_digest: str
+    encoding: str
+    changed: int
+    elements: int
+    shards: tuple[FileRecord, ...] = ()
+    files: tuple[FileRecord, ...] = ()
+    containers: tuple[FileRecord, ...] = ()
+
+    @staticmethod
+    def from_fields(fields: Fields) -> "Changes":
+        """Return the part of one JSON object, checked."""
+        lists = file_records(fields) | {"containers": record_list(fields, "containers")}
+        return record_from(Changes, fields, **lists)
+
+    def document(self) -> Document:
+        """Return the part as a JSON object."""
+        containers = [record._asdict() for record in self.containers]
+        return as_document(self, containers=containers, **file_documents(self.shards, self.files))
+
+
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """What one writer says: these files of this step are durable.
@@ -84,6 +150,8 @@ class Receipt:
         files: What else it wrote: configuration, tokenizer, index.
         written_at: Seconds since the epoch on the writer's clock, for people to read.
         probe: What the trainer's model answers with these weights; writer 1 alone leaves one.
+        roots: The roots of the shard files that it wrote, or that its container makes; empty if it computed none.
+        changes: Its part of a delta or a shortcut; None for a step that is only stored whole.
     """
 
     step: int
@@ -94,6 +162,8 @@ class Receipt:
     files: tuple[FileRecord, ...] = ()
     written_at: float = 0.0
     probe: Probe | None = None
+    roots: tuple[ShardRoots, ...] = ()
+    changes: Changes | None = None
 
 
 def receipts_directory(step_path: str) -> str:
@@ -113,8 +183,13 @@ def write_receipt(disk: Disk, step_path: str, receipt: Receipt) -> None:
     """Leave a receipt, durably. Its files must be durable already."""
     path = f"{receipts_directory(step_path)}/{receipt_name(receipt.writer, receipt.world_size)}"
     probe = receipt.probe and probe_document(receipt.probe)
-    document = as_document(receipt, probe=probe, **file_documents(receipt.shards, receipt.files))
-    write_document(disk, path, without_none(document, "probe"))
+    more = {
+        "probe": probe,
+        "roots": [roots._asdict() for roots in receipt.roots] or None,
+        "changes": receipt.changes and receipt.changes.document(),
+    }
+    document = as_document(receipt, **more, **file_documents(receipt.shards, receipt.files))
+    write_document(disk, path, without_none(document, *more))
 
 
 def read_receipt(disk: Disk, path: str) -> Receipt:
@@ -125,7 +200,8 @@ def read_receipt(disk: Disk, path: str) -> Receipt:
     """
     fields = read_document(disk, path)
     writer = fields.integer("writer", least=1)
-    receipt = record_from(Receipt, fields, "written_at", **written_files(fields), writer=writer)
+    roots = tuple(map(ShardRoots.from_fields, fields.records("roots")))
+    receipt = record_from(Receipt, fields, "written_at", **written_files(fields), writer=writer, roots=roots)
     if not path.endswith(f"/{receipt_name(receipt.writer, receipt.world_size)}"):
         raise CorruptDataError("a receipt under another writer's name", path=path)
     return receipt
@@ -147,10 +223,10 @@ def written_files(fields: Fields) -> dict[str, Any]:
 
 def file_records(fields: Fields) -> dict[str, Any]:
     """Return the fields `shards` and `files` of an object; each is empty where it is missing."""
-    return {key: _records(fields, key) for key in ("shards", "files")}
+    return {key: record_list(fields, key) for key in ("shards", "files")}
 
 
-def _records(fields: Fields, key: str) -> tuple[FileRecord, ...]:
+def record_list(fields: Fields, key: str) -> tuple[FileRecord, ...]:
     """Return the file records of a list field, each name once."""
     found = tuple(_quickly(item) or FileRecord.from_fields(item) for item in fields.records(key))
     if len({record.name for record in found}) != len(found):

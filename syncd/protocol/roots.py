@@ -11,6 +11,7 @@ import xxhash
 
 from syncd.protocol.delta import TILE, DeltaTable, Target, Tile, tiles
 from syncd.protocol.digest import digest_bytes
+from syncd.protocol.receipt import ShardRoots
 from syncd.protocol.safetensors import Header
 
 _RECORD = struct.Struct("<QQ16s")
@@ -71,14 +72,21 @@ def step_root(files: Mapping[Target, str]) -> str:
     return digest_bytes("".join(lines).encode())
 
 
-def roots_of(tables: Iterable[DeltaTable]) -> tuple[str, str]:
-    """Return the roots before and after of a delta, from the tables of all its containers."""
-    before, after = dict[Target, str](), dict[Target, str]()
+def shard_roots(tables: Iterable[DeltaTable]) -> dict[Target, ShardRoots]:
+    """Return the roots of the files that containers make, from the tables of the containers."""
+    found = dict[Target, ShardRoots]()
     for table in tables:
         roots = [(FileRoot(), FileRoot()) for _ in table.targets]
         for frame in table.frames:
             for root, digest in zip(roots[frame.target], (frame.before, frame.after), strict=True):
                 root.add(frame.offset, frame.length, digest)
-        for target, (first, second) in zip(table.targets, roots, strict=True):
-            before[target], after[target] = first.hexdigest(), second.hexdigest()
-    return step_root(before), step_root(after)
+        for target, (before, after) in zip(table.targets, roots, strict=True):
+            found[target] = ShardRoots(target.name, after.hexdigest(), before.hexdigest())
+    return found
+
+
+def roots_of(tables: Iterable[DeltaTable]) -> tuple[str, str]:
+    """Return the roots before and after of a delta, from the tables of all its containers."""
+    roots = shard_roots(tables)
+    before = step_root({target: found.before for target, found in roots.items()})
+    return before, step_root({target: found.after for target, found in roots.items()})

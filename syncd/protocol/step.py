@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from syncd.protocol.layout import parse_attempt_name
 
@@ -19,6 +19,22 @@ class StepState(StrEnum):
     FILLING = "filling"
     COMPLETE = "complete"
     DAMAGED = "damaged"
+
+
+class StepShortcut(NamedTuple):
+    """The shortcut of a step that is stored whole (docs/delta.md).
+
+    Args:
+        parent: The step that it changes; None if the manifest does not say it in a way that can be read.
+        size: Bytes of its containers.
+        density: The share of words that changed.
+        problem: Why nobody can use it, for people to read; the step's own files are whole all the same.
+    """
+
+    parent: int | None
+    size: int = 0
+    density: float | None = None
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +57,7 @@ class Step:
         parent: For a delta, the step it changes.
         whole_size: Bytes that it would have if it were stored whole; `size` for what is.
         density: For a delta, the share of words that changed; None for what is stored whole.
+        shortcut: For a step that is stored whole, its shortcut, if it has one.
         shards: How many files of weights are there, and how many there must be; None where `present` and `expected`
             count them.
         problem: What is missing or wrong, for people to read.
@@ -67,6 +84,7 @@ class Step:
     parent: int | None = None
     whole_size: int = 0
     density: float | None = None
+    shortcut: StepShortcut | None = None
     shards: tuple[int, int] | None = None
     problem: str = ""
     rejected: bool = False

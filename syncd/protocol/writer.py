@@ -42,24 +42,27 @@ from syncd.protocol.layout import (
     MANIFEST,
     MAX_STEP,
     RECEIPTS,
+    SHORTCUT,
     Job,
     check_identity,
     is_relative_name,
 )
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.manifest import (
-    DeltaHeader,
     Manifest,
     encode_manifest,
     from_receipts,
     manifest_problem,
-    missing_files,
+    missing_records,
     read_manifest,
+    shortcut_problem,
 )
 from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import (
+    Changes,
     FileRecord,
     Receipt,
+    ShardRoots,
     read_receipts,
     receipts_directory,
     whole_attempt,
@@ -183,6 +186,8 @@ class StepWriter:
         shards: Iterable[FileRecord],
         files: Iterable[FileRecord] = (),
         probe: Probe | None = None,
+        roots: Iterable[ShardRoots] = (),
+        changes: Changes | None = None,
     ) -> Receipt:
         """Leave this writer's receipt: its files are durable.
 
@@ -191,6 +196,9 @@ class StepWriter:
             shards: The safetensors files that it wrote.
             files: What else it wrote.
             probe: What the trainer's model answers with these weights; that of writer 1 counts.
+            roots: The roots of the shard files that it wrote, or that its container makes.
+            changes: Its part of a delta, whose containers are its shards; or of a shortcut, whose containers lie
+                below `delta/`. If one writer of an attempt leaves a part, all do.
 
         Raises:
             AlreadySealedError: Another save has sealed the step meanwhile.
@@ -205,6 +213,8 @@ class StepWriter:
             tuple(files),
             self._clock.time(),
             probe,
+            tuple(roots),
+            changes,
         )
         with self._explained():
             self._check_there()
@@ -217,21 +227,13 @@ class StepWriter:
             self.sealed()
         return receipt
 
-    def seal(
-        self,
-        *,
-        kind: str = "",
-        delta: DeltaHeader | None = None,
-        uri: str | None = None,
-        root: str | None = None,
-    ) -> Manifest | None:
+    def seal(self, *, kind: str = "", uri: str | None = None) -> Manifest | None:
         """Seal the step if all writers of this attempt have left their receipts; safe to call from all of them.
 
         Args:
-            kind: Of the step; `lora` if the writer was given a base, else `weights`.
-            delta: The header of a delta.
+            kind: Of the step; `lora` if the writer was given a base, `delta` if the receipts have parts of one, else
+                `weights`.
             uri: Where the payload of a remote step is.
-            root: The root of the shard files of a step of kind weights.
 
         Returns:
             The manifest, or None while receipts are missing.
@@ -240,8 +242,8 @@ class StepWriter:
             AlreadySealedError: Another save has sealed the step.
             SaveLostError: The attempt's directory was removed.
             FencedError: Another trainer has taken over, or the lock of this one was removed.
-            CorruptDataError: A file is not what its receipt says.
-            UsageError: The kind, the delta header and the URI contradict each other, or no shard holds a tensor.
+            CorruptDataError: A file is not what its receipt says, or the receipts contradict each other.
+            UsageError: The kind, the changes and the URI contradict each other, or no shard holds a tensor.
         """
         place = self._place()
         if place is None:
@@ -252,9 +254,9 @@ class StepWriter:
         whole = whole_attempt(receipts)
         if whole is None:
             return None
-        kind = kind or ("lora" if self._base else "weights")
-        manifest = from_receipts(whole, kind=kind, delta=delta, uri=uri, base=self._base, root=root)
-        if problem := manifest_problem(manifest):
+        kind = kind or ("lora" if self._base else "")
+        manifest = from_receipts(whole, kind=kind, uri=uri, base=self._base)
+        if problem := manifest_problem(manifest) or shortcut_problem(manifest):
             raise UsageError(problem, path=place)
         try:
             self._write_manifest(place, manifest)
@@ -318,14 +320,15 @@ class StepWriter:
         return path
 
     def _write_manifest(self, place: str, manifest: Manifest) -> None:
-        disk = self.job.disk
-        if wrong := missing_files(disk, place, manifest):
+        disk, shortcut = self.job.disk, manifest.shortcut.containers if manifest.shortcut else ()
+        if wrong := missing_records(disk, place, (*manifest.shards, *manifest.files, *shortcut)):
             disk.list(place)  # another writer may have renamed the directory between two of these looks
             raise CorruptDataError(f"step {self.step} cannot be sealed: {wrong[0]}", path=place)
         _remove_strays(disk, place, manifest)
         # Another writer may have created these and died before it synced their names.
-        for directory in (f"{place}/{ACTOR}", place):
-            disk.sync_directory(directory)
+        for directory in (ACTOR, *((SHORTCUT,) if shortcut else ())):
+            disk.sync_directory(f"{place}/{directory}")
+        disk.sync_directory(place)
         disk.replace(f"{place}/{MANIFEST}", encode_manifest(manifest))
 
     def _become_step(self) -> None:
@@ -421,11 +424,18 @@ class StepWriter:
 
 def _remove_strays(disk: Disk, place: str, manifest: Manifest) -> None:
     """Remove what no receipt of the attempt names: an engine that loads the directory would take it too."""
-    named = {record.name for record in (*manifest.shards, *manifest.files)}
-    for entry in disk.list(f"{place}/{ACTOR}"):
-        if entry.kind != "directory" and f"{ACTOR}/{entry.name}" not in named:
-            with contextlib.suppress(FileNotFoundError):
-                disk.unlink(f"{place}/{ACTOR}/{entry.name}")
+    records = (
+        *manifest.shards,
+        *manifest.files,
+        *(manifest.shortcut.containers if manifest.shortcut else ()),
+    )
+    named = {record.name for record in records}
+    for directory in (ACTOR, SHORTCUT):
+        for entry in list_if_there(disk, f"{place}/{directory}"):
+            name = f"{directory}/{entry.name}"
+            if entry.kind != "directory" and name not in named:
+                with contextlib.suppress(FileNotFoundError):
+                    disk.unlink(f"{place}/{name}")
 
 
 class _Pieces:

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from syncd.errors import AlreadySealedError, CorruptDataError, StorageError, UsageError
-from syncd.protocol.delta import Target
 from syncd.protocol.digest import chunks, digest_file, name_of
 from syncd.protocol.disk import Disk, is_directory
 from syncd.protocol.layout import ACTOR, MAX_STEP, Job
-from syncd.protocol.manifest import DeltaHeader, Manifest, read_manifest
+from syncd.protocol.manifest import Manifest, read_manifest
 from syncd.protocol.probe import Probe
-from syncd.protocol.receipt import FileRecord
-from syncd.protocol.roots import TileHasher, step_root
+from syncd.protocol.receipt import Changes, FileRecord, ShardRoots
+from syncd.protocol.roots import TileHasher
 from syncd.protocol.version import read_marker
 from syncd.protocol.writer import StepWriter
 from syncd.publishing.export import Export, FollowingDisk, read_export
@@ -65,14 +64,13 @@ def publish_export(
     """
 
     def write(writer: StepWriter) -> Content:
-        roots = dict[Target, str]()
-        shards = [
-            _copy(writer, disk, export, name, roots, check=not allow_nonfinite) for name in export.shards
-        ]
+        shards, roots = [], list[ShardRoots]()
+        for name in export.shards:
+            record, root = _copy(writer, disk, export, name, check=not allow_nonfinite)
+            shards.append(record)
+            roots.append(ShardRoots(record.name, root))
         files = [copy_file(writer, disk, export, name) for name in export.files]
-        return Content(
-            shards, files, export.kind, root=step_root(roots) if export.kind == "weights" else None
-        )
+        return Content(shards, files, export.kind, roots if export.kind == "weights" else ())
 
     return publish_written(job, step, disk, export, write, rewind=rewind, probe=probe)
 
@@ -85,15 +83,15 @@ class Content:
         shards: The records of its safetensors files.
         files: The records of the files beside them.
         kind: The kind of the step.
-        delta: The header of a delta.
-        root: The root of whole weights.
+        roots: The roots of the shard files, of whole weights and of a delta.
+        changes: What a delta changes.
     """
 
     shards: Sequence[FileRecord]
     files: Sequence[FileRecord]
     kind: str
-    delta: DeltaHeader | None = None
-    root: str | None = None
+    roots: Sequence[ShardRoots] = ()
+    changes: Changes | None = None
 
 
 def publish_written(
@@ -138,8 +136,8 @@ def _written(
     try:
         content = write(writer)
         _check(writer.job, writer.step, rewind=rewind)  # meanwhile a later step may have been announced
-        writer.receipt(1, content.shards, content.files, probe)
-        manifest = writer.seal(kind=content.kind, delta=content.delta, root=content.root)
+        writer.receipt(1, content.shards, content.files, probe, content.roots, content.changes)
+        manifest = writer.seal(kind=content.kind)
     except BaseException:
         writer.discard()
         raise
@@ -222,9 +220,9 @@ def require_unchanged(disk: Disk, export: Export, name: str, size: int) -> None:
 
 
 def _copy(
-    writer: StepWriter, disk: Disk, export: Export, name: str, roots: dict[Target, str], *, check: bool
-) -> FileRecord:
-    """Copy a shard, check that it is finite, and note its root."""
+    writer: StepWriter, disk: Disk, export: Export, name: str, *, check: bool
+) -> tuple[FileRecord, str]:
+    """Copy a shard and check that it is finite; return its record and its root."""
     header, path = export.shards[name], f"{export.directory}/{name}"
     finite, tiled = FiniteCheck(header, path), TileHasher(header)
 
@@ -233,9 +231,7 @@ def _copy(
             finite.feed(piece)
         tiled.feed(piece)
 
-    record = copy_file(writer, disk, export, name, see)
-    roots[Target(record.name, record.size)] = tiled.hexdigest()
-    return record
+    return copy_file(writer, disk, export, name, see), tiled.hexdigest()
 
 
 def _seen(pieces: Iterator[bytes], see: Callable[[bytes], None]) -> Iterator[bytes]:

@@ -256,7 +256,7 @@ def test_json_of_other_verbs_has_the_documented_fields(shell, published, verb, t
     assert done.code == 0, done.err
     document = done.document
     assert document.pop("schema_version") == 1
-    nested = {"prune": {"step", "keep", "rule", "detail"}}.get(verb, set())
+    nested = {"prune": {"step", "keep", "rule", "detail"}, "verify": {"parent", "unproved"}}.get(verb, set())
     if verb == "prune":
         assert all(set(item) == nested for item in document["decisions"])
     assert set(document) == fields(verb) - nested

@@ -1,4 +1,4 @@
-"""The quickstart of README.md works as typed."""
+"""The quickstart of README.md works as typed, and `make` alone says what there is."""
 
 import os
 import re
@@ -12,21 +12,18 @@ README = ROOT / "README.md"
 
 
 def quickstart():
-    """Return the commands of the quickstart but the first, which installs syncd."""
+    """Return the commands of the quickstart."""
     section = README.read_text().split("\n## Quickstart\n")[1]
     block = re.search(r"(?:^ {4}.*\n)+", section, re.MULTILINE)[0]
-    first, *commands = re.sub(r"^ {4}", "", block, flags=re.MULTILINE).splitlines()
-    assert first.startswith("pip install -e . ")
-    return "\n".join(commands)
+    return re.sub(r"^ {4}", "", block, flags=re.MULTILINE)
 
 
 def test_every_command_of_the_quickstart_succeeds(tmp_path):
-    script = f"set -e\nset -m\n{quickstart()}\nwait\n".replace("/tmp/", f"{tmp_path}/")
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
-        ["bash", "-c", script],
+        ["bash", "-em", "-c", f"{quickstart()}wait\n"],
         check=False,
-        env=environment,
+        env=os.environ | {"PATH": path, "TMPDIR": str(tmp_path)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -35,3 +32,12 @@ def test_every_command_of_the_quickstart_succeeds(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     expected = re.findall(r"# prints (\d+\.\d+)", quickstart())
     assert [line for line in done.stdout.splitlines() if re.fullmatch(r"\d+\.\d+", line)] == expected
+
+
+def test_make_alone_lists_every_target_in_one_line_each():
+    done = subprocess.run(["make"], cwd=ROOT, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
+    listed = [line.split(None, 1) for line in done.stdout.splitlines()[1:]]
+    assert [name for name, _ in listed] == targets
+    assert all(len(line) <= 120 for line in done.stdout.splitlines())

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from syncd.errors import CorruptDataError, UsageError
+from syncd.protocol.delta_header import DeltaHeader
 from syncd.protocol.digest import digest_bytes
 from syncd.protocol.layout import Job
-from syncd.protocol.manifest import DeltaHeader, Manifest, decode_manifest, encode_manifest, manifest_problem
-from syncd.protocol.receipt import FileRecord
+from syncd.protocol.manifest import Manifest, decode_manifest, encode_manifest, manifest_problem
+from syncd.protocol.receipt import Changes, FileRecord
 from syncd.protocol.writer import StepWriter
 
 
@@ -77,9 +78,11 @@ def test_an_incomplete_step_cannot_be_sealed(tmp_path, case):
     job = Job.at(tmp_path)
     writer = StepWriter(job, found.step, 1, "run")
     writer.begin()
-    writer.receipt(1, [writer.write(shard.name, b"x" * 8, shard.tensors) for shard in found.shards])
+    changes = found.delta and Changes(3, "sha256:00", "gaps", found.delta.changed, 9, (record(),))
+    written = [writer.write(shard.name, b"x" * 8, shard.tensors) for shard in found.shards]
+    writer.receipt(1, written, changes=changes)
     with pytest.raises(UsageError, match=said):
-        writer.seal(kind=found.kind, delta=found.delta)
+        writer.seal(kind=found.kind)
     assert not [entry.name for entry in job.disk.list(writer.path) if entry.name == "manifest.json"]
 
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncd.errors import CorruptDataError
+from syncd.protocol.delta_header import DeltaHeader
 from syncd.protocol.documents import Fields
-from syncd.protocol.manifest import DeltaHeader
 
 
 @given(

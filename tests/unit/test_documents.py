@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support.memory import MemoryDisk, memory_job
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError
+from syncd.protocol.delta_header import DeltaHeader
 from syncd.protocol.digest import digest_bytes
 from syncd.protocol.documents import (
     MAX_INTEGER,
@@ -23,7 +24,7 @@ from syncd.protocol.documents import (
     seal,
 )
 from syncd.protocol.leadership import read_leader
-from syncd.protocol.manifest import DeltaHeader, Manifest, decode_manifest, encode_manifest
+from syncd.protocol.manifest import Manifest, decode_manifest, encode_manifest
 from syncd.protocol.presence import Presence, read_presence, read_presences, write_presence
 from syncd.protocol.probe import Probe, encode_probe, read_base_probe
 from syncd.protocol.receipt import FileRecord, Receipt, read_receipt, read_receipts, write_receipt

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from syncd.errors import CorruptDataError
+from syncd.protocol.delta_header import DeltaHeader
 from syncd.protocol.digest import digest_bytes
 from syncd.protocol.documents import encode, seal
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import (
     KINDS,
-    DeltaHeader,
     Manifest,
     damaged_files,
     decode_manifest,

@@ -50,6 +50,7 @@ PRESENCES = st.builds(
     NUMBERS,
     st.floats(0, 2e9),
     st.dictionaries(st.text(), JSON, max_size=2),
+    reads=st.lists(st.from_regex(r"[a-z][a-z0-9_-]{0,31}", fullmatch=True), max_size=16).map(tuple),
 )
 
 
@@ -85,6 +86,10 @@ def document(**changes) -> bytes:
         {"updated_at": None},
         {"info": []},
         {"pid": "1"},
+        {"reads": "delta"},
+        {"reads": ["Delta"]},
+        {"reads": ["d" * 33]},
+        {"reads": ["delta"] * 17},
     ],
 )
 def test_an_invalid_presence_is_refused_and_does_not_hide_others(changes):
@@ -95,6 +100,11 @@ def test_an_invalid_presence_is_refused_and_does_not_hide_others(changes):
     found, problems = read_presences(disk, EXPLORERS)
     assert list(found) == ["e2"]
     assert list(problems) == ["e1"]
+
+
+def test_a_presence_that_reads_only_whole_steps_has_the_bytes_of_earlier_releases():
+    assert "reads" not in json.loads(document())
+    assert json.loads(document(reads=["delta"]))["reads"] == ["delta"]
 
 
 def test_a_status_may_be_written_in_upper_case():

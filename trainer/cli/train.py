@@ -61,7 +61,7 @@ def train(
     Examples:
       trainer train grpo.toml
       trainer train grpo.toml --nproc 2 --sync.interval 2 --algorithm.optimizer.lr=2e-6
-      torchrun --nnodes 4 --nproc-per-node 8 -m trainer train grpo.toml
+      torchrun --nnodes 4 --nproc-per-node 8 --no-python trainer train grpo.toml
       srun trainer train grpo.toml
       trainer train grpo.toml --dry-run
       trainer train grpo.toml --algorithm.optimizer.lr 5e-7 --allow-change algorithm.optimizer.lr

@@ -169,7 +169,7 @@ class DaemonProcess:
             )
 
     def _command(self, verb: str, *options: str) -> list[str]:
-        return [sys.executable, "-m", "syncd", verb, self._job.root, *options]
+        return [sys.executable, "-P", "-m", "syncd", verb, self._job.root, *options]
 
     def _open_log(self) -> BinaryIO:
         os.stat(self._job.root)  # raises if the job is not mounted, so that it is not created

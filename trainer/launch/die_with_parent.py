@@ -1,10 +1,10 @@
 """Runs a command that the kernel ends with the process that started it.
 
-    python -m trainer.launch.die_with_parent SIGNAL PARENT COMMAND [ARGUMENT ...]
+    python -P die_with_parent.py SIGNAL PARENT COMMAND [ARGUMENT ...]
 
 Linux sends SIGNAL when the thread that started the command ends, even by kill -9, so no rank
 outlives its trainer. The command keeps the process id. It is a separate program because nothing may run between
-fork and exec in a process that has threads.
+fork and exec in a process that has threads. It is started by its path, so no other package named trainer is met.
 """
 
 import ctypes
@@ -20,8 +20,8 @@ def dying_with_parent(number: signal.Signals, command: Sequence[str]) -> list[st
     """Return the command line of `command` that gets a signal when the calling thread ends."""
     return [
         sys.executable,
-        "-m",
-        "trainer.launch.die_with_parent",
+        "-P",
+        __file__,
         str(number.value),
         str(os.getpid()),
         *command,

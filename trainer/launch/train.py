@@ -1,6 +1,6 @@
 """`trainer train`: starts the ranks of this machine, or is one rank under torchrun or srun.
 
-The program of a rank that it starts is `python -m trainer.launch.train MODULE:FUNCTION JOB`.
+The program of a rank that it starts is this module, `trainer.launch.train MODULE:FUNCTION JOB`.
 """
 
 import os
@@ -61,8 +61,10 @@ def _start(config: JobConfig, nproc: int | None, run: str, allowed: Collection[s
     settled = job_config.enter_job_dir(config, allowed)
     count = count_ranks(nproc or settled.trainer.nproc, settled.engine.device, os.environ)
     # The directory is for people who read a list of processes.
-    command = [sys.executable, "-m", "trainer.launch.train", run, settled.job.dir]
-    return start_ranks(command, count, {**os.environ, HANDED: settled.model_dump_json()})
+    rank = [sys.executable, "-P", "-m", "syncd.trainer_program", "trainer.launch.train"]
+    return start_ranks(
+        [*rank, run, settled.job.dir], count, {**os.environ, HANDED: settled.model_dump_json()}
+    )
 
 
 def main(run: str) -> int:

@@ -49,15 +49,16 @@ class Chain:
     Args:
         job: The job.
         step: The step.
+        shortcut: Make the step by its shortcut, from its parent, instead of reading its shards.
 
     Raises:
-        UsageError: There is no such step, or it is of another kind.
+        UsageError: There is no such step, it is of another kind, or it has no shortcut where one is asked for.
         CorruptDataError: A link is missing, or does not fit the next; a table is damaged.
     """
 
-    def __init__(self, job: Job, step: int) -> None:
+    def __init__(self, job: Job, step: int, *, shortcut: bool = False) -> None:
         self._job = job
-        self.manifests = read_chain(job, step)
+        self.manifests = read_chain(job, step, shortcut=shortcut)
         """The step first, its keyframe last."""
         self._links: dict[str, list[_Link]] = {}
         for manifest in reversed(self.deltas):
@@ -114,11 +115,11 @@ class Chain:
 
     def _add_links(self, manifest: Manifest) -> None:
         path = self._job.step(manifest.step)
-        if manifest.delta is not None and (problem := header_problem(manifest.delta)):
+        if manifest.changes is not None and (problem := header_problem(manifest.changes)):
             raise CorruptDataError(f"step {manifest.step} is {problem}", path=path)
         tables = containers(self._job, manifest)
         check_tables(manifest, tables)
-        for record, table in zip(manifest.shards, tables, strict=True):
+        for record, table in zip(manifest.containers, tables, strict=True):
             for target, frames in zip(table.targets, table.by_target(), strict=True):
                 self._links.setdefault(target.name, []).append(_Link(f"{path}/{record.name}", frames))
 

@@ -9,7 +9,7 @@ from syncd.errors import CorruptDataError, UsageError, storage_errors
 from syncd.protocol.disk import Disk, is_below, is_directory, list_if_there, remove_tree
 from syncd.protocol.layout import ACTOR, Job
 from syncd.protocol.local_disk import LocalDisk
-from syncd.protocol.manifest import Manifest, damaged_files
+from syncd.protocol.manifest import Manifest, damaged_records
 from syncd.protocol.receipt import FileRecord
 from syncd.transports.delta.chain import Chain, explain_removal
 
@@ -49,19 +49,24 @@ def materialise(job: Job, step: int, target: str, disk: Disk | None = None) -> M
     return chain.manifest
 
 
-def prove(job: Job, step: int) -> list[str]:
+def prove(job: Job, step: int, *, shortcut: bool = False) -> list[str]:
     """Return what is wrong with the chain of a step, nothing when each byte that it makes is that of the step.
 
     Every link's own files are compared with their digests, every frame is applied, and the result is compared with
     the digests of the files that a full save would have written.
+
+    Args:
+        job: The job.
+        step: The step.
+        shortcut: Prove what its shortcut makes from its parent.
     """
     try:
         with explain_removal(job, step):
-            chain = Chain(job, step)
+            chain = Chain(job, step, shortcut=shortcut)
             wrong = [
-                f"{os.path.basename(job.step(manifest.step))}/{problem}"
-                for manifest in chain.deltas
-                for problem in damaged_files(job.disk, job.step(manifest.step), manifest)
+                f"{os.path.basename(job.step(link.step))}/{problem}"
+                for link in chain.deltas
+                for problem in damaged_records(job.disk, job.step(link.step), _stored(link))
             ]
             for _, pieces in _files(chain):
                 for _piece in pieces:
@@ -69,6 +74,11 @@ def prove(job: Job, step: int) -> list[str]:
     except CorruptDataError as error:
         return [str(error)]
     return wrong
+
+
+def _stored(link: Manifest) -> tuple[FileRecord, ...]:
+    """Return the records of the files that a link of a chain stores for it: of a whole step, its containers."""
+    return (*link.containers, *(link.files if link.delta else ()))
 
 
 def _check_target(job: Job, disk: Disk, place: str) -> None:

@@ -19,10 +19,10 @@ from syncd.protocol.digest import CHUNK, DEFAULT, digest_file, hasher
 from syncd.protocol.disk import Disk
 from syncd.protocol.layout import ACTOR, Job, delta_name
 from syncd.protocol.lineage import read_chain
-from syncd.protocol.manifest import DeltaHeader, Manifest
+from syncd.protocol.manifest import Manifest
 from syncd.protocol.probe import Probe
-from syncd.protocol.receipt import FileRecord
-from syncd.protocol.roots import roots_of
+from syncd.protocol.receipt import Changes, FileRecord
+from syncd.protocol.roots import shard_roots
 from syncd.protocol.safetensors import encode_header
 from syncd.protocol.writer import StepWriter
 from syncd.publishing import (
@@ -210,10 +210,10 @@ class _DeltaWriter:
         ]
         if read_chain(self._job, parent.step)[0].digest != parent.digest:
             raise TryAgainError(f"step {parent.step} was written again while its changes were stored")
-        before, after = roots_of([DeltaTable(targets, tuple(frames), 0)])
+        roots = shard_roots([DeltaTable(targets, tuple(frames), 0)])
         counts = sum(frame.changed for frame in frames), sum(frame.words for frame in frames)
-        header = DeltaHeader(parent.step, parent.digest, ENCODING, *counts, before, after, shards, files)
-        return Content([stored], new, "delta", header)
+        changes = Changes(parent.step, parent.digest, ENCODING, *counts, shards, files)
+        return Content([stored], new, "delta", list(roots.values()), changes)
 
     def _encode(self, container: NewContainer, number: int, record: FileRecord) -> FileRecord:
         """Add the frames of one shard; return the record that the shard would have in a whole step."""
