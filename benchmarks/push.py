@@ -4,8 +4,12 @@
 
 The server was started from DIR and takes weights from memory (docs/engines-vllm-sglang.md#broadcasts). Each round
 begins with another contestant, and ratios are taken within a round. What counts is the time from the call until the
-server works again: pausing it, loading the same tensors, resetting caches and resuming. `files` has the server read
-DIR, which is in the page cache; it starts with a check of the files.
+server works again: pausing it, loading the same tensors, resetting caches and resuming.
+
+    ipc     shared memory into which they were received, as `explorer run` receives them
+    copied  the same from other memory, copied into shared memory bucket by bucket
+    gloo    a group over gloo on loopback
+    files   the server reads DIR, which is in the page cache, after a check of the files
 """
 
 import argparse
@@ -20,15 +24,15 @@ import report
 import torch
 from safetensors.torch import load_file
 
+from explorer_hooks.engine_push.shared import allocate
 from explorer_hooks.finding import open_hook
 from explorer_hooks.hook import Hook
 from explorer_hooks.hooks.http_engine import HttpEngineHook
 from syncd.protocol.version import Version
 from syncd.transports.base import WeightDirectory
 
-WAYS = ("ipc", "gloo")
-FILES = "files"
-_TIMEOUT = 600.0
+IPC, COPIED, GLOO, FILES = "ipc", "copied", "gloo", "files"
+_TIMEOUT, _ALIGNED = 600.0, 16
 
 Contestants = Mapping[str, Callable[[], None]]
 
@@ -41,7 +45,7 @@ def main() -> None:
     found = _race(_contestants(options, tensors), options.rounds)
     print(f"{options.hook}: {mib} MiB in {len(tensors)} tensors, seconds, median (least-most)")
     for name, seconds in found.items():
-        ratio = statistics.median(other / own for own, other in zip(seconds, found["gloo"], strict=True))
+        ratio = statistics.median(other / own for own, other in zip(seconds, found[GLOO], strict=True))
         print(f"{name:<6} {report.spread(seconds, 3):<24} {ratio:.2f} x of gloo's speed")
     where = report.machine(Path(options.model), load=round(os.getloadavg()[0], 1), torch=torch.__version__)
     print(where)
@@ -63,16 +67,27 @@ def _race(contestants: Contestants, rounds: int) -> dict[str, list[float]]:
 
 
 def _contestants(options: argparse.Namespace, tensors: Mapping[str, torch.Tensor]) -> Contestants:
-    made: dict[str, Callable[[], None]] = {}
-    for way in WAYS:
-        hook = open_hook(options.hook, settings={"push": way}, timeout=_TIMEOUT)
-        assert isinstance(hook, HttpEngineHook)
-        made[way] = _push_by(hook, tensors)
-    made[FILES] = _load_by(hook, options.model)
-    return made
+    hooks = {way: open_hook(options.hook, settings={"push": way}, timeout=_TIMEOUT) for way in (IPC, GLOO)}
+    return {
+        IPC: _push_by(hooks[IPC], _received(tensors)),
+        COPIED: _push_by(hooks[IPC], tensors),
+        GLOO: _push_by(hooks[GLOO], tensors),
+        FILES: _load_by(hooks[GLOO], options.model),
+    }
 
 
-def _push_by(hook: HttpEngineHook, tensors: Mapping[str, torch.Tensor]) -> Callable[[], None]:
+def _received(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return copies of tensors as a receiver of a broadcast has them: in one piece of shared memory."""
+    sizes = [-(-tensor.nbytes // _ALIGNED) * _ALIGNED for tensor in tensors.values()]
+    parts = zip(tensors.items(), torch.split(allocate(sum(sizes)), sizes), strict=True)
+    return {
+        name: part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        for (name, tensor), part in parts
+    }
+
+
+def _push_by(hook: Hook, tensors: Mapping[str, torch.Tensor]) -> Callable[[], None]:
+    assert isinstance(hook, HttpEngineHook)
     return lambda: hook.load_tensors("1.1+benchmark", tensors)
 
 

@@ -1,6 +1,7 @@
 """Weights as memory that this process shares with the engine's workers on the same host: no wire, no group.
 
-While the engine loads a bucket, this process fills the next one. So two buckets are in shared memory at once.
+Weights that were received into shared memory (`shared.allocate`) are not copied on this side. Others are: while the
+engine loads a bucket, this process fills the next one, so two are in shared memory at once.
 """
 
 import contextlib
@@ -30,6 +31,10 @@ class IpcDelivery(Delivery):
     @abstractmethod
     def _count_workers(self) -> int:
         """Return how many workers the engine has."""
+
+    @abstractmethod
+    def _copies_tensors(self) -> bool:
+        """Return whether the engine is known to keep none of the tensors that it opens."""
 
     @abstractmethod
     def _meet(self, first: SharedBucket) -> None:
@@ -77,6 +82,6 @@ class IpcDelivery(Delivery):
         bucket.release()
 
     def _shared(self, tensors: Tensors, workers: int) -> SharedBucket:
-        made = share(tensors, workers)
+        made = share(tensors, workers, in_place=self._copies_tensors())
         self._held.append(made)
         return made

@@ -18,6 +18,7 @@ import secrets
 import stat
 import struct
 from collections.abc import Iterable
+from itertools import count
 
 DIRECTORY = "/dev/shm"  # noqa: S108 - the memory that processes of one host share, by its only name
 """Where segments are."""
@@ -29,14 +30,14 @@ _USERS = 1 << 20
 """What torch counts from: nobody but the owner is ever the last user, who would remove the file."""
 
 _ALIGNED = 64
-_NAME = re.compile(r"syncd-push-[0-9a-f]{32}(\.[0-9]{1,4})?", re.ASCII)
+_NAME = re.compile(r"syncd-push-[0-9a-f]{32}(\.[0-9]{1,9})?", re.ASCII)
 
 
 class Segment:
     """Shared memory of this process, which others of this user can open by its name.
 
     Args:
-        size: Its bytes; they are reserved at once, so that filling it cannot fail.
+        size: Its bytes, of which the first `HEADER` are torch's.
 
     Raises:
         OSError: There is no room, or this host has no shared memory.
@@ -45,34 +46,55 @@ class Segment:
     def __init__(self, size: int) -> None:
         self.size = size
         self._names: list[str] = []
-        # A reservation of more than is free would take all of it before it fails.
+        self._numbers = count(1)
         room = os.statvfs(DIRECTORY)
         if size > room.f_bavail * room.f_frsize:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), DIRECTORY)
         self._descriptor = os.open(DIRECTORY, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.posix_fallocate(self._descriptor, 0, size)
-            self.memory = mmap.mmap(self._descriptor, size)
-            self.memory[:4] = struct.pack("=i", _USERS)
+            os.ftruncate(self._descriptor, size)
+            self.write(0, memoryview(struct.pack("=i", _USERS)))
             self.name = f"syncd-push-{secrets.token_hex(16)}"
             self._link(self.name)
         except BaseException:
             self.remove()
             raise
 
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write bytes to a place.
+
+        Raises:
+            OSError: There is no room.
+        """
+        while data:
+            written = os.pwrite(self._descriptor, data, offset)
+            data, offset = data[written:], offset + written
+
+    def reserve(self) -> mmap.mmap:
+        """Return the memory, all of it there, so that writing to it cannot fail.
+
+        Raises:
+            OSError: There is no room.
+        """
+        os.posix_fallocate(self._descriptor, 0, self.size)
+        return mmap.mmap(self._descriptor, self.size)
+
     def another_name(self) -> str:
         """Return a further name of the segment, for a reader that removes what it has read."""
-        name = f"{self.name}.{len(self._names)}"
+        name = f"{self.name}.{next(self._numbers)}"
         self._link(name)
         return name
 
+    def remove_names(self) -> None:
+        """Remove the further names."""
+        for name in self._names[1:]:
+            self._unlink(name)
+
     def remove(self) -> None:
         """Remove the segment; readers that have opened it keep it until they close it."""
-        for name in self._names:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{DIRECTORY}/{name}")
-        self._names = []
+        for name in list(self._names):
+            self._unlink(name)
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1
@@ -82,6 +104,11 @@ class Segment:
         file = self._descriptor
         os.link(f"/proc/self/fd/{file}", f"{DIRECTORY}/{name}", src_dir_fd=file, follow_symlinks=True)
         self._names.append(name)
+
+    def _unlink(self, name: str) -> None:
+        self._names.remove(name)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{DIRECTORY}/{name}")
 
 
 def places(sizes: Iterable[int]) -> tuple[list[int], int]:

@@ -70,6 +70,9 @@ class VllmGroupDelivery(VllmDelivery, GroupDelivery):
 class VllmIpcDelivery(VllmDelivery, IpcDelivery):
     """vLLM, as shared memory that the backend of this package opens."""
 
+    def _copies_tensors(self) -> bool:
+        return True  # its end is this package's: see `SyncdEngine.finish_weight_update`
+
     def _meet(self, first: SharedBucket) -> None:
         self._connect_workers(first.place)
 
@@ -141,6 +144,10 @@ class SGLangGroupDelivery(SGLangDelivery, GroupDelivery):
 
 class SGLangIpcDelivery(SGLangDelivery, IpcDelivery):
     """SGLang, as shared memory: `update_weights_from_tensor`."""
+
+    def _copies_tensors(self) -> bool:
+        # To its own device. On a CPU that is no copy, and whether a model's loader keeps a tensor is not known.
+        return self._server.get_json("/server_info").get("device") not in {"cpu", None}
 
     def _meet(self, first: SharedBucket) -> None:
         require_shared_memory(self._server.port, first.workers, on_gpu="gpu" in first.place)

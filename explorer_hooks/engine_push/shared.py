@@ -5,8 +5,10 @@ tensors: what torch's own pickles of shared tensors say, written here by hand, b
 process look after the memory. Nothing here reads a pickle.
 """
 
+import contextlib
 import io
 import pickle
+import weakref
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
@@ -61,21 +63,15 @@ class SegmentBucket(SharedBucket):
     """A bucket in a segment of shared memory.
 
     Args:
-        tensors: The tensors, wherever they are.
+        tensors: The tensors.
         workers: How many workers open it.
-
-    Raises:
-        LoadFailedError: There is no room for it.
+        segment: The segment.
+        offsets: Where each tensor begins in it, in bytes.
     """
 
-    def __init__(self, tensors: Tensors, workers: int) -> None:
+    def __init__(self, tensors: Tensors, workers: int, segment: Segment, offsets: Sequence[int]) -> None:
         super().__init__(tensors, workers)
-        self._offsets, size = places(tensor.nbytes for tensor in tensors.values())
-        try:
-            self._segment = Segment(size)
-        except OSError as error:
-            problem = f"{DIRECTORY} of this host does not take {size} bytes: {error.strerror or error}"
-            raise LoadFailedError(problem, hint=f"df -h {DIRECTORY}; or push=gloo") from error
+        self._segment, self._offsets = segment, list(offsets)
 
     @property
     def place(self) -> dict[str, str]:
@@ -83,11 +79,7 @@ class SegmentBucket(SharedBucket):
         return {"segment": self._segment.name}
 
     def fill(self) -> None:
-        """Copy each tensor to its place."""
-        for tensor, offset in zip(self.tensors.values(), self._offsets, strict=True):
-            if count := tensor.numel():
-                flat = torch.frombuffer(self._segment.memory, dtype=tensor.dtype, count=count, offset=offset)
-                flat.view(tensor.shape).copy_(tensor)
+        """Do nothing: the tensors are in it."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the tensors, the segment's name, and the offset of each."""
@@ -99,8 +91,8 @@ class SegmentBucket(SharedBucket):
         return [_pickled(list(self._rebuilt(name))) for name in names]
 
     def release(self) -> None:
-        """Remove the segment."""
-        self._segment.remove()
+        """Remove the names that workers got; the segment is that of the memory to receive into."""
+        self._segment.remove_names()
 
     def _rebuilt(self, name: str) -> Iterator[tuple[str, "_Rebuilt"]]:
         file = (torch.UntypedStorage, b"", f"/{name}".encode(), self._segment.size - HEADER)
@@ -110,6 +102,41 @@ class SegmentBucket(SharedBucket):
             at = (offset - HEADER) // tensor.element_size()
             layout = (at, tensor.shape, _strides(tensor.shape), False)
             yield key, _Rebuilt(reductions.rebuild_tensor, (torch.Tensor, typed, layout))
+
+
+class CopiedBucket(SegmentBucket):
+    """A bucket in a segment of its own, into which the tensors are copied.
+
+    Args:
+        tensors: The tensors, wherever they are.
+        workers: How many workers open it.
+
+    Raises:
+        LoadFailedError: There is no room for it.
+    """
+
+    def __init__(self, tensors: Tensors, workers: int) -> None:
+        offsets, size = places(tensor.nbytes for tensor in tensors.values())
+        with _as_load_error(size):
+            segment = Segment(size)
+        super().__init__(tensors, workers, segment, offsets)
+
+    def fill(self) -> None:
+        """Copy each tensor to its place.
+
+        Raises:
+            LoadFailedError: There is no room for it.
+        """
+        with _as_load_error(self._segment.size):
+            for tensor, offset in zip(self.tensors.values(), self._offsets, strict=True):
+                # Written, not mapped: new pages of a mapping would be cleared first, and come one by one.
+                flat = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
+                data: Any = flat.numpy()
+                self._segment.write(offset, memoryview(data))
+
+    def release(self) -> None:
+        """Remove the segment."""
+        self._segment.remove()
 
 
 class GpuBucket(SharedBucket):
@@ -165,15 +192,90 @@ class GpuBucket(SharedBucket):
         return _Rebuilt(reductions.rebuild_cuda_tensor, (*args[:_DEVICE], self._gpu, *args[_DEVICE + 1 :]))
 
 
-def share(tensors: Tensors, workers: int) -> SharedBucket:
-    """Return a bucket of tensors as a worker can open it; if they are all on one GPU, as handles.
+def allocate(size: int) -> torch.Tensor:
+    """Return so many bytes of main memory, shared if there is room; a bucket of tensors in it needs no copy.
+
+    The segment is removed when no tensor uses it any more.
+    """
+    segment = None
+    try:
+        segment = Segment(size + HEADER)
+        reserved = segment.reserve()
+    except OSError:
+        if segment is not None:
+            segment.remove()
+        return torch.empty(size, dtype=torch.uint8)
+    memory = torch.frombuffer(reserved, dtype=torch.uint8, count=size, offset=HEADER)
+    allocated = _Allocated(segment, memory.data_ptr(), memory.data_ptr() + size)
+    _ALLOCATED.append(allocated)
+    weakref.finalize(reserved, allocated.remove)  # the tensor has it
+    return memory
+
+
+def share(tensors: Tensors, workers: int, *, in_place: bool) -> SharedBucket:
+    """Return a bucket of tensors as workers can open it: by handles if they are all on one GPU.
+
+    Args:
+        tensors: The tensors by name.
+        workers: How many workers open it.
+        in_place: Whether tensors in memory of `allocate` are shared where they are. A worker that keeps them would
+            see what comes into that memory later.
 
     Raises:
         LoadFailedError: They cannot be shared.
     """
     devices = {tensor.device for tensor in tensors.values()}
-    on_gpu = len(devices) == 1 and next(iter(devices)).type == "cuda"
-    return GpuBucket(tensors, workers) if on_gpu else SegmentBucket(tensors, workers)
+    if len(devices) == 1 and next(iter(devices)).type == "cuda":
+        return GpuBucket(tensors, workers)
+    for allocated in _ALLOCATED if in_place else ():
+        if all(allocated.has(tensor) for tensor in tensors.values()):
+            return SegmentBucket(
+                tensors, workers, allocated.segment, list(map(allocated.offset, tensors.values()))
+            )
+    return CopiedBucket(tensors, workers)
+
+
+@dataclass(frozen=True, eq=False)
+class _Allocated:
+    """Shared memory that tensors of this process use.
+
+    Args:
+        segment: Its segment.
+        start: The address of its first byte.
+        end: The address behind its last one.
+    """
+
+    segment: Segment
+    start: int
+    end: int
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Return whether all of a tensor lies in it, in its order."""
+        begin = tensor.data_ptr()
+        if not tensor.numel():
+            return True
+        return tensor.is_contiguous() and self.start <= begin and begin + tensor.nbytes <= self.end
+
+    def offset(self, tensor: torch.Tensor) -> int:
+        """Return where a tensor begins in the segment."""
+        return tensor.data_ptr() - self.start + HEADER if tensor.numel() else HEADER
+
+    def remove(self) -> None:
+        """Remove it: no tensor uses it."""
+        _ALLOCATED.remove(self)
+        self.segment.remove()
+
+
+_ALLOCATED: list[_Allocated] = []
+
+
+@contextlib.contextmanager
+def _as_load_error(size: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        problem = f"{DIRECTORY} of this host does not take {size} bytes: {error.strerror or error}"
+        raise LoadFailedError(problem, hint=f"df -h {DIRECTORY}; or push=gloo") from error
 
 
 @dataclass(frozen=True, eq=False)

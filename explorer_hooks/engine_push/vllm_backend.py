@@ -64,6 +64,9 @@ class Source(Protocol):
     def tensors(self, bucket: BucketInfo, worker: int) -> list[torch.Tensor]:
         """Return the tensors of a bucket for a worker."""
 
+    def keep_apart(self, model: torch.nn.Module) -> None:
+        """Have no parameter of a model use memory of the sender, which the next version may overwrite."""
+
     def close(self) -> None:
         """End it."""
 
@@ -152,6 +155,9 @@ class Group:
             work.wait(self._left())
         return made
 
+    def keep_apart(self, model: torch.nn.Module) -> None:
+        """Do nothing: what was received is this worker's own."""
+
     def close(self) -> None:
         """Leave the group."""
         with contextlib.suppress(RuntimeError):
@@ -173,16 +179,31 @@ class Group:
 class SharedMemory:
     """What the sender shares on this host; a tensor stays readable for as long as the worker has it."""
 
+    def __init__(self) -> None:
+        self._opened: list[torch.UntypedStorage] = []
+
     def tensors(self, bucket: BucketInfo, worker: int) -> list[torch.Tensor]:
         """Open all tensors of a bucket."""
         if bucket.segment:
-            return _in_segment(bucket)
-        device, handles = _device_of(bucket.gpu), bucket.handles[worker]
-        given = zip(bucket.dtypes, bucket.shapes, handles, strict=True)
-        return [_on_gpu(_dtype(name), shape, device, handle) for name, shape, handle in given]
+            opened = _in_segment(bucket)
+        else:
+            device, handles = _device_of(bucket.gpu), bucket.handles[worker]
+            given = zip(bucket.dtypes, bucket.shapes, handles, strict=True)
+            opened = [_on_gpu(_dtype(name), shape, device, handle) for name, shape, handle in given]
+        self._opened += [tensor.untyped_storage() for tensor in opened]
+        return opened
+
+    def keep_apart(self, model: torch.nn.Module) -> None:
+        """Copy the parameters and buffers that a loader made of the sender's tensors themselves."""
+        shared = {storage.data_ptr() for storage in self._opened}
+        for held in (*model.parameters(), *model.buffers()):
+            if held.untyped_storage().data_ptr() in shared:
+                held.data = held.data.clone()
+        self._opened = []
 
     def close(self) -> None:
-        """Do nothing."""
+        """Give up what was opened."""
+        self._opened = []
 
 
 class SyncdEngine(WeightTransferEngine[Any, BucketInfo]):
@@ -222,6 +243,8 @@ class SyncdEngine(WeightTransferEngine[Any, BucketInfo]):
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload  # noqa: PLC0415
 
         finalize_layerwise_reload(self.model, self.model_config)
+        if self._source is not None:
+            self._source.keep_apart(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Take a bucket and load it; after a failure the model can still be loaded from files."""

@@ -173,9 +173,10 @@ class HttpEngineHook(RestartableHook, TensorHook):
         return "" if self._address else "the engine is on another host, or broadcast=false"
 
     def receive_context(self, client: Client, stop: Callable[[], bool]) -> ReceiveContext:
-        """Return a context without parameters: the receiver keeps the weights in its own memory."""
+        """Return a context without parameters: the receiver keeps the weights in memory that it may share."""
         remove_leftovers()
-        return ReceiveContext(client, stop, None, self.check_offered)
+        allocate = resolve_name("explorer_hooks.engine_push.shared:allocate") if "ipc" in self._ways else None
+        return ReceiveContext(client, stop, None, self.check_offered, allocate)
 
     def check_offered(self, tensors: Tensors) -> None:
         """Compare the tensors of a broadcast with the model that the engine was started from.

@@ -48,7 +48,7 @@ def tensors(device):
 @pytest.mark.parametrize("device", ["cuda:0", "cpu"])
 def test_another_process_reads_the_tensors_of_a_gpu_and_of_main_memory(device):
     # A worker opens handles once: what the pickles have is exported for a worker of their own.
-    bucket, others = share(tensors(device), 1), share(tensors(device), 1)
+    bucket, others = share(tensors(device), 1, in_place=True), share(tensors(device), 1, in_place=True)
     assert isinstance(bucket, GpuBucket if device != "cpu" else SegmentBucket)
     for one in (bucket, others):
         one.fill()
@@ -69,7 +69,7 @@ def test_another_process_reads_the_tensors_of_a_gpu_and_of_main_memory(device):
 
 def test_tensors_of_a_gpu_and_of_main_memory_together_go_through_main_memory():
     mixed = tensors("cuda:0") | {"other": torch.ones(3)}
-    bucket = share(mixed, 1)
+    bucket = share(mixed, 1, in_place=True)
     try:
         assert isinstance(bucket, SegmentBucket)
     finally:

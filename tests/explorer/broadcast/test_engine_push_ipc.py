@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="needs torch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
 from safetensors.torch import save_file  # noqa: E402
-from support.broadcasts import HERE, LONG  # noqa: E402
+from support.broadcasts import HERE, LONG, received  # noqa: E402
 from support.paths import PYTHONPATH  # noqa: E402
 from support.servers import Server, digest_of  # noqa: E402
 from support.targets import target_of  # noqa: E402
@@ -25,7 +25,7 @@ from explorer_hooks.engine_push.segments import (  # noqa: E402
     open_segment,
     remove_leftovers,
 )
-from explorer_hooks.engine_push.shared import SegmentBucket  # noqa: E402
+from explorer_hooks.engine_push.shared import CopiedBucket, allocate, share  # noqa: E402
 from explorer_hooks.finding import open_hook  # noqa: E402
 from explorer_hooks.hook import Running, UntouchedError  # noqa: E402
 from syncd.errors import ConfigError, LoadFailedError  # noqa: E402
@@ -77,9 +77,9 @@ def weights(start):
     return {name: tensor + 1 for name, tensor in model.state_dict().items()}
 
 
-def test_workers_of_both_engines_read_every_kind_of_tensor():
+def every_kind():
     made = torch.Generator().manual_seed(1)
-    tensors = {
+    return {
         "matrix": torch.randn(31, 17, generator=made),
         "transposed": torch.randn(5, 9, generator=made).t(),
         "half": torch.randn(7, generator=made).to(torch.bfloat16),
@@ -88,7 +88,15 @@ def test_workers_of_both_engines_read_every_kind_of_tensor():
         "none": torch.empty(0, 4),
         "flags": torch.tensor([True, False, True]),
     }
-    bucket = SegmentBucket(tensors, workers=2)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_workers_of_both_engines_read_every_kind_of_tensor(in_place):
+    """Also where a model's loader keeps what it is given: then the worker copies it in the end."""
+    tensors = every_kind()
+    held = received(tensors) if in_place else tensors
+    bucket = share(held, workers=2, in_place=in_place)
+    assert isinstance(bucket, CopiedBucket) != in_place
     try:
         bucket.fill()
         pickles = [base64.b64encode(one).decode() for one in bucket.as_pickles()]
@@ -103,7 +111,27 @@ def test_workers_of_both_engines_read_every_kind_of_tensor():
         sys.path.pop(0)
     wanted = digest(tensors.items())
     assert found == {"json": wanted, "pickles": [wanted, wanted]}
-    assert not os.path.exists(f"{DIRECTORY}/{bucket.place['segment']}")
+    name = bucket.place["segment"]
+    del held, bucket, tensors
+    assert [one for one in os.listdir(DIRECTORY) if one.startswith(name)] == []
+
+
+def test_memory_to_receive_into_is_shared_as_long_as_a_tensor_uses_it():
+    views = received({"a": torch.ones(5), "b": torch.ones(3)})
+    (name,) = share(views, 1, in_place=True).place.values()
+    del views["a"]
+    assert name in os.listdir(DIRECTORY)
+    elsewhere = share(views | {"c": torch.ones(3)}, 1, in_place=True)
+    assert isinstance(elsewhere, CopiedBucket), "one of them is not in that memory"
+    elsewhere.release()
+    views.clear()
+    del elsewhere
+    assert name not in os.listdir(DIRECTORY)
+
+
+def test_memory_to_receive_into_is_plain_memory_where_there_is_no_room(monkeypatch):
+    monkeypatch.setattr(segments, "DIRECTORY", "/nowhere")
+    assert allocate(100).shape == (100,)
 
 
 def test_handles_of_a_gpu_reach_torch_as_torch_made_them():
@@ -152,7 +180,7 @@ def test_only_a_segment_of_this_user_is_opened(tmp_path):
             open_segment(forged)
         opened = open_segment(held.name)
         opened[80:84] = b"mine"
-        assert held.memory[80:84] == bytes(4), "a worker's writes stay its own"
+        assert open_segment(held.name)[80:84] == bytes(4), "a worker's writes stay its own"
         assert os.stat(f"{DIRECTORY}/{held.name}").st_mode & 0o777 == 0o600
     finally:
         held.remove()

@@ -339,6 +339,7 @@ class Vllm(Engine):
     def post_finish_weight_update(self, body):
         if not self.is_open:
             raise RuntimeError("finish_weight_update called without a matching start_weight_update.")
+        self.worker.finish_weight_update()
         self.is_open = False
         return {}
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from explorer_hooks.engine_push import delivery
 from explorer_hooks.engine_push.segments import Segment
-from explorer_hooks.engine_push.shared import SegmentBucket
+from explorer_hooks.engine_push.shared import CopiedBucket
 from explorer_hooks.finding import open_hook
 from syncd.transports.broadcast.process_group import ProcessGroup
 
@@ -43,7 +43,7 @@ def told(real):
 
 def main(kind, address, directory, way):
     ProcessGroup.broadcast = counted(ProcessGroup.broadcast, SEND)
-    SegmentBucket.fill = counted(SegmentBucket.fill, FILL)
+    CopiedBucket.fill = counted(CopiedBucket.fill, FILL)
     Segment._link = told(Segment._link)
     if way == "ipc":
         delivery.BUCKET = 20_000
