@@ -7,6 +7,7 @@ events to the observers.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from syncd.daemon.chains import change_figures
 from syncd.daemon.snapshot import Module, Snapshot
 from syncd.errors import StorageError, plain
 from syncd.observe import names
@@ -181,6 +182,15 @@ def describe(step: Step) -> dict[str, Any]:
     if step.problem:
         fields["problem"] = step.problem
     return fields
+
+
+def change_fields(snapshot: Snapshot, number: int) -> dict[str, Any]:
+    """Return the log fields of a step's changes, none if it has no changes that can be used."""
+    found = change_figures(snapshot.steps, snapshot.steps[number])
+    if found is None:
+        return {}
+    sizes = {"changes_bytes": found.size, "whole_bytes": found.whole_size}
+    return {"parent": found.parent, "density": found.density, "chain": found.chain, **sizes}
 
 
 def _modules(kind: str, before: Mapping[str, Module], after: Mapping[str, Module]) -> Iterator[Message]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from syncd.config import DaemonConfig
+from syncd.daemon.chains import catching_up, links
 from syncd.daemon.snapshot import Snapshot
 from syncd.protocol.request import Request
 from syncd.protocol.step import Step, StepState
@@ -196,12 +197,13 @@ def _weak(
 ) -> Iterator[Decision]:
     """Decide what no strong rule keeps, within the byte budget: the oldest are removed first."""
     last, going = _last_sync(steps, snapshot, policy.keep_last), vacating(snapshot)
+    needed = catching_up(snapshot)
     excess = snapshot.job_size - policy.max_bytes if policy.max_bytes else 0
     for step in weak:
         if step.step in going:
             decision = _remove(step.step, "vacated", "the trainer writes it again")
         else:
-            decision = _weak_decision(step, last, snapshot, policy)
+            decision = _weak_decision(step, last, needed, snapshot, policy)
         if decision.keep and excess > 0:
             decision = _remove(step.step, "byte_budget", f"{excess} bytes over {policy.max_bytes}")
         if not decision.keep:
@@ -225,7 +227,9 @@ def _last_sync(steps: list[Step], snapshot: Snapshot, keep: int) -> set[int]:
     return set(sync[-max(keep, 1) :])
 
 
-def _weak_decision(step: Step, last: set[int], snapshot: Snapshot, policy: DaemonConfig) -> Decision:
+def _weak_decision(
+    step: Step, last: set[int], needed: Mapping[int, str], snapshot: Snapshot, policy: DaemonConfig
+) -> Decision:
     if is_abandoned(step, snapshot):
         return _remove(step.step, "abandoned", "the trainer went back below it")
     if step.state is not StepState.COMPLETE:
@@ -235,6 +239,8 @@ def _weak_decision(step: Step, last: set[int], snapshot: Snapshot, policy: Daemo
         return _keep(step.step, "keep_last", f"one of the newest {policy.keep_last} sync steps")
     if policy.keep_every and step.step % policy.keep_every == 0 and not step.full:
         return _keep(step.step, "keep_every", f"a multiple of {policy.keep_every}")
+    if step.step in needed:
+        return _keep(step.step, "catch_up", needed[step.step])
     return _left_over(step, snapshot, policy)
 
 
@@ -248,15 +254,7 @@ def _left_over(step: Step, snapshot: Snapshot, policy: DaemonConfig) -> Decision
 
 def _chains(kept: Mapping[int, Decision], steps: Mapping[int, Step]) -> Iterator[Decision]:
     """Keep every link that a kept delta needs, whatever removed it."""
-    parents = {number: step.parent for number, step in steps.items()}
-    for number in kept:
-        for link in _links(number, parents):
+    for number, decision in kept.items():
+        for link in links(number, steps):
             if link in steps and link not in kept:
-                yield _keep(link, "chain", f"step {number} is stored as changes of it")
-
-
-def _links(step: int, parents: Mapping[int, int | None]) -> Iterator[int]:
-    """Yield what a delta needs. Of a broken chain too: a person may still repair it from what is left."""
-    while (parent := parents.get(step)) is not None and parent < step:
-        yield parent
-        step = parent
+                yield _keep(link, "chain", f"step {number} ({decision.rule}) is stored as changes of it")

@@ -14,7 +14,7 @@ from syncd.daemon.examine import VerifyLevel, problems_of, shortcut_problem_of
 from syncd.daemon.leader import DaemonLeader
 from syncd.daemon.plan import Plan, plan, still_holds
 from syncd.daemon.removals import Removals
-from syncd.daemon.report import EventReporter, describe, lag_of, totals
+from syncd.daemon.report import EventReporter, change_fields, describe, lag_of, totals
 from syncd.daemon.scan import Scanner
 from syncd.daemon.snapshot import Snapshot
 from syncd.errors import (
@@ -314,6 +314,7 @@ class Daemon:
             kind=version.kind,
             reason=reason,
             bytes=scanned.steps[version.step].size,
+            **change_fields(scanned, version.step),
             **self._latency(version),
         )
 

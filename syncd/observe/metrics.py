@@ -29,6 +29,7 @@ TEXTFILE_EVERY = 5.0
 _COUNTERS = {
     "versions_published": ("Versions published.", "reason"),
     "published_bytes": ("Bytes of the steps that were published.",),
+    "saved_bytes": ("Whole bytes of published steps less those of their changes.", "kind"),
     "versions_rewound": ("Times that explorers were sent back.", "reason"),
     "steps_pruned": ("Steps moved to the trash.", "rule"),
     "pruned_bytes": ("Bytes of the steps moved to the trash.", "rule"),
@@ -58,6 +59,9 @@ _UNKNOWN = {
     "term": ("Fencing token of this daemon's term.",),
     "version_generation": ("Generation of the newest version.",),
     "version_step": ("Step of the newest version.",),
+    "version_density": ("Share of words that its changes change.",),
+    "version_ratio": ("Its whole bytes / bytes of its changes.",),
+    "version_chain_deltas": ("Deltas from its keyframe to it.",),
     "steps": ("Step directories in the job.",),
     "quarantined_steps": ("Steps that are put aside.",),
     "job_bytes": ("Bytes of all steps.",),
@@ -227,6 +231,18 @@ class Metrics:
         self._all["published_bytes"].inc(fields.get("bytes") or 0)
         if fields.get("latency") is not None:
             self._all["publish_latency_seconds"].observe(fields["latency"])
+        self._show_changes(fields)
+
+    def _show_changes(self, fields: Fields) -> None:
+        """Show the figures of a delta or a shortcut; NaN for a step without changes."""
+        whole, changes = fields.get("whole_bytes"), fields.get("changes_bytes")
+        ratio = whole / changes if whole and changes else None
+        figures = {"density": fields.get("density"), "ratio": ratio, "chain_deltas": fields.get("chain")}
+        for name, value in figures.items():
+            self._all[f"version_{name}"].set(math.nan if value is None else value)
+        if whole is not None and changes is not None:
+            kind = "delta" if fields.get("kind") == "delta" else "shortcut"
+            self._all["saved_bytes"].labels(kind).inc(max(whole - changes, 0))
 
     def _on_pruned(self, fields: Fields) -> None:
         self._counted("steps_pruned", fields, "rule")

@@ -109,11 +109,13 @@ class StepContent:
         export: The weights.
         files: What belongs beside the weights, by file name.
         probe: What the model answers with these weights, so that receivers get it with them; None without one.
+        must_be_whole: Why the step must not be stored as a delta; empty if it may.
     """
 
     export: Export
     files: Mapping[str, bytes] = field(default_factory=dict)
     probe: Probe | None = None
+    must_be_whole: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from syncd.config import DaemonConfig
+from syncd.daemon.chains import change_figures
 from syncd.daemon.report import lag_of, symptoms
 from syncd.daemon.retention import Decision
 from syncd.daemon.snapshot import Module, Snapshot
@@ -133,7 +134,7 @@ def _version(view: JobView) -> Document | None:
         **_picked(version, "generation step kind"),
         "path": version.path if version.kind == "remote" else f"{view.job.root}/{version.path}",
         **_picked(version, "layout digest published_at"),
-        "delta": _delta(view.snapshot, view.snapshot.steps.get(version.step)),
+        **_changes(view.snapshot, view.snapshot.steps.get(version.step)),
         "age": _age(view, version.published_at),
         "previous": pair_document(version.previous),
         "held": version.held_marker is not None and version.held_marker == view.snapshot.marker.text,
@@ -254,7 +255,7 @@ def _row(snapshot: Snapshot, step: Step, decision: Decision) -> Document:
         "shards_expected": step.shards[1] if step.shards else step.expected,
         "bytes": step.size,
         **_picked(step, "digest parent"),
-        "delta": _delta(snapshot, step),
+        **_changes(snapshot, step),
         "published": _published(snapshot, step.step),
         "leases": list(snapshot.leases.get(step.step, ())),
         "pinned": step.step in snapshot.pins,
@@ -264,27 +265,25 @@ def _row(snapshot: Snapshot, step: Step, decision: Decision) -> Document:
     }
 
 
-def _delta(snapshot: Snapshot, step: Step | None) -> Document | None:
-    """Return the figures of a step that is stored as a delta, None for one that is stored whole."""
-    if step is None or step.kind != "delta" or step.state is not StepState.COMPLETE:
-        return None
-    return {
-        **_picked(step, "parent density"),
-        "bytes": step.size,
-        "whole_bytes": step.whole_size,
-        "chain": _chain_length(snapshot, step),
+def _changes(snapshot: Snapshot, step: Step | None) -> Document:
+    """Return the figures of a step's delta, and of its shortcut; null for what it has not."""
+    found: Document = {"delta": None, "shortcut": None}
+    if step is None or (step.shortcut is None and step.kind != "delta"):
+        return found
+    if step.shortcut is not None and step.shortcut.problem:
+        shortcut = {**_picked(step.shortcut, "parent density problem"), "bytes": step.shortcut.size}
+        return {**found, "shortcut": {**shortcut, "whole_bytes": step.whole_size}}
+    figures = change_figures(snapshot.steps, step)
+    if figures is None:
+        return found
+    shown = {
+        **_picked(figures, "parent density"),
+        "bytes": figures.size,
+        "whole_bytes": figures.whole_size,
     }
-
-
-def _chain_length(snapshot: Snapshot, step: Step) -> int | None:
-    """Return how many deltas lead from a keyframe to a step, None where a link is missing or damaged."""
-    link: Step | None = step
-    count = 0
-    while link is not None and link.kind == "delta" and link.state is StepState.COMPLETE:
-        link = snapshot.steps.get(-1 if link.parent is None else link.parent)
-        count += 1
-    is_whole = link is not None and link.kind == "weights" and link.state is StepState.COMPLETE
-    return count if is_whole else None
+    if step.kind == "delta":
+        return {**found, "delta": {**shown, "chain": figures.chain}}
+    return {**found, "shortcut": {**shown, "problem": ""}}
 
 
 def _quarantined(snapshot: Snapshot, step: Step) -> str | None:

@@ -133,7 +133,19 @@ def _why(row: Document) -> str:
 def delta(figures: Document) -> str:
     """Return the figures of a delta for people to read: what it saves, and what a late reader must read."""
     chain = "chain broken" if figures["chain"] is None else f"{figures['chain']} after its keyframe"
-    return f"delta of {figures['parent']}, {figures['whole_bytes'] / figures['bytes']:.1f}x, {chain}"
+    return f"delta of {figures['parent']}, {_saving(figures)}, {chain}"
+
+
+def shortcut(figures: Document) -> str:
+    """Return the figures of a shortcut for people to read: what it saves a reader that has its parent."""
+    if figures["problem"]:
+        return "unusable shortcut"
+    return f"shortcut from {figures['parent']}, {_saving(figures)}"
+
+
+def _saving(figures: Document) -> str:
+    ratio = f"{figures['whole_bytes'] / max(figures['bytes'], 1):.1f}x"
+    return ratio if figures["density"] is None else f"{ratio}, {figures['density']:.2%} changed"
 
 
 def size(count: int) -> str:
@@ -168,6 +180,8 @@ def _version(version: Document | None) -> Text:
     text.append(f"  {_plain(version['path'])}", "dim")
     if version["delta"]:
         text.append(f"  {delta(version['delta'])}", "dim")
+    if version["shortcut"]:
+        text.append(f"  {shortcut(version['shortcut'])}", "dim")
     if version["held"]:
         text.append("  held after a rollback", "yellow")
     good = version["last_good"]
@@ -296,6 +310,8 @@ def _kind(row: Document) -> str:
     kind = "" if row["kind"] == "weights" else row["kind"]
     if row["delta"]:
         kind = delta(row["delta"])
+    if row["shortcut"]:
+        kind = shortcut(row["shortcut"])
     return " ".join(
         filter(None, ("full" if row["full"] else "sync", kind, "pinned" if row["pinned"] else ""))
     )

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 from support.cli import Shell
 from support.deltas import SHARDS, SmallModel, contents, write_delta, write_keyframe
-from support.jobs import start
+from support.jobs import explorer, start, steps_of
 
 from syncd.errors import CorruptDataError, UsageError
 from syncd.protocol.documents import encode, seal
 from syncd.protocol.layout import Job
+from syncd.protocol.lineage import read_chain
 from syncd.protocol.manifest import decode_manifest, encode_manifest, missing_files, read_manifest
 from syncd.protocol.writer import StepWriter
 from syncd.publishing import FollowingDisk, publish_export, read_export
@@ -58,7 +59,7 @@ def flip(path, place=-1):
 
 
 def made_by_shortcut(job, step):
-    chain = Chain(job, step, shortcut=True)
+    chain = Chain(job, read_chain(job, step, shortcut=True))
     return {
         record.name.removeprefix("actor/"): b"".join(bytes(tile) for _, tile in chain.tiles(record))
         for record in chain.manifest.shards
@@ -97,6 +98,41 @@ def test_the_daemon_publishes_a_keyframe_and_finds_nothing_wrong_with_its_shortc
     verified = shell("verify", job.root, 3, "--deep")
     assert verified.code == 0, verified.err
     assert "its changes make every byte" in verified.out
+
+
+def test_views_show_the_shortcut_and_retention_keeps_what_an_explorer_catches_up_by(job, shell, tmp_path):
+    daemon, recorder, clock = start(job, keep_last=1)
+    model, before = SmallModel(), 3
+    for step in (4, 5):
+        model.train()
+        write_keyframe(job, step, model.export(tmp_path / f"export{step}"), before)
+        before = step
+    follows = explorer(job, clock, "e0", applied=(1, 2), reads=("delta",))
+    for _ in range(3):
+        daemon.tick()
+        clock.at += 10
+        follows.update()
+    rows = {row["step"]: row for row in shell("ls", job.root, "--keep-last", 1, "--json").document["steps"]}
+    assert {step: row["rule"] for step, row in rows.items()} == {
+        3: "catch_up", 4: "catch_up", 5: "newest_version"
+    }  # fmt: skip
+    assert rows[4]["shortcut"]["parent"] == 3
+    assert rows[4]["shortcut"]["problem"] == ""
+    assert rows[4]["delta"] is None
+    assert "e0 reaches step 5 by" in shell("prune", job.root, "--dry-run", "--keep-last", 1).out
+    assert "shortcut from 3, " in shell("ls", job.root).out
+    assert "shortcut from 4, " in shell("status", job.root).out
+    published = recorder.of("version_published")[-1]
+    assert (published["parent"], published["chain"]) == (4, 0)
+    manifest = read_manifest(job.disk, job.step(5))
+    assert published["changes_bytes"] == manifest.size - manifest.whole_size
+    assert published["whole_bytes"] == manifest.whole_size
+    follows.update(applied=(1, 5))
+    for _ in range(3):
+        daemon.tick()
+        clock.at += 10
+        follows.update()
+    assert steps_of(job) == [5]
 
 
 def lose(job):

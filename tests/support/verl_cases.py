@@ -312,6 +312,10 @@ def halves(bench):
 
 REFUSED = {
     "fsdp on processors": {"engine": {"strategy": "fsdp"}},
+    "flash attention on processors": {
+        "model": {"attn_implementation": "flash_attention_2"},
+        "engine": {"compute_dtype": "bfloat16"},
+    },
     "strategy": {"engine": {"strategy": "fsdp3"}},
     "algorithm": {"algorithm": {"name": "grop"}},
     "no critic": {"algorithm": {"advantage": "gae"}},

@@ -46,6 +46,19 @@ def test_published_versions_are_counted_with_bytes_and_latency(metrics):
     assert value(metrics, "publish_latency_seconds_bucket", le="0.005") == 1
 
 
+def test_the_figures_of_a_delta_and_of_a_shortcut_are_shown_and_are_nan_without_one(metrics):
+    told = {"generation": 1, "bytes": 10, "reason": "newer"}
+    changes = {"density": 0.015, "chain": 3, "changes_bytes": 10, "whole_bytes": 1000}
+    tell(metrics, names.VERSION_PUBLISHED, step=7, kind="delta", **told, **changes)
+    figures = ("density", "ratio", "chain_deltas")
+    assert [value(metrics, f"version_{name}") for name in figures] == [0.015, 100, 3]
+    tell(metrics, names.VERSION_PUBLISHED, step=8, kind="weights", **told, **{**changes, "chain": 0})
+    assert [value(metrics, "saved_bytes_total", kind=kind) for kind in ("delta", "shortcut")] == [990, 990]
+    tell(metrics, names.VERSION_PUBLISHED, step=9, kind="weights", **told)
+    assert all(math.isnan(value(metrics, f"version_{name}")) for name in figures)
+    assert value(metrics, "saved_bytes_total", kind="delta") == 990
+
+
 def test_progress_shows_the_newest_filling_step(metrics):
     for step, present, expected in ((3, 1, 4), (5, 2, None), (5, 2, 8)):
         tell(metrics, names.STEP_PROGRESSED, step=step, state="filling", present=present, expected=expected)

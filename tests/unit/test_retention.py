@@ -12,7 +12,7 @@ from syncd.daemon.retention import decide
 from syncd.daemon.snapshot import Module, Snapshot
 from syncd.protocol.presence import Presence
 from syncd.protocol.request import Pin
-from syncd.protocol.step import StepState
+from syncd.protocol.step import StepShortcut, StepState
 
 
 def rules(looked: Snapshot, policy: DaemonConfig | None = None, **retention) -> dict[int, str]:
@@ -143,6 +143,66 @@ def test_every_step_of_a_delta_chain_is_kept():
     assert found == {1: "chain", 2: "chain", 3: "previous_version", 4: "newest_version"}
 
 
+def changed(number, parent, size=10):
+    return replace(complete(number), kind="delta", parent=parent, size=size, whole_size=100)
+
+
+def keyframe(number, parent, size=10, problem=""):
+    return replace(complete(number), shortcut=StepShortcut(parent, size, 0.01, problem), whole_size=100)
+
+
+def reader(applied, *, alive=True, reads=("delta",), digest=""):
+    return Module(Presence("r", applied=(1, applied), applied_digest=digest, reads=reads), alive)
+
+
+BEHIND = [complete(1), *(changed(n, n - 1) for n in (2, 3, 4)), keyframe(5, 4), changed(6, 5)]
+CAUGHT_UP = {1: "chain", 2: "chain", 3: "catch_up", 4: "catch_up"}
+"""What an explorer that runs step 2 needs, and the links of that."""
+
+
+@pytest.mark.parametrize(
+    ("why", "module", "kept"),
+    [
+        ("it reads deltas", reader(2), True),
+        ("it reads no deltas", reader(2, reads=()), False),
+        ("it is dead", reader(2, alive=False), False),
+        ("it runs another content of the step", reader(2, digest="sha256:other"), False),
+        ("it runs this content", reader(2, digest=BEHIND[1].digest), True),
+        ("its step is later", reader(9), False),
+    ],
+)
+def test_what_a_living_explorer_needs_to_catch_up_by_changes_is_kept(why, module, kept):
+    found = rules(job(*BEHIND, newest=6, previous=5, explorers={"r": module}), keep_last=1)
+    assert found == {
+        **(CAUGHT_UP if kept else dict.fromkeys((1, 2, 3, 4), "-superseded")),
+        5: "previous_version",
+        6: "newest_version",
+    }, why
+
+
+def test_an_explorer_needs_no_changes_that_are_more_than_a_whole_step_or_that_it_cannot_use():
+    for odd in (keyframe(5, 4, 81), keyframe(5, 4, problem="lost"), replace(keyframe(5, 4), shortcut=None)):
+        steps = [*BEHIND[:4], odd, BEHIND[5]]
+        found = rules(job(*steps, newest=6, previous=5, explorers={"r": reader(2)}), keep_last=1)
+        assert [found[n] for n in (1, 2, 3, 4)] == ["-superseded"] * 4
+    steps = [*BEHIND[:4], keyframe(5, 4, 69), BEHIND[5]]
+    assert rules(job(*steps, newest=6, explorers={"r": reader(2)}), keep_last=1)[3] == "catch_up"
+    without = [step for step in BEHIND if step.step != 4]
+    assert rules(job(*without, newest=6, explorers={"r": reader(2)}), keep_last=1)[3] == "-superseded"
+
+
+def test_the_byte_budget_overrides_what_explorers_need_to_catch_up():
+    looked = job(*BEHIND, newest=6, previous=5, explorers={"r": reader(2)})
+    assert rules(looked, keep_last=1, max_bytes=1)[3] == "-byte_budget"
+
+
+def test_a_link_of_a_chain_says_which_step_by_which_rule_needs_it():
+    looked = job(*BEHIND, newest=6, previous=5, explorers={"r": reader(3)})
+    details = {one.step: one.detail for one in decide(looked, DaemonConfig(keep_last=1))}
+    assert details[2] == "step 4 (catch_up) is stored as changes of it"
+    assert details[4] == "explorer r reaches step 6 by 30 bytes of changes"
+
+
 @pytest.mark.fault("an evaluator lists half-written checkpoints")
 def test_a_partial_step_is_kept_until_it_is_stale():
     looked = job(filling(2), complete(3), newest=3)
@@ -188,6 +248,9 @@ def jobs(draw):
             state=state,
             full=full,
             parent=n - 1 if delta and n else None,
+            kind="delta" if delta and n else "weights",
+            shortcut=StepShortcut(n - 1, 20, 0.1) if n % 3 == 0 and not delta else None,
+            whole_size=100,
             unchanged_for=n * 900.0,
         )
         for n, state, full, delta in found
@@ -197,7 +260,11 @@ def jobs(draw):
         newest=draw(st.integers(0, 12)),
         previous=draw(st.integers(0, 12)),
         pins={n: Pin(n) for n in draw(st.sets(st.integers(0, 12), max_size=2))},
-        explorers={"a": explorer(*draw(leases)), "b": explorer(*draw(leases), alive=draw(st.booleans()))},
+        explorers={
+            "a": explorer(*draw(leases)),
+            "r": reader(draw(st.integers(0, 12))),
+            "b": explorer(*draw(leases), alive=draw(st.booleans())),
+        },
     )
 
 

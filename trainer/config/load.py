@@ -28,6 +28,7 @@ from trainer.config.algorithms import (
     unread,
     with_published,
 )
+from trainer.config.attention import attention_problems
 from trainer.config.critic import algorithm_of, critic_problems
 from trainer.config.lora import lora_problems
 from trainer.config.megatron import MEGATRON, megatron_problems
@@ -215,7 +216,11 @@ def verl_problems(config: JobConfig) -> Iterator[Problem]:
     yield from _unread(section)
     yield from algorithm_problems(section)
     is_megatron = config.engine.strategy == MEGATRON
-    yield from megatron_problems(config) if is_megatron else engine_problems(config.engine)
+    if is_megatron:
+        yield from megatron_problems(config)
+    else:
+        yield from engine_problems(config.engine)
+        yield from attention_problems(config)
     yield from lora_problems(config)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from syncd.errors import ConfigError, storage_errors
 from trainer.config.algorithms import SFT, VERL
+from trainer.config.attention import check_heads
 from trainer.config.lora import check_start_adapter
 from trainer.config.model import JobConfig
 
@@ -36,6 +37,7 @@ def check_model(config: JobConfig) -> None:
     if config.engine.name != VERL:
         return
     path = config.model.path
+    check_configs(config)
     _check_weights(path)
     if config.critic.enabled and config.critic.path:
         _check_weights(config.critic.path, "critic.path")
@@ -47,9 +49,19 @@ def check_model(config: JobConfig) -> None:
             raise _incomplete(path, f"the model has no tokenizer, and {why}", lacking)
 
 
+def check_configs(config: JobConfig) -> None:
+    """Refuse a policy or a critic without a config, or whose heads cannot be divided as the file says.
+
+    Raises:
+        ConfigError: It is one.
+    """
+    check_heads(config, read_model_config(config.model.path), config.model.path)
+    if config.critic.enabled and (path := config.critic.path):
+        check_heads(config, read_model_config(path, "critic.path"), path)
+
+
 def _check_weights(path: str, key: str = "model.path") -> None:
-    """Refuse a model directory without a config or with a part of its weights only; `key` names it in the file."""
-    read_model_config(path, key)
+    """Refuse a model directory with a part of its weights only; `key` names it in the file."""
     with storage_errors(path):
         missing = list(_missing_weights(path))
     if missing:

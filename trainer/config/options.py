@@ -16,7 +16,6 @@ Accept = Callable[[Any], bool]
 
 FIXED_HERE = "it is fixed"
 """What sets an option that nobody can."""
-_PACKED = "it needs packed rows (use_remove_padding), which are off"
 
 CORRECTION = "policy_loss.rollout_correction"
 """The table of rollout correction in `algorithm.options`."""
@@ -31,17 +30,17 @@ ENGINE_ELSEWHERE: Mapping[str, str] = {
 }  # fmt: skip
 """Fields of verl's FSDPEngineConfig with the key that sets each."""
 
-_PACKED_ONLY = dict.fromkeys(
+_UNTRIED = dict.fromkeys(
     (
-        "ulysses_sequence_parallel_size", "pad_to_length",
-        "entropy_from_logits_with_chunking", "entropy_from_logits_chunk_size",
+        "pad_to_length", "entropy_from_logits_with_chunking", "entropy_from_logits_chunk_size",
+        "use_prefix_grouper",
     ),
-    _PACKED,
+    "it was never run here",
 )  # fmt: skip
 
 ENGINE_REFUSED: Mapping[str, str] = {
-    **_PACKED_ONLY,
-    "pad_to_length_bucket": _PACKED,
+    **_UNTRIED,
+    "pad_to_length_bucket": "pad_to_length is not",
     "use_fused_kernels": "verl's FSDP engines do not read it",
     "router_replay": "explorers record no routes",
     "turbo_config": "only the strategy fsdp_turbo reads it, which is not supported",
@@ -63,6 +62,7 @@ ACTOR_ELSEWHERE: Mapping[str, str] = {
     "ppo_max_token_len_per_gpu": "engine.options.max_token_len_per_gpu",
     "ppo_infer_max_token_len_per_gpu": "engine.options.infer_max_token_len_per_gpu",
     "entropy_checkpointing": "engine.options.entropy_checkpointing",
+    "ulysses_sequence_parallel_size": "engine.options.ulysses_sequence_parallel_size",
     "use_rollout_log_probs": "algorithm.old_logprobs", "data_loader_seed": "job.seed",
     "checkpoint": FIXED_HERE, "global_batch_info": FIXED_HERE, "use_remove_padding": "engine.packing",
     "use_torch_compile": FIXED_HERE,
@@ -74,11 +74,10 @@ ACTOR_REFUSED: Mapping[str, str] = {
     "shuffle": "neighbours of a batch stay together",
     "freeze_vision_tower": "models are trained whole",
     "calculate_sum_pi_squared": "no supported estimator reads it",
-    "use_prefix_grouper": _PACKED,
     "use_fused_kernels": "verl's FSDP engines do not read it",
     "profiler": "only verl's own trainer reads it",
     "qat": ENGINE_REFUSED["qat"],
-    **_PACKED_ONLY,
+    **_UNTRIED,
     f"{CORRECTION}.rollout_is_batch_normalize": "weights must not depend on how a batch is split",
     f"{CORRECTION}.rollout_rs": 'rejection is not supported; rollout_is_threshold = "0.5_2.0" gives others weight 0',
     f"{CORRECTION}.rollout_rs_threshold": "rejection is not supported",
@@ -151,6 +150,7 @@ OF_ENGINE: Mapping[str, Accept] = {
     "fsdp_size": lambda value: value == -1 or is_whole(value),
     "entropy_checkpointing": is_flag,
     "use_no_sync_for_gradient_accumulation": is_flag,
+    "ulysses_sequence_parallel_size": is_whole,
 }
 """The options that verl's FSDP engines read, with the values that they take."""
 

@@ -22,6 +22,7 @@ from syncd.transports.filesystem.export_walk import (
     encode_index,
 )
 from syncd.transports.filesystem.shard import THREADS, Ring, ShardWriter, find_write_mode
+from syncd.transports.filesystem.shard_digest import ShardDigest
 from syncd.transports.torch_tensors import FROM_TORCH
 from trainer.export.source import (
     CONFIG,
@@ -215,7 +216,8 @@ def write_weights(disk: Disk, directory: str, weights: ModelWeights, dtype: torc
     with ThreadPoolExecutor(THREADS, "export-write") as pool:
         for number, layout in enumerate(files, start=1):
             name = shard_name(number, len(files))
-            with ShardWriter(f"{directory}/{name}", layout, mode, pool, check=False) as shard:
+            digest = ShardDigest(layout, check=False)
+            with ShardWriter(f"{directory}/{name}", layout, mode, pool, digest) as shard:
                 _pour(weights, layout, ring, shard, dtype)
                 shard.finish()
             weight_map |= {spec.name: name for spec in layout.specs}

@@ -242,6 +242,11 @@ export function steps(rows, left) {
 
 const STATES = { complete: "ok", filling: "wait", damaged: "bad" };
 
+function saving(changes) {
+  const ratio = `${(changes.whole_bytes / Math.max(changes.bytes, 1)).toFixed(1)}x`;
+  return changes.density === null ? ratio : `${ratio}, ${(100 * changes.density).toFixed(2)} % changed`;
+}
+
 function step(row) {
   const marks = [node("span", `heart ${STATES[row.state] ?? ""}`, row.state === "filling" ? `${row.present} of ${row.expected ?? "?"}` : row.state)];
   const add = (holds, text, style) => holds && marks.push(" ", chip(plain(text), style));
@@ -249,8 +254,9 @@ function step(row) {
   add(row.published === "previous", "published before");
   add(row.full, "full checkpoint");
   add(row.pinned, "pinned");
-  const ratio = row.delta && (row.delta.whole_bytes / row.delta.bytes).toFixed(1);
-  add(row.kind !== "weights", row.delta ? `delta of ${row.delta.parent}, ${ratio}x` : row.kind);
+  add(row.kind !== "weights", row.delta ? `delta of ${row.delta.parent}, ${saving(row.delta)}` : row.kind);
+  add(row.delta, row.delta && (row.delta.chain === null ? "chain broken" : `${row.delta.chain} after its keyframe`));
+  add(row.shortcut, row.shortcut && (row.shortcut.problem ? "unusable shortcut" : `shortcut from ${row.shortcut.parent}, ${saving(row.shortcut)}`));
   add(row.layout !== "syncd", row.layout);
   const why = [...new Set([reason(row.rule), row.detail, row.problem])].filter(Boolean).map(plain).join(" \u00B7 ");
   return [

@@ -22,6 +22,7 @@ const WORDS = {
   may_be_announced: "the trainer may be about to name it",
   keep_last: "among the newest",
   keep_every: "every so many are kept",
+  catch_up: "an explorer can catch up by its changes",
   byte_budget: "all steps together are too large",
   chain: "a step that stays is stored on it",
   quarantined: "it was put aside",

@@ -168,6 +168,10 @@ def test_a_bfloat16_engine_keeps_float32_parameters(one):
 
 REFUSALS = {
     "fsdp on processors": ("fsdp does not run on processors", "fsdp2"),
+    "flash attention on processors": (
+        "flash_attention_2 does not run on processors",
+        'model.attn_implementation = "sdpa"',
+    ),
     "strategy": ('engine.strategy = "fsdp3" is not one of', "did you mean fsdp"),
     "algorithm": ('algorithm.name = "grop" is not one of', "did you mean grpo"),
     "no critic": ('algorithm.advantage = "gae" needs a critic', "critic.enabled = true"),

@@ -24,7 +24,7 @@ MODES["calculate_entropy"] = {"old_logprobs": "rollout"}
 VALUES = {
     "clip_ratio_c": 4.0, "calculate_entropy": True, "loss_scale_factor": 7, "use_dynamic_bsz": True,
     "max_token_len_per_gpu": 9, "infer_max_token_len_per_gpu": 9, "wrap_policy": {}, "fsdp_size": 2,
-    "policy_loss.rollout_correction.rollout_is": "token",
+    "ulysses_sequence_parallel_size": 2, "policy_loss.rollout_correction.rollout_is": "token",
     "policy_loss.rollout_correction.rollout_is_threshold": "0.5_2.0",
 }  # fmt: skip
 """A value of each option that is a flag or a number above 0 otherwise."""

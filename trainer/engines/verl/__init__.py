@@ -17,7 +17,7 @@ def open_engine(context: EngineContext) -> TrainEngineWrapper:
     Raises:
         ConfigError: The configuration asks for what verl cannot do here.
     """
-    check(context.config, context.device.type)
+    check(context.config, context.device.type, context.ranks.world_size)
     with quiet_import():
         if context.device.type == "cpu":
             from trainer.engines.verl import platform  # noqa: PLC0415 -- verl is imported here, not before

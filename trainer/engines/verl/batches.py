@@ -10,6 +10,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPEngineConfig
 
 from syncd.errors import ConfigError
+from trainer.config.attention import DEGREE
 from trainer.engines.verl.models import Answering
 from trainer.engines.verl.rows import PADDING, Columns, Slots, TokenRow, fill, token_row
 
@@ -20,24 +21,38 @@ _NOISE, _ROUNDED = {"float32": 1e-3}, 0.1
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """The size of a micro-batch: rows, or tokens if `use_dynamic_bsz` is set; and whether its rows are packed."""
+    """The size of a micro-batch on each of the ranks that share it.
+
+    Args:
+        rows: Its rows.
+        tokens: Its tokens instead, if `use_dynamic_bsz` is set.
+        packed: Whether its rows are packed.
+        ranks: How many ranks share it; each computes a part of every row.
+    """
 
     rows: int
     tokens: int | None
     packed: bool = False
+    ranks: int = 1
 
     @classmethod
     def training(cls, config: FSDPEngineConfig) -> "MicroBatch":
         """Return the size for passes forward and backward."""
         tokens = config.max_token_len_per_gpu if config.use_dynamic_bsz else None
-        return cls(config.micro_batch_size_per_gpu, tokens, config.use_remove_padding)
+        return cls(config.micro_batch_size_per_gpu, tokens, config.use_remove_padding, _ranks_of(config))
 
     @classmethod
     def inference(cls, config: FSDPEngineConfig) -> "MicroBatch":
         """Return the size for passes without gradients."""
         tokens = config.infer_max_token_len_per_gpu or config.max_token_len_per_gpu
         most = config.infer_micro_batch_size_per_gpu
-        return cls(most, tokens if config.use_dynamic_bsz else None, config.use_remove_padding)
+        tokens = tokens if config.use_dynamic_bsz else None
+        return cls(most, tokens, config.use_remove_padding, _ranks_of(config))
+
+    @property
+    def longest(self) -> int | None:
+        """Return the tokens that a row may have, None for no bound."""
+        return None if self.tokens is None else self.tokens * self.ranks
 
     def check(self, rows: Sequence[TokenRow]) -> None:
         """Refuse rows that are longer than a micro-batch.
@@ -46,9 +61,15 @@ class MicroBatch:
             ConfigError: There is one.
         """
         longest = max((len(row.tokens) for row in rows), default=0)
-        if self.tokens is not None and longest > self.tokens:
+        if self.longest is not None and longest > self.longest:
             hint = "raise engine.options.max_token_len_per_gpu"
-            raise ConfigError(f"a row of {longest} tokens where {self.tokens} are one micro-batch", hint=hint)
+            raise ConfigError(
+                f"a row of {longest} tokens where {self.longest} are one micro-batch", hint=hint
+            )
+
+
+def _ranks_of(config: FSDPEngineConfig) -> int:
+    return getattr(config, DEGREE, 1)  # Megatron's configuration has other names for it
 
 
 def tensors(
@@ -112,7 +133,9 @@ def forward_values(model: Answering, rows: Sequence[TokenRow], slots: Slots) -> 
 def require_separate_rows(model: Answering, vocabulary: int, name: str, compute_dtype: str) -> None:
     """Refuse a model whose packed rows see each other: four short rows must get the answers that they get padded.
 
-    Nothing else shows it: an attention that does not look for the ends of rows computes without an error.
+    Nothing else shows it: an attention that does not look for the ends of rows computes without an error. Where ranks
+    share rows, which are always packed, each row must get the answer that it gets alone; one that sees only the part
+    of it that is on its rank does not.
 
     Args:
         model: The model, on all ranks.
@@ -129,13 +152,19 @@ def require_separate_rows(model: Answering, vocabulary: int, name: str, compute_
     ]
     slots: Slots = [0, 1, 2, 3]
     settings = {"temperature": 1.0, "calculate_entropy": False}
-    packed, padded = (
-        _of_rows(_infer(model, rows, slots, MicroBatch(4, None, way), **settings)[name], rows, slots)
-        for way in (True, False)
+    ranks = MicroBatch.training(model.engine_config).ranks
+    other, how = (
+        (MicroBatch(4, None), "padded")
+        if ranks == 1
+        else (MicroBatch(1, None, packed=True, ranks=ranks), "alone")
     )
-    difference = float(torch.stack([(packed[slot] - padded[slot]).abs().mean() for slot in packed]).mean())
+    packed, apart = (
+        _of_rows(_infer(model, rows, slots, way, **settings)[name], rows, slots)
+        for way in (MicroBatch(4, None, packed=True, ranks=ranks), other)
+    )
+    difference = float(torch.stack([(packed[slot] - apart[slot]).abs().mean() for slot in packed]).mean())
     if not difference <= _NOISE.get(compute_dtype, _ROUNDED):
-        text = f"packed rows see each other: padded, the model's {name} differ by {difference:.2g}"
+        text = f"packed rows see each other: {how}, the model's {name} differ by {difference:.2g}"
         raise ConfigError(text, hint="engine.packing = false, or another model.attn_implementation")
 
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from syncd.errors import ConfigError
 from syncd.jobfile.problems import error_of
 from trainer.config.algorithms import SFT, estimator_and_loss, with_published
+from trainer.config.attention import FLASH, degree_of, require_groups
 from trainer.config.critic import critic_epochs, critic_mini_batches, critic_problems
 from trainer.config.load import LOADER, optimizer_problems, verl_problems
 from trainer.config.lora import check_start_adapter
 from trainer.config.megatron import MEGATRON
 from trainer.config.model import AlgorithmSection, JobConfig, OptimizerSection
-from trainer.config.model_files import read_model_config
+from trainer.config.model_files import check_configs
 from trainer.engines.verl.release import release_problems
 
 MEGATRON_PACKAGES: Mapping[str, str] = {
@@ -22,12 +23,13 @@ MEGATRON_PACKAGES: Mapping[str, str] = {
 """What Megatron needs besides verl, with the command that installs each."""
 
 
-def check(config: JobConfig, device: str) -> None:
+def check(config: JobConfig, device: str, ranks: int = 1) -> None:
     """Refuse a configuration that verl cannot run here; one that was not loaded from a file is checked here first.
 
     Args:
         config: The job's file.
         device: `cpu` or `cuda`.
+        ranks: The number of ranks.
 
     Raises:
         ConfigError: It names what to write instead.
@@ -35,16 +37,28 @@ def check(config: JobConfig, device: str) -> None:
     problems = [*verl_problems(config), *optimizer_problems(config), *critic_problems(config)]
     if problems := problems or list(release_problems(config)):
         raise error_of(problems, LOADER.hint)
-    if device == "cpu" and config.engine.strategy != "fsdp2":
-        raise ConfigError(
-            f"{config.engine.strategy} does not run on processors", hint='engine.strategy = "fsdp2"'
-        )
+    if device == "cpu":
+        _refuse_on_processors(config)
     if config.engine.strategy == MEGATRON:
         _check_packages()
-    read_model_config(config.model.path)
+    require_groups(config, ranks)
+    check_configs(config)
     check_start_adapter(config.model.lora)
-    if config.critic.enabled and config.critic.path:
-        read_model_config(config.critic.path, "critic.path")
+
+
+def _refuse_on_processors(config: JobConfig) -> None:
+    """Refuse what needs GPUs: torch's FSDP1, Megatron, flash attention, and with it sequence parallelism.
+
+    Raises:
+        ConfigError: The configuration asks for one of them.
+    """
+    strategy, attention = config.engine.strategy, config.model.attn_implementation
+    if strategy != "fsdp2":
+        raise ConfigError(f"{strategy} does not run on processors", hint='engine.strategy = "fsdp2"')
+    if attention in FLASH:
+        least = ", and leave engine.options.ulysses_sequence_parallel_size out" * (degree_of(config) > 1)
+        hint = f'model.attn_implementation = "sdpa"{least}'
+        raise ConfigError(f"{attention} does not run on processors", hint=hint)
 
 
 def _check_packages() -> None:

@@ -100,7 +100,8 @@ class Critic:
     def _values(self, rows: Sequence[TokenRow]) -> Rows:
         """Return the value before each response token of all rows, on all ranks."""
         found: Found = {}
-        slots = deal(rows, range(len(rows)), self._ranks.rank, self._ranks.world_size)
+        place, places = self.model.get_data_parallel_rank(), self.model.get_data_parallel_size()
+        slots = deal(rows, range(len(rows)), place, places)
         for part in self._ranks.gather(forward_values(self.model, rows, slots)):
             found |= part
         return [found[number] for number in range(len(rows))]

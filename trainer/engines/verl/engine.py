@@ -77,7 +77,7 @@ class VerlEngine(FileEngine):
     def limits(self) -> Limits:
         """Return what of a row the model can take."""
         budgets = [
-            make(self.model.engine_config).tokens for make in (MicroBatch.training, MicroBatch.inference)
+            make(self.model.engine_config).longest for make in (MicroBatch.training, MicroBatch.inference)
         ]
         own = limits_of(self.model.module, self._text_config, budgets)
         return own if self._critic is None else own.within(self._critic.limits(budgets))

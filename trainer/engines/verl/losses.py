@@ -121,6 +121,10 @@ class ExampleLoss:
         return loss, {}
 
 
+Loss = PolicyLoss | ValueLoss | ExampleLoss
+"""What a model learns from."""
+
+
 def register_own_loss(name: str, options: Mapping[str, Any]) -> None:
     """Give verl a policy loss of the entry point group `trainer.losses`; nothing for verl's losses.
 

@@ -8,7 +8,6 @@ Nothing of megatron-core is imported here: verl does, when the engine is built.
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +18,6 @@ from verl.workers.config import HFModelConfig, McoreEngineConfig, McoreOptimizer
 
 from trainer.config.megatron import MEGATRON_SIZES
 from trainer.config.model import JobConfig, OptimizerSection
-from trainer.engines.verl.figures import StepMetrics
 from trainer.engines.verl.settings import model_config
 
 _RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -134,10 +132,12 @@ class MegatronModel:
         }
         return {"model_output": nested}
 
+    def is_mp_src_rank_with_outputs(self) -> bool:
+        """Return whether this rank is the one, of those that compute the same rows, whose outputs are recorded."""
+        return bool(self._engine.is_mp_src_rank_with_outputs())
+
     def forward_backward_batch(self, data: TensorDict, loss: Any) -> Any:
-        """Add the gradients of a batch; of the ranks that compute the same rows, one records figures of the loss."""
-        if not self._engine.is_mp_src_rank_with_outputs():
-            loss = replace(loss, figures=StepMetrics())
+        """Add the gradients of a batch."""
         return self._engine.forward_backward_batch(data, loss)
 
     def optimizer_zero_grad(self) -> None:

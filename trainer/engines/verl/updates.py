@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -11,7 +12,8 @@ from syncd.transports.ranks import Ranks
 from trainer.config.model import AlgorithmSection, JobConfig
 from trainer.engines.base import Metrics
 from trainer.engines.verl.batches import MicroBatch, tensors
-from trainer.engines.verl.losses import ExampleLoss, PolicyLoss
+from trainer.engines.verl.figures import StepMetrics
+from trainer.engines.verl.losses import ExampleLoss, Loss, PolicyLoss
 from trainer.engines.verl.models import Model
 from trainer.engines.verl.rows import Columns, TokenRow, TrainingStep, UpdateRows, count_samples, deal
 from trainer.engines.verl.settings import actor_config, entropy_in_updates
@@ -65,19 +67,24 @@ class Updates:
 
     def add_gradients(
         self,
-        loss: object,
+        loss: Loss | None,
         rows: Sequence[TokenRow],
         numbers: Sequence[int],
         columns: Columns,
         **settings: Any,
     ) -> None:
-        """Add the gradients of this rank's share of rows; what is divided by is of all ranks."""
-        if numbers:
+        """Add the gradients of this rank's share of rows; what is divided by is of all ranks.
+
+        Of ranks that compute the same rows, one records figures of the loss, which are sums over ranks.
+        """
+        if numbers and loss is not None:
             model = self._model
+            if not model.is_mp_src_rank_with_outputs():
+                loss = replace(loss, figures=StepMetrics())
             slots = deal(rows, numbers, model.get_data_parallel_rank(), model.get_data_parallel_size())
-            budget = MicroBatch.training(self._model.engine_config)
+            budget = MicroBatch.training(model.engine_config)
             settings["global_batch_size"] = count_samples(rows, numbers)
-            self._model.forward_backward_batch(tensors(rows, slots, columns, budget, **settings), loss)
+            model.forward_backward_batch(tensors(rows, slots, columns, budget, **settings), loss)
 
     def _rate(self) -> float:
         return float(self._model.optimizer.param_groups[0]["lr"])

@@ -41,7 +41,14 @@ def case_of(name):
         return getattr(importlib.import_module("support.legacy_cases"), name)
     if name.startswith("megatron_"):
         return getattr(importlib.import_module("support.megatron_cases"), name)
-    for module in ("engine_cases", "verl_cases", "critic_cases", "lora_cases", "algorithm_cases"):
+    for module in (
+        "engine_cases",
+        "verl_cases",
+        "critic_cases",
+        "lora_cases",
+        "algorithm_cases",
+        "gpu_cases",
+    ):
         cases = importlib.import_module(f"support.{module}")
         if hasattr(cases, name):
             return getattr(cases, name)
