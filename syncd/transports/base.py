@@ -192,12 +192,14 @@ class ReceiveContext:
         stop: Polled while weights are received; once it returns true, the receiver gives up.
         parameters: The tensors to fill, by name; None if another process holds them.
         check_fit: Raises RefusedError if the engine cannot load such tensors; None to compare with `parameters`.
+        allocate: Returns so many bytes of main memory for a receiver that has no parameters; None for torch's own.
     """
 
     client: "Client"
     stop: Callable[[], bool]
     parameters: "Mapping[str, torch.Tensor] | None" = None
     check_fit: Callable[[Mapping[str, TensorMeta]], None] | None = None
+    allocate: "Callable[[int], torch.Tensor] | None" = None
 
 
 class WeightSender(ABC):
