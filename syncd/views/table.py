@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from syncd.views.data import has_engine_trouble
+from syncd.views.fitting import FittingTable
 
 Document = Mapping[str, Any]
 
@@ -317,8 +318,12 @@ def _kind(row: Document) -> str:
     )
 
 
+_ORDER = (
+    "why", "host", "load", "leases", "loading", "proof", "failures", "kind", "shards", "heartbeat", "published",
+    "bytes", "status", "lag",
+)  # fmt: skip
+"""The columns that a narrow terminal leaves out, the first one first."""
+
+
 def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        table.add_column(name, overflow="fold")
-    return table
+    return FittingTable(*columns, drop=_ORDER, wraps=("why",))
