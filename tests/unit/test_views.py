@@ -287,6 +287,8 @@ def test_status_shows_the_state_of_each_engine_and_its_last_proof(job, clock):
     assert older is None
     assert json.loads(json_text(document, data.STATUS_SCHEMA))["schema_version"] == 2
     text = shown(table.status(document))
+    assert text.startswith("job  "), "problems are last"
+    assert shown(table.status(document, problems_first=True)).startswith("! ")
     head, row, other = text.split("explorer  ")[1].splitlines()[:3]
     columns = "heartbeat status engine load failures proof applied loading lag leases host"
     assert head.split() == columns.split()
