@@ -10,12 +10,10 @@ import argparse
 import json
 import os
 import random
-import shutil
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -51,11 +49,8 @@ def main() -> None:
     options = _options()
     # What pip installs has its bytecode beside it, and so has what is measured here.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    scratch = Path(tempfile.mkdtemp(prefix="syncd-bench-", dir=options.dir))
-    try:
+    with report.scratch_directory("syncd-bench-", options.dir) as scratch:
         figures = _measure(scratch, quick=options.quick)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     rows = list(_rows(figures))
     _print(rows, figures["machine"])
     if options.json:

@@ -1,17 +1,19 @@
 """Makes a step a full checkpoint: each part durable before the next, `.full_checkpoint` before the tracker.
 
 The engine's ranks write the training state into a directory of this save inside the sealed step, `.training.SAVE`.
-One rename makes it `training/`; then comes `actor/huggingface/` if asked for; then `.full_checkpoint`, with which
-the checkpoint is complete; last the tracker and a copy of the state in the job directory. If a rank of an earlier
-start writes late, its directory no longer exists.
+One rename makes it `training/`; then comes `actor/huggingface/` if asked for or needed; then `.full_checkpoint`, with
+which the checkpoint is complete; last the tracker and a copy of the state in the job directory. If a rank of an
+earlier start writes late, its directory no longer exists.
 """
 
 import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 from syncd.errors import CorruptDataError, SyncdError, storage_error, storage_errors
@@ -27,6 +29,7 @@ CRITIC = "critic"
 
 HUGGINGFACE = "huggingface"
 META = "trainer_meta.json"
+_WRITE_WHOLE = "syncd.transports.delta.materialise:write_whole"
 _STATE = "trainer.json"
 _STAGED = f".{TRAINING}."
 _WRITTEN = ".written-"
@@ -148,7 +151,7 @@ def complete(
         step: The step.
         state: The loop's state.
         save: The save of the training state that is to become `training/`; empty where it is there already.
-        as_hf: Whether to add `actor/huggingface/`.
+        as_hf: Whether to add `actor/huggingface/`; a step that is stored as a delta gets it anyway, of whole files.
         fence: The directory through which marks and tracker are renamed; a trainer that was replaced has lost it.
 
     Raises:
@@ -164,8 +167,11 @@ def complete(
             _become_training(disk, path, staged)
         else:
             disk.replace(f"{training_directory(job, step)}/{_STATE}", encode(state), via=via)
-        if as_hf:
-            _link_huggingface(disk, f"{path}/{ACTOR}")
+        if read_manifest(disk, path).kind == "delta":
+            # By name: deltas need numpy and pyarrow, and commands that read checkpoints do not.
+            _place_huggingface(disk, f"{path}/{ACTOR}", partial(resolve_name(_WRITE_WHOLE), job, step))
+        elif as_hf:
+            _place_huggingface(disk, f"{path}/{ACTOR}", partial(_link_all, f"{path}/{ACTOR}"))
         disk.replace(f"{path}/{FULL_CHECKPOINT}", encode({"protocol": 1, "step": step}), via=via)
         disk.replace(job.tracker, f"{step}".encode("ascii"), via=via)
         disk.replace(f"{job.root}/{META}", encode(state), via=via)
@@ -252,23 +258,34 @@ def _is_full(job: Job, step: int) -> bool:
     return {FULL_CHECKPOINT, MANIFEST} <= {entry.name for entry in list_if_there(job.disk, job.step(step))}
 
 
-def _link_huggingface(disk: Disk, actor: str) -> None:
-    """Make `huggingface/` of links to the files beside it, whole or not at all; of copies without hard links."""
+def _place_huggingface(disk: Disk, actor: str, fill: Callable[[str], None]) -> None:
+    """Make `huggingface/`, whole or not at all.
+
+    Args:
+        disk: The file system.
+        actor: The directory in which it is made.
+        fill: Makes its files in the directory that it is given.
+    """
     target = f"{actor}/{HUGGINGFACE}"
     if os.path.isdir(target):
         return
     preparing = f"{actor}/{temporary_name(HUGGINGFACE)}"
     disk.make_directory(preparing)
     try:
-        for entry in os.scandir(actor):
-            if entry.is_file(follow_symlinks=False) and not entry.name.startswith("."):
-                _link(entry.path, f"{preparing}/{entry.name}")
+        fill(preparing)
         disk.sync_directory(preparing)
         os.rename(preparing, target)
         disk.sync_directory(actor)
     except BaseException:
         shutil.rmtree(preparing, ignore_errors=True)
         raise
+
+
+def _link_all(actor: str, directory: str) -> None:
+    """Link the files of a step into a directory; without hard links, copy them."""
+    for entry in os.scandir(actor):
+        if entry.is_file(follow_symlinks=False) and not entry.name.startswith("."):
+            _link(entry.path, f"{directory}/{entry.name}")
 
 
 def _link(source: str, target: str) -> None:

@@ -246,21 +246,21 @@ class Trainer:
         since, self._waiting_since = self._waiting_since, None
         self._record["time/sample_wait"] = 0.0 if since is None else time.perf_counter() - since
 
-    def _send(self) -> None:
+    def _send(self, *, is_checkpoint: bool = False) -> None:
         """Publish the weights by the transport that the job's file names, or that is chosen now."""
         self._vacate(self.train_step_num)
         method, engine, rank0 = self._config.sync.method, self.engine, self.rank0
         if method == AUTO:
             chosen = rank0.chooser.next_method(engine.senders, engine.sent) if rank0 else ""
             method = self._ranks.broadcast(chosen)
-        engine.sync_weight(method)
+        engine.sync_weight(method, is_checkpoint=is_checkpoint)
 
     def _save(self, state: Mapping[str, object], *, block: bool, as_hf: bool) -> None:
         """Begin a full checkpoint; its weights go out by the transport too if a sync is due."""
         self._vacate(self.train_step_num)
         sender = self.engine.senders.get(self._config.sync.method)
         if self.need_sync() or (sender is not None and sender.sends_checkpoints):
-            self._send()
+            self._send(is_checkpoint=True)
         self.engine.save_checkpoint(state, block_until_saved=block, save_as_hf=as_hf)
 
     def _state_at(self, step: int) -> dict[str, object]:

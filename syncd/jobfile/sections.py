@@ -196,6 +196,12 @@ class SyncSection(Section):
     """Refuse to publish NaN and infinity."""
     probe: bool = True
     """Send with each version what the model answers to a few fixed tokens, to compare engines with: proof.md."""
+    delta: Literal["auto", "off"] = "auto"
+    """auto: store steps as changes while every explorer reads deltas and it pays; off: whole. See delta.md."""
+    keyframe_every: Positive = 32
+    """The most deltas that follow a step that is stored whole."""
+    max_chain_bytes: Count = 0
+    """The most bytes of the deltas that follow a step that is stored whole; 0 for half of that step."""
     save_timeout: Seconds = 600.0
     """Seconds that a rank waits for the others' shards."""
     max_failures: Count = 3

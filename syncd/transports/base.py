@@ -109,11 +109,13 @@ class StepContent:
         export: The weights.
         files: What belongs beside the weights, by file name.
         probe: What the model answers with these weights, so that receivers get it with them; None without one.
+        must_be_whole: Why the step must not be stored as a delta; empty if it may.
     """
 
     export: Export
     files: Mapping[str, bytes] = field(default_factory=dict)
     probe: Probe | None = None
+    must_be_whole: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +175,14 @@ class ReceiveContext:
         stop: Polled while weights are received; once it returns true, the receiver gives up.
         parameters: The tensors to fill, by name; None if another process holds them.
         check_fit: Raises RefusedError if the engine cannot load such tensors; None to compare with `parameters`.
+        allocate: Returns so many bytes of main memory for a receiver that has no parameters; None for torch's own.
     """
 
     client: "Client"
     stop: Callable[[], bool]
     parameters: "Mapping[str, torch.Tensor] | None" = None
     check_fit: Callable[[Mapping[str, TensorMeta]], None] | None = None
+    allocate: "Callable[[int], torch.Tensor] | None" = None
 
 
 class WeightSender(ABC):

@@ -350,7 +350,7 @@ class TestBackground:
             saver.prepare(
                 [("a", torch.empty(20_480, device="meta")), ("b", torch.empty(4096, device="meta"))]
             )
-            assert saver._kept_buffer().capacity == size
+            assert saver._arenas.next().capacity == size
             saver.close()
 
     def test_a_save_larger_than_prepared_succeeds(self, job):
@@ -382,7 +382,7 @@ class TestBackground:
 
 def _place(saver):
     """Return where a saver's memory is, and its size."""
-    arena = saver._kept_buffer()
+    arena = saver._arenas.next()
     return arena.bytes.data_ptr(), arena.capacity
 
 

@@ -21,7 +21,7 @@ from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.roots import FileRoot, TileHasher, roots_of, step_root
 from syncd.protocol.safetensors import encode_header, parse_header
 from syncd.transports.delta import encode
-from syncd.transports.delta.publish import NewContainer
+from syncd.transports.delta.container import NewContainer
 
 DISK = LocalDisk()
 ONE, TWO = Target("actor/one.safetensors", 600), Target("actor/two.safetensors", 100)

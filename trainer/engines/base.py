@@ -77,11 +77,12 @@ class TrainEngineWrapper(ABC):
         """Train on the whole batch, the same on all ranks; each rank takes its share of the rows."""
 
     @abstractmethod
-    def sync_weight(self, method: str) -> None:
+    def sync_weight(self, method: str, *, is_checkpoint: bool = False) -> None:
         """Publish the weights as the step `train_step_num` by a transport; return once training may continue.
 
         Args:
             method: The name of one of `senders`.
+            is_checkpoint: Whether the step becomes a full checkpoint: then it is stored whole.
 
         Raises:
             SyncdError: This save or the one before it failed; on all ranks.

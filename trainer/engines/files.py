@@ -34,6 +34,8 @@ from trainer.engines.state_copy import CapturedState, StateArena, TrainingState
 from trainer.experience.batch import Batch
 from trainer.probe import Tokens, make_probe, non_finite_error, probe_tokens
 
+_CHECKPOINT = "it is a full checkpoint"
+
 
 class FileEngine(TrainEngineWrapper):
     """An engine that gives its weights tensor by tensor and its training state as files.
@@ -187,7 +189,7 @@ class FileEngine(TrainEngineWrapper):
         self._sync_metrics = {}
         return metrics
 
-    def sync_weight(self, method: str) -> None:
+    def sync_weight(self, method: str, *, is_checkpoint: bool = False) -> None:
         """Publish the weights by a transport, unless those of this step are published or on their way."""
         self.wait_for_save()
         if self._handed == self.train_step_num:
@@ -199,7 +201,8 @@ class FileEngine(TrainEngineWrapper):
         if self._files is None:
             self._files = all_or_error(self.context.ranks, self.companions)
         # Now: it must be of the very weights that are exported.
-        content = StepContent(self.export, self._files, self._measured_probe(self.token_logprobs))
+        probe = self._measured_probe(self.token_logprobs)
+        content = StepContent(self.export, self._files, probe, _CHECKPOINT if is_checkpoint else "")
         self._attempt = self._new_attempt()
         self._sender.send(self.train_step_num, self._attempt, content)
         self._handed = self.train_step_num
@@ -208,7 +211,7 @@ class FileEngine(TrainEngineWrapper):
         self, state: Mapping[str, Any], *, block_until_saved: bool = False, save_as_hf: bool = False
     ) -> None:
         """Publish the weights, and save all that a resume needs beside them."""
-        self.sync_weight(FILES)
+        self.sync_weight(FILES, is_checkpoint=True)
         start, save = time.perf_counter(), self._new_attempt()
         captured = None
         if self._saved != self.train_step_num:

@@ -22,6 +22,7 @@ from syncd.transports.filesystem.export_walk import (
     encode_index,
 )
 from syncd.transports.filesystem.shard import THREADS, Ring, ShardWriter, find_write_mode
+from syncd.transports.filesystem.shard_digest import ShardDigest
 from syncd.transports.torch_tensors import FROM_TORCH
 from trainer.export.source import (
     CONFIG,
@@ -84,20 +85,11 @@ def export(
     if is_below(target, job.step(step)):
         raise UsageError("nothing is added to a step", path=target, hint="name a directory elsewhere")
     try:
-        with contextlib.ExitStack() as scratch:
-            if adapter:
-                source = find_adapter(job, step)
-            elif critic:
-                source = find_critic(job, step)
-            elif base is None and (manifest := find_delta(job, step)):
-                source = find_materialised(job, manifest, scratch.enter_context(_whole(job, step, target)))
-            else:
-                source = find_source(job, step, full_precision=dtype == "float32", base=base)
-            if not adapter and CONFIG not in source.companions:
-                text = f"there is no {CONFIG} with the weights, so nobody can load them"
-                raise CorruptDataError(text, path=source.path)
-            with staged(job.disk, target) as directory:
-                _fill(job.disk, source, directory, DTYPES[dtype] if dtype else None)
+        with (
+            _opened(job, step, target, dtype, base=base, adapter=adapter, critic=critic) as source,
+            staged(job.disk, target) as directory,
+        ):
+            _fill(job.disk, source, directory, DTYPES[dtype] if dtype else None)
     except OSError as error:
         if isinstance(error, MISSING) and is_below(str(error.filename), job.step(step)):
             raise TryAgainError(
@@ -106,6 +98,30 @@ def export(
                 hint=f"syncd pin {job_dir} {step}  # keeps a step",
             ) from error
         raise storage_error(error, target) from error
+
+
+@contextlib.contextmanager
+def _opened(
+    job: Job, step: int, out: str, dtype: str | None, *, base: str | None, adapter: bool, critic: bool
+) -> Iterator[ExportSource]:
+    """Give what is exported; a delta is made whole beside `out`, until the end of the block.
+
+    Raises:
+        CorruptDataError: Weights have no config, so nobody can load them.
+    """
+    with contextlib.ExitStack() as scratch:
+        if adapter:
+            source = find_adapter(job, step)
+        elif critic:
+            source = find_critic(job, step)
+        elif base is None and (manifest := find_delta(job, step)):
+            source = find_materialised(job, manifest, scratch.enter_context(_whole(job, step, out)))
+        else:
+            source = find_source(job, step, full_precision=dtype == "float32", base=base)
+        if not adapter and CONFIG not in source.companions:
+            text = f"there is no {CONFIG} with the weights, so nobody can load them"
+            raise CorruptDataError(text, path=source.path)
+        yield source
 
 
 def _fill(disk: Disk, source: ExportSource, directory: str, dtype: torch.dtype | None) -> None:
@@ -215,7 +231,8 @@ def write_weights(disk: Disk, directory: str, weights: ModelWeights, dtype: torc
     with ThreadPoolExecutor(THREADS, "export-write") as pool:
         for number, layout in enumerate(files, start=1):
             name = shard_name(number, len(files))
-            with ShardWriter(f"{directory}/{name}", layout, mode, pool, check=False) as shard:
+            digest = ShardDigest(layout, check=False)
+            with ShardWriter(f"{directory}/{name}", layout, mode, pool, digest) as shard:
                 _pour(weights, layout, ring, shard, dtype)
                 shard.finish()
             weight_map |= {spec.name: name for spec in layout.specs}

@@ -1,21 +1,11 @@
 """Publishes a directory of safetensors as a delta of an earlier step, or whole where a delta does not pay."""
 
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Self
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from syncd.context import Closing
 from syncd.errors import CorruptDataError, TryAgainError, UsageError
-from syncd.protocol.delta import (
-    ENCODING,
-    RECORD,
-    DeltaTable,
-    Frame,
-    Target,
-    encode_frame_record,
-    encode_targets,
-)
-from syncd.protocol.digest import CHUNK, DEFAULT, digest_file, hasher
+from syncd.protocol.delta import ENCODING, DeltaTable, Target
+from syncd.protocol.digest import DEFAULT, digest_file, hasher
 from syncd.protocol.disk import Disk
 from syncd.protocol.layout import ACTOR, Job, delta_name
 from syncd.protocol.lineage import read_chain
@@ -23,7 +13,6 @@ from syncd.protocol.manifest import Manifest
 from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import Changes, FileRecord
 from syncd.protocol.roots import shard_roots
-from syncd.protocol.safetensors import encode_header
 from syncd.protocol.writer import StepWriter
 from syncd.publishing import (
     Content,
@@ -35,20 +24,15 @@ from syncd.publishing import (
 )
 from syncd.publishing.finite import FiniteCheck
 from syncd.transports.delta.chain import Chain, explain_removal
-from syncd.transports.delta.ulp1 import EncodedFrame, encode
-
-KEYFRAME_EVERY = 32
-"""The most deltas after a keyframe; the next step is whole."""
-
-LARGEST_SHARE = 1 / 4
-"""The share of a whole step above which a step is whole."""
-
-LARGEST_CHAIN = 1 / 2
-"""The share of a whole step that the deltas after a keyframe may have together before the next step is whole."""
-
-
-_IN_MEMORY = 256 << 20
-"""Bytes of streams that are kept in memory; more go to a temporary file of this host."""
+from syncd.transports.delta.container import NewContainer
+from syncd.transports.delta.ulp1 import encode
+from syncd.transports.keyframes import (
+    KEYFRAME_EVERY,
+    LARGEST_SHARE,
+    ChainLength,
+    chain_problem,
+    is_too_large,
+)
 
 
 class DeltaPublished(NamedTuple):
@@ -112,10 +96,9 @@ class _WholeError(Exception):
 def _why_whole(chain: Chain, disk: Disk, export: Export) -> str:
     """Return why the next step must not be a delta of this one, empty where it may be."""
     parent, deltas = chain.manifest, chain.deltas
-    if len(deltas) >= KEYFRAME_EVERY:
-        return f"{len(deltas)} deltas follow step {chain.manifests[-1].step} already"
-    if sum(delta.size for delta in deltas) > LARGEST_CHAIN * parent.whole_size:
-        return f"the deltas since step {chain.manifests[-1].step} have {LARGEST_CHAIN:.0%} of its size"
+    length = ChainLength(chain.manifests[-1].step, len(deltas), sum(delta.size for delta in deltas))
+    if problem := chain_problem(length, parent.whole_size, KEYFRAME_EVERY):
+        return problem
     shards = {record.name.removeprefix(f"{ACTOR}/"): record for record in parent.whole_shards}
     if shards.keys() != export.shards.keys():
         other = min(shards.keys() ^ export.shards.keys())
@@ -134,47 +117,6 @@ def _other_layout(
     return f"the header of {name} is not that of step {chain.manifest.step}: other tensors, shapes or dtypes"
 
 
-class NewContainer(Closing):
-    """Collects the frames of one writer, then yields the file.
-
-    Args:
-        targets: The files that it makes, in the order of their frames.
-        writer: The writer; writers count from 1, and name their tensors by it, since no two shards share a name.
-    """
-
-    def __init__(self, targets: Sequence[Target], writer: int = 1) -> None:
-        self._targets, self._number = encode_targets(targets), f"{writer:05d}"
-        self._streams = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 - until `close`
-        self.frames: list[Frame] = []
-        self.stored = 0
-        """Bytes of the streams so far."""
-
-    def add(self, encoded: EncodedFrame) -> Self:
-        """Add the next frame."""
-        self.frames.append(encoded.frame)
-        self._streams.write(b"".join(encoded.streams))
-        self.stored += encoded.frame.stored
-        return self
-
-    def pieces(self) -> Iterator[bytes]:
-        """Yield the file."""
-        records, count = RECORD.size * len(self.frames), len(self._targets)
-        yield encode_header([
-            (f"targets-{self._number}", "U8", (count,), count),
-            (f"frames-{self._number}", "U8", (len(self.frames), RECORD.size), records),
-            (f"streams-{self._number}", "U8", (self.stored,), self.stored),
-        ])  # fmt: skip
-        yield self._targets
-        yield b"".join(map(encode_frame_record, self.frames))
-        self._streams.seek(0)
-        while piece := self._streams.read(CHUNK):
-            yield piece
-
-    def close(self) -> None:
-        """Give up the memory or the temporary file."""
-        self._streams.close()
-
-
 class _DeltaWriter:
     """Writes an export as a delta into an attempt.
 
@@ -188,8 +130,8 @@ class _DeltaWriter:
 
     def __init__(self, job: Job, parent: int, disk: Disk, export: Export, *, check: bool) -> None:
         self._job, self._disk, self._export, self._check = job, disk, export, check
-        self._chain = Chain(job, parent)
-        self._limit = LARGEST_SHARE * self._chain.manifest.whole_size
+        self._chain = Chain(job, read_chain(job, parent))
+        self._whole_size = self._chain.manifest.whole_size
         if why := _why_whole(self._chain, disk, export):
             raise _WholeError(why)
 
@@ -228,7 +170,7 @@ class _DeltaWriter:
                 finite.feed(new)
             state.update(new)
             container.add(encode(old, new, width=tile.width, offset=tile.offset, target=number))
-            if container.stored > self._limit:
+            if is_too_large(container.stored, self._whole_size):
                 raise _WholeError(f"its changes take more than {LARGEST_SHARE:.0%} of a whole step")
         require_unchanged(self._disk, self._export, name, record.size)
         return record._replace(digest=f"{DEFAULT}:{state.hexdigest()}")

@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Self
 
 import structlog
@@ -13,10 +14,15 @@ from syncd.protocol.writer import StepWriter
 from syncd.transports.base import FILES, Export, SendContext, Sent, StepContent, WeightSender
 from syncd.transports.filesystem.shard import StepCopy
 from syncd.transports.filesystem.step_saver import StepSaver
+from syncd.transports.filesystem.storage_choice import WHOLE, Storage
+from syncd.transports.filesystem.storage_chooser import StorageChooser
 from syncd.transports.ranks import Ranks, all_or_error
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "keep": None}
 """What `sync.dtype` casts floating-point tensors to; None keeps each as it is."""
+
+_NEEDED = ("numpy", "pyarrow")
+"""What deltas are encoded with: the extra `delta`."""
 
 
 class FilesystemSender(WeightSender):
@@ -26,13 +32,24 @@ class FilesystemSender(WeightSender):
         job: The job.
         ranks: The trainer's ranks.
         saver: Writes this rank's part.
+        stores_deltas: Whether rank 0 chooses how each step is stored; if not, all are whole.
+        chooser: Chooses; None on all ranks but the first.
     """
 
     name = FILES
 
-    def __init__(self, job: Job, ranks: Ranks, saver: StepSaver) -> None:
+    def __init__(
+        self,
+        job: Job,
+        ranks: Ranks,
+        saver: StepSaver,
+        *,
+        stores_deltas: bool = False,
+        chooser: StorageChooser | None = None,
+    ) -> None:
         self.ranks = ranks
         self._job, self._saver = job, saver
+        self._stores_deltas, self._chooser = stores_deltas, chooser
         self._is_prepared = False
         self._attempt: tuple[int, str] | None = None
 
@@ -53,7 +70,13 @@ class FilesystemSender(WeightSender):
             base=context.base,
             memory=context.memory,
         )
-        return cls(context.job, ranks, saver)
+        stores_deltas = _stores_deltas(context)
+        chooser = None
+        if stores_deltas and context.client is not None:
+            chooser = StorageChooser(
+                context.job, context.client, settings.keyframe_every, settings.max_chain_bytes
+            )
+        return cls(context.job, ranks, saver, stores_deltas=stores_deltas, chooser=chooser)
 
     def prepare(self, export: Export) -> None:
         """Begin to allocate the memory that saves need; a second call does nothing."""
@@ -61,6 +84,7 @@ class FilesystemSender(WeightSender):
             self._is_prepared = True
             refused = next(filter(None, self.ranks.gather(self._saver.prepare(export))), "")
             if refused:
+                self._stores_deltas = False
                 self._saver.stream()
             if refused and self.ranks.rank == 0:
                 structlog.get_logger().warning(
@@ -74,17 +98,12 @@ class FilesystemSender(WeightSender):
     def send(self, step: int, attempt: str, content: StepContent, copy: StepCopy | None = None) -> None:
         """Begin to write a step; with a copy, write the same files into it."""
         self._attempt = step, attempt
+        begin = self._saver.copy if self._stores_deltas else self._saver.save
         try:
-            all_or_error(
-                self.ranks,
-                self._saver.save,
-                step,
-                attempt,
-                content.export,
-                content.files,
-                copy,
-                content.probe,
-            )
+            all_or_error(self.ranks, begin, step, attempt, content.export, content.files, copy, content.probe)
+            if self._stores_deltas:
+                whole = content.must_be_whole or ("a copy in memory is made" if copy else "")
+                self._saver.write(self._choose_storage(step, whole))
         except SyncdError:
             # The ranks that did not fail have a save in flight that cannot succeed.
             with contextlib.suppress(SyncdError):
@@ -117,8 +136,29 @@ class FilesystemSender(WeightSender):
         """Finish the save in flight, then give threads and memory back."""
         self._saver.close()
 
+    def _choose_storage(self, step: int, must_be_whole: str) -> Storage:
+        """Return how all ranks store a step; rank 0 chooses."""
+        shares, chooser = self.ranks.gather(self._saver.state()), self._chooser
+        chosen = chooser.next_storage(step, shares, must_be_whole) if chooser else WHOLE
+        return self.ranks.broadcast(chosen)
+
     def _discard(self) -> None:
         """Remove what a save that failed on all ranks has written: if the disk is full, its space is needed."""
+        if self._chooser is not None:
+            self._chooser.note_failure()
         attempt, self._attempt = self._attempt, None
         if self.ranks.rank == 0 and attempt is not None:
             StepWriter(self._job, attempt[0], self.ranks.world_size, attempt[1]).discard()
+
+
+def _stores_deltas(context: SendContext) -> bool:
+    """Return whether steps may be stored as deltas; if packages for that are missing on a rank, log it."""
+    settings = context.settings
+    if settings.delta == "off" or settings.mode == "stream" or context.base is not None:
+        return False
+    lacking = [name for name in _NEEDED if find_spec(name) is None]
+    missing = next(filter(None, context.ranks.gather(lacking)), None)
+    if missing and context.ranks.rank == 0:
+        reason = f"not installed: {', '.join(missing)}"
+        structlog.get_logger().warning("deltas_disabled", reason=reason, hint="pip install 'syncd[delta]'")
+    return not missing

@@ -19,7 +19,6 @@ from typing import ParamSpec, Self, TypeVar
 import torch
 
 from syncd.errors import SyncdError, UsageError
-from syncd.protocol.digest import DEFAULT, hasher
 from syncd.protocol.disk import temporary_name
 from syncd.protocol.layout import ACTOR
 from syncd.protocol.local_disk import LocalDisk
@@ -27,7 +26,8 @@ from syncd.protocol.receipt import FileRecord, Receipt, write_receipt
 from syncd.protocol.safetensors import ALIGN, aligned
 from syncd.transports.filesystem.export_walk import ExportedTensor, ExportWalk, ShardLayout, TensorSpec
 from syncd.transports.filesystem.pinned_buffer import PinnedBuffer, copy_tensor
-from syncd.transports.torch_tensors import TO_TORCH, check_finite, view
+from syncd.transports.filesystem.shard_digest import ShardDigest
+from syncd.transports.torch_tensors import view
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -198,7 +198,7 @@ class ShardWriter:
         layout: Its layout.
         mode: How it is written.
         pool: Threads that write.
-        check: Whether what is not finite is refused.
+        digest: Gets the same data, and checks it.
         copy: Gets the same bytes; its file is begun.
     """
 
@@ -208,20 +208,16 @@ class ShardWriter:
         layout: ShardLayout,
         mode: WriteMode,
         pool: ThreadPoolExecutor,
-        *,
-        check: bool,
+        digest: ShardDigest,
         copy: StepCopy | None = None,
     ) -> None:
-        self._layout, self._check, self._copy = layout, check, copy
-        self._state, self._header = hasher(DEFAULT), PinnedBuffer(layout.data_offset)
+        self._layout, self._digest, self._copy = layout, digest, copy
+        self._header = PinnedBuffer(layout.data_offset)
         self._file = NewFile(path, layout.size, mode)
         self._pool, self._pending = pool, deque[Future[None]]()
-        self._tensors = layout.tensors()
-        self._tensor = next(self._tensors, None)
 
     def __enter__(self) -> Self:
         self._header.bytes.copy_(torch.frombuffer(bytearray(self._layout.header), dtype=torch.uint8))
-        self._state.update(view(self._header.bytes))
         self._write(view(self._header.bytes), 0)
         return self
 
@@ -236,9 +232,7 @@ class ShardWriter:
 
     def put(self, memory: torch.Tensor, start: int, length: int) -> None:
         """Write `length` bytes of data that begin at `start`; the memory is that long up to a multiple of `ALIGN`."""
-        content = memory[:length]
-        self._check_finite(content, start)
-        self._state.update(view(content))
+        self._digest.add(memory[:length], start)
         self._write(view(memory[: aligned(length)]), self._layout.data_offset + start)
 
     def finish(self) -> tuple[int, str]:
@@ -247,7 +241,7 @@ class ShardWriter:
             self._copy.finish()
         self._await_pieces(0)
         self._file.finish()
-        return self._layout.size, f"{DEFAULT}:{self._state.hexdigest()}"
+        return self._layout.size, self._digest.text
 
     def _write(self, piece: memoryview, offset: int) -> None:
         self._pending.append(self._pool.submit(self._file.write, piece, offset))
@@ -259,17 +253,6 @@ class ShardWriter:
         """Wait until at most so many pieces are being written; raise the error of an earlier one."""
         while len(self._pending) > most:
             self._pending.popleft().result()
-
-    def _check_finite(self, content: torch.Tensor, start: int) -> None:
-        if not self._check:
-            return
-        end = start + content.numel()
-        while (tensor := self._tensor) is not None and tensor.start < end:
-            part = content[max(tensor.start, start) - start : min(tensor.end, end) - start]
-            check_finite(tensor.name, part, TO_TORCH[tensor.dtype])
-            if tensor.end > end:
-                break
-            self._tensor = next(self._tensors, None)
 
 
 def put_all(memory: torch.Tensor, size: int, shard: ShardWriter) -> None:

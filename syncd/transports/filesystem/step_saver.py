@@ -10,60 +10,39 @@ else; `stream` blocks until the step is whole and needs 48 MiB of memory. docs/s
 """
 
 import contextlib
-import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
 from syncd.errors import UsageError, storage_error
 from syncd.protocol.adapter_base import AdapterBase
 from syncd.protocol.disk import Clock
-from syncd.protocol.layout import ACTOR, ADAPTER, Job, shard_name
+from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.probe import Probe
-from syncd.protocol.receipt import FileRecord
 from syncd.protocol.writer import StepWriter
 from syncd.transports.base import FILES, Sent
-from syncd.transports.filesystem.export_walk import (
-    AnyExport,
-    ExportWalk,
-    ShardLayout,
-    can_repeat,
-    encode_index,
-)
-from syncd.transports.filesystem.pinned_buffer import PinnedBuffer, TensorCopies
+from syncd.transports.filesystem.arenas import Arenas
+from syncd.transports.filesystem.export_walk import AnyExport, ExportWalk, ShardLayout, can_repeat
+from syncd.transports.filesystem.pinned_buffer import TensorCopies
+from syncd.transports.filesystem.save_files import CopiedShare, SaveFiles, ShareSave
 from syncd.transports.filesystem.save_outcome import leave_failure_note, wait_until_whole
-from syncd.transports.filesystem.shard import (
-    THREADS,
-    Ring,
-    ShardWriter,
-    StepCopy,
-    WriteMode,
-    find_write_mode,
-    pour,
-    put_all,
-)
+from syncd.transports.filesystem.shard import Ring, StepCopy, WriteMode, pour
+from syncd.transports.filesystem.storage_choice import WHOLE, ShareState, Storage
 from syncd.transports.host_memory import HostMemory, unlimited
 
 Mode = Literal["background", "stream"]
 
-INDEX = "model.safetensors.index.json"
-_BUFFER = "the buffer for weights"
 
+class _UnwrittenSave(NamedTuple):
+    """A save of which nothing is written yet: the walk that has copied it, or the tensors to stream."""
 
-@dataclass(frozen=True, slots=True)
-class _Save:
-    """One save of this rank: its writer, files beside the weights, second copy and probe, and when it began."""
-
-    writer: StepWriter
-    companions: Mapping[str, bytes] = field(default_factory=dict)
-    copy: StepCopy | None = None
-    probe: Probe | None = None
-    begun: float = 0.0
+    save: ShareSave
+    walk: ExportWalk | None
+    tensors: AnyExport
 
 
 class StepSaver:
@@ -83,7 +62,7 @@ class StepSaver:
         fence: The directory through which steps are sealed and announced (`StepWriter`).
         base: If the tensors are an adapter, the model that it belongs to: the first rank writes all of it as one
             file, by the name that peft gives it, and the step is of kind `lora`.
-        memory: The budget that the buffer of mode `background` is taken from.
+        memory: The budget that the buffers of mode `background` are taken from.
     """
 
     def __init__(
@@ -107,16 +86,18 @@ class StepSaver:
             raise UsageError(f"rank {rank} of {world_size} is out of range")
         self._job, self._rank, self._world_size = job, rank, world_size
         self._mode, self._dtype, self._tied = mode, dtype, frozenset(tied)
-        self._timeout, self._write_mode, self._clock = timeout, write_mode, clock or SystemClock()
-        self._check, self._fence, self._base = check_finite, fence, base
-        self._memory = memory or unlimited()
-        self._writers = ThreadPoolExecutor(THREADS, "save-write")
+        self._timeout, self._clock = timeout, clock or SystemClock()
+        self._fence, self._base = fence, base
         self._behind = ThreadPoolExecutor(1, "save")
-        self._buffer: PinnedBuffer | None = None
-        self._buffer_ahead: Future[PinnedBuffer] | None = None
+        self._arenas = Arenas(memory or unlimited(), self._behind)
+        self._files = SaveFiles(
+            rank, world_size, self._clock, base=base, check=check_finite, write_mode=write_mode
+        )
         self._ring: Ring | None = None
         self._layout: ShardLayout | None = None
-        self._pending: tuple[_Save, Future[bool]] | None = None
+        self._begun: _UnwrittenSave | None = None
+        self._pending: tuple[ShareSave, Future[bool], ShardLayout] | None = None
+        self._encoded_ago = 0
         self.sent: Sent | None = None
         """The result of the last save that this rank has finished."""
 
@@ -135,23 +116,19 @@ class StepSaver:
         Raises:
             UsageError: Memory was allocated already, by this or by a save.
         """
-        if self._buffer or self._buffer_ahead or self._ring:
+        if self._ring:
             raise UsageError("memory is allocated once, before the first save")
         if self._mode == "stream":
             self._ring = Ring()
             return ""
         walk = self._walk(tensors)
         walk.plan()
-        size = ShardLayout(walk.specs).data_size
-        refused = self._memory.take(_BUFFER, size)
-        if not refused:
-            self._buffer_ahead = self._behind.submit(PinnedBuffer, size, pinned=True)
-        return refused
+        return self._arenas.prepare(ShardLayout(walk.specs).data_size)
 
     def stream(self) -> None:
         """Save in mode `stream` from now on and give the buffer back; call it between saves."""
         self._mode = "stream"
-        self._close_buffer()
+        self._arenas.close()
 
     def planned_size(self, tensors: AnyExport) -> int:
         """Return the bytes of all ranks' tensors, by a walk that reads no weight."""
@@ -182,15 +159,60 @@ class StepSaver:
         Raises:
             SyncdError: The save before this one failed, on any rank; or this one failed.
         """
+        self.copy(step, attempt, tensors, companions, copy, probe)
+        self.write()
+
+    def copy(
+        self,
+        step: int,
+        attempt: str,
+        tensors: AnyExport,
+        companions: Mapping[str, bytes] | None = None,
+        copy: StepCopy | None = None,
+        probe: Probe | None = None,
+    ) -> None:
+        """Do the first part of `save`: copy this rank's share, so that `state` knows it. Then call `write`.
+
+        Raises:
+            SyncdError: The save before this one failed, on any rank; or this one failed, and `write` is not called.
+        """
         self.wait()
         writer = StepWriter(
             self._job, step, self._world_size, attempt, self._clock, fence=self._fence, base=self._base
         )
-        save = _Save(writer, companions or {}, copy, probe, self._clock.monotonic())
-        if self._mode == "stream":
-            self._stream(save, tensors)
-        else:
-            self._start(save, tensors)
+        save = ShareSave(writer, companions or {}, copy, probe, self._clock.monotonic())
+        walk = self._copy(save, tensors) if self._mode == "background" else None
+        self._begun = _UnwrittenSave(save, walk, tensors)
+
+    def write(self, storage: Storage = WHOLE) -> None:
+        """Do the second part of `save`: write what was copied, as all ranks have agreed to store it.
+
+        Raises:
+            SyncdError: Mode `stream`: the save failed.
+        """
+        begun, self._begun = self._begun, None
+        if begun is None:
+            raise UsageError("nothing was copied", hint="call copy first")
+        if begun.walk is None:
+            self._stream(begun.save, begun.tensors)
+            return
+        layout = ShardLayout(begun.walk.specs)
+        work = self._behind.submit(self._write_behind, begun.save, begun.walk, layout, storage)
+        self._pending = begun.save, work, layout
+
+    def state(self) -> ShareState:
+        """Return what this rank knows before a step is stored, once its share is copied."""
+        sealed = self._arenas.sealed
+        walk = self._begun.walk if self._begun else None
+        layout = ShardLayout(walk.specs) if walk else None
+        return ShareState(
+            (sealed.step, sealed.attempt) if sealed else None,
+            self._arenas.refused or "no step was sealed since this trainer started",
+            bool(sealed and layout and sealed.layout.header == layout.header),
+            layout.size if layout else 0,
+            self._files.encoded,
+            self._encoded_ago,
+        )
 
     def wait(self) -> None:
         """Return once the save in flight is a whole step on disk, written by all ranks and announced.
@@ -200,19 +222,18 @@ class StepSaver:
         """
         if self._pending is None:
             return
-        save, future = self._pending
-        try:
-            if not future.result():
-                wait_until_whole(save.writer, self._rank, self._clock, self._timeout)
-        except Exception:
-            self._pending = None
-            raise
-        self._pending = None
+        (save, future, layout), self._pending = self._pending, None
+        if not future.result():
+            wait_until_whole(save.writer, self._rank, self._clock, self._timeout)
+        self._arenas.keep(save.writer.step, save.writer.attempt, layout)
 
     @property
     def failed(self) -> bool:
         """Return whether this rank's part of the save in flight has failed; `wait` raises why."""
-        return self._pending is not None and self._pending[1].done() and bool(self._pending[1].exception())
+        if self._pending is None:
+            return False
+        future = self._pending[1]
+        return future.done() and future.exception() is not None
 
     def close(self) -> None:
         """Wait for the save in flight and give threads and memory back."""
@@ -220,61 +241,57 @@ class StepSaver:
             self.wait()
         finally:
             self._behind.shutdown()
-            self._writers.shutdown()
-            self._close_buffer()
+            self._files.close()
+            self._arenas.close()
 
-    def _close_buffer(self) -> None:
-        if self._buffer or self._buffer_ahead:
-            self._kept_buffer().close()
-            self._buffer = None
-        self._memory.take(_BUFFER, 0)
-
-    def _start(self, save: _Save, tensors: AnyExport) -> None:
+    def _copy(self, save: ShareSave, tensors: AnyExport) -> ExportWalk:
+        """Copy this rank's share into the buffer: training is blocked for this alone."""
         walk = self._walk(tensors)
         with self._guarded(save, walk):
-            buffer = self._gather(walk)
+            self._gather(walk)
             _require(walk)
-        self._pending = save, self._behind.submit(self._write_behind, save, walk, buffer)
+        return walk
 
-    def _kept_buffer(self) -> PinnedBuffer:
-        """Return the buffer that all saves share; wait for the thread that allocates it, if one does."""
-        ahead, self._buffer_ahead = self._buffer_ahead, None
-        self._buffer = self._buffer or (ahead.result() if ahead else PinnedBuffer())
-        return self._buffer
-
-    def _gather(self, walk: ExportWalk) -> PinnedBuffer:
-        """Copy this rank's share into the buffer: training is blocked for this alone."""
-        buffer, end = self._kept_buffer(), 0
+    def _gather(self, walk: ExportWalk) -> None:
+        buffer, end = self._arenas.next(), 0
         with TensorCopies(self._behind) as copies:
             for spec, tensor, dtype, lasts in walk.in_file_order():
                 if end + spec.size > buffer.capacity:
                     copies.finish()  # growing may move the memory
                     buffer.reserve(end + spec.size)
-                    self._memory.record(_BUFFER, buffer.capacity)
+                    self._arenas.record_growth()
                 place = buffer.bytes[end : end + spec.size].view(dtype).view(spec.shape)
                 copies.add(place, tensor, lasts=lasts)
                 end += spec.size
-        return buffer
 
-    def _write_behind(self, save: _Save, walk: ExportWalk, buffer: PinnedBuffer) -> bool:
-        layout = ShardLayout(walk.specs)
+    def _write_behind(self, save: ShareSave, walk: ExportWalk, layout: ShardLayout, storage: Storage) -> bool:
         try:
             with self._guarded(save):
-                return self._publish(save, walk, layout, partial(put_all, buffer.bytes, layout.data_size))
+                share = CopiedShare(layout, self._arenas.next(), self._arenas.sealed)
+                is_sealed = self._files.write(save, walk, share, storage)
+            self._encoded_ago = 0 if storage.parent else self._encoded_ago + 1
+            self._note_sent(save, walk)
+            return is_sealed
         finally:
-            buffer.renew(layout.data_size)
+            self._arenas.tidy(layout.data_size, keeps=storage.keeps)
 
-    def _stream(self, save: _Save, tensors: AnyExport) -> None:
+    def _note_sent(self, save: ShareSave, walk: ExportWalk) -> None:
+        seconds = self._clock.monotonic() - save.begun
+        self.sent = Sent(FILES, save.writer.step, walk.total_size, seconds, is_done=True)
+
+    def _stream(self, save: ShareSave, tensors: AnyExport) -> None:
         layout = self._planned(tensors)
         walk = self._walk(tensors)
         self._ring = self._ring or Ring()
         with self._guarded(save, walk):
             try:
-                done = self._publish(save, walk, layout, partial(pour, walk, layout, self._ring))
+                put = partial(pour, walk, layout, self._ring)
+                is_sealed = self._files.write_streamed(save, walk, layout, put)
             except UsageError:  # the export has changed: plan it again
                 self._layout = None
                 raise
-        if not done:
+            self._note_sent(save, walk)
+        if not is_sealed:
             wait_until_whole(save.writer, self._rank, self._clock, self._timeout)
 
     def _planned(self, tensors: AnyExport) -> ShardLayout:
@@ -291,63 +308,12 @@ class StepSaver:
             self._layout = ShardLayout(walk.specs)
         return self._layout
 
-    def _publish(
-        self, save: _Save, walk: ExportWalk, layout: ShardLayout, put: Callable[[ShardWriter], None]
-    ) -> bool:
-        """Write this rank's files and its receipt; seal and announce the step if all receipts are there."""
-        writer, number = save.writer, self._rank + 1
-        writer.begin()
-        shards = []
-        if name := self._file_name():
-            fill = partial(self._fill, name, layout, put, save.copy)
-            shards = [writer.place(f"{ACTOR}/{name}", fill, tensors=len(layout.specs))]
-        files = self._companions(save, walk) if self._rank == 0 else []
-        if save.copy is not None:
-            save.copy.seal(number, shards, files)  # first: once the step is whole, its copy is too
-        writer.receipt(number, shards, files, save.probe if self._rank == 0 else None)
-        seconds = self._clock.monotonic() - save.begun
-        self.sent = Sent(FILES, writer.step, walk.total_size, seconds, is_done=True)
-        return writer.publish_if_whole()
-
-    def _file_name(self) -> str:
-        """Return the name of the file that this rank writes, empty if it writes none."""
-        if self._base is None:
-            return shard_name(self._rank + 1, self._world_size)
-        return ADAPTER if self._rank == 0 else ""
-
-    def _companions(self, save: _Save, walk: ExportWalk) -> list[FileRecord]:
-        files = dict(save.companions)
-        if self._base is None:
-            files[INDEX] = encode_index(walk.weight_map, walk.total_size)
-        if save.copy is not None:
-            for name, content in files.items():
-                save.copy.write(name, content)
-        return [save.writer.write(f"{ACTOR}/{name}", content) for name, content in files.items()]
-
     def _walk(self, tensors: AnyExport) -> ExportWalk:
         writers = self._world_size if self._base is None else 1
         return ExportWalk(tensors, self._rank, writers, self._dtype, self._tied)
 
-    def _fill(
-        self,
-        name: str,
-        layout: ShardLayout,
-        put: Callable[[ShardWriter], None],
-        copy: StepCopy | None,
-        path: str,
-    ) -> tuple[int, str]:
-        """Write a shard at a path, and return its size and digest."""
-        self._write_mode = self._write_mode or find_write_mode(os.path.dirname(path), name=name)
-        if copy is not None:
-            copy.begin(name, layout.size)
-        with ShardWriter(
-            path, layout, self._write_mode, self._writers, check=self._check, copy=copy
-        ) as shard:
-            put(shard)
-            return shard.finish()
-
     @contextlib.contextmanager
-    def _guarded(self, save: _Save, walk: ExportWalk | None = None) -> Iterator[None]:
+    def _guarded(self, save: ShareSave, walk: ExportWalk | None = None) -> Iterator[None]:
         """Tell the other ranks of a failure, and take part in their collectives to the end."""
         try:
             yield

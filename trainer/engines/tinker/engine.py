@@ -101,13 +101,14 @@ class TinkerEngine(FileEngine):
         described = {} if algorithm.name == SFT else figures.batch_metrics(batch)
         return prepared.figures.over(self.context.ranks) | done | described
 
-    def sync_weight(self, method: str) -> None:
+    def sync_weight(self, method: str, *, is_checkpoint: bool = False) -> None:
         """Have the server keep the weights, and publish their address or the adapter as a step.
 
         Raises:
             UsageError: Another transport than files is asked for.
             SyncdError: The server failed or did not answer, or the step could not be written.
         """
+        del is_checkpoint  # its steps are addresses or adapters, never deltas
         self.wait_for_save()
         if self._handed == self.train_step_num:
             return

@@ -1,0 +1,202 @@
+"""Steps that the trainer stores as deltas are, bit for bit, what whole saves of the same weights are."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the trainer needs torch")
+pytest.importorskip("pyarrow", reason="deltas need pyarrow")
+
+from structlog.testing import capture_logs  # noqa: E402
+from support.delta_saves import DeltaTrainer, Weights, assert_same, explorer, form_of  # noqa: E402
+from support.deltas import contents  # noqa: E402
+from support.paths import PYTHONPATH, TESTS  # noqa: E402
+
+from syncd.errors import StorageError  # noqa: E402
+from syncd.protocol.layout import Job  # noqa: E402
+from syncd.protocol.manifest import read_manifest  # noqa: E402
+from syncd.protocol.presence import READS_DELTA, RunningStatus  # noqa: E402
+from syncd.protocol.writer import StepWriter  # noqa: E402
+from syncd.transports.base import StepContent  # noqa: E402
+from syncd.transports.host_memory import HostMemory  # noqa: E402
+from trainer.checkpoints import begin_training, complete, latest_hf_directory  # noqa: E402
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    """Return a trainer of one rank, at most three deltas after a keyframe."""
+    made = DeltaTrainer(str(tmp_path), sync={"keyframe_every": 3})
+    yield made
+    made.close()
+
+
+def test_a_run_of_steps_is_bit_for_bit_that_of_whole_saves(trainer, tmp_path):
+    weights, job = Weights(), trainer.job
+    trainer.sender.prepare(weights.tensors.items())
+    with capture_logs() as logs:
+        trainer.store(1, weights.tensors.items)
+        explorer(job, "reader", READS_DELTA)
+        for step in range(2, 10):
+            trainer.store(step, weights.train().tensors.items)
+    forms = [form_of(job, step) for step in range(1, 10)]
+    assert forms == ["whole", "whole", "shortcut", "delta", "delta", "delta", "shortcut", "delta", "delta"]
+    for step in range(1, 10):
+        assert_same(str(tmp_path), step, str(tmp_path))
+    reasons = [log["why"] for log in logs if log["event"] == "storage_chosen"]
+    assert reasons == [
+        "no living explorer reads deltas",
+        "no step was sealed since this trainer started",
+        "the share of changes is not known yet",
+        "every explorer reads deltas",
+        "3 deltas follow step 3 already",
+        "every explorer reads deltas",
+    ]
+
+
+def test_every_other_reason_for_a_whole_step(trainer, tmp_path, monkeypatch):
+    weights, job, reader = Weights(), trainer.job, explorer(trainer.job, "reader", READS_DELTA)
+
+    def stored(step, **more):
+        trainer.store(step, weights.train().tensors.items, **more)
+        assert_same(str(tmp_path), step, str(tmp_path))
+        return form_of(job, step)
+
+    assert [stored(step) for step in (1, 2, 3)] == ["whole", "shortcut", "delta"]
+    assert stored(4, must_be_whole="it is a full checkpoint") == "shortcut"
+    assert stored(5) == "delta"
+
+    other = explorer(job, "other")  # it says nothing of deltas
+    assert stored(6) == "shortcut"
+    other.update(status=RunningStatus.STOPPED)
+    assert stored(7) == "delta"
+
+    # A save that fails between encoding and the seal: the next step is of the last one that was sealed.
+    with monkeypatch.context() as broken:
+        broken.setattr(StepWriter, "seal", refuse)
+        trainer.sender.send(8, "refused", StepContent(weights.train().tensors.items))
+        with pytest.raises(StorageError):
+            trainer.sender.wait()
+    assert not os.path.exists(job.step(8))
+    assert stored(9) == "shortcut"
+    assert read_manifest(job.disk, job.step(9)).shortcut.parent == 7
+    assert stored(10) == "delta"
+
+    # Somebody removed the parent, and later wrote it again.
+    shutil.rmtree(job.step(10))
+    assert stored(11) == "whole"
+    assert [stored(step) for step in (12, 13)] == ["delta", "delta"]
+
+    # Dense changes: the delta that shows it is a step like others, the next ones are whole.
+    weights.tensors["embed"].normal_()
+    weights.tensors["layer"].normal_()
+    assert [stored(step) for step in (14, 15)] == ["delta", "whole"]
+
+    # Other tensors.
+    weights.tensors["more"] = torch.ones(5)
+    assert stored(16) == "whole"
+
+    # Nobody reads deltas any more: no memory is kept for them.
+    used = trainer.memory.used
+    reader.update(status=RunningStatus.STOPPED)
+    assert stored(17) == "whole"
+    assert trainer.memory.used <= used // 2
+
+
+def refuse(*_, **__):
+    raise StorageError("refused by the test")
+
+
+def test_deltas_wait_for_a_daemon_that_publishes_them(trainer, tmp_path):
+    weights, job = Weights(), trainer.job
+    explorer(job, "reader", READS_DELTA)
+    daemon, trainer.daemon = trainer.daemon, None
+    for step in range(1, 5):
+        trainer.store(step, weights.train().tensors.items)
+    assert [form_of(job, step) for step in range(1, 5)] == ["whole", "shortcut", "shortcut", "shortcut"]
+    trainer.daemon = daemon
+    daemon.tick()
+    trainer.store(5, weights.train().tensors.items)
+    assert form_of(job, 5) == "delta"
+    assert_same(str(tmp_path), 5, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("sync", "limit"), [({"delta": "off"}, 1 << 40), ({"mode": "stream"}, 1 << 40), ({}, 24 << 20)]
+)
+def test_without_deltas_or_memory_for_them_all_steps_are_whole(tmp_path, sync, limit):
+    trainer, weights = DeltaTrainer(str(tmp_path), sync=sync, memory=HostMemory(limit)), Weights()
+    explorer(trainer.job, "reader", READS_DELTA)
+    with capture_logs() as logs:
+        trainer.sender.prepare(weights.tensors.items)
+        for step in (1, 2, 3):
+            trainer.store(step, weights.train().tensors.items)
+    assert {form_of(trainer.job, step) for step in (1, 2, 3)} == {"whole"}
+    assert trainer.memory.used <= limit
+    reasons = [log["why"] for log in logs if log["event"] == "storage_chosen"]
+    assert [why for why in reasons if "no room for the weights of the step before" in why] or sync
+    trainer.close()
+
+
+def test_missing_packages_are_named_at_the_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "syncd.transports.filesystem.send.find_spec", lambda name: None if name == "pyarrow" else name
+    )
+    with capture_logs() as logs:
+        trainer = DeltaTrainer(str(tmp_path))
+    assert [(log["reason"], log["hint"]) for log in logs if log["event"] == "deltas_disabled"] == [
+        ("not installed: pyarrow", "pip install 'syncd[delta]'")
+    ]
+    explorer(trainer.job, "reader", READS_DELTA)
+    for step in (1, 2, 3):
+        trainer.store(step, Weights().tensors.items)
+    assert form_of(trainer.job, 3) == "whole"
+    trainer.close()
+
+
+def test_a_full_checkpoint_of_a_delta_has_a_whole_directory(trainer, tmp_path):
+    """A run may be stopped at a step whose weights are published as a delta already."""
+    weights, job = Weights(), trainer.job
+    explorer(job, "reader", READS_DELTA)
+    for step in (1, 2, 3):
+        trainer.store(step, weights.train().tensors.items)
+    assert form_of(job, 3) == "delta"
+    begin_training(job, 3, "save")
+    complete(job, 3, {"protocol": 1, "step": 3}, save="save")
+    assert latest_hf_directory(job) == f"{job.step(3)}/actor/huggingface"
+    found, whole = contents(latest_hf_directory(job)), contents(f"{trainer.plain_job.step(3)}/actor")
+    assert found == {name: data for name, data in whole.items() if not name.startswith(".")}
+    trainer.daemon.tick()
+    trainer.store(4, weights.train().tensors.items)
+    assert_same(str(tmp_path), 4, str(tmp_path))
+
+
+@pytest.mark.slow
+def test_two_ranks_fail_are_killed_and_go_on_as_one(tmp_path):
+    """Real ranks with FSDP2; the next start has another world size."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, f"{TESTS}/trainer/programs/delta_save.py", str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0, "rank 1 was killed"
+    job = Job.at(tmp_path / "job")
+    forms = [form_of(job, step) for step in (1, 2, 3, 4, 5, 7)]
+    assert forms == ["whole", "shortcut", "delta", "delta", "delta", "shortcut"], done.stderr[-3000:]
+    assert len(read_manifest(job.disk, job.step(5)).shards) == 2
+    assert read_manifest(job.disk, job.step(7)).shortcut.parent == 5
+    assert not os.path.exists(job.step(6))
+    assert not os.path.exists(job.step(8))
+    for step in (3, 5, 7):
+        assert_same(str(tmp_path), step, str(tmp_path))
+
+    trainer, weights = DeltaTrainer(str(tmp_path)), Weights()
+    explorer(job, "reader", READS_DELTA)
+    for step in (9, 10, 11):
+        trainer.store(step, weights.train().tensors.items)
+        assert_same(str(tmp_path), step, str(tmp_path))
+    assert [form_of(job, step) for step in (9, 10, 11)] == ["whole", "shortcut", "delta"]
+    trainer.close()
