@@ -143,7 +143,7 @@ def _notify(path: Path, rounds: int) -> dict[str, float]:
     job = _job(path)
     write_marker(job.disk, job.marker, 0)
     pipe = WakePipe()
-    watcher = Watcher(job.root, pipe, "events")
+    watcher = Watcher(job, SystemClock(), pipe, "events")
     try:
         watched = [_notified(job, number, partial(watcher.wait, 5.0)) for number in range(1, 10 * rounds)]
         polled = [_notified(job, number, partial(_polled, job, number)) for number in range(-rounds, 0)]
