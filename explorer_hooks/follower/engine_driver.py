@@ -249,7 +249,7 @@ class EngineDriver:
             raise error
         if isinstance(error, RefusedError):
             self._give_up(pair, reason, refused=True)
-            self._publish_event("error", "load_refused", event)
+            self._publish_event("error", "load_refused", {**event, "hint": error.hint})
             return TurnOutcome("refused", pair, reason)
         again = self.failed.fail(pair)
         self._note_trouble(pair, reason, is_given_up=not again)

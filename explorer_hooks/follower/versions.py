@@ -217,6 +217,7 @@ class Fetcher:
         wanted = DirectoryOptions(hook.kinds, verify, stop, report)
         self._memory = MemoryReceiver(sync, wanted)
         self._files = FilesystemReceiver(sync, wanted, self._stage)
+        self._publish_reads()
 
     def fetch(self, wanted: Version | int, timings: LoadTimings) -> HeldDirectory:
         """Return the directory of a version, checked.
@@ -229,7 +230,10 @@ class Fetcher:
         """
         with contextlib.ExitStack() as lease, refuse_damage():
             leased = lease.enter_context(self._sync.lease(wanted))
-            return self._find(leased, timings).keep_lease(lease)
+            try:
+                return self._find(leased, timings).keep_lease(lease)
+            finally:
+                self._publish_reads()
 
     def fetch_running(self, pair: Pair) -> HeldDirectory | None:
         """Return the directory of a version that the engine runs already, to restore it later; None if removed."""
@@ -251,6 +255,10 @@ class Fetcher:
         """Remove the staged copies that no process of this host uses, and their directory if it is empty."""
         if self._stage is not None:
             self._stage.close()
+
+    def _publish_reads(self) -> None:
+        """Have the trainer know whether deltas can be read here: not while the stage is full."""
+        self._sync.publish_reads(self._files.reads())
 
     def _find(self, leased: Leased, timings: LoadTimings) -> HeldDirectory:
         found = self._memory.find(leased, timings) or self._files.find(leased, timings)

@@ -6,7 +6,7 @@ All calls block the thread that makes them; `syncd.client.aio` has them for asyn
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
 
@@ -21,6 +21,7 @@ from syncd.errors import UsageError, storage_errors
 from syncd.protocol.disk import Clock, Disk, exists
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
+from syncd.protocol.manifest import Manifest
 from syncd.protocol.memory import MEMORY_KEY, MemoryDirectory
 from syncd.protocol.owner import check_owner, is_own
 from syncd.protocol.presence import TTL, RunningStatus
@@ -220,6 +221,15 @@ class Client(Closing):
         if info != own.info:
             (own.change if now else own.change_later)(info=info)
 
+    def publish_reads(self, names: Sequence[str]) -> None:
+        """Publish what this explorer reads beside steps that are stored whole, such as `READS_DELTA`.
+
+        A write that fails is repeated by a heartbeat.
+        """
+        own = self.own("explorer", "publish_reads")
+        if own.presence.reads != tuple(names):
+            own.try_change(reads=tuple(names))
+
     # --- statuses ----------------------------------------------------------------------------------------------
 
     @guarded
@@ -405,10 +415,26 @@ class Client(Closing):
         with self.guard():
             own = self.own(None, "a lease")
             wanted = self.versions.resolve(version)
-        with own.leasing(wanted.pair):
+        with own.leasing([wanted.step], wanted.pair):
             with storage_errors(self.job.root):
                 leased = self.versions.examine(wanted)
             yield leased
+
+    @contextlib.contextmanager
+    def lease_links(self, links: Sequence[Manifest]) -> Iterator[None]:
+        """Keep the steps that a leased version is stored as changes of, while they are read.
+
+        Args:
+            links: Their manifests, as they were read. An observer leases nothing.
+
+        Raises:
+            TryAgainError: One of them has been removed or written again by now.
+        """
+        steps = [link.step for link in links]
+        with self._own.leasing(steps) if self._own and steps else contextlib.nullcontext():
+            for link in links:
+                self.versions.require(link)
+            yield
 
     # --- wait --------------------------------------------------------------------------------------------------
 

@@ -130,6 +130,15 @@ class VersionReader:
             return ""
         return manifest.attempt if manifest.digest == version.digest else ""
 
+    def require(self, manifest: Manifest) -> None:
+        """Return if a step is still the one whose manifest was read.
+
+        Raises:
+            TryAgainError: The step is gone, or was written again.
+        """
+        if self._manifest(manifest.step).digest != manifest.digest:
+            raise _gone(manifest.step, "it was written again")
+
     def _keep(self, version: Version | None) -> Version | None:
         if version is not None:
             good = version.last_good

@@ -9,7 +9,7 @@ import re
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -160,17 +160,23 @@ class OwnPresence:
                 self.try_change()
 
     @contextlib.contextmanager
-    def leasing(self, pair: Pair) -> Iterator[None]:
-        """Publish a lease on a step, and end it with the block."""
+    def leasing(self, steps: Collection[int], pair: Pair | None = None) -> Iterator[None]:
+        """Publish leases on steps, and end them with the block.
+
+        Args:
+            steps: The steps.
+            pair: The version that is loaded, if the leases are for one that was not published before.
+        """
         with self._lock:
-            self._leases[pair[1]] += 1
+            self._leases.update(steps)
         try:
             with self._lock:
-                self.change(leases=tuple(sorted(self._leases)), loading=pair)
+                loading = pair or self._wanted.loading
+                self.change(leases=tuple(sorted(self._leases)), loading=loading)
             yield
         finally:
             with self._lock:
-                self._leases -= Counter([pair[1]])
+                self._leases -= Counter(steps)
                 loading = None if self._wanted.loading == pair else self._wanted.loading
                 self.try_change(leases=tuple(sorted(self._leases)), loading=loading)
 

@@ -66,17 +66,22 @@ def ancestors(job: Job, manifest: Manifest, *, shortcut: bool = False) -> list[M
     """
     found: list[Manifest] = []
     if shortcut and manifest.shortcut is not None and manifest.changes is not None:
-        manifest = _parent(job, manifest, manifest.changes)
+        manifest = read_parent(job, manifest, manifest.changes)
         found.append(manifest)
     while manifest.delta is not None:
         if len(found) == CHAIN_LIMIT:
             raise CorruptDataError(f"a chain of more than {CHAIN_LIMIT} deltas", path=job.step(manifest.step))
-        manifest = _parent(job, manifest, manifest.delta)
+        manifest = read_parent(job, manifest, manifest.delta)
         found.append(manifest)
     return found
 
 
-def _parent(job: Job, manifest: Manifest, delta: DeltaHeader) -> Manifest:
+def read_parent(job: Job, manifest: Manifest, delta: DeltaHeader) -> Manifest:
+    """Return the manifest of the step that a step is stored as changes of.
+
+    Raises:
+        CorruptDataError: It is missing, was written again, or does not fit.
+    """
     path = job.step(delta.parent)
     try:
         parent = read_manifest(job.disk, path)

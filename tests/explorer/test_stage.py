@@ -110,7 +110,8 @@ def test_the_partial_copy_of_a_killed_process_is_never_used_and_is_removed(job, 
     processes = [take() for _ in range(2)]
     found = [said(process) for process in processes]
     assert all(one["whole"] for one in found)
-    assert sum(one["bytes"] for one in found) == manifest.size
+    # What was renamed is whole, and the newest copy outlives its process: another version may be made of it.
+    assert sum(one["bytes"] for one in found) == (0 if die == "renamed" else manifest.size)
     for process in processes:
         ended(process)
     assert left(tmp_path) == []
@@ -245,7 +246,7 @@ def test_a_disk_that_fills_up_during_a_copy_is_a_full_stage(job, tmp_path, monke
     manifest = write_large(job, 1)
     stage = HostStage(str(tmp_path / "stage"), job.root)
     full = lambda _: open("/dev/full", "wb")  # noqa: E731, SIM115
-    monkeypatch.setattr("syncd.transports.filesystem.copy_files._new_file", full)
+    monkeypatch.setattr("syncd.transports.filesystem.copy_files.new_file", full)
     with pytest.raises(StageFullError):
         stage.provide(source_of(job, 1, manifest))
     stage.close()

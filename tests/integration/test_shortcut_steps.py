@@ -13,6 +13,7 @@ from support.jobs import explorer, start, steps_of
 from syncd.errors import CorruptDataError, UsageError
 from syncd.protocol.documents import encode, seal
 from syncd.protocol.layout import Job
+from syncd.protocol.lineage import read_chain
 from syncd.protocol.manifest import decode_manifest, encode_manifest, missing_files, read_manifest
 from syncd.protocol.writer import StepWriter
 from syncd.publishing import FollowingDisk, publish_export, read_export
@@ -58,7 +59,7 @@ def flip(path, place=-1):
 
 
 def made_by_shortcut(job, step):
-    chain = Chain(job, step, shortcut=True)
+    chain = Chain(job, read_chain(job, step, shortcut=True))
     return {
         record.name.removeprefix("actor/"): b"".join(bytes(tile) for _, tile in chain.tiles(record))
         for record in chain.manifest.shards

@@ -10,6 +10,7 @@ from safetensors.numpy import save_file
 from syncd.protocol.delta import ENCODING, DeltaTable, Target
 from syncd.protocol.digest import digest_bytes
 from syncd.protocol.layout import ACTOR, SHORTCUT, Job, delta_name
+from syncd.protocol.lineage import read_chain
 from syncd.protocol.manifest import Manifest, read_manifest
 from syncd.protocol.receipt import Changes, FileRecord, ShardRoots
 from syncd.protocol.roots import shard_roots
@@ -94,7 +95,9 @@ def _written(job: Job, step: int, export: str, parent: int, more: dict[str, Any]
         with open(f"{export}/{name}", "rb") as file:
             content = file.read()
         record = next(one for one in before.whole_shards if one.name.endswith(name))
-        stored, roots, counts = _container(writer, Chain(job, parent), record, content, number, whole=whole)
+        stored, roots, counts = _container(
+            writer, Chain(job, read_chain(job, parent)), record, content, number, whole=whole
+        )
         shard = _shard(writer, record, content, whole=whole)
         files = _companions(writer, export) if number == 1 else []
         origin = {"parent": parent, "parent_digest": before.digest, "encoding": ENCODING, **counts}

@@ -18,11 +18,13 @@ QUICK = {"poll": 0.005, "backoff": 0.01, "check_every": 0.01}
 class Scene:
     """A job, a real daemon that ticks when told, an engine, and followers of it."""
 
-    def __init__(self, root):
+    def __init__(self, root, **config):
         os.mkdir(root)
         self.root = str(root)
         self.job = Job.at(root)
-        self.daemon, self.heard, _ = start(self.job, SystemClock(), rewind_settle=0.0, trash_grace=0.0)
+        self.daemon, self.heard, _ = start(
+            self.job, SystemClock(), rewind_settle=0.0, trash_grace=0.0, **config
+        )
         self.engine = FakeEngine()
         self.hook = FakeHook(self.engine)
         self.told = []

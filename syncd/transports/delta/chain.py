@@ -1,19 +1,32 @@
-"""A step as its chain makes it: each tile from the keyframe, through every delta, proved by digests."""
+"""A step as its chain makes it: each tile from where the chain begins, through every delta, proved by digests."""
 
 import contextlib
-from collections.abc import Iterator
-from typing import NamedTuple
+import errno
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, NoReturn
+
+import xxhash
 
 from syncd.errors import CorruptDataError, TryAgainError
 from syncd.protocol.delta import Frame, Tile, tiles
-from syncd.protocol.digest import hasher, name_of
-from syncd.protocol.disk import MISSING
-from syncd.protocol.layout import Job, parse_step_name
-from syncd.protocol.lineage import check_tables, containers, header_problem, read_chain
+from syncd.protocol.digest import digest_file, hasher, name_of
+from syncd.protocol.disk import MISSING, Disk
+from syncd.protocol.layout import ACTOR, Job, parse_step_name
+from syncd.protocol.lineage import check_tables, containers, header_problem
 from syncd.protocol.manifest import Manifest
 from syncd.protocol.receipt import FileRecord, record_chunks
 from syncd.protocol.safetensors import Header, read_header
-from syncd.transports.delta.ulp1 import apply, with_streams
+from syncd.transports.delta.ulp1 import OtherTileError, apply, with_streams
+
+_AHEAD = 4 << 20
+"""Bytes of streams that are read at once for one file, over all its links."""
+
+_LEAST_AHEAD = 64 << 10
+
+
+class BaseDamagedError(CorruptDataError):
+    """The copy that a chain begins with is not the step that it is called."""
 
 
 @contextlib.contextmanager
@@ -34,6 +47,25 @@ def explain_removal(job: Job, step: int) -> Iterator[None]:
         raise TryAgainError(message, path=error.filename, hint=hint) from None
 
 
+@dataclass(frozen=True, slots=True)
+class WholeFiles:
+    """The files of the step that a chain begins with.
+
+    Args:
+        disk: Their file system.
+        directory: What engines load of that step.
+        is_copy: Whether they are a copy of this host; else they are those of the keyframe in the job.
+    """
+
+    disk: Disk
+    directory: str
+    is_copy: bool = False
+
+    def path(self, record: FileRecord) -> str:
+        """Return where a file of a step is, by the record that a manifest has of it."""
+        return f"{self.directory}/{record.name.removeprefix(f'{ACTOR}/')}"
+
+
 class _Link(NamedTuple):
     """What one delta says of one file: its container, and its frames with the place of their streams."""
 
@@ -48,18 +80,19 @@ class Chain:
 
     Args:
         job: The job.
-        step: The step.
-        shortcut: Make the step by its shortcut, from its parent, instead of reading its shards.
+        manifests: Of the step, and of what it is stored as changes of: the step first (`lineage.read_chain`).
+        base: A copy of the step that the last of them changes; None if the last of them is the keyframe, whose files
+            are read from the job.
 
     Raises:
-        UsageError: There is no such step, it is of another kind, or it has no shortcut where one is asked for.
-        CorruptDataError: A link is missing, or does not fit the next; a table is damaged.
+        CorruptDataError: A table is damaged.
     """
 
-    def __init__(self, job: Job, step: int, *, shortcut: bool = False) -> None:
-        self._job = job
-        self.manifests = read_chain(job, step, shortcut=shortcut)
-        """The step first, its keyframe last."""
+    def __init__(self, job: Job, manifests: Sequence[Manifest], base: WholeFiles | None = None) -> None:
+        self._job, self.manifests = job, manifests
+        self.deltas = manifests if base else manifests[:-1]
+        """The manifests of the steps whose changes are applied, the step first."""
+        self._base = base or WholeFiles(job.disk, f"{job.step(manifests[-1].step)}/{ACTOR}")
         self._links: dict[str, list[_Link]] = {}
         for manifest in reversed(self.deltas):
             self._add_links(manifest)
@@ -69,14 +102,10 @@ class Chain:
         """Return the manifest of the step."""
         return self.manifests[0]
 
-    @property
-    def deltas(self) -> list[Manifest]:
-        """Return the manifests that are not the keyframe's, the step first."""
-        return self.manifests[:-1]
-
     def head(self, record: FileRecord) -> bytes:
-        """Return the bytes of a shard file before its data: those of the keyframe, since no delta changes them."""
-        return self._read(self._keyframe_path(record), 0, self._header(record).data_offset)
+        """Return the bytes of a shard file before its data: those of the first step, since no delta changes them."""
+        base = self._base
+        return _read(base.disk, base.path(record), 0, self._header(record).data_offset)
 
     def tiles(self, record: FileRecord) -> Iterator[tuple[Tile, bytearray]]:
         """Yield a shard file of the step tile by tile, in order.
@@ -84,17 +113,19 @@ class Chain:
         A tile may be of damaged data until the iterator ends without an error: then the file has its digest.
 
         Raises:
+            BaseDamagedError: The copy that the chain begins with is damaged.
             CorruptDataError: A tile is not what a frame changes, or the file is not what the step says.
         """
-        links, path = self._links.get(record.name, []), self._keyframe_path(record)
-        state, cut = hasher(name := name_of(record.digest)), list(tiles(self._header(record)))
+        links, path = self._links.get(record.name, []), self._base.path(record)
+        state, cut = hasher(name := name_of(record.digest)), self._cut(record, links)
         for link in links:
             if [frame.tile for frame, _ in link.frames] != cut:
                 raise CorruptDataError(f"the frames are not the tiles of {record.name}", path=link.container)
+        readers = [_StreamReader(self._job.disk, link, len(links)) for link in links]
         for number, tile in enumerate(cut):
-            data = bytearray(self._read(path, tile.offset, tile.length))
-            for link in links:
-                self._apply(link, number, data)
+            data = self._base_tile(path, tile)
+            for place, reader in enumerate(readers):
+                self._apply(reader, number, data, "" if place else path)
             state.update(memoryview(data))
             yield tile, data
         if f"{name}:{state.hexdigest()}" != record.digest:
@@ -102,16 +133,30 @@ class Chain:
             raise CorruptDataError(message, path=path)
 
     def file_pieces(self, record: FileRecord) -> Iterator[bytes]:
-        """Yield a file beside the weights, from the step or the link that stores it.
+        """Yield a file beside the weights: from the copy that has it, else from the step that stores it.
 
         Raises:
+            BaseDamagedError: Only the copy that the chain begins with can have it, and that is damaged.
             CorruptDataError: No link stores it, or its content is not that of its record.
         """
+        if self._copy_has(record):
+            yield from record_chunks(self._base.disk, self._base.path(record), record)
+            return
         holders = (manifest.step for manifest in self.manifests if record in manifest.files)
         step = next(holders, None)
+        if step is None and self._base.is_copy:
+            self._blame_base(self._base.path(record), f"{record.name} has another content")
         if step is None:
             raise CorruptDataError(f"no step of the chain has {record.name}")
         yield from record_chunks(self._job.disk, f"{self._job.step(step)}/{record.name}", record)
+
+    def _copy_has(self, record: FileRecord) -> bool:
+        if not self._base.is_copy:
+            return False
+        with contextlib.suppress(*MISSING, CorruptDataError):
+            found = digest_file(self._base.disk, self._base.path(record), name_of(record.digest))
+            return found == (record.digest, record.size)
+        return False
 
     def _add_links(self, manifest: Manifest) -> None:
         path = self._job.step(manifest.step)
@@ -123,20 +168,76 @@ class Chain:
             for target, frames in zip(table.targets, table.by_target(), strict=True):
                 self._links.setdefault(target.name, []).append(_Link(f"{path}/{record.name}", frames))
 
-    def _apply(self, link: _Link, number: int, data: bytearray) -> None:
-        frame, at = link.frames[number]
-        if frame.stored:
-            streams = self._read(link.container, at, frame.stored)
-            apply(data, with_streams(frame, streams, link.container))
+    def _cut(self, record: FileRecord, links: Sequence[_Link]) -> list[Tile]:
+        """Return the tiles of a file. Roots prove those of frames; the header of a copy may be damaged."""
+        if self._base.is_copy:
+            return [frame.tile for frame, _ in links[0].frames]
+        return list(tiles(self._header(record)))
+
+    def _base_tile(self, path: str, tile: Tile) -> bytearray:
+        try:
+            return bytearray(_read(self._base.disk, path, tile.offset, tile.length))
+        except (*MISSING, CorruptDataError) as error:
+            if self._base.is_copy:
+                self._blame_base(path, str(error))
+            raise
+        except OSError as error:
+            if self._base.is_copy and error.errno == errno.EIO:
+                self._blame_base(path, str(error))
+            raise
+
+    def _apply(self, reader: "_StreamReader", number: int, data: bytearray, base: str) -> None:
+        """Apply one frame to a tile; `base` is the path of the file if the tile comes from it, else empty."""
+        frame, _ = reader.link.frames[number]
+        try:
+            if frame.stored:
+                apply(data, with_streams(frame, reader.read(number), reader.link.container))
+            elif base:
+                _require_unchanged(data, frame)
+        except OtherTileError as error:
+            if base and self._base.is_copy:
+                self._blame_base(base, error.message)
+            raise CorruptDataError(error.message, path=base or reader.link.container) from None
+
+    def _blame_base(self, path: str, why: str) -> NoReturn:
+        raise BaseDamagedError(f"a staged copy was changed after it was checked: {why}", path=path) from None
 
     def _header(self, record: FileRecord) -> Header:
-        return read_header(self._job.disk, self._keyframe_path(record))
+        return read_header(self._base.disk, self._base.path(record))
 
-    def _keyframe_path(self, record: FileRecord) -> str:
-        return f"{self._job.step(self.manifests[-1].step)}/{record.name}"
 
-    def _read(self, path: str, offset: int, length: int) -> bytes:
-        data = self._job.disk.read_at(path, offset, length)
-        if len(data) != length:
-            raise CorruptDataError("cut short while it was read", path=path)
-        return data
+class _StreamReader:
+    """Reads the streams of one link of one file, frame after frame, several frames at once.
+
+    Args:
+        disk: The file system of the job.
+        link: The link.
+        links: How many links of the file are read beside each other.
+    """
+
+    def __init__(self, disk: Disk, link: _Link, links: int) -> None:
+        self._disk, self.link = disk, link
+        self._ahead = max(_AHEAD // links, _LEAST_AHEAD)
+        last, at = link.frames[-1]
+        self._end = at + last.stored
+        self._begin, self._data = 0, b""
+
+    def read(self, number: int) -> memoryview:
+        """Return the streams of a frame; its number is never lower than that of the call before."""
+        frame, at = self.link.frames[number]
+        if at + frame.stored > self._begin + len(self._data):
+            length = max(frame.stored, min(self._ahead, self._end - at))
+            self._begin, self._data = at, _read(self._disk, self.link.container, at, length)
+        return memoryview(self._data)[at - self._begin :][: frame.stored]
+
+
+def _require_unchanged(data: bytearray, frame: Frame) -> None:
+    if xxhash.xxh3_128_digest(data) != frame.after:
+        raise OtherTileError(f"the tile at byte {frame.offset} is not what the chain begins with")
+
+
+def _read(disk: Disk, path: str, offset: int, length: int) -> bytes:
+    data = disk.read_at(path, offset, length)
+    if len(data) != length:
+        raise CorruptDataError("cut short while it was read", path=path)
+    return data

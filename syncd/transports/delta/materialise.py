@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from syncd.errors import CorruptDataError, UsageError, storage_errors
 from syncd.protocol.disk import Disk, is_below, is_directory, list_if_there, remove_tree
 from syncd.protocol.layout import ACTOR, Job
+from syncd.protocol.lineage import read_chain
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import Manifest, damaged_records
 from syncd.protocol.receipt import FileRecord
@@ -36,7 +37,7 @@ def materialise(job: Job, step: int, target: str, disk: Disk | None = None) -> M
     parent, name = os.path.split(place)
     with storage_errors(place), explain_removal(job, step):
         _check_target(job, disk, place)
-        chain = Chain(job, step)
+        chain = Chain(job, read_chain(job, step))
         temporary = f"{parent}/.{name}.{uuid.uuid4().hex[:12]}.tmp"
         try:
             _write_files(chain, disk, temporary)
@@ -58,7 +59,7 @@ def write_whole(job: Job, step: int, directory: str) -> None:
         OSError: The directory cannot be written.
     """
     with explain_removal(job, step):
-        _write_files(Chain(job, step), job.disk, directory)
+        _write_files(Chain(job, read_chain(job, step)), job.disk, directory)
 
 
 def prove(job: Job, step: int, *, shortcut: bool = False) -> list[str]:
@@ -74,7 +75,7 @@ def prove(job: Job, step: int, *, shortcut: bool = False) -> list[str]:
     """
     try:
         with explain_removal(job, step):
-            chain = Chain(job, step, shortcut=shortcut)
+            chain = Chain(job, read_chain(job, step, shortcut=shortcut))
             wrong = [
                 f"{os.path.basename(job.step(link.step))}/{problem}"
                 for link in chain.deltas

@@ -130,7 +130,7 @@ class _DeltaWriter:
 
     def __init__(self, job: Job, parent: int, disk: Disk, export: Export, *, check: bool) -> None:
         self._job, self._disk, self._export, self._check = job, disk, export, check
-        self._chain = Chain(job, parent)
+        self._chain = Chain(job, read_chain(job, parent))
         self._whole_size = self._chain.manifest.whole_size
         if why := _why_whole(self._chain, disk, export):
             raise _WholeError(why)

@@ -58,6 +58,10 @@ _DENSE = 1 / 2
 _EMPTY: Streams = (b"", b"", b"", b"")
 
 
+class OtherTileError(CorruptDataError):
+    """A tile is neither what a frame changes nor its result."""
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedFrame:
     """One frame and its streams.
@@ -141,7 +145,8 @@ def apply(target: Bytes, encoded: EncodedFrame) -> bool:
         encoded: The frame.
 
     Raises:
-        CorruptDataError: The tile is another one, or the frame is damaged.
+        OtherTileError: The tile is another one.
+        CorruptDataError: The frame is damaged.
         UsageError: The target cannot be written.
     """
     frame, words = encoded.frame, _bytes(target)
@@ -153,7 +158,7 @@ def apply(target: Bytes, encoded: EncodedFrame) -> bool:
     if found == frame.after:
         return False
     if found != frame.before:
-        raise CorruptDataError(
+        raise OtherTileError(
             f"the tile at byte {frame.offset} is neither what the frame changes nor its result"
         )
     if frame.method == XOR:

@@ -36,10 +36,15 @@ def copy_files(
         TryAgainError: `stop` returned true.
         OSError: A file cannot be read or written; a missing one stays `FileNotFoundError`.
     """
+    make_directories(target, records)
+    _read_all(disk, source, records, stop, target)
+
+
+def make_directories(target: str, records: Sequence[FileRecord]) -> None:
+    """Create a directory for files, and those below it that their names need; for this user only."""
     os.mkdir(target, 0o700)
     for directory in sorted({os.path.dirname(record.name) for record in records} - {""}):
         os.makedirs(f"{target}/{directory}", 0o700, exist_ok=True)
-    _read_all(disk, source, records, stop, target)
 
 
 def check_files(disk: Disk, directory: str, records: Sequence[FileRecord], stop: Callable[[], bool]) -> None:
@@ -62,14 +67,26 @@ def check_files(disk: Disk, directory: str, records: Sequence[FileRecord], stop:
 def _read_all(
     disk: Disk, source: str, records: Sequence[FileRecord], stop: Callable[[], bool], target: str = ""
 ) -> None:
-    """Read several files at once; the first failure ends the work on the others.
+    """Read files; write what was read below `target`, if that is not empty."""
+
+    def read(record: FileRecord, over: Callable[[], bool]) -> None:
+        with new_file(f"{target}/{record.name}") if target else contextlib.nullcontext() as copy:
+            _read(disk, f"{source}/{record.name}", record, over, copy)
+
+    several_at_once(records, read, stop)
+
+
+def several_at_once(
+    records: Sequence[FileRecord],
+    work: Callable[[FileRecord, Callable[[], bool]], None],
+    stop: Callable[[], bool],
+) -> None:
+    """Do something with each of several files, four at once; the first failure ends the work on the others.
 
     Args:
-        disk: The file system of the source.
-        source: The directory that the names are relative to.
         records: The files.
-        stop: Once it returns true, the work is given up.
-        target: A local directory that gets copies; empty for none.
+        work: Called with a file, and with what it polls: once that returns true, the work is given up.
+        stop: Once it returns true, all work is given up.
     """
     failed = threading.Event()
 
@@ -78,8 +95,7 @@ def _read_all(
 
     def one(record: FileRecord) -> None:
         try:
-            with _new_file(f"{target}/{record.name}") if target else contextlib.nullcontext() as copy:
-                _read(disk, f"{source}/{record.name}", record, over, copy)
+            work(record, over)
         except BaseException:
             failed.set()
             raise
@@ -96,7 +112,8 @@ def _read_all(
         raise error
 
 
-def _new_file(path: str) -> BinaryIO:
+def new_file(path: str) -> BinaryIO:
+    """Create a file that only this user can use, and open it to be written."""
     return open(path, "xb", opener=lambda path, flags: os.open(path, flags, 0o600))
 
 
@@ -122,9 +139,18 @@ def _read(
         )
 
 
-def _next(disk: Disk, source: str, place: int, size: int, stop: Callable[[], bool]) -> bytes:
+def give_up_if(stop: Callable[[], bool], source: str) -> None:
+    """Return if reading a file shall go on.
+
+    Raises:
+        TryAgainError: `stop` returns true.
+    """
     if stop():
         raise TryAgainError("reading it was given up: told to stop", path=source)
+
+
+def _next(disk: Disk, source: str, place: int, size: int, stop: Callable[[], bool]) -> bytes:
+    give_up_if(stop, source)
     # Bytes beyond the recorded size are not the step's.
     try:
         return disk.read_at(source, place, min(CHUNK, size - place)) if place < size else b""

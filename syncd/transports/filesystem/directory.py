@@ -26,7 +26,7 @@ class HeldDirectory:
         size: Its bytes; 0 if no manifest lists them.
         release: Gives up the claim on the copy in memory or in the stage; a second call does nothing.
         files: For a copy in memory: the same version in the job directory.
-        check: Compares every byte of the job's files with their digests; None if that is not wanted.
+        check: Compares every byte of the files with their digests; None if that is not wanted.
         lease: Closes the lease on the step, which is the caller's before `keep_lease`.
     """
 
@@ -56,12 +56,12 @@ class HeldDirectory:
     def is_usable(self) -> bool:
         """Return whether it can still be loaded: the leases of a process that was silent for too long are void.
 
-        Files that this process has not hashed yet are hashed now.
+        Files that this process has not hashed yet are hashed now; a staged copy is hashed again.
         """
         directory = self.directory
         if directory.version.kind != "remote" and not os.path.isdir(directory.path):
             return False
-        if self.check is not None and not directory.verified:
+        if self.check is not None and (self.source == "stage" or not directory.verified):
             try:
                 self.check()
             except (SyncdError, OSError):
@@ -104,13 +104,16 @@ class PayloadFiles:
 
 
 def payload_of(manifest: Manifest | None) -> PayloadFiles:
-    """Return what a manifest says of the directory that an engine loads; no files if the payload is elsewhere."""
+    """Return what a manifest says of the directory that an engine loads; no files if the payload is elsewhere.
+
+    The files of a delta are those that it makes.
+    """
     if manifest is None:
         return PayloadFiles()
     if manifest.kind == "remote":
         return PayloadFiles(probe=manifest.probe)
     prefix = f"{manifest.payload}/"
-    files = _below(manifest.shards, prefix), _below(manifest.files, prefix)
+    files = _below(manifest.whole_shards, prefix), _below(manifest.whole_files, prefix)
     return PayloadFiles(*files, manifest.probe, manifest.base)
 
 

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Self
 
 from syncd.errors import CorruptDataError, RefusedError, SyncdError, TryAgainError
@@ -17,6 +18,7 @@ from syncd.protocol.disk import MISSING, Disk
 from syncd.protocol.lineage import materialise_hint
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import Manifest, missing_files, read_manifest, uri_problem
+from syncd.protocol.presence import READS_DELTA
 from syncd.protocol.version import Version
 from syncd.transports.base import Announcement, ReceiveContext, WeightDirectory, WeightReceiver
 from syncd.transports.filesystem.copy_files import check_files
@@ -192,6 +194,12 @@ class FilesystemReceiver(DirectoryReceiver):
     ) -> None:
         super().__init__(client, options)
         self._stage = stage
+        self._is_full = False
+
+    def reads(self) -> tuple[str, ...]:
+        """Return what can be received beside steps that are stored whole: deltas, if the stage makes them whole."""
+        can_read = self._stage and not self._is_full and "weights" in self._options.kinds and _can_decode()
+        return (READS_DELTA,) if can_read else ()
 
     def find_unchecked(self, leased: "Leased") -> HeldDirectory:
         """Return the directory of a version that an engine runs already; its content is checked when it is used.
@@ -200,6 +208,8 @@ class FilesystemReceiver(DirectoryReceiver):
             SyncdError: It cannot be read.
             OSError: The same.
         """
+        if leased.version.kind == "delta":
+            return self._find(leased, LoadTimings(self._client.clock))
         payload, version = payload_of(leased.manifest), self._loadable(leased)
         source = self._stage_source(leased, payload)
         staged = self._stage.find(source) if self._stage and leased.manifest else None
@@ -214,9 +224,11 @@ class FilesystemReceiver(DirectoryReceiver):
 
     def _find(self, leased: "Leased", timings: LoadTimings) -> HeldDirectory:
         version, kinds = self._loadable(leased), self._options.kinds
+        if version.kind == "delta" and self._stage is not None and "weights" in kinds:
+            return self._find_delta(leased, self._stage, timings)
         if version.kind not in kinds:
             able = ", ".join(sorted(kinds))
-            hint = materialise_hint(self._client.job, version.step) if version.kind == "delta" else None
+            hint = self._delta_hint(version.step) if version.kind == "delta" else None
             message = f"step {version.step} is of kind {version.kind}; this hook loads {able}"
             raise RefusedError(message, path=leased.path, hint=hint)
         if leased.version.kind == "remote" and (problem := uri_problem(leased.version.path)):
@@ -247,6 +259,23 @@ class FilesystemReceiver(DirectoryReceiver):
             checked = self._checked(leased.version, self._disk, leased.path, payload)
         return HeldDirectory(checked, "files", payload.size)
 
+    def _find_delta(self, leased: "Leased", stage: HostStage, timings: LoadTimings) -> HeldDirectory:
+        """Return a delta as the directory that a full save would have been, made in the stage."""
+        manifest = leased.manifest
+        if manifest is None or not _can_decode():
+            message = f"step {leased.version.step} is a delta, and numpy or pyarrow is not installed"
+            raise RefusedError(message, path=leased.path, hint="pip install 'syncd[delta]'")
+        self._require_sizes(leased, manifest)
+        payload, version = payload_of(manifest), replace(leased.version, kind="weights")
+        with timings.part("stage"):
+            try:
+                staged = self._stage_copy(stage, self._stage_source(leased, payload))
+            except CorruptDataError:
+                read_manifest(self._disk, self._client.job.step(version.step))  # removed: that is why
+                raise
+        with timings.part("verify"):
+            return self._held_copy(version, staged, payload)
+
     def _held_copy(self, version: Version, staged: StagedCopy, payload: PayloadFiles) -> HeldDirectory:
         """Return a staged copy as a version that hooks load; every byte of it was checked when it was made."""
         with contextlib.ExitStack() as undo:
@@ -262,7 +291,8 @@ class FilesystemReceiver(DirectoryReceiver):
             probe=payload.probe,
             base=payload.base,
         )
-        return HeldDirectory(directory, "stage", payload.size, staged.close)
+        check = self._content_check(LocalDisk(), staged.path, payload, lambda: False)
+        return HeldDirectory(directory, "stage", payload.size, staged.close, check=check)
 
     def _loadable(self, leased: "Leased") -> Version:
         """Return the version as hooks get it.
@@ -277,14 +307,40 @@ class FilesystemReceiver(DirectoryReceiver):
         return version
 
     def _stage_source(self, leased: "Leased", payload: PayloadFiles) -> StageSource:
-        return StageSource(self._disk, leased.version, leased.path, payload.records)
+        """Return how the stage gets a version: as changes of a copy that it has, or by copying the files."""
+        manifest, report = leased.manifest, self._options.report
+        given = self._disk, leased.version, leased.path, payload.records
+        if manifest is None or manifest.changes is None or self._stage is None or not _can_decode():
+            return StageSource(*given)
+        from syncd.transports.filesystem.delta_source import DeltaSource  # noqa: PLC0415 - imports numpy
+
+        return DeltaSource(*given, self._client, manifest, self._stage, report)
 
     def _staged(self, source: StageSource, timings: LoadTimings) -> StagedCopy | None:
         if self._stage is None:
             return None
         with timings.part("stage"):
             try:
-                return self._stage.provide(source, self._options.stop)
+                return self._stage_copy(self._stage, source)
             except StageFullError as error:
                 self._options.report("warning", "stage_write_failed", reason=str(error), hint=error.hint)
                 return None
+
+    def _stage_copy(self, stage: HostStage, source: StageSource) -> StagedCopy:
+        try:
+            staged = stage.provide(source, self._options.stop)
+        except StageFullError:
+            self._is_full = True
+            raise
+        self._is_full = False
+        return staged
+
+    def _delta_hint(self, step: int) -> str:
+        """Return what makes a delta a directory: a stage, or by hand the command."""
+        by_hand = materialise_hint(self._client.job, step)
+        return f"follow with --stage /dev/shm/syncd (explorer run: explorer.follow.stage), or {by_hand}"
+
+
+def _can_decode() -> bool:
+    """Return whether the modules that decode deltas are installed."""
+    return all(find_spec(module) for module in ("numpy", "pyarrow"))

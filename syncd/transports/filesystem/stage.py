@@ -6,6 +6,8 @@
 
 Locks end with their process: if a copier is killed, the next one takes over, and its unfinished copy is removed.
 Nothing is synced to disk: copies of an earlier boot are never used.
+
+The newest copy that nobody uses outlives a start: the next version may be stored as changes of it.
 """
 
 import contextlib
@@ -34,6 +36,7 @@ STALLED = 30.0
 _POLL = 0.02
 _LOCK = ".lock"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_COPY = re.compile(r"(?P<generation>\d+)\.(?P<step>\d+)-(?P<digest>[0-9a-f]{16})(\+[0-9a-f]{8})?", re.ASCII)
 _JOB = re.compile(r".+-[0-9a-f]{8}\.[0-9a-f]{8}", re.ASCII | re.DOTALL)
 
 
@@ -45,7 +48,7 @@ class StageFullError(StorageError):
 
 @dataclass(frozen=True, slots=True)
 class StageSource:
-    """The files of a version that are copied.
+    """A version that a stage gets, and how: here its files are copied.
 
     Args:
         disk: The file system of the job.
@@ -63,12 +66,26 @@ class StageSource:
     def key(self) -> str:
         """Return the name of the copy."""
         generation, step = self.version.pair
-        return f"{generation}.{step}-{self.version.digest.rpartition(':')[2][:16]}"
+        return f"{generation}.{step}-{_short(self.version.digest)}"
 
     @property
     def size(self) -> int:
         """Return its bytes."""
         return sum(record.size for record in self.records)
+
+    def write(self, target: str, stop: Callable[[], bool]) -> None:
+        """Write the files into a new directory, every byte of them checked.
+
+        Args:
+            target: The directory, which is created.
+            stop: Polled; once it returns true, this is given up.
+
+        Raises:
+            CorruptDataError: The version is not what its manifest says.
+            TryAgainError: `stop` returned true.
+            OSError: A file cannot be read or written.
+        """
+        copy_files(self.disk, self.directory, target, self.records, stop)
 
 
 class StagedCopy:
@@ -118,7 +135,7 @@ class HostStage:
         if is_network:
             problem = "a stage must be local to this host"
             raise ConfigError(problem, path=directory, hint="--stage /dev/shm/syncd")
-        self.sweep()
+        self._sweep_all(keep=_newest(self._own))
 
     def provide(self, source: StageSource, stop: Callable[[], bool] = lambda: False) -> StagedCopy:
         """Return a whole copy: an existing one, one that another process finishes meanwhile, or a new one.
@@ -129,7 +146,7 @@ class HostStage:
 
         Raises:
             StageFullError: There is no room.
-            RefusedError: The source is not what its manifest says.
+            CorruptDataError: The source is not what its manifest says.
             TryAgainError: The copy was given up.
             OSError: The source cannot be read.
         """
@@ -151,19 +168,44 @@ class HostStage:
 
     def find(self, source: StageSource) -> StagedCopy | None:
         """Return the copy if it exists."""
-        path = f"{self._own}/{source.key}"
-        if not os.path.isdir(path):
-            return None
-        held = lock_file(f"{path}{_LOCK}", exclusive=False)
-        return _existing(path, held) if held is not None else None
+        return self.find_digest(source.version.digest)
+
+    def find_digest(self, digest: str) -> StagedCopy | None:
+        """Return a copy of the step whose manifest has a digest, under whatever number it was published."""
+        for name in _names(self._own):
+            match = _COPY.fullmatch(name)
+            if match is not None and match["digest"] == _short(digest):
+                held = lock_file(f"{self._own}/{name}{_LOCK}", exclusive=False)
+                found = _existing(f"{self._own}/{name}", held) if held is not None else None
+                if found is not None:
+                    return found
+        return None
+
+    def has_copies(self) -> bool:
+        """Return whether there is any copy."""
+        return bool(_newest(self._own))
+
+    def discard(self, copy: StagedCopy) -> None:
+        """Remove a copy that is damaged, whoever uses it: nobody finds it again. It is closed."""
+        name = os.path.basename(copy.path)
+        gone = f"{self._own}/{temporary_name(name)}"
+        with contextlib.suppress(OSError):
+            # One process alone can rename it, so only that one removes the lock under which it is made again.
+            os.rename(copy.path, gone)
+            os.unlink(f"{copy.path}{_LOCK}")
+            remove_tree(self._disk, gone)
+        copy.close()
 
     def sweep(self) -> None:
         """Remove the copies of all jobs that no process uses, and unfinished copies of killed processes."""
+        self._sweep_all()
+
+    def _sweep_all(self, keep: str = "") -> None:
         with contextlib.suppress(OSError):
             jobs = [entry.name for entry in self._disk.list(self._root) if entry.kind == "directory"]
             for name in jobs:
                 if _JOB.fullmatch(name):
-                    self._sweep(f"{self._root}/{name}")
+                    self._sweep(f"{self._root}/{name}", keep)
 
     def close(self) -> None:
         """Remove the copies that no process uses."""
@@ -198,13 +240,15 @@ class HostStage:
         self._make_room(source.size)
         temporary = f"{self._own}/{temporary_name(key)}"
         try:
-            copy_files(source.disk, source.directory, temporary, source.records, stop)
+            source.write(temporary, stop)
             os.rename(temporary, path)
         except BaseException as error:
             remove_tree(self._disk, temporary)
             if isinstance(error, OSError) and error.errno in _FULL:
                 raise self._full(source.size) from error
             raise
+        with contextlib.suppress(OSError):
+            self._sweep(self._own)
 
     def _make_room(self, size: int) -> None:
         if self._disk.free(self._own) < size:
@@ -222,9 +266,9 @@ class HostStage:
         """Return the bytes of an unfinished copy."""
         return sum(size_of(f"{self._own}/{name}") for name in _names(self._own) if _is_part(name, key))
 
-    def _sweep(self, directory: str) -> None:
+    def _sweep(self, directory: str, keep: str = "") -> None:
         names = _names(directory)
-        keys = {_key_of(name) for name in names} - {""}
+        keys = {_key_of(name) for name in names} - {"", keep}
         for key in sorted(keys):
             held = lock_file(f"{directory}/{key}{_LOCK}", exclusive=True)
             if held is not None:
@@ -249,6 +293,17 @@ def _existing(path: str, held: FileLock) -> StagedCopy | None:
         return StagedCopy(path, held)
     held.close()
     return None
+
+
+def _newest(directory: str) -> str:
+    """Return the name of the newest copy in a directory, empty if there is none."""
+    found = [(match, name) for name in _names(directory) if (match := _COPY.fullmatch(name))]
+    pairs = {name: (int(match["generation"]), int(match["step"])) for match, name in found}
+    return max(pairs, key=pairs.__getitem__, default="")
+
+
+def _short(digest: str) -> str:
+    return digest.rpartition(":")[2][:16]
 
 
 def _job_key(root: str) -> str:
