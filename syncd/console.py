@@ -8,6 +8,7 @@ import contextlib
 import errno
 import functools
 import importlib
+import keyword
 import math
 import os
 import shlex
@@ -53,7 +54,8 @@ class LazyGroup(click.Group):
     """A group that imports a command when it is chosen.
 
     Args:
-        package: The package of the commands: `<package>.<verb>` has one under its name, with `_` for `-`.
+        package: The package of the commands: `<package>.<verb>` has one under its name, with `_` for `-`,
+            and behind a word of Python.
         verbs: Each verb with its line of help.
         others: The group of entry points by which other packages add verbs: name and command.
         **options: As click takes them.
@@ -89,7 +91,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Import a verb and return its command."""
         if cmd_name in self.own:
-            name = cmd_name.replace("-", "_")
+            name = cmd_name.replace("-", "_") + "_" * keyword.iskeyword(cmd_name)
             command = getattr(importlib.import_module(f"{self.package}.{name}"), name)
         elif cmd_name in self.others:
             command = self.others[cmd_name].load()

@@ -13,7 +13,17 @@ from syncd.client.aio import AsyncClient, run
 from syncd.client.client import Client, ClientOptions, Role, guarded
 from syncd.client.follow import NATIVE, Leased
 from syncd.client.own_presence import OwnPresence
-from syncd.client.state_dict import TensorData, iterate_state, list_tensors, read_headers, read_state
+from syncd.client.state_dict import (
+    TensorData,
+    foreign_shards,
+    iterate_foreign_state,
+    iterate_state,
+    list_tensors,
+    read_foreign_headers,
+    read_foreign_state,
+    read_headers,
+    read_state,
+)
 from syncd.client.sync_policy import (
     SyncMethod,
     SyncStyle,
@@ -29,6 +39,7 @@ from syncd.protocol.lineage import materialise_hint
 from syncd.protocol.manifest import Manifest
 from syncd.protocol.presence import TTL, RunningStatus
 from syncd.protocol.rendezvous import Offer, TensorInfo
+from syncd.protocol.safetensors import Header
 from syncd.protocol.version import Version
 from syncd.transports.broadcast.control import BroadcastControl
 from syncd.transports.broadcast.membership import BroadcastMembership
@@ -181,32 +192,36 @@ class Synchronizer(Client):
     def get_model_state_dict(self) -> tuple[Mapping[str, TensorData] | str | None, int]:
         """Return the published weights and their step, every byte checked against the manifest.
 
+        Of a step that another framework wrote headers and lengths are checked: it has no digests.
+
         Returns:
             The tensors by name, a URI for kind remote, or None with 0 before the first version.
 
         Raises:
             CorruptDataError: The step is damaged.
-            UsageError: Another framework wrote the step: an engine loads it by its path. Or it is a delta.
+            UsageError: Another framework wrote the step in another format than safetensors. Or it is a delta.
         """
         version = self.latest_version()
         if version is None:
             return None, 0
         if version.kind == "remote":
             return version.path, version.step
-        return self._read(
-            lambda leased: (read_state(self.job.disk, *self._native(leased)), leased.version.step)
-        )
+        return self._read(lambda leased: (self._state(leased), leased.version.step))
 
     def get_model_state_dict_iterator(self) -> Generator[tuple[str, TensorData], None, None]:
         """Yield the published weights tensor by tensor; the step stays leased until this ends or is closed.
 
-        Every byte is checked against the manifest before the first tensor is yielded.
+        Every byte is checked against the manifest before the first tensor is yielded; see `get_model_state_dict`
+        for steps of other frameworks.
         """
         version = self.latest_version()
         if version is None or version.kind == "remote":
             return
         with self._held(version) as leased:
-            yield from iterate_state(self.job.disk, *self._native(leased))
+            if leased.version.layout != NATIVE:
+                yield from iterate_foreign_state(self.job.disk, self._foreign(leased))
+            else:
+                yield from iterate_state(self.job.disk, *self._native(leased))
 
     @guarded
     def get_state_dict_meta(self) -> list[TensorInfo]:
@@ -214,7 +229,7 @@ class Synchronizer(Client):
         version = self.latest_version()
         if version is None or version.kind == "remote":
             return []
-        return self._read(lambda leased: list_tensors(read_headers(self.job.disk, *self._native(leased))))
+        return self._read(lambda leased: list_tensors(self._headers(leased)))
 
     # --- following ---------------------------------------------------------------------------------------------
 
@@ -336,12 +351,31 @@ class Synchronizer(Client):
             with self.lease(version) as leased:
                 yield leased
 
+    def _state(self, leased: Leased) -> Mapping[str, TensorData]:
+        if leased.version.layout != NATIVE:
+            return read_foreign_state(self.job.disk, self._foreign(leased))
+        return read_state(self.job.disk, *self._native(leased))
+
+    def _headers(self, leased: Leased) -> list[Header]:
+        if leased.version.layout != NATIVE:
+            return read_foreign_headers(self.job.disk, self._foreign(leased))
+        return read_headers(self.job.disk, *self._native(leased))
+
+    def _foreign(self, leased: Leased) -> list[str]:
+        """Return the files of a step that another framework wrote."""
+        paths = foreign_shards(self.job.disk, leased.path)
+        if not paths:
+            step, layout = leased.version.step, leased.version.layout
+            hint = f"trainer export {self.job.root} {step} DIR"
+            raise UsageError(
+                f"step {step} of layout {layout} has no safetensors", path=leased.path, hint=hint
+            )
+        return paths
+
     def _native(self, leased: Leased) -> tuple[str, Manifest]:
         """Return directory and manifest of a step whose tensors can be read here."""
         manifest = leased.manifest
-        if manifest is None or leased.version.layout != NATIVE:
-            hint = "let an engine load get_latest_model_path()"
-            raise UsageError(f"step {leased.version.step} is of layout {leased.version.layout}", hint=hint)
+        assert manifest is not None
         if manifest.kind == "delta":
             raise self._is_delta(manifest.step)
         return self.job.step(leased.version.step), manifest

@@ -3,13 +3,16 @@
 An array or tensor that a caller passes brings its library with it; only its own methods are called.
 """
 
+import json
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from syncd.errors import UsageError
-from syncd.protocol.disk import Disk
+from syncd.errors import CorruptDataError, TryAgainError, UsageError
+from syncd.protocol.digest import chunks
+from syncd.protocol.disk import Disk, FileStat
 from syncd.protocol.manifest import Manifest
 from syncd.protocol.receipt import record_chunks
 from syncd.protocol.rendezvous import TensorInfo
@@ -32,6 +35,9 @@ _DTYPES = {
     "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
 }  # fmt: skip
 _TRIPLE = 3
+_INDEX = "model.safetensors.index.json"
+_SHARD = re.compile(r"(?:adapter_)?model(?:-[0-9]{5}-of-[0-9]{5})?\.safetensors", re.ASCII)
+"""How other frameworks call their files of weights."""
 
 
 class TensorData(NamedTuple):
@@ -113,6 +119,75 @@ def iterate_state(disk: Disk, step_path: str, manifest: Manifest) -> Iterator[tu
             place, length = header.data_offset + tensor.start, tensor.end - tensor.start
             data = disk.read_at(f"{step_path}/{record.name}", place, length)
             yield name, TensorData(tensor.dtype, tensor.shape, data)
+
+
+def foreign_shards(disk: Disk, directory: str) -> list[str]:
+    """Return the paths of the safetensors files in a directory that another framework wrote; none where it has none.
+
+    The index decides where there is one, as for loaders. A link is no file.
+
+    Raises:
+        CorruptDataError: The index is none, or names a file outside of the directory.
+    """
+    names = {entry.name for entry in disk.list(directory) if entry.kind == "file"}
+    if _INDEX in names:
+        names = _indexed(disk, f"{directory}/{_INDEX}")
+    return [f"{directory}/{name}" for name in sorted(names) if _SHARD.fullmatch(name)]
+
+
+def _indexed(disk: Disk, path: str) -> set[str]:
+    try:
+        names = set(json.loads(disk.read(path))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptDataError("not an index of weights", path=path) from error
+    if odd := [name for name in names if not isinstance(name, str) or not _SHARD.fullmatch(name)]:
+        raise CorruptDataError(f"the index names {odd[0]!r}, which is no shard beside it", path=path)
+    return names
+
+
+def read_foreign_state(disk: Disk, paths: Sequence[str]) -> dict[str, TensorData]:
+    """Return the tensors of files that have no manifest; headers and lengths are checked, there are no digests.
+
+    Raises:
+        CorruptDataError: A file is damaged, or a tensor is in two of them.
+        TryAgainError: A file was written again meanwhile.
+        OSError: A file cannot be read; a missing one raises `FileNotFoundError`.
+    """
+    tensors, headers = dict[str, TensorData](), []
+    for path in paths:
+        before = disk.stat(path)
+        data = memoryview(b"".join(chunks(disk, path)))
+        _require_same(disk, path, before)
+        header = parse_header(bytes(data[: 8 + int.from_bytes(data[:8], "little")]), len(data), path)
+        headers.append(header)
+        for name, tensor in header.tensors.items():
+            begin, end = header.data_offset + tensor.start, header.data_offset + tensor.end
+            tensors[name] = TensorData(tensor.dtype, tensor.shape, data[begin:end])
+    signature(headers)
+    return tensors
+
+
+def iterate_foreign_state(disk: Disk, paths: Sequence[str]) -> Iterator[tuple[str, TensorData]]:
+    """Yield the tensors of files that have no manifest one by one; see `read_foreign_state`."""
+    headers = read_foreign_headers(disk, paths)
+    before = [disk.stat(path) for path in paths]
+    for path, header, stat in zip(paths, headers, before, strict=True):
+        for name, tensor in header.tensors.items():
+            data = disk.read_at(path, header.data_offset + tensor.start, tensor.end - tensor.start)
+            _require_same(disk, path, stat)
+            yield name, TensorData(tensor.dtype, tensor.shape, data)
+
+
+def read_foreign_headers(disk: Disk, paths: Sequence[str]) -> list[Header]:
+    """Return the headers of files that have no manifest; each tensor is in one of them only."""
+    headers = [read_header(disk, path) for path in paths]
+    signature(headers)
+    return headers
+
+
+def _require_same(disk: Disk, path: str, before: FileStat) -> None:
+    if disk.stat(path) != before:
+        raise TryAgainError("the file was written again while it was read", path=path)
 
 
 def read_headers(disk: Disk, step_path: str, manifest: Manifest) -> list[Header]:

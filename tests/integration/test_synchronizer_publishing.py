@@ -5,9 +5,12 @@ import threading
 
 import numpy as np
 import pytest
+from safetensors.numpy import load
+from support.foreign_jobs import archive
 from support.jobs import shard_bytes, steps_of, write_step
 from support.synchronizers import LONG, eventually, stays
 
+from syncd.client.state_dict import foreign_shards, iterate_foreign_state
 from syncd.errors import CorruptDataError, NotReadyError, TimedOutError, TryAgainError, UsageError
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.probe import Probe
@@ -328,18 +331,56 @@ def test_damaged_weights_are_refused(world, trainer, explorer):
     assert world.explorer("e0").leases == ()
 
 
-def test_foreign_weights_can_be_leased_but_not_read_as_tensors(world, explorer):
-    place = f"{world.root}/global_step_2/actor"
+def _foreign_step(world, step, files):
+    place = f"{world.root}/global_step_{step}/actor"
     world.job.disk.make_directory(place)
-    world.job.disk.replace(f"{place}/model.safetensors", shard_bytes({"a": (2,)}))
-    write_marker(world.job.disk, world.job.marker, 2)
+    for name, data in files.items():
+        world.job.disk.replace(f"{place}/{name}", data)
+    write_marker(world.job.disk, world.job.marker, step)
     eventually(lambda: (world.tick(), world.pair())[1])
+    return place
+
+
+def test_foreign_weights_are_read_as_the_seeds_read_theirs(world, explorer):
+    shards = {
+        "model-00001-of-00002.safetensors": shard_bytes({"a": (2,)}),
+        "model-00002-of-00002.safetensors": shard_bytes({"b": (2, 3), "c": (1,)}),
+    }
+    place = _foreign_step(world, 2, {**shards, "optimizer.bin": b"other"})
     assert explorer.wait_new_model_state_dict(-1) == 2
     with explorer.lease(2) as leased:
-        assert leased.path == place
-        assert leased.manifest is None
-    with pytest.raises(UsageError, match="layout"):
+        assert (leased.path, leased.manifest) == (place, None)
+    tensors, step = explorer.get_model_state_dict()
+    assert step == 2
+    assert {name: tensor.shape for name, tensor in tensors.items()} == {"a": (2,), "b": (2, 3), "c": (1,)}
+    by_library = {name: value for data in shards.values() for name, value in load(data).items()}
+    assert {name: bytes(tensor.data) for name, tensor in tensors.items()} == {
+        name: value.tobytes() for name, value in by_library.items()
+    }
+    assert dict(explorer.get_model_state_dict_iterator()) == tensors
+    assert [(name, shape) for name, _, shape in explorer.get_state_dict_meta()] == [
+        (name, tensor.shape) for name, tensor in tensors.items()
+    ]
+    assert world.explorer("e0").leases == ()
+
+
+def test_a_foreign_step_that_is_written_again_while_it_is_read_is_never_mixed(world):
+    files = {
+        f"model-0000{number}-of-00002.safetensors": shard_bytes({f"t{number}": (4,)}) for number in (1, 2)
+    }
+    place, disk = _foreign_step(world, 2, files), world.job.disk
+    tensors = iterate_foreign_state(disk, foreign_shards(disk, place))
+    next(tensors)
+    disk.replace(f"{place}/model-00002-of-00002.safetensors", shard_bytes({"t2": (4,)}))
+    with pytest.raises(TryAgainError, match="written again"):
+        next(tensors)
+
+
+def test_foreign_weights_that_are_no_safetensors_name_the_command_that_reads_them(world, explorer):
+    _foreign_step(world, 2, {"model_world_size_1_rank_0.pt": archive()})
+    with pytest.raises(UsageError, match="layout verl-fsdp has no safetensors") as refused:
         explorer.get_model_state_dict()
+    assert refused.value.hint.startswith("trainer ")
 
 
 # --- vacating -------------------------------------------------------------------------------------------------

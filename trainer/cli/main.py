@@ -13,11 +13,12 @@ from syncd.errors import DOCS
 VERBS: Mapping[str, str] = {
     "train": "Train: consume experiences, write steps.",
     "stages": "Train the stages of one file, one after the other.",
+    "import": "Turn a configuration of Trinity-RFT, verl, prime-rl or TRL into a job's file.",
     "config": "Print the schema and the documentation of the file, and the algorithms.",
     "plot": "Draw a job's curves to a PNG.",
     "export": "Make a Hugging Face directory of a step or full checkpoint.",
 }
-"""Each verb with its line of help. `trainer.cli.<verb>` has the command, under the same name."""
+"""Each verb with its line of help. `trainer.cli.<verb>` has the command, under its name; `import_` has `import`."""
 
 
 @click.group(

@@ -41,8 +41,17 @@ def show(config: "JobConfig", found: "Sequence[Contradiction]", allowed: Collect
 
 
 def _file(_: click.Context, __: click.Parameter, value: str) -> str:
+    return check_file("CONFIG", value)
+
+
+def check_file(name: str, value: str) -> str:
+    """Return the path of a file that stands before `--section.key value`.
+
+    Raises:
+        click.BadParameter: There is none; `name` is what the help calls it.
+    """
     if not value or value.startswith("--"):
-        raise click.BadParameter(f"{value!r} is no file; CONFIG comes before --section.key value")
+        raise click.BadParameter(f"{value!r} is no file; {name} comes before --section.key value")
     return value
 
 

@@ -1,0 +1,66 @@
+"""`trainer import`: a configuration of another project as a file of a job."""
+
+import click
+
+from trainer.cli.train import check_file
+
+SOURCES = ("trinity", "verl", "prime-rl", "trl")
+
+
+@click.command("import", context_settings={"ignore_unknown_options": True})
+@click.argument("file", metavar="FILE", required=False, default="")
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, metavar="[--SECTION.KEY VALUE]...")
+@click.option("--to", metavar="JOB.TOML", help="Write the job's file there; print it unless given.")
+@click.option(
+    "--from", "source", type=click.Choice(SOURCES), help="The project; told by the keys unless given."
+)
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="One of their keys, above the file's."
+)
+@click.option(
+    "--without", multiple=True, metavar="KEY", help="Leave out one of their keys, or a table of them."
+)
+@click.option(
+    "--keys",
+    "keys_of",
+    type=click.Choice(SOURCES),
+    help="Print what becomes of each key of a project, and end.",
+)
+@click.pass_context
+def import_(
+    ctx: click.Context,
+    file: str,
+    overrides: tuple[str, ...],
+    to: str | None,
+    source: str | None,
+    settings: tuple[str, ...],
+    without: tuple[str, ...],
+    keys_of: str | None,
+) -> None:
+    """Turn FILE, a configuration of Trinity-RFT, verl, prime-rl or TRL, into a job's file.
+
+    FILE is YAML, TOML, JSON, or a script (.sh, .txt) with verl's key=value or TRL's --key value; it is never run.
+    Nothing is guessed: while a key that changes training has no counterpart, nothing is written (exit code 78), and
+    each such key is named with what to do.
+
+    \b
+    Examples:
+      trainer import gsm8k.yaml --to job.toml
+      trainer import run_grpo.sh --to job.toml --set trainer.total_training_steps=200 --model.path /shared/models/base
+      trainer import grpo.yaml --from trl --set num_processes=8 --without lr_scheduler_type
+      trainer import --keys verl
+    """  # noqa: D301 - click's mark is one backspace
+    from trainer.importing.report import markdown, report  # noqa: PLC0415
+    from trainer.importing.run import import_config  # noqa: PLC0415
+    from trainer.importing.tables import TABLES  # noqa: PLC0415
+
+    if keys_of is not None:
+        click.echo(markdown(TABLES[keys_of]), nl=False)
+        return
+    path = check_file("FILE", file)
+    found = import_config(path, to, source=source, overrides=overrides, settings=settings, without=without)
+    if to is None:
+        click.echo(found.text, nl=False)
+    for line in report(found, to):
+        click.echo(line, err=True)
+    ctx.exit(78 if found.outcome.refusals else 0)

@@ -1,0 +1,1 @@
+"""Turns configurations of other trainers into a job's file: readers, and one table of keys for each project."""
