@@ -12,17 +12,17 @@ from syncd.transports.filesystem.storage_choice import (
     choose_storage,
 )
 from syncd.transports.filesystem.storage_times import (
-    Measured,
     ReaderTimes,
     ShareTimes,
     StorageTimes,
+    TimedBytes,
     estimate,
     staged_seconds,
 )
 from syncd.transports.keyframes import ChainLength, chain_problem
 
 MIB = 1 << 20
-TIMES = ShareTimes(Measured(100 * MIB, 1.0), Measured(100 * MIB, 0.05), Measured(MIB, 0.01))
+TIMES = ShareTimes(TimedBytes(100 * MIB, 1.0), TimedBytes(100 * MIB, 0.05), TimedBytes(MIB, 0.01))
 """Of one of two ranks on a mount of 200 MiB/s, with 1 % of changes."""
 
 SHARE = ShareState((7, "a"), "", True, 100 * MIB, TIMES)
@@ -39,7 +39,7 @@ def shares(**changed: object) -> StorageFacts:
     return replace(FACTS, shares=(SHARE, replace(SHARE, **changed)))
 
 
-LARGE = TIMES._replace(container=Measured(60 * MIB, 0.3))
+LARGE = TIMES._replace(container=TimedBytes(60 * MIB, 0.3))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_times_follow_from_what_was_measured_by_hand():
     assert estimate((TIMES, ShareTimes()), ReaderTimes()) is None
 
 
-QUICK = ShareTimes(Measured(100 * MIB, 0.02), Measured(100 * MIB, 0.05), Measured(MIB, 0.01))
+QUICK = ShareTimes(TimedBytes(100 * MIB, 0.02), TimedBytes(100 * MIB, 0.05), TimedBytes(MIB, 0.01))
 """A disk that takes 10 GiB/s: encoding takes longer than writing."""
 
 

@@ -34,7 +34,7 @@ from syncd.transports.filesystem.shard import (
 )
 from syncd.transports.filesystem.shard_digest import ShardDigest
 from syncd.transports.filesystem.storage_choice import WHOLE, Storage
-from syncd.transports.filesystem.storage_times import Measured, ShareTimes
+from syncd.transports.filesystem.storage_times import ShareTimes, TimedBytes
 from syncd.transports.torch_tensors import view
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class SaveFiles:
         )
         put = partial(put_all, share.data, share.layout.data_size)
         shards = self._write_shard(save, share.layout, put, digest)
-        whole = Measured(share.layout.size, self._clock.monotonic() - begun)
+        whole = TimedBytes(share.layout.size, self._clock.monotonic() - begun)
         self.times = self.times._replace(whole=whole)
         return shards, [ShardRoots(record.name, digest.root) for record in shards if digest.root]
 
@@ -289,8 +289,8 @@ class SaveFiles:
         name = f"{directory}/{delta_name(self._number, self._world_size)}"
         record = save.writer.write(name, found.container.pieces(), tensors=3)
         self.times = self.times._replace(
-            encoded=Measured(share.layout.size, found.seconds),
-            container=Measured(record.size, self._clock.monotonic() - begun),
+            encoded=TimedBytes(share.layout.size, found.seconds),
+            container=TimedBytes(record.size, self._clock.monotonic() - begun),
         )
         return found.container, record
 

@@ -17,7 +17,7 @@ STICKS = 0.9
 """Changes are stored once that takes less than this part of the time of whole weights, and the other way round."""
 
 
-class Measured(NamedTuple):
+class TimedBytes(NamedTuple):
     """What it took one rank to write, or to encode, something.
 
     Args:
@@ -38,9 +38,9 @@ class ShareTimes(NamedTuple):
         container: These changes, when they were written.
     """
 
-    whole: Measured | None = None
-    encoded: Measured | None = None
-    container: Measured | None = None
+    whole: TimedBytes | None = None
+    encoded: TimedBytes | None = None
+    container: TimedBytes | None = None
 
 
 NOT_MEASURED = ShareTimes()
