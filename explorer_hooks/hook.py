@@ -236,6 +236,17 @@ class ProbingHook(Hook):
         return None
 
 
+class ChangesHook(Hook):
+    """A hook that also takes versions that are stored as changes, and puts them into memory of this process.
+
+    It is given such a version without its files: `WeightDirectory.changes` says where the changes are.
+    """
+
+    @abstractmethod
+    def takes_changes(self) -> bool:
+        """Return whether changes are quicker than files: the memory can be read as the bytes of a file."""
+
+
 class UntouchedError(LoadFailedError):
     """The engine refused the weights before it wrote anything."""
 

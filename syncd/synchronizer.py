@@ -7,6 +7,7 @@ reads. `Synchronizer` blocks the calling thread; `AsyncSynchronizer` has the sam
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self, TypeVar, Unpack
 
 from syncd.client.aio import AsyncClient, run
@@ -33,9 +34,9 @@ from syncd.client.sync_policy import (
 )
 from syncd.client.wait import Poller
 from syncd.errors import CorruptDataError, TryAgainError, UsageError
-from syncd.protocol.disk import MISSING
+from syncd.protocol.disk import MISSING, Disk
 from syncd.protocol.layout import Job
-from syncd.protocol.lineage import materialise_hint
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import Manifest
 from syncd.protocol.presence import TTL, RunningStatus
 from syncd.protocol.rendezvous import Offer, TensorInfo
@@ -43,6 +44,8 @@ from syncd.protocol.safetensors import Header
 from syncd.protocol.version import Version
 from syncd.transports.broadcast.control import BroadcastControl
 from syncd.transports.broadcast.membership import BroadcastMembership
+from syncd.transports.filesystem.directory import HeldDirectory, LoadTimings
+from syncd.transports.filesystem.receive import FilesystemReceiver
 
 __all__ = [
     "AsyncSynchronizer",
@@ -88,6 +91,8 @@ class Synchronizer(Client):
     ) -> None:
         super().__init__(job, role, own, poller, ttl, fence)
         self._control, self._membership = BroadcastControl(self), BroadcastMembership(self)
+        self._receiver: FilesystemReceiver | None = None
+        self._kept: HeldDirectory | None = None
 
     @classmethod
     def get_actor(
@@ -115,6 +120,16 @@ class Synchronizer(Client):
         if not isinstance(job_dir, str | os.PathLike):
             raise UsageError("no job directory is given", hint="Synchronizer.open(job_dir, role)")
         return cls.open(job_dir, role, identity, **options)
+
+    def close(self) -> None:
+        """Publish that this process has stopped, and remove what was made of deltas. A second call does nothing."""
+        kept, self._kept = self._kept, None
+        receiver, self._receiver = self._receiver, None
+        if kept is not None:
+            kept.close()
+        if receiver is not None:
+            receiver.close()
+        super().close()
 
     # --- modules and statuses ----------------------------------------------------------------------------------
 
@@ -199,7 +214,8 @@ class Synchronizer(Client):
 
         Raises:
             CorruptDataError: The step is damaged.
-            UsageError: Another framework wrote the step in another format than safetensors. Or it is a delta.
+            UsageError: Another framework wrote the step in another format than safetensors.
+            RefusedError: The version is a delta that cannot be made whole below TMPDIR.
         """
         version = self.latest_version()
         if version is None:
@@ -221,7 +237,8 @@ class Synchronizer(Client):
             if leased.version.layout != NATIVE:
                 yield from iterate_foreign_state(self.job.disk, self._foreign(leased))
             else:
-                yield from iterate_state(self.job.disk, *self._native(leased))
+                with self._native(leased) as native:
+                    yield from iterate_state(*native)
 
     @guarded
     def get_state_dict_meta(self) -> list[TensorInfo]:
@@ -248,14 +265,16 @@ class Synchronizer(Client):
         Args:
             use_huggingface: Prefer the Hugging Face export beside the weights, if the step has one.
 
+        A delta is made whole below TMPDIR; that directory stays until the next one is made, or `close`.
+
         Raises:
-            UsageError: The version is a delta, which no engine loads as it is.
+            RefusedError: The version is a delta that cannot be made whole: it is damaged, or there is no room.
         """
         version = self.latest_version()
         if version is None:
             return None
         if version.kind == "delta":
-            raise self._is_delta(version.step)
+            return self._read(self._keep_whole)
         path = self.versions.path_of(version)
         if not use_huggingface or version.kind == "remote" or not self.versions.has_huggingface(version):
             return path
@@ -354,12 +373,14 @@ class Synchronizer(Client):
     def _state(self, leased: Leased) -> Mapping[str, TensorData]:
         if leased.version.layout != NATIVE:
             return read_foreign_state(self.job.disk, self._foreign(leased))
-        return read_state(self.job.disk, *self._native(leased))
+        with self._native(leased) as native:
+            return read_state(*native)
 
     def _headers(self, leased: Leased) -> list[Header]:
         if leased.version.layout != NATIVE:
             return read_foreign_headers(self.job.disk, self._foreign(leased))
-        return read_headers(self.job.disk, *self._native(leased))
+        with self._native(leased) as native:
+            return read_headers(*native)
 
     def _foreign(self, leased: Leased) -> list[str]:
         """Return the files of a step that another framework wrote."""
@@ -372,17 +393,38 @@ class Synchronizer(Client):
             )
         return paths
 
-    def _native(self, leased: Leased) -> tuple[str, Manifest]:
-        """Return directory and manifest of a step whose tensors can be read here."""
+    @contextlib.contextmanager
+    def _native(self, leased: Leased) -> Iterator[tuple[Disk, str, Manifest]]:
+        """Yield disk, directory and manifest of a step whose tensors can be read; of a delta, of what it makes."""
         manifest = leased.manifest
         assert manifest is not None
-        if manifest.kind == "delta":
-            raise self._is_delta(manifest.step)
-        return self.job.step(leased.version.step), manifest
+        if manifest.kind != "delta":
+            yield self.job.disk, self.job.step(leased.version.step), manifest
+            return
+        with contextlib.closing(self._make_whole(leased)) as held:
+            shards = held.directory.shards
+            yield (
+                LocalDisk(),
+                held.directory.path,
+                replace(manifest, kind="weights", delta=None, shards=shards),
+            )
 
-    def _is_delta(self, step: int) -> UsageError:
-        message = f"step {step} is a delta, which holds only what changed"
-        return UsageError(message, path=self.job.step(step), hint=materialise_hint(self.job, step))
+    def _make_whole(self, leased: Leased) -> HeldDirectory:
+        """Return a delta whole, below TMPDIR."""
+        self._receiver = self._receiver or FilesystemReceiver(self)
+        found = self._receiver.find(leased, LoadTimings(self.clock))
+        assert found is not None, "the job directory has every version"
+        return found
+
+    def _keep_whole(self, leased: Leased) -> str:
+        """Return the directory of the newest version: it may have become one that is stored whole."""
+        if leased.version.kind != "delta":
+            return leased.path
+        made = self._make_whole(leased)
+        before, self._kept = self._kept, made
+        if before is not None:
+            before.close()
+        return made.directory.path
 
 
 class AsyncSynchronizer(AsyncClient):

@@ -1,1 +1,1 @@
-"""Weights that a hook has in memory, handed to an engine's workers over a group of their own."""
+"""Weights that a hook has in memory, handed to an engine's workers: as shared memory, or over a group."""

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable
 
 from explorer_hooks.follower.policy import FollowOptions
-from explorer_hooks.hook import Hook
+from explorer_hooks.hook import ChangesHook, Hook
 from syncd.client.client import Client
 from syncd.client.follow import Leased
 from syncd.errors import ConfigError, SyncdError
@@ -214,7 +214,8 @@ class Fetcher:
         verify = Verification(options.verify)
         if verify is Verification.CONTENT and hook.checks_content:
             verify = Verification.HEADER  # the hook itself compares the content while it loads
-        wanted = DirectoryOptions(hook.kinds, verify, stop, report)
+        self._hook = hook if isinstance(hook, ChangesHook) else None
+        wanted = DirectoryOptions(hook.kinds, verify, stop, report, changes=self._hook is not None)
         self._memory = MemoryReceiver(sync, wanted)
         self._files = FilesystemReceiver(sync, wanted, self._stage)
         self._publish_reads()
@@ -248,17 +249,18 @@ class Fetcher:
 
     def sweep(self) -> None:
         """Remove the staged copies that no process of this host uses."""
-        if self._stage is not None:
-            self._stage.sweep()
+        self._files.sweep()
 
     def close(self) -> None:
         """Remove the staged copies that no process of this host uses, and their directory if it is empty."""
+        self._files.close()
         if self._stage is not None:
             self._stage.close()
 
     def _publish_reads(self) -> None:
         """Have the trainer know whether deltas can be read here: not while the stage is full."""
-        self._sync.publish_reads(self._files.reads())
+        is_slow = self._stage is None and self._hook is not None and not self._hook.takes_changes()
+        self._sync.publish_reads(() if is_slow else self._files.reads())
 
     def _find(self, leased: Leased, timings: LoadTimings) -> HeldDirectory:
         found = self._memory.find(leased, timings) or self._files.find(leased, timings)

@@ -12,8 +12,9 @@ from importlib.util import find_spec
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, ClassVar
 
+from explorer_hooks.engine_push.segments import remove_leftovers
 from explorer_hooks.hook import Hook, HookOptions, ProbeAnswer, Running, TensorHook, UntouchedError
-from explorer_hooks.hooks.http_settings import LOOPBACK, is_at_least, meeting_address
+from explorer_hooks.hooks.http_settings import LOOPBACK, is_at_least, meeting_address, push_ways
 from explorer_hooks.hooks.phases import require_loadable
 from explorer_hooks.hooks.probing import ServerProbe, require_known_tokens
 from explorer_hooks.hooks.restarting import RestartableHook
@@ -35,7 +36,7 @@ from syncd.transports.tensors import Tensors
 if TYPE_CHECKING:
     import torch
 
-    from explorer_hooks.engine_push.delivery import Delivery
+    from explorer_hooks.engine_push.servers import Push
 
 UNTOLD = "default"
 """The label of an engine that was never given one."""
@@ -46,7 +47,8 @@ class HttpEngineHook(RestartableHook, TensorHook):
 
     Further settings of all of them: `start_check`: `full`, `shapes` or `off`, how a
     version is compared with the engine's start model; `check_version`: whether old releases are refused; `broadcast`:
-    true, false, or the address of this host at which the engine's workers join a group.
+    true, false, or the address of this host at which the engine's workers join a group; `push`: how weights in this
+    process's memory reach them.
 
     Args:
         options: The hook's options.
@@ -62,7 +64,7 @@ class HttpEngineHook(RestartableHook, TensorHook):
     """The engine's name in messages."""
     oldest: ClassVar[tuple[int, ...]]
     """The oldest release that the hook supports."""
-    delivery: ClassVar[str]
+    push: ClassVar[str]
     """What sends weights from this process's memory to the engine; loaded only then, because it needs torch."""
     health_path: ClassVar[str]
     version_path: ClassVar[str]
@@ -83,6 +85,7 @@ class HttpEngineHook(RestartableHook, TensorHook):
         self._start_check = settings.choice("start_check", "full", CHECKS)
         self._check_version = settings.flag("check_version", default=True)
         self._address = meeting_address(settings, self._server)
+        self._ways = push_ways(settings, self._server)
 
     @abstractmethod
     def _started_from(self) -> str | None:
@@ -170,8 +173,10 @@ class HttpEngineHook(RestartableHook, TensorHook):
         return "" if self._address else "the engine is on another host, or broadcast=false"
 
     def receive_context(self, client: Client, stop: Callable[[], bool]) -> ReceiveContext:
-        """Return a context without parameters: the receiver keeps the weights in its own memory."""
-        return ReceiveContext(client, stop, None, self.check_offered)
+        """Return a context without parameters: the receiver keeps the weights in memory that it may share."""
+        remove_leftovers()
+        allocate = resolve_name("explorer_hooks.engine_push.shared:allocate") if "ipc" in self._ways else None
+        return ReceiveContext(client, stop, None, self.check_offered, allocate)
 
     def check_offered(self, tensors: Tensors) -> None:
         """Compare the tensors of a broadcast with the model that the engine was started from.
@@ -191,13 +196,12 @@ class HttpEngineHook(RestartableHook, TensorHook):
     def load_tensors(self, label: str, tensors: "Mapping[str, torch.Tensor]") -> None:
         """Have the engine run weights that are in this process's memory, as `load_received` does."""
         self._hold()
-        opener: type[Delivery] = resolve_name(self.delivery)
-        delivery = opener(self._server, self._address or LOOPBACK, flush_cache=self._flush_cache)
+        opener: type[Push] = resolve_name(self.push)
+        push = opener(self._server, self._address or LOOPBACK, self._ways, flush_cache=self._flush_cache)
         try:
-            with contextlib.closing(delivery):
-                delivery.push(label, tensors)
+            push.run(label, tensors)
         except (SyncdError, OSError) as error:
-            self._touched = self._touched or delivery.touched
+            self._touched = self._touched or push.touched
             if isinstance(error, EngineUnreachableError):
                 raise
             raise self._not_taken(error) from error

@@ -111,6 +111,26 @@ def meeting_address(settings: HookSettings, server: HttpClient) -> str | None:
         ) from None
 
 
+def push_ways(settings: HookSettings, server: HttpClient) -> tuple[str, ...]:
+    """Return how weights in this process's memory reach an engine's workers, the best way first.
+
+    `ipc` is for an engine on this host. `auto` tries it there, and falls back to `gloo`.
+
+    Raises:
+        ConfigError: The setting is no way, or not one to this engine.
+    """
+    given = settings.choice("push", "auto", ("auto", "ipc", "gloo"))
+    is_here = is_loopback(server.host)
+    if given == "ipc" and not is_here:
+        raise ConfigError(
+            f"push=ipc shares memory with the engine, and {server.address} is not an address of this host's loopback",
+            hint="push=gloo, or the engine's address as http://127.0.0.1:PORT",
+        )
+    if given == "auto":
+        return ("ipc", "gloo") if is_here else ("gloo",)
+    return (given,)
+
+
 def is_at_least(version: object, lowest: tuple[int, ...]) -> bool:
     """Return whether an engine's release is at least the lowest; one that cannot be parsed counts as new."""
     numbers = leading_numbers(version)

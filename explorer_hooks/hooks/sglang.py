@@ -30,7 +30,7 @@ class SGLangHook(HttpEngineHook):
     product = "SGLang"
     oldest = (0, 5, 6)
     default_address = "http://127.0.0.1:30000"
-    delivery = "explorer_hooks.engine_push.servers:SGLangDelivery"
+    push = "explorer_hooks.engine_push.servers:SGLangPush"
     health_path, version_path = "/model_info", "/server_info"
     missing = (
         "start SGLang >= 0.5.6 (python -m sglang.launch_server) and give its own address, not a router's"

@@ -8,7 +8,15 @@ from typing import Any, ClassVar, Self
 import torch
 
 from explorer_hooks.finding import FORM, imported
-from explorer_hooks.hook import HookOptions, ProbeAnswer, ProbeTime, ProbingHook, Running, TensorHook
+from explorer_hooks.hook import (
+    ChangesHook,
+    HookOptions,
+    ProbeAnswer,
+    ProbeTime,
+    ProbingHook,
+    Running,
+    TensorHook,
+)
 from explorer_hooks.hooks.phases import LoadState, require_loadable
 from explorer_hooks.hooks.probing import SWITCH_OFF, dtype_word, require_known_tokens
 from explorer_hooks.hooks.settings import HookSettings
@@ -23,14 +31,15 @@ from syncd.errors import (
 )
 from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import EarlyReceiver, ReceiveContext, WeightDirectory, WeightTensors
-from syncd.transports.filesystem.fill_tensors import LoadCounts, check_fit, load, offered
+from syncd.transports.filesystem.fill_changes import ParameterVersion
+from syncd.transports.filesystem.fill_tensors import LoadCounts, check_fit, offered
 from syncd.transports.tensors import TensorMeta
-from syncd.transports.torch_tensors import TargetTensors, target_tensors
+from syncd.transports.torch_tensors import TargetTensors, is_straight, target_tensors
 
 _DEAD = "start the explorer again"
 
 
-class TransformersHook(TensorHook, ProbingHook):
+class TransformersHook(TensorHook, ProbingHook, ChangesHook):
     """Loads versions into a model of this process.
 
     Generate inside `generating()`: a load waits for the generations in flight, and new ones wait for the load. The
@@ -70,6 +79,7 @@ class TransformersHook(TensorHook, ProbingHook):
         self._direct, self._cast, self._on_commit = direct, cast, on_commit
         self._gate, self._state = LoadGate(timeout), LoadState()
         self._label: str | None = None
+        self._version = ParameterVersion()
 
     @classmethod
     def from_options(cls, options: HookOptions) -> Self:
@@ -112,7 +122,8 @@ class TransformersHook(TensorHook, ProbingHook):
     def prepare(self, target: WeightDirectory) -> None:
         """Refuse a version that does not fit the model."""
         require_loadable(target, self)
-        check_fit(target, self._targets(), cast=self._cast)
+        targets = self._targets()
+        self._version.prepare(target, targets, check_fit(target, targets, cast=self._cast))
         self._state.prepare()
 
     def load(self, target: WeightDirectory) -> None:
@@ -123,7 +134,7 @@ class TransformersHook(TensorHook, ProbingHook):
             found = check_fit(target, self._targets(), cast=self._cast)
         except RefusedError as error:  # `prepare` did not refuse it, so this is a failed load
             raise LoadFailedError(error.message, path=error.path) from error
-        self.loaded = load(target, self._targets(), found, direct=self._direct)
+        self.loaded = self._version.load(target, self._targets(), found, direct=self._direct)
         self._runs = offered(target)
 
     def commit(self, target: WeightDirectory) -> None:
@@ -154,6 +165,12 @@ class TransformersHook(TensorHook, ProbingHook):
         found = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
         return dtype_word(found.pop()) if len(found) == 1 else None
 
+    def takes_changes(self) -> bool:
+        """Return whether the model is in main memory, and of the dtypes of the version that runs."""
+        metas = {**self._targets().metas, **(self._runs or {})}
+        tensors = self._targets().tensors
+        return all(is_straight(tensor, metas[name].dtype) for name, tensor in tensors.items())
+
     def receive_context(self, client: Client, stop: Callable[[], bool]) -> ReceiveContext:
         """Return a context with the model's parameters."""
         return ReceiveContext(client, stop, self._parameters)
@@ -167,6 +184,7 @@ class TransformersHook(TensorHook, ProbingHook):
         """
         self._gate.shut()
         self._state.load()
+        self._version.forget()
         try:
             receiver.load(weights)
         except Exception as error:

@@ -19,6 +19,7 @@ from syncd.client.sync_policy import TRANSPORTS
 from syncd.errors import ConfigError
 from syncd.protocol.adapter_base import AdapterBase
 from syncd.protocol.layout import Job
+from syncd.protocol.manifest import Manifest
 from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.round import Round
@@ -46,6 +47,20 @@ Announcement = Version | Round
 
 
 @dataclass(frozen=True, slots=True)
+class StoredChanges:
+    """How a version is stored as changes of earlier ones, for models of this process.
+
+    Args:
+        job: The job.
+        manifests: Of the version, and of what it is stored as changes of: the version first. Those of a delta end
+            with its keyframe; that of weights with a shortcut is alone.
+    """
+
+    job: Job
+    manifests: tuple[Manifest, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WeightDirectory:
     """A version that can be loaded from this host.
 
@@ -57,6 +72,7 @@ class WeightDirectory:
         verified: Whether every byte at `path` was compared with the manifest's digests already.
         probe: What the trainer's model answers with these weights; None if its manifest has no probe.
         base: For adapters, the model that they belong to; None if the manifest does not say.
+        changes: How it is stored as changes; only for a `ChangesHook`. Of a delta, `path` does not have the shards.
     """
 
     version: Version
@@ -66,6 +82,7 @@ class WeightDirectory:
     verified: bool = False
     probe: Probe | None = None
     base: AdapterBase | None = None
+    changes: StoredChanges | None = None
 
     @property
     def label(self) -> str:
@@ -175,12 +192,14 @@ class ReceiveContext:
         stop: Polled while weights are received; once it returns true, the receiver gives up.
         parameters: The tensors to fill, by name; None if another process holds them.
         check_fit: Raises RefusedError if the engine cannot load such tensors; None to compare with `parameters`.
+        allocate: Returns so many bytes of main memory for a receiver that has no parameters; None for torch's own.
     """
 
     client: "Client"
     stop: Callable[[], bool]
     parameters: "Mapping[str, torch.Tensor] | None" = None
     check_fit: Callable[[Mapping[str, TensorMeta]], None] | None = None
+    allocate: "Callable[[int], torch.Tensor] | None" = None
 
 
 class WeightSender(ABC):

@@ -148,15 +148,36 @@ def test_a_follower_with_a_stage_loads_each_delta_as_the_directory_of_a_full_sav
     assert len(copies(scene)) == 1  # that of step 4: what it was made of went with its last user
 
 
-def test_a_follower_without_a_stage_says_what_to_do(scene):
+def test_a_follower_without_a_stage_makes_deltas_whole_below_tmpdir_until_the_trainer_has_noticed(
+    scene, tmp_path, monkeypatch
+):
+    """Nobody is stranded: it does not say that it reads deltas, and goes on while they come."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    scene.chain(2)
     follower = scene.follow()
-    assert scene.presence().reads == ()
+    for step in (2, 3, 4):
+        if step > 2:
+            scene.delta(step)
+        applied(follower, step)
+        assert scene.hook.prepared[-1].path.startswith(str(tmp_path / "tmp"))
+        assert scene.engine.weights == digest_of(scene.place / f"export{step}")
+        assert scene.presence().reads == ()
+    scene.whole(5)
+    applied(follower, 5)
+    assert scene.hook.prepared[-1].path == scene.payload(5)
+    assert contents(tmp_path / "tmp") == {}
+
+
+def test_a_follower_without_a_stage_and_without_room_says_what_to_do(scene, monkeypatch):
+    follower = scene.follow()
     scene.whole(1)
     applied(follower, 1)
     scene.delta(2)
+    monkeypatch.setattr(syncd.transports.filesystem.stage.LocalDisk, "free", lambda *_: 0)
     outcome = follower.turn(20)
     assert outcome.kind == "refused"
-    assert "step 2 is of kind delta; this hook loads weights" in outcome.reason
+    assert "step 2 is a delta, and without a stage it cannot be made whole" in outcome.reason
     hint = next(fields["hint"] for name, fields in scene.told if name == "load_refused")
     assert "--stage" in hint
     assert f"syncd materialise {scene.job.root} 2 --to DIR" in hint
@@ -381,7 +402,7 @@ def _build(place, die):
 
     module = "syncd.transports.delta.chain"
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("apply", "_read", "_require_unchanged", "digest_file"):
+        for name in ("apply", "read_range", "_require_unchanged", "digest_file"):
             patch.setattr(f"{module}.{name}", dying(getattr(__import__(module, fromlist=[name]), name)))
         patch.setattr(os, "rename", dying(os.rename))
         patch.setattr(os, "mkdir", dying(os.mkdir))

@@ -2,19 +2,20 @@
 
 import errno
 import json
+import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 from random import Random
 
 import pytest
 from support.cli import Shell, command, environment, modules_loaded
 from support.deltas import SHARDS, SmallModel, contents
-from support.jobs import explorer, start, steps_of, write_step
+from support.jobs import start, steps_of, write_step
 
-from explorer_hooks.hook import Hook
 from syncd.client.client import Client
-from syncd.errors import RefusedError, SyncdError, TryAgainError, UsageError
+from syncd.errors import RefusedError, SyncdError, TryAgainError
 from syncd.protocol.documents import encode, seal
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
@@ -425,22 +426,78 @@ def test_a_sealed_delta_is_announced_by_the_same_call(publish, model, job, shell
     assert shell("publish", job.root, 2, tmp_path / "export1", "--delta-from", 1).code == 2
 
 
-def test_what_reads_no_deltas_refuses_them_and_names_the_command(chain, job, shell, tmp_path):
-    daemon, _, clock = start(job)
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """A TMPDIR of the test's own."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    return tmp_path / "tmp"
+
+
+def test_a_reader_without_a_stage_makes_a_delta_whole_below_tmpdir(chain, job, temporary, tmp_path, model):
+    daemon, _, _ = start(job)
     daemon.tick()
-    command_line = f"syncd materialise {job.root} 4 --to DIR"
+    expected = contents(tmp_path / "export4")
     with Client.open(job.root, "explorer", "e0") as client:
         receiver = FilesystemReceiver(client)
-        with pytest.raises(RefusedError, match="step 4 is of kind delta; this hook loads weights") as refused:
-            receiver.receive(daemon.snapshot.version, 1.0)
-        assert command_line in refused.value.hint
+        received = receiver.receive(daemon.snapshot.version, 1.0)
+        assert (received.version.kind, contents(received.path)) == ("weights", expected)
+        assert received.path.startswith(f"{temporary}/")
+        assert receiver.reads() == ()  # it costs a whole read
+        receiver.close()
+    assert contents(temporary) == {}
     with Synchronizer.open(job.root) as reader:
-        for read in (reader.get_latest_model_path, reader.get_model_state_dict, reader.get_state_dict_meta):
-            with pytest.raises(UsageError, match="step 4 is a delta") as not_read:
-                read()
-            assert command_line in not_read.value.hint
-    assert "delta" not in Hook.kinds
-    assert explorer(job, clock)
+        state, step = reader.get_model_state_dict()
+        assert step == 4
+        tensors = {name: tensor for shard in model.shards.values() for name, tensor in shard.items()}
+        assert {name: bytes(one.data) for name, one in state.items()} == {
+            name: tensor.tobytes() for name, tensor in tensors.items()
+        }
+        assert dict(reader.get_model_state_dict_iterator()).keys() == tensors.keys()
+        assert {name for name, *_ in reader.get_state_dict_meta()} == tensors.keys()
+        path = reader.get_latest_model_path()
+        assert contents(path) == expected
+        assert reader.get_latest_model_path() == path
+    assert contents(temporary) == {}
+
+
+def test_a_delta_is_refused_where_there_is_no_room_below_tmpdir(chain, job, temporary, monkeypatch):
+    daemon, _, _ = start(job)
+    daemon.tick()
+    monkeypatch.setattr("syncd.transports.filesystem.stage.LocalDisk.free", lambda *_: 0)
+    with Client.open(job.root, "explorer", "e0") as client:
+        receiver = FilesystemReceiver(client)
+        with pytest.raises(RefusedError, match="do not fit, 0 are free") as refused:
+            receiver.receive(daemon.snapshot.version, 1.0)
+        assert "--stage" in refused.value.hint
+        assert f"syncd materialise {job.root} 4 --to DIR" in refused.value.hint
+    temporary_stage = next(temporary.iterdir())
+    temporary_stage.chmod(0o777)
+    with (
+        Client.open(job.root, "explorer", "e0") as client,
+        pytest.raises(RefusedError, match="others may use"),
+    ):
+        FilesystemReceiver(client).receive(daemon.snapshot.version, 1.0)
+    temporary_stage.chmod(0o700)
+
+
+def test_what_a_killed_reader_left_below_tmpdir_is_removed_by_the_next_start(chain, job, temporary):
+    daemon, _, _ = start(job)
+    daemon.tick()
+
+    def read_and_die():
+        with Client.open(job.root, "explorer", "killed", heartbeat=False) as client:
+            FilesystemReceiver(client).receive(daemon.snapshot.version, 1.0)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    child = multiprocessing.get_context("fork").Process(target=read_and_die)
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    assert contents(temporary) != {}
+    with Client.open(job.root, "explorer", "e0") as client:
+        FilesystemReceiver(client)
+        assert contents(temporary) == {}
 
 
 def test_only_the_commands_that_need_it_load_the_codec(chain, job, tmp_path):

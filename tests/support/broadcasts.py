@@ -78,3 +78,21 @@ def left_over(job):
 def write_experiences(job, steps):
     """Write what so many steps train on."""
     importlib.import_module("support.trainers").write_experiences(job, steps)  # it imports torch
+
+
+def received(tensors, memory=None):
+    """Return tensors as a receiver has them: all in one piece of shared memory, each at a multiple of 16.
+
+    Args:
+        tensors: The tensors by name.
+        memory: What an earlier version was received into.
+    """
+    from explorer_hooks.engine_push.shared import allocate
+
+    sizes = [-(-tensor.nbytes // 16) * 16 for tensor in tensors.values()]
+    if memory is None:
+        memory = allocate(sum(sizes))
+    return {
+        name: part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        for (name, tensor), part in zip(tensors.items(), memory.split(sizes), strict=True)
+    }

@@ -14,6 +14,7 @@ import pytest
 from explorer_hooks.engine_push import delivery
 from explorer_hooks.hook import Running
 from support import small_qwen
+from support.broadcasts import received
 from support.engine_process import ROOT
 from support.hook_contract import HookContract, load
 from support.real_bed import (
@@ -34,6 +35,8 @@ from syncd.transports.broadcast.group_calls import GroupError
 
 torch = pytest.importorskip("torch", reason="needs torch")
 
+from explorer_hooks.engine_push.segments import Segment  # noqa: E402
+from explorer_hooks.engine_push.shared import CopiedBucket, allocate  # noqa: E402
 from syncd.transports.broadcast.process_group import ProcessGroup  # noqa: E402
 
 
@@ -54,11 +57,33 @@ def with_an_unknown_tensor(tensors):
     tensors["value_head.scale"] = torch.ones(1)
 
 
+def breaking(monkeypatch, way, at, act):
+    """Have `act` called instead of the sending of tensor `at`, or of the filling of bucket `at` of shared memory."""
+    place, name = (ProcessGroup, "broadcast") if way == "gloo" else (CopiedBucket, "fill")
+    real, left = getattr(place, name), [at]
+
+    def counted(*given):
+        left[0] -= 1
+        return act(real, *given) if left[0] == 0 else real(*given)
+
+    monkeypatch.setattr(place, name, counted)
+
+
 class TakesWeights:
     """What a real engine must show of weights that come from the hook's memory. Beds and jobs are those below."""
 
+    @pytest.fixture(params=["gloo", "ipc"])
+    def way(self, request, bed, monkeypatch):
+        """Return how weights are pushed; no segment of shared memory is left at the end."""
+        names, link = [], Segment._link
+        monkeypatch.setattr(Segment, "_link", lambda self, name: (names.append(name), link(self, name)))
+        bed.settings = lambda: {"push": request.param}
+        yield request.param
+        assert bool(names) == (request.param == "ipc")
+        assert not set(names).intersection(os.listdir("/dev/shm"))
+
     def test_pushed_weights_give_the_log_probs_of_the_model_for_any_bucket_size(
-        self, bed, monkeypatch, record_line
+        self, bed, way, monkeypatch, record_line
     ):
         """Repeated and new prompts, with one bucket and with many; nobody but the hook calls it a version."""
         hook, other, seconds = bed.open(), bed.open(), []
@@ -75,30 +100,35 @@ class TakesWeights:
         assert bed.label() == label(3)
         assert other.current_version() == Running(label(3))
         told = ", ".join(f"{1e3 * one:.0f}" for one in seconds)
-        record_line(f"{bed.engine}: ms of a take with 1, 6 and 27 buckets: {told}")
+        record_line(f"{bed.engine}: ms of a push over {way} with 1, 6 and 27 buckets: {told}")
 
-    def test_eight_pushed_versions_complete_all_streaming_requests(self, bed):
-        hook, clients = bed.open(), Clients(bed.stream, 4)
+    def test_eight_pushed_versions_complete_all_streaming_requests(self, bed, way, record_line):
+        """By ipc all are received into the same memory, where the next one comes as soon as the engine works."""
+        hook, clients, distances = bed.open(), Clients(bed.stream, 4), []
+        memory = allocate(small_qwen.SIZE) if way == "ipc" else None
         for number in range(1, 9):
-            hook.load_tensors(f"1.{number}+attempt", small_qwen.model_of(1000 + number).state_dict())
-            assert bed.distance(1000 + number) < CLOSE
+            tensors = small_qwen.model_of(1000 + number).state_dict()
+            held = tensors if memory is None else received(tensors, memory)
+            hook.load_tensors(f"1.{number}+attempt", held)
+            if memory is not None:
+                memory.fill_(7)
+            distances.append(bed.distance(1000 + number))
+        del memory, held
+        assert max(distances) < CLOSE
         assert clients.finish() >= 4
         assert hook.current_version() == Running("1.8+attempt")
+        record_line(f"{bed.engine}: 8 versions over {way}, log-probs within {max(distances):.1e} nats")
 
-    @pytest.mark.parametrize("at", [1, 6, 15])
-    def test_a_failed_push_leaves_the_engine_paused_until_files_are_loaded(self, bed, monkeypatch, at):
+    @pytest.mark.parametrize("at", [2, 6, 15])
+    def test_a_failed_push_leaves_the_engine_paused_until_files_are_loaded(self, bed, way, monkeypatch, at):
         hook, good = bed.open(), bed.target((1, 1))
         load(hook, good)
-        monkeypatch.setattr(delivery, "BUCKET", 100_000)
-        send, left = ProcessGroup.broadcast, [at]
+        monkeypatch.setattr(delivery, "BUCKET", 100_000 if way == "gloo" else 1)
 
-        def broken(self, tensor, deadline):
-            left[0] -= 1
-            if left[0] == 0:
-                raise GroupError("told to break off")
-            return send(self, tensor, deadline)
+        def broken(real, *given):
+            raise GroupError("told to break off")
 
-        monkeypatch.setattr(ProcessGroup, "broadcast", broken)
+        breaking(monkeypatch, way, at, broken)
         with pytest.raises(LoadFailedError):
             hook.load_tensors("1.2+attempt", small_qwen.model_of(1002).state_dict())
         assert bed.is_paused()
@@ -108,28 +138,33 @@ class TakesWeights:
         hook.load_tensors("1.3+attempt", small_qwen.model_of(1003).state_dict())
         assert bed.distance(1003) < CLOSE
 
-    def test_the_next_hook_loads_an_engine_whose_hook_was_killed_during_a_push(self, bed, start_directory):
+    def test_the_next_hook_loads_an_engine_whose_hook_was_killed_during_a_push(
+        self, bed, way, start_directory, monkeypatch
+    ):
         program = f"{ROOT}/tests/explorer/broadcast/programs/hand.py"
-        argv = [sys.executable, program, bed.hook_name, bed.process.address, start_directory, "5"]
+        argv = [sys.executable, program, bed.hook_name, bed.process.address, start_directory, way]
         env = {**os.environ, "PYTHONPATH": ROOT}
-        assert subprocess.run(argv, env=env, timeout=LIMIT, check=False).returncode == -signal.SIGKILL
+        ended = subprocess.run(argv, env=env, timeout=LIMIT, check=False, stdout=subprocess.PIPE, text=True)
+        assert ended.returncode == -signal.SIGKILL
+        left = {line.split()[1] for line in ended.stdout.splitlines()}
+        assert bool(left.intersection(os.listdir("/dev/shm"))) == (way == "ipc")
         hook, good = bed.open(), bed.target((1, 1))
         assert hook.current_version().paused
         load(hook, good)
         assert bed.runs(good)
         hook.load_tensors("1.2+attempt", small_qwen.model_of(1002).state_dict())
         assert bed.distance(1002) < CLOSE
+        assert not left.intersection(os.listdir("/dev/shm"))
 
-    def test_an_engine_killed_during_a_push_loads_files_after_its_restart(self, bed, monkeypatch):
-        hook, send, left = bed.open(), ProcessGroup.broadcast, [5]
+    def test_an_engine_killed_during_a_push_loads_files_after_its_restart(self, bed, way, monkeypatch):
+        hook = bed.open()
+        monkeypatch.setattr(delivery, "BUCKET", delivery.BUCKET if way == "gloo" else 1)
 
-        def deadly(self, tensor, deadline):
-            left[0] -= 1
-            if left[0] == 0:
-                bed.process.kill()
-            return send(self, tensor, deadline)
+        def deadly(real, *given):
+            bed.process.kill()
+            return real(*given)
 
-        monkeypatch.setattr(ProcessGroup, "broadcast", deadly)
+        breaking(monkeypatch, way, 5, deadly)
         with pytest.raises((EngineUnreachableError, LoadFailedError)):
             hook.load_tensors("1.2+attempt", small_qwen.model_of(1002).state_dict())
         with pytest.raises(EngineUnreachableError):

@@ -5,6 +5,8 @@ import os
 
 VOCABULARY = 512
 WINDOW = 512
+SIZE = 559_360
+"""Bytes of all tensors."""
 _RANK = 8
 _ADAPTED = ("q_proj", "v_proj", "gate_proj", "up_proj")
 _CONFIG = {

@@ -45,6 +45,7 @@ class BroadcastReceiver(BroadcastMembership, EarlyReceiver):
         parameters: What the model holds by name; several names may share memory. With
             `model.state_dict(keep_vars=True)` parameters in main memory take over what was received without a copy.
         check_fit: Raises RefusedError if the engine cannot load such tensors; None to compare with `parameters`.
+        allocate: Returns so many bytes of main memory to receive into.
     """
 
     name = "nccl"
@@ -54,8 +55,10 @@ class BroadcastReceiver(BroadcastMembership, EarlyReceiver):
         client: Client,
         parameters: Mapping[str, torch.Tensor],
         check_fit: Callable[[Mapping[str, TensorMeta]], None] | None = None,
+        allocate: Callable[[int], torch.Tensor] | None = None,
     ) -> None:
         super().__init__(client)
+        self._allocate = allocate or _main_memory
         self._parameters = dict(parameters)
         self._check_fit = check_fit or self._check_parameters
         self._log = structlog.get_logger()
@@ -69,7 +72,7 @@ class BroadcastReceiver(BroadcastMembership, EarlyReceiver):
     @classmethod
     def open(cls, context: ReceiveContext) -> Self:
         """Return a receiver; a broadcast that has begun is received to its end, whatever `stop` returns."""
-        return cls(context.client, context.parameters or {}, context.check_fit)
+        return cls(context.client, context.parameters or {}, context.check_fit, context.allocate)
 
     def wait(self, current: int, timeout: float) -> WeightTensors | Version | None:
         """Wait for a broadcast or a version."""
@@ -182,7 +185,9 @@ class BroadcastReceiver(BroadcastMembership, EarlyReceiver):
         memory = self._memory
         if memory is None or memory.numel() != size or memory.device != device:
             memory = self._memory = None  # the old memory is freed first
-            memory = self._memory = torch.empty(size, dtype=torch.uint8, device=device)
+            is_main = device.type == "cpu"
+            memory = self._allocate(size) if is_main else torch.empty(size, dtype=torch.uint8, device=device)
+            self._memory = memory
         return memory
 
     def _give_up(self, failed: Round, error: BaseException) -> None:
@@ -202,6 +207,10 @@ class BroadcastReceiver(BroadcastMembership, EarlyReceiver):
 def _require_same_layout(plan: BucketPlan, opened: Round) -> None:
     if plan.digest != opened.digest:
         raise RefusedError("the round has other tensors than its group")
+
+
+def _main_memory(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8)
 
 
 def _device_of(parameters: Mapping[str, torch.Tensor]) -> torch.device:

@@ -65,6 +65,15 @@ class WholeFiles:
         """Return where a file of a step is, by the record that a manifest has of it."""
         return f"{self.directory}/{record.name.removeprefix(f'{ACTOR}/')}"
 
+    def read(self, record: FileRecord, tile: Tile) -> bytearray:
+        """Return the bytes of one tile of a file.
+
+        Raises:
+            CorruptDataError: The file is shorter.
+            OSError: It cannot be read.
+        """
+        return bytearray(read_range(self.disk, self.path(record), tile.offset, tile.length))
+
 
 class _Link(NamedTuple):
     """What one delta says of one file: its container, and its frames with the place of their streams."""
@@ -105,7 +114,7 @@ class Chain:
     def head(self, record: FileRecord) -> bytes:
         """Return the bytes of a shard file before its data: those of the first step, since no delta changes them."""
         base = self._base
-        return _read(base.disk, base.path(record), 0, self._header(record).data_offset)
+        return read_range(base.disk, base.path(record), 0, self._header(record).data_offset)
 
     def tiles(self, record: FileRecord) -> Iterator[tuple[Tile, bytearray]]:
         """Yield a shard file of the step tile by tile, in order.
@@ -123,7 +132,7 @@ class Chain:
                 raise CorruptDataError(f"the frames are not the tiles of {record.name}", path=link.container)
         readers = [_StreamReader(self._job.disk, link, len(links)) for link in links]
         for number, tile in enumerate(cut):
-            data = self._base_tile(path, tile)
+            data = self._base_tile(record, tile)
             for place, reader in enumerate(readers):
                 self._apply(reader, number, data, "" if place else path)
             state.update(memoryview(data))
@@ -174,16 +183,16 @@ class Chain:
             return [frame.tile for frame, _ in links[0].frames]
         return list(tiles(self._header(record)))
 
-    def _base_tile(self, path: str, tile: Tile) -> bytearray:
+    def _base_tile(self, record: FileRecord, tile: Tile) -> bytearray:
         try:
-            return bytearray(_read(self._base.disk, path, tile.offset, tile.length))
+            return self._base.read(record, tile)
         except (*MISSING, CorruptDataError) as error:
             if self._base.is_copy:
-                self._blame_base(path, str(error))
+                self._blame_base(self._base.path(record), str(error))
             raise
         except OSError as error:
             if self._base.is_copy and error.errno == errno.EIO:
-                self._blame_base(path, str(error))
+                self._blame_base(self._base.path(record), str(error))
             raise
 
     def _apply(self, reader: "_StreamReader", number: int, data: bytearray, base: str) -> None:
@@ -200,7 +209,7 @@ class Chain:
             raise CorruptDataError(error.message, path=base or reader.link.container) from None
 
     def _blame_base(self, path: str, why: str) -> NoReturn:
-        raise BaseDamagedError(f"a staged copy was changed after it was checked: {why}", path=path) from None
+        raise BaseDamagedError(f"the copy that changes begin with is another one: {why}", path=path) from None
 
     def _header(self, record: FileRecord) -> Header:
         return read_header(self._base.disk, self._base.path(record))
@@ -227,7 +236,7 @@ class _StreamReader:
         frame, at = self.link.frames[number]
         if at + frame.stored > self._begin + len(self._data):
             length = max(frame.stored, min(self._ahead, self._end - at))
-            self._begin, self._data = at, _read(self._disk, self.link.container, at, length)
+            self._begin, self._data = at, read_range(self._disk, self.link.container, at, length)
         return memoryview(self._data)[at - self._begin :][: frame.stored]
 
 
@@ -236,7 +245,13 @@ def _require_unchanged(data: bytearray, frame: Frame) -> None:
         raise OtherTileError(f"the tile at byte {frame.offset} is not what the chain begins with")
 
 
-def _read(disk: Disk, path: str, offset: int, length: int) -> bytes:
+def read_range(disk: Disk, path: str, offset: int, length: int) -> bytes:
+    """Return exactly these bytes of a file.
+
+    Raises:
+        CorruptDataError: The file is shorter.
+        OSError: It cannot be read.
+    """
     data = disk.read_at(path, offset, length)
     if len(data) != length:
         raise CorruptDataError("cut short while it was read", path=path)

@@ -78,7 +78,7 @@ def _read_all(
 
 def several_at_once(
     records: Sequence[FileRecord],
-    work: Callable[[FileRecord, Callable[[], bool]], None],
+    work: Callable[[FileRecord, Callable[[], bool]], object],
     stop: Callable[[], bool],
 ) -> None:
     """Do something with each of several files, four at once; the first failure ends the work on the others.

@@ -13,14 +13,21 @@ from enum import StrEnum
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Self
 
-from syncd.errors import CorruptDataError, RefusedError, SyncdError, TryAgainError
+from syncd.errors import ConfigError, CorruptDataError, RefusedError, SyncdError, TryAgainError
 from syncd.protocol.disk import MISSING, Disk
-from syncd.protocol.lineage import materialise_hint
+from syncd.protocol.layout import ACTOR
+from syncd.protocol.lineage import ancestors, materialise_hint
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import Manifest, missing_files, read_manifest, uri_problem
 from syncd.protocol.presence import READS_DELTA
 from syncd.protocol.version import Version
-from syncd.transports.base import Announcement, ReceiveContext, WeightDirectory, WeightReceiver
+from syncd.transports.base import (
+    Announcement,
+    ReceiveContext,
+    StoredChanges,
+    WeightDirectory,
+    WeightReceiver,
+)
 from syncd.transports.filesystem.copy_files import check_files
 from syncd.transports.filesystem.directory import (
     HeldDirectory,
@@ -28,7 +35,14 @@ from syncd.transports.filesystem.directory import (
     PayloadFiles,
     payload_of,
 )
-from syncd.transports.filesystem.stage import HostStage, StagedCopy, StageFullError, StageSource
+from syncd.transports.filesystem.stage import (
+    HostStage,
+    StagedCopy,
+    StageFullError,
+    StageSource,
+    open_scratch,
+    sweep_scratch,
+)
 from syncd.transports.tensors import first_of, list_tensors, read_tensors, require_tensors
 
 if TYPE_CHECKING:
@@ -61,12 +75,14 @@ class DirectoryOptions:
         verify: How closely a version is checked. Copies in a stage are always checked in full.
         stop: Polled while files are read; once it returns true, the receiver gives up.
         report: Hears what the receiver could not use.
+        changes: Whether versions that are stored as changes are taken as such where there is no stage.
     """
 
     kinds: frozenset[str] = frozenset({"weights"})
     verify: Verification = Verification.CONTENT
     stop: Callable[[], bool] = lambda: False
     report: ReportEvent = lambda *_, **__: None
+    changes: bool = False
 
 
 @contextlib.contextmanager
@@ -105,7 +121,7 @@ class DirectoryReceiver(WeightReceiver):
     def receive(self, announcement: Announcement, timeout: float) -> WeightDirectory | None:
         """Return the directory of a published version. It is valid until the next call or `close`."""
         del timeout
-        self.close()
+        DirectoryReceiver.close(self)
         if not isinstance(announcement, Version):
             return None
         with contextlib.ExitStack() as lease, refuse_damage():
@@ -184,7 +200,7 @@ class FilesystemReceiver(DirectoryReceiver):
     Args:
         client: The explorer's connection to the job.
         options: What it is asked for.
-        stage: The stage of this host; None to load from the job directory.
+        stage: The stage of this host; None to load from the job directory, and deltas from a directory below TMPDIR.
     """
 
     name = "checkpoint"
@@ -194,12 +210,29 @@ class FilesystemReceiver(DirectoryReceiver):
     ) -> None:
         super().__init__(client, options)
         self._stage = stage
+        self._scratch: HostStage | None = None
         self._is_full = False
+        if stage is None:
+            sweep_scratch(client.job.root, client.clock)
 
     def reads(self) -> tuple[str, ...]:
-        """Return what can be received beside steps that are stored whole: deltas, if the stage makes them whole."""
-        can_read = self._stage and not self._is_full and "weights" in self._options.kinds and _can_decode()
+        """Return what can be received at no cost beside steps that are stored whole."""
+        has_room = self._options.changes if self._stage is None else not self._is_full
+        can_read = has_room and "weights" in self._options.kinds and can_decode()
         return (READS_DELTA,) if can_read else ()
+
+    def sweep(self) -> None:
+        """Remove the copies that no process of this host uses."""
+        for stage in (self._stage, self._scratch):
+            if stage is not None:
+                stage.sweep()
+
+    def close(self) -> None:
+        """Give up the directory that was received last, and what was made without a stage."""
+        super().close()
+        scratch, self._scratch = self._scratch, None
+        if scratch is not None:
+            scratch.close()
 
     def find_unchecked(self, leased: "Leased") -> HeldDirectory:
         """Return the directory of a version that an engine runs already; its content is checked when it is used.
@@ -211,7 +244,7 @@ class FilesystemReceiver(DirectoryReceiver):
         if leased.version.kind == "delta":
             return self._find(leased, LoadTimings(self._client.clock))
         payload, version = payload_of(leased.manifest), self._loadable(leased)
-        source = self._stage_source(leased, payload)
+        source = self._stage_source(leased, payload, self._stage)
         staged = self._stage.find(source) if self._stage and leased.manifest else None
         if staged is not None:
             return self._held_copy(version, staged, payload)
@@ -224,13 +257,12 @@ class FilesystemReceiver(DirectoryReceiver):
 
     def _find(self, leased: "Leased", timings: LoadTimings) -> HeldDirectory:
         version, kinds = self._loadable(leased), self._options.kinds
-        if version.kind == "delta" and self._stage is not None and "weights" in kinds:
-            return self._find_delta(leased, self._stage, timings)
+        if version.kind == "delta" and "weights" in kinds:
+            return self._find_delta(leased, timings)
         if version.kind not in kinds:
             able = ", ".join(sorted(kinds))
-            hint = self._delta_hint(version.step) if version.kind == "delta" else None
             message = f"step {version.step} is of kind {version.kind}; this hook loads {able}"
-            raise RefusedError(message, path=leased.path, hint=hint)
+            raise RefusedError(message, path=leased.path)
         if leased.version.kind == "remote" and (problem := uri_problem(leased.version.path)):
             raise RefusedError(f"step {version.step} cannot be loaded: {problem}")
         if version.kind == "remote":
@@ -252,29 +284,66 @@ class FilesystemReceiver(DirectoryReceiver):
         return HeldDirectory(WeightDirectory(version, leased.path, (), tensors, probe=probe))
 
     def _find_native(self, leased: "Leased", payload: PayloadFiles, timings: LoadTimings) -> HeldDirectory:
-        staged = self._staged(self._stage_source(leased, payload), timings)
+        staged = self._staged(self._stage_source(leased, payload, self._stage), timings)
         with timings.part("verify"):
             if staged is not None:
                 return self._held_copy(leased.version, staged, payload)
             checked = self._checked(leased.version, self._disk, leased.path, payload)
+        manifest = leased.manifest
+        if self._options.changes and manifest and manifest.shortcut and can_decode():
+            checked = replace(checked, changes=StoredChanges(self._client.job, (manifest,)))
         return HeldDirectory(checked, "files", payload.size)
 
-    def _find_delta(self, leased: "Leased", stage: HostStage, timings: LoadTimings) -> HeldDirectory:
-        """Return a delta as the directory that a full save would have been, made in the stage."""
+    def _find_delta(self, leased: "Leased", timings: LoadTimings) -> HeldDirectory:
+        """Return a delta as the directory of a full save, in the stage or below TMPDIR; or as changes."""
         manifest = leased.manifest
-        if manifest is None or not _can_decode():
+        if manifest is None or not can_decode():
             message = f"step {leased.version.step} is a delta, and numpy or pyarrow is not installed"
             raise RefusedError(message, path=leased.path, hint="pip install 'syncd[delta]'")
         self._require_sizes(leased, manifest)
         payload, version = payload_of(manifest), replace(leased.version, kind="weights")
-        with timings.part("stage"):
-            try:
-                staged = self._stage_copy(stage, self._stage_source(leased, payload))
-            except CorruptDataError:
-                read_manifest(self._disk, self._client.job.step(version.step))  # removed: that is why
-                raise
+        try:
+            if self._stage is None and self._options.changes:
+                return self._find_changes(leased, manifest, timings)
+            with timings.part("stage"):
+                staged = self._made_whole(leased, payload)
+        except CorruptDataError:
+            read_manifest(self._disk, self._client.job.step(version.step))  # removed: that is why
+            raise
         with timings.part("verify"):
             return self._held_copy(version, staged, payload)
+
+    def _find_changes(self, leased: "Leased", manifest: Manifest, timings: LoadTimings) -> HeldDirectory:
+        """Return a delta without its files, for a hook that takes changes; its links stay leased with it."""
+        job, payload = self._client.job, payload_of(manifest)
+        with timings.part("verify"), contextlib.ExitStack() as links:
+            manifests = manifest, *ancestors(job, manifest)
+            links.enter_context(self._client.lease_links(manifests[1:]))
+            tensors = read_tensors(self._disk, f"{job.step(manifests[-1].step)}/{ACTOR}", payload.shards)
+            directory = WeightDirectory(
+                replace(leased.version, kind="weights"),
+                leased.path,
+                payload.shards,
+                tensors,
+                probe=payload.probe,
+                base=payload.base,
+                changes=StoredChanges(job, manifests),
+            )
+            return HeldDirectory(directory, "files", payload.size, links.pop_all().close)
+
+    def _made_whole(self, leased: "Leased", payload: PayloadFiles) -> StagedCopy:
+        if self._stage is not None:
+            return self._stage_copy(self._stage, self._stage_source(leased, payload, self._stage))
+        job, step = self._client.job, leased.version.step
+        try:
+            self._scratch = self._scratch or open_scratch(job.root, self._client.clock)
+            return self._scratch.provide(
+                self._stage_source(leased, payload, self._scratch), self._options.stop
+            )
+        except (StageFullError, ConfigError) as error:
+            message = f"step {step} is a delta, and without a stage it cannot be made whole: {error.message}"
+            hint = f"follow with --stage DIR (explorer run: explorer.follow.stage), or {materialise_hint(job, step)}"
+            raise RefusedError(message, path=error.path, hint=hint) from error
 
     def _held_copy(self, version: Version, staged: StagedCopy, payload: PayloadFiles) -> HeldDirectory:
         """Return a staged copy as a version that hooks load; every byte of it was checked when it was made."""
@@ -306,15 +375,15 @@ class FilesystemReceiver(DirectoryReceiver):
             return replace(version, kind="weights", layout="huggingface")
         return version
 
-    def _stage_source(self, leased: "Leased", payload: PayloadFiles) -> StageSource:
+    def _stage_source(self, leased: "Leased", payload: PayloadFiles, stage: HostStage | None) -> StageSource:
         """Return how the stage gets a version: as changes of a copy that it has, or by copying the files."""
         manifest, report = leased.manifest, self._options.report
         given = self._disk, leased.version, leased.path, payload.records
-        if manifest is None or manifest.changes is None or self._stage is None or not _can_decode():
+        if manifest is None or manifest.changes is None or stage is None or not can_decode():
             return StageSource(*given)
         from syncd.transports.filesystem.delta_source import DeltaSource  # noqa: PLC0415 - imports numpy
 
-        return DeltaSource(*given, self._client, manifest, self._stage, report)
+        return DeltaSource(*given, self._client, manifest, stage, report)
 
     def _staged(self, source: StageSource, timings: LoadTimings) -> StagedCopy | None:
         if self._stage is None:
@@ -335,12 +404,7 @@ class FilesystemReceiver(DirectoryReceiver):
         self._is_full = False
         return staged
 
-    def _delta_hint(self, step: int) -> str:
-        """Return what makes a delta a directory: a stage, or by hand the command."""
-        by_hand = materialise_hint(self._client.job, step)
-        return f"follow with --stage /dev/shm/syncd (explorer run: explorer.follow.stage), or {by_hand}"
 
-
-def _can_decode() -> bool:
+def can_decode() -> bool:
     """Return whether the modules that decode deltas are installed."""
     return all(find_spec(module) for module in ("numpy", "pyarrow"))

@@ -15,6 +15,7 @@ import errno
 import hashlib
 import os
 import re
+import tempfile
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -102,6 +103,31 @@ class StagedCopy:
     def close(self) -> None:
         """Give up the copy."""
         self._held.close()
+
+
+def open_scratch(job_root: str, clock: Clock) -> "HostStage":
+    """Return the stage below TMPDIR that this user's explorers have without a stage of their own, for deltas.
+
+    Raises:
+        ConfigError: It is on a network mount, others may write to it, or it cannot be made.
+    """
+    directory = _scratch()
+    try:
+        _private(directory)
+    except OSError as error:
+        raise ConfigError(f"no directory can be made: {error.strerror}", path=directory) from error
+    return HostStage(directory, job_root, clock)
+
+
+def sweep_scratch(job_root: str, clock: Clock) -> None:
+    """Remove what explorers that were killed have left below TMPDIR."""
+    if os.path.isdir(_scratch()):
+        with contextlib.suppress(ConfigError):
+            open_scratch(job_root, clock).close()
+
+
+def _scratch() -> str:
+    return f"{tempfile.gettempdir()}/syncd-{os.getuid()}"
 
 
 class HostStage:

@@ -67,6 +67,7 @@ def test_a_server_runs_each_version_before_its_files_are_published(processes, be
     assert heard(processes, "e0", "broadcast_received") == ["1.1", "1.2", "1.3"]
     assert heard(processes, "e0", "version_applied") == [], "no file was loaded"
     assert found["updates"] >= STEPS
+    assert found["ways"] == ["memory"], "it is on this host"
 
 
 def test_a_server_receives_broadcasts_while_it_generates(processes, begin_from, engine):

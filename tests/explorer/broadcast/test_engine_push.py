@@ -17,8 +17,10 @@ from support.broadcasts import HERE, LONG  # noqa: E402
 from support.servers import Server, digest_of  # noqa: E402
 from support.targets import label, target_of  # noqa: E402
 
-from explorer_hooks.engine_push import delivery  # noqa: E402
-from explorer_hooks.engine_push.delivery import Invitation, cut  # noqa: E402
+from explorer_hooks.engine_push import delivery, group, ipc  # noqa: E402
+from explorer_hooks.engine_push.delivery import cut  # noqa: E402
+from explorer_hooks.engine_push.group import Invitation  # noqa: E402
+from explorer_hooks.engine_push.segments import Segment  # noqa: E402
 from explorer_hooks.finding import open_hook  # noqa: E402
 from explorer_hooks.hook import Running, UntouchedError  # noqa: E402
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, RefusedError  # noqa: E402
@@ -50,17 +52,22 @@ def server(request, nursery, start, tmp_path_factory):
     made.process.kill()
 
 
-@pytest.fixture
-def engine(server, monkeypatch):
-    """Return an engine that is as it was when it was started."""
+@pytest.fixture(params=["gloo", "ipc"])
+def engine(server, monkeypatch, request):
+    """Return an engine that is as it was when it was started; no segment made here is left at the end."""
     monkeypatch.setattr(delivery, "BUCKET", SMALL)
+    names, link = [], Segment._link
+    monkeypatch.setattr(Segment, "_link", lambda self, name: (names.append(name), link(self, name)))
     if server.process.poll() is not None:
         server.start()
     server.ask("POST", "/reset")
-    return server
+    server.way = request.param
+    yield server
+    assert not set(names).intersection(os.listdir("/dev/shm"))
 
 
 def hook_of(engine, timeout=20.0, **settings):
+    settings = {"push": engine.way, **settings}
     return open_hook(f"{engine.kind}={engine.address}", settings=settings, timeout=timeout)
 
 
@@ -108,6 +115,7 @@ def test_a_pushed_engine_runs_the_weights_and_no_connection_is_left(engine, star
         assert hook.current_version() == Running(f"1.{number}+a")
         assert (state["paused"], state["groups"], state["open"]) == (False, 0, False)
     assert state["updates"] > 4, "there were several buckets"
+    assert state["ways"] == [{"gloo": "group", "ipc": "memory"}[engine.way]]
     assert sockets() == before
 
 
@@ -152,6 +160,10 @@ def test_files_are_loaded_normally_after_a_push(engine, start, tmp_path):
 
 
 def test_an_engine_that_does_not_join_keeps_its_weights(engine, start):
+    if (engine.kind, engine.way) == ("sglang", "ipc"):
+        pytest.skip(
+            "it is asked for no group: see test_an_engine_that_does_not_share_memory_is_pushed_over_gloo"
+        )
     hook, before = hook_of(engine), engine.state()
     engine.break_at("group", "refuse")
     with pytest.raises(UntouchedError, match="told to refuse"):
@@ -197,7 +209,8 @@ def test_an_engine_killed_during_a_push_can_be_loaded_after_its_restart(engine, 
 
 
 def test_a_stopped_engine_times_out_the_push_and_can_be_rolled_back(engine, start, tmp_path, monkeypatch):
-    monkeypatch.setattr(delivery, "_ENDING", 0.5)
+    monkeypatch.setattr(group, "_ENDING", 0.5)
+    monkeypatch.setattr(ipc, "_ENDING", 0.5)
     good = weights(start, 1)
     known = target(good, tmp_path / "good", (1, 1))
     load(hook_of(engine), known)
@@ -213,8 +226,12 @@ def test_a_stopped_engine_times_out_the_push_and_can_be_rolled_back(engine, star
 
 
 def test_the_next_hook_loads_an_engine_whose_hook_was_killed_during_a_push(engine, start, tmp_path, nursery):
-    dying = nursery.start(tmp_path / "log", f"{HERE}/programs/hand.py", engine.kind, engine.address, start, 5)
+    program = f"{HERE}/programs/hand.py"
+    dying = nursery.start(tmp_path / "log", program, engine.kind, engine.address, start, engine.way)
     assert dying.wait(LONG) == -signal.SIGKILL
+    left = {line.split()[1] for line in (tmp_path / "log").read_text().splitlines() if "segment" in line}
+    assert bool(left) == (engine.way == "ipc")
+    assert bool(left.intersection(os.listdir("/dev/shm"))) == bool(left), "its bucket is still there"
     hook, tensors = hook_of(engine), weights(start, 3)
     assert hook.current_version().paused
     load(hook, target(tensors, tmp_path / "version", (1, 3)))
@@ -222,6 +239,7 @@ def test_the_next_hook_loads_an_engine_whose_hook_was_killed_during_a_push(engin
     tensors = weights(start, 4)
     hook.load_tensors("1.4+a", tensors)
     assert engine.state()["digest"] == digest_of(tensors)
+    assert not left.intersection(os.listdir("/dev/shm")), "the next push has removed it"
 
 
 def test_tensors_that_do_not_fit_are_refused_before_anything_is_sent(engine, start):

@@ -6,9 +6,12 @@ It generates with a transformers model and says of itself at GET /state what its
 what goes wrong next: {"at": "group" | "update", "what": "refuse" | a signal, "after": updates before that}.
 """
 
+import base64
 import json
 import os
+import pickle
 import signal
+import subprocess
 import sys
 import threading
 from datetime import timedelta
@@ -45,7 +48,7 @@ class Engine:
         self.label, self.running, self.groups, self.updates = "default", threading.Event(), {}, 0
         self.running.set()
         self.is_open = False
-        self.fault, self.heard = {}, []
+        self.fault, self.heard, self.ways = {}, [], set()
         self.lock = threading.Lock()
         self.draws = torch.Generator().manual_seed(1)
 
@@ -90,7 +93,7 @@ class Engine:
 
     def post_reset(self, body):
         self.read(self.directory)
-        self.label, self.fault = "default", {}
+        self.label, self.fault, self.ways = "default", {}, set()
         self.running.set()
         return {}
 
@@ -103,6 +106,7 @@ class Engine:
             "open": self.is_open,
             "updates": self.updates,
             "heard": self.heard,
+            "ways": sorted(self.ways),
         }
 
     def get_v1_models(self, body):
@@ -147,7 +151,30 @@ def result(drawn, prompt_tokens, label):
 
 
 class SGLang(Engine):
-    """Forms its group by torch's own code, as SGLang does."""
+    """Forms its group and opens shared tensors by torch's own code, as SGLang does."""
+
+    child = None
+
+    def __init__(self, directory):
+        super().__init__(directory)
+        self.post_reset({})
+
+    def post_reset(self, body):
+        self.be_called("sglang::scheduler")
+        return super().post_reset(body)
+
+    def post_rename(self, body):
+        self.be_called("another program")
+        return {}
+
+    def be_called(self, name):
+        """Have one child of this name, which a follower takes for a worker; it ends with this process."""
+        waiting = [name, "-c", "import sys; sys.stdin.read()"]
+        self.child, before = None, self.child
+        if before is not None:
+            before.stdin.close()
+            before.wait()
+        self.child = subprocess.Popen(waiting, executable=sys.executable, stdin=subprocess.PIPE)
 
     def get_model_info(self, body):
         return {"model_path": self.directory, "weight_version": self.label}
@@ -214,10 +241,22 @@ class SGLang(Engine):
             works.append(dist.broadcast(came[name], src=0, group=group, async_op=True))
         for work in works:
             work.wait()
+        self.taken(came, body, "group")
+        return {"success": True}
+
+    def post_update_weights_from_tensor(self, body):
+        if not self.is_open:
+            raise RefusedError("it must run within a session")
+        self.strike("update")
+        (payload,) = body["serialized_named_tensors"]
+        self.taken(dict(pickle.loads(base64.b64decode(payload))), body, "memory")
+        return {"success": True}
+
+    def taken(self, came, body, way):
         self.fill(came)
+        self.ways.add(way)
         self.updates += 1
         self.label = body.get("weight_version", self.label)
-        return {"success": True}
 
     def post_destroy_weights_update_group(self, body):
         group = self.groups.pop(body["group_name"], None)
@@ -290,6 +329,7 @@ class Vllm(Engine):
         try:
             self.strike("update")
             self.worker.update_weights(body["update_info"])
+            self.ways.add("memory" if "segment" in body["update_info"] else "group")
         except BaseException:
             self.is_open = False
             raise
@@ -299,6 +339,7 @@ class Vllm(Engine):
     def post_finish_weight_update(self, body):
         if not self.is_open:
             raise RuntimeError("finish_weight_update called without a matching start_weight_update.")
+        self.worker.finish_weight_update()
         self.is_open = False
         return {}
 

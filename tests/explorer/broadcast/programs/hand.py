@@ -1,6 +1,9 @@
 """A hook that is killed while it hands a version to its engine.
 
-hand.py KIND ADDRESS MODEL SEND      ends itself before its SENDth tensor
+hand.py KIND ADDRESS MODEL WAY
+
+By gloo it ends itself before its fifth tensor, by ipc while the engine loads its first bucket. It says which segments
+of shared memory it has made.
 """
 
 import os
@@ -9,21 +12,42 @@ import sys
 
 from transformers import AutoModelForCausalLM
 
+from explorer_hooks.engine_push import delivery
+from explorer_hooks.engine_push.segments import Segment
+from explorer_hooks.engine_push.shared import CopiedBucket
 from explorer_hooks.finding import open_hook
 from syncd.transports.broadcast.process_group import ProcessGroup
 
+SEND, FILL = 5, 2
 
-def main(kind, address, directory, send):
-    left, real = [int(send)], ProcessGroup.broadcast
 
-    def counted(self, tensor, deadline):
+def counted(real, last):
+    left = [last]
+
+    def call(*given):
         left[0] -= 1
         if left[0] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        return real(self, tensor, deadline)
+        return real(*given)
 
-    ProcessGroup.broadcast = counted
-    hook = open_hook(f"{kind}={address}", timeout=20.0)
+    return call
+
+
+def told(real):
+    def call(self, name):
+        print("segment", name, flush=True)
+        return real(self, name)
+
+    return call
+
+
+def main(kind, address, directory, way):
+    ProcessGroup.broadcast = counted(ProcessGroup.broadcast, SEND)
+    CopiedBucket.fill = counted(CopiedBucket.fill, FILL)
+    Segment._link = told(Segment._link)
+    if way == "ipc":
+        delivery.BUCKET = 20_000
+    hook = open_hook(f"{kind}={address}", settings={"push": way}, timeout=20.0)
     hook.load_tensors("1.2+a", AutoModelForCausalLM.from_pretrained(directory).state_dict())
 
 

@@ -35,8 +35,8 @@ def module(name, **content):
     sys.modules[name] = made
 
 
-def worker(load):
-    """Return a worker's end; what it receives is loaded by `load`."""
+def worker(load, model=None):
+    """Return a worker's end; what it receives is loaded by `load`, or by the model's own `load_weights`."""
     for name in ("vllm", "vllm.distributed", "vllm.model_executor", "vllm.model_executor.model_loader"):
         module(name, __path__=[])
     infos = {name: type(name, (), {}) for name in ("WeightTransferInitInfo", "WeightTransferUpdateInfo")}
@@ -51,4 +51,5 @@ def worker(load):
     vllm_backend.register()
     parallel = SimpleNamespace(data_parallel_index=0, world_size=1, rank=0)
     config = SimpleNamespace(parallel_config=parallel, model_config=None)
-    return Factory.engines["syncd"](None, config, "cpu", SimpleNamespace(load_weights=load))
+    model = model or SimpleNamespace(load_weights=load, parameters=list, buffers=list)
+    return Factory.engines["syncd"](None, config, "cpu", model)
