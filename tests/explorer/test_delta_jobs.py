@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import time
+from glob import glob
 
 import pytest
 
@@ -17,13 +18,16 @@ from support.whole_jobs import RANK, ended, free_port, logs, program
 
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import read_presences
-from syncd.protocol.version import read_marker
+from syncd.protocol.version import read_marker, read_version
 from syncd.transports.delta.materialise import prove
+from trainer.checkpoints import latest_hf_directory
+from trainer.stopping import STOPPED
 
 pytestmark = pytest.mark.slow
 
 LIMIT = 150.0
 STEPS = 16
+FIRST_DIES, SECOND_STOPS = 8, 10
 
 CONFIG = """
 [job]
@@ -57,7 +61,7 @@ def until(condition, place):
         time.sleep(0.02)
 
 
-def test_a_follower_reads_what_a_killed_and_resumed_trainer_stores_as_deltas(tmp_path):
+def test_a_follower_reads_what_a_trainer_that_is_killed_and_stopped_stores_as_deltas(tmp_path):
     path, place = str(tmp_path / "job"), str(tmp_path)
     os.mkdir(path)
     (tmp_path / "job.toml").write_text(CONFIG.format(job=path, steps=STEPS))
@@ -69,6 +73,10 @@ def test_a_follower_reads_what_a_killed_and_resumed_trainer_stores_as_deltas(tmp
         environ = RANK | {"MASTER_PORT": str(free_port())}
         return running.enter_context(program(place, f"trainer-{time.monotonic_ns()}", *command, **environ))
 
+    def published():
+        version = read_version(job)
+        return version.pair if version else (0, 0)
+
     def applied():
         found = read_presences(job.disk, job.explorers)[0].get("reader")
         return found.applied[1] if found and found.applied else -1
@@ -79,11 +87,18 @@ def test_a_follower_reads_what_a_killed_and_resumed_trainer_stores_as_deltas(tmp
         check = ("--", "/bin/sh", "-c", "ls {path}/*.safetensors")
         running.enter_context(program(place, "follower", "-m", "syncd", "follow", path, *load, *check))
         first = train(running)
-        until(lambda: (read_marker(job.disk, job.marker).step or 0) >= 8, place)
+        until(lambda: (read_marker(job.disk, job.marker).step or 0) >= FIRST_DIES, place)
         first.kill()
         assert ended(first, time.monotonic() + LIMIT) == -signal.SIGKILL
         second = train(running)
-        assert ended(second, time.monotonic() + LIMIT) == 0, logs(place)
+        until(lambda: published() >= (2, SECOND_STOPS), place)
+        os.kill(second.pid, signal.SIGTERM)
+        assert ended(second, time.monotonic() + LIMIT) == STOPPED, logs(place)
+        stopped_at = int(job.disk.read(job.tracker))
+        assert stopped_at >= SECOND_STOPS
+        assert glob(f"{latest_hf_directory(job)}/model-*.safetensors"), "whole, however the step is stored"
+        third = train(running)
+        assert ended(third, time.monotonic() + LIMIT) == 0, logs(place)
         until(lambda: applied() == STEPS, place)
 
     forms = {step: form_of(job, step) for step in range(1, STEPS + 1)}
