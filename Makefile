@@ -82,7 +82,8 @@ test-proof: $(READY)
 # The shipped sbatch files on a real Slurm, the long way too: warned, drained, requeued, resumed exactly.
 ## test-slurm: the shipped sbatch files on a real Slurm, also the exact resume
 test-slurm: $(READY)
-	SYNCD_SLURM=1 $(BIN)/python -m pytest tests/trainer/test_slurm_files.py $(PYTEST_ARGS)
+	SYNCD_SLURM=1 $(BIN)/python -m pytest tests/trainer/test_slurm_files.py tests/trainer/test_slurm_servers.py \
+		tests/trainer/test_getting_started.py $(PYTEST_ARGS)
 
 # Real engines on the CPU, each in an environment of its own; SYNCD_VLLM_PYTHON and SYNCD_SGLANG_PYTHON name another.
 ## test-vllm: a real vLLM on the CPU (SYNCD_VLLM_PYTHON, else it is installed)
