@@ -10,10 +10,8 @@ taken within a round. As in benchmarks/save.py the process starts itself anew wi
 import argparse
 import ctypes
 import os
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,11 +35,8 @@ def main() -> None:
     options = _options()
     if not options.plain and TUNABLES not in os.environ.get("GLIBC_TUNABLES", ""):
         os.execve(sys.executable, sys.orig_argv, {**os.environ, "GLIBC_TUNABLES": TUNABLES})
-    scratch = Path(tempfile.mkdtemp(prefix="syncd-checkpoint-", dir=options.dir))
-    try:
+    with report.scratch_directory("syncd-checkpoint-", options.dir) as scratch:
         figures = _measure(scratch, options)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     for name, seconds in figures["seconds"].items():
         print(f"{name:<28} {report.spread(seconds, 3)} s")
     ratio = statistics.median(figures["blocked against memcpy"])

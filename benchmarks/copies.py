@@ -11,7 +11,6 @@ import argparse
 import os
 import shutil
 import statistics
-import tempfile
 import time
 import uuid
 from collections.abc import Callable
@@ -46,12 +45,9 @@ def main() -> None:
     options = _options()
     sizes = {}
     for gib in options.gib.split(","):
-        scratch = Path(tempfile.mkdtemp(prefix="syncd-memory-", dir=options.dir))
-        try:
+        with report.scratch_directory("syncd-memory-", options.dir) as scratch:
             sizes[gib] = _measure(scratch, float(gib), options)
             machine = report.machine(scratch, torch=torch.__version__, load=os.getloadavg()[0])
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
         _print(gib, sizes[gib])
     report.keep(options.json, {"machine": machine, "sizes": sizes})
 

@@ -10,12 +10,10 @@ import argparse
 import json
 import os
 import random
-import shutil
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -51,11 +49,8 @@ def main() -> None:
     options = _options()
     # What pip installs has its bytecode beside it, and so has what is measured here.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    scratch = Path(tempfile.mkdtemp(prefix="syncd-bench-", dir=options.dir))
-    try:
+    with report.scratch_directory("syncd-bench-", options.dir) as scratch:
         figures = _measure(scratch, quick=options.quick)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     rows = list(_rows(figures))
     _print(rows, figures["machine"])
     if options.json:
@@ -148,7 +143,7 @@ def _notify(path: Path, rounds: int) -> dict[str, float]:
     job = _job(path)
     write_marker(job.disk, job.marker, 0)
     pipe = WakePipe()
-    watcher = Watcher(job.root, pipe, "events")
+    watcher = Watcher(job, SystemClock(), pipe, "events")
     try:
         watched = [_notified(job, number, partial(watcher.wait, 5.0)) for number in range(1, 10 * rounds)]
         polled = [_notified(job, number, partial(_polled, job, number)) for number in range(-rounds, 0)]

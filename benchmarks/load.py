@@ -13,9 +13,7 @@ import functools
 import mmap
 import multiprocessing
 import os
-import shutil
 import statistics
-import tempfile
 import threading
 import time
 import warnings
@@ -58,11 +56,8 @@ def main() -> None:
     """Run all contestants and print what they cost."""
     warnings.filterwarnings("ignore")
     options = _options()
-    scratch = Path(tempfile.mkdtemp(prefix="syncd-load-", dir=options.dir))
-    try:
+    with report.scratch_directory("syncd-load-", options.dir) as scratch:
         figures = _measure(scratch, options)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     _print_table(figures)
     report.print_targets(_rows(figures), 60, 12)
     report.keep(options.json, figures)

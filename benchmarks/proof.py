@@ -9,10 +9,8 @@ Versions go through `syncd publish`, a daemon and a follower, as they do in a jo
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -42,13 +40,10 @@ def main() -> None:
     """Load versions, and print what their proofs take."""
     warnings.filterwarnings("ignore")
     options = _options()
-    scratch = Path(tempfile.mkdtemp(prefix="syncd-proof-", dir=options.dir))
-    try:
+    with report.scratch_directory("syncd-proof-", options.dir) as scratch:
         start = Path(options.start) if options.start else _made(scratch / "model", options)
         rounds = _measure(scratch, start, options)
         machine = report.machine(scratch, torch=torch.__version__, device=options.device)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     size = sum(file.stat().st_size for file in start.glob("*.safetensors")) if options.start else options.size
     print(f"{size / 2**30:.2f} GiB, {options.hook or 'transformers in this process'}, {machine}")
     report.print_targets(_rows(rounds, options.forward), 36, 32)

@@ -1,13 +1,15 @@
 """What the benchmarks share: a daemon, on which machine, how figures are shown, and where they are kept."""
 
+import argparse
 import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,36 @@ def running_daemon(job: Path, *options: str) -> Iterator[None]:
     finally:
         process.terminate()
         process.wait(30)
+
+
+@contextmanager
+def scratch_directory(prefix: str, place: str | None) -> Iterator[Path]:
+    """Give a directory of its own, in a place or else where temporary files are; remove it at the end."""
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True) as directory:
+        yield Path(directory)
+
+
+def run_with_stage(
+    prefix: str,
+    options: argparse.Namespace,
+    measure: Callable[[Path, str, argparse.Namespace], dict[str, Any]],
+    show: Callable[[dict[str, Any]], None],
+) -> None:
+    """Measure in a directory of its own and with a stage, remove both, then show the figures and keep them.
+
+    Args:
+        prefix: How the name of the directory begins.
+        options: `dir` and `stage`: where the two are made; `json`: where the figures are kept.
+        measure: Returns the figures of a directory, a stage and the options.
+        show: Prints them.
+    """
+    with (
+        scratch_directory(prefix, options.dir) as scratch,
+        scratch_directory("syncd-stage-", options.stage) as stage,
+    ):
+        figures = measure(scratch, str(stage), options)
+    show(figures)
+    keep(options.json, figures)
 
 
 def machine(scratch: Path, **more: Any) -> dict[str, Any]:

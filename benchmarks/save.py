@@ -59,11 +59,8 @@ def main() -> None:
     if not options.plain and TUNABLES not in os.environ.get("GLIBC_TUNABLES", ""):
         environment = {**os.environ, "GLIBC_TUNABLES": TUNABLES}
         os.execve(sys.executable, sys.orig_argv, environment)  # read by libc when a process starts
-    scratch = Path(tempfile.mkdtemp(prefix="syncd-save-", dir=options.dir))
-    try:
+    with report.scratch_directory("syncd-save-", options.dir) as scratch:
         figures = _measure(scratch, options)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     _print_table(figures)
     report.print_targets(_rows(figures), 48, 10)
     report.keep(options.json, figures)

@@ -20,11 +20,7 @@ readers go by another path to the same directory: a second NFS client's.
 import argparse
 import multiprocessing
 import os
-import shutil
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -51,17 +47,8 @@ _LONG = 300.0
 
 def main() -> None:
     """Run all contestants and print what they take."""
-    options = _options()
     torch.set_num_threads(1)
-    scratch = Path(tempfile.mkdtemp(prefix="syncd-sync-", dir=options.dir))
-    stage = tempfile.mkdtemp(prefix="syncd-stage-", dir=options.stage)
-    try:
-        figures = _measure(scratch, stage, options)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        shutil.rmtree(stage, ignore_errors=True)
-    _print(figures)
-    report.keep(options.json, figures)
+    report.run_with_stage("syncd-sync-", _options(), _measure, _print)
 
 
 def _options() -> argparse.Namespace:
@@ -142,14 +129,8 @@ class Trainer:
 @contextmanager
 def _daemon(job: Path) -> Iterator[None]:
     job.mkdir()
-    command = [sys.executable, "-m", "syncd", "watch", str(job), "--log-level", "error"]
-    process = subprocess.Popen([*command, "--keep-last", "1", "--trash-grace", "0"])
-    try:
-        with Synchronizer.open(job, "trainer"):
-            yield
-    finally:
-        process.terminate()
-        process.wait(30)
+    with report.running_daemon(job, *report.KEEP_NEWEST), Synchronizer.open(job, "trainer"):
+        yield
 
 
 @contextmanager

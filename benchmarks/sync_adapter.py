@@ -10,9 +10,7 @@ the stage and compares every byte with its digest. The digest of the base is com
 """
 
 import argparse
-import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -34,6 +32,9 @@ Weights = dict[str, torch.Tensor]
 Figures = dict[str, float]
 
 HIDDEN, INNER, KEYS, VOCABULARY = 896, 4864, 128, 151936
+EMBEDDING = 2 * VOCABULARY * HIDDEN
+"""Bytes of the embedding in bf16; a model has layers beside it, on which adapters are."""
+
 LINEAR = {
     "self_attn.q_proj": (HIDDEN, HIDDEN), "self_attn.k_proj": (KEYS, HIDDEN), "self_attn.v_proj": (KEYS, HIDDEN),
     "self_attn.o_proj": (HIDDEN, HIDDEN), "mlp.gate_proj": (INNER, HIDDEN), "mlp.up_proj": (INNER, HIDDEN),
@@ -47,16 +48,7 @@ _LONG, _POLL = 300.0, 0.002
 
 def main() -> None:
     """Run both contestants and print what they take."""
-    options = _options()
-    scratch = Path(tempfile.mkdtemp(prefix="syncd-adapter-", dir=options.dir))
-    stage = tempfile.mkdtemp(prefix="syncd-stage-", dir=options.stage)
-    try:
-        figures = _measure(scratch, stage, options)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        shutil.rmtree(stage, ignore_errors=True)
-    _print(figures)
-    report.keep(options.json, figures)
+    report.run_with_stage("syncd-adapter-", _options(), _measure, _print)
 
 
 def _options() -> argparse.Namespace:
@@ -67,7 +59,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--json", default="out/sync_adapter.json", help="where to write the figures")
     parser.add_argument("--dir", default=None, help="where to work; its file system is what is measured")
     parser.add_argument("--stage", default="/dev/shm", help="where the stage is")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.gib * (1 << 30) <= EMBEDDING:
+        least = EMBEDDING / (1 << 30)
+        parser.error(
+            f"--gib {options.gib:g} leaves no layer for an adapter: the embedding has {least:.2f} GiB"
+        )
+    return options
 
 
 def make_model(gib: float) -> Weights:

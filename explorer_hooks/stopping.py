@@ -19,10 +19,15 @@ class Stop:
         self, at_once: Callable[[int], BaseException] = lambda number: SystemExit(_AT_ONCE + number)
     ) -> None:
         self._at_once = at_once
-        self._is_set = False
+        self._is_set = self._requested = False
 
     def __call__(self) -> bool:
         """Return whether to stop."""
+        return self._is_set or self._requested
+
+    @property
+    def is_signalled(self) -> bool:
+        """Return whether a signal asked for it."""
         return self._is_set
 
     def handle(self, number: int, _frame: FrameType | None = None) -> None:
@@ -34,6 +39,10 @@ class Stop:
         if self._is_set:
             raise self._at_once(number)
         self._is_set = True
+
+    def request(self) -> None:
+        """Stop; a signal that comes later counts as the first."""
+        self._requested = True
 
     @contextmanager
     def on_signals(self) -> Iterator["Stop"]:

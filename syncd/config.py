@@ -37,7 +37,7 @@ class DaemonConfig:
         prune: Whether anything is removed.
         prune_foreign: Allow pruning steps that other frameworks wrote.
         trash_grace: How long removed steps stay readable; longer than the mount's attribute cache.
-        poll: Time between two scans where no events come.
+        poll: Time between two scans where no events come; while a step is near, the daemon looks more often.
         reconcile: Time between two examinations of everything.
         ttl: Silence after which an explorer or trainer counts as dead.
         takeover: Silence after which a standby replaces the leading daemon.

@@ -35,6 +35,14 @@ def record_line(request):
     return lambda line: request.node.user_properties.append((_MEASURED, line))
 
 
+@pytest.fixture
+def shell(capsys):
+    """Return what runs command lines of syncd in this process."""
+    from support.cli import Shell  # a plain install may lack what it needs
+
+    return Shell(capsys)
+
+
 def pytest_configure():
     """Undo what a shell or nohup does to what it starts: tests send SIGINT and SIGHUP to processes they start."""
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

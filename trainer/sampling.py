@@ -100,6 +100,10 @@ class Encoder:
 
     def _texts(self, row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
         prompt, response, tokenizer = row["prompt"], row["response"], self._tokenizer
+        if tokenizer.eos_token_id is None:
+            hint = 'write "eos_token" into its tokenizer_config.json, or give rows tokens and prompt_length'
+            text = "the tokenizer has no end-of-sequence token, with which a response that is text ends"
+            raise ConfigError(text, path=self._model, hint=hint)
         learnt = tokenizer.encode(response, add_special_tokens=False)
         return tokenizer.encode(prompt), [*learnt, tokenizer.eos_token_id]
 

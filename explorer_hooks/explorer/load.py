@@ -99,13 +99,16 @@ def _engine(file: ExplorerFile) -> Iterator[Problem]:
         yield Problem(
             "explorer.engine.address", 'explorer.engine.address means nothing to kind = "transformers"'
         )
-    if engine.kind != "transformers" and not engine.address.startswith(("http://", "https://")):
+    started = engine.command and engine.reload == "in_place" and engine.kind != "tinker"
+    if engine.address.startswith(("http://", "https://")) or (started and not engine.address):
+        pass
+    elif engine.kind != "transformers":
         yield Problem(
             "explorer.engine.address",
             f'explorer.engine.kind = "{engine.kind}" needs explorer.engine.address',
             'address = "http://127.0.0.1:8000"',
         )
-    yield from _restart(engine)
+    yield from _command(engine)
 
 
 def _teacher(file: ExplorerFile) -> Iterator[Problem]:
@@ -121,24 +124,25 @@ def _teacher(file: ExplorerFile) -> Iterator[Problem]:
         yield Problem("algorithm.temperature", text, "temperature = 1.0, or no teacher")
 
 
-def _restart(engine: InferenceSection) -> Iterator[Problem]:
+def _command(engine: InferenceSection) -> Iterator[Problem]:
     """Yield what keeps an explorer from starting its server."""
-    if engine.kind == "transformers" or engine.reload != "restart":
+    if engine.kind in ("transformers", "tinker"):
         if engine.command or engine.reload == "restart":
-            text = "a command is for a server with reload = restart"
-            yield Problem("explorer.engine.command", text, 'reload = "restart"')
+            text = f"a command starts a server, and kind is {engine.kind}"
+            yield Problem("explorer.engine.command", text, 'kind = "vllm"')
+        return
+    if not engine.command and engine.reload == "in_place":
         return
     try:
         words = shlex.split(engine.command)
     except ValueError as error:
         yield Problem("explorer.engine.command", f"explorer.engine.command is no command: {error}")
         return
-    if not any("{model}" in word for word in words):
-        text = 'explorer.engine.reload = "restart" needs a command with {model}'
-        yield Problem(
-            "explorer.engine.command", text, 'command = "vllm serve {model} --served-model-name policy"'
-        )
-    if not engine.model:
+    lacking = [name for name in ("{model}", "{port}") if not any(name in word for word in words)]
+    if "{model}" in lacking or (lacking and not engine.address):
+        text = f"the server needs a command with {' and '.join(lacking)}"
+        yield Problem("explorer.engine.command", text, 'command = "vllm serve {model} --port {port}"')
+    if not engine.model and engine.reload == "restart":
         text = 'explorer.engine.reload = "restart" needs explorer.engine.model: else it has another name each time'
         yield Problem("explorer.engine.model", text, 'model = "policy", and --served-model-name policy')
 

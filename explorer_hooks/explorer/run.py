@@ -17,6 +17,7 @@ from explorer_hooks.explorer.evaluation import Evaluation
 from explorer_hooks.explorer.explorer import Explorer
 from explorer_hooks.explorer.generation import GeneratorContext, InferenceEngine, Sampling
 from explorer_hooks.explorer.own_files import EVALUATIONS, METRICS, Records, TaskLedger, own_path
+from explorer_hooks.explorer.own_server import serving
 from explorer_hooks.explorer.pacing import ahead_of
 from explorer_hooks.explorer.scoring import Scorer, open_scorer
 from explorer_hooks.explorer.served import ServerEngine
@@ -57,6 +58,7 @@ def run(file: ExplorerFile, health: str | None = None) -> str:
     tokens = open_tokens(file.model.path, trust_remote_code=file.model.trust_remote_code)
     with Stop().on_signals() as stop, ExitStack() as opened:
         server = opened.enter_context(HealthServer.serving(health)) if health is not None else None
+        file = opened.enter_context(serving(file, stop))
         scorer = opened.enter_context(closing(_open_scorer(file)))
         engine = _open_engine(file)
         teacher = Teacher(section.teacher, tokens) if section.teacher.address else None

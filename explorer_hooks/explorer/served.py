@@ -42,7 +42,7 @@ from explorer_hooks.hooks.adapter_server import AdapterServerHook
 from explorer_hooks.hooks.http_engine import UNTOLD
 from explorer_hooks.hooks.lora import LoraHook
 from explorer_hooks.hooks.sglang_lora import SGLangLoraHook
-from explorer_hooks.http_client import HttpClient
+from explorer_hooks.http_client import HttpClient, Reply
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import ConfigError, EngineUnreachableError, SyncdError
 from syncd.protocol.version import Pair
@@ -104,6 +104,7 @@ class ServerGenerator(Generator):
         self._server, self._choice, self._context = server, choice, context
         self._concurrency, self._retries, self._settle = concurrency, retries, settle
         self._adapter_api = adapter_api
+        self._most_samples: int | None = None
 
     def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":
         """Yield each result once, as it is ready, and None every so often."""
@@ -249,7 +250,22 @@ class ServerGenerator(Generator):
         raise AssertionError("the loop returns or raises")
 
     def _answered(self, api: ServerApi, asked: GroupRequest) -> tuple[ServerAnswer, ...]:
-        reply = self._server.post_any(api.path, api.body(asked))
+        """Return the responses of a group, asked for in as many requests as the server needs."""
+        found: list[ServerAnswer] = []
+        while missing := asked.samples - len(found):
+            part = replace(asked, samples=min(missing, self._most_samples or missing))
+            reply = self._server.post_any(api.path, api.body(part))
+            most = api.most_samples(reply)
+            if most and most < part.samples:
+                self._most_samples = most
+                _LOG.info(
+                    "groups_split", samples=asked.samples, most=most, reason="--max-num-seqs of the server"
+                )
+                continue
+            found += self._parsed(api, reply, part)
+        return tuple(found)
+
+    def _parsed(self, api: ServerApi, reply: Reply, asked: GroupRequest) -> tuple[ServerAnswer, ...]:
         # A server that was restarted has no adapters until the follower has loaded one.
         is_gone = self._adapter_api is not None and api.lacks_adapter(reply)
         if is_gone or reply.status in _TRANSIENT or reply.status >= _SERVER_ERROR:

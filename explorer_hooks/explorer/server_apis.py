@@ -8,6 +8,7 @@ model directory, and the log-probs would be of another distribution.
 """
 
 import math
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,9 @@ _NOT_FOUND = 404
 _FINISHED = frozenset({"stop", "length"})
 _REFUSED_BODY = frozenset({400, 422})
 """What a server answers to a request without a prompt, on a path that it serves."""
+
+_MOST_SAMPLES = re.compile(r"\bn must be at most the server's max_num_seqs \((\d+)\)")
+"""What vLLM 0.32.0 says of a request for more responses than it takes."""
 
 _WHOLE: Mapping[str, object] = {
     "top_p": 1.0,
@@ -69,6 +73,10 @@ class ServerApi(ABC):
     def lacks_adapter(self, reply: Reply) -> bool:
         """Return whether the server says that it has not the adapter that the request named."""
         return reply.status == _NOT_FOUND
+
+    def most_samples(self, _reply: Reply) -> int | None:
+        """Return how many responses one request may ask for, if the server refuses a request for asking for more."""
+        return None
 
     def parse(self, document: object, asked: GroupRequest) -> tuple[ServerAnswer, ...]:
         """Return the responses of an answer.
@@ -150,6 +158,11 @@ class VllmGenerateApi(ServerApi):
             "return_token_ids": True,
             "stream": False,
         }
+
+    def most_samples(self, reply: Reply) -> int | None:
+        """Return `--max-num-seqs` of the server if its error names it; the other API of vLLM has no such bound."""
+        found = _MOST_SAMPLES.search(str(reply.json)) if reply.is_error else None
+        return int(found[1]) if found else None
 
     def _choices(self, document: object, asked: GroupRequest) -> Sequence[object]:
         _require_prompt(_optional(document, "prompt_token_ids"), list(asked.prompt))

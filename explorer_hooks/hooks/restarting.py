@@ -30,7 +30,9 @@ from syncd.transports.base import WeightDirectory, WeightTensors
 WAYS = ("in_place", "restart")
 """How a server gets new weights: it reads them while requests wait, or it is started on them."""
 
-_OWN = ("start_model", "start_timeout", "stop_timeout", "server_log")
+OWN = ("start_model", "start_timeout", "stop_timeout", "server_log")
+"""The settings of a server that is started here."""
+
 _PLACEHOLDER = re.compile(r"\{(model|host|port)\}")
 _HINT = (
     "--hook vllm=http://127.0.0.1:8000 --hook-option reload=restart --hook-option start_model=DIR -- COMMAND"
@@ -51,7 +53,7 @@ class RestartableHook(ServerHook):
             raise ConfigError(
                 f"reload={way} of the hook {cls.name}", hint=f"reload is one of {', '.join(WAYS)}"
             )
-        own = {key: given.pop(key) for key in _OWN if key in given}
+        own = {key: given.pop(key) for key in OWN if key in given}
         if way == "restart":
             return RestartingHook(
                 cls(replace(options, settings=given)), RestartOptions.read(cls.name, own, options)
@@ -118,7 +120,7 @@ class RestartOptions:
             shown = shlex.join(argv)[:80] or "no command"
             raise ConfigError(f"reload=restart needs a command with {{model}}, not {shown!r}", hint=_HINT)
         if shutil.which(argv[0]) is None:
-            raise ConfigError(f"there is no program {argv[0]}", hint=_HINT)
+            raise ConfigError(f"there is no program {argv[0]}", hint="echo $PATH")
         if not model:
             raise ConfigError(
                 "reload=restart needs start_model, the model before the first version", hint=_HINT

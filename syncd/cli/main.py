@@ -12,6 +12,7 @@ from syncd.errors import DOCS
 from syncd.trainer_program import prefer_own_trainer
 
 VERBS: Mapping[str, str] = {
+    "init": "Write the files of a new job: job file, sbatch files, reward.",
     "watch": "Run the daemon: detect new steps, publish versions, prune.",
     "status": "Show what is published, who follows it, and what is wrong.",
     "serve": "Serve one live page about a job.",

@@ -12,6 +12,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypedDi
 
 from syncd.client.announce import StepAnnouncer
 from syncd.client.follow import Leased, VersionFollower, VersionReader, missing_job
+from syncd.client.lookout import VersionLookout
 from syncd.client.own_presence import Heartbeat, OwnPresence, join
 from syncd.client.peers import Peers
 from syncd.client.sync_policy import NOTHING
@@ -108,7 +109,7 @@ class Client(Closing):
         """The seconds that a wait lasts unless the call says otherwise."""
         self.trainers = Peers(job, job.trainers, poller.clock, ttl)
         self.explorers = Peers(job, job.explorers, poller.clock, ttl)
-        self.versions = VersionReader(job, tolerant=role == "trainer")
+        self.versions = VersionReader(job, tolerant=role == "trainer", lookout=poller.lookout)
         self.follower = VersionFollower(self.versions, self.trainers, own, poller)
         self.fence = fence
         self._announcer = StepAnnouncer(job, own if role == "trainer" else None, poller, fence)
@@ -139,7 +140,8 @@ class Client(Closing):
             raise UsageError(f"unknown role {role!r}", hint="trainer, explorer or observer")
         job = Job.at(job_dir, options.get("state_dir"), options.get("disk"))
         clock, pace = options.get("clock") or SystemClock(), Pace(job.state, options.get("poll"))
-        poller = Poller(clock, pace, options.get("timeout", 3600.0), f"syncd watch {job.root}")
+        lookout = VersionLookout(job, clock) if pace.looks else None
+        poller = Poller(clock, pace, options.get("timeout", 3600.0), f"syncd watch {job.root}", lookout)
         with storage_errors(job.root):
             if not exists(job.disk, job.root):
                 raise missing_job(job.root)

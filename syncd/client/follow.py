@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
+from syncd.client.lookout import VersionLookout
 from syncd.client.own_presence import OwnPresence
 from syncd.client.peers import Peers
 from syncd.client.sync_policy import NOTHING, is_new
@@ -56,10 +57,11 @@ class VersionReader:
         job: The job.
         tolerant: Whether a damaged version file does not keep a step from being leased. A trainer leases the step
             that it writes, whatever the version file holds until the daemon replaces it.
+        lookout: Learns when versions come; None for nobody.
     """
 
-    def __init__(self, job: Job, *, tolerant: bool) -> None:
-        self._job, self._tolerant = job, tolerant
+    def __init__(self, job: Job, *, tolerant: bool, lookout: VersionLookout | None = None) -> None:
+        self._job, self._tolerant, self._lookout = job, tolerant, lookout
         self._known: RecentSteps[Version] = RecentSteps()
 
     def latest(self) -> Version | None:
@@ -145,6 +147,8 @@ class VersionReader:
             if good is not None and (good.step not in self._known or good.step == version.step):
                 self._known.keep(good.step, good.version())
             self._known.keep(version.step, version)
+            if self._lookout is not None:
+                self._lookout.note(version)
         return version
 
     def _refresh(self) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import TypeVar
 
+from syncd.client.lookout import VersionLookout
 from syncd.errors import StorageError, TimedOutError, UsageError, storage_error
 from syncd.protocol.disk import Clock
 from syncd.protocol.mount import mount_of
@@ -53,6 +54,8 @@ class Pace:
     def __init__(self, path: str, poll: float | None = None) -> None:
         network = poll is None and mount_of(path).is_network
         self.seconds = poll if poll is not None else NETWORK_POLL if network else LOCAL_POLL
+        self.looks = network
+        """Whether to look for a version between two polls."""
         self._spread = _JITTER if network else 0.0
         self._first = FIRST_POLL if poll is None and not network else self.seconds
         self._random = random.Random()  # noqa: S311 - spreads load, hides nothing
@@ -100,10 +103,18 @@ class Poller:
         pace: The time between two polls.
         timeout: Seconds that a wait lasts unless the caller says otherwise.
         hint: The command that an error of a timed out wait names.
+        lookout: What ends a pause between two polls early.
     """
 
-    def __init__(self, clock: Clock, pace: Pace, timeout: float, hint: str | None = None) -> None:
-        self.clock, self.pace = clock, pace
+    def __init__(
+        self,
+        clock: Clock,
+        pace: Pace,
+        timeout: float,
+        hint: str | None = None,
+        lookout: VersionLookout | None = None,
+    ) -> None:
+        self.clock, self.pace, self.lookout = clock, pace, lookout
         self.timeout = Deadline(clock, timeout).seconds
         self._hint = hint
 
@@ -137,7 +148,7 @@ class Poller:
             if left <= 0:
                 message = f"{what}: timed out after {deadline.seconds:g} s"
                 raise TimedOutError(message, hint=self._hint) from error
-            self._sleep(min(self.pace.after(polls), left))
+            self._rest(min(self.pace.after(polls), left))
 
     def pause(self) -> None:
         """Sleep until the next poll is due.
@@ -146,6 +157,12 @@ class Poller:
             WaitCancelledError: See `cancelled_by`.
         """
         self._sleep(self.pace.next())
+
+    def _rest(self, seconds: float) -> None:
+        if self.lookout is None:
+            self._sleep(seconds)
+        else:
+            self.lookout.wait(seconds, self._sleep)
 
     def _sleep(self, seconds: float) -> None:
         cancel = _CANCEL.get()

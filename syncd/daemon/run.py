@@ -114,7 +114,8 @@ class DaemonLoop:
         """Work until the end, then release the lead."""
         daemon = self._daemon
         watcher = Watcher(
-            daemon.job.root,
+            daemon.job,
+            self._clock,
             self._woken,
             None if daemon.config.watch == "auto" else cast("Mode", daemon.config.watch),
             lambda: daemon.report(names.EMITTER_REBUILT, "warning"),
@@ -139,6 +140,8 @@ class DaemonLoop:
             if daemon.found_news:
                 watcher.found_news()
                 self._news_at = self._clock.monotonic()
+            if watcher.mode == "polling":
+                watcher.note_unpublished(daemon.snapshot.unpublished)
             self._report_past()
             self._notify()
             if daemon.config.exit_when_left and daemon.is_left:

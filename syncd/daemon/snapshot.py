@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from syncd.protocol.presence import Presence
 from syncd.protocol.request import Pin, Request
-from syncd.protocol.step import Step
+from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import MISSING_MARKER, MarkerReading, Pair, Version
 
 
@@ -69,6 +69,15 @@ class Snapshot:
     def hint(self) -> int | None:
         """Return the step that the trainer names as newest: by the marker, by the tracker where no marker is."""
         return self.tracker if self.marker.problem == "missing" else self.marker.step
+
+    @property
+    def unpublished(self) -> list[tuple[str, StepState, int, int]]:
+        """Return what is there of steps that may be published next: directory, state, writers or shards, bytes."""
+        newest = -1 if self.version is None else self.version.step
+        waiting = [
+            step for step in self.steps.values() if step.step > newest or step.state is StepState.FILLING
+        ]
+        return [(step.directory, step.state, step.present, step.size) for step in (*waiting, *self.rivals)]
 
     @property
     def job_size(self) -> int:

@@ -1,8 +1,8 @@
 """What wakes the daemon: changes in the job directory where the kernel reports them, signals, and time.
 
 Events only wake the scanner; the daemon never relies on what they say. A network mount raises none for the changes of
-other hosts, so there the daemon polls. Where events should come but a scan finds news that none announced, it polls
-too.
+other hosts, so there the daemon polls, and looks in between while a step is near. Where events should come but a scan
+finds news that none announced, it polls too.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import os
 import random
 import select
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Hashable
 from typing import Any, Literal
 
 from watchdog.events import (
@@ -26,7 +26,9 @@ from watchdog.observers.api import BaseObserver
 from watchdog.observers.inotify import InotifyEmitter
 from watchdog.observers.inotify_c import InotifyConstants
 
-from syncd.protocol.layout import MARKER, TRACKER
+from syncd.client.rhythm import NameChanges, Rhythm
+from syncd.protocol.disk import Clock
+from syncd.protocol.layout import MARKER, TRACKER, Job
 from syncd.protocol.mount import Mount, mount_of
 from syncd.stall.calls import TrackCall, untracked
 
@@ -77,7 +79,8 @@ class Watcher:
     """Wakes on changes of a job directory.
 
     Args:
-        root: The job directory.
+        job: The job.
+        clock: This host's clock.
         pipe: What signals ring too.
         mode: `events` or `polling` to force one, None to choose by the file system.
         on_rebuilt: Called when a dead emitter was replaced.
@@ -86,33 +89,62 @@ class Watcher:
 
     def __init__(
         self,
-        root: str,
+        job: Job,
+        clock: Clock,
         pipe: WakePipe,
         mode: Mode | None = None,
         on_rebuilt: Callable[[], None] = lambda: None,
         attend: TrackCall = untracked,
     ) -> None:
-        self._root, self._pipe, self._on_rebuilt, self._attend = root, pipe, on_rebuilt, attend
+        self._root, self._clock, self._pipe = job.root, clock, pipe
+        self._on_rebuilt, self._attend = on_rebuilt, attend
+        self._names, self._rhythm = NameChanges(job.disk, job.root), Rhythm()
+        self._waited_until = clock.monotonic()
         self._observer: BaseObserver | None = None
         self._rang = False
         self._misses = 0
         self._random = random.Random()  # noqa: S311 - spreads load, hides nothing
-        with attend("find", root):
-            self.mount = mount_of(root)
+        with attend("find", job.root):
+            self.mount = mount_of(job.root)
         self.mode, self.reason = choose_watch_mode(mode, self.mount)
         if self.mode == "events":
             self._start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for an event or a signal, `seconds` at most; polling waits are spread by a tenth."""
+        """Wait for an event, a signal or, while polling, changed names, `seconds` at most; return whether one came.
+
+        Polling waits are spread by a tenth.
+        """
         self._replace_dead_emitter()
         if self.mode == "polling":
-            seconds *= self._random.uniform(0.9, 1.1)  # so that many daemons do not beat in step
+            # Spread, so that many daemons do not beat in step.
+            return self._wait_looking(seconds * self._random.uniform(0.9, 1.1))
         self._rang = self._pipe.wait(seconds)
         return self._rang
 
+    def _wait_looking(self, seconds: float) -> bool:
+        clock, began = self._clock, self._clock.monotonic()
+        # The first look comes as long after the scan as that took: steps that come one after the other take half the
+        # daemon's time at most.
+        rests, ends = began + min(began - self._waited_until, seconds), began + seconds
+        try:
+            while (left := ends - (now := clock.monotonic())) > 0:
+                pause = max(self._rhythm.look_after(now, seconds), rests - now)
+                if self._pipe.wait(min(pause, left)) or self._names.look():
+                    return True
+        except OSError:
+            return False  # the next scan meets it, too, and reports it
+        finally:
+            self._waited_until = clock.monotonic()
+        return False
+
+    def note_unpublished(self, steps: Collection[Hashable]) -> None:
+        """Note what a scan found of steps that are not published: while they grow, the next version is near."""
+        self._rhythm.note_unpublished(self._clock.monotonic(), steps)
+
     def found_news(self) -> None:
         """Note that a scan found the marker changed: no event announced it if nothing rang."""
+        self._rhythm.note_version(self._clock.monotonic())
         if self.mode != "events" or self._rang:
             self._misses = 0
             return

@@ -13,6 +13,7 @@ from typing import Literal
 from syncd.errors import ConfigError, CorruptDataError, UsageError
 from syncd.protocol.disk import MISSING, Disk, is_below
 from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.mount import mount_of_resolved
 from syncd.protocol.permissions import UMASK, Modes, modes_in, parse_config
 
 MARKER = "latest_state_dict_iteration.txt"
@@ -178,7 +179,9 @@ def job_disk(root: str, state: str, modes: Modes | None = None) -> LocalDisk:
     """
     # The state directory inside the job is no root of its own: it must be no link itself.
     roots = (root,) if is_below(state, root) else (root, state)
-    return LocalDisk(roots, JobModes(root) if modes is None else lambda: modes)
+    policy = JobModes(root) if modes is None else lambda: modes
+    no_delegations = any(mount_of_resolved(path).has_delegations for path in roots)
+    return LocalDisk(roots, policy, no_delegations=no_delegations)
 
 
 class JobModes:

@@ -69,18 +69,28 @@ class LocalDisk:
         roots: Directories below which nothing is listed, made, changed or removed by way of a symbolic link: whoever
             can write there must not lead this process out of it. What is read may still be reached through one.
         modes: What is made is made with these, or with what this returns at the time.
+        no_delegations: Whether documents are read past the cache (O_DIRECT): an NFSv4 client then asks its server for
+            no delegation, and whoever replaces the document need not wait 0.1 s for its recall.
     """
 
     _roots: tuple[str, ...] = ()
+    _read_flags = 0
     _modes: Callable[[], Modes] = staticmethod(lambda: UMASK)
 
-    def __init__(self, roots: Iterable[str] = (), modes: Callable[[], Modes] | None = None) -> None:
+    def __init__(
+        self,
+        roots: Iterable[str] = (),
+        modes: Callable[[], Modes] | None = None,
+        *,
+        no_delegations: bool = False,
+    ) -> None:
         self._roots = tuple(sorted(roots, key=len, reverse=True))
+        self._read_flags = os.O_DIRECT if no_delegations else 0
         if modes is not None:
             self._modes = modes
 
     def read(self, path: str, limit: int = DOCUMENT_LIMIT) -> bytes:
-        return again(lambda: _read(path, limit))
+        return again(lambda: _read(path, limit, self._read_flags))
 
     def read_at(self, path: str, offset: int, length: int) -> bytes:
         return again(lambda: _read_at(path, offset, length))
@@ -223,10 +233,10 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 @contextlib.contextmanager
-def _opened_to_read(path: str) -> Iterator[tuple[int, int]]:
+def _opened_to_read(path: str, flags: int = 0) -> Iterator[tuple[int, int]]:
     """Open a regular file, for its descriptor and size."""
     try:
-        descriptor = os.open(path, _READ | os.O_CLOEXEC)
+        descriptor = _open_to_read(path, flags)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise CorruptDataError("not a regular file", path=path) from None
@@ -240,8 +250,18 @@ def _opened_to_read(path: str) -> Iterator[tuple[int, int]]:
         os.close(descriptor)
 
 
-def _read(path: str, limit: int) -> bytes:
-    with _opened_to_read(path) as (descriptor, size):
+def _open_to_read(path: str, flags: int) -> int:
+    try:
+        return os.open(path, _READ | os.O_CLOEXEC | flags)
+    except OSError as error:
+        # What cannot be read past a cache: a FIFO, or a file of a client that has no such reads.
+        if not flags or error.errno != errno.EINVAL:
+            raise
+    return os.open(path, _READ | os.O_CLOEXEC)
+
+
+def _read(path: str, limit: int, flags: int = 0) -> bytes:
+    with _opened_to_read(path, flags) as (descriptor, size):
         if size > limit:
             raise CorruptDataError(f"{size} bytes where at most {limit} are expected", path=path)
         # One read is the whole of a settled file; a file that grows meanwhile is read to its end or its limit.

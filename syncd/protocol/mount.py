@@ -43,6 +43,11 @@ class Mount:
         """Return whether other hosts may change it unseen by this kernel. FUSE counts: nothing better is known."""
         return self.type in NETWORK or self.type == "fuse" or self.type.startswith("fuse.")
 
+    @property
+    def has_delegations(self) -> bool:
+        """Return whether its server promises readers of a file to ask before the file is replaced."""
+        return self.type == "nfs4"
+
     def option(self, name: str) -> str | None:
         """Return the value of an option `name=value`, empty for a plain `name`, None without it."""
         for option in self.options:
@@ -57,9 +62,14 @@ UNKNOWN_MOUNT = Mount("/", "unknown")
 
 def mount_of(path: str) -> Mount:
     """Return the mount that holds a path, `UNKNOWN_MOUNT` where the kernel does not say."""
+    return mount_of_resolved(os.path.realpath(path))
+
+
+def mount_of_resolved(path: str) -> Mount:
+    """Return the mount that holds an absolute path without links. No call goes to the mount itself."""
     try:
         with open(_MOUNTINFO, encoding="utf-8", errors="surrogateescape") as file:
-            return find_mount(os.path.realpath(path), file.read())
+            return find_mount(path, file.read())
     except OSError:
         return UNKNOWN_MOUNT
 

@@ -83,7 +83,10 @@ def test_the_command_line_overrides_the_file(write, tmp_path):
         ),
         ("[explorer.engine]\nkind = 'tgi'", ["one of transformers, vllm, sglang"]),
         ("[explorer.engine]\nkind = 'vllm'", ["needs explorer.engine.address"]),
-        ("[explorer.engine]\ncommand = 'serve {model}'", ["a command is for a server with reload = restart"]),
+        (
+            "[explorer.engine]\ncommand = 'serve {model}'",
+            ["a command starts a server, and kind is transformers"],
+        ),
         (
             "[explorer.engine]\nkind = 'vllm'\naddress = 'http://127.0.0.1:1'\nreload = 'restart'\ncommand = 'serve'",
             ["needs a command with {model}", "needs explorer.engine.model"],
@@ -91,6 +94,10 @@ def test_the_command_line_overrides_the_file(write, tmp_path):
         (
             "[explorer.engine]\nkind = 'vllm'\naddress = 'http://127.0.0.1:1'\nreload = 'restart'\ncommand = \"'\"",
             ["explorer.engine.command is no command"],
+        ),
+        (
+            "[explorer.engine]\nkind = 'vllm'\ncommand = 'serve {model}'",
+            ["the server needs a command with {port}"],
         ),
         ("[explorer.engine]\naddress = 'http://h:1'", ['means nothing to kind = "transformers"']),
         ("[explorer.reward]\nfunction = 'maths'", ["neither exact_match, math nor package.module:function"]),

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from support import fake_answers
 from support.cli import environment
 from support.fake_engines import FakeVllm
 from support.fake_servers import Answer
+from support.paths import ROOT
 from support.synchronizers import LONG, Threads, World
 from support.teaching import TeachingVllm
 
@@ -26,6 +28,7 @@ from explorer_hooks.explorer import own_files as own
 from explorer_hooks.explorer.load import load_file
 from explorer_hooks.explorer.run import run
 from explorer_hooks.explorer.tasks import open_tokens
+from syncd.errors import EngineDeadError
 from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
 from syncd.jobfile.records import JobEnd, mark_finished
@@ -494,6 +497,51 @@ def test_a_restarted_server_is_reloaded_before_it_works(world, weights, file, en
     assert len({one.step for one in made}) > 1
     groups = [one.group for one in made][::SIZE]
     assert len(set(groups)) == len(groups)
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Return options by which an explorer starts its server itself, with a port of its own."""
+    monkeypatch.setenv("PLACE", str(tmp_path))
+    program = f"{sys.executable} {ROOT}/tests/programs/fake_vllm.py {{model}} --port {{port}}"
+    return ["--explorer.engine.kind=vllm", f"--explorer.engine.command={program}"]
+
+
+def starts(place):
+    return [line.split() for line in (place / "starts").read_text().splitlines()]
+
+
+def test_an_explorer_starts_its_server_on_a_free_port_and_stops_it(
+    world, weights, file, directory, command, tmp_path
+):
+    trainer = Trainer(world, weights, steps=4)
+    assert explore(file, "e0", *command) == "the trainer has gone"
+    trainer.end()
+    [(pid, *_, model)] = starts(tmp_path)
+    assert model == f"{directory}/model"
+    assert not os.path.exists(f"/proc/{pid}")
+    made = [one for batch in batches(world, "e0") for one in batch]
+    assert {one.step for one in made} >= {0, 2}, "one server, which has read a version"
+    assert all(one.step == one.tokens[-1] - 1 for one in made)
+
+
+def test_an_explorer_ends_with_69_if_its_server_ends(world, file, command, tmp_path):
+    world.open("trainer", "trainer")
+    (tmp_path / "broken").touch()
+    with pytest.raises(EngineDeadError, match="the server ended with 1"):
+        explore(file, "e0", *command)
+    (tmp_path / "broken").unlink()
+    ends = threading.Thread(
+        target=lambda: (eventually(lambda: total(world) >= 1), (tmp_path / "die").touch())
+    )
+    ends.start()
+    with pytest.raises(EngineDeadError, match="the server ended with 0"):
+        explore(file, "e0", *command)
+    ends.join()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"--explorer.engine.address=http://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(EngineDeadError, match="is in use by another process"):
+            explore(file, "e0", *command, address)
 
 
 # --- as a process -------------------------------------------------------------------------------------------------

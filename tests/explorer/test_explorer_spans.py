@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
+from support.fake_servers import Answer
 from support.generating import Completing, GeneratingSglang, GeneratingVllm, drawn, logprob, text_of
 
 from explorer_hooks.explorer.batches import EpochTask, experience_of
@@ -40,15 +41,18 @@ class Engine:
         return pair_of(label) if label in KNOWN else None
 
     def result(self, asked=ASK):
-        told = iter([self.before, self.after])
+        (found,) = self.results(asked)
+        return found
+
+    def results(self, *asked):
+        told = iter([self.before, self.after] * len(asked))
         client = HttpClient(self.server.address, token=None, timeout=LONG, ask_timeout=LONG, missing="")
         context = GeneratorContext(
             None, lambda: next(told), self.named, lambda: self.applied, "", lambda: False
         )
         choice = ApiChoice(client, self.kind, "policy", self.spans)
         generator = ServerGenerator(client, choice, context, concurrency=1, retries=0, settle=1.0)
-        (found,) = [one for one in generator.generate([asked]) if one is not None]
-        return found
+        return [one for one in generator.generate(asked) if one is not None]
 
 
 def stored(response, result):
@@ -274,6 +278,27 @@ def test_required_versions_that_a_server_does_not_name_are_a_config_error(opened
     with pytest.raises(ConfigError, match="does not say which version chose which token"):
         Engine(server, kind, "required").result()
     server.stop()
+
+
+def test_a_group_larger_than_max_num_seqs_is_asked_for_in_parts():
+    server = GeneratingVllm()
+    right, most = server.post_inference_v1_generate, 2
+
+    def bounded(query, body):
+        count = body.get("sampling_params", {}).get("n", 0)
+        if count > most:
+            said = f"sampling_params.n must be at most the server's max_num_seqs ({most}), got {count}."
+            raise Answer(400, {"error": {"message": said, "type": "BadRequestError", "code": 400}})
+        return right(query, body)
+
+    server.post_inference_v1_generate = bounded
+    asked = dataclasses.replace(ASK, samples=5)
+    for result in Engine(server, "vllm").results(asked, asked):
+        assert (len(result.responses), result.problem) == (5, "")
+        assert all(one.versions is not None for one in result.responses)
+    server.stop()
+    counts = [body["sampling_params"]["n"] for _, body in server.seen if "sampling_params" in (body or {})]
+    assert counts == [5, 2, 2, 1, 2, 2, 1]
 
 
 def test_required_versions_that_a_server_names_are_read(server):

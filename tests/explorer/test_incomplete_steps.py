@@ -4,7 +4,6 @@ import json
 import os
 
 import pytest
-from support.cli import Shell
 from support.fake_hook import START
 from support.followers import Scene
 from support.jobs import shard_bytes, write_step
@@ -28,11 +27,6 @@ STEPS = {
         "actor/model-00002-of-00002.safetensors": (TENSOR, 1),
     },
 }
-
-
-@pytest.fixture
-def shell(capsys):
-    return Shell(capsys)
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 from support import forked
@@ -28,6 +30,15 @@ def test_the_sync_benchmark_reports_each_reader_count_and_method(tmp_path):
         assert set(found) == WAYS
         for name, (one,) in found.items():
             check(name, one)
+
+
+def test_the_adapter_benchmark_refuses_a_model_without_layers(tmp_path):
+    program = (sys.executable, f"{ROOT}/benchmarks/sync_adapter.py", "--gib", "0.02", "--dir", str(tmp_path))
+    done = subprocess.run(
+        program, env=os.environ | {"PYTHONPATH": ROOT}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, os.listdir(tmp_path)) == (2, [])
+    assert "--gib 0.02 leaves no layer for an adapter" in done.stderr
 
 
 def check(name, one):

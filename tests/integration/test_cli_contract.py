@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.cli import Shell, spawn
+from support.cli import spawn
 from support.jobs import explorer, shard_bytes, write_step
 
 from syncd import console, errors
@@ -24,11 +24,6 @@ DOCS = Path(__file__).parents[2] / "docs"
 CONVENTIONS = {0, console.INTERRUPTED, console.CLOSED_PIPE}
 ELSEWHERE = {1, 69, 130, 141}
 """Reached in test_cli_main.py by a bug, Ctrl-C and a closed pipe, in test_follow_processes.py by a dead engine."""
-
-
-@pytest.fixture
-def shell(capsys):
-    return Shell(capsys)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import time
 
 import click
 import pytest
-from support.cli import LONG, Shell, command, environment, modules_loaded, spawn
+from support.cli import LONG, command, environment, modules_loaded, spawn
 from support.jobs import write_step
 
 from syncd import __version__
@@ -30,11 +30,6 @@ HEAVY = (
 )
 
 MODULES_OF_HELP = 200
-
-
-@pytest.fixture
-def shell(capsys):
-    return Shell(capsys)
 
 
 def process(*args, **more):

@@ -12,7 +12,7 @@ import threading
 import time
 
 import pytest
-from support.cli import LONG, Shell, command, environment, modules_loaded, spawn
+from support.cli import LONG, command, environment, modules_loaded, spawn
 from support.jobs import explorer, write_step
 
 from syncd.cli.wait import wait_for
@@ -27,11 +27,6 @@ from syncd.protocol.version import Version, encode_version
 from syncd.protocol.writer import StepWriter
 
 MODULES_OF_STATUS = 600
-
-
-@pytest.fixture
-def shell(capsys):
-    return Shell(capsys)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import shutil
 
 import pytest
-from support.cli import Shell
 from support.foreign_jobs import SAMPLES
 from support.jobs import start, write_step
 
@@ -44,11 +43,6 @@ def test_a_missing_marker_is_a_problem_where_the_layout_needs_one(job, layout):
     else:
         FAMILIES[layout].place(job.root)
     assert [told["detail"] for told in warnings(job)] == ["missing"]
-
-
-@pytest.fixture
-def shell(capsys):
-    return Shell(capsys)
 
 
 def listed(shell, job):

@@ -56,6 +56,7 @@ follow() { # DAEMON: the client on which the daemon runs
   done
   on_a $python $programs/write_steps.py $a 1 @STEPS@ 1 --pause @PAUSE@ || exit 1
   wait $readers || exit 1
+  cat /proc/fs/nfsd/clients/*/states >$OUT/states.txt  # empty for NFSv3
   touch $OUT/observed.jsonl.stop
   pkill -TERM -f 'syncd watch'
   wait
@@ -197,6 +198,14 @@ def test_every_marker_is_published_through_nfs(run, daemon, record_line):
         assert seen["loads"] > 0
     left = [name for name in (out / "left.txt").read_text().split() if name.startswith("global_step_")]
     assert len(left) < 10, "superseded steps were not pruned"
+
+
+@pytest.mark.parametrize("daemon", ["a", "b"])
+def test_no_reader_makes_a_publisher_wait_for_a_delegation(run, daemon):
+    """A server that has promised a reader to ask first makes whoever replaces the file wait 0.1 s."""
+    states = (run.results(f"follow_{daemon}") / "states.txt").read_text()
+    promised = [line for line in states.splitlines() if "type: deleg" in line]
+    assert not [line for line in promised if "version.json" in line or "latest_state_dict" in line]
 
 
 def test_a_shard_truncated_on_the_server_is_reported_as_damaged(run):

@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from support.cli import ROOT, Shell, environment
+from support.cli import ROOT, environment
 from support.jobs import shard_bytes, start, write_step
 from support.publishing import publish_directory
 
@@ -25,11 +25,6 @@ from syncd.publishing import FollowingDisk
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"
 MAP = {"a": ONE, "b": TWO}
-
-
-@pytest.fixture
-def shell(capsys):
-    return Shell(capsys)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Steps in which a daemon reads damage are put aside for every later daemon, and views show it."""
 
 import pytest
-from support.cli import Shell
 from support.jobs import start, steps_of, write_step
 
 from syncd.protocol.layout import Job
@@ -12,11 +11,6 @@ from syncd.protocol.version import read_version, write_marker
 def job(tmp_path):
     (tmp_path / "job").mkdir()
     return Job.at(tmp_path / "job")
-
-
-@pytest.fixture
-def shell(capsys):
-    return Shell(capsys)
 
 
 def write_damaged(job, step):

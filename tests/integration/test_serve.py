@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from support.cli import ROOT, Shell, spawn
+from support.cli import ROOT, spawn
 from support.jobs import explorer, write_step
 from support.pages import TIMEOUT, served
 
@@ -15,11 +15,6 @@ from syncd.dashboard import server as dashboard_server
 from syncd.dashboard.server import MOST_CONNECTIONS, PageContent, PageServer, serve_in_background
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
-
-
-@pytest.fixture
-def shell(capsys):
-    return Shell(capsys)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.cli import Shell
 
 from syncd.cli.install_units import UnitRequest, closed_directory, quoted, rendered
 from syncd.config import DaemonConfig
@@ -20,11 +19,6 @@ MOST_EXPOSED = 2.0
 needs_systemd = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
 )
-
-
-@pytest.fixture
-def shell(capsys):
-    return Shell(capsys)
 
 
 @pytest.fixture

@@ -4,18 +4,12 @@ import os
 import shutil
 
 import pytest
-from support.cli import Shell
 from support.foreign_jobs import put, shards_below
 from support.jobs import start, write_step
 
 from syncd.protocol.layout import Job
 
 LOST = "it is published but no longer complete"
-
-
-@pytest.fixture
-def shell(capsys):
-    return Shell(capsys)
 
 
 @pytest.fixture

@@ -39,6 +39,13 @@ def run_cases(directory, engine, models, world_size, *names, device="cpu"):
     return found | {"said": said}
 
 
+def assert_close(found, expected, tolerance=1e-5):
+    """Assert that tensors are those expected, by name, but for this share of the norm of each."""
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert (found[name] - tensor).norm() <= tolerance * tensor.norm(), name
+
+
 def _start(arguments):
     return subprocess.Popen(
         [sys.executable, f"{HERE}/programs/run_cases.py", *map(str, arguments)],

@@ -101,6 +101,12 @@ class Watched:
         write_base_probe(self.scene.job, probe_of(base), "start")
         self.follower = self.scene.follow("e0", hook, retries=0)
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.scene.close()
+
     def publish(self, step, model, directory=None):
         """Publish a model, or the adapter in a directory which makes the model what it is."""
         source = directory or str(self.place / f"export-{step}")
@@ -124,6 +130,28 @@ class Watched:
     def _off(self, model, tokens, found):
         wanted = small_qwen.expected(model, [*PROMPT, *tokens], len(tokens))
         return max(abs(a - b) for a, b in zip(found, wanted, strict=True))
+
+
+def check_adapters(watched, ask_for, record):
+    """Load two adapters and compare the answers under each name with transformers'.
+
+    Args:
+        watched: An engine that was started with the model of seed 0.
+        ask_for: Is told the name whose answers `watched` is to compare from then on.
+        record: Takes a line about each adapter.
+    """
+    assert watched.off(small_qwen.model_of(0)) < CLOSE
+    for step in (1, 2):
+        adapter = small_qwen.write_adapter(str(watched.place / f"adapter-{step}"), step)
+        model = small_qwen.model_with_adapter(step)
+        outcome = watched.load(step, model, adapter)
+        assert outcome.kind == "applied", outcome
+        ask_for(f"policy-{watched.scene.label(step)}")
+        off, found = watched.off(model), watched.report()
+        record(f"adapter {step}: {found.state}, {found.proof}, answers {off:.1e} off")
+        assert off < CLOSE
+        assert found.state is EngineState.PROVEN
+        assert found.proof.checksums == "not needed"
 
 
 def check_row(watched, row, record):

@@ -1,13 +1,16 @@
 """What tests of the loop share: a small job's file, experiences, a trainer of one rank in this process."""
 
+import contextlib
 import sys
 
 import torch
 
 from support.paths import PYTHONPATH, TESTS, TINY_ENGINE
+from syncd.errors import NonFiniteError, StorageError
 from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
+from syncd.synchronizer import Synchronizer
 from syncd.transports.ranks import Ranks
 from trainer.config.model import JobConfig
 from trainer.engines.base import EngineContext, make_engine
@@ -93,6 +96,19 @@ def make_trainer(config, sync, *, clock=None, engine=None):
 def weights(job, step):
     """Return the training state of a full checkpoint of the tiny engine."""
     return torch.load(f"{job}/global_step_{step}/training/tiny_0_of_1.pt")
+
+
+@contextlib.contextmanager
+def prepared_trainer(config, **options):
+    """Yield a trainer that is ready, and what it shows; a save that fails at the end is the test's own doing."""
+    with Synchronizer.open(config.job.dir, "trainer", poll=0.01) as sync:
+        made, shown = make_trainer(config, sync, **options)
+        made.prepare()
+        try:
+            yield made, shown
+        finally:
+            with contextlib.suppress(StorageError, NonFiniteError):
+                made.shutdown()
 
 
 def same(one, other):

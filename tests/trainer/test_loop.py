@@ -13,7 +13,14 @@ import pytest
 import torch
 import xxhash
 from support.checker import sealed
-from support.trainers import make_trainer, rollout, same, small_config, weights, write_experiences
+from support.trainers import (
+    prepared_trainer,
+    rollout,
+    same,
+    small_config,
+    weights,
+    write_experiences,
+)
 
 from syncd.errors import NonFiniteError, StorageError, TimedOutError, UsageError
 from syncd.experience.writer import ExperienceWriter
@@ -38,22 +45,9 @@ def daemon(job, *options):
             process.terminate()
 
 
-@contextlib.contextmanager
-def trainer(config, **options):
-    """Yield a trainer that is ready, and what it shows."""
-    with Synchronizer.open(config.job.dir, "trainer", poll=0.01) as sync:
-        made, shown = make_trainer(config, sync, **options)
-        made.prepare()
-        try:
-            yield made, shown
-        finally:
-            with contextlib.suppress(StorageError, NonFiniteError):
-                made.shutdown()
-
-
 def run(config, **options):
     """Train to the end; return the exit code and what was shown."""
-    with trainer(config, **options) as (made, shown):
+    with prepared_trainer(config, **options) as (made, shown):
         return made.train(), shown
 
 
@@ -86,7 +80,7 @@ def job(tmp_path):
 def test_published_steps_are_on_disk_and_retention_keeps_what_is_due(job):
     """Sync 1, save 2, keep 2, 6 steps: 4 and 6 are saves, 5 the newest sync step; the version before 6 stays, too."""
     config = small_config(job, trainer={"total_steps": 6, "save_interval": 2})
-    with daemon(job, "--keep-last", "1", "--keep-full", "2"), trainer(config) as (made, shown):
+    with daemon(job, "--keep-last", "1", "--keep-full", "2"), prepared_trainer(config) as (made, shown):
         seen = []
         with watching(job, seen):
             assert made.train() == 0
@@ -155,7 +149,7 @@ def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path):
 
 def test_a_signal_saves_a_checkpoint_and_exits_with_75(job):
     config = small_config(job, trainer={"total_steps": 6})
-    with trainer(config) as (made, _):
+    with prepared_trainer(config) as (made, _):
         made.train_step(made.rank0.strategy.sample(0, generation=1))
         made._stop.requested = 15
         assert made.train() == 75
@@ -185,7 +179,7 @@ def test_a_failed_full_checkpoint_is_retried_at_the_next_interval(job, monkeypat
 def test_a_disk_that_stays_full_ends_the_run(job, monkeypatch):
     fail_at(monkeypatch, set(range(2, 99)))
     config = small_config(job, trainer={"total_steps": 9}, sync={"max_failures": 2})
-    with trainer(config) as (made, _), pytest.raises(StorageError, match="No space left"):
+    with prepared_trainer(config) as (made, _), pytest.raises(StorageError, match="No space left"):
         made.train()
     assert sealed(str(job)) == [1]
 
@@ -206,7 +200,7 @@ def fail_at(monkeypatch, steps):
 def test_non_finite_weights_end_the_run_at_once(job, probe):
     """With a probe before anything is written, without one while it is; both name the tensor."""
     config = small_config(job, trainer={"total_steps": 6}, sync={"probe": probe})
-    with trainer(config) as (made, _):
+    with prepared_trainer(config) as (made, _):
         with torch.no_grad():
             made.engine.model.layer.bias[0] = float("nan")
         with pytest.raises(NonFiniteError, match=r"layer\.bias"):  # noqa: PT012 - the first or the second raises
@@ -221,7 +215,7 @@ def test_explorers_roll_back_to_the_checkpoint_after_a_resume(job):
     """Killed at step 5 after a checkpoint at 2: the marker goes back, and 3 and later are written again."""
     config = small_config(job, trainer={"total_steps": 6, "save_interval": 2})
     with daemon(job, "--keep-last", "3"):
-        with trainer(config) as (made, _):
+        with prepared_trainer(config) as (made, _):
             for _ in range(9):
                 if made.train_step_num == 4 and made.need_save():
                     break
@@ -263,7 +257,7 @@ def published(job):
 def test_asking_explorers_get_new_steps_and_learn_when_there_is_none(job):
     config = small_config(job, sync={"style": "explorer_driven"}, trainer={"total_steps": 30})
     steps = []
-    with daemon(job), trainer(config) as (made, _):
+    with daemon(job), prepared_trainer(config) as (made, _):
         loop = threading.Thread(target=made.train)
         loop.start()
         with Synchronizer.open(str(job), "explorer", "e1", poll=0.01, timeout=_LONG) as explorer:
@@ -288,7 +282,10 @@ def more(job, explorer):
 
 
 def test_a_broadcast_group_is_set_up_and_torn_down_by_both_sides(job):
-    with Synchronizer.open(job, "explorer", "e0") as explorer, trainer(small_config(job)) as (made, _):
+    with (
+        Synchronizer.open(job, "explorer", "e0") as explorer,
+        prepared_trainer(small_config(job)) as (made, _),
+    ):
         assert made.get_weight_sync_info() is None
         joining = threading.Thread(target=explorer.coordinate_weight_sync_setup, args=[60.0])
         joining.start()
@@ -301,7 +298,7 @@ def test_a_broadcast_group_is_set_up_and_torn_down_by_both_sides(job):
 
 
 def test_a_broadcast_group_with_a_wrong_name_size_or_no_peer_is_refused(job):
-    with Synchronizer.open(job, "explorer", "e0"), trainer(small_config(job)) as (made, _):
+    with Synchronizer.open(job, "explorer", "e0"), prepared_trainer(small_config(job)) as (made, _):
         with pytest.raises(UsageError, match="no group is called 'other'"):
             made.setup_weight_sync_group("127.0.0.1", 4000, 2, "other", 60.0)
         with pytest.raises(UsageError, match="a group of 3 cannot be formed: 1 explorers live"):
@@ -314,7 +311,7 @@ def test_a_broadcast_group_with_a_wrong_name_size_or_no_peer_is_refused(job):
 @pytest.mark.slow
 def test_the_run_ends_when_all_explorers_have_left(job):
     config = small_config(job, data={"left_grace": 0.5}, trainer={"total_steps": None})
-    with trainer(config) as (made, _):
+    with prepared_trainer(config) as (made, _):
         ends = []
         loop = threading.Thread(target=lambda: ends.append(made.train()))
         with Synchronizer.open(str(job), "explorer", "e1") as explorer:
@@ -330,7 +327,10 @@ def test_the_run_ends_when_all_explorers_have_left(job):
 
 def test_a_run_without_samples_times_out_and_saves_a_full_checkpoint(job):
     config = small_config(job, data={"wait_timeout": 0.5}, trainer={"total_steps": None})
-    with trainer(config) as (made, _), pytest.raises(TimedOutError, match="no whole batch") as caught:
+    with (
+        prepared_trainer(config) as (made, _),
+        pytest.raises(TimedOutError, match="no whole batch") as caught,
+    ):
         made.train()
     assert caught.value.exit_code == 4
     assert os.path.exists(f"{job}/global_step_12/.full_checkpoint")
@@ -338,7 +338,7 @@ def test_a_run_without_samples_times_out_and_saves_a_full_checkpoint(job):
 
 def test_consumed_batches_are_deleted_once_a_checkpoint_covers_them(job):
     config = small_config(job, data={"consumed": "delete"}, trainer={"total_steps": 4, "save_interval": 2})
-    with trainer(config) as (made, _):
+    with prepared_trainer(config) as (made, _):
         assert made.train() == 0
     left = sorted(int(name.split(".")[0]) for name in os.listdir(f"{job}/experiences/e0") if name[0] != ".")
     assert left == list(range(5, 13))

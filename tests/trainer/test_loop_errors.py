@@ -8,7 +8,16 @@ import sys
 
 import pytest
 import torch
-from support.trainers import ENVIRONMENT, HERE, Shown, make_trainer, rollout, same, small_config, weights
+from support.trainers import (
+    ENVIRONMENT,
+    HERE,
+    Shown,
+    prepared_trainer,
+    rollout,
+    same,
+    small_config,
+    weights,
+)
 
 from syncd.client.client import Client
 from syncd.errors import NonFiniteError, ProtocolTooNewError, StorageError, SyncdError, TimedOutError
@@ -17,28 +26,15 @@ from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
-from syncd.synchronizer import Synchronizer
 from trainer.engines import state_copy
 
 BAD_TOKEN = 64
 """The first token id that the tiny engine's model does not have."""
 
 
-@contextlib.contextmanager
-def trainer(config, **options):
-    """Yield a trainer that is ready, and what it shows."""
-    with Synchronizer.open(config.job.dir, "trainer", poll=0.01) as sync:
-        made, shown = make_trainer(config, sync, **options)
-        made.prepare()
-        try:
-            yield made, shown
-        finally:
-            made.shutdown()
-
-
 def run(config, **options):
     """Train to the end; return the exit code and what was shown."""
-    with trainer(config, **options) as (made, shown):
+    with prepared_trainer(config, **options) as (made, shown):
         return made.train(), shown
 
 
@@ -122,7 +118,7 @@ def test_an_error_outside_a_step_saves_a_full_checkpoint_and_its_exit_code(
     config = small_config(job, trainer={"total_steps": 5})
     with monkeypatch.context() as patch:
         fail_at(patch, 3, error)
-        with trainer(config) as (made, shown), pytest.raises(SyncdError) as caught:
+        with prepared_trainer(config) as (made, shown), pytest.raises(SyncdError) as caught:
             made.train()
     assert caught.value.exit_code == code
     assert full_checkpoints(job) == [3]
@@ -138,7 +134,7 @@ def test_an_io_error_of_the_experience_reader_saves_a_full_checkpoint(tmp_path, 
     (tmp_path / "experiences/e0/3.parquet").unlink()
     read = LocalDisk.read
 
-    with trainer(small_config(tmp_path)) as (made, _):
+    with prepared_trainer(small_config(tmp_path)) as (made, _):
 
         def failing(disk, path, *limit):
             if ".consumed" in path and made.train_step_num == 2:
@@ -160,14 +156,17 @@ def test_an_error_in_the_progress_display_saves_a_full_checkpoint(tmp_path, monk
             raise RuntimeError("no such panel")
 
     monkeypatch.setattr(Shown, "log", broken)
-    with trainer(small_config(tmp_path)) as (made, _), pytest.raises(SyncdError, match="no such panel"):
+    with (
+        prepared_trainer(small_config(tmp_path)) as (made, _),
+        pytest.raises(SyncdError, match="no such panel"),
+    ):
         made.train()
     assert full_checkpoints(tmp_path) == [4]
 
 
 def test_an_error_inside_a_step_saves_nothing_and_names_the_newest_checkpoint(tmp_path, monkeypatch, capsys):
     fill(tmp_path, 6)
-    with trainer(small_config(tmp_path, trainer={"save_interval": 2})) as (made, shown):
+    with prepared_trainer(small_config(tmp_path, trainer={"save_interval": 2})) as (made, shown):
         train = made.engine.train
 
         def failing(batch, step):
@@ -186,7 +185,7 @@ def test_an_error_inside_a_step_saves_nothing_and_names_the_newest_checkpoint(tm
 
 def test_non_finite_weights_are_not_saved_at_the_end(tmp_path):
     fill(tmp_path, 6)
-    with contextlib.suppress(NonFiniteError), trainer(small_config(tmp_path)) as (made, shown):
+    with contextlib.suppress(NonFiniteError), prepared_trainer(small_config(tmp_path)) as (made, shown):
         made.train_step(made.rank0.strategy.sample(0, generation=1))
         with torch.no_grad():
             made.engine.model.layer.bias[0] = float("nan")
@@ -210,7 +209,7 @@ class Deaf:
 
 def test_no_checkpoint_is_saved_unless_all_ranks_met_the_error(tmp_path):
     fill(tmp_path, 6)
-    with trainer(small_config(tmp_path)) as (made, shown):
+    with prepared_trainer(small_config(tmp_path)) as (made, shown):
         made.train_step(made.rank0.strategy.sample(0, generation=1))
         made._ranks = Deaf()
         with pytest.raises(TimedOutError):
@@ -221,7 +220,7 @@ def test_no_checkpoint_is_saved_unless_all_ranks_met_the_error(tmp_path):
 
 def test_a_briefly_damaged_version_file_does_not_end_the_run(tmp_path):
     fill(tmp_path, 3)
-    with trainer(small_config(tmp_path, trainer={"save_interval": 2})) as (made, _):
+    with prepared_trainer(small_config(tmp_path, trainer={"save_interval": 2})) as (made, _):
         (tmp_path / ".syncd/version.json").write_text("{")
         made.engine.context.job.disk.sync_directory(str(tmp_path / ".syncd"))
         for _ in range(3):

@@ -10,18 +10,12 @@ transformers = pytest.importorskip("transformers", reason="syncd probe needs tra
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 from support import samples  # noqa: E402
-from support.cli import Shell  # noqa: E402
 
 from syncd.protocol.layout import Job  # noqa: E402
 from syncd.protocol.local_disk import LocalDisk  # noqa: E402
 from syncd.protocol.manifest import read_manifest  # noqa: E402
 from syncd.protocol.probe import read_probe  # noqa: E402
 from trainer.probe import probe_tokens  # noqa: E402
-
-
-@pytest.fixture
-def shell(capsys):
-    return Shell(capsys)
 
 
 @pytest.fixture(scope="module")

@@ -125,6 +125,23 @@ def test_sft_rows_are_encoded_to_tokens(model, row, expected):
     assert Encoder(model, trust=False)(row) == expected
 
 
+def test_rows_of_texts_need_a_tokenizer_with_an_end_of_sequence_token(model, job, tmp_path):
+    import transformers
+
+    path = tmp_path / "endless"
+    made = transformers.AutoTokenizer.from_pretrained(model)
+    made.eos_token = None
+    made.save_pretrained(path)
+    file = job / "texts.jsonl"
+    file.write_text('{"prompt": "ab", "response": "cd"}\n')
+    tables = {"algorithm": {"name": "sft"}, "data": {"sft_path": str(file)}, "model": {"path": str(path)}}
+    with pytest.raises(ConfigError, match="no end-of-sequence token") as caught:
+        make_strategy(small_config(job, **tables), Job.at(job))
+    assert "tokenizer_config.json" in caught.value.hint
+    assert caught.value.exit_code == 78
+    assert Encoder(str(path), trust=False)({"tokens": [5, 6], "prompt_length": 1}) == ([5, 6], 1)
+
+
 TEMPLATES = {
     "ChatML": ("<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n", "<|im_start|>assistant\n", ""),
     "nothing after it": ("<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>", "<|im_start|>assistant\n", ""),

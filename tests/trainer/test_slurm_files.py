@@ -17,7 +17,7 @@ from syncd.protocol.version import read_version
 
 pytestmark = [pytest.mark.group("mounts"), pytest.mark.beds, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-FILES = Path(__file__).parents[2] / "examples" / "slurm"
+FILES = Path(__file__).parents[2] / "syncd" / "recipes"
 NOT_OURS = ("SYNCD_VENV", "SYNCD_IMAGE")
 
 HELPERS = """
@@ -217,7 +217,7 @@ cat *.out
     assert sum("syncd watch" in line for line in images) == 4, "the daemon, and one cycle after it; twice"
 
 
-@pytest.mark.parametrize("name", ["trainer", "explorers", "together"])
+@pytest.mark.parametrize("name", ["trainer", "explorers", "explorers-vllm", "explorers-sglang", "together"])
 def test_each_sbatch_file_is_valid_bash_and_reports_missing_arguments(name):
     path = FILES / f"{name}.sbatch"
     assert subprocess.run(["bash", "-n", path], check=False, capture_output=True).stderr == b""

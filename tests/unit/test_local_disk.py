@@ -71,6 +71,26 @@ def test_reading_a_special_file_is_refused_without_blocking(root):
             DISK.read_at(path, 0, 1)
 
 
+def test_a_disk_without_delegations_reads_past_the_cache_and_refuses_what_is_no_file(root, monkeypatch):
+    flags, real = [], os.open
+
+    def noting(path, how, *more):
+        flags.append(how)
+        return real(path, how & ~os.O_DIRECT, *more)
+
+    monkeypatch.setattr(os, "open", noting)
+    DISK.replace(f"{root}/a", b"x")
+    flags.clear()
+    assert LocalDisk(no_delegations=True).read(f"{root}/a") == b"x"
+    assert DISK.read(f"{root}/a") == b"x"
+    assert [bool(how & os.O_DIRECT) for how in flags] == [True, False]
+    monkeypatch.undo()
+    os.mkfifo(f"{root}/fifo")
+    for path in (f"{root}/fifo", "/dev/zero", root):
+        with pytest.raises(CorruptDataError, match="not a regular file"):
+            LocalDisk(no_delegations=True).read(path)
+
+
 @given(st.binary(max_size=100), st.integers(0, 120), st.integers(0, 120))
 def test_read_at_equals_a_slice_of_the_whole_file(tmp_path_factory, data, offset, length):
     path = str(tmp_path_factory.getbasetemp() / "part")

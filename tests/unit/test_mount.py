@@ -60,6 +60,12 @@ def test_network_file_system_types_are_recognized(network, types):
         assert Mount("/", type_).is_network is network
 
 
+def test_only_nfsv4_servers_delegate():
+    assert [type_ for type_ in ("nfs", "nfs4", "lustre", "ext4") if Mount("/", type_).has_delegations] == [
+        "nfs4"
+    ]
+
+
 @given(st.text())
 def test_any_mountinfo_text_is_parsed_without_an_error(text):
     assert isinstance(find_mount("/a", text), Mount)

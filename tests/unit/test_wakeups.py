@@ -8,7 +8,8 @@ import time
 import pytest
 
 from syncd.daemon.wake import WakePipe, Watcher, choose_watch_mode
-from syncd.protocol.layout import MARKER
+from syncd.protocol.layout import MARKER, Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.mount import Mount
 
 LONG = 60.0
@@ -26,7 +27,7 @@ def pipe():
 
 @pytest.fixture
 def watcher(tmp_path, pipe):
-    watcher = Watcher(str(tmp_path), pipe, "events")
+    watcher = Watcher(Job.at(tmp_path), SystemClock(), pipe, "events")
     yield watcher
     watcher.close()
 
@@ -92,7 +93,7 @@ def test_a_step_moved_away_does_not_delay_the_next_marker(tmp_path, watcher):
 def test_a_dead_emitter_is_rebuilt(tmp_path, pipe):
     root, rebuilt = tmp_path / "job", []
     root.mkdir()
-    watcher = Watcher(str(root), pipe, "events", lambda: rebuilt.append(True))
+    watcher = Watcher(Job.at(root), SystemClock(), pipe, "events", lambda: rebuilt.append(True))
     try:
         shutil.rmtree(root)
         for _ in range(50):
@@ -108,6 +109,39 @@ def test_a_dead_emitter_is_rebuilt(tmp_path, pipe):
         assert watcher.wait(LONG)
     finally:
         watcher.close()
+
+
+@pytest.fixture
+def polling(tmp_path, pipe):
+    watcher = Watcher(Job.at(tmp_path), SystemClock(), pipe, "polling")
+    while watcher.wait(0.01):
+        pass
+    return watcher
+
+
+def test_while_a_step_grows_a_polling_daemon_sees_changed_names_before_its_poll(tmp_path, polling):
+    polling.note_unpublished(["attempt"])
+    threading.Timer(0.05, replace, (tmp_path / MARKER, "1")).start()
+    started = time.monotonic()
+    assert polling.wait(LONG)
+    assert time.monotonic() - started < LONG / 2
+
+
+def test_a_polling_daemon_sees_changed_names_at_its_next_poll(tmp_path, polling):
+    (tmp_path / "global_step_1").mkdir()
+    assert polling.wait(0.01)
+    assert polling.wait(0.01), "what changed within a tick of the server's clock must not be missed"
+    assert not polling.wait(0.01)
+
+
+def test_a_signal_wakes_a_polling_daemon(pipe, polling):
+    threading.Timer(0.05, pipe.ring).start()
+    assert polling.wait(LONG)
+
+
+def test_a_job_that_cannot_be_read_is_left_to_the_scan(tmp_path, polling):
+    tmp_path.rmdir()
+    assert not polling.wait(0.05)
 
 
 def test_repeated_changes_without_events_switch_to_polling(tmp_path, watcher):

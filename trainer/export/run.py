@@ -85,20 +85,11 @@ def export(
     if is_below(target, job.step(step)):
         raise UsageError("nothing is added to a step", path=target, hint="name a directory elsewhere")
     try:
-        with contextlib.ExitStack() as scratch:
-            if adapter:
-                source = find_adapter(job, step)
-            elif critic:
-                source = find_critic(job, step)
-            elif base is None and (manifest := find_delta(job, step)):
-                source = find_materialised(job, manifest, scratch.enter_context(_whole(job, step, target)))
-            else:
-                source = find_source(job, step, full_precision=dtype == "float32", base=base)
-            if not adapter and CONFIG not in source.companions:
-                text = f"there is no {CONFIG} with the weights, so nobody can load them"
-                raise CorruptDataError(text, path=source.path)
-            with staged(job.disk, target) as directory:
-                _fill(job.disk, source, directory, DTYPES[dtype] if dtype else None)
+        with (
+            _opened(job, step, target, dtype, base=base, adapter=adapter, critic=critic) as source,
+            staged(job.disk, target) as directory,
+        ):
+            _fill(job.disk, source, directory, DTYPES[dtype] if dtype else None)
     except OSError as error:
         if isinstance(error, MISSING) and is_below(str(error.filename), job.step(step)):
             raise TryAgainError(
@@ -107,6 +98,30 @@ def export(
                 hint=f"syncd pin {job_dir} {step}  # keeps a step",
             ) from error
         raise storage_error(error, target) from error
+
+
+@contextlib.contextmanager
+def _opened(
+    job: Job, step: int, out: str, dtype: str | None, *, base: str | None, adapter: bool, critic: bool
+) -> Iterator[ExportSource]:
+    """Give what is exported; a delta is made whole beside `out`, until the end of the block.
+
+    Raises:
+        CorruptDataError: Weights have no config, so nobody can load them.
+    """
+    with contextlib.ExitStack() as scratch:
+        if adapter:
+            source = find_adapter(job, step)
+        elif critic:
+            source = find_critic(job, step)
+        elif base is None and (manifest := find_delta(job, step)):
+            source = find_materialised(job, manifest, scratch.enter_context(_whole(job, step, out)))
+        else:
+            source = find_source(job, step, full_precision=dtype == "float32", base=base)
+        if not adapter and CONFIG not in source.companions:
+            text = f"there is no {CONFIG} with the weights, so nobody can load them"
+            raise CorruptDataError(text, path=source.path)
+        yield source
 
 
 def _fill(disk: Disk, source: ExportSource, directory: str, dtype: torch.dtype | None) -> None:

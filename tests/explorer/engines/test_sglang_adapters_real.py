@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 from safetensors.torch import load_file, save_file
 from support import small_qwen
-from support.engine_matrix import Watched, sglang_answer
+from support.engine_matrix import Watched, check_adapters, sglang_answer
 from support.engine_process import python_of
 from support.hook_contract import load
 from support.real_adapters import PROMPT, AdapterBed, RealAdapters, named, streaming
@@ -18,7 +18,6 @@ from explorer_hooks.explorer.generation import GroupRequest
 from explorer_hooks.explorer.server_apis import SGLangGenerateApi
 from explorer_hooks.hooks.sglang_lora import SGLangLoraHook
 from syncd.errors import RefusedError
-from syncd.protocol.engine_state import EngineState
 
 PYTHON = python_of("SYNCD_SGLANG_PYTHON", ".venv-sglang/bin/python")
 
@@ -87,22 +86,9 @@ class TestContract(RealAdapters):
     def test_an_adapter_is_proven_under_its_own_name(self, bed, tmp_path, record_line):
         asking = {}
         answers = lambda _: sglang_answer(bed.process.address, **asking)  # noqa: E731
-        watched = Watched(tmp_path, bed.open(timeout=LIMIT), small_qwen.model_of(0), answers)
-        try:
-            assert watched.off(small_qwen.model_of(0)) < CLOSE
-            for step in (1, 2):
-                adapter = small_qwen.write_adapter(str(tmp_path / f"adapter-{step}"), step)
-                model = small_qwen.model_with_adapter(step)
-                outcome = watched.load(step, model, adapter)
-                assert outcome.kind == "applied", outcome
-                asking["lora_path"] = f"policy-{watched.scene.label(step)}"
-                off, found = watched.off(model), watched.report()
-                record_line(f"SGLang, adapter {step}: {found.state}, {found.proof}, answers {off:.1e} off")
-                assert off < CLOSE
-                assert found.state is EngineState.PROVEN
-                assert found.proof.checksums == "not needed"
-        finally:
-            watched.scene.close()
+        record = lambda line: record_line(f"SGLang, {line}")  # noqa: E731
+        with Watched(tmp_path, bed.open(timeout=LIMIT), small_qwen.model_of(0), answers) as watched:
+            check_adapters(watched, lambda name: asking.update(lora_path=name), record)
 
     def test_adapters_that_end_sglang_are_refused_before_it_hears_of_them(self, bed):
         hook, good = bed.open(), bed.target((1, 1))

@@ -30,16 +30,8 @@ def test_the_follower_says_of_each_load_what_transformers_says(tmp_path, row, re
     start = write_start(tmp_path / "start", row.model)
     with running(sglang(PYTHON, start, tmp_path / "log", *row.flags, **row.env), row) as engine:
         hook = SGLangHook.from_options(HookOptions(engine.address, timeout=120))
-        watched = Watched(
-            tmp_path,
-            hook,
-            model_of(row.model, 0),
-            lambda replica: sglang_answer(engine.address, replica),
-            row.replicas,
-        )
-        try:
-            record = lambda line: record_line(f"SGLang, {line}")  # noqa: E731
+        answers = lambda replica: sglang_answer(engine.address, replica)  # noqa: E731
+        record = lambda line: record_line(f"SGLang, {line}")  # noqa: E731
+        with Watched(tmp_path, hook, model_of(row.model, 0), answers, row.replicas) as watched:
             check_row(watched, row, record)
             check_neighbours(watched, row, record, finds=True)
-        finally:
-            watched.scene.close()

@@ -4,10 +4,17 @@ import re
 
 import pytest
 from support import small_qwen
-from support.engine_matrix import Row, Watched, check_neighbours, check_row, running, vllm_answer
+from support.engine_matrix import (
+    Row,
+    Watched,
+    check_adapters,
+    check_neighbours,
+    check_row,
+    running,
+    vllm_answer,
+)
 from support.engine_models import model_of, write_start
 from support.engine_process import python_of
-from support.probe_contract import CLOSE
 from support.real_bed import asked
 from support.vllm_process import vllm
 
@@ -15,7 +22,6 @@ from explorer_hooks.follower import checksums
 from explorer_hooks.hook import HookOptions
 from explorer_hooks.hooks.lora import LoraHook
 from explorer_hooks.hooks.vllm import VllmHook
-from syncd.protocol.engine_state import EngineState
 
 PYTHON = python_of("SYNCD_VLLM_PYTHON", ".venv-vllm/bin/python")
 
@@ -37,22 +43,14 @@ def test_the_follower_says_of_each_load_what_transformers_says(tmp_path, row, re
     start = write_start(tmp_path / "start", row.model)
     with running(vllm(PYTHON, start, tmp_path / "log", *row.flags, **row.env), row) as engine:
         hook = VllmHook.from_options(HookOptions(engine.address, timeout=120))
-        watched = Watched(
-            tmp_path,
-            hook,
-            model_of(row.model, 0),
-            lambda replica: vllm_answer(engine.address, replica),
-            row.replicas,
-        )
-        try:
-            record = lambda line: record_line(f"vLLM, {line}")  # noqa: E731
+        answers = lambda replica: vllm_answer(engine.address, replica)  # noqa: E731
+        record = lambda line: record_line(f"vLLM, {line}")  # noqa: E731
+        with Watched(tmp_path, hook, model_of(row.model, 0), answers, row.replicas) as watched:
             check_row(watched, row, record)
             if row.loads:
                 check_neighbours(watched, row, record, finds=False)
             if row.replicas > 1:
                 assert len(answered_by(engine)) == row.replicas
-        finally:
-            watched.scene.close()
 
 
 def answered_by(engine):
@@ -68,23 +66,9 @@ def test_an_adapter_is_proven_under_its_own_name(tmp_path, record_line):
     engine = vllm(PYTHON, start, tmp_path / "log", *flags, VLLM_ALLOW_RUNTIME_LORA_UPDATING="True")
     with running(engine, Row("LoRA")):
         hook = LoraHook.from_options(HookOptions(engine.address, timeout=120))
-        named = {"name": "policy"}
-        watched = Watched(
-            tmp_path, hook, small_qwen.model_of(0), lambda _: vllm_answer(engine.address, model=named["name"])
-        )
-        try:
+        asking = {"model": "policy"}
+        answers = lambda _: vllm_answer(engine.address, **asking)  # noqa: E731
+        record = lambda line: record_line(f"vLLM, {line}")  # noqa: E731
+        with Watched(tmp_path, hook, small_qwen.model_of(0), answers) as watched:
             assert "engine_calibrated" in watched.scene.names()
-            assert watched.off(small_qwen.model_of(0)) < CLOSE
-            for step in (1, 2):
-                adapter = small_qwen.write_adapter(str(tmp_path / f"adapter-{step}"), step)
-                model = small_qwen.model_with_adapter(step)
-                outcome = watched.load(step, model, adapter)
-                assert outcome.kind == "applied", outcome
-                named["name"] = f"policy-{watched.scene.label(step)}"
-                off, found = watched.off(model), watched.report()
-                record_line(f"vLLM, adapter {step}: {found.state}, {found.proof}, answers {off:.1e} off")
-                assert off < CLOSE
-                assert found.state is EngineState.PROVEN
-                assert found.proof.checksums == "not needed"
-        finally:
-            watched.scene.close()
+            check_adapters(watched, lambda name: asking.update(model=name), record)

@@ -102,3 +102,15 @@ def one_rank(launch, two_ranks):
         return found[engine]
 
     return of
+
+
+@pytest.fixture(scope="module")
+def two(request, two_ranks):
+    """Return what two ranks of the module's engine found; `RUNS` names it if it is not `verl`."""
+    return two_ranks(getattr(request.module, "RUNS", "verl"))[0]
+
+
+@pytest.fixture(scope="module")
+def one(request, one_rank):
+    """Return the same of one rank."""
+    return one_rank(getattr(request.module, "RUNS", "verl"))

@@ -21,16 +21,6 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def two(two_ranks):
-    return two_ranks("verl")[0]
-
-
-@pytest.fixture(scope="module")
-def one(one_rank):
-    return one_rank("verl")
-
-
-@pytest.fixture(scope="module")
 def runs(one, two):
     """What each rank of one and of two found in a step of PPO, for each way to divide the rows."""
     return [step for steps in (*one["ppo_steps"], *two["ppo_steps"]) for step in steps.values()]

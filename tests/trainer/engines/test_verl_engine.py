@@ -6,42 +6,27 @@ import os
 
 import pytest
 from support import samples
+from support.case_runs import assert_close
 from support.verl_release import LACKS
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
 pytestmark = [pytest.mark.group("engines"), pytest.mark.slow]
 
 
-@pytest.fixture(scope="module")
-def two(two_ranks):
-    return two_ranks("verl")[0]
-
-
-@pytest.fixture(scope="module")
-def one(one_rank):
-    return one_rank("verl")
-
-
-def same(found, expected, tolerance=1e-5):
-    assert found.keys() == expected.keys()
-    for name, gradient in expected.items():
-        assert (found[name] - gradient).norm() <= tolerance * gradient.norm(), name
-
-
 def test_gradients_match_the_formula(one):
     (found,), (expected,) = one["same_gradients"], one["expected_gradients"]
     assert set(expected) == {"token-mean", "entropy", "sft", "mixed"}
     for name, gradients in expected.items():
-        same(found[name, "eight"][0], gradients)
+        assert_close(found[name, "eight"][0], gradients)
 
 
 def test_a_rollout_of_several_segments_counts_once(one, two):
     """Its reward is in its group once, its tokens are learnt together, and unproven ones are not."""
     (expected,), (alone,) = one["expected_segments"], one["segments"]
     for mode, gradients in expected.items():
-        same(alone[mode][0], gradients)
+        assert_close(alone[mode][0], gradients)
         for together in two["segments"]:
-            same(together[mode][0], gradients)
+            assert_close(together[mode][0], gradients)
     batch, (_, metrics) = samples.segmented_batch(7), alone["token-mean"]
     rewards = [row.reward for row in batch.experiences if row.segment == 0]
     assert len(rewards) == 6
@@ -71,8 +56,8 @@ def test_gradients_are_independent_of_ranks_and_micro_batches(one, two):
     assert len(alone) == 35
     for together in two["same_gradients"]:
         for (name, budget), (gradients, _) in together.items():
-            same(gradients, alone[name, "eight"][0])
-            same(alone[name, budget][0], alone[name, "eight"][0])
+            assert_close(gradients, alone[name, "eight"][0])
+            assert_close(alone[name, budget][0], alone[name, "eight"][0])
 
 
 def test_metrics_are_independent_of_ranks_and_micro_batches(one, two):

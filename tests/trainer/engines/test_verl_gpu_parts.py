@@ -2,6 +2,7 @@
 
 import pytest
 from support import case_runs, samples
+from support.case_runs import assert_close
 from support.verl_release import LACKS
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
@@ -20,12 +21,6 @@ def two(tmp_path_factory):
     place = tmp_path_factory.mktemp("gpu-parts")
     names = ("expected_gradients", "attentions", "fsdp1", "split_rows")
     return case_runs.run_cases(place, "verl", models, 2, *names)
-
-
-def close(found, expected, tolerance=1e-5):
-    assert found.keys() == expected.keys()
-    for name, gradient in expected.items():
-        assert (found[name] - gradient).norm() <= tolerance * gradient.norm(), name
 
 
 def metrics_of(found):
@@ -58,7 +53,7 @@ def test_fsdp1_trains_exports_saves_and_resumes_as_fsdp2_does(two):
         for one, other in zip(first["metrics"], second["metrics"], strict=True):
             same_metrics(one, other)
         for moment in ("start", "saved", "end"):
-            close(first[moment], second[moment])
+            assert_close(first[moment], second[moment])
         same_metrics(found["ppo", "fsdp"], found["ppo", "fsdp2"])
 
 
@@ -67,7 +62,7 @@ def test_gradients_of_rows_that_ranks_share_match_the_formula(two):
     for found in two["split_rows"]:
         for (name, _), (gradients, metrics) in found["gradients"].items():
             same_metrics(metrics, found["gradients"][name, None][1])
-            close(gradients, expected[name])
+            assert_close(gradients, expected[name])
 
 
 def test_steps_are_the_same_whether_ranks_share_rows_or_not(two):
@@ -77,7 +72,7 @@ def test_steps_are_the_same_whether_ranks_share_rows_or_not(two):
         for one, other in zip(shared["metrics"], alone["metrics"], strict=True):
             same_metrics(one, other)
         for moment in ("start", "saved", "end"):
-            close(shared[moment], alone[moment], 1e-4)
+            assert_close(shared[moment], alone[moment], 1e-4)
         for row, its in zip(shared["token_logprobs"], alone["token_logprobs"], strict=True):
             assert row == pytest.approx(its, abs=1e-4)
 
@@ -89,7 +84,7 @@ def test_a_critic_and_an_adapter_learn_the_same_whether_ranks_share_rows_or_not(
             torch.testing.assert_close(row, its, rtol=0, atol=1e-5)
         same_metrics(shared["metrics"], alone["metrics"])
         for model in ("actor", "critic"):
-            close(shared[model], alone[model], 1e-4)
+            assert_close(shared[model], alone[model], 1e-4)
         same_metrics(found["lora", 2], found["lora", 1])
 
 

@@ -7,6 +7,7 @@ import math
 
 import pytest
 from support import samples
+from support.case_runs import assert_close
 from support.verl_release import IS_LEGACY
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
@@ -17,20 +18,8 @@ from trainer.engines.verl_legacy import checks  # noqa: E402
 with_legacy = pytest.mark.skipif(not IS_LEGACY, reason="needs verl 0.7.1: make test-verl-legacy")
 
 
-@pytest.fixture(scope="module")
-def two(two_ranks):
-    return two_ranks("verl_legacy")[0]
-
-
-@pytest.fixture(scope="module")
-def one(one_rank):
-    return one_rank("verl_legacy")
-
-
-def same(found, expected, tolerance=1e-5):
-    assert found.keys() == expected.keys()
-    for name, gradient in expected.items():
-        assert (found[name] - gradient).norm() <= tolerance * gradient.norm(), name
+RUNS = "verl_legacy"
+"""The engine of the fixtures `one` and `two`."""
 
 
 @with_legacy
@@ -39,7 +28,7 @@ def test_gradients_match_the_formula(one):
     (found,), (expected,) = one["legacy_gradients"], one["legacy_expected"]
     assert set(expected) == {"token-mean", "sequences", "sft"}
     for name, gradients in expected.items():
-        same(found[name, 8][0], gradients)
+        assert_close(found[name, 8][0], gradients)
 
 
 @with_legacy
@@ -48,7 +37,7 @@ def test_gradients_and_metrics_are_independent_of_ranks_and_micro_batches(one, t
     (alone,) = one["legacy_gradients"]
     for found in (alone, *two["legacy_gradients"]):
         for (name, size), (gradients, metrics) in found.items():
-            same(gradients, alone[name, 8][0])
+            assert_close(gradients, alone[name, 8][0])
             assert metrics == pytest.approx(alone[name, 8][1], rel=1e-4, abs=1e-6), (name, size)
 
 
@@ -63,7 +52,7 @@ def test_every_algorithm_completes_a_step_whose_gradient_is_independent_of_micro
         assert all(map(math.isfinite, metrics.values())), name
         assert 1e-3 < metrics["actor/grad_norm"] < 100, name
         if not name.endswith("_cov"):  # they choose tokens within a micro-batch
-            same(other, gradients)
+            assert_close(other, gradients)
 
 
 @with_legacy

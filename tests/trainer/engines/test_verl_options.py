@@ -30,11 +30,6 @@ VALUES = {
 """A value of each option that is a flag or a number above 0 otherwise."""
 
 
-@pytest.fixture(scope="module")
-def one(one_rank):
-    return one_rank("verl")
-
-
 def nested(name, value):
     for part in reversed(name.split(".")):
         value = {part: value}

@@ -131,6 +131,9 @@ class WithoutAdapter:
     def eval_mode(self) -> Iterator[None]:
         """Compute without dropout and without the adapter."""
         with self._model.eval_mode(), self._model.disable_adapter():
+            # peft freezes it. In the first pass FSDP2 reads from what is not frozen in which dtype gradients come.
+            for name, parameter in self._model.module.named_parameters():
+                parameter.requires_grad_(is_of_adapter(name))
             yield
 
     def infer_batch(self, data: Any) -> dict[str, Any]:

@@ -1,0 +1,132 @@
+"""`syncd init`: writes the files of a new job."""
+
+import json
+import os
+import shlex
+from pathlib import Path
+
+import click
+
+from syncd.console import UncheckedPath
+from syncd.errors import DOCS, UsageError, storage_errors
+from syncd.stall.verbs import MountVerb, pending_calls
+
+ENGINES = ("vllm", "sglang", "transformers")
+RECIPES = ("sft", "grpo", "lora")
+_SOURCE = Path(__file__).parents[1] / "recipes"
+_ENGINE = "@ENGINE@"
+
+
+def job_files(recipe: str, engine: str | None, model: str) -> dict[str, str]:
+    """Return the files of a recipe by name.
+
+    Args:
+        recipe: One of `RECIPES`.
+        engine: One of `ENGINES`, None for sft, which has no explorers.
+        model: The absolute path of the model's directory.
+    """
+    text = _read(f"{recipe}.toml").replace("@DOCS@", DOCS)
+    text = text.replace("@MODEL@", json.dumps(model, ensure_ascii=False))
+    if engine is None:
+        copied = ["examples.jsonl", "trainer.sbatch"]
+    else:
+        text = text.replace(_ENGINE, _engine_table(recipe, engine))
+        array = "explorers.sbatch" if engine == "transformers" else f"explorers-{engine}.sbatch"
+        copied = ["tasks.jsonl", "reward.py", "trainer.sbatch", array, "together.sbatch"]
+    return {"job.toml": text, **{name: _read(name) for name in copied}}
+
+
+def _engine_table(recipe: str, engine: str) -> str:
+    own = f"engine-{engine}-{recipe}.toml"
+    return _read(own if (_SOURCE / own).is_file() else f"engine-{engine}.toml").rstrip("\n")
+
+
+def _read(name: str) -> str:
+    return (_SOURCE / name).read_text(encoding="utf-8")
+
+
+def _checked_engine(recipe: str, engine: str | None) -> str | None:
+    """Return the engine of a recipe.
+
+    Raises:
+        UsageError: sft was given one.
+    """
+    if recipe != "sft":
+        return engine or "vllm"
+    if engine is not None:
+        hint = "syncd follow JOB --hook vllm=URL keeps a server at the newest version"
+        raise UsageError(f"--engine {engine}: sft has no explorers", hint=hint)
+    return None
+
+
+def _checked_model(model: str) -> str:
+    """Return the absolute path of a model's directory.
+
+    Raises:
+        UsageError: It is none, or a job's file cannot name it.
+    """
+    path = os.path.abspath(os.path.expanduser(model))
+    if "$" in path or not path.isprintable():
+        raise UsageError("a job's file cannot name this path", path=path, hint="use a symbolic link")
+    with pending_calls()("stat", path):
+        is_model = os.path.isfile(f"{path}/config.json")
+    if not is_model:
+        hint = f"hf download ORG/MODEL --local-dir {shlex.quote(path)}"
+        raise UsageError("not a model directory: it has no config.json", path=path, hint=hint)
+    return path
+
+
+def _write(directory: str, files: dict[str, str]) -> None:
+    """Write files into a directory; write nothing if one of them is there.
+
+    Raises:
+        UsageError: One is.
+        StorageError: They cannot be written.
+    """
+    with storage_errors(directory), pending_calls()("write", directory):
+        os.makedirs(directory, exist_ok=True)
+        if there := [name for name in files if os.path.lexists(f"{directory}/{name}")]:
+            message = f"nothing was written, these files are there: {', '.join(there)}"
+            raise UsageError(message, path=directory, hint=f"ls -l {shlex.quote(directory)}")
+        for name, text in files.items():
+            with open(f"{directory}/{name}", "x", encoding="utf-8") as file:
+                file.write(text)
+
+
+def next_commands(directory: str, engine: str | None) -> list[str]:
+    """Return what to run next, on a cluster and on one machine."""
+    start = [f"cd {shlex.quote(directory)}", "syncd doctor .", "trainer train job.toml --dry-run"]
+    run, alone = "sbatch trainer.sbatch job.toml job", "trainer train job.toml"
+    if engine is not None:
+        run, alone = "sbatch together.sbatch job.toml job", f"{alone} & explorer run job.toml --name e0"
+    return [*start, f"{run}    # on one machine: {alone}", "syncd status job"]
+
+
+@click.command(cls=MountVerb)
+@click.argument("directory", metavar="DIR", type=UncheckedPath())
+@click.option(
+    "--recipe", type=click.Choice(RECIPES), default="grpo", show_default=True, help="What is trained."
+)
+@click.option(
+    "--engine",
+    type=click.Choice(ENGINES),
+    help="What generates: vllm unless given. sft needs none and takes none.",
+)
+@click.option("--model", metavar="PATH", required=True, type=UncheckedPath(), help="The model's directory.")
+def init(directory: str, recipe: str, engine: str | None, model: str) -> None:
+    r"""Write a commented job file, sbatch files, tasks and a reward function into DIR, and print what to run next.
+
+    Never overwrites: if one of the files is there, it writes nothing and exits with 2.
+
+    \b
+    Examples:
+      syncd init /ckpt/first --model /models/Qwen3-0.6B
+      syncd init /ckpt/tuned --model /models/Qwen3-0.6B --recipe sft
+      syncd init /ckpt/small --model /models/Qwen3-0.6B --recipe lora --engine sglang
+    """
+    chosen = _checked_engine(recipe, engine)
+    files = job_files(recipe, chosen, _checked_model(model))
+    _write(os.path.abspath(directory), files)
+    for name in files:
+        click.echo(os.path.join(directory, name))
+    click.echo("\n".join(["next:", *(f"  {command}" for command in next_commands(directory, chosen))]))
