@@ -14,7 +14,7 @@ RACES ?= 200
 MINUTES ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-vllm demo-daemon test test-fast publish-races test-gpu test-faults test-kills-ppo test-kills-lora test-proof test-slurm test-vllm test-sglang test-tinker test-verl08 test-verl-legacy test-megatron lint format soak soak-simulator soak-parts broadcast-faults bench learn clean
+.PHONY: help demo demo-vllm demo-daemon test test-fast publish-races test-gpu test-faults test-kills-ppo test-kills-lora test-proof test-slurm test-vllm test-sglang test-tinker test-verl08 test-verl-legacy test-megatron lint format soak soak-simulator soak-parts broadcast-faults delta-versions bench learn clean
 
 ## help: this list
 help:
@@ -82,7 +82,8 @@ test-proof: $(READY)
 # The shipped sbatch files on a real Slurm, the long way too: warned, drained, requeued, resumed exactly.
 ## test-slurm: the shipped sbatch files on a real Slurm, also the exact resume
 test-slurm: $(READY)
-	SYNCD_SLURM=1 $(BIN)/python -m pytest tests/trainer/test_slurm_files.py $(PYTEST_ARGS)
+	SYNCD_SLURM=1 $(BIN)/python -m pytest tests/trainer/test_slurm_files.py tests/trainer/test_slurm_servers.py \
+		tests/trainer/test_getting_started.py $(PYTEST_ARGS)
 
 # Real engines on the CPU, each in an environment of its own; SYNCD_VLLM_PYTHON and SYNCD_SGLANG_PYTHON name another.
 ## test-vllm: a real vLLM on the CPU (SYNCD_VLLM_PYTHON, else it is installed)
@@ -164,6 +165,12 @@ soak-parts: $(READY)
 broadcast-faults: $(READY)
 	SYNCD_BROADCAST_FAULTS=$(FAULTS) SYNCD_SEED=$(SEED) \
 		$(BIN)/python -m pytest tests/explorer/broadcast/test_broadcast_faults.py
+
+# VERSIONS by deltas and keyframes (make test: 50), beside readers and daemons that die, rewinds and rollbacks.
+## delta-versions: a thousand versions by deltas while everything else happens (VERSIONS, SEED)
+delta-versions: $(READY)
+	SYNCD_DELTA_VERSIONS=$(or $(VERSIONS),1000) SYNCD_SEED=$(SEED) \
+		$(BIN)/python -m pytest tests/explorer/test_delta_versions.py $(PYTEST_ARGS)
 
 ## bench: the daemon, measured
 bench: $(READY)

@@ -14,7 +14,7 @@ from syncd.stall.verbs import MountVerb, pending_calls
 ENGINES = ("vllm", "sglang", "transformers")
 RECIPES = ("sft", "grpo", "lora")
 _SOURCE = Path(__file__).parents[1] / "recipes"
-_ENGINE = "@ENGINE@"
+_ENGINE, _JOB = "@ENGINE@", "job"
 
 
 def job_files(recipe: str, engine: str | None, model: str) -> dict[str, str]:
@@ -77,7 +77,7 @@ def _checked_model(model: str) -> str:
 
 
 def _write(directory: str, files: dict[str, str]) -> None:
-    """Write files into a directory; write nothing if one of them is there.
+    """Write files and an empty job into a directory; write nothing if one of them is there.
 
     Raises:
         UsageError: One is.
@@ -85,9 +85,10 @@ def _write(directory: str, files: dict[str, str]) -> None:
     """
     with storage_errors(directory), pending_calls()("write", directory):
         os.makedirs(directory, exist_ok=True)
-        if there := [name for name in files if os.path.lexists(f"{directory}/{name}")]:
+        if there := [name for name in (*files, _JOB) if os.path.lexists(f"{directory}/{name}")]:
             message = f"nothing was written, these files are there: {', '.join(there)}"
             raise UsageError(message, path=directory, hint=f"ls -l {shlex.quote(directory)}")
+        os.mkdir(f"{directory}/{_JOB}")  # so that `syncd wait` and `status` know it before anything runs
         for name, text in files.items():
             with open(f"{directory}/{name}", "x", encoding="utf-8") as file:
                 file.write(text)
@@ -114,7 +115,9 @@ def next_commands(directory: str, engine: str | None) -> list[str]:
 )
 @click.option("--model", metavar="PATH", required=True, type=UncheckedPath(), help="The model's directory.")
 def init(directory: str, recipe: str, engine: str | None, model: str) -> None:
-    r"""Write a commented job file, sbatch files, tasks and a reward function into DIR, and print what to run next.
+    r"""Write a commented job file, sbatch files, tasks, a reward function and an empty job into DIR.
+
+    Prints what to run next.
 
     Never overwrites: if one of the files is there, it writes nothing and exits with 2.
 

@@ -4,7 +4,7 @@ import time
 
 import click
 
-from syncd.cli.options import job_argument, open_job, state_dir_option
+from syncd.cli.options import job_argument, json_option, json_text, open_job, state_dir_option
 from syncd.errors import TryAgainError, UsageError
 from syncd.protocol.disk import exists
 from syncd.protocol.local_disk import SystemClock
@@ -17,7 +17,8 @@ from syncd.stall.verbs import MountVerb
 @click.argument("step", type=click.IntRange(min=0))
 @click.option("--reason", default="", help="Record why.")
 @state_dir_option
-def pin(job: str, step: int, reason: str, state_dir: str | None) -> None:
+@json_option
+def pin(job: str, step: int, reason: str, state_dir: str | None, *, as_json: bool) -> None:
     r"""Keep STEP of JOB regardless of the retention policy, until `syncd unpin`.
 
     \b
@@ -35,4 +36,5 @@ def pin(job: str, step: int, reason: str, state_dir: str | None) -> None:
     if not exists(place.disk, f"{place.root}/{found.directory}"):
         removed = f"step {step} was removed while it was being pinned"
         raise TryAgainError(removed, path=place.root, hint=f"syncd ls {place.root}")
-    click.echo(f"step {step} is pinned")
+    document = {"step": step, "pinned": True, "reason": reason}
+    click.echo(json_text(document) if as_json else f"step {step} is pinned")

@@ -201,7 +201,8 @@ def _frame(source: _StatusSource, where: "Console") -> "RenderableType":
     from syncd.views import table  # noqa: PLC0415
 
     try:
-        return table.status(source.read(), max(where.height - _OTHER_LINES, 3))
+        rows = max(where.height - _OTHER_LINES, 3)
+        return table.status(source.read(), rows, problems_first=where.is_terminal)
     except StuckError as error:
         return Group(table.known(source.known()), Text(f"error: {error}", "bold red"))
     except SyncdError as error:

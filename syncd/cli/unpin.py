@@ -2,7 +2,7 @@
 
 import click
 
-from syncd.cli.options import job_argument, open_job, state_dir_option
+from syncd.cli.options import job_argument, json_option, json_text, open_job, state_dir_option
 from syncd.protocol.request import remove_pin
 from syncd.stall.verbs import MountVerb
 
@@ -11,14 +11,18 @@ from syncd.stall.verbs import MountVerb
 @job_argument
 @click.argument("step", type=click.IntRange(min=0))
 @state_dir_option
-def unpin(job: str, step: int, state_dir: str | None) -> None:
+@json_option
+def unpin(job: str, step: int, state_dir: str | None, *, as_json: bool) -> None:
     r"""Remove the pin of STEP of JOB, so that retention decides again; a step without a pin is no error.
 
     \b
     Example:
       syncd unpin /ckpt/job 120
     """
-    if remove_pin(open_job(job, state_dir), step):
+    was_pinned = remove_pin(open_job(job, state_dir), step)
+    if as_json:
+        click.echo(json_text({"step": step, "pinned": False, "was_pinned": was_pinned}))
+    elif was_pinned:
         click.echo(f"step {step} is no longer pinned")
     else:
         click.echo(f"step {step} was not pinned")

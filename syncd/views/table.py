@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from syncd.views.data import has_engine_trouble
+from syncd.views.fitting import FittingTable
 
 Document = Mapping[str, Any]
 
@@ -40,12 +41,13 @@ def console() -> Console:
     return Console(markup=False, highlight=False, emoji=False, width=width)
 
 
-def status(document: Document, rows: int = 50) -> RenderableType:
+def status(document: Document, rows: int = 50, *, problems_first: bool = False) -> RenderableType:
     """Return the tables of a status document.
 
     Args:
         document: What `data.status` returned.
         rows: Explorers to show at most; those that need attention come first.
+        problems_first: Show problems above all else: the end of a live view may be below the screen.
     """
     head = _grid(
         job=_plain(document["job"]),
@@ -64,7 +66,8 @@ def status(document: Document, rows: int = 50) -> RenderableType:
     if any(module["heart"] == "unknown" for module in (*document["explorers"], *document["trainers"])):
         parts.append(Text(_NOTE, "dim"))
     if document["problems"]:
-        parts += [Text(), *map(_problem, document["problems"])]
+        problems = list(map(_problem, document["problems"]))
+        parts = [*problems, Text(), *parts] if problems_first else [*parts, Text(), *problems]
     return Group(*parts)
 
 
@@ -317,8 +320,12 @@ def _kind(row: Document) -> str:
     )
 
 
+_ORDER = (
+    "why", "host", "load", "leases", "loading", "proof", "failures", "kind", "shards", "heartbeat", "published",
+    "bytes", "status", "lag",
+)  # fmt: skip
+"""The columns that a narrow terminal leaves out, the first one first."""
+
+
 def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        table.add_column(name, overflow="fold")
-    return table
+    return FittingTable(*columns, drop=_ORDER, wraps=("why",))

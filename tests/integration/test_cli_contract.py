@@ -240,12 +240,14 @@ def export(directory):
     return directory
 
 
-@pytest.mark.parametrize("verb", ["verify", "wait", "publish", "prune", "rollback"])
+@pytest.mark.parametrize("verb", ["verify", "wait", "publish", "pin", "unpin", "prune", "rollback"])
 def test_json_of_other_verbs_has_the_documented_fields(shell, published, verb, tmp_path_factory):
     more = {
         "publish": [9, export(tmp_path_factory.mktemp("source") / "export")],
         "prune": ["--dry-run"],
         "rollback": [1],
+        "pin": [1],
+        "unpin": [1],
     }.get(verb, [])
     done = shell(verb, published.root, *more, "--json")
     assert done.code == 0, done.err

@@ -225,3 +225,15 @@ def test_each_sbatch_file_is_valid_bash_and_reports_missing_arguments(name):
     done = subprocess.run(["bash", path], check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert "CONFIG" in done.stderr, "without arguments it says what it needs"
+
+
+def test_the_files_of_servers_differ_only_in_the_engine():
+    vllm, sglang = ((FILES / f"explorers-{name}.sbatch").read_text() for name in ("vllm", "sglang"))
+    for word, other in (
+        ("vLLM", "SGLang"),
+        ("explorers-vllm", "explorers-sglang"),
+        ("kind vllm", "kind sglang"),
+    ):
+        assert word in vllm
+        vllm = vllm.replace(word, other)
+    assert vllm == sglang

@@ -287,6 +287,8 @@ def test_status_shows_the_state_of_each_engine_and_its_last_proof(job, clock):
     assert older is None
     assert json.loads(json_text(document, data.STATUS_SCHEMA))["schema_version"] == 2
     text = shown(table.status(document))
+    assert text.startswith("job  "), "problems are last"
+    assert shown(table.status(document, problems_first=True)).startswith("! ")
     head, row, other = text.split("explorer  ")[1].splitlines()[:3]
     columns = "heartbeat status engine load failures proof applied loading lag leases host"
     assert head.split() == columns.split()
@@ -351,3 +353,26 @@ def test_texts_of_a_hostile_presence_are_bounded(job, clock):
     document = data.status(JobViewer(job, clock).read())
     assert len(json_text(document)) < 20_000
     assert len(document["explorers"][0]["engine"]["given_up"]) == 8
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 160])
+def test_a_narrow_terminal_leaves_columns_out_and_breaks_no_name(job, clock, width):
+    names = ["explorers-vllm-117-0", "explorers-vllm-118-10"]
+    for step in (1, 2, 120000):
+        write_step(job, step)
+    publish(job, clock, 120000)
+    for name in names:
+        engine(job, clock, name, "proven")
+    document = data.status(JobViewer(job, clock).read())
+    lines = shown(table.status(document), width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert all(sum(line.split()[:1] == [name] for line in lines) == 1 for name in names)
+    assert any("proven" in line for line in lines)
+    look = JobViewer(job, clock).read()
+    steps = listing(look, decide(look.snapshot, DaemonConfig()), DaemonConfig())
+    listed = shown(table.steps(steps), width).splitlines()
+    assert max(map(len, listed)) <= width
+    rows = [line.split() for line in listed if line.split()[:1] in (["1"], ["2"], ["120000"])]
+    assert [row[:2] for row in rows] == [["1", "complete"], ["2", "complete"], ["120000", "complete"]]
+    left_out = [line for line in (*lines, *listed) if line.startswith("not shown: ")]
+    assert left_out or width > 80

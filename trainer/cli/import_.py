@@ -10,7 +10,7 @@ SOURCES = ("trinity", "verl", "prime-rl", "trl")
 @click.command("import", context_settings={"ignore_unknown_options": True})
 @click.argument("file", metavar="FILE", required=False, default="")
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED, metavar="[--SECTION.KEY VALUE]...")
-@click.option("--to", metavar="JOB.TOML", help="Write the job's file there; print it unless given.")
+@click.option("--to", metavar="JOB.TOML", help="Where the job's file goes; with --watch the second job.")
 @click.option(
     "--from", "source", type=click.Choice(SOURCES), help="The project; told by the keys unless given."
 )
@@ -21,10 +21,28 @@ SOURCES = ("trinity", "verl", "prime-rl", "trl")
     "--without", multiple=True, metavar="KEY", help="Leave out one of their keys, or a table of them."
 )
 @click.option(
+    "--from-checkpoint",
+    "checkpoint",
+    metavar="STEP",
+    help="Start from the weights of a step, JOB/global_step_N: they are exported beside the job's file.",
+)
+@click.option(
     "--keys",
     "keys_of",
     type=click.Choice(SOURCES),
     help="Print what becomes of each key of a project, and end.",
+)
+@click.option(
+    "--watch", metavar="JOB", help="Republish each step of a running job as safetensors in the job --to."
+)
+@click.option("--once", is_flag=True, help="With --watch: end after the newest step.")
+@click.option("--state-dir", metavar="DIR", help="With --watch: where the state of JOB is, if not in it.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["keep", "bfloat16", "float16", "float32"]),
+    default="bfloat16",
+    show_default=True,
+    help="With --watch: of weights that are no safetensors.",
 )
 @click.pass_context
 def import_(
@@ -35,20 +53,30 @@ def import_(
     source: str | None,
     settings: tuple[str, ...],
     without: tuple[str, ...],
+    checkpoint: str | None,
     keys_of: str | None,
+    watch: str | None,
+    once: bool,
+    state_dir: str | None,
+    dtype: str,
 ) -> None:
-    """Turn FILE, a configuration of Trinity-RFT, verl, prime-rl or TRL, into a job's file.
+    """Turn FILE, a configuration of Trinity-RFT, verl, prime-rl or TRL, into a job's file; or serve its job's steps.
 
     FILE is YAML, TOML, JSON, or a script (.sh, .txt) with verl's key=value or TRL's --key value; it is never run.
     Nothing is guessed: while a key that changes training has no counterpart, nothing is written (exit code 78), and
     each such key is named with what to do.
+
+    With --watch, steps that a running job of Trinity-RFT or verl writes as files of FSDP's ranks or of Megatron
+    become safetensors in a second job, which any hook follows.
 
     \b
     Examples:
       trainer import gsm8k.yaml --to job.toml
       trainer import run_grpo.sh --to job.toml --set trainer.total_training_steps=200 --model.path /shared/models/base
       trainer import grpo.yaml --from trl --set num_processes=8 --without lr_scheduler_type
+      trainer import config.yaml --to job.toml --from-checkpoint /ckpt/verl-job/global_step_200
       trainer import --keys verl
+      trainer import --watch /ckpt/verl-job --to /ckpt/verl-job-syncd
     """  # noqa: D301 - click's mark is one backspace
     from trainer.importing.report import markdown, report  # noqa: PLC0415
     from trainer.importing.run import import_config  # noqa: PLC0415
@@ -57,8 +85,25 @@ def import_(
     if keys_of is not None:
         click.echo(markdown(TABLES[keys_of]), nl=False)
         return
+    if watch is not None:
+        if file or overrides or to is None:
+            raise click.UsageError("--watch JOB goes with --to DIR and with no FILE")
+        from trainer.importing.republish import republish  # noqa: PLC0415
+
+        republish(
+            watch, to, click.echo, state_dir=state_dir, dtype=None if dtype == "keep" else dtype, once=once
+        )
+        return
     path = check_file("FILE", file)
-    found = import_config(path, to, source=source, overrides=overrides, settings=settings, without=without)
+    found = import_config(
+        path,
+        to,
+        source=source,
+        overrides=overrides,
+        settings=settings,
+        without=without,
+        checkpoint=checkpoint,
+    )
     if to is None:
         click.echo(found.text, nl=False)
     for line in report(found, to):

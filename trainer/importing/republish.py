@@ -1,0 +1,211 @@
+"""Republishes steps of another trainer's job as safetensors in a job of ours beside it, so that hooks can serve them.
+
+Files of FSDP's ranks and Megatron's distributed checkpoints are read by `trainer export`, which unpickles tensors
+alone; followers of the second job never meet a pickle.
+"""
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from syncd.client.client import Client
+from syncd.client.follow import NATIVE, Leased, missing_job
+from syncd.client.state_dict import foreign_shards
+from syncd.errors import CorruptDataError, NotReadyError, TryAgainError, UsageError
+from syncd.protocol.disk import DOCUMENT_LIMIT, MISSING, exists, is_below
+from syncd.protocol.documents import encode
+from syncd.protocol.layout import MANIFEST, Job
+from syncd.protocol.version import Version
+from trainer.config.model import JobConfig
+from trainer.export import export
+from trainer.launch.daemon import DaemonProcess
+from trainer.stopping import StopSignals
+
+RECORD = "imported.json"
+"""In the second job: the digest of each step of the first one that it holds."""
+
+NAME = "import"
+"""The identity in both jobs: explorer of the first, trainer of the second."""
+
+_POLL = 0.5
+_FIRST = 120.0
+"""Seconds that `once` waits for a version."""
+
+Say = Callable[[str], None]
+
+
+def republish(
+    job_dir: str,
+    out: str,
+    say: Say,
+    *,
+    state_dir: str | None = None,
+    dtype: str | None = None,
+    once: bool = False,
+) -> None:
+    """Follow a job, and publish each version of it in a second one until a signal asks to stop.
+
+    Daemons of both jobs are started where none leads.
+
+    Args:
+        job_dir: The other trainer's job.
+        out: The second job's directory; made if it is not there.
+        say: Called with what people should know.
+        state_dir: Where the state of the first job is, if not in its directory.
+        dtype: What floating-point weights become that are no safetensors; as `trainer export` takes it.
+        once: Whether to end after the newest version.
+
+    Raises:
+        UsageError: The two are one, or another process does the same.
+        NotReadyError: With `once`, no version came in time.
+        ConfigError: A step only loads by running code from it.
+        CorruptDataError: A step, or the record, is damaged.
+        StorageError: The file system refused.
+    """
+    if is_below(os.path.realpath(out), os.path.realpath(job_dir)):
+        raise UsageError("the second job is in the first", path=out, hint="name a directory beside it")
+    if not os.path.isdir(job_dir):
+        raise missing_job(job_dir)
+    os.makedirs(out, exist_ok=True)
+    with (
+        StopSignals() as signals,
+        _daemons((job_dir, state_dir), (out, None)) as check,
+        Client.open(job_dir, "explorer", NAME, state_dir=state_dir) as source,
+        Client.open(out, "trainer", NAME) as target,
+    ):
+        copier = StepCopier(source, target, say, dtype)
+        ends = time.monotonic() + _FIRST
+        while signals.requested is None:
+            check()
+            version = source.latest_version()
+            if version is not None and copier.is_new(version) and copier.copy(version) and once:
+                return
+            if once and version is None and time.monotonic() > ends:
+                raise NotReadyError("no version was published", path=job_dir, hint=f"syncd ls {job_dir}")
+            time.sleep(_POLL)
+
+
+@contextlib.contextmanager
+def _daemons(*jobs: tuple[str, str | None]) -> Iterator[Callable[[], None]]:
+    """Run a daemon of each job while none leads it; give the function that checks on them."""
+    with contextlib.ExitStack() as stack:
+        running = []
+        for directory, state in jobs:
+            section = {"dir": os.path.abspath(directory), "state_dir": state or ""}
+            config = JobConfig.model_validate({"job": section, "model": {"path": "-"}})
+            running.append(DaemonProcess(config))
+            stack.callback(running[-1].close)
+
+        def check() -> None:
+            for daemon in running:
+                daemon.check()
+
+        yield check
+
+
+class StepCopier:
+    """Copies versions of one job into another as steps of the same number.
+
+    Args:
+        source: The first job; an explorer, whose leases keep a step while it is read.
+        target: The second job; its trainer.
+        say: Called with what people should know.
+        dtype: What floating-point weights become.
+    """
+
+    def __init__(self, source: Client, target: Client, say: Say, dtype: str | None) -> None:
+        self._source, self._target, self._say, self._dtype = source, target, say, dtype
+        self._record = f"{target.job.root}/{RECORD}"
+        self._copied = _read_record(target.job, self._record)
+        self._done: Version | None = None
+
+    def is_new(self, version: Version) -> bool:
+        """Return whether a version is another one than the last that was copied."""
+        return self._done is None or (self._done.pair, self._done.digest) != (version.pair, version.digest)
+
+    def copy(self, version: Version) -> bool:
+        """Have the second job publish a version; false if its step was removed meanwhile: a newer one is published.
+
+        Raises:
+            UsageError: The version is a URI, or of a job of ours.
+        """
+        root = self._source.job.root
+        if version.kind == "remote":
+            raise UsageError(f"step {version.step} is no files but {version.path}", path=root)
+        if version.layout == NATIVE:
+            raise UsageError(
+                "the first job is one of ours", path=root, hint=f"syncd follow {root} --hook HOOK"
+            )
+        if self._copied.get(str(version.step)) == version.digest and self._is_there(version.step):
+            if self._target.announced_step() != version.step:
+                self._target.publish(None, version.step, rewind=True)
+                self._say(f"step {version.step}: announced again")
+        elif not self._write(version):
+            return False
+        self._done = version
+        self._source.confirm(version.pair)
+        return True
+
+    def _is_there(self, step: int) -> bool:
+        return exists(self._target.job.disk, f"{self._target.job.step(step)}/{MANIFEST}")
+
+    def _write(self, version: Version) -> bool:
+        """Export a step beside the second job, and publish it there."""
+        scratch = (
+            f"{os.path.dirname(self._target.job.root)}/.{os.path.basename(self._target.job.root)}.{NAME}"
+        )
+        shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed
+        try:
+            with self._source.lease(version) as leased:
+                directory = self._readable(leased, scratch)
+                if self._is_there(version.step) and str(version.step) in self._copied:
+                    self._target.vacate(version.step)
+                self._publish(version.step, directory)
+        except TryAgainError as error:
+            self._say(f"step {version.step}: {error}")
+            return False
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        self._copied[str(version.step)] = version.digest
+        content = encode({"protocol": 1, "from": self._source.job.root, "steps": self._copied})
+        self._target.job.disk.replace(self._record, content)
+        return True
+
+    def _readable(self, leased: Leased, scratch: str) -> str:
+        """Return a directory of safetensors with a step's weights: its own, or an export."""
+        if foreign_shards(self._source.job.disk, leased.path):
+            return leased.path
+        export(self._source.job.root, leased.version.step, scratch, self._dtype)
+        return scratch
+
+    def _publish(self, step: int, directory: str) -> None:
+        """Publish a directory by the command that checks, hashes and seals it."""
+        newest = self._target.announced_step()
+        rewind = ["--rewind"] if newest is not None and newest > step else []
+        command = ["syncd", "publish", self._target.job.root, str(step), directory, *rewind]
+        own = [sys.executable, "-P", "-m", *command]
+        done = subprocess.run(own, stdin=subprocess.DEVNULL, check=False)  # noqa: S603 - our own command
+        if done.returncode:
+            text = f"step {step} could not be published: exit code {done.returncode}"
+            raise CorruptDataError(text, path=self._target.job.root, hint=shlex.join(command))
+
+
+def _read_record(job: Job, path: str) -> dict[str, str]:
+    """Return the digest of each step that was copied; none where there is no record.
+
+    Raises:
+        CorruptDataError: It is damaged.
+    """
+    try:
+        return dict(json.loads(job.disk.read(path, DOCUMENT_LIMIT))["steps"])
+    except MISSING:
+        return {}
+    except (ValueError, KeyError, TypeError) as error:
+        hint = f"rm {path}  # its steps are then written again"
+        raise CorruptDataError("not a record of imported steps", path=path, hint=hint) from error
