@@ -250,12 +250,17 @@ def _report(error: Exception, program: str, args: Sequence[str]) -> int:
 
 
 def print_error(error: SyncdError) -> None:
-    """Print an error and its hint to stderr."""
+    """Print an error and its hint to stderr, on a terminal in colours unless NO_COLOR is set."""
     # The disk of the log may be full: the exit code must still be the documented one.
     with contextlib.suppress(OSError):
-        click.echo(f"error: {plain(str(error), _LAYOUT)}", err=True)
+        click.echo(f"{_word('error:', 'red')} {plain(str(error), _LAYOUT)}", err=True)
         if error.hint:
-            click.echo(f"hint: {plain(error.hint, _LAYOUT)}", err=True)
+            click.echo(f"{_word('hint:', 'cyan')} {plain(error.hint, _LAYOUT)}", err=True)
+
+
+def _word(text: str, colour: str) -> str:
+    """Return a coloured word; click takes the colour away where stderr is no terminal."""
+    return text if os.environ.get("NO_COLOR") else click.style(text, fg=colour, bold=True)
 
 
 def _known(error: Exception, program: str, args: Sequence[str]) -> SyncdError:

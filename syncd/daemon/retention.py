@@ -83,12 +83,18 @@ def is_quarantined(step: Step, snapshot: Snapshot) -> bool:
 
 
 def vacating(snapshot: Snapshot) -> frozenset[int]:
-    """Return the steps that a trainer that has gone back below them wants to write again."""
+    """Return the steps that a trainer that has gone back below them wants to write again, and what changes them.
+
+    While the old step is there, all that is stored as changes of it is of before, too.
+    """
     named = snapshot.hint
     asked = (
         request for request in snapshot.requests if request.kind == "vacate" and is_meant(request, snapshot)
     )
-    return frozenset(request.step for request in asked if named is not None and request.step > named)
+    going = frozenset(request.step for request in asked if named is not None and request.step > named)
+    if not going:
+        return going
+    return going | {step for step in snapshot.steps if not going.isdisjoint(links(step, snapshot.steps))}
 
 
 def is_meant(request: Request, snapshot: Snapshot) -> bool:

@@ -1,7 +1,9 @@
 """The entry point: instant help, lazy verbs, one line an error."""
 
+import contextlib
 import importlib
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -223,3 +225,18 @@ def test_a_step_given_as_a_job_is_refused_with_its_job(shell, tmp_path, step):
 
 def test_an_empty_job_argument_is_reported_as_an_unset_variable(shell):
     assert "shell variable" in shell("wait", "").err
+
+
+@pytest.mark.parametrize(("variable", "coloured"), [("", True), ("1", False)])
+def test_errors_are_coloured_on_a_terminal_alone(variable, coloured):
+    line = command("status", "/nowhere")
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(line, stderr=theirs, env=environment(NO_COLOR=variable)) as process:
+        os.close(theirs)
+        said = b""
+        with contextlib.suppress(OSError):  # the end, on a terminal
+            while piece := os.read(ours, 4096):
+                said += piece
+    os.close(ours)
+    assert process.returncode == 74
+    assert said.startswith(b"\x1b[31m\x1b[1merror:\x1b[0m the job" if coloured else b"error: the job")
