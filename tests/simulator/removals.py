@@ -93,19 +93,32 @@ class Removals:
         return {
             "the newest version stays": _newest(step, directory, published),
             "the last good version stays": _last_good(step, directory, published),
-            "the previous version stays": self._previous(process, step, published),
+            "the previous version stays": self._previous(process, step, directory, published),
             "a pinned step stays": self._pinned(process, step),
             "a leased step stays": self._leased(process, step),
             "a full checkpoint inside its policy stays": self._full(process, step, directory, published),
             "a step being written stays": self._written(process, step, directory, published),
         }
 
-    def _previous(self, process: Process, step: int, published: dict[str, Any]) -> str:
-        previous = published.get("previous")
-        asked = self._answered.get(step, float("-inf")) > visited(process, f"{STATE}/requests") or any(
-            request["kind"] == "vacate" and request["step"] == step for request in self._requests()
+    def _previous(self, process: Process, step: int, directory: Directory, published: dict[str, Any]) -> str:
+        previous, looked = published.get("previous"), visited(process, f"{STATE}/requests")
+        # A step is vacated with what is stored as changes of it.
+        chain = self._chain(step, directory)
+        asked = any(self._answered.get(link, float("-inf")) > looked for link in chain) or any(
+            request["kind"] == "vacate" and request["step"] in chain for request in self._requests()
         )
         return f"{previous}" if previous and previous["step"] == step and not asked else ""
+
+    def _chain(self, step: int, directory: Directory) -> set[int]:
+        """Return a step that was in a directory, and what it is stored as changes of."""
+        file, found = directory.children.get(MANIFEST), {step}
+        manifest = json.loads(file.data) if isinstance(file, File) else None
+        while manifest and manifest["delta"]:
+            found.add(manifest["delta"]["parent"])
+            manifest = read_json(
+                self._world.tree, f"{JOB}/{step_name(manifest['delta']['parent'])}/{MANIFEST}"
+            )
+        return found
 
     def _pinned(self, process: Process, step: int) -> str:
         file = self._world.tree.find(f"{_PINS}/global_step_{step}.json")
