@@ -14,7 +14,7 @@ RACES ?= 200
 MINUTES ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-vllm demo-daemon test test-fast publish-races test-gpu test-faults test-kills-ppo test-kills-lora test-proof test-slurm test-vllm test-sglang test-tinker test-verl08 test-verl-legacy test-megatron lint format soak soak-simulator soak-parts broadcast-faults bench learn clean
+.PHONY: help demo demo-vllm demo-daemon test test-fast publish-races test-gpu test-faults test-kills-ppo test-kills-lora test-proof test-slurm test-vllm test-sglang test-tinker test-verl08 test-verl-legacy test-megatron lint format soak soak-simulator soak-parts broadcast-faults delta-versions bench learn clean
 
 ## help: this list
 help:
@@ -165,6 +165,12 @@ soak-parts: $(READY)
 broadcast-faults: $(READY)
 	SYNCD_BROADCAST_FAULTS=$(FAULTS) SYNCD_SEED=$(SEED) \
 		$(BIN)/python -m pytest tests/explorer/broadcast/test_broadcast_faults.py
+
+# VERSIONS by deltas and keyframes (make test: 50), beside readers and daemons that die, rewinds and rollbacks.
+## delta-versions: a thousand versions by deltas while everything else happens (VERSIONS, SEED)
+delta-versions: $(READY)
+	SYNCD_DELTA_VERSIONS=$(or $(VERSIONS),1000) SYNCD_SEED=$(SEED) \
+		$(BIN)/python -m pytest tests/explorer/test_delta_versions.py $(PYTEST_ARGS)
 
 ## bench: the daemon, measured
 bench: $(READY)

@@ -24,7 +24,7 @@ import report
 import torch
 from safetensors.torch import load_file
 
-from explorer_hooks.engine_push.shared import allocate
+from explorer_hooks.engine_push.received import allocate
 from explorer_hooks.finding import open_hook
 from explorer_hooks.hook import Hook
 from explorer_hooks.hooks.http_engine import HttpEngineHook

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from syncd.errors import ConfigError
 
 EXTRAS: Mapping[str, str] = {
-    "trainer": "numpy pyarrow pydantic ray safetensors tensordict tomli_w torch transformers verl",
+    "trainer": "numpy pyarrow pydantic ray safetensors tensordict tomli_w torch transformers verl yaml",
     "explorer": "pyarrow pydantic tokenizers",
     "transformers": "numpy safetensors torch transformers",
     "plot": "matplotlib",

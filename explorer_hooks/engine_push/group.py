@@ -1,23 +1,26 @@
-"""Weights through a process group of this process and the engine's workers.
+"""Weights through a process group of this process and the engine's workers, whose store listens on one address only.
 
-The group is over gloo and listens on one address only, so the engine's weights may be anywhere and this process needs
-no accelerator.
+Over gloo the engine's weights may be anywhere, and this process needs no accelerator. Over NCCL this process needs a
+GPU that no worker has.
 """
 
 import contextlib
 import secrets
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import torch
 
 from explorer_hooks.engine_push.delivery import Delivery, Tensors
 from explorer_hooks.engine_push.requests import EngineRequest, wait_for_all
 from explorer_hooks.http_client import HttpClient
 from syncd.client.wait import Deadline
 from syncd.errors import LoadFailedError, SyncdError
+from syncd.protocol.backend import GLOO
 from syncd.protocol.local_disk import SystemClock
-from syncd.transports.broadcast.group_calls import GroupError, seconds_left
-from syncd.transports.broadcast.process_group import ProcessGroup
+from syncd.transports.broadcast.group_calls import GroupError, make_in_time, seconds_left
+from syncd.transports.broadcast.process_group import CPU, ProcessGroup
 
 JOINING = 60.0
 """Seconds that the engine's workers may take to join a group; they are idle."""
@@ -52,6 +55,9 @@ class Invitation:
 class GroupDelivery(Delivery):
     """One version through a group."""
 
+    backend: ClassVar[str] = GLOO
+    greets: ClassVar[bool] = True
+    """Whether the engine's workers create NCCL's communicator when they join."""
     prefixes: ClassVar[tuple[str, ...]]
     """What the engine puts before the keys of its group, the outermost first; `{secret}` is replaced."""
 
@@ -87,11 +93,14 @@ class GroupDelivery(Delivery):
     def _form_group(self, workers: int) -> None:
         """Form the group with so many workers: the engine is asked to join while this process connects."""
         joining = Deadline(SystemClock(), min(JOINING, max(self._deadline.left(), 0.0)))
-        self._group = group = ProcessGroup.listen(self._address, seconds_left(self._deadline))
+        seconds, device = seconds_left(self._deadline), device_for(self.backend)
+        self._group = group = ProcessGroup.listen(self._address, seconds, device)
         invitation = Invitation(group.address, group.port, workers + 1)
         named = [prefix.format(secret=invitation.secret) for prefix in self.prefixes]
         self._request = EngineRequest(lambda: self._invite(invitation))
-        connecting = EngineRequest(lambda: group.connect(named, workers + 1, joining))
+        connecting = EngineRequest(
+            lambda: group.connect(named, workers + 1, joining, self.backend, greets=self.greets)
+        )
         wait_for_all((self._request, connecting), joining)
 
     def _carry(self, tensors: Tensors, label: str | None) -> None:
@@ -101,14 +110,37 @@ class GroupDelivery(Delivery):
         self.touched = True
         self._request = request = EngineRequest(lambda: self._update(tensors, label))
         try:
-            works = [
-                group.broadcast(tensor.cpu().contiguous(), self._deadline) for tensor in tensors.values()
-            ]
-            for work in works:
-                group.finish(work, self._deadline, request.is_healthy)
+            self._send(group, tensors, request)
         except GroupError:
             # If the engine still answers, its own error says more.
             request.wait(_LAST_ERROR)
             request.is_healthy()
             raise
         wait_for_all((request,), self._deadline)
+
+    def _send(self, group: ProcessGroup, tensors: Tensors, request: EngineRequest) -> None:
+        placed = [tensor.to(group.device).contiguous() for tensor in tensors.values()]
+
+        def begin() -> list[Any]:
+            return [group.broadcast(tensor, self._deadline) for tensor in placed]
+
+        if self.backend == GLOO:
+            works = begin()
+        else:  # the first one may create the communicator, and wait for a worker that is gone
+            works = make_in_time(begin, self._deadline, request.is_healthy, discard=list.clear)
+        with group.aborted_at(self._deadline):
+            for work in works:
+                group.finish(work, self._deadline, request.is_healthy)
+
+
+def device_for(backend: str) -> torch.device:
+    """Return where tensors are that go over a backend.
+
+    Raises:
+        LoadFailedError: This process has no GPU for NCCL.
+    """
+    if backend == GLOO:
+        return CPU
+    if not torch.cuda.is_available():
+        raise LoadFailedError("push=nccl needs a GPU of this process, which no worker has", hint="push=gloo")
+    return torch.device("cuda", torch.cuda.current_device())

@@ -16,6 +16,7 @@ from explorer_hooks.engine_push.neighbours import require_shared_memory
 from explorer_hooks.engine_push.shared import SharedBucket
 from explorer_hooks.http_client import HttpClient
 from syncd.errors import EngineUnreachableError, LoadFailedError, SyncdError
+from syncd.protocol.backend import NCCL
 
 _LOG = structlog.get_logger()
 
@@ -65,6 +66,15 @@ class VllmGroupDelivery(VllmDelivery, GroupDelivery):
     def _update(self, tensors: Tensors, label: str | None) -> None:
         del label  # the hook tells it after caches are reset, as it does after files
         self._load_bucket(described(tensors))
+
+
+class VllmNcclDelivery(VllmGroupDelivery):
+    """vLLM, through a group over NCCL."""
+
+    backend = NCCL
+
+    def _connect_workers(self, document: Mapping[str, Any]) -> None:
+        super()._connect_workers({**document, "backend": self.backend})
 
 
 class VllmIpcDelivery(VllmDelivery, IpcDelivery):
@@ -128,7 +138,7 @@ class SGLangGroupDelivery(SGLangDelivery, GroupDelivery):
             "rank_offset": 1,
             "world_size": invitation.world_size,
             "group_name": invitation.secret,
-            "backend": "gloo",
+            "backend": self.backend,
         }
         self._post("/init_weights_update_group", body)
 
@@ -140,6 +150,14 @@ class SGLangGroupDelivery(SGLangDelivery, GroupDelivery):
         super()._leave()
         if self._name:
             self._server.post_raw("/destroy_weights_update_group", {"group_name": self._name}, seconds=QUICK)
+
+
+class SGLangNcclDelivery(SGLangGroupDelivery):
+    """SGLang, through a group over NCCL."""
+
+    backend = NCCL
+    greets = False
+    prefixes = ("{secret}", "{secret}/", "cuda/")
 
 
 class SGLangIpcDelivery(SGLangDelivery, IpcDelivery):
@@ -210,13 +228,17 @@ class Push(ABC):
 class VllmPush(Push):
     """Into vLLM."""
 
-    deliveries: ClassVar = {"ipc": VllmIpcDelivery, "gloo": VllmGroupDelivery}
+    deliveries: ClassVar = {"ipc": VllmIpcDelivery, "gloo": VllmGroupDelivery, "nccl": VllmNcclDelivery}
 
 
 class SGLangPush(Push):
     """Into SGLang."""
 
-    deliveries: ClassVar = {"ipc": SGLangIpcDelivery, "gloo": SGLangGroupDelivery}
+    deliveries: ClassVar = {
+        "ipc": SGLangIpcDelivery,
+        "gloo": SGLangGroupDelivery,
+        "nccl": SGLangNcclDelivery,
+    }
 
 
 def worker_count(engine: str, name: str, answer: Mapping[str, object]) -> int:

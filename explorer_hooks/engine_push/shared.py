@@ -8,7 +8,6 @@ process look after the memory. Nothing here reads a pickle.
 import contextlib
 import io
 import pickle
-import weakref
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ import torch
 from torch.multiprocessing import reductions
 
 from explorer_hooks.engine_push.delivery import Tensors, described
+from explorer_hooks.engine_push.received import segment_of
 from explorer_hooks.engine_push.segments import DIRECTORY, HEADER, Segment, places
 from syncd.errors import LoadFailedError
 
@@ -192,34 +192,14 @@ class GpuBucket(SharedBucket):
         return _Rebuilt(reductions.rebuild_cuda_tensor, (*args[:_DEVICE], self._gpu, *args[_DEVICE + 1 :]))
 
 
-def allocate(size: int) -> torch.Tensor:
-    """Return so many bytes of main memory, shared if there is room; a bucket of tensors in it needs no copy.
-
-    The segment is removed when no tensor uses it any more.
-    """
-    segment = None
-    try:
-        segment = Segment(size + HEADER)
-        reserved = segment.reserve()
-    except OSError:
-        if segment is not None:
-            segment.remove()
-        return torch.empty(size, dtype=torch.uint8)
-    memory = torch.frombuffer(reserved, dtype=torch.uint8, count=size, offset=HEADER)
-    allocated = _Allocated(segment, memory.data_ptr(), memory.data_ptr() + size)
-    _ALLOCATED.append(allocated)
-    weakref.finalize(reserved, allocated.remove)  # the tensor has it
-    return memory
-
-
 def share(tensors: Tensors, workers: int, *, in_place: bool) -> SharedBucket:
     """Return a bucket of tensors as workers can open it: by handles if they are all on one GPU.
 
     Args:
         tensors: The tensors by name.
         workers: How many workers open it.
-        in_place: Whether tensors in memory of `allocate` are shared where they are. A worker that keeps them would
-            see what comes into that memory later.
+        in_place: Whether tensors in memory of `received.allocate` are shared where they are. A worker that keeps them
+            would see what comes into that memory later.
 
     Raises:
         LoadFailedError: They cannot be shared.
@@ -227,46 +207,9 @@ def share(tensors: Tensors, workers: int, *, in_place: bool) -> SharedBucket:
     devices = {tensor.device for tensor in tensors.values()}
     if len(devices) == 1 and next(iter(devices)).type == "cuda":
         return GpuBucket(tensors, workers)
-    for allocated in _ALLOCATED if in_place else ():
-        if all(allocated.has(tensor) for tensor in tensors.values()):
-            return SegmentBucket(
-                tensors, workers, allocated.segment, list(map(allocated.offset, tensors.values()))
-            )
+    if in_place and (found := segment_of(tensors.values())):
+        return SegmentBucket(tensors, workers, found.segment, list(map(found.offset, tensors.values())))
     return CopiedBucket(tensors, workers)
-
-
-@dataclass(frozen=True, eq=False)
-class _Allocated:
-    """Shared memory that tensors of this process use.
-
-    Args:
-        segment: Its segment.
-        start: The address of its first byte.
-        end: The address behind its last one.
-    """
-
-    segment: Segment
-    start: int
-    end: int
-
-    def has(self, tensor: torch.Tensor) -> bool:
-        """Return whether all of a tensor lies in it, in its order."""
-        begin = tensor.data_ptr()
-        if not tensor.numel():
-            return True
-        return tensor.is_contiguous() and self.start <= begin and begin + tensor.nbytes <= self.end
-
-    def offset(self, tensor: torch.Tensor) -> int:
-        """Return where a tensor begins in the segment."""
-        return tensor.data_ptr() - self.start + HEADER if tensor.numel() else HEADER
-
-    def remove(self) -> None:
-        """Remove it: no tensor uses it."""
-        _ALLOCATED.remove(self)
-        self.segment.remove()
-
-
-_ALLOCATED: list[_Allocated] = []
 
 
 @contextlib.contextmanager

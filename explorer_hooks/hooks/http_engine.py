@@ -170,12 +170,16 @@ class HttpEngineHook(RestartableHook, TensorHook):
         """Return why the engine cannot take weights from this process's memory, empty if it can."""
         if find_spec("torch") is None:
             return "torch is not installed"
+        if "nccl" in self._ways and not resolve_name("torch.cuda:is_available")():
+            return "push=nccl needs a GPU of this process, which no worker of the engine has"
         return "" if self._address else "the engine is on another host, or broadcast=false"
 
     def receive_context(self, client: Client, stop: Callable[[], bool]) -> ReceiveContext:
         """Return a context without parameters: the receiver keeps the weights in memory that it may share."""
         remove_leftovers()
-        allocate = resolve_name("explorer_hooks.engine_push.shared:allocate") if "ipc" in self._ways else None
+        allocate = (
+            resolve_name("explorer_hooks.engine_push.received:allocate") if "ipc" in self._ways else None
+        )
         return ReceiveContext(client, stop, None, self.check_offered, allocate)
 
     def check_offered(self, tensors: Tensors) -> None:

@@ -114,12 +114,13 @@ def meeting_address(settings: HookSettings, server: HttpClient) -> str | None:
 def push_ways(settings: HookSettings, server: HttpClient) -> tuple[str, ...]:
     """Return how weights in this process's memory reach an engine's workers, the best way first.
 
-    `ipc` is for an engine on this host. `auto` tries it there, and falls back to `gloo`.
+    `ipc` is for an engine on this host. `auto` tries it there, and falls back to `gloo`. It never chooses `nccl`, for
+    which this process needs a GPU.
 
     Raises:
         ConfigError: The setting is no way, or not one to this engine.
     """
-    given = settings.choice("push", "auto", ("auto", "ipc", "gloo"))
+    given = settings.choice("push", "auto", ("auto", "ipc", "gloo", "nccl"))
     is_here = is_loopback(server.host)
     if given == "ipc" and not is_here:
         raise ConfigError(

@@ -5,10 +5,11 @@ published. Explorers roll back only when the trainer says so: the marker names a
 change for a while, or a person requests a rollback.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from syncd.config import DaemonConfig
+from syncd.daemon.chains import links
 from syncd.daemon.quarantine import judged, released
 from syncd.daemon.report import LASTING, symptoms
 from syncd.daemon.retention import (
@@ -109,8 +110,10 @@ def _first(snapshot: Snapshot, after: tuple[Decision, ...], policy: DaemonConfig
     """Return what is removed before the publish, where there may be no room for it."""
     if not _is_short(snapshot):
         return ()
-    gone = {decision.step for decision in removable(after)}
-    return tuple(decision for decision in removable(decide(snapshot, policy)) if decision.step in gone)
+    steps = snapshot.steps
+    gone = {decision.step for decision in removable(after, steps)}
+    before = removable(decide(snapshot, policy), steps)
+    return tuple(decision for decision in before if decision.step in gone)
 
 
 def _is_short(snapshot: Snapshot) -> bool:
@@ -334,13 +337,20 @@ def _vacated(snapshot: Snapshot, decisions: tuple[Decision, ...]) -> Iterator[An
             continue
         if not is_meant(request, snapshot):
             yield Answer(request, done=True)
-        elif (decision := kept.get(request.step)) and _is_final(decision, snapshot.hint):
-            yield Answer(request, done=False, detail=f"step {request.step} is kept by rule {decision.rule}")
+        elif decision := _final(request.step, kept, snapshot):
+            yield Answer(request, done=False, detail=f"step {decision.step} is kept by rule {decision.rule}")
 
 
-_FINAL = frozenset(
-    {"pruning_off", "foreign", "pinned", "resumed_from", "full_checkpoint", "chain", "later_protocol"}
-)
+_FINAL = frozenset({"pruning_off", "foreign", "pinned", "resumed_from", "full_checkpoint", "later_protocol"})
+
+
+def _final(step: int, kept: Mapping[int, Decision], snapshot: Snapshot) -> Decision | None:
+    """Return the decision that keeps a step for good, its own or that of a step that is stored as changes of it."""
+    found = kept.get(step)
+    if found is None or found.rule != "chain":
+        return found if found and _is_final(found, snapshot.hint) else None
+    holders = (kept[one] for one in kept if step in links(one, snapshot.steps) and kept[one].rule != "chain")
+    return next((holder for holder in holders if _is_final(holder, snapshot.hint)), None)
 
 
 def _is_final(decision: Decision, named: int | None) -> bool:

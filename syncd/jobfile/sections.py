@@ -196,8 +196,8 @@ class SyncSection(Section):
     """Refuse to publish NaN and infinity."""
     probe: bool = True
     """Send with each version what the model answers to a few fixed tokens, to compare engines with: proof.md."""
-    delta: Literal["auto", "off"] = "auto"
-    """auto: store steps as changes while every explorer reads deltas and it pays; off: whole. See delta.md."""
+    delta: Literal["auto", "on", "off"] = "auto"
+    """on: store steps as changes while every explorer reads deltas; auto: only where that is quicker (delta.md)."""
     keyframe_every: Positive = 32
     """The most deltas that follow a step that is stored whole."""
     max_chain_bytes: Count = 0

@@ -17,6 +17,7 @@ CALLS = {
     ("trainer", "config"): (["schema"], "trainer"),
     ("trainer", "plot"): (["JOB"], "plot"),
     ("trainer", "export"): (["JOB", "1", "OUT"], "trainer"),
+    ("trainer", "import"): (["FILE"], "trainer"),
     ("explorer", "run"): (["FILE"], "explorer"),
     ("explorer", "config"): (["schema"], "explorer"),
     ("syncd", "follow"): (

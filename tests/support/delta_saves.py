@@ -73,7 +73,7 @@ class DeltaTrainer:
         self.job, self.plain_job = Job.at(f"{self.place}/job"), Job.at(f"{self.place}/whole")
         self.client = Client.open(self.job.root, "trainer") if self.ranks.rank == 0 else None
         self.daemon = start(self.job, keep_last=100)[0] if self.ranks.rank == 0 else None
-        settings = SyncSection(save_timeout=60.0, **self.sync)
+        settings = SyncSection(save_timeout=60.0, **({"delta": "on"} | self.sync))
         context = SendContext(self.job, self.ranks, settings, self.client, memory=self.memory)
         self.sender = FilesystemSender.open(context)
         self.plain = FilesystemSender.open(

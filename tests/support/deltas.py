@@ -152,3 +152,9 @@ def contents(directory: object) -> dict[str, bytes]:
             with open(path, "rb") as file:
                 found[os.path.relpath(path, str(directory))] = file.read()
     return found
+
+
+def contents_digest(directory: object) -> str:
+    """Return a digest of the names and bytes of all files below a directory."""
+    found = sorted(contents(directory).items())
+    return digest_bytes(b"".join(f"{name} {len(data)}\n".encode() + data for name, data in found))

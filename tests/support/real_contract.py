@@ -35,8 +35,9 @@ from syncd.transports.broadcast.group_calls import GroupError
 
 torch = pytest.importorskip("torch", reason="needs torch")
 
+from explorer_hooks.engine_push.received import allocate  # noqa: E402
 from explorer_hooks.engine_push.segments import Segment  # noqa: E402
-from explorer_hooks.engine_push.shared import CopiedBucket, allocate  # noqa: E402
+from explorer_hooks.engine_push.shared import CopiedBucket  # noqa: E402
 from syncd.transports.broadcast.process_group import ProcessGroup  # noqa: E402
 
 

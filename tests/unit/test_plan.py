@@ -10,8 +10,9 @@ from support.builders import complete, filling, published, snapshot
 from syncd.config import DaemonConfig
 from syncd.daemon.plan import ROOM, plan, still_holds
 from syncd.daemon.retention import decide
-from syncd.daemon.snapshot import Snapshot
-from syncd.protocol.request import Request
+from syncd.daemon.snapshot import Module, Snapshot
+from syncd.protocol.presence import Presence
+from syncd.protocol.request import Pin, Request
 from syncd.protocol.step import StepState
 from syncd.protocol.version import parse_marker
 
@@ -177,6 +178,24 @@ def test_a_vacate_request_is_answered_once_its_step_is_removed():
     assert {d.step: d.rule for d in decided.decisions if not d.keep} == {5: "vacated"}
     gone = snapshot(complete(3), marker=3, version=version, requests=(request,))
     assert [answer.done for answer in plan(gone, POLICY).answers] == [True]
+
+
+@pytest.mark.parametrize(("keeps", "answers"), [("", []), ("lease", []), ("pin", [False])])
+def test_a_step_is_vacated_with_the_deltas_of_it_unless_one_is_kept_for_good(keeps, answers):
+    """The trainer has gone back to step 3 and writes 4 again; 5 and 6 are stored as changes of the old 4."""
+    deltas = [replace(complete(n), kind="delta", parent=n - 1) for n in (5, 6)]
+    old = tuple((step.step, step.digest) for step in (complete(4), *deltas))
+    version = published(complete(3), 2, previous=(1, 6), abandoned=old)
+    looked = snapshot(
+        complete(3), complete(4), *deltas,
+        marker=3, version=version, requests=(Request("vacate", 4, "v1"),),
+        explorers={"e": Module(Presence("e", leases=(6,) if keeps == "lease" else ()), alive=True)},
+        pins={6: Pin(6)} if keeps == "pin" else {},
+    )  # fmt: skip
+    decided = plan(looked, POLICY)
+    assert [answer.done for answer in decided.answers] == answers
+    removed = {d.step: d.rule for d in decided.decisions if not d.keep}
+    assert removed == ({} if keeps else dict.fromkeys((4, 5, 6), "vacated"))
 
 
 def test_vacating_the_newest_version_is_refused_without_a_rewind():

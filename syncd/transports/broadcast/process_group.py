@@ -112,7 +112,13 @@ class ProcessGroup:
         return joined
 
     def connect(
-        self, prefixes: Sequence[str], world_size: int, deadline: Deadline, backend: str = GLOO
+        self,
+        prefixes: Sequence[str],
+        world_size: int,
+        deadline: Deadline,
+        backend: str = GLOO,
+        *,
+        greets: bool = True,
     ) -> None:
         """Connect rank 0 to all other ranks, which join meanwhile.
 
@@ -121,6 +127,8 @@ class ProcessGroup:
             world_size: Members, this process included.
             deadline: When to give up.
             backend: nccl or gloo.
+            greets: Whether all members run this code. Over NCCL others create the communicator with their first
+                broadcast: then that may block without a time-out.
 
         Raises:
             GroupError: Not all of them joined.
@@ -138,6 +146,7 @@ class ProcessGroup:
                 world_size=world_size,
                 address=self.address,
                 deadline=deadline,
+                greets=greets,
             )
 
     def broadcast(self, tensor: torch.Tensor, deadline: Deadline) -> Any:
@@ -199,8 +208,9 @@ def make_group(
     world_size: int,
     address: str,
     deadline: Deadline,
+    greets: bool = True,
 ) -> Any:
-    """Return torch's process group, connected.
+    """Return torch's process group, connected; over NCCL only if all members greet each other.
 
     Args:
         store: Where its members meet.
@@ -210,6 +220,7 @@ def make_group(
         world_size: Members, this process included.
         address: This host's, on which gloo listens.
         deadline: When to give up.
+        greets: Whether all members run this code.
 
     Raises:
         GroupError: This torch has no such backend, or a member is gone.
@@ -220,6 +231,8 @@ def make_group(
     if backend != NCCL or not hasattr(DIST, "ProcessGroupNCCL"):
         raise GroupError(f"torch here has no process group over {backend!r}")
     group = _over_nccl(store, rank, world_size, deadline)
+    if not greets:
+        return group
     probe = torch.zeros(1, dtype=torch.uint8, device=device)
 
     def abort(_: Any = None) -> None:

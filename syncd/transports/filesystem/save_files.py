@@ -33,7 +33,8 @@ from syncd.transports.filesystem.shard import (
     put_all,
 )
 from syncd.transports.filesystem.shard_digest import ShardDigest
-from syncd.transports.filesystem.storage_choice import WHOLE, Encoded, Storage
+from syncd.transports.filesystem.storage_choice import WHOLE, Storage
+from syncd.transports.filesystem.storage_times import ShareTimes, TimedBytes
 from syncd.transports.torch_tensors import view
 
 if TYPE_CHECKING:
@@ -120,8 +121,8 @@ class SaveFiles:
         self._writers = ThreadPoolExecutor(THREADS, "save-write")
         # One more than encodes tiles: it hands them out, and waits for them.
         self._encoders = ThreadPoolExecutor(THREADS + 1, "save-encode")
-        self.encoded: Encoded | None = None
-        """What was measured when changes were stored last."""
+        self.times = ShareTimes()
+        """What was measured last."""
 
     def close(self) -> None:
         """End the threads."""
@@ -200,9 +201,14 @@ class SaveFiles:
         self, save: ShareSave, share: CopiedShare, *, has_root: bool
     ) -> tuple[list[FileRecord], list[ShardRoots]]:
         """Write a shard that is in memory; return its record and its roots."""
-        digest = ShardDigest(share.layout, check=self._check, has_root=has_root)
+        digest, begun = (
+            ShardDigest(share.layout, check=self._check, has_root=has_root),
+            self._clock.monotonic(),
+        )
         put = partial(put_all, share.data, share.layout.data_size)
         shards = self._write_shard(save, share.layout, put, digest)
+        whole = TimedBytes(share.layout.size, self._clock.monotonic() - begun)
+        self.times = self.times._replace(whole=whole)
         return shards, [ShardRoots(record.name, digest.root) for record in shards if digest.root]
 
     def _write_shard(
@@ -279,10 +285,13 @@ class SaveFiles:
     def _write_container(
         self, save: ShareSave, share: CopiedShare, encoding: "Future[EncodedShare]", directory: str
     ) -> tuple["NewContainer", FileRecord]:
-        found = encoding.result()
+        found, begun = encoding.result(), self._clock.monotonic()
         name = f"{directory}/{delta_name(self._number, self._world_size)}"
         record = save.writer.write(name, found.container.pieces(), tensors=3)
-        self.encoded = Encoded(record.size, share.layout.size, found.seconds)
+        self.times = self.times._replace(
+            encoded=TimedBytes(share.layout.size, found.seconds),
+            container=TimedBytes(record.size, self._clock.monotonic() - begun),
+        )
         return found.container, record
 
     def _changes(

@@ -74,7 +74,11 @@ class FilesystemSender(WeightSender):
         chooser = None
         if stores_deltas and context.client is not None:
             chooser = StorageChooser(
-                context.job, context.client, settings.keyframe_every, settings.max_chain_bytes
+                context.job,
+                context.client,
+                settings.keyframe_every,
+                settings.max_chain_bytes,
+                weighs_time=settings.delta == "auto",
             )
         return cls(context.job, ranks, saver, stores_deltas=stores_deltas, chooser=chooser)
 

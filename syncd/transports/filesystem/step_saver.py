@@ -210,7 +210,7 @@ class StepSaver:
             self._arenas.refused or "no step was sealed since this trainer started",
             bool(sealed and layout and sealed.layout.header == layout.header),
             layout.size if layout else 0,
-            self._files.encoded,
+            self._files.times,
             self._encoded_ago,
         )
 

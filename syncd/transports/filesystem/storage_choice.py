@@ -4,28 +4,26 @@ A step that is stored whole may have a shortcut: the changes of the last one bes
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from syncd.protocol.receipt import FileRecord
+from syncd.transports.filesystem.storage_times import (
+    NOT_MEASURED,
+    NOT_TOLD,
+    STICKS,
+    ReaderTimes,
+    ShareTimes,
+    StorageTimes,
+    estimate,
+)
 from syncd.transports.keyframes import KEYFRAME_EVERY, LARGEST_SHARE, ChainLength, chain_problem, is_too_large
 
 AGAIN = 16
-"""Steps after which changes that were too large are stored again, as a shortcut, to see how large they are now."""
+"""Steps after which changes that did not pay are stored again, as a shortcut, to see what they take now."""
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """What one rank has measured when it stored changes last.
-
-    Args:
-        size: Bytes of its container.
-        whole: Bytes of the shard that the container makes.
-        seconds: What it took to encode them.
-    """
-
-    size: int
-    whole: int
-    seconds: float
+_ALL_READ = "every explorer reads deltas"
+_SLOWER = "explorers have whole weights earlier than changes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +35,15 @@ class ShareState:
         why: Why it has kept none.
         is_same_layout: Whether the share to be stored has the layout of the one that was kept.
         whole: Bytes of its shard.
-        encoded: What it has measured when it stored changes last; None if it never did.
-        encoded_ago: Steps since then.
+        times: What it has measured.
+        encoded_ago: Steps since it has stored changes.
     """
 
     sealed: tuple[int, str] | None
     why: str
     is_same_layout: bool
     whole: int
-    encoded: Encoded | None = None
+    times: ShareTimes = NOT_MEASURED
     encoded_ago: int = 0
 
 
@@ -79,6 +77,9 @@ class StorageFacts:
         unable: A living explorer that reads none; empty if all do.
         every: The most deltas after a keyframe.
         limit: The most bytes of them; 0 for a share of a whole step.
+        weighs_time: Whether changes are stored only where explorers have them earlier than whole weights.
+        readers_times: What explorers need.
+        was_slower: Whether changes would have taken longer the last time.
     """
 
     shares: Sequence[ShareState]
@@ -89,6 +90,9 @@ class StorageFacts:
     unable: str = ""
     every: int = KEYFRAME_EVERY
     limit: int = 0
+    weighs_time: bool = False
+    readers_times: ReaderTimes = NOT_TOLD
+    was_slower: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +104,16 @@ class Storage:
         is_delta: Whether they are all that is stored of the weights; if not, they are a shortcut.
         keeps: Whether each rank keeps its share, so that the next step can be stored as changes of this one.
         why: Why the step is stored so.
+        times: What was expected; None if not all of it was measured.
+        is_slower: Whether changes would take longer than whole weights.
     """
 
     parent: Parent | None = None
     is_delta: bool = False
     keeps: bool = False
     why: str = ""
+    times: StorageTimes | None = None
+    is_slower: bool = True
 
     @property
     def form(self) -> str:
@@ -126,9 +134,25 @@ def choose_storage(now: StorageFacts) -> Storage:
         return Storage(keeps=True, why=now.why_no_parent)
     if problem := _no_changes(now.shares):
         return Storage(keeps=True, why=problem)
-    if why := _why_whole(now, now.parent):
-        return Storage(now.parent, keeps=True, why=why)
-    return Storage(now.parent, is_delta=True, keeps=True, why="every explorer reads deltas")
+    times = estimate([share.times for share in now.shares], now.readers_times) if now.weighs_time else None
+    is_slower = now.was_slower if times is None else _is_slower(times, was_slower=now.was_slower)
+    why = _why_whole(now, now.parent) or (_SLOWER if times and is_slower else "")
+    is_delta, found = not why, Storage(keeps=True, why=why or _ALL_READ, times=times, is_slower=is_slower)
+    if is_delta or times is None or _pays(now, times, is_slower=is_slower):
+        return replace(found, parent=now.parent, is_delta=is_delta)
+    return found
+
+
+def _pays(now: StorageFacts, times: StorageTimes, *, is_slower: bool) -> bool:
+    """Return whether a step that is whole gets a shortcut: it is quicker to read, or shows what changes take now."""
+    if max(share.encoded_ago for share in now.shares) >= AGAIN:
+        return True
+    return not is_slower and times.shortcut <= times.whole
+
+
+def _is_slower(times: StorageTimes, *, was_slower: bool) -> bool:
+    """Return whether a delta takes longer than a whole step; a change of the answer is by more than noise."""
+    return times.delta > STICKS * times.whole if was_slower else STICKS * times.delta > times.whole
 
 
 def _no_changes(shares: Sequence[ShareState]) -> str:
@@ -151,7 +175,7 @@ def _why_whole(now: StorageFacts, parent: Parent) -> str:
         return now.must_be_whole
     if now.unable:
         return f"explorer {now.unable} reads no deltas"
-    if any(share.encoded is None for share in now.shares):
+    if any(share.times.container is None for share in now.shares):
         return "the share of changes is not known yet"
     if is_too_large(*_measured(now.shares)):
         return f"{AGAIN} steps ago changes took more than {LARGEST_SHARE:.0%} of a whole step"
@@ -160,5 +184,5 @@ def _why_whole(now: StorageFacts, parent: Parent) -> str:
 
 def _measured(shares: Sequence[ShareState]) -> tuple[int, int]:
     """Return the bytes of the last changes, and of the shards that they make."""
-    known = [share.encoded for share in shares if share.encoded is not None]
-    return sum(one.size for one in known), sum(one.whole for one in known)
+    containers = [share.times.container.size for share in shares if share.times.container]
+    return sum(containers), sum(share.times.encoded.size for share in shares if share.times.encoded)

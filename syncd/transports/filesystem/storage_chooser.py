@@ -1,6 +1,6 @@
 """Rank 0's side of the choice how a step is stored: what the job says of explorers, the parent and the version."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
@@ -10,7 +10,7 @@ from syncd.protocol.disk import MISSING
 from syncd.protocol.layout import Job
 from syncd.protocol.lineage import ancestors
 from syncd.protocol.manifest import Manifest, read_manifest
-from syncd.protocol.presence import READS_DELTA
+from syncd.protocol.presence import READS_DELTA, Presence
 from syncd.transports.filesystem.storage_choice import (
     Parent,
     ShareState,
@@ -18,12 +18,16 @@ from syncd.transports.filesystem.storage_choice import (
     StorageFacts,
     choose_storage,
 )
+from syncd.transports.filesystem.storage_times import ReaderTimes, staged_seconds
 from syncd.transports.keyframes import ChainLength
 
 if TYPE_CHECKING:
     from syncd.client.client import Client
 
 _FAILED = "the save before it failed"
+
+_REMEMBERED = 4
+"""Steps whose loads are still waited for: explorers may load late."""
 
 
 class StorageChooser:
@@ -34,10 +38,16 @@ class StorageChooser:
         client: The trainer's client.
         every: The most deltas after a keyframe.
         limit: The most bytes of them; 0 for a share of a whole step.
+        weighs_time: Whether changes are stored only where explorers have them earlier than whole weights.
     """
 
-    def __init__(self, job: Job, client: "Client", every: int, limit: int) -> None:
+    def __init__(
+        self, job: Job, client: "Client", every: int, limit: int, *, weighs_time: bool = False
+    ) -> None:
         self._job, self._client, self._every, self._limit = job, client, every, limit
+        self._weighs_time, self._was_slower = weighs_time, True
+        self._forms: dict[int, str] = {}  # of the last steps
+        self._told: dict[str, float] = {}  # by form, what the slowest explorer has needed last
         self._log = structlog.get_logger()
         self._has_failed = False
         self._generation: int | None = None
@@ -60,20 +70,43 @@ class StorageChooser:
             found = choose_storage(self._facts(shares, must_be_whole))
         except (SyncdError, OSError) as error:
             found = Storage(why=f"the job cannot be read: {error}")
-        self._has_failed = False
+        self._has_failed, self._was_slower = False, found.is_slower
+        self._forms = {**dict(list(self._forms.items())[-_REMEMBERED:]), step: found.form}
         if self._logged != (found.form, found.why):
             self._logged = found.form, found.why
-            self._log.info("storage_chosen", step=step, form=found.form, why=found.why)
+            expected = found.times.rounded() if found.times else {}
+            self._log.info("storage_chosen", step=step, form=found.form, why=found.why, **expected)
         return found
 
     def _facts(self, shares: Sequence[ShareState], must_be_whole: str) -> StorageFacts:
         living = self._client.explorers.living()
-        readers = [name for name, one in living.items() if READS_DELTA in one.reads]
+        readers = {name: one for name, one in living.items() if READS_DELTA in one.reads}
         unable = next((name for name in living if name not in readers), "")
         before, sealed = self._parent, shares[0].sealed
         self._parent, why = self._read_parent(*sealed) if sealed else (None, shares[0].why)
         whole = must_be_whole or (_FAILED if self._has_failed else "") or self._unpublished(before)
-        return StorageFacts(shares, self._parent, why, whole, len(readers), unable, self._every, self._limit)
+        return StorageFacts(
+            shares,
+            self._parent,
+            why,
+            whole,
+            len(readers),
+            unable,
+            self._every,
+            self._limit,
+            self._weighs_time,
+            self._readers_times(readers.values()),
+            self._was_slower,
+        )
+
+    def _readers_times(self, readers: Collection[Presence]) -> ReaderTimes:
+        """Return what explorers say that they needed for the last steps, and how many hosts they are on."""
+        for step, form in self._forms.items():
+            found = [seconds for one in readers if (seconds := staged_seconds(one.info, step)) is not None]
+            if found:
+                self._told[form] = max(found)
+        hosts = {one.host or one.identity for one in readers}
+        return ReaderTimes(max(1, len(hosts)), self._told.get("whole"), self._told.get("delta"))
 
     def _read_parent(self, step: int, attempt: str) -> tuple[Parent | None, str]:
         """Return the last sealed step as the job has it, or why it is none to store changes of."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import json
 import os
 import signal
 import socket
@@ -50,6 +51,16 @@ def server(request, nursery, start, tmp_path_factory):
     made = Server(nursery, request.param, start, tmp_path_factory.mktemp("engine") / "log")
     yield made
     made.process.kill()
+
+
+@pytest.fixture
+def over_gloo(monkeypatch):
+    """Have a group over NCCL be one over gloo, and a GPU be main memory, as the engines have it."""
+    monkeypatch.syspath_prepend(f"{HERE}/programs")
+    from as_if_nccl import OverGloo
+
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", OverGloo, raising=False)
+    monkeypatch.setattr(group, "device_for", lambda backend: torch.device("cpu"))
 
 
 @pytest.fixture(params=["gloo", "ipc"])
@@ -117,6 +128,30 @@ def test_a_pushed_engine_runs_the_weights_and_no_connection_is_left(engine, star
     assert state["updates"] > 4, "there were several buckets"
     assert state["ways"] == [{"gloo": "group", "ipc": "memory"}[engine.way]]
     assert sockets() == before
+
+
+def test_a_group_over_nccl_is_formed_as_each_engine_expects_it(engine, start, over_gloo, capfd):
+    """NCCL itself is not there: what is seen is how the members meet, and the bytes of two versions."""
+    if engine.way != "gloo":
+        pytest.skip("the way is nccl")
+    hook = hook_of(engine, push="nccl")
+    for number in (1, 2):
+        tensors = weights(start, number)
+        hook.load_tensors(f"1.{number}+a", tensors)
+        assert engine.state()["digest"] == digest_of(tensors)
+    assert engine.state()["ways"] == ["group"]
+    made = [json.loads(line.removeprefix("nccl ")) for line in capfd.readouterr().out.splitlines()]
+    assert [(one["rank"], one["size"], one["watched"]) for one in made] == [(0, 2, False)] * 2
+
+
+def test_push_nccl_without_a_gpu_leaves_broadcasts_out(engine):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    hook = hook_of(engine, push="nccl")
+    assert "needs a GPU of this process" in hook.no_broadcasts()
+    with pytest.raises(UntouchedError, match="needs a GPU of this process"):
+        hook.load_tensors("1.1+a", {"a": torch.ones(1)})
+    assert hook.current_version() == Running(None)
 
 
 def test_a_failed_push_leaves_no_connection_open(engine, start):

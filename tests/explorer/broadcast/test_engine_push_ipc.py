@@ -19,13 +19,14 @@ from support.servers import Server, digest_of  # noqa: E402
 from support.targets import target_of  # noqa: E402
 
 from explorer_hooks.engine_push import delivery, segments  # noqa: E402
+from explorer_hooks.engine_push.received import allocate  # noqa: E402
 from explorer_hooks.engine_push.segments import (  # noqa: E402
     DIRECTORY,
     Segment,
     open_segment,
     remove_leftovers,
 )
-from explorer_hooks.engine_push.shared import CopiedBucket, allocate, share  # noqa: E402
+from explorer_hooks.engine_push.shared import CopiedBucket, share  # noqa: E402
 from explorer_hooks.finding import open_hook  # noqa: E402
 from explorer_hooks.hook import Running, UntouchedError  # noqa: E402
 from syncd.errors import ConfigError, LoadFailedError  # noqa: E402

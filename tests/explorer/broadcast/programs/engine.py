@@ -2,8 +2,9 @@
 
 engine.py KIND MODEL PORT
 
-It generates with a transformers model and says of itself at GET /state what its weights are. POST /fault tells it
-what goes wrong next: {"at": "group" | "update", "what": "refuse" | a signal, "after": updates before that}.
+It generates with a transformers model and says of itself at GET /state what its weights are. A group over NCCL is one
+over gloo here, behind NCCL's name. POST /fault tells it what goes wrong next:
+{"at": "group" | "update", "what": "refuse" | a signal, "after": updates before that}.
 """
 
 import base64
@@ -21,6 +22,7 @@ from urllib.parse import urlsplit
 import torch
 import torch.distributed as dist
 import vllm_stub
+from as_if_nccl import OverGloo
 from receive import digest
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -29,6 +31,8 @@ from explorer_hooks.explorer.generation import GroupRequest
 from explorer_hooks.explorer.local import draw, sequence_limits
 
 LONG = 60.0
+AS_NCCL = "as_nccl"
+"""A backend for the device of NCCL: torch's code around it is the same."""
 
 
 class RefusedError(Exception):
@@ -130,6 +134,14 @@ class Engine:
         raise RuntimeError("paused for too long")
 
 
+def broadcast(group, tensor):
+    """Begin to receive a tensor, past torch's choice of a backend by the device: here NCCL's is that of "cuda"."""
+    (device,) = group._device_types if len(group._device_types) == 1 else (torch.device("cpu"),)
+    options = dist.BroadcastOptions()
+    options.rootRank = options.rootTensor = 0
+    return group._get_backend(device).broadcast([tensor], options)
+
+
 def choice(drawn):
     return {
         "text": "",
@@ -224,8 +236,9 @@ class SGLang(Engine):
         store.set_timeout(limit)
         name = body["group_name"]
         store = dist.PrefixStore(name, store)
+        backend = {"nccl": AS_NCCL}.get(body["backend"], body["backend"])
         self.groups[name], _ = c10d._new_process_group_helper(
-            size, rank, [], body["backend"], store, group_name=name, timeout=limit
+            size, rank, [], backend, store, group_name=name, timeout=limit
         )
         c10d._world.pg_group_ranks[self.groups[name]] = {at: at for at in range(size)}
         return {"success": True}
@@ -238,7 +251,7 @@ class SGLang(Engine):
         works = []
         for name, dtype, shape in zip(body["names"], body["dtypes"], body["shapes"], strict=True):
             came[name] = torch.empty(shape, dtype=getattr(torch, dtype))
-            works.append(dist.broadcast(came[name], src=0, group=group, async_op=True))
+            works.append(broadcast(group, came[name]))
         for work in works:
             work.wait()
         self.taken(came, body, "group")
@@ -351,6 +364,12 @@ class Vllm(Engine):
         return {}
 
 
+def over_gloo(store, rank, size, timeout):
+    options = OverGloo.Options()
+    options._timeout = timeout
+    return OverGloo(store, rank, size, options)
+
+
 class Listener(ThreadingHTTPServer):
     """One thread a request; whoever starts the engine again finds the port free."""
 
@@ -381,6 +400,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def main(kind, directory, port):
+    dist.ProcessGroupNCCL = OverGloo
+    dist.Backend.register_backend(AS_NCCL, over_gloo, devices=["cuda"])
     torch.set_num_threads(1)
     engine = {"sglang": SGLang, "vllm": Vllm}[kind](directory)
     server = Listener(("127.0.0.1", int(port)), Handler)
