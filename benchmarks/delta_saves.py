@@ -48,6 +48,7 @@ class Contestant:
         place.mkdir()
         self.job, self._weights = Job.at(place), weights
         self.client = Client.open(place, "trainer")
+        self.job.disk.make_directory(self.job.explorers)
         self._presence = Presence("reader", incarnation="1", reads=(READS_DELTA,))
         settings = SyncSection(delta=delta, keyframe_every=1000, max_chain_bytes=1 << 50)  # type: ignore[arg-type]
         self.sender = FilesystemSender.open(SendContext(self.job, Ranks(), settings, self.client))

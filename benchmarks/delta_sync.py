@@ -207,7 +207,7 @@ def train(place: str, mib: int) -> None:
         jobs[way] = Job.at(f"{place}/{way}")
         client = Client.open(jobs[way].root, "trainer")
         settings = SyncSection(
-            delta="off" if way == "full" else "auto", keyframe_every=1000, max_chain_bytes=1 << 40
+            delta="off" if way == "full" else "on", keyframe_every=1000, max_chain_bytes=1 << 40
         )
         senders[way] = FilesystemSender.open(
             SendContext(jobs[way], Ranks(), settings, client, memory=unlimited())

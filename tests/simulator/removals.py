@@ -50,6 +50,10 @@ class Removals:
         yield from (
             (rule, how) for rule, how in self._rules(process, step, directory, published).items() if how
         )
+        for child, node in sorted(_changes_of(step, directory, step_directories(self._world.tree))):
+            for rule, how in self._rules(process, child, node, published).items():
+                if how:
+                    yield "a link of a kept chain stays", f"{rule}: step {child}: {how}"
 
     def attempt_broken(self, process: Process, name: str, directory: Directory) -> str:
         """Return what speaks against removing an attempt to write a step, empty for nothing."""
@@ -156,6 +160,19 @@ def _newest(step: int, directory: Directory, published: dict[str, Any]) -> str:
 def _last_good(step: int, directory: Directory, published: dict[str, Any]) -> str:
     good = published.get("last_good")
     return "it is" if good and good["step"] == step and _digest(directory) == good["digest"] else ""
+
+
+def _changes_of(step: int, directory: Directory, steps: dict[int, Directory]) -> list[tuple[int, Directory]]:
+    """Return the deltas that are stored as changes of a step, and of each other."""
+    found, links = [], {(step, _digest(directory))}
+    for number, node in sorted(steps.items()):
+        manifest = node.children.get(MANIFEST)
+        document = json.loads(manifest.data) if isinstance(manifest, File) else {}
+        delta = document.get("delta")
+        if delta and (delta["parent"], delta["parent_digest"]) in links:
+            links.add((number, document["digest"]))
+            found.append((number, node))
+    return found
 
 
 def _digest(directory: Directory) -> str | None:
