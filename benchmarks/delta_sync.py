@@ -28,6 +28,9 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 WAYS = ("full", "delta")
 SHARE = 0.015
+_WARM = 2
+"""Rounds that do not count: the first two steps of a trainer are whole."""
+
 _LONG = 300.0
 _ANSWER = "answer: "
 
@@ -104,9 +107,9 @@ def run(options: argparse.Namespace) -> None:
         for rate in options.rates.split(","):
             _limit(float(rate))
             for count in counts:
-                for round_ in range(-1, options.rounds):
+                for round_ in range(-_WARM, options.rounds):
                     step += 1
-                    # Every reader takes part in the round that does not count, so that all have the step before.
+                    # Every reader takes part in the rounds that do not count, so that all have the step before.
                     chosen = readers if round_ < 0 else readers[:count]
                     found = {way: _sync(trainer, chosen, way, step) for way in WAYS}
                     if round_ >= 0:
