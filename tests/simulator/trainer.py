@@ -273,6 +273,8 @@ class Trainer:
 
     def _save_full(self, process: Process, job: Job, step: int) -> None:
         process.sleep(self._random.choice((0.0, 4.0)))
+        # Another host may have renamed the step here just now. The trainer asks again in the same way.
+        job.disk.refresh(job.root)
         job.disk.replace(f"{job.step(step)}/{ACTOR}/optim_rank_1.pt", b"optimizer")
         job.disk.replace(f"{job.step(step)}/{FULL_CHECKPOINT}", b"")
         write_marker(job.disk, job.tracker, step)
