@@ -24,7 +24,8 @@ from safetensors.torch import save_file
 from syncd.client.client import Client
 from syncd.protocol.adapter_base import AdapterBase, find_base
 from syncd.protocol.layout import ADAPTER_CONFIG, Job
-from syncd.transports.filesystem.receive import DirectoryOptions, FilesystemReceiver
+from syncd.transports.filesystem.directory_receiver import DirectoryOptions
+from syncd.transports.filesystem.receive import FilesystemReceiver
 from syncd.transports.filesystem.stage import HostStage
 from syncd.transports.filesystem.step_saver import StepSaver
 

@@ -13,13 +13,13 @@ from syncd.protocol.layout import parse_step_name
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.version import Pair, Version, engine_label, is_unpublished, pair_of
 from syncd.transports.filesystem.directory import HeldDirectory, LoadTimings
-from syncd.transports.filesystem.receive import (
+from syncd.transports.filesystem.directory_receiver import (
     DirectoryOptions,
-    FilesystemReceiver,
     ReportEvent,
     Verification,
     refuse_damage,
 )
+from syncd.transports.filesystem.receive import FilesystemReceiver
 from syncd.transports.filesystem.stage import HostStage
 from syncd.transports.memory.receive import MemoryReceiver
 

@@ -61,6 +61,21 @@ def links(step: int, steps: Steps) -> Iterator[int]:
         step = found.parent
 
 
+def is_obscure(step: Step) -> bool:
+    """Return whether a step is there and its manifest could not be read, so what it is stored as is not known."""
+    return step.is_native and step.state is StepState.DAMAGED and not step.digest
+
+
+def may_have_deltas(snapshot: Snapshot) -> bool:
+    """Return whether a step of the job may be a delta: one is, one has a shortcut, or an explorer reads them."""
+    version, steps = snapshot.version, snapshot.steps.values()
+    return (
+        (version is not None and version.kind == "delta")
+        or any(step.kind == "delta" or step.shortcut is not None for step in steps)
+        or any(READS_DELTA in module.presence.reads for module in snapshot.explorers.values())
+    )
+
+
 def catching_up(snapshot: Snapshot) -> dict[int, str]:
     """Return the steps that explorers need to reach the published one by changes alone, each with why it is needed.
 

@@ -110,8 +110,10 @@ def _first(snapshot: Snapshot, after: tuple[Decision, ...], policy: DaemonConfig
     """Return what is removed before the publish, where there may be no room for it."""
     if not _is_short(snapshot):
         return ()
-    gone = {decision.step for decision in removable(after)}
-    return tuple(decision for decision in removable(decide(snapshot, policy)) if decision.step in gone)
+    steps = snapshot.steps
+    gone = {decision.step for decision in removable(after, steps)}
+    before = removable(decide(snapshot, policy), steps)
+    return tuple(decision for decision in before if decision.step in gone)
 
 
 def _is_short(snapshot: Snapshot) -> bool:

@@ -12,6 +12,7 @@ from functools import partial
 from syncd.config import DaemonConfig
 from syncd.daemon.leader import DaemonLeader
 from syncd.daemon.leases import Beat, Dead
+from syncd.daemon.needed import NEEDED, Links
 from syncd.daemon.plan import Answer, Plan
 from syncd.daemon.report import EventReporter, describe
 from syncd.daemon.retention import Decision, removable
@@ -70,6 +71,7 @@ class Removals:
         self._decisions: dict[int, tuple[bool, str]] = {}
         self._noted: tuple[Decision, ...] = ()
         self._left_since: dict[str, float] = {}
+        self._broken: set[int] = set()
         self.trash_left = 0
 
     @property
@@ -90,6 +92,18 @@ class Removals:
             scanned: When it began, on this host's clock.
         """
         self._scanned = scanned
+
+    def rescue_links(self, snapshot: Snapshot, *, again: bool) -> bool:
+        """Put back from the trash what steps are stored as changes of; return whether there was anything.
+
+        Args:
+            snapshot: What the scan found.
+            again: Look for what could not be put back before, too.
+        """
+        parents = {number: step.parent for number, step in snapshot.steps.items()}
+        lost = {number for number, parent in parents.items() if parent is not None and parent not in parents}
+        is_news, self._broken = not lost <= self._broken, lost
+        return (is_news or again) and bool(lost) and self._trash.rescue_links(parents)
 
     def pause(self, seconds: float) -> None:
         """Remove no step for some seconds: the presences were removed with the state directory, and come back."""
@@ -119,7 +133,7 @@ class Removals:
             self._noted = plan.decisions
             for decision in self._noted:
                 self._note_rule(decision)
-        return self.remove_steps(removable(plan.decisions), snapshot)
+        return self.remove_steps(removable(plan.decisions, snapshot.steps), snapshot)
 
     def remove_steps(self, decisions: Iterable[Decision], snapshot: Snapshot) -> Snapshot:
         """Move steps to the trash, and return the snapshot without them."""
@@ -132,14 +146,17 @@ class Removals:
             and self._may_be_tried(self._path(snapshot.steps[decision.step]))
         ]
         dead = self._dead(snapshot) if doomed else {}
+        links = Links(self._job, snapshot.steps)
         for first in range(0, len(doomed), _BATCH):
-            snapshot = self._remove_some(doomed[first : first + _BATCH], dead, snapshot)
+            snapshot = self._remove_some(doomed[first : first + _BATCH], dead, links, snapshot)
         return snapshot
 
-    def _remove_some(self, decisions: list[Decision], dead: Dead, snapshot: Snapshot) -> Snapshot:
+    def _remove_some(
+        self, decisions: list[Decision], dead: Dead, links: Links, snapshot: Snapshot
+    ) -> Snapshot:
         self._leader.progress()
         steps = snapshot.steps
-        found = self._trash.remove([steps[decision.step] for decision in decisions], dead)
+        found = self._trash.remove([steps[decision.step] for decision in decisions], dead, links)
         removed = {step for step, outcome in found.items() if outcome == ""}
         self._scanner.steps.forget(removed)
         # What failed comes last: an error of the whole file system ends this.
@@ -158,7 +175,8 @@ class Removals:
         self._obstructed.pop(path, None)
         if outcome:
             self._scanner.steps.doubt(step.step)
-            self._reporter.publish(names.STEP_KEPT, "info", step=step.step, rule="leased", detail=outcome)
+            rule = "chain" if outcome.endswith(NEEDED) else "leased"
+            self._reporter.publish(names.STEP_KEPT, "info", step=step.step, rule=rule, detail=outcome)
             return
         fields = {"step": step.step, "rule": decision.rule, "detail": decision.detail, "bytes": step.size}
         self._reporter.publish(names.STEP_PRUNED, "info", **fields)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from syncd.config import DaemonConfig
-from syncd.daemon.chains import catching_up, links
+from syncd.daemon.chains import catching_up, is_obscure, links, may_have_deltas
 from syncd.daemon.snapshot import Snapshot
 from syncd.protocol.request import Request
 from syncd.protocol.step import Step, StepState
@@ -48,12 +48,22 @@ def decide(snapshot: Snapshot, policy: DaemonConfig) -> tuple[Decision, ...]:
     decided.update({item.step: item for item in _weak(weak, steps, snapshot, policy)})
     kept = {step: decision for step, decision in decided.items() if decision and decision.keep}
     decided.update({item.step: item for item in _chains(kept, snapshot.steps)})
+    decided.update({item.step: item for item in _maybe_links(decided, snapshot, policy)})
     return tuple(decision for _, decision in sorted(decided.items()) if decision)
 
 
-def removable(decisions: Iterable[Decision]) -> list[Decision]:
-    """Return the decisions that remove, oldest step first."""
-    return [decision for decision in decisions if not decision.keep]
+def removable(decisions: Iterable[Decision], steps: Mapping[int, Step]) -> list[Decision]:
+    """Return the decisions that remove, oldest chain first, each delta before what it is stored as changes of.
+
+    Args:
+        decisions: What is decided.
+        steps: The steps of the snapshot.
+    """
+
+    def chain(decision: Decision) -> tuple[int, int]:
+        return min((decision.step, *links(decision.step, steps))), -decision.step
+
+    return sorted((decision for decision in decisions if not decision.keep), key=chain)
 
 
 def lost_attempts(snapshot: Snapshot, policy: DaemonConfig) -> tuple[Step, ...]:
@@ -264,3 +274,29 @@ def _chains(kept: Mapping[int, Decision], steps: Mapping[int, Step]) -> Iterator
         for link in links(number, steps):
             if link in steps and link not in kept:
                 yield _keep(link, "chain", f"step {number} ({decision.rule}) is stored as changes of it")
+
+
+def _maybe_links(
+    decided: Mapping[int, Decision | None], snapshot: Snapshot, policy: DaemonConfig
+) -> Iterator[Decision]:
+    """Keep the steps below a kept one whose manifest cannot be read, in a job that may have deltas.
+
+    A mount in trouble looks like damage. Once nothing has changed for `partial_grace` seconds, it is damage.
+    """
+    obscure = [
+        step.step
+        for step in snapshot.steps.values()
+        if is_obscure(step) and step.unchanged_for < policy.partial_grace and _is_kept(decided, step.step)
+    ]
+    highest = max(obscure, default=-1)
+    if highest < 0 or not may_have_deltas(snapshot):
+        return
+    for number in snapshot.steps:
+        if number < highest and not _is_kept(decided, number):
+            text = f"step {highest} cannot be read now, and may be stored as changes of it"
+            yield _keep(number, "chain", text)
+
+
+def _is_kept(decided: Mapping[int, Decision | None], step: int) -> bool:
+    decision = decided.get(step)
+    return decision is not None and decision.keep

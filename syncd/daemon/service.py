@@ -184,6 +184,8 @@ class Daemon:
         if due:
             check_owner(self.job)
         found = self._scanner.reconcile() if due else self._scanner.scan(woken=woken)
+        if self.removals.rescue_links(found, again=due):
+            found = self._scanner.reconcile()
         self.leader.floor = self._scanner.floor
         self.snapshot = replace(found, crowded=self._is_crowded)
         if due:

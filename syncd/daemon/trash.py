@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from syncd.daemon.leases import Claims, Dead, read_claims
+from syncd.daemon.needed import Links, links_in_trash, parents_of
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, Clock, Disk, exists, list_if_there, remove_tree
 from syncd.protocol.layout import FULL_CHECKPOINT, Job
@@ -42,8 +43,11 @@ class Trash:
         self._job, self._term, self._clock, self._presences = job, term, clock, presences
         self._trashed_at: dict[str, float] = {}
 
-    def remove(self, steps: Iterable[Step], dead: Dead) -> dict[int, str | OSError]:
+    def remove(self, steps: Iterable[Step], dead: Dead, links: Links) -> dict[int, str | OSError]:
         """Move steps to the trash, except those that have been leased, pinned or made a full checkpoint meanwhile.
+
+        A step that stays keeps its chain. Deltas that were sealed meanwhile keep theirs: the job is listed once after
+        the last rename and after the leases.
 
         Leases and pins are read once before the first rename and once again after the last: a lease that came in
         between puts its step back, so a reader that wrote its lease and then found the manifest keeps its step. The
@@ -51,8 +55,9 @@ class Trash:
         itself, the presences of thousands of explorers would take longer than all else.
 
         Args:
-            steps: The steps.
+            steps: The steps, each delta before its parent.
             dead: Whose leases are void. One that beats again is alive.
+            links: Which links must stay; it learns of those of these steps.
 
         Returns:
             By step: why it was left in place, empty where it was moved; the error where it cannot be moved, or where
@@ -67,17 +72,22 @@ class Trash:
         found: dict[int, str | OSError] = {}
         try:
             for step in steps:
-                found[step.step] = self._move_to_trash(step, claims, moved)
+                found[step.step] = self._move_to_trash(step, claims, links, moved)
+                if found[step.step]:
+                    links.keep(step)
         finally:
-            found.update(self._check_again(moved, dead))
+            found.update(self._check_again(moved, dead, links))
         return found
 
-    def _move_to_trash(self, step: Step, claims: Claims, moved: dict[str, Step]) -> str | OSError:
+    def _move_to_trash(
+        self, step: Step, claims: Claims, links: Links, moved: dict[str, Step]
+    ) -> str | OSError:
         name = f"{step.directory}.{step.step}.{uuid.uuid4().hex[:8]}"
         try:
             if step.is_attempt:
                 return "" if self.remove_attempt(step) else "it is there no longer"
-            if reason := self._claimed(step, f"{self._job.root}/{step.directory}", claims):
+            place = f"{self._job.root}/{step.directory}"
+            if reason := links.why(step.step) or self._claimed(step, place, claims):
                 return reason
             self._trashed_at[name] = self._clock.monotonic()
             self._term.move_to_trash(f"{self._job.root}/{step.directory}", name)
@@ -87,18 +97,22 @@ class Trash:
         moved[name] = step
         return ""
 
-    def _check_again(self, moved: Mapping[str, Step], dead: Dead) -> dict[int, str | OSError]:
-        """Put back what is claimed now, and what may be claimed because the claims cannot be read."""
+    def _check_again(self, moved: Mapping[str, Step], dead: Dead, links: Links) -> dict[int, str | OSError]:
+        """Put back what is claimed or needed now, and what may be because that cannot be read."""
         if not moved:
             return {}
         found: dict[int, str | OSError] = {}
         claims: Claims | OSError
         try:
             claims = read_claims(self._job, dead, self._presences)
+            links.read_new(moved.values())
         except OSError as error:
             claims = error
         for name, step in moved.items():
             reason = claims if isinstance(claims, OSError) else self._claimed_in_trash(step, name, claims)
+            reason = reason or links.why(step.step)
+            if reason:
+                links.keep(step)
             is_back = bool(reason) and put_back(self._job, f"{self._term.trash}/{name}", step.directory)
             found[step.step] = reason if is_back or isinstance(reason, OSError) else ""
         return found
@@ -127,6 +141,17 @@ class Trash:
                 raise
             return False  # it has become the step, or its writer has removed it
         return True
+
+    def rescue_links(self, parents: Mapping[int, int | None]) -> bool:
+        """Put back what steps of the job are stored as changes of; return whether there was anything.
+
+        A delta may have been sealed after the last look, or the leader that moved its parent died before it.
+
+        Args:
+            parents: Each step of the job, and what it is stored as changes of.
+        """
+        entries = list_if_there(self._job.disk, self._term.trash)
+        return _rescue_links(self._job, [f"{self._term.trash}/{entry.name}" for entry in entries], parents)
 
     def empty(self, grace: float, dead: Dead) -> Emptied:
         """Delete what has been in the trash for `grace` seconds of this clock; what cannot go yet stays for later.
@@ -212,7 +237,10 @@ class Leftovers:
         there = self._entries(highest)
         now = self._clock.monotonic()  # after the listing: no entry is older than its first sighting
         self._since = {path: self._since.get(path, now) for path in there}
-        return sum(self._delete(path) for path in there if now - self._since[path] >= grace)
+        due = [path for path in there if now - self._since[path] >= grace]
+        if due:
+            _rescue_links(self._job, there, parents_of(self._job))
+        return sum(self._delete(path) for path in due)
 
     def _entries(self, highest: int) -> list[str]:
         trash = self._job.trash
@@ -239,17 +267,35 @@ class Leftovers:
             return 0  # somebody else was faster, or it cannot be deleted yet
 
 
+def _rescue_links(job: Job, paths: Iterable[str], parents: Mapping[int, int | None]) -> bool:
+    """Put back the entries of a trash that steps of the job are stored as changes of; return whether any is back."""
+    is_back = False
+    entries = {path: _entry(path) for path in paths}
+    steps = {path: entry[1] for path, entry in entries.items() if entry}
+    for path in links_in_trash(job, parents, steps):
+        if (entry := entries[path]) and not exists(job.disk, f"{job.root}/{entry[0]}"):
+            is_back |= put_back(job, path, entry[0])
+    return is_back
+
+
+def _entry(path: str) -> tuple[str, int] | None:
+    """Return the directory and the number of the step that an entry of the trash was, None for an attempt."""
+    directory, _, number = path.rpartition("/")[2].rpartition(".")[0].rpartition(".")
+    return (directory, int(number)) if directory and number.isdecimal() else None
+
+
 def _is_rescued(job: Job, path: str, dead: Dead) -> bool:
     """Put an entry of the trash back if it is a step that somebody leases or pins.
 
     Returns:
         Whether it must not be deleted: it is back, or nobody knows who reads it.
     """
-    directory, _, number = path.rpartition("/")[2].rpartition(".")[0].rpartition(".")
-    if not directory or not number.isdecimal() or exists(job.disk, f"{job.root}/{directory}"):
+    entry = _entry(path)
+    if entry is None or exists(job.disk, f"{job.root}/{entry[0]}"):
         return False
+    directory, number = entry
     try:
-        if read_claims(job, dead).why(int(number)) is None:
+        if read_claims(job, dead).why(number) is None:
             return False
     except OSError:
         return True

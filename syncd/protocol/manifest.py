@@ -14,7 +14,7 @@ from syncd.errors import CorruptDataError
 from syncd.protocol.adapter_base import AdapterBase
 from syncd.protocol.delta_header import DeltaHeader, Shortcut, describe_changes
 from syncd.protocol.digest import digest_file, is_digest, name_of
-from syncd.protocol.disk import MISSING, Disk, is_directory
+from syncd.protocol.disk import MISSING, Disk, FileStat, is_directory
 from syncd.protocol.documents import (
     Fields,
     as_document,
@@ -301,20 +301,29 @@ def missing_records(disk: Disk, step_path: str, records: Sequence[FileRecord]) -
     """Return each of some files of a step that is absent, replaced or of another size."""
     wrong = [
         f"{name}: not a directory"
-        for name in _directories(records)
+        for name in sorted(_directories(records))
         if not is_directory(disk, f"{step_path}/{name}")
     ]
     if wrong:
         return wrong
     for record in records:
         try:
-            found = disk.stat(f"{step_path}/{record.name}")
+            found = _stat(disk, f"{step_path}/{record.name}", record.size)
         except MISSING:
             wrong.append(f"{record.name}: missing")
             continue
         if found.kind != "file" or found.size != record.size:
             wrong.append(f"{record.name}: {found.size} bytes of {record.size}")
     return wrong
+
+
+def _stat(disk: Disk, path: str, size: int) -> FileStat:
+    """Return what a file is. A client may remember its size of when it was written: an open asks the server again."""
+    found = disk.stat(path)
+    if found.kind != "file" or found.size == size:
+        return found
+    disk.read_at(path, 0, 1)
+    return disk.stat(path)
 
 
 def damaged_files(

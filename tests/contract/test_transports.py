@@ -38,11 +38,8 @@ from syncd.transports.base import (  # noqa: E402
     find_transport,
     open_senders,
 )
-from syncd.transports.filesystem.receive import (  # noqa: E402
-    DirectoryOptions,
-    FilesystemReceiver,
-    Verification,
-)
+from syncd.transports.filesystem.directory_receiver import DirectoryOptions, Verification  # noqa: E402
+from syncd.transports.filesystem.receive import FilesystemReceiver  # noqa: E402
 from syncd.transports.filesystem.stage import HostStage  # noqa: E402
 from syncd.transports.ranks import Ranks  # noqa: E402
 

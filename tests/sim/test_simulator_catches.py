@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from simulator import explorer, follower
+from simulator import chain_explorer, explorer, follower
 from simulator.deeds import Deed
 from simulator.disk import SimDisk
 from simulator.schedule import run_schedule
@@ -244,3 +244,15 @@ def test_comparing_directories_by_inode_in_a_recreated_job_is_caught(monkeypatch
     # Before a directory's birth was compared there was no such function, and this was how it was.
     monkeypatch.setattr(scan, "_is_another", lambda *_: False, raising=False)
     assert_caught("I5 a term has one leader", "I2", first=7, deeds=frozenset({Deed.JOB_REPLACED}))
+
+
+def test_pruning_a_link_of_a_kept_chain_is_caught(monkeypatch):
+    monkeypatch.setattr(retention, "_chains", lambda *_: iter(()))
+    monkeypatch.setattr(retention, "_maybe_links", lambda *_: iter(()))
+    assert_caught("I3 a link of a kept chain stays", first=6, deeds=frozenset({Deed.DELTAS}))
+
+
+def test_a_reader_that_applies_nothing_and_proves_nothing_is_caught(monkeypatch):
+    monkeypatch.setattr(chain_explorer, "apply", lambda *_: None)
+    monkeypatch.setattr(chain_explorer, "digest_bytes", lambda _: Anything())
+    assert_caught("I4 confirmed bytes", first=6, deeds=frozenset({Deed.DELTAS}))

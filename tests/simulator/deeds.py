@@ -22,6 +22,9 @@ class Deed(StrEnum):
     CORRUPT_READS = "corrupt-reads"
     """A read returns a flipped bit of a step, or the content that a file had when it was opened."""
 
+    DELTAS = "deltas"
+    """In every other schedule the trainer stores deltas and shortcuts, and explorers read chains."""
+
 
 EVERY = frozenset(Deed)
 

@@ -36,6 +36,8 @@ class Explorer:
         slow: Seconds that loading one shard takes, at most.
     """
 
+    reads: tuple[str, ...] = ()
+
     def __init__(self, random: Random, witness: Witness, poll: float, slow: float) -> None:
         self._random, self._witness, self._poll, self._slow = random, witness, poll, slow
         self._applied_at = float("-inf")
@@ -45,7 +47,10 @@ class Explorer:
         job = Job(JOB, STATE, SimDisk(process.host, process))
         name = process.program.name
         me = BeatingPublisher(
-            job.disk, process, job.explorers, Presence(name, incarnation=str(process.number))
+            job.disk,
+            process,
+            job.explorers,
+            Presence(name, incarnation=str(process.number), reads=self.reads),
         )
         me.prepare()
         applied: Pair | None = None
@@ -91,8 +96,7 @@ class Explorer:
     def _load(self, process: Process, job: Job, me: BeatingPublisher, manifest: Manifest) -> Loaded | None:
         loaded = {}
         for shard in manifest.shards:
-            process.sleep(self._slow * self._random.random())
-            me.beat()
+            self._pause(process, me)
             loaded[shard.name] = job.disk.read(f"{job.step(manifest.step)}/{shard.name}")
             if digest_bytes(loaded[shard.name]) != shard.digest:
                 process.world.note(
@@ -100,3 +104,7 @@ class Explorer:
                 )
                 return None
         return loaded
+
+    def _pause(self, process: Process, me: BeatingPublisher) -> None:
+        process.sleep(self._slow * self._random.random())
+        me.beat()

@@ -16,7 +16,7 @@ from simulator.tree import Change, Directory, File, path_of
 from simulator.world import Process, Program, World
 from syncd.config import DaemonConfig
 from syncd.protocol.disk import is_temporary
-from syncd.protocol.layout import MANIFEST, MARKER, parse_attempt_name, parse_step_name
+from syncd.protocol.layout import MANIFEST, MARKER, parse_attempt_name, parse_step_name, step_name
 from syncd.protocol.leadership import BEAT
 from syncd.protocol.manifest import Manifest
 from syncd.protocol.version import Pair, Version
@@ -165,7 +165,7 @@ class Observer:
         read_at = visited(process, f"{JOB}/{MARKER}")
         # A marker that was ahead of its step made those below look announced: that was the trainer's fault.
         was_ahead = self._ahead[0] <= read_at <= self._ahead[1]
-        if read_at > abandoned_at and not version["held_marker"] and not was_ahead:
+        if read_at > abandoned_at and version["held_marker"] is None and not was_ahead:
             self._fail("I8 an abandoned step is not newest", f"{process.name} publishes {attempt}")
 
     def _marked(self, change: Change) -> None:
@@ -179,16 +179,24 @@ class Observer:
     def _whole_attempt(self, version: dict[str, Any]) -> Attempt | None:
         """Return the attempt that a version names, None if not all of it is there as it was written."""
         step = version["step"]
-        directory = self._world.tree.find(f"{JOB}/global_step_{step}")
-        manifest = self._json(f"{JOB}/global_step_{step}/{MANIFEST}")
-        if (
-            manifest is None
-            or manifest["digest"] != version["digest"]
-            or not isinstance(directory, Directory)
-        ):
+        manifest = self._json(f"{JOB}/{step_name(step)}/{MANIFEST}")
+        if manifest is None or manifest["digest"] != version["digest"]:
             return None
         attempt = (step, manifest["attempt"])
-        return attempt if self._record.is_intact(directory, attempt) else None
+        return attempt if self._is_intact(manifest) else None
+
+    def _is_intact(self, manifest: dict[str, Any]) -> bool:
+        """Return whether a step, and each link of its chain, holds what was written into it."""
+        directory = self._world.tree.find(f"{JOB}/{step_name(manifest['step'])}")
+        if not isinstance(directory, Directory):
+            return False
+        if not self._record.is_intact(directory, (manifest["step"], manifest["attempt"])):
+            return False
+        if manifest["delta"] is None:
+            return True
+        parent = self._json(f"{JOB}/{step_name(manifest['delta']['parent'])}/{MANIFEST}")
+        is_parent = parent is not None and parent["digest"] == manifest["delta"]["parent_digest"]
+        return is_parent and self._is_intact(parent or {})
 
     def _check_order(self, process: Process, version: dict[str, Any]) -> None:
         """I2."""

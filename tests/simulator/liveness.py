@@ -25,7 +25,9 @@ def unsettled(world: World, record: Record, config: DaemonConfig) -> list[str]:
         *_followers(world, version),
         *_trash(world.tree),
         *_terms(world.tree),
-        *_leftovers(world.tree, version, steps, config, record, world.misjudged),
+        *_unneeded(
+            world.tree, steps, dict(_leftovers(world.tree, version, steps, config, record, world.misjudged))
+        ),
         *_attempts(world.tree, version),
         *_requests(world.tree),
         *_resumable(world.tree, steps),
@@ -72,8 +74,8 @@ def _leftovers(
     config: DaemonConfig,
     record: Record,
     misjudged: set[int],
-) -> Iterator[str]:
-    """Steps that no rule keeps, by a reckoning of its own."""
+) -> Iterator[tuple[int, str]]:
+    """Yield the steps that no rule but that of chains keeps, by a reckoning of its own, each with why."""
     abandoned = {tuple(item) for item in version["abandoned"]}
     pinned = {
         int(name.removeprefix("global_step_").removesuffix(".json"))
@@ -90,15 +92,25 @@ def _leftovers(
         manifest = read_json(tree, f"{JOB}/global_step_{step}/{MANIFEST}")
         if manifest is None:
             if step < version["step"] and step not in kept:
-                yield f"step {step} is partial and stale"
+                yield step, "is partial and stale"
         elif (step, manifest["digest"]) in abandoned:
             if step not in kept:
-                yield f"step {step} is abandoned"
+                yield step, "is abandoned"
         elif FULL_CHECKPOINT not in node.children and step <= version["step"] and step not in misjudged:
             sync += [step] if (step, manifest["digest"]) not in quarantined else []
     for step in sync[: -config.keep_last]:
         if step not in kept and not (config.keep_every and step % config.keep_every == 0):
-            yield f"step {step} is superseded"
+            yield step, "is superseded"
+
+
+def _unneeded(tree: Tree, steps: dict[int, Directory], left: dict[int, str]) -> Iterator[str]:
+    """Yield the steps that should have gone, but for those that a kept delta is stored as changes of."""
+    needed = set[int]()
+    for step in sorted(steps, reverse=True):
+        manifest = read_json(tree, f"{JOB}/global_step_{step}/{MANIFEST}") or {}
+        if (step not in left or step in needed) and manifest.get("delta"):
+            needed.add(manifest["delta"]["parent"])
+    yield from (f"step {step} {why}" for step, why in sorted(left.items()) if step not in needed)
 
 
 def _attempts(tree: Tree, version: dict[str, Any]) -> Iterator[str]:

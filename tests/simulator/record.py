@@ -21,13 +21,19 @@ class Record:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self.contents: dict[Attempt, dict[str, bytes]] = {}
+        """The shard files that each attempt stands for."""
+        self._stored: dict[Attempt, dict[str, bytes]] = {}
         self.abandoned: dict[Attempt, float] = {}
         self.announced: Attempt | None = None
         self.announced_at = float("-inf")
 
     def writing(self, attempt: Attempt, name: str, data: bytes) -> None:
-        """Take note of what a writer is about to write."""
+        """Take note of a shard file of which a writer is about to write the bytes, or the changes."""
         self.contents.setdefault(attempt, {})[name] = data
+
+    def storing(self, attempt: Attempt, files: dict[str, bytes]) -> None:
+        """Take note of the files that a writer is about to write."""
+        self._stored.setdefault(attempt, {}).update(files)
 
     def announce(self, attempt: Attempt, now: float) -> None:
         """Take note that the marker names an attempt."""
@@ -57,7 +63,7 @@ class Record:
 
     def is_intact(self, step_directory: Directory, attempt: Attempt) -> bool:
         """Say whether a step's directory holds exactly the files of an attempt."""
-        written = self.contents.get(attempt)
+        written = self._stored.get(attempt)
         return written is not None and all(
             _content(step_directory, name) == data for name, data in written.items()
         )

@@ -50,6 +50,10 @@ class Removals:
         yield from (
             (rule, how) for rule, how in self._rules(process, step, directory, published).items() if how
         )
+        for child, node in sorted(_changes_of(step, directory, step_directories(self._world.tree))):
+            for rule, how in self._rules(process, child, node, published).items():
+                if how:
+                    yield "a link of a kept chain stays", f"{rule}: step {child}: {how}"
 
     def attempt_broken(self, process: Process, name: str, directory: Directory) -> str:
         """Return what speaks against removing an attempt to write a step, empty for nothing."""
@@ -89,19 +93,32 @@ class Removals:
         return {
             "the newest version stays": _newest(step, directory, published),
             "the last good version stays": _last_good(step, directory, published),
-            "the previous version stays": self._previous(process, step, published),
+            "the previous version stays": self._previous(process, step, directory, published),
             "a pinned step stays": self._pinned(process, step),
             "a leased step stays": self._leased(process, step),
             "a full checkpoint inside its policy stays": self._full(process, step, directory, published),
             "a step being written stays": self._written(process, step, directory, published),
         }
 
-    def _previous(self, process: Process, step: int, published: dict[str, Any]) -> str:
-        previous = published.get("previous")
-        asked = self._answered.get(step, float("-inf")) > visited(process, f"{STATE}/requests") or any(
-            request["kind"] == "vacate" and request["step"] == step for request in self._requests()
+    def _previous(self, process: Process, step: int, directory: Directory, published: dict[str, Any]) -> str:
+        previous, looked = published.get("previous"), visited(process, f"{STATE}/requests")
+        # A step is vacated with what is stored as changes of it.
+        chain = self._chain(step, directory)
+        asked = any(self._answered.get(link, float("-inf")) > looked for link in chain) or any(
+            request["kind"] == "vacate" and request["step"] in chain for request in self._requests()
         )
         return f"{previous}" if previous and previous["step"] == step and not asked else ""
+
+    def _chain(self, step: int, directory: Directory) -> set[int]:
+        """Return a step that was in a directory, and what it is stored as changes of."""
+        file, found = directory.children.get(MANIFEST), {step}
+        manifest = json.loads(file.data) if isinstance(file, File) else None
+        while manifest and manifest["delta"]:
+            found.add(manifest["delta"]["parent"])
+            manifest = read_json(
+                self._world.tree, f"{JOB}/{step_name(manifest['delta']['parent'])}/{MANIFEST}"
+            )
+        return found
 
     def _pinned(self, process: Process, step: int) -> str:
         file = self._world.tree.find(f"{_PINS}/global_step_{step}.json")
@@ -156,6 +173,19 @@ def _newest(step: int, directory: Directory, published: dict[str, Any]) -> str:
 def _last_good(step: int, directory: Directory, published: dict[str, Any]) -> str:
     good = published.get("last_good")
     return "it is" if good and good["step"] == step and _digest(directory) == good["digest"] else ""
+
+
+def _changes_of(step: int, directory: Directory, steps: dict[int, Directory]) -> list[tuple[int, Directory]]:
+    """Return the deltas that are stored as changes of a step, and of each other."""
+    found, links = [], {(step, _digest(directory))}
+    for number, node in sorted(steps.items()):
+        manifest = node.children.get(MANIFEST)
+        document = json.loads(manifest.data) if isinstance(manifest, File) else {}
+        delta = document.get("delta")
+        if delta and (delta["parent"], delta["parent_digest"]) in links:
+            links.add((number, document["digest"]))
+            found.append((number, node))
+    return found
 
 
 def _digest(directory: Directory) -> str | None:

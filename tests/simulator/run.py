@@ -31,6 +31,10 @@ _ROWS = (
     ("publishes", "publishes"),
     ("amended versions", "amendments"),
     ("loads", "loads"),
+    ("deltas", "deltas"),
+    ("shortcuts", "shortcuts"),
+    ("loads of chains", "loads of chains"),
+    ("loads by changes", "loads by changes"),
     ("prunes", "prunes"),
     ("attempts removed", "attempts removed"),
     ("zombies", "zombies"),
@@ -86,10 +90,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         summary = Summary()
         for seed in range(options.seed, options.seed + options.schedules):
             summary.add(run_schedule(seed, _print, options.deeds))
+        for outcome in summary.failures:
+            _tell(outcome, options.deeds)
     else:
         summary = _run(options)
-    for outcome in summary.failures:
-        _tell(outcome, options.deeds)
     _report(summary, time.monotonic() - started)
     return 1 if summary.failures else 0
 
@@ -117,6 +121,8 @@ def _run(options: argparse.Namespace) -> Summary:
     for part in _parts(options):
         before = summary.schedules // 1000
         summary.merge(part)
+        for outcome in part.failures:
+            _tell(outcome, options.deeds)
         if summary.schedules // 1000 > before:
             _print(f"{summary.schedules} schedules, {len(summary.failures)} failed")
         if summary.failures and options.first_failure:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from unittest import mock
 
+from simulator.chain_explorer import ChainExplorer
 from simulator.corruption import Corruption
 from simulator.daemons import DaemonProgram, draw_config
 from simulator.deeds import USUAL, Deed, chance_of
@@ -30,6 +31,9 @@ CALM = 400.0
 
 _SLICE = 5.0
 _LEAVES = 0.2
+_DELTAS = 0.5
+"""The share of schedules in which the trainer stores deltas, if any may."""
+
 _FOREIGN = (
     "notes.txt",
     "global_step_007/data",
@@ -84,7 +88,10 @@ def _run(world: World, seed: int, deeds: frozenset[Deed]) -> Outcome:
     config = draw_config(world.random, caching=bool(world.profile.caching.names))
     observer = Observer(world, record, config)
     _plant(world.tree, record)
-    trainer = _people(world, record, observer, config)
+    deltas = chance_of(seed, Deed.DELTAS) if Deed.DELTAS in deeds else None
+    if deltas is not None and deltas.random() >= _DELTAS:
+        deltas = None
+    trainer = _people(world, record, observer, config, deltas)
     _do(world, seed, deeds, trainer, lambda: _replace_job(world, record, observer))
     world.note(None, f"{world.profile} {config}")
     world.run(world.profile.trouble)
@@ -109,7 +116,9 @@ def _calm_down(world: World, unsettled: Callable[[], list[str]]) -> list[str]:
     return left
 
 
-def _people(world: World, record: Record, observer: Observer, config: DaemonConfig) -> Trainer:
+def _people(
+    world: World, record: Record, observer: Observer, config: DaemonConfig, deltas: Random | None
+) -> Trainer:
     random = world.random
     trainer = Trainer(
         world,
@@ -119,6 +128,8 @@ def _people(world: World, record: Record, observer: Observer, config: DaemonConf
         full_every=random.choice((2, 4)),
         torn=0.2,
     )
+    if deltas is not None:
+        trainer.store_deltas(deltas)
     trainer.start()
     poll = random.choice((0.5, 2.0))
     for number in range(random.choice((1, 2, 2, 3))):
@@ -127,7 +138,7 @@ def _people(world: World, record: Record, observer: Observer, config: DaemonConf
             Program(f"daemon{number}", world.host(f"node{number}"), daemon.main), random.uniform(0, 5)
         )
     for number in range(random.choice((1, 2, 3))):
-        _start_explorer(world, observer, number)
+        _start_explorer(world, observer, number, reads_deltas=deltas is not None)
     world.start(Program("person", world.host("desk"), Person(random).main))
     return trainer
 
@@ -161,9 +172,10 @@ def _replace_job(world: World, record: Record, observer: Observer) -> None:
     world.at(world.now + world.random.uniform(20, 60), lambda: world.restart(daemons, 1.0))
 
 
-def _start_explorer(world: World, observer: Observer, number: int) -> None:
+def _start_explorer(world: World, observer: Observer, number: int, *, reads_deltas: bool) -> None:
     random = world.random
-    kind = random.choice((Explorer, Follower))
+    kind: type[Explorer | Follower] = random.choice((Explorer, Follower))
+    kind = ChainExplorer if reads_deltas else kind
     explorer = kind(random, observer, random.choice((1.0, 2.0)), random.choice((0.1, 8.0)))
     program = Program(f"explorer{number}", world.host(f"gpu{number}"), explorer.main)
     world.start(program, random.uniform(0, 10))

@@ -23,7 +23,8 @@ def changes_of_sealed(tree: Tree, change: Change) -> Iterator[str]:
     manifest = read_json(tree, f"{JOB}/{step}/{MANIFEST}")
     if manifest is None:
         return
-    named = {record["name"] for record in (*manifest["shards"], *manifest["files"])}
+    containers = manifest["shortcut"]["containers"] if manifest.get("shortcut") else ()
+    named = {record["name"] for record in (*manifest["shards"], *manifest["files"], *containers)}
     if name in named:
         yield f"{name} of {step} is {'removed' if change.after is None else 'replaced'}"
     elif change.after is not None and _is_loaded(name):

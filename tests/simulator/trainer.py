@@ -11,6 +11,7 @@ from random import Random
 
 from support.presences import BeatingPublisher
 
+from simulator.deltas import Plan, Sealed, draw_plan, stored_files, write_part
 from simulator.disk import SimDisk
 from simulator.record import JOB, STATE, Record
 from simulator.server import read_json
@@ -25,6 +26,7 @@ from syncd.protocol.version import read_marker, write_marker
 from syncd.protocol.writer import StepWriter
 
 _WAIT = 0.2
+_OFTEN = 1.0
 _EARLY = 0.5
 _ZOMBIES = 0.5
 _PATIENCE = 100.0
@@ -41,6 +43,9 @@ class _Run:
     attempt: str = ""
     over: bool = False
     sealed: bool = False
+    plan: Plan = field(default_factory=Plan)
+    last: Sealed | None = None
+    parts: dict[str, bytes] = field(default_factory=dict)
     arrived: dict[str, set[int]] = field(default_factory=dict)
 
 
@@ -65,6 +70,7 @@ class Trainer:
         self._before = self._random.choice((0, 7, 97))
         self._run = _Run(0, over=True)
         self._saving: dict[Process, tuple[int, str]] = {}
+        self._deltas: Random | None = None
         self._joined: dict[int, set[int]] = {rank: set() for rank in range(1, ranks + 1)}
         self._programs = [
             Program(f"rank{rank}", world.host(f"trainer{rank}"), self._main(rank))
@@ -100,6 +106,10 @@ class Trainer:
         self._world.note(process, f"wakes up in {attempt}; {manifest['attempt']} is sealed")
         return True
 
+    def store_deltas(self, random: Random) -> None:
+        """Store some steps as deltas, and some whole with a shortcut; save often, so that chains grow."""
+        self._deltas, self._pace = random, min(self._pace, _OFTEN)
+
     def start(self) -> None:
         """Start all ranks."""
         for program in self._programs:
@@ -124,6 +134,7 @@ class Trainer:
             step += 1
             presence.update(step=step)
             if self._may_write(process, job, step):
+                run.plan, run.parts = self._planned(job, run), {}
                 run.step, run.attempt, run.sealed = step, f"run{run.number}-{step}", False
                 if self._random.random() < self._torn / 2 and not self._world.is_calm:
                     # As systems do whose mark is visible before its data.
@@ -132,6 +143,7 @@ class Trainer:
                 # Two trainers of one job are kept apart elsewhere; a rank that woke up announces nothing.
                 if run is self._run:
                     self._announce(process, job, run, presence)
+                    self._keep_sealed(job, run)
         run.over = True
         if run is self._run:
             self._finish()
@@ -192,6 +204,25 @@ class Trainer:
         self._world.counts["passed over"] += 1
         return False
 
+    def _planned(self, job: Job, run: _Run) -> Plan:
+        """Decide how the next step is stored."""
+        if self._deltas is None or run.last is None:
+            return Plan()
+        job.disk.refresh(job.root)
+        plan = draw_plan(self._deltas, job, run.last)
+        if plan.parent is None:
+            return plan
+        self._world.counts["deltas" if plan.is_delta else "shortcuts"] += 1
+        return plan
+
+    def _keep_sealed(self, job: Job, run: _Run) -> None:
+        """Take what was sealed as the parent of the next step, if that is known to be this attempt."""
+        run.last = None
+        if self._deltas is not None:
+            manifest = read_manifest(job.disk, job.step(run.step))
+            if manifest.attempt == run.attempt:
+                run.last = Sealed(manifest, dict(run.parts))
+
     def _save(self, process: Process, job: Job, run: _Run, rank: int) -> None:
         self._saving[process] = run.step, run.attempt
         try:
@@ -203,10 +234,11 @@ class Trainer:
         writer = StepWriter(job, run.step, self._ranks, run.attempt, process)
         writer.begin()
         name = f"{ACTOR}/{shard_name(rank, self._ranks)}"
-        content = shard(run.step, run.attempt, rank)
+        content = run.parts[name] = shard(run.step, run.attempt, rank)
+        plan = run.plan
         self._record.writing((run.step, run.attempt), name, content)
-        written = writer.write(name, iter((content[:40], content[40:])), tensors=1)
-        writer.receipt(rank, [written])
+        self._record.storing((run.step, run.attempt), stored_files(plan, rank, self._ranks, name, content))
+        write_part(writer, plan, rank, name, content)
         run.sealed |= writer.seal() is not None
         self._meet(process, run, rank)
         if rank == 1 and not run.sealed and writer.seal() is None:
@@ -241,6 +273,8 @@ class Trainer:
 
     def _save_full(self, process: Process, job: Job, step: int) -> None:
         process.sleep(self._random.choice((0.0, 4.0)))
+        # Another host may have renamed the step here just now. The trainer asks again in the same way.
+        job.disk.refresh(job.root)
         job.disk.replace(f"{job.step(step)}/{ACTOR}/optim_rank_1.pt", b"optimizer")
         job.disk.replace(f"{job.step(step)}/{FULL_CHECKPOINT}", b"")
         write_marker(job.disk, job.tracker, step)
@@ -255,7 +289,7 @@ class Trainer:
 def shard(step: int, attempt: str, rank: int) -> bytes:
     """Return a safetensors file of one tensor, whose size tells nothing about its content."""
     body = f"{step:04d} {attempt:>12} {rank:02d}".encode()
-    tensor = {str(rank): {"dtype": "U8", "shape": [len(body)], "data_offsets": [0, len(body)]}}
+    tensor = {str(rank): {"dtype": "BF16", "shape": [len(body) // 2], "data_offsets": [0, len(body)]}}
     header = json.dumps(tensor).encode()
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header + body

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from signal import SIGTERM
 
 from syncd.client.client import Client
 from syncd.client.follow import NATIVE, Leased, missing_job
@@ -25,6 +26,7 @@ from syncd.protocol.version import Version
 from trainer.config.model import JobConfig
 from trainer.export import export
 from trainer.launch.daemon import DaemonProcess
+from trainer.launch.die_with_parent import dying_with_parent
 from trainer.stopping import StopSignals
 
 RECORD = "imported.json"
@@ -122,6 +124,8 @@ class StepCopier:
     def __init__(self, source: Client, target: Client, say: Say, dtype: str | None) -> None:
         self._source, self._target, self._say, self._dtype = source, target, say, dtype
         self._record = f"{target.job.root}/{RECORD}"
+        parent, name = os.path.split(target.job.root)
+        self._scratch = f"{parent}/.{name}.{NAME}"
         self._copied = _read_record(target.job, self._record)
         self._done: Version | None = None
 
@@ -157,39 +161,40 @@ class StepCopier:
 
     def _write(self, version: Version) -> bool:
         """Export a step beside the second job, and publish it there."""
-        scratch = (
-            f"{os.path.dirname(self._target.job.root)}/.{os.path.basename(self._target.job.root)}.{NAME}"
-        )
-        shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(self._scratch, ignore_errors=True)  # of a process that was killed
         try:
             with self._source.lease(version) as leased:
-                directory = self._readable(leased, scratch)
+                directory = self._readable(leased)
                 if self._is_there(version.step) and str(version.step) in self._copied:
                     self._target.vacate(version.step)
+                self._remember(version)  # before: a step that is there then is this one, also after a kill
                 self._publish(version.step, directory)
         except TryAgainError as error:
             self._say(f"step {version.step}: {error}")
             return False
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            shutil.rmtree(self._scratch, ignore_errors=True)
+        return True
+
+    def _remember(self, version: Version) -> None:
         self._copied[str(version.step)] = version.digest
         content = encode({"protocol": 1, "from": self._source.job.root, "steps": self._copied})
         self._target.job.disk.replace(self._record, content)
-        return True
 
-    def _readable(self, leased: Leased, scratch: str) -> str:
+    def _readable(self, leased: Leased) -> str:
         """Return a directory of safetensors with a step's weights: its own, or an export."""
         if foreign_shards(self._source.job.disk, leased.path):
             return leased.path
-        export(self._source.job.root, leased.version.step, scratch, self._dtype)
-        return scratch
+        directory = f"{self._scratch}/step"
+        export(self._source.job.root, leased.version.step, directory, self._dtype)
+        return directory
 
     def _publish(self, step: int, directory: str) -> None:
         """Publish a directory by the command that checks, hashes and seals it."""
         newest = self._target.announced_step()
         rewind = ["--rewind"] if newest is not None and newest > step else []
         command = ["syncd", "publish", self._target.job.root, str(step), directory, *rewind]
-        own = [sys.executable, "-P", "-m", *command]
+        own = dying_with_parent(SIGTERM, [sys.executable, "-P", "-m", *command])
         done = subprocess.run(own, stdin=subprocess.DEVNULL, check=False)  # noqa: S603 - our own command
         if done.returncode:
             text = f"step {step} could not be published: exit code {done.returncode}"

@@ -100,7 +100,7 @@ def mini_batches(given: Given) -> int:
         CannotMapError: The batch cannot be divided.
     """
     batch, mini = given.whole("data.train_batch_size"), given.whole(f"{_ACTOR}.ppo_mini_batch_size")
-    return objective.whole_ratio(batch, min(batch, mini), "data.train_batch_size by ppo_mini_batch_size")
+    return objective.whole_ratio(batch, mini, "data.train_batch_size by ppo_mini_batch_size")
 
 
 def updates(given: Given) -> int:

@@ -24,7 +24,7 @@ from syncd.transports.filesystem.stage import HostStage, StagedCopy, StageSource
 
 if TYPE_CHECKING:
     from syncd.client.client import Client
-    from syncd.transports.filesystem.receive import ReportEvent
+    from syncd.transports.filesystem.directory_receiver import ReportEvent
 
 
 class _Route(NamedTuple):
