@@ -1,11 +1,12 @@
 """`syncd rollback`: rolls explorers back to a step, as a new generation."""
 
+import contextlib
 import time
 
 import click
 
 from syncd.cli import options
-from syncd.errors import NotReadyError, TimedOutError, TryAgainError, UsageError
+from syncd.errors import LockHeldError, NotReadyError, TimedOutError, TryAgainError, UsageError
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.request import Request, read_requests, remove_request, write_request
@@ -75,7 +76,8 @@ def _wait(job: Job, request: Request, timeout: float) -> Version:
         if candidate.holder() is None:
             from syncd.cli.watch import once  # noqa: PLC0415
 
-            once(job, {"prune": False, "log_level": "warning"})
+            with contextlib.suppress(LockHeldError):  # a daemon has started meanwhile: it answers
+                once(job, {"prune": False, "log_level": "warning"})
         else:
             time.sleep(_POLL)
     late = f"timed out after {timeout:g} s waiting for the daemon"

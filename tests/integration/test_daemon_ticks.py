@@ -369,6 +369,21 @@ def test_the_pair_increases_across_restarts_without_the_version_file(job):
     assert pair(job) == (2, 5)
 
 
+def test_a_daemon_that_starts_during_a_rollback_carries_it_out(job, shell, monkeypatch):
+    daemon, _, _ = start(job)
+    for step in (1, 2):
+        write_step(job, step)
+        daemon.tick(woken=True)
+
+    def once(*_):
+        daemon.tick(woken=True)
+        raise LockHeldError("a daemon leads this job")
+
+    monkeypatch.setattr("syncd.cli.watch.once", once)
+    assert shell("rollback", job.root, "1", "--timeout", "30").code == 0
+    assert read_version(job).pair == (2, 1)
+
+
 def test_a_rollback_request_is_carried_out_once(job):
     daemon, heard, _ = start(job, keep_last=5)
     for step in (1, 2, 3):
