@@ -12,7 +12,7 @@ for n in $(seq 8); do
   mkdir /dev/shm/readers/$n
   nsenter --net=/run/netns/cb mount -t nfs -o vers=4.2,nosharecache 10.99.2.1:/ /dev/shm/readers/$n || exit 1
 done
-$python benchmarks/delta_sync.py run "$A" /dev/shm/readers $OUT/delta_sync.json --mib 64 --rounds 2 >$OUT/delta_sync.txt 2>$OUT/delta_sync.err
+$python benchmarks/delta_sync.py run "$A" /dev/shm/readers $OUT/delta_sync.json --mib 32 --rounds 2 >$OUT/delta_sync.txt 2>$OUT/delta_sync.err
 code=$?
 umount -f /dev/shm/readers/*
 exit $code

@@ -301,7 +301,7 @@ def missing_records(disk: Disk, step_path: str, records: Sequence[FileRecord]) -
     """Return each of some files of a step that is absent, replaced or of another size."""
     wrong = [
         f"{name}: not a directory"
-        for name in _directories(records)
+        for name in sorted(_directories(records))
         if not is_directory(disk, f"{step_path}/{name}")
     ]
     if wrong:

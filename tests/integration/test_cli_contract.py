@@ -80,8 +80,8 @@ def test_documented_exit_codes_match_the_docstring_of_errors():
     assert {int(code) for code, _ in rows} == set(documented) - {console.INTERRUPTED, console.CLOSED_PIPE}
 
 
-def test_every_error_class_has_a_unique_code():
-    codes = [kind.code for kind in ours()]
+def test_no_two_error_classes_name_one_code():
+    codes = [kind.code for kind in ours() if "code" in vars(kind)]
     assert len(set(codes)) == len(codes)
 
 

@@ -203,6 +203,7 @@ def test_auto_pushes_by_ipc_to_an_engine_on_this_host(engine, start):
     assert engine.state()["digest"] == digest_of(tensors)
 
 
+@pytest.mark.group("mounts")
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts another shared memory, as root")
 @pytest.mark.parametrize(("size", "complaint"), [("8m", "memory"), ("16k", "does not take")])
 def test_an_engine_that_does_not_share_memory_is_pushed_over_gloo(engine, start, size, complaint):
