@@ -88,7 +88,8 @@ test-slurm: $(READY)
 # Real engines on the CPU, each in an environment of its own; SYNCD_VLLM_PYTHON and SYNCD_SGLANG_PYTHON name another.
 ## test-vllm: a real vLLM on the CPU (SYNCD_VLLM_PYTHON, else it is installed)
 test-vllm: $(READY) $(if $(SYNCD_VLLM_PYTHON),,.venv-vllm/.ready)
-	SYNCD_LORA_VERSIONS=$(or $(VERSIONS),20) $(BIN)/python -m pytest tests/explorer/engines/test_vllm_real.py \
+	SYNCD_LORA_VERSIONS=$(or $(VERSIONS),20) SYNCD_DELTA_VERSIONS=$(or $(VERSIONS),40) \
+		$(BIN)/python -m pytest tests/explorer/engines/test_vllm_real.py \
 		tests/explorer/engines/test_vllm_adapters_real.py tests/explorer/engines/test_vllm_matrix_real.py \
 		tests/explorer/engines/test_vllm_lora_training_real.py $(PYTEST_ARGS)
 

@@ -11,6 +11,7 @@ from support.probe_contract import ROWS, RealAnswersProbes, difference
 from support.proven import probe_of, write_version
 from support.real_bed import awaited, told
 from support.real_contract import RealEngineContract, TakesWeights, wrong_shape
+from support.real_deltas import TakesDeltas
 from support.real_spans import NamesVersions
 from support.targets import target_of
 from support.teaching import RealTeaches
@@ -43,7 +44,7 @@ class Bed(VllmRealBed):
         assert hook.current_version() == Running(job.label(1), paused=True)
 
 
-class TestVllm(RealTeaches, NamesVersions, TakesWeights, RealAnswersProbes, RealEngineContract):
+class TestVllm(RealTeaches, NamesVersions, TakesDeltas, TakesWeights, RealAnswersProbes, RealEngineContract):
     """It has the back end of this package throughout, so that files are seen to come as ever beside it."""
 
     bed_type = Bed
