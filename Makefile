@@ -95,7 +95,8 @@ test-vllm: $(READY) $(if $(SYNCD_VLLM_PYTHON),,.venv-vllm/.ready)
 
 ## test-sglang: a real SGLang on the CPU (SYNCD_SGLANG_PYTHON, else it is installed)
 test-sglang: $(READY) $(if $(SYNCD_SGLANG_PYTHON),,.venv-sglang/.ready)
-	SYNCD_LORA_VERSIONS=$(or $(VERSIONS),20) $(BIN)/python -m pytest tests/explorer/engines/test_sglang_real.py \
+	SYNCD_LORA_VERSIONS=$(or $(VERSIONS),20) SYNCD_DELTA_VERSIONS=$(or $(VERSIONS),40) \
+		$(BIN)/python -m pytest tests/explorer/engines/test_sglang_real.py \
 		tests/explorer/engines/test_sglang_adapters_real.py tests/explorer/engines/test_sglang_matrix_real.py \
 		tests/explorer/engines/test_sglang_lora_training_real.py $(PYTEST_ARGS)
 

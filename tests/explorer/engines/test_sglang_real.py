@@ -5,6 +5,7 @@ from support.engine_process import python_of
 from support.probe_contract import RealAnswersProbes
 from support.real_bed import applied_next
 from support.real_contract import RealEngineContract, TakesWeights
+from support.real_deltas import TakesDeltas
 from support.real_spans import Groups, NamesVersions, distances
 from support.sglang_process import SglangRealBed, sglang
 from support.teaching import RealTeaches
@@ -14,7 +15,9 @@ PYTHON = python_of("SYNCD_SGLANG_PYTHON", ".venv-sglang/bin/python")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-class TestSglang(RealTeaches, NamesVersions, TakesWeights, RealAnswersProbes, RealEngineContract):
+class TestSglang(
+    RealTeaches, NamesVersions, TakesDeltas, TakesWeights, RealAnswersProbes, RealEngineContract
+):
     bed_type = SglangRealBed
 
     @pytest.fixture(scope="class")
