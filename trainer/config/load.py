@@ -43,7 +43,7 @@ FIRST_LINE = "# The resolved configuration of this job: `trainer train` writes i
 _FORMER_DEFAULTS = {"clip_ratio": 0.2, "loss_agg_mode": "token-mean", "norm_advantage": True}
 """What earlier releases wrote of [algorithm] for sft, which reads none of it."""
 
-_OF_ESTIMATORS = frozenset({"norm_advantage", *OF_GAE})
+_OF_ESTIMATORS = frozenset({"norm_advantage", "turn_rewards", *OF_GAE})
 _INSTEAD_OF_PAIRS = (
     'train the preferred responses with algorithm.name = "sft",'
     ' or score responses with explorer.reward.function and train with "grpo"'

@@ -104,6 +104,8 @@ class AlgorithmSection(Section):
     """gae: by how much a reward counts less for each token that it comes later."""
     lam: Annotated[float, Field(ge=0, le=1)] = Field(default=0.95, json_schema_extra=FIXED)
     """gae: its lambda, from 0 (the next token's value) to 1 (the reward itself)."""
+    turn_rewards: bool = Field(default=False, json_schema_extra=FIXED)
+    """gae, reinforce_plus_plus: each token gets the rewards from its own turn on, not that of the whole rollout."""
     old_logprobs: Literal["recompute", "rollout"] = Field(default="recompute", json_schema_extra=FIXED)
     """Log-probs that ratios are taken against: of this model before the update, or those that explorers recorded."""
     temperature: Above0 = Field(default=1.0, json_schema_extra=FIXED)

@@ -14,10 +14,18 @@ from trainer.config.model import AlgorithmSection
 from trainer.config.model_files import companions
 from trainer.engines.base import EngineContext, Metrics
 from trainer.engines.verl.advantages import gae
-from trainer.engines.verl.batches import Found, forward_values, require_separate_rows
+from trainer.engines.verl.batches import forward_values, require_separate_rows
 from trainer.engines.verl.losses import ValueLoss
 from trainer.engines.verl.models import build_critic
-from trainer.engines.verl.rows import TokenRow, TrainingStep, UpdateRows, deal, limits_of, split_updates
+from trainer.engines.verl.rows import (
+    Found,
+    TokenRow,
+    TrainingStep,
+    UpdateRows,
+    deal,
+    limits_of,
+    split_updates,
+)
 from trainer.engines.verl.settings import VALUE_HEAD, critic_config
 from trainer.engines.verl.state import apply_settings, load_state, training_files
 from trainer.engines.verl.updates import Updates

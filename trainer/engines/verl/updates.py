@@ -1,21 +1,24 @@
 """The updates of one step: the gradients of a part of the batch, clipped, and one step of the optimizer."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import structlog
+import torch
 
 from syncd.errors import CorruptDataError
 from syncd.transports.ranks import Ranks
+from trainer.config.algorithms import OF_SEQUENCES
 from trainer.config.model import AlgorithmSection, JobConfig
 from trainer.engines.base import Metrics
-from trainer.engines.verl.batches import MicroBatch, tensors
+from trainer.engines.verl.batches import MicroBatch, forward, tensors
 from trainer.engines.verl.figures import StepMetrics
 from trainer.engines.verl.losses import ExampleLoss, Loss, PolicyLoss
 from trainer.engines.verl.models import Model
-from trainer.engines.verl.rows import Columns, TokenRow, TrainingStep, UpdateRows, count_samples, deal
+from trainer.engines.verl.rows import Columns, Found, TokenRow, TrainingStep, UpdateRows, count_samples, deal
+from trainer.engines.verl.segments import are_cut, with_ratio_of_rollouts
 from trainer.engines.verl.settings import actor_config, entropy_in_updates
 
 Losses = tuple[PolicyLoss | None, ExampleLoss]
@@ -39,12 +42,12 @@ class Updates:
         self._in_a_row = 0
 
     def run(
-        self, parts: Sequence[UpdateRows], add_gradients: Callable[[UpdateRows], None], number: int
+        self, parts: Iterable[UpdateRows], add_gradients: Callable[[UpdateRows], None], number: int
     ) -> Metrics:
         """Make all updates of a step and return what the optimizer did.
 
         Args:
-            parts: The rows of each update.
+            parts: The rows of each update. Each is taken when the one before is made.
             add_gradients: Adds the gradients of the rows of one.
             number: The step's number, for the log.
 
@@ -117,7 +120,7 @@ class PolicyUpdates:
     """
 
     def __init__(self, config: JobConfig, algorithm: AlgorithmSection, ranks: Ranks, model: Model) -> None:
-        self._config, self._algorithm = config, algorithm
+        self._config, self._algorithm, self._ranks, self._model = config, algorithm, ranks, model
         self._updates = Updates(model, ranks, "actor", "algorithm.optimizer")
 
     def run(self, step: TrainingStep, columns: Columns, number: int) -> Metrics:
@@ -133,16 +136,36 @@ class PolicyUpdates:
         """
         alone = self._config.critic.enabled and number <= self._config.critic.warmup_steps
         parts = [] if alone else step.parts * self._algorithm.epochs
-        losses = self._losses(step, 1 / max(len(parts), 1))
-        return self._updates.run(parts, lambda part: self._add_gradients(step, part, columns, losses), number)
+        losses, given = self._losses(step, 1 / max(len(parts), 1)), dict(columns)
+        return self._updates.run(
+            self._prepared(step, parts, given),
+            lambda part: self._add_gradients(step, part, given, losses),
+            number,
+        )
+
+    def _prepared(
+        self, step: TrainingStep, parts: Sequence[UpdateRows], given: dict[str, Mapping[int, torch.Tensor]]
+    ) -> Iterator[UpdateRows]:
+        """Yield the updates; before each one, give segments the ratio of their rollout where the loss has one."""
+        old = dict(given.get("old_log_probs", {}))
+        is_shared = self._algorithm.loss in OF_SEQUENCES and are_cut(step.rollouts)
+        for at, part in enumerate(parts):
+            if is_shared and (at or self._algorithm.old_logprobs == "rollout"):
+                now = self._log_probs(step, part)
+                given["old_log_probs"] = with_ratio_of_rollouts(self._ranks, step.rollouts, old, now)
+            yield part
+
+    def _log_probs(self, step: TrainingStep, part: UpdateRows) -> Found:
+        place, places = self._model.get_data_parallel_rank(), self._model.get_data_parallel_size()
+        slots = deal(step.rollouts, part.rollouts, place, places)
+        return forward(self._model, step.rollouts, slots, self._algorithm.temperature)[0] if slots else {}
 
     def _losses(self, step: TrainingStep, share: float) -> Losses:
         examples = ExampleLoss(step.figures, share)
         if not step.rollouts:
             return None, examples
         config = actor_config(self._config, self._algorithm, step.horizon)
-        measure = self._algorithm.old_logprobs == "rollout"
-        return PolicyLoss(config, step.figures, share, measure), examples
+        return PolicyLoss(config, step.figures, share), examples
 
     def _add_gradients(self, step: TrainingStep, part: UpdateRows, columns: Columns, losses: Losses) -> None:
         algorithm, (policy, examples) = self._algorithm, losses
