@@ -56,6 +56,7 @@ class Trainer:
         self._failures = 0
         self._record: Metrics = {}
         self._last: Batch | None = None
+        self._stepped_at = time.perf_counter()
         self._log = structlog.get_logger()
         self.exit_code: int | None = None
         """What `train` has returned, None before."""
@@ -104,6 +105,7 @@ class Trainer:
         Raises:
             SyncdError: The run cannot continue; the last good state is on disk.
         """
+        self._stepped_at = time.perf_counter()
         try:
             while True:
                 action = self.next_action()
@@ -150,7 +152,8 @@ class Trainer:
         with preparing, self._timed("time/train_step"):
             metrics = self.engine.train_step(batch)
         self._intact = True
-        self._record.update(metrics)
+        self._record.update(metrics | self.engine.step_times)
+        self._note_pace(metrics.get("train/tokens"))
         self._aside(self._add_sample_figures)
         self._last = batch
         return metrics
@@ -245,6 +248,15 @@ class Trainer:
     def _note_waiting(self) -> None:
         since, self._waiting_since = self._waiting_since, None
         self._record["time/sample_wait"] = 0.0 if since is None else time.perf_counter() - since
+
+    def _note_pace(self, tokens: float | None) -> None:
+        """Record the time since the end of the step before, and how many tokens were learnt in a second."""
+        since, self._stepped_at = self._stepped_at, time.perf_counter()
+        seconds = self._stepped_at - since
+        self._record["time/step"] = seconds
+        if tokens is not None:
+            self._record["perf/tokens_per_second"] = tokens / seconds
+            self._record["perf/train_tokens_per_second"] = tokens / self._record["time/train_step"]
 
     def _send(self, *, is_checkpoint: bool = False) -> None:
         """Publish the weights by the transport that the job's file names, or that is chosen now."""
@@ -374,7 +386,7 @@ class Trainer:
             self.rank0.sink.note(text)
 
     def _add_sample_figures(self, rank0: Rank0) -> None:
-        self._record.update(rank0.strategy.metrics())
+        self._record.update(rank0.strategy.metrics() | rank0.evaluations.next_figures())
         self._record["time/sample"] = rank0.sample_seconds
 
     def _report_figures(self, rank0: Rank0) -> None:

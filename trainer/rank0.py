@@ -33,6 +33,7 @@ from trainer.next_action import (
     end_of,
     publishes_only_to_watchers,
 )
+from trainer.reporting.evaluations import EvaluationWatch
 from trainer.reporting.report import Screen
 from trainer.resume import roll_back_explorers
 from trainer.waiting import ExplorerLiveness, Waiting, wait_text
@@ -75,6 +76,7 @@ class Rank0:
         self.config, self.sync, self.strategy, self.sink = config, sync, strategy, sink
         self._clock, self._checks = clock or SystemClock(), checks
         self.chooser = MethodChooser(sync)
+        self.evaluations = EvaluationWatch(sync.job.root)
         self._explorers = ExplorerLiveness(sync, self._clock, config.data.left_grace)
         self._idle = _IDLE[mount_of(sync.job.root).is_network]
         self._waiting = Waiting(self._clock)

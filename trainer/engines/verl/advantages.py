@@ -74,7 +74,9 @@ class _Rollouts:
         self._batch, self._turns = batch, turns
         if turns and all(row.turn_rewards is None for row in batch.experiences):
             text = "algorithm.turn_rewards needs rewards of turns, and no rollout of the batch has any"
-            raise ConfigError(text, hint="explorers write the column turn_rewards; docs/experience.md")
+            raise ConfigError(
+                text, hint="turn_rewards = false, or an explorer that writes the column turn_rewards"
+            )
         self.masks = [torch.tensor(list(row.learnt), dtype=torch.bool) for row in batch.experiences]
         learnt = _over_rollouts(batch, [int(mask.sum()) for mask in self.masks])
         self.mask = (torch.arange(max(learnt)) < torch.tensor(learnt).unsqueeze(1)).float()

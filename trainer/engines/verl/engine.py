@@ -24,6 +24,7 @@ from trainer.engines.verl.correction import correction_weights
 from trainer.engines.verl.critic import Critic
 from trainer.engines.verl.losses import register_own_loss
 from trainer.engines.verl.models import Answering, build_model
+from trainer.engines.verl.pass_times import OLD_LOG_PROBS, REFERENCE, PassTimes
 from trainer.engines.verl.release import whole_weights
 from trainer.engines.verl.rows import (
     Columns,
@@ -79,7 +80,8 @@ class VerlEngine(FileEngine):
         if self._critic is not None:
             self._critic.check_vocabulary(self._text_config.vocab_size)
         _seed(config.job.seed + 1 + ranks.rank)
-        self._updates = PolicyUpdates(config, self._algorithm, ranks, self.model)
+        self._times = PassTimes(device)
+        self._updates = PolicyUpdates(config, self._algorithm, ranks, self.model, self._times)
 
     @property
     def limits(self) -> Limits:
@@ -99,11 +101,17 @@ class VerlEngine(FileEngine):
         """
         prepared = prepare_step(self._algorithm, batch, mixed=self.context.config.data.sft_ratio > 0)
         self._check(prepared.rows)
+        self._times.start()
         columns, done = self._columns(prepared, step) if prepared.rollouts else ({}, {})
         done |= self._updates.run(prepared, columns, step)
         done["train/tokens"] = float(sum(int(row.mask.sum()) for row in prepared.rows))
         described = {} if self._algorithm.name == SFT else figures.batch_metrics(batch)
         return prepared.figures.over(self.context.ranks) | done | described
+
+    @property
+    def step_times(self) -> Metrics:
+        """Return what the passes of the policy, the reference model and the critic took."""
+        return self._times.seconds() | ({} if self._critic is None else self._critic.times.seconds())
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Walk over the whole weights by their Hugging Face names, or over the adapter if steps are adapters."""
@@ -215,13 +223,15 @@ class VerlEngine(FileEngine):
         if is_mean_of_rollouts(self._algorithm) and are_cut(step.rollouts):
             columns |= with_shares(step.rollouts, columns)
         if self._reference is not None:
-            columns["ref_log_prob"], _ = self._forward(self._reference, step.rollouts, slots)
+            with self._times.measure(REFERENCE):
+                columns["ref_log_prob"], _ = self._forward(self._reference, step.rollouts, slots)
         return columns
 
     def _recomputed(self, step: TrainingStep, slots: Slots, recorded: Found) -> dict[str, Found]:
         """Return this model's log-probs before the updates, with the weights that correct for those of explorers."""
         wanted = not entropy_in_updates(self._algorithm)
-        own, entropies = self._forward(self.model, step.rollouts, slots, entropy=wanted)
+        with self._times.measure(OLD_LOG_PROBS):
+            own, entropies = self._forward(self.model, step.rollouts, slots, entropy=wanted)
         for number, values in entropies.items():
             mask = step.rollouts[number].mask.bool()
             if mask.any():

@@ -71,6 +71,9 @@ MISMATCH = (
 OF_ROLLOUTS = ("rollout/ratio_seq_mean", "rollout/chi2_seq")
 """The same of the products of ratios over whole rollouts."""
 
+MOST_PARTS = 32
+"""Parts of rewards that have a figure; of more, those of the first rollouts have one."""
+
 MOST = 20.0
 """The log of a ratio at most, as in verl: exp(20) is still a number that can be multiplied."""
 
@@ -114,7 +117,10 @@ def _sample_sizes(found: Mapping[str, float]) -> Metrics:
 
 
 def batch_metrics(batch: Batch) -> Metrics:
-    """Return metrics of rewards and responses; zeros without rollouts. Tokens of tools are counted apart."""
+    """Return metrics of rewards and responses; zeros without rollouts. Tokens of tools are counted apart.
+
+    What explorers may say of a rollout (parts of its reward, whether it was cut off) is there if one has said it.
+    """
     rewards = [row.reward for row in batch.firsts] or [0.0]
     lengths = [sum(row.action_mask) for row in batch.experiences] or [0]
     others = [len(row.action_mask) - sum(row.action_mask) for row in batch.experiences] or [0]
@@ -123,11 +129,40 @@ def batch_metrics(batch: Batch) -> Metrics:
         "reward/std": statistics.pstdev(rewards),
         "reward/max": max(rewards),
         "reward/min": min(rewards),
+        "reward/equal_groups": _equal_groups(batch),
         "response/length_mean": sum(lengths) / len(rewards),  # of a rollout, over all its segments
         "response/tokens": float(sum(lengths)),
         "response/tool_tokens_mean": sum(others) / len(rewards),
+        **_parts(batch),
+        **_truncated(batch),
         **_teacher_metrics(batch),
     }
+
+
+def _equal_groups(batch: Batch) -> float:
+    """Return the share of groups in which all rollouts have the same reward, which teaches nothing to GRPO."""
+    rewards: dict[int, set[float]] = {}
+    for row, group in zip(batch.experiences, batch.groups, strict=True):
+        rewards.setdefault(group, set()).add(row.reward)
+    return sum(len(found) == 1 for found in rewards.values()) / max(len(rewards), 1)
+
+
+def _parts(batch: Batch) -> Metrics:
+    """Return the means of the numbers in `info.score`, each over the rollouts that have it."""
+    found: dict[str, list[float]] = {}
+    for row in batch.firsts:
+        score = row.info.get("score")
+        for name, value in score.items() if isinstance(score, Mapping) else ():
+            if isinstance(value, int | float) and (name in found or len(found) < MOST_PARTS):
+                found.setdefault(name, []).append(float(value))
+    return {f"reward/parts/{name}": statistics.fmean(values) for name, values in sorted(found.items())}
+
+
+def _truncated(batch: Batch) -> Metrics:
+    """Return the share of rollouts that were cut off, of those of which explorers say it in `info.truncated`."""
+    last = [row for row in batch.experiences if row.segment == row.segments - 1]
+    told = [row.info["truncated"] for row in last if isinstance(row.info.get("truncated"), bool)]
+    return {"response/truncated": statistics.fmean(told)} if told else {}
 
 
 def _teacher_metrics(batch: Batch) -> Metrics:

@@ -17,6 +17,7 @@ from trainer.engines.verl.batches import MicroBatch, forward, tensors
 from trainer.engines.verl.figures import StepMetrics
 from trainer.engines.verl.losses import ExampleLoss, Loss, PolicyLoss
 from trainer.engines.verl.models import Model
+from trainer.engines.verl.pass_times import OPTIMIZER, PassTimes
 from trainer.engines.verl.rows import Columns, Found, TokenRow, TrainingStep, UpdateRows, count_samples, deal
 from trainer.engines.verl.segments import are_cut, with_ratio_of_rollouts
 from trainer.engines.verl.settings import actor_config, entropy_in_updates
@@ -35,11 +36,12 @@ class Updates:
         ranks: All ranks.
         who: What its metrics begin with.
         table: Its optimizer's table in the job's file, for messages.
+        times: Measures the passes.
     """
 
-    def __init__(self, model: Model, ranks: Ranks, who: str, table: str) -> None:
+    def __init__(self, model: Model, ranks: Ranks, who: str, table: str, times: PassTimes) -> None:
         self._model, self._ranks, self._who, self._table = model, ranks, who, table
-        self._in_a_row = 0
+        self._times, self._in_a_row = times, 0
 
     def run(
         self, parts: Iterable[UpdateRows], add_gradients: Callable[[UpdateRows], None], number: int
@@ -60,7 +62,8 @@ class Updates:
             with self._model.train_mode():
                 self._model.optimizer_zero_grad()
                 add_gradients(part)
-                norms.append(self._model.optimizer_step())
+                with self._times.measure(OPTIMIZER):
+                    norms.append(self._model.optimizer_step())
             self._finish_update(norms[-1], number)
         done = [norm for norm in norms if math.isfinite(norm)]
         norm = sum(done) / len(done) if done else sum(norms)
@@ -87,7 +90,9 @@ class Updates:
             slots = deal(rows, numbers, model.get_data_parallel_rank(), model.get_data_parallel_size())
             budget = MicroBatch.training(model.engine_config)
             settings["global_batch_size"] = count_samples(rows, numbers)
-            model.forward_backward_batch(tensors(rows, slots, columns, budget, **settings), loss)
+            data = tensors(rows, slots, columns, budget, **settings)
+            with self._times.passes(model.module, loss) as timed:
+                model.forward_backward_batch(data, timed)
 
     def _rate(self) -> float:
         return float(self._model.optimizer.param_groups[0]["lr"])
@@ -117,11 +122,14 @@ class PolicyUpdates:
         algorithm: Its algorithm, resolved.
         ranks: All ranks.
         model: The policy.
+        times: Measures the passes.
     """
 
-    def __init__(self, config: JobConfig, algorithm: AlgorithmSection, ranks: Ranks, model: Model) -> None:
+    def __init__(
+        self, config: JobConfig, algorithm: AlgorithmSection, ranks: Ranks, model: Model, times: PassTimes
+    ) -> None:
         self._config, self._algorithm, self._ranks, self._model = config, algorithm, ranks, model
-        self._updates = Updates(model, ranks, "actor", "algorithm.optimizer")
+        self._updates = Updates(model, ranks, "actor", "algorithm.optimizer", times)
 
     def run(self, step: TrainingStep, columns: Columns, number: int) -> Metrics:
         """Make all updates of a step and return what the optimizer did; none in the critic's first steps.
