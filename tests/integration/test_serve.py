@@ -58,7 +58,7 @@ def test_served_data_shows_a_new_explorer(page, job):
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/page.css", "/page.js", "/parts.js", "/icon.svg", "/data.json", "/?x=1"]
+    "path", ["/", "/page.css", "/page.js", "/sections.js", "/icon.svg", "/data.json", "/?x=1"]
 )
 def test_every_reply_has_security_headers(page, path):
     reply = page.get(path)

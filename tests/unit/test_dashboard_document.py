@@ -230,7 +230,7 @@ def test_the_page_describes_only_existing_events():
 
 
 def test_the_page_describes_every_state_of_an_engine():
-    table = (STATIC / "parts.js").read_text().split("const ENGINES = {")[1].split("};")[0]
+    table = (STATIC / "explorers.js").read_text().split("export const ENGINES = {")[1].split("};")[0]
     assert set(re.findall(r"(\w+):", table)) == set(EngineState) - {EngineState.WAITING, EngineState.LOADING}
 
 
