@@ -27,6 +27,14 @@ def test_gradients_match_the_formula(one):
         assert_close(found[name, "eight"][0], gradients)
 
 
+def test_the_passes_of_a_step_are_measured(two):
+    for rank in two["contract"]:
+        assert rank["times"].keys() == {
+            f"time/{name}" for name in ("forward", "backward", "optimizer", "old_logprobs")
+        }
+        assert all(seconds > 0 for seconds in rank["times"].values())
+
+
 def test_a_rollout_of_several_segments_counts_once(one, two):
     """Its reward is in its group once, its tokens are learnt together, and unproven ones are not."""
     (expected,), (alone,) = one["expected_segments"], one["segments"]
