@@ -2,11 +2,11 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pkgutil import resolve_name
-from typing import Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import structlog
 
@@ -19,9 +19,24 @@ from trainer.checkpoints import TrainerState, has_huggingface
 from trainer.config.model import JobConfig
 from trainer.engines.base import EngineContext, Metrics, TrainEngineWrapper
 from trainer.experience.batch import Batch
-from trainer.next_action import Action, Finish, Idle, LoopFacts, Save, Sync, Train, need_save, need_sync
+from trainer.next_action import (
+    Action,
+    Finish,
+    Idle,
+    LoopFacts,
+    Save,
+    Sync,
+    Train,
+    Validate,
+    need_save,
+    need_sync,
+)
 from trainer.rank0 import Rank0
 from trainer.stopping import STOPPED, StopSignals
+from trainer.validation import validation_examples, validation_metrics
+
+if TYPE_CHECKING:
+    from trainer.experience.sft import Example
 
 P = ParamSpec("P")
 
@@ -56,6 +71,7 @@ class Trainer:
         self._failures = 0
         self._record: Metrics = {}
         self._last: Batch | None = None
+        self._validation: Sequence[Example] = ()
         self._stepped_at = time.perf_counter()
         self._log = structlog.get_logger()
         self.exit_code: int | None = None
@@ -95,9 +111,10 @@ class Trainer:
             self._log.info("training_resumed", step=state.step)
         else:
             self.engine.record_start()
-        self._note_fact(synced=state.step, saved=state.step)
+        self._note_fact(synced=state.step, saved=state.step, validated=state.step)
         self._vacated = state.step
         self._on_rank0(Rank0.begin, state, self._ranks.world_size, self.engine.limits)
+        self._validation = all_or_error(self._ranks, validation_examples, self._config, self.engine.limits)
 
     def train(self) -> int:
         """Train until the run is over; return the exit code.
@@ -126,7 +143,7 @@ class Trainer:
         action = self._ranks.broadcast(rank0.decide(self.situation(), signals) if rank0 else None)
         assert action is not None
         self._aside(Rank0.commit, self.engine.saved_step)
-        if not isinstance(action, Sync | Save):
+        if not isinstance(action, Sync | Save | Validate):
             self._aside(self._report_figures)
         return action
 
@@ -157,6 +174,13 @@ class Trainer:
         self._aside(self._add_sample_figures)
         self._last = batch
         return metrics
+
+    def validate(self) -> None:
+        """Measure the loss of `data.validation_path`; it belongs to this step."""
+        with self._timed("time/validation"):
+            measured = validation_metrics(self._validation, self.engine.token_logprobs)
+        self._record.update(measured)
+        self._note_fact(validated=self.train_step_num)
 
     def sync_weight(self) -> None:
         """Publish the weights of this step; a failure of the storage is counted, and the next sync tries again."""
@@ -237,6 +261,8 @@ class Trainer:
             case Train(batch):
                 self._note_waiting()
                 self.train_step(batch)
+            case Validate():
+                self.validate()
             case Sync():
                 self.sync_weight()
             case Save(block, as_hf):

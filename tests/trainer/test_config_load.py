@@ -263,6 +263,10 @@ def test_a_wrong_value_is_reported_with_the_accepted_values(write, table, said):
             "algorithm.norm_advantage means nothing to the estimator rloo",
         ),
         (
+            ["--trainer.validation_interval", "5"],
+            "trainer.validation_interval means nothing without data.validation_path",
+        ),
+        (
             ["--algorithm.turn_rewards", "true"],
             "algorithm.turn_rewards means nothing to the estimator grpo",
         ),

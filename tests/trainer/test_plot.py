@@ -24,6 +24,7 @@ FULL = {
     "actor/ppo_kl": 0.01,
     "experience/age_mean": 1.0,
     "experience/age_max": 3.0,
+    "validation/loss": 0.3,
     "time/sync_weight": 0.2,
     "time/save_checkpoint": 2.0,
     "perf/tokens_per_second": 100.0,
@@ -74,7 +75,7 @@ def test_the_suffix_sets_the_format_of_the_picture(new_job, tmp_path, suffix, st
 def test_every_panel_shows_its_metrics(new_job):
     figure = draw([new_job("job", (1, FULL), (2, FULL | {"reward/mean": 0.7}))])
     assert curves(figure, "Reward") == [[(1, 0.5), (2, 0.7)]]
-    assert curves(figure, "Loss") == [[(1, 0.1), (2, 0.1)]]
+    assert curves(figure, "Loss") == [[(1, 0.1), (2, 0.1)], [(1, 0.3), (2, 0.3)]]
     assert curves(figure, "KL") == [[(1, 0.01), (2, 0.01)]]
     assert curves(figure, "Age of experiences") == [[(1, 1.0), (2, 1.0)]]
     assert curves(figure, "Time of syncs and saves") == [[(1, 0.2), (2, 0.2)], [(1, 2.0), (2, 2.0)]]
@@ -95,7 +96,7 @@ def test_evaluations_are_drawn_at_the_steps_of_their_versions(new_job):
     assert training == [(1, 0.5), (8, 0.5)]
     assert evaluation == [(2, 0.25), (4, pytest.approx(0.6))], "step 8 was of an abandoned generation"
     (axes,) = [each for each in figure.axes if each.get_title(loc="left") == "Reward"]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["training", "evaluation"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["evaluation"]
 
 
 def test_each_evaluation_is_told_once_in_the_order_of_versions(new_job):

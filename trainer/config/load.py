@@ -173,6 +173,9 @@ def _data(config: JobConfig) -> Iterator[Problem]:
             f"data.max_waiting = {data.max_waiting} is less than the {rows} rows of one step"
             " (data.groups x data.group_size)",
         )
+    if config.trainer.validation_interval and not data.validation_path:
+        text = "trainer.validation_interval means nothing without data.validation_path"
+        yield Problem("trainer.validation_interval", text)
     if data.beyond == "weight" and data.max_age is None:
         yield Problem("data.max_age", 'data.beyond = "weight" needs data.max_age')
 

@@ -161,6 +161,8 @@ class TrainerSection(Section):
     """Steps after which the run is done; none for as long as there are samples."""
     save_interval: Count = 0
     """Steps between two full checkpoints; 0 for only the last one."""
+    validation_interval: Count = 0
+    """Steps between two measurements of the loss of `data.validation_path`; 0 for only the last one."""
     max_checkpoints_to_keep: Count = 0
     """Newest full checkpoints that are kept; 0 for all."""
     save_hf_checkpoint: Literal["always", "never", "last"] = "last"

@@ -71,12 +71,16 @@ REWARD = PlotPanel(
     "Reward",
     "",
     (
-        PlotCurve(("reward/mean",), "training", band=("reward/min", "reward/max")),
+        PlotCurve(("reward/mean",), band=("reward/min", "reward/max")),
         PlotCurve(("eval/reward",), "evaluation", "--", of_versions=True),
     ),
     bands="mean, and from min to max",
 )
-LOSS = PlotPanel("Loss", "", (PlotCurve(("actor/pg_loss", "sft/loss")),))
+LOSS = PlotPanel(
+    "Loss",
+    "",
+    (PlotCurve(("actor/pg_loss", "sft/loss")), PlotCurve(("validation/loss",), "validation", "--")),
+)
 KL = PlotPanel("KL", "", (PlotCurve(("actor/kl_loss", "actor/ppo_kl")),))
 AGE = PlotPanel(
     "Age of experiences",
@@ -236,7 +240,7 @@ def _draw(axes: "Axes", panel: PlotPanel, jobs: Sequence[_Job]) -> None:
     if not drawn:
         axes.set_yticks([])
         axes.text(0.5, 0.5, "not recorded", ha="center", va="center", color="0.6", transform=axes.transAxes)
-    elif drawn != [panel.lines[0]] or not panel.bands:
+    else:
         _key(axes, drawn, inside=bool(panel.bands))
 
 
