@@ -71,7 +71,7 @@ def serve(
     from syncd.dashboard import document, server  # noqa: PLC0415
     from syncd.dashboard.document import PageReader  # noqa: PLC0415
     from syncd.dashboard.poller import SharedPoll  # noqa: PLC0415
-    from syncd.views.data import STATUS_SCHEMA  # noqa: PLC0415
+    from syncd.dashboard.site import JobSite  # noqa: PLC0415
 
     address = server.address_of(host)
     if not server.is_loopback(address):
@@ -85,9 +85,7 @@ def serve(
     )
     poll = SharedPoll(reader, clock, every)
     known_as = {name.lower() for name in (*names, socket.gethostname())}
-    site = server.Site(
-        lambda: options.json_text(document.answer(poll.current(_PATIENCE), every), STATUS_SCHEMA)
-    )
+    site = JobSite({"/data.json": lambda _: document.answer(poll.current(_PATIENCE), every)})
     pages = server.PageServer(address, port, site, known_as)
     _poll_once(poll)
     stop, signalled = server.serve_in_background(pages), _on_signal()

@@ -134,7 +134,7 @@ def answer(known: PollResult, every: float) -> Document:
         "error": error and {"code": error.code, "message": str(error), "hint": error.hint},
     }
     nothing: Document = {"status": None, "ls": None, "rules": [], "events": [], "left_out": {}}
-    return {"serving": _bounded(serving), **(known.document or nothing)}
+    return {"schema_version": data.STATUS_SCHEMA, "serving": _bounded(serving), **(known.document or nothing)}
 
 
 def _worst(explorers: Sequence[Document]) -> list[Document]:

@@ -28,7 +28,7 @@ _FLAGS = [
     "--no-first-run",
     "--disable-background-networking",
 ]
-_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_NAMES = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
 
 CONTRAST = """() => {
   const channel = (value) => (value /= 255) <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
