@@ -180,6 +180,7 @@ class Trainer:
         with self._timed("time/validation"):
             measured = validation_metrics(self._validation, self.engine.token_logprobs)
         self._record.update(measured)
+        self._aside(self._compare, measured)
         self._note_fact(validated=self.train_step_num)
 
     def sync_weight(self) -> None:
@@ -414,11 +415,16 @@ class Trainer:
     def _add_sample_figures(self, rank0: Rank0) -> None:
         self._record.update(rank0.strategy.metrics() | rank0.evaluations.next_figures())
         self._record["time/sample"] = rank0.sample_seconds
+        self._compare(rank0, self._record)
+
+    def _compare(self, rank0: Rank0, metrics: Metrics) -> None:
+        rank0.selection.observe(metrics, self.train_step_num)
 
     def _report_figures(self, rank0: Rank0) -> None:
         """Report the figures of the last step, once all that belongs to it is done."""
         if not self._record:
             return
+        rank0.selection.keep()
         step = self.train_step_num
         rank0.sink.log({**self._record, "sync/step": float(self._facts.synced)}, step)
         if self._last is not None and self._facts.synced == step:

@@ -262,6 +262,8 @@ def test_a_wrong_value_is_reported_with_the_accepted_values(write, table, said):
             ["--algorithm.name", "rloo", "--algorithm.norm_advantage", "false"],
             "algorithm.norm_advantage means nothing to the estimator rloo",
         ),
+        (["--selection.patience", "5"], "selection.patience needs selection.metric"),
+        (["--selection.metric", "validation/loss"], "needs data.validation_path"),
         (
             ["--trainer.validation_interval", "5"],
             "trainer.validation_interval means nothing without data.validation_path",

@@ -176,8 +176,20 @@ def _data(config: JobConfig) -> Iterator[Problem]:
     if config.trainer.validation_interval and not data.validation_path:
         text = "trainer.validation_interval means nothing without data.validation_path"
         yield Problem("trainer.validation_interval", text)
+    yield from _selection(config)
     if data.beyond == "weight" and data.max_age is None:
         yield Problem("data.max_age", 'data.beyond = "weight" needs data.max_age')
+
+
+def _selection(config: JobConfig) -> Iterator[Problem]:
+    section = config.selection
+    if section.patience and not section.metric:
+        yield Problem(
+            "selection.patience", "selection.patience needs selection.metric", 'metric = "eval/reward"'
+        )
+    if section.metric.startswith("validation/") and not config.data.validation_path:
+        text = f'selection.metric = "{section.metric}" needs data.validation_path'
+        yield Problem("selection.metric", text)
 
 
 def optimizer_problems(config: JobConfig) -> Iterator[Problem]:

@@ -175,6 +175,21 @@ class TrainerSection(Section):
     """Start `syncd watch` beside the trainer if no daemon leads the job."""
 
 
+class SelectionSection(Section):
+    """Which steps are best by a figure, and what follows from it."""
+
+    metric: str = ""
+    """A figure of metrics.jsonl, for example `eval/reward` or `validation/loss`; none unless given."""
+    goal: Literal["max", "min"] = "max"
+    """Which values are better: larger or smaller ones."""
+    keep_best: Count = 1
+    """Steps with the best values that are pinned, so that retention keeps them; 0 for none."""
+    patience: Count = 0
+    """Values in a row that are no better than the best before, after which the run ends; 0 for no such end."""
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
+    """By how much more than this a value must be better to count as better for `patience`."""
+
+
 class MonitorSection(Section):
     """Where metrics go besides `metrics.jsonl`."""
 
@@ -215,6 +230,8 @@ class JobConfig(JobFile):
     """How weights reach explorers."""
     trainer: TrainerSection = TrainerSection()
     """The loop."""
+    selection: SelectionSection = SelectionSection()
+    """Which steps are best by a figure."""
     monitor: MonitorSection = MonitorSection()
     """Where metrics go."""
     explorer: dict[str, Any] = Field(default_factory=dict)
@@ -232,6 +249,7 @@ _PATHS = (
     "model.lora.adapter",
     "critic.path",
     "data.sft_path",
+    "data.validation_path",
     "sync.memory_dir",
 )
 KEYS = Keys(JobConfig, _PATHS)

@@ -58,6 +58,11 @@ class EvaluationWatch:
         self._sizes = self._seen()
         self._pending: dict[Pair, Means] = {}
         self._at = clock()
+        self._abandoned: Pair = (0, 0)
+
+    def abandon(self, generation: int, step: int) -> None:
+        """Give nothing of versions up to a generation that are beyond a step, from which the run has resumed."""
+        self._abandoned = (generation, step)
 
     def next_figures(self) -> Means:
         """Return the figures of the oldest evaluation that was not given, empty if there is none."""
@@ -75,7 +80,12 @@ class EvaluationWatch:
         if sizes != self._sizes:
             self._sizes = sizes
             known = read_evaluations(self._directory)
-            self._pending = {pair: means for pair, means in known.items() if pair not in self._told}
+            (generation, step), told = self._abandoned, self._told
+            self._pending = {
+                pair: means
+                for pair, means in known.items()
+                if pair not in told and not (pair[0] <= generation and pair[1] > step)
+            }
 
     def _seen(self) -> dict[str, int]:
         found = {}
