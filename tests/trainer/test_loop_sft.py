@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="the trainer needs torch")
 
 from support.trainers import make_trainer, small_config
 
-from syncd.jobfile.records import read_end
+from syncd.protocol.job_end import read_end
 from syncd.protocol.layout import Job
 from syncd.synchronizer import RunningStatus, Synchronizer
 from trainer.launch import daemon as beside
