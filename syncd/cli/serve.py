@@ -14,6 +14,7 @@ from syncd.cli import options
 from syncd.console import UncheckedPath
 from syncd.errors import UsageError
 from syncd.protocol.disk import Clock
+from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def serve(
       curl -s http://127.0.0.1:8420/data.json | jq .status.version.step
     """
     from syncd.dashboard import server  # noqa: PLC0415
+    from syncd.dashboard.charts import ChartReader  # noqa: PLC0415
     from syncd.dashboard.document import PageReader  # noqa: PLC0415
     from syncd.dashboard.jobs import ServedJob  # noqa: PLC0415
 
@@ -93,12 +95,11 @@ def serve(
     clock = SystemClock()
 
     def opened(job: str, overview: str | None = "../../") -> ServedJob:
-        reader = PageReader(
-            lambda: options.open_job(job, state_dir),
-            lambda place: options.read_config(place, policy),
-            clock,
-        )
-        return ServedJob(os.path.abspath(job), reader, clock, every, overview)
+        def find() -> Job:
+            return options.open_job(job, state_dir)
+
+        reader = PageReader(find, lambda place: options.read_config(place, policy), clock)
+        return ServedJob(os.path.abspath(job), reader, ChartReader(find), clock, every, overview)
 
     site = _site(jobs, root, opened, clock, every)
     known_as = {name.lower() for name in (*names, socket.gethostname())}

@@ -140,9 +140,18 @@ def answer(known: PollResult, every: float, overview: str | None = None) -> Docu
         every: Seconds after which the page should ask again.
         overview: Where the overview of all jobs is, None without one.
     """
-    serving = {"syncd": __version__, "every": every, "overview": overview, **poll_state(known)}
     nothing: Document = {"status": None, "ls": None, "rules": [], "events": [], "left_out": {}, "ran": None}
-    return {"schema_version": data.STATUS_SCHEMA, "serving": bounded(serving), **(known.document or nothing)}
+    return {
+        "schema_version": data.STATUS_SCHEMA,
+        "serving": {**serving(known, every), "overview": overview},
+        **(known.document or nothing),
+    }
+
+
+def serving(known: PollResult, every: float) -> Document:
+    """Return what each answer says of this server and of its latest poll; arguments as of `answer`."""
+    found: Document = bounded({"syncd": __version__, "every": every, **poll_state(known)})
+    return found
 
 
 def poll_state(known: PollResult) -> Document:

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from syncd._version import __version__
-from syncd.dashboard import document
+from syncd.dashboard import charts, document
 from syncd.dashboard.poller import Document, PollResult, PollState, SharedPoll, poll_all
 from syncd.dashboard.site import JobSite, PageContent, Query, as_json, static_files
 from syncd.errors import storage_errors
@@ -40,20 +40,32 @@ class ServedJob:
     Args:
         path: The job directory.
         read: Returns the page's data.
+        draw: Returns the data of its charts.
         clock: This host's clock.
         every: Seconds between two polls at least.
         overview: Where the overview is, relative to the page; None if this is the only job.
     """
 
     def __init__(
-        self, path: str, read: Callable[[], Document], clock: Clock, every: float, overview: str | None = None
+        self,
+        path: str,
+        read: Callable[[], Document],
+        draw: Callable[[], Document],
+        clock: Clock,
+        every: float,
+        overview: str | None = None,
     ) -> None:
         self.path, self.poll = path, SharedPoll(read, clock, every)
         self._every, self._overview = every, overview
-        self.site = JobSite({"/data.json": self._data})
+        self._slowly = max(every, charts.EVERY)
+        self._drawn = SharedPoll(draw, clock, self._slowly)
+        self.site = JobSite({"/data.json": self._data, "/charts.json": self._charts})
 
     def _data(self, _: Query) -> Document:
         return document.answer(self.poll.current(PATIENCE), self._every, self._overview)
+
+    def _charts(self, _: Query) -> Document:
+        return charts.answer(self._drawn.current(PATIENCE), self._slowly)
 
 
 class JobsSite:

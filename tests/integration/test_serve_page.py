@@ -3,11 +3,11 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 
 import pytest
+from support.browser import CONTRAST, Pages
 from support.cli import command, environment
 from support.jobs import explorer, write_step
 from support.pages import TIMEOUT, served
@@ -17,50 +17,8 @@ from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.presence import Presence, Publisher
 from syncd.protocol.writer import StepWriter
 
-playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
-
 PHONE, NARROW, DESK = (390, 844), (320, 568), (1280, 800)
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\n<script>alert(2)</script>"
-_FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-]
-_NAMES = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
-
-CONTRAST = """() => {
-  const channel = (value) => (value /= 255) <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
-  const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
-  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
-  const back = (one) => {
-    for (let at = one; at; at = at.parentElement) {
-      const found = numbers(getComputedStyle(at).backgroundColor);
-      if (found.length < 4 || found[3] === 1) return found;
-    }
-  };
-  const speaks = (one) => [...one.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
-  const poor = [];
-  for (const one of document.body.querySelectorAll("*")) {
-    if (!speaks(one) || !one.checkVisibility() || one.closest("noscript")) continue;
-    const [a, b] = [light(numbers(getComputedStyle(one).color)), light(back(one))].sort((x, y) => y - x);
-    if ((a + 0.05) / (b + 0.05) < 4.5) poor.push([one.textContent, (a + 0.05) / (b + 0.05)]);
-  }
-  return poor;
-}"""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    path = next((found for name in _NAMES if (found := shutil.which(name))), None)
-    with playwright.sync_playwright() as driver:
-        try:
-            started = driver.chromium.launch(executable_path=path, args=_FLAGS, timeout=TIMEOUT * 1000)
-        except playwright.Error as error:
-            pytest.skip(f"no browser starts here: {error.message.splitlines()[0]}")
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
@@ -101,31 +59,13 @@ def server(job):
 @pytest.fixture
 def show(browser, server):
     """Return what opens the page; in the end nothing may have gone wrong in it."""
-    contexts, wrong, asked = [], [], []
+    pages = Pages(browser)
 
     def opened(size=DESK, scheme="light", url=server.url, answer=None):
-        width, height = size
-        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(TIMEOUT * 1000)
-        page.on(
-            "console",
-            lambda message: wrong.append(message.text) if "Failed to load" not in message.text else None,
-        )
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("dialog", lambda dialog: (wrong.append(f"a dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: asked.append(request.url))
-        if answer is not None:
-            page.route("**/data.json", lambda route: route.fulfill(json=answer))
-        page.goto(url)
-        return page
+        return pages.open(url, size, scheme, **({} if answer is None else {"data": answer}))
 
     yield opened
-    for context in contexts:
-        context.close()
-    assert wrong == []
-    assert [address for address in asked if not address.startswith("http://127.0.0.1:")] == []
+    pages.close()
 
 
 def test_the_page_shows_version_progress_and_explorers(show):
@@ -374,3 +314,32 @@ def test_an_empty_job_says_which_command_comes_next(show, tmp_path):
         page.wait_for_selector("#progress button:text('copied')")
         assert page.evaluate("navigator.clipboard.readText()") == f"syncd watch '{job.root}'"
         assert page.locator(".notice.bad").count() == 0
+
+
+@pytest.mark.parametrize("size", [PHONE, DESK])
+def test_the_overview_leads_to_each_job_and_back(show, job, tmp_path, size):
+    for name in ("new", "with <b>markup"):
+        os.makedirs(tmp_path / name / ".syncd")
+    os.symlink(job.root, tmp_path / "grpo")
+    with served("--root", tmp_path, "--every", "0.5") as server:
+        page = show(size, "dark", url=server.url)
+        page.wait_for_selector("main tbody tr:nth-child(3)")
+        rows = page.locator("main tbody tr")
+        assert [rows.nth(place).locator("a").inner_text() for place in range(3)] == [
+            "grpo",
+            "new",
+            "with <b>markup",
+        ]
+        first = rows.first.inner_text()
+        for text in ("critical", "1.3", "step 4", "at most 2 steps behind", "no daemon leads this job"):
+            assert text in first, text
+        assert "empty" in rows.nth(1).inner_text()
+        assert page.title() == "\u26a0 1 of 3 jobs \u00b7 syncd"
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0], "nothing sticks out"
+        assert page.evaluate(CONTRAST) == []
+        page.click("text=with <b>markup")
+        page.wait_for_selector("#progress code")
+        assert page.inner_text("#job") == "with <b>markup"
+        page.click("#up")
+        page.click("text=grpo")
+        page.wait_for_selector("#tiles :text-is('1.3')")

@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, sync_playwright
-from support.chromium import FLAGS, executable
+from support.browser import started_browser
 from support.jobs import ManualClock, explorer, write_step
 from support.presences import BeatingPublisher
 
 from syncd.config import DaemonConfig
 from syncd.daemon.service import Daemon
+from syncd.dashboard.charts import ChartReader
 from syncd.dashboard.document import PageReader
 from syncd.dashboard.jobs import JobsSite, ServedJob
 from syncd.dashboard.server import PageServer, serve_in_background
@@ -163,7 +163,7 @@ def empty(root: Path) -> Scene:
 
 
 def _served(scene: Scene) -> ServedJob:
-    return ServedJob(scene.job.root, scene.read, scene.clock, EVERY)
+    return ServedJob(scene.job.root, scene.read, ChartReader(lambda: scene.job), scene.clock, EVERY)
 
 
 def _one(make: Callable[[Path], Scene]) -> Callable[[Path], Site]:
@@ -173,9 +173,8 @@ def _one(make: Callable[[Path], Scene]) -> Callable[[Path], Site]:
 def stuck(root: Path) -> Site:
     """Serve a job whose mount stopped to answer two minutes ago."""
     scene, looks = Scene(root, "qwen3-grpo").train(12, 4), iter([True])
-    served = ServedJob(
-        scene.job.root, lambda: scene.read() if next(looks, False) else _never(), scene.clock, 0.0
-    )
+    read = lambda: scene.read() if next(looks, False) else _never()  # noqa: E731
+    served = ServedJob(scene.job.root, read, ChartReader(lambda: scene.job), scene.clock, 0.0)
     served.poll.current(60.0)
     served.poll.current(0.0)
     scene.clock.at += 135
@@ -191,7 +190,7 @@ def several(root: Path) -> Site:
     made = {"llama-sft": finished, "qwen3-grpo": healthy, "mixtral-lora": dead_daemon, "new": empty}
     jobs = {name: _served(make(root / name)) for name, make in made.items()}
     other = Scene(root / "other", "qwen3-ppo").train(3, 2)
-    jobs["qwen3-ppo"] = ServedJob(other.job.root, other.read, other.clock, 0.0)
+    jobs["qwen3-ppo"] = _served(other)
     return JobsSite(lambda: jobs, ManualClock(), EVERY)
 
 
@@ -216,7 +215,7 @@ def _serving(site: Site) -> Iterator[str]:
         stop()
 
 
-def shoot(browser: Browser, url: str, out: Path, state: str) -> None:
+def shoot(browser: Any, url: str, out: Path, state: str) -> None:
     """Write a screenshot of a page for each size and scheme."""
     for size, (width, height) in SIZES.items():
         for scheme in ("light", "dark"):
@@ -230,8 +229,7 @@ def shoot(browser: Browser, url: str, out: Path, state: str) -> None:
 
 def main(out: str, *states: str) -> None:
     Path(out).mkdir(parents=True, exist_ok=True)
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=executable(), args=FLAGS)
+    with started_browser() as browser:
         for state in states or STATES:
             with tempfile.TemporaryDirectory() as root, _serving(STATES[state](Path(root))) as url:
                 shoot(browser, url, Path(out), state)
