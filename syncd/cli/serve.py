@@ -55,6 +55,11 @@ _FIRST_POLL = 5.0
 @options.seconds_option(
     "--every", "Read the job after this many seconds, while somebody watches.", 2.0, 0.5, 3600
 )
+@click.option(
+    "--rollouts",
+    is_flag=True,
+    help="Show kept experiences too: prompts, answers and rewards. Anyone who reaches the page can read them.",
+)
 @options.policy_options
 @options.state_dir_option
 def serve(
@@ -66,6 +71,7 @@ def serve(
     expose: bool,
     names: tuple[str, ...],
     every: float,
+    rollouts: bool,
     state_dir: str | None,
     **policy: Any,
 ) -> None:
@@ -84,14 +90,14 @@ def serve(
       curl -s http://127.0.0.1:8420/data.json | jq .status.version.step
     """
     from syncd.dashboard import server  # noqa: PLC0415
-    from syncd.dashboard.charts import ChartReader  # noqa: PLC0415
     from syncd.dashboard.document import PageReader  # noqa: PLC0415
     from syncd.dashboard.jobs import ServedJob  # noqa: PLC0415
+    from syncd.dashboard.routes import file_routes  # noqa: PLC0415
 
     _check_jobs(jobs, root, state_dir)
     address = server.address_of(host)
     if not server.is_loopback(address):
-        _warn(" ".join(jobs) or f"--root {root}", address, exposed=expose)
+        _warn(" ".join(jobs) or f"--root {root}", address, exposed=expose, rollouts=rollouts)
     clock = SystemClock()
 
     def opened(job: str, overview: str | None = "../../") -> ServedJob:
@@ -99,7 +105,8 @@ def serve(
             return options.open_job(job, state_dir)
 
         reader = PageReader(find, lambda place: options.read_config(place, policy), clock)
-        return ServedJob(os.path.abspath(job), reader, ChartReader(find), clock, every, overview)
+        routes = file_routes(find, clock, every, with_rollouts=rollouts)
+        return ServedJob(os.path.abspath(job), reader, routes, clock, every, overview)
 
     site = _site(jobs, root, opened, clock, every)
     known_as = {name.lower() for name in (*names, socket.gethostname())}
@@ -111,7 +118,7 @@ def serve(
     stop()
 
 
-def _warn(job: str, address: str, *, exposed: bool) -> None:
+def _warn(job: str, address: str, *, exposed: bool, rollouts: bool) -> None:
     """Warn that others can reach the page.
 
     Raises:
@@ -121,7 +128,8 @@ def _warn(job: str, address: str, *, exposed: bool) -> None:
         forward, expose = "ssh -L 8420:127.0.0.1:8420 HOST", f"syncd serve {job} --host {address} --expose"
         hint = f"{forward}, or if everybody may read it: {expose}"
         raise UsageError(f"other hosts can reach {address}, and the page has no password", hint=hint)
-    who = f"anyone who reaches {address} reads paths, hosts and names of {job}"
+    what = "paths, hosts and names" + (", prompts and answers" if rollouts else "")
+    who = f"anyone who reaches {address} reads {what} of {job}"
     click.echo(f"warning: no password, no encryption: {who}", err=True)
 
 

@@ -7,16 +7,14 @@ from typing import Any
 from urllib.parse import quote
 
 from syncd._version import __version__
-from syncd.dashboard import charts, document
+from syncd.dashboard import document
 from syncd.dashboard.poller import Document, PollResult, PollState, SharedPoll, poll_all
-from syncd.dashboard.site import JobSite, PageContent, Query, as_json, static_files
+from syncd.dashboard.routes import PATIENCE
+from syncd.dashboard.site import JobSite, PageContent, Query, Route, as_json, static_files
 from syncd.errors import storage_errors
 from syncd.protocol.disk import Clock
 from syncd.protocol.layout import CONFIG, MARKER, STATE, STEP_PREFIX, TRACKER
 from syncd.views.attention import Severity, worst
-
-PATIENCE = 2.0
-"""Seconds that a request waits for a poll that is due."""
 
 MOST_JOBS = 64
 """Jobs that are served at most."""
@@ -40,7 +38,7 @@ class ServedJob:
     Args:
         path: The job directory.
         read: Returns the page's data.
-        draw: Returns the data of its charts.
+        routes: Those of its page beside `/data.json`.
         clock: This host's clock.
         every: Seconds between two polls at least.
         overview: Where the overview is, relative to the page; None if this is the only job.
@@ -50,22 +48,17 @@ class ServedJob:
         self,
         path: str,
         read: Callable[[], Document],
-        draw: Callable[[], Document],
+        routes: Mapping[str, Route],
         clock: Clock,
         every: float,
         overview: str | None = None,
     ) -> None:
         self.path, self.poll = path, SharedPoll(read, clock, every)
         self._every, self._overview = every, overview
-        self._slowly = max(every, charts.EVERY)
-        self._drawn = SharedPoll(draw, clock, self._slowly)
-        self.site = JobSite({"/data.json": self._data, "/charts.json": self._charts})
+        self.site = JobSite({"/data.json": self._data, **routes})
 
     def _data(self, _: Query) -> Document:
         return document.answer(self.poll.current(PATIENCE), self._every, self._overview)
-
-    def _charts(self, _: Query) -> Document:
-        return charts.answer(self._drawn.current(PATIENCE), self._slowly)
 
 
 class JobsSite:

@@ -21,9 +21,9 @@ from support.presences import BeatingPublisher
 
 from syncd.config import DaemonConfig
 from syncd.daemon.service import Daemon
-from syncd.dashboard.charts import ChartReader
 from syncd.dashboard.document import PageReader
 from syncd.dashboard.jobs import JobsSite, ServedJob
+from syncd.dashboard.routes import file_routes
 from syncd.dashboard.server import PageServer, serve_in_background
 from syncd.dashboard.site import Site
 from syncd.observe.journal import Journal
@@ -163,7 +163,12 @@ def empty(root: Path) -> Scene:
 
 
 def _served(scene: Scene) -> ServedJob:
-    return ServedJob(scene.job.root, scene.read, ChartReader(lambda: scene.job), scene.clock, EVERY)
+    return _page(scene, scene.read, EVERY)
+
+
+def _page(scene: Scene, read: Callable[[], dict[str, Any]], every: float) -> ServedJob:
+    routes = file_routes(lambda: scene.job, scene.clock, every, with_rollouts=False)
+    return ServedJob(scene.job.root, read, routes, scene.clock, every)
 
 
 def _one(make: Callable[[Path], Scene]) -> Callable[[Path], Site]:
@@ -174,7 +179,7 @@ def stuck(root: Path) -> Site:
     """Serve a job whose mount stopped to answer two minutes ago."""
     scene, looks = Scene(root, "qwen3-grpo").train(12, 4), iter([True])
     read = lambda: scene.read() if next(looks, False) else _never()  # noqa: E731
-    served = ServedJob(scene.job.root, read, ChartReader(lambda: scene.job), scene.clock, 0.0)
+    served = _page(scene, read, 0.0)
     served.poll.current(60.0)
     served.poll.current(0.0)
     scene.clock.at += 135

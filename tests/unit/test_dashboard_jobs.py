@@ -11,9 +11,9 @@ from support.paths import ROOT
 
 from syncd.config import DaemonConfig
 from syncd.dashboard import jobs
-from syncd.dashboard.charts import ChartReader
 from syncd.dashboard.document import PageReader
 from syncd.dashboard.jobs import JobSearch, JobsSite, ServedJob, found_jobs, names_of
+from syncd.dashboard.routes import file_routes
 from syncd.errors import JobMissingError, StorageError
 from syncd.protocol.job_end import JobEnd, mark_finished
 from syncd.protocol.layout import Job
@@ -33,7 +33,9 @@ def made(path, steps=0):
 
 def serve(job, clock):
     reader = PageReader(lambda: job, lambda _: DaemonConfig(), clock)
-    return ServedJob(job.root, reader, ChartReader(lambda: job), clock, 0.0, "../../")
+    return ServedJob(
+        job.root, reader, file_routes(lambda: job, clock, 0.0, with_rollouts=False), clock, 0.0, "../../"
+    )
 
 
 def served(site, path="/jobs.json"):
@@ -61,7 +63,7 @@ def test_the_overview_has_the_documented_fields_and_the_most_urgent_job_first(tm
 
 def test_a_job_whose_mount_hangs_stops_no_other(tmp_path):
     job, clock, go = made(tmp_path / "good", 1), ManualClock(), threading.Event()
-    hanging = ServedJob("/dead", lambda: go.wait() and {}, dict, clock, 0.0)
+    hanging = ServedJob("/dead", lambda: go.wait() and {}, {}, clock, 0.0)
     site = JobsSite(lambda: {"dead": hanging, "good": serve(job, clock)}, SystemClock(), 2.0)
     jobs_seen = {row["name"]: row for row in served(site)["jobs"]}
     assert jobs_seen["dead"]["severity"] == "unknown"
@@ -79,7 +81,7 @@ def test_a_job_that_cannot_be_read_is_critical_with_the_reason(tmp_path):
         raise JobMissingError("the job directory does not exist", path="/gone")
 
     clock = ManualClock()
-    site = JobsSite(lambda: {"gone": ServedJob("/gone", read, read, clock, 0.0)}, clock, 2.0)
+    site = JobsSite(lambda: {"gone": ServedJob("/gone", read, {}, clock, 0.0)}, clock, 2.0)
     (row,) = served(site)["jobs"]
     assert (row["severity"], row["state"], row["error"]["code"]) == ("critical", "failing", "job_missing")
     assert row["attention"] == "the job directory does not exist: /gone"

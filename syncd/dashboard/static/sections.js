@@ -14,10 +14,11 @@ import { section as explorers } from "./explorers.js";
 import { section as filling } from "./filling.js";
 import { section as problems } from "./problems.js";
 import { section as progress } from "./progress.js";
+import { section as rollouts } from "./rollouts.js";
 import { section as steps } from "./steps.js";
 import { section as tiles } from "./tiles.js";
 
-const SECTIONS = [progress, problems, tiles, filling, explorers, steps, events, charts];
+const SECTIONS = [progress, problems, tiles, filling, explorers, steps, events, charts, rollouts];
 
 // Makes the element of each section, and returns what shows a document in all of them.
 export function mount() {
