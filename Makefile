@@ -191,6 +191,8 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,lint]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]' \
+		|| echo 'playwright cannot be installed here: the tests of pages in a browser are skipped'
 	touch $@ $(DEMO)
 
 ## clean: remove environments, builds and caches
