@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
@@ -13,7 +14,7 @@ from syncd.dashboard.routes import PATIENCE
 from syncd.dashboard.site import JobSite, PageContent, Query, Route, as_json, static_files
 from syncd.errors import storage_errors
 from syncd.protocol.disk import Clock
-from syncd.protocol.layout import CONFIG, MARKER, STATE, STEP_PREFIX, TRACKER
+from syncd.protocol.layout import MARKER, STATE, STEP_PREFIX, TRACKER
 from syncd.views.attention import Severity, worst
 
 MOST_JOBS = 64
@@ -25,7 +26,7 @@ SEARCH_EVERY = 30.0
 """Seconds between two searches for jobs."""
 
 _MOST_ENTRIES = 2000
-_SIGNS = frozenset({STATE, CONFIG, MARKER, TRACKER})
+_SIGNS = frozenset({STATE, MARKER, TRACKER})
 _EACH = 0.125
 """Seconds of the interval between two requests for the overview that each job adds."""
 
@@ -150,7 +151,7 @@ class JobSearch:
 def found_jobs(root: str) -> Iterator[str]:
     """Yield the job directories in a directory and in the directories in it, as paths below it, sorted.
 
-    A job is a directory with a state directory, a configuration, a marker or a step. What is below a job is none.
+    A job is a directory with a state directory, a marker or a step. What is below a job is none.
 
     Raises:
         StorageError: The directory cannot be listed.
@@ -172,9 +173,7 @@ def _inner(directory: str) -> list[str]:
 
 def _directories(path: str) -> list[str]:
     with os.scandir(path) as entries:
-        listed = [
-            entry.name for _, entry in zip(range(_MOST_ENTRIES), entries, strict=False) if entry.is_dir()
-        ]
+        listed = [entry.name for entry in islice(entries, _MOST_ENTRIES) if entry.is_dir()]
     return sorted(name for name in listed if not name.startswith("."))
 
 
@@ -182,7 +181,7 @@ def is_job(path: str) -> bool:
     """Return whether a directory looks like a job."""
     try:
         with os.scandir(path) as entries:
-            names = (entry.name for _, entry in zip(range(_MOST_ENTRIES), entries, strict=False))
+            names = (entry.name for entry in islice(entries, _MOST_ENTRIES))
             return any(name in _SIGNS or name.startswith(STEP_PREFIX) for name in names)
     except OSError:
         return False

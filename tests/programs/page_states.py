@@ -3,18 +3,22 @@
     PYTHONPATH=.:tests python tests/programs/page_states.py OUT [STATE ...]
 
 The jobs are real, with steps, presences and journals by syncd's own code, and its own server serves them; only
-time is moved by hand, so that a heartbeat is old at once. Needs playwright and a Chromium.
+time is moved by hand, so that a heartbeat is old at once. Needs playwright, pillow and a Chromium.
 """
 
+import json
+import os
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from support.browser import started_browser
 from support.jobs import ManualClock, explorer, write_step
 from support.presences import BeatingPublisher
@@ -34,6 +38,9 @@ from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.writer import StepWriter
 
 SIZES = {"desk": (1280, 800), "phone": (390, 844)}
+COLORS = 96
+"""Of an image, so that it is small."""
+
 EVERY = 3600.0
 """Seconds between two polls: the page is shown as it is."""
 
@@ -68,7 +75,11 @@ class Scene:
         self.modules = [self._trainer(steps + 1)]
         for step in range(1, steps + 1):
             write_step(self.job, step, full=step % 5 == 0)
-            self.pass_time(60)
+            self._date_marker()
+            self._measure(step)
+            self.clock.at += 0.02 + 0.01 * (step % 3)
+            self.pass_time(0)
+            self.clock.at += 60
         self.modules += [self.explorer(number, steps) for number in range(explorers)]
         self.read()
         self.pass_time(6)
@@ -80,6 +91,27 @@ class Scene:
         for module in self.modules[: len(self.modules) - silent]:
             module.update()
         self.daemon.tick()
+
+    def _date_marker(self) -> None:
+        """Date the marker by the clock of this scene: the page says how long after it a version came."""
+        now = self.clock.time()
+        os.utime(self.job.marker, (now, now))
+
+    def _measure(self, step: int) -> None:
+        """Append the figures of a step as the trainer does."""
+        reward = 1 - 0.9 ** (step + 1)
+        metrics = {
+            "reward/mean": reward,
+            "reward/min": reward / 3,
+            "reward/max": min(1.0, reward * 1.4),
+            "actor/pg_loss": 0.4 * 0.9**step + 0.02 * (step % 3),
+            "experience/age_mean": 0.4 + 0.1 * (step % 4),
+            "experience/age_max": 1 + step % 2,
+            "time/sync_weight": 0.06 + 0.01 * (step % 5),
+        }
+        at = datetime.fromtimestamp(self.clock.time(), UTC).isoformat()
+        with open(f"{self.job.root}/metrics.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, "time": at, "metrics": metrics}) + "\n")
 
     def _trainer(self, step: int) -> BeatingPublisher:
         presence = Presence("trainer", incarnation="i", host="gpu-000", pid=4210)
@@ -221,15 +253,18 @@ def _serving(site: Site) -> Iterator[str]:
 
 
 def shoot(browser: Any, url: str, out: Path, state: str) -> None:
-    """Write a screenshot of a page for each size and scheme."""
+    """Write a screenshot for each size and scheme: of the whole page, on a phone of what is seen first."""
     for size, (width, height) in SIZES.items():
         for scheme in ("light", "dark"):
             context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
             page = context.new_page()
             page.goto(url)
             page.wait_for_selector("main:not([hidden]) *")
-            page.screenshot(path=out / f"{state}-{size}-{scheme}.png", full_page=True)
+            page.wait_for_load_state("networkidle")
+            path = out / f"{state}-{size}-{scheme}.png"
+            page.screenshot(path=path, full_page=size == "desk")
             context.close()
+            Image.open(path).quantize(COLORS).save(path, optimize=True)
 
 
 def main(out: str, *states: str) -> None:

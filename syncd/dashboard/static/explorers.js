@@ -48,7 +48,7 @@ function engine(row, now) {
     return "";
   }
   if (isGone(row)) {
-    return node("span", "heart off", `was ${plain(found.state)}`);
+    return node("span", "heart off", found.state === "stopped" ? "stopped" : `was ${plain(found.state)}`);
   }
   const { state, since, ready, load_seconds: seconds, failures, proof } = found;
   const style = ENGINES[state] ?? "";
