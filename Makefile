@@ -14,7 +14,7 @@ RACES ?= 200
 MINUTES ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-vllm demo-daemon test test-fast publish-races test-gpu test-faults test-kills-ppo test-kills-lora test-proof test-slurm test-vllm test-sglang test-tinker test-verl08 test-verl-legacy test-megatron test-install lint format docs soak soak-simulator soak-parts broadcast-faults delta-versions bench learn clean
+.PHONY: help demo demo-vllm demo-daemon test test-fast publish-races test-gpu test-faults test-kills-ppo test-kills-lora test-proof test-slurm test-vllm test-sglang test-tinker test-verl08 test-verl-legacy test-megatron lint format test-install docs soak soak-simulator soak-parts broadcast-faults delta-versions bench learn clean
 
 ## help: this list
 help:
