@@ -104,7 +104,7 @@ def found(
         "steps": steps["steps"],
         **{name: status[name] for name in ("explorers", "trainers", "problems")},
     }
-    bounded: Document = _bounded(
+    shown: Document = bounded(
         {
             "status": {**status, "explorers": _worst(status["explorers"])},
             "ls": {**steps, "steps": steps["steps"][::-1]},
@@ -113,7 +113,7 @@ def found(
             "left_out": {name: max(len(rows) - MOST_ROWS, 0) for name, rows in lists.items()},
         }
     )
-    return bounded
+    return shown
 
 
 def answer(known: PollResult, every: float) -> Document:
@@ -143,8 +143,8 @@ def serving(known: PollResult, every: float) -> Document:
         "looking_for": _rounded(known.looking_for),
         "error": error and {"code": error.code, "message": str(error), "hint": error.hint},
     }
-    bounded: Document = _bounded(found)
-    return bounded
+    shown: Document = bounded(found)
+    return shown
 
 
 def _worst(explorers: Sequence[Document]) -> list[Document]:
@@ -179,12 +179,12 @@ def _decisive(events: Iterable[Mapping[str, Any]]) -> list[Document]:
     return shown[: -MOST_EVENTS - 1 : -1]
 
 
-def _bounded(value: Any) -> Any:
+def bounded(value: Any) -> Any:
     """Return a value with no list, text or number that a page could not take."""
     if isinstance(value, dict):
-        return {_bounded(key): _bounded(item) for key, item in list(value.items())[:_MOST_FIELDS]}
+        return {bounded(key): bounded(item) for key, item in list(value.items())[:_MOST_FIELDS]}
     if isinstance(value, list):
-        return [_bounded(item) for item in value[:MOST_ROWS]]
+        return [bounded(item) for item in value[:MOST_ROWS]]
     if isinstance(value, str):
         return value if len(value) <= MOST_TEXT else f"{value[:MOST_TEXT]}..."
     if isinstance(value, float) and not math.isfinite(value):

@@ -28,7 +28,7 @@ C = TypeVar("C", bound=Collector)
 
 
 @dataclass(slots=True)
-class _Known:
+class _FileProgress:
     inode: int
     head: bytes
     offset: int = 0
@@ -46,7 +46,7 @@ class GrowingFiles(Generic[C]):
 
     def __init__(self, paths: Sequence[str], collector: Callable[[], C]) -> None:
         self._paths, self._collector = paths, collector
-        self._known: list[_Known] = []
+        self._known: list[_FileProgress] = []
         self._start_over()
 
     @property
@@ -87,12 +87,12 @@ class GrowingFiles(Generic[C]):
         self.ignored = 0
         self._known = []
 
-    def _open_all(self, stack: contextlib.ExitStack) -> list[tuple[_Known, int]]:
+    def _open_all(self, stack: contextlib.ExitStack) -> list[tuple[_FileProgress, int]]:
         """Return the files that are there, the oldest first.
 
         They are opened with the newest first: if one is renamed meanwhile, it is found twice, and never missed.
         """
-        found: list[tuple[_Known, int]] = []
+        found: list[tuple[_FileProgress, int]] = []
         for path in self._paths:
             with contextlib.suppress(FileNotFoundError):
                 descriptor = open_read(path)
@@ -102,21 +102,21 @@ class GrowingFiles(Generic[C]):
                     found.insert(0, (known, descriptor))
         return found
 
-    def _identified(self, descriptor: int) -> _Known:
+    def _identified(self, descriptor: int) -> _FileProgress:
         """Return what is known of an open file, nothing if it was never read."""
         stat, head = os.fstat(descriptor), os.pread(descriptor, _HEAD, 0)
         for known in self._known:
             if known.inode == stat.st_ino and head.startswith(known.head):
                 known.head, known.size = head, stat.st_size
                 return known
-        return _Known(stat.st_ino, head, size=stat.st_size)
+        return _FileProgress(stat.st_ino, head, size=stat.st_size)
 
-    def _must_start_over(self, opened: Sequence[tuple[_Known, int]]) -> bool:
+    def _must_start_over(self, opened: Sequence[tuple[_FileProgress, int]]) -> bool:
         """Return whether lines that were read may be in no file any more, or are to be read again."""
         still = [known for known, _ in opened if known in self._known]
         return any(known.size < known.offset for known in still) or (bool(self._known) and not still)
 
-    def _read(self, known: _Known, descriptor: int, most: int) -> None:
+    def _read(self, known: _FileProgress, descriptor: int, most: int) -> None:
         ends = known.offset + most
         for line in _whole_lines(known, descriptor):
             document = document_in(line) if line else None
@@ -128,7 +128,7 @@ class GrowingFiles(Generic[C]):
                 break
 
 
-def _whole_lines(known: _Known, descriptor: int) -> Iterator[bytes]:
+def _whole_lines(known: _FileProgress, descriptor: int) -> Iterator[bytes]:
     """Yield each line that is ended, and an empty one for a line that is too long; note how far that is."""
     with open(descriptor, "rb", closefd=False) as file:
         file.seek(known.offset)

@@ -1,4 +1,4 @@
-"""The charts of `syncd serve`: their data over HTTP, and what a real browser makes of them."""
+"""Charts and rollouts of `syncd serve`: their data over HTTP, and what a real browser makes of them."""
 
 import json
 import os
@@ -6,8 +6,10 @@ import re
 
 import pytest
 from support.browser import CONTRAST, Pages, started_browser
+from support.experiences import make, segmented, write
 from support.pages import served
 
+from syncd.experience.model import Span
 from syncd.protocol.layout import Job
 
 PHONE, DESK = (390, 844), (1280, 800)
@@ -113,3 +115,73 @@ def test_an_old_or_partial_reading_is_called_so(pages, server):
     text = page.inner_text("#charts")
     assert re.search(r"The charts are of .*: EIO: <b>\.", text)
     assert "metrics.jsonl: 16 MiB of 100 MiB read so far." in text
+
+
+# --- rollouts -------------------------------------------------------------------------------------------------
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    job = Job.at(tmp_path_factory.mktemp("jobs") / "kept")
+    os.makedirs(job.root)
+    spans, info = [Span(0, 1, 4), Span(2, 1, 5)], {"why": HOSTILE, "score": {"format": 0.25}}
+    batch = [
+        make("g0", 0, tag=7, step=4, spans=spans, unproven=[False, True, False], info=info, created_at=9.0)
+    ]
+    batch += [make("g0", 1, tag=7, reward=1.0), *segmented("g1", 0, steps=[3, 4])]
+    _, torn = write(job, "e0", batch, [make()])
+    os.truncate(torn, 100)
+    with served(job.root, "--every", "0.5", "--rollouts") as page:
+        yield page
+
+
+def test_rollouts_are_served_as_json_only_if_they_are_asked_for(server, kept):
+    assert server.get("/rollouts.json").document == {"schema_version": 1, "enabled": False}
+    assert server.get("/rollout.json?explorer=e0&batch=1").status == 404
+    found = kept.get("/rollouts.json?reward_min=0.9").document
+    assert [(row["row"], row["reward"]) for row in found["rollouts"]] == [(1, 1.0)]
+    assert (found["found"], found["known"], found["unreadable"][0]["batch"]) == (1, 3, 2)
+    assert kept.get("/rollouts.json?version=x").status == 404
+    one = kept.get("/rollout.json?explorer=e0&batch=1&row=2&segment=1").document
+    assert (one["segment"], one["segments"], one["response"]["versions"]) == (1, 2, [[0, 1, 4]])
+
+
+def test_a_kept_rollout_shows_its_tokens_with_version_and_log_prob(pages, kept):
+    page = pages.open(kept.url, PHONE, "dark")
+    page.click("#rollouts summary")
+    page.wait_for_selector("#rollouts tbody tr")
+    assert page.locator("#rollouts tbody tr").count() == 3
+    assert "Batches that cannot be read: 1" in page.inner_text("#rollouts")
+    page.fill("#rollouts [name=version]", "1.5")
+    page.wait_for_selector("#rollouts :text('1 of 3 rollouts')")
+    assert page.locator("#rollouts tbody tr").count() == 1
+    page.click("#rollouts tbody button")
+    page.wait_for_selector(".rollout .token")
+    text = page.inner_text(".rollout")
+    assert HOSTILE in text
+    assert page.locator(".rollout img").count() == 0
+    assert '"format": 0.25' in text
+    assert "Shown as ids: config.toml of the job names no model.path" in text
+    tokens = page.locator(".rollout .tokens .token")
+    assert [tokens.nth(place).get_attribute("class") for place in range(3)] == [
+        "token v0",
+        "token v0 unproven",
+        "token v1",
+    ]
+    page.focus(".rollout .tokens[tabindex]")
+    for _ in range(2):
+        page.keyboard.press("ArrowRight")
+    told = page.inner_text(".rollout .told")
+    assert told == "token 2 \u00b7 id 11 \u00b7 version 1.4 (not proven) \u00b7 log-prob -0.200 (81.9 %)"
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
+    assert page.evaluate(CONTRAST) == []
+    page.click(".rollout >> text=close")
+    assert page.locator(".rollout").count() == 0
+
+
+def test_the_page_says_how_rollouts_are_shown(pages, server):
+    page = pages.open(server.url, DESK)
+    page.click("#rollouts summary")
+    page.wait_for_selector("#rollouts :text('syncd serve JOB --rollouts')")
