@@ -14,7 +14,7 @@ from explorer_hooks.explorer.own_files import Records, TaskLedger
 from explorer_hooks.explorer.pacing import Next
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import TimedOutError
-from syncd.jobfile.records import read_end
+from syncd.protocol.job_end import read_end
 from syncd.protocol.version import label_of
 
 TURN = 1.0
