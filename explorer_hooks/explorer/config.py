@@ -112,6 +112,25 @@ class RewardSection(Section):
     """Groups in a row that may be dropped before the run ends with an error."""
 
 
+class GatewaySection(Section):
+    """The OpenAI-style endpoint of `explorer serve`."""
+
+    listen: str = ""
+    """HOST:PORT for agents and drivers, 127.0.0.1:8100 unless given; port 0 takes a free one, which the log names."""
+    directory: str = ""
+    """Of the journal and the token, on a disk of this host; below ~/.local/state/syncd unless given."""
+    hold: Seconds = 300.0
+    """Seconds that a turn waits for an engine that is away or loads a version; then the answer is 503."""
+    idle: Seconds = 3600.0
+    """Seconds without a request after which an unfinished group is dropped."""
+    max_turns: Positive = 64
+    """Turns of a session at most."""
+    history: Literal["exact", "template"] = "exact"
+    """exact: a turn continues the recorded tokens; template: only if the chat template writes the same ones."""
+    tool_format: Literal["auto", "hermes", "llama3", "mistral", "none"] = "auto"
+    """How the model writes calls of tools; auto: as its chat template shows."""
+
+
 class EvaluationSection(Section):
     """Greedy rollouts of held-out tasks, one each."""
 
@@ -128,8 +147,8 @@ class ExplorerSection(Section):
 
     name: str = ""
     """The explorer's identity, unique in the job; host and process unless given. A restart needs the same one."""
-    tasks: str
-    """JSONL of tasks: a `prompt` (text, or a list of chat messages), an `answer`, an `id`, anything else."""
+    tasks: str = ""
+    """JSONL for `explorer run`: `prompt` (text, or a list of chat messages), `answer`, `id`, anything else."""
     prompt_key: str = "prompt"
     """The key of the prompt in the file; `messages` is also accepted."""
     answer_key: str = "answer"
@@ -160,6 +179,8 @@ class ExplorerSection(Section):
     """What a response is worth."""
     evaluation: EvaluationSection = EvaluationSection()
     """Greedy rollouts of held-out tasks."""
+    gateway: GatewaySection = GatewaySection()
+    """The OpenAI-style endpoint of `explorer serve`."""
 
 
 Free = Annotated[dict[str, Any], Field(default_factory=dict)]

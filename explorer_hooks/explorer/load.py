@@ -24,6 +24,7 @@ KEYS = Keys(
         "explorer.tasks",
         "explorer.evaluation.tasks",
         "explorer.follow.stage",
+        "explorer.gateway.directory",
         "sync.memory_dir",
     ),
 )
@@ -48,9 +49,46 @@ def load_file(path: str, overrides: Sequence[str] = (), stage: str | None = None
     return file.in_stage(stage) if stage is not None else file
 
 
+def load_served_file(path: str, overrides: Sequence[str] = ()) -> ExplorerFile:
+    """Return what a file says to `explorer serve`, with the command line's `--section.key value` on top.
+
+    Raises:
+        ConfigError: The file cannot be read or is not TOML; else all its problems, in one error.
+        UsageError: The overrides are not `--section.key value`.
+    """
+    table, _ = read_toml(path)
+    return SERVE_LOADER.load([layer_of(table, path), SERVE_LOADER.command_layer(overrides)], path)
+
+
 def documentation() -> str:
     """Return the last part of docs/explorer-run.md: every key of [explorer]."""
     return KEYS.documentation("explorer")
+
+
+def _run_checks(file: ExplorerFile) -> Iterator[Problem]:
+    """Yield the problems for `explorer run` that no single key shows."""
+    yield from _checks(file)
+    if not file.explorer.tasks:
+        yield Problem("explorer.tasks", "explorer.tasks is missing", "it names a JSONL file of tasks")
+
+
+def _serve_checks(file: ExplorerFile) -> Iterator[Problem]:
+    """Yield the problems for `explorer serve` that no single key shows."""
+    yield from _checks(file)
+    section = file.explorer
+    if section.teacher.address:
+        text = "explorer serve asks no teacher"
+        yield Problem("explorer.teacher.address", text, "leave [explorer.teacher] out")
+    if section.evaluation.tasks:
+        text = "explorer serve evaluates nothing"
+        yield Problem("explorer.evaluation.tasks", text, "leave [explorer.evaluation] out")
+    if section.engine.spans == "off":
+        text = 'explorer serve needs the version of each token, and explorer.engine.spans = "off"'
+        yield Problem("explorer.engine.spans", text, "leave it out")
+    if file.stages:
+        yield Problem(
+            "stages", "explorer serve takes no file with stages", "explorer run CONFIG --stage NAME"
+        )
 
 
 def _checks(file: ExplorerFile) -> Iterator[Problem]:
@@ -70,7 +108,7 @@ def _checks(file: ExplorerFile) -> Iterator[Problem]:
 
 
 def _names(file: ExplorerFile) -> Iterator[Problem]:
-    for key in ("job.dir", "model.path", "explorer.tasks"):
+    for key in ("job.dir", "model.path"):
         if not attrgetter(key)(file):
             yield Problem(key, f"{key} is empty", "name one; is a shell variable unset?")
     name = file.explorer.name
@@ -152,6 +190,7 @@ def _is_import_path(text: str) -> bool:
     return bool(colon) and all(part.isidentifier() for part in [*module.split("."), *name.split(".")])
 
 
-LOADER = Loader(
-    KEYS, ExplorerFile, required=("job", "model", "explorer"), check=_checks, hint="explorer config docs"
-)
+_REQUIRED, _HINT = ("job", "model", "explorer"), "explorer config docs"
+
+LOADER = Loader(KEYS, ExplorerFile, required=_REQUIRED, check=_run_checks, hint=_HINT)
+SERVE_LOADER = Loader(KEYS, ExplorerFile, required=_REQUIRED, check=_serve_checks, hint=_HINT)

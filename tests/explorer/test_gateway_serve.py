@@ -1,0 +1,235 @@
+"""`explorer serve` as a process with a model of its own: eight sessions, a kill and a version in the middle."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import openai
+import pytest
+import torch
+from support.chat_model import write_chat_model
+from support.cli import environment
+from support.gateway_bed import GatewayDriver
+from support.synchronizers import Threads, World
+
+from explorer_hooks.cli.main import run as command_line
+from explorer_hooks.explorer.own_server import free_port
+from syncd.experience import batch_paths
+from syncd.experience.table import decode_batch
+from syncd.protocol.presence import RunningStatus
+from syncd.synchronizer import Synchronizer
+
+pytestmark = pytest.mark.slow
+
+GROUPS, SIZE, ROUNDS, TURNS = 2, 4, 2, 3
+MINUTES = 200.0
+"""A bound that only a failing test reaches; on a busy machine importing transformers alone takes a minute."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Return directory of the start model, and the model of each step."""
+    torch.set_num_threads(1)
+    directory = tmp_path_factory.mktemp("chat")
+    return directory / "0", {step: write_chat_model(directory / str(step), step) for step in (0, 1)}
+
+
+@pytest.fixture
+def world(tmp_path):
+    os.mkdir(tmp_path / "job")
+    made = World(tmp_path / "job", Threads())
+    made.run()
+    yield made
+    made.shut()
+
+
+@pytest.fixture
+def file(models, world, tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(f"""
+[job]
+dir = "job"
+[model]
+path = "{models[0]}"
+[data]
+groups = {GROUPS}
+group_size = {SIZE}
+[sync]
+timeout = 600
+[explorer]
+ahead = 10
+[explorer.sampling]
+max_tokens = 12
+[explorer.gateway]
+directory = "state"
+listen = "127.0.0.1:{free_port()}"
+""")
+    return path
+
+
+class ServedProcess:
+    """`explorer serve`, which is started again as often as it is killed."""
+
+    def __init__(self, file):
+        self.file, self.directory = file, file.parent / "state"
+        self.url = f"http://{file.read_text().split('listen = ')[1].strip()[1:-1]}"
+        self.start()
+
+    def start(self):
+        program = "from explorer_hooks.cli.main import main; main()"
+        command = [sys.executable, "-c", program, "serve", str(self.file), "--name", "e0"]
+        self.process = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
+        self.said = []
+        threading.Thread(target=self._read, args=(self.process.stderr,), daemon=True).start()
+
+    def _read(self, stream):
+        self.said.extend(stream)
+
+    def await_answer(self):
+        patiently(lambda: urllib.request.urlopen(f"{self.url}/health", timeout=5).close())
+        return GatewayDriver(self.url, (self.directory / "token").read_text())
+
+    def kill(self):
+        self.process.kill()
+        assert self.process.wait(MINUTES) == -signal.SIGKILL
+
+
+def patiently(call):
+    """Return what a call returns once somebody listens; an answer that is an error will do for being there."""
+    end = time.monotonic() + MINUTES
+    while True:
+        try:
+            return call()
+        except urllib.error.HTTPError:
+            return None
+        except OSError:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def served(file):
+    made = ServedProcess(file)
+    yield made
+    made.process.kill()
+    made.process.wait(MINUTES)
+    made.process.stderr.close()
+
+
+def play(driver, group, rollout, turns, gate):
+    """Play a rollout as an agent does: it keeps its history as text, and its client sends again what failed."""
+    session = patiently(lambda: driver.session(group, rollout))
+    client = openai.OpenAI(base_url=session["base_url"], api_key=session["api_key"], max_retries=60)
+    history = [{"role": "user", "content": f"rollout {rollout} of {group}"}]
+    for turn in range(turns):
+        gate(turn)
+        done = client.chat.completions.create(model="policy", messages=history, stream=rollout % 2 == 1)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in done) if rollout % 2 else None
+        text = done.choices[0].message.content if text is None else text
+        history += [{"role": "assistant", "content": text}, {"role": "user", "content": f"go on {turn}"}]
+    return patiently(lambda: driver.reward(session, float(rollout)))
+
+
+def test_eight_sessions_at_once_with_a_kill_and_a_version_in_the_middle_are_recorded_exactly(
+    models, world, served
+):
+    driver = served.await_answer()
+    assert (served.directory / "token").stat().st_mode & 0o777 == 0o600
+    played = itertools.count(1)
+    killed, published = threading.Event(), threading.Event()
+
+    def gate(turn):
+        """Have the first version come and the gateway die while others are in the middle of their turns."""
+        if next(played) == GROUPS * SIZE:
+            killed.set()
+        if turn == TURNS - 1:
+            assert published.wait(MINUTES)
+
+    with Synchronizer.open(world.root, "trainer", timeout=MINUTES) as trainer, ThreadPoolExecutor(8) as pool:
+        rounds = []
+        for number in range(ROUNDS):
+            names = [f"g{number}.{group}" for group in range(GROUPS)]
+            places = [(name, rollout) for name in names for rollout in range(SIZE)]
+            rounds = [pool.submit(play, driver, *place, TURNS, gate) for place in places]
+            if number == 0:
+                assert killed.wait(MINUTES)
+                served.kill()
+                served.start()
+                served.await_answer()
+                trainer.set_model_state_dict(models[1][1].state_dict(), 1)
+                end = time.monotonic() + MINUTES
+                while world.explorer("e0").applied != (1, 1):
+                    assert time.monotonic() < end, served.said
+                    time.sleep(0.05)
+                published.set()
+            assert [one.result(MINUTES)["state"] for one in rounds] == ["rewarded"] * len(places)
+        found = [row for batch in _batches(world, ROUNDS) for row in batch]
+    assert served.process.wait(MINUTES) == 0
+    assert "explorer ended: the trainer has gone\n" in served.said
+    assert world.explorer("e0").status is RunningStatus.STOPPED
+    names = [f"g{number}.{group}" for number in range(ROUNDS) for group in range(GROUPS)]
+    assert _places(found) == sorted((name, rollout) for name in names for rollout in range(SIZE))
+    assert {row.segments for row in found} == {1}, "each later turn continues the exact tokens"
+    assert {row.info["turns"] for row in found} == {TURNS}
+    assert {step for row in found for _, step in row.versions} == {0, 1}
+    assert any(len(row.spans) > 1 for row in found), "one rollout has turns of two versions"
+    assert max(_differences(models[1], row) for row in found) < 1e-4
+    metrics = [
+        json.loads(line)
+        for line in Path(world.root, "explorers", "e0", "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [(one["batch"], one["rollouts"], one["dropped"]) for one in metrics] == [(1, 8, {}), (2, 8, {})]
+
+
+def _batches(world, count):
+    """Wait for so many batches, and return their rows."""
+    end = time.monotonic() + MINUTES
+    while len(numbers := batch_paths.numbers(world.job, batch_paths.batches(world.job, "e0"))) < count:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    paths = [batch_paths.batch(world.job, "e0", number) for number in sorted(numbers)]
+    return [decode_batch(world.job.disk.read(path, 1 << 28), path) for path in paths]
+
+
+def _places(rows):
+    return sorted((row.group.partition("/")[2], row.rollout) for row in rows)
+
+
+def _differences(models, row):
+    """Return how far the log-probs of learnt tokens are from those of plain transformers under the named versions."""
+    with torch.no_grad():
+        known = {
+            step: models[step](torch.tensor([row.tokens])).logits[0].log_softmax(-1)
+            for _, step in row.versions
+        }
+    starts = [span.start for span in row.spans]
+    worst = 0.0
+    for at, (logprob, own) in enumerate(zip(row.logprobs, row.action_mask, strict=True)):
+        span = row.spans[sum(start <= at for start in starts) - 1]
+        place = row.prompt_length + at
+        if own:
+            worst = max(worst, abs(float(known[span.step][place - 1, row.tokens[place]]) - logprob))
+    return worst
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--explorer.teacher.address", "http://127.0.0.1:1"], "explorer serve asks no teacher"),
+        (["--explorer.evaluation.tasks", "x.jsonl"], "explorer serve evaluates nothing"),
+        (["--explorer.gateway.history", "exactly"], "explorer.gateway.history"),
+        (["--explorer.engine.spans", "off"], "needs the version of each token"),
+    ],
+)
+def test_what_a_gateway_does_not_do_is_an_error_before_anything_is_opened(file, capsys, more, said):
+    assert command_line(["serve", str(file), "--name", "e0", *more]) == 78
+    assert said in capsys.readouterr().err
