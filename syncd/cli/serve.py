@@ -44,6 +44,11 @@ _PATIENCE = 2.0
 @options.seconds_option(
     "--every", "Read the job after this many seconds, while somebody watches.", 2.0, 0.5, 3600
 )
+@click.option(
+    "--rollouts",
+    is_flag=True,
+    help="Show kept experiences too: prompts, answers and rewards. Anyone who reaches the page can read them.",
+)
 @options.policy_options
 @options.state_dir_option
 def serve(
@@ -54,6 +59,7 @@ def serve(
     expose: bool,
     names: tuple[str, ...],
     every: float,
+    rollouts: bool,
     state_dir: str | None,
     **policy: Any,
 ) -> None:
@@ -71,11 +77,12 @@ def serve(
     from syncd.dashboard import document, server  # noqa: PLC0415
     from syncd.dashboard.document import PageReader  # noqa: PLC0415
     from syncd.dashboard.poller import SharedPoll  # noqa: PLC0415
-    from syncd.views.data import STATUS_SCHEMA  # noqa: PLC0415
+    from syncd.dashboard.routes import file_routes  # noqa: PLC0415
+    from syncd.dashboard.site import JobSite  # noqa: PLC0415
 
     address = server.address_of(host)
     if not server.is_loopback(address):
-        _warn(job, address, exposed=expose)
+        _warn(job, address, exposed=expose, rollouts=rollouts)
 
     clock = SystemClock()
     reader = PageReader(
@@ -85,8 +92,11 @@ def serve(
     )
     poll = SharedPoll(reader, clock, every)
     known_as = {name.lower() for name in (*names, socket.gethostname())}
-    site = server.Site(
-        lambda: options.json_text(document.answer(poll.current(_PATIENCE), every), STATUS_SCHEMA)
+    site = JobSite(
+        {
+            "/data.json": lambda _: document.answer(poll.current(_PATIENCE), every),
+            **file_routes(lambda: options.open_job(job, state_dir), clock, every, with_rollouts=rollouts),
+        }
     )
     pages = server.PageServer(address, port, site, known_as)
     _poll_once(poll)
@@ -97,7 +107,7 @@ def serve(
     stop()
 
 
-def _warn(job: str, address: str, *, exposed: bool) -> None:
+def _warn(job: str, address: str, *, exposed: bool, rollouts: bool) -> None:
     """Warn that others can reach the page.
 
     Raises:
@@ -107,7 +117,8 @@ def _warn(job: str, address: str, *, exposed: bool) -> None:
         forward, expose = "ssh -L 8420:127.0.0.1:8420 HOST", f"syncd serve {job} --host {address} --expose"
         hint = f"{forward}, or if everybody may read it: {expose}"
         raise UsageError(f"other hosts can reach {address}, and the page has no password", hint=hint)
-    who = f"anyone who reaches {address} reads paths, hosts and names of {job}"
+    what = "paths, hosts and names" + (", prompts and answers" if rollouts else "")
+    who = f"anyone who reaches {address} reads {what} of {job}"
     click.echo(f"warning: no password, no encryption: {who}", err=True)
 
 

@@ -104,7 +104,7 @@ def found(
         "steps": steps["steps"],
         **{name: status[name] for name in ("explorers", "trainers", "problems")},
     }
-    bounded: Document = _bounded(
+    shown: Document = bounded(
         {
             "status": {**status, "explorers": _worst(status["explorers"])},
             "ls": {**steps, "steps": steps["steps"][::-1]},
@@ -113,7 +113,7 @@ def found(
             "left_out": {name: max(len(rows) - MOST_ROWS, 0) for name, rows in lists.items()},
         }
     )
-    return bounded
+    return shown
 
 
 def answer(known: PollResult, every: float) -> Document:
@@ -123,8 +123,18 @@ def answer(known: PollResult, every: float) -> Document:
         known: The result of the latest poll.
         every: Seconds after which the page should ask again.
     """
+    nothing: Document = {"status": None, "ls": None, "rules": [], "events": [], "left_out": {}}
+    return {
+        "schema_version": data.STATUS_SCHEMA,
+        "serving": serving(known, every),
+        **(known.document or nothing),
+    }
+
+
+def serving(known: PollResult, every: float) -> Document:
+    """Return what each answer says of this server and of its latest poll; arguments as of `answer`."""
     error = known.error
-    serving = {
+    found = {
         "syncd": __version__,
         "every": every,
         "state": known.state.value,
@@ -133,8 +143,8 @@ def answer(known: PollResult, every: float) -> Document:
         "looking_for": _rounded(known.looking_for),
         "error": error and {"code": error.code, "message": str(error), "hint": error.hint},
     }
-    nothing: Document = {"status": None, "ls": None, "rules": [], "events": [], "left_out": {}}
-    return {"serving": _bounded(serving), **(known.document or nothing)}
+    shown: Document = bounded(found)
+    return shown
 
 
 def _worst(explorers: Sequence[Document]) -> list[Document]:
@@ -169,12 +179,12 @@ def _decisive(events: Iterable[Mapping[str, Any]]) -> list[Document]:
     return shown[: -MOST_EVENTS - 1 : -1]
 
 
-def _bounded(value: Any) -> Any:
+def bounded(value: Any) -> Any:
     """Return a value with no list, text or number that a page could not take."""
     if isinstance(value, dict):
-        return {_bounded(key): _bounded(item) for key, item in list(value.items())[:_MOST_FIELDS]}
+        return {bounded(key): bounded(item) for key, item in list(value.items())[:_MOST_FIELDS]}
     if isinstance(value, list):
-        return [_bounded(item) for item in value[:MOST_ROWS]]
+        return [bounded(item) for item in value[:MOST_ROWS]]
     if isinstance(value, str):
         return value if len(value) <= MOST_TEXT else f"{value[:MOST_TEXT]}..."
     if isinstance(value, float) and not math.isfinite(value):

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from support.jobs import ManualClock, explorer, start, write_step
 
-from syncd.cli.options import json_text
 from syncd.config import DaemonConfig
 from syncd.dashboard import document
 from syncd.dashboard.document import PageReader
 from syncd.dashboard.poller import PollResult
+from syncd.dashboard.site import as_json
 from syncd.errors import ConfigError, JobMissingError
 from syncd.observe import names
 from syncd.protocol.engine_state import EngineReport, EngineState
@@ -119,7 +119,7 @@ def test_a_hostile_journal_is_bounded(job, sight):
     assert len(events[0]["detail"]) < 600
     assert events[0]["nan"] is None
     assert "nested" not in events[0]
-    json.loads(json_text(document.answer(PollResult(sight()), 2.0)))
+    json.loads(as_json(document.answer(PollResult(sight()), 2.0)).body)
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link", "directory"])
@@ -207,7 +207,7 @@ def documented(table):
 
 def test_the_document_has_the_documented_fields(job, clock, sight):
     write_step(job, 1)
-    shown = json.loads(json_text(document.answer(PollResult(sight()), 2.0)))
+    shown = json.loads(as_json(document.answer(PollResult(sight()), 2.0)).body)
     assert set(shown) == documented(1).keys() | {"schema_version"}
     assert set(shown["serving"]) == documented(2).keys()
     for name in ("rules", "left_out"):
@@ -230,7 +230,7 @@ def test_the_page_describes_only_existing_events():
 
 
 def test_the_page_describes_every_state_of_an_engine():
-    table = (STATIC / "parts.js").read_text().split("const ENGINES = {")[1].split("};")[0]
+    table = (STATIC / "explorers.js").read_text().split("export const ENGINES = {")[1].split("};")[0]
     assert set(re.findall(r"(\w+):", table)) == set(EngineState) - {EngineState.WAITING, EngineState.LOADING}
 
 

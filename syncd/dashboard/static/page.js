@@ -1,6 +1,7 @@
 // Asks for the data, shows it, and says when it is old or the server has gone.
 
-import * as parts from "./parts.js";
+import { node, put, tick } from "./dom.js";
+import { mount } from "./sections.js";
 import { clock, lasting, plain } from "./text.js";
 
 const SCHEMA = 2;
@@ -8,13 +9,12 @@ const ANSWER_WITHIN = 8000;
 const LEAST = 500;
 const MOST = 30000;
 const OLD_AFTER = 10;
-const MANY = 8;
 const MOST_PROBLEMS = 6;
 const MENDS = new Set(["dead", "config", "engine_refused", "engine_failed"]);
 
 const place = (id) => document.getElementById(id);
-const shown = new Map();
 const link = { failures: 0, lost: null, next: 0, asking: false, timer: 0 };
+const update = mount();
 let latest = null;
 let got = 0;
 
@@ -61,31 +61,13 @@ function take(data) {
 }
 
 function show(data) {
-  const { status, ls, rules, events, left_out: left } = data;
   place("main").hidden = false;
-  const job = plain(status.job);
+  const job = plain(data.status.job);
   const name = job.split("/").filter(Boolean).at(-1) ?? job;
-  put("job", name, () => [name]);
-  put("place", job, () => [job]);
-  put("tiles", [status, ls.policy], () => parts.tiles(data));
-  put("filling", status.filling, () => parts.filling(status.filling));
-  put("explorers", status.explorers, () => parts.explorers(status.explorers, left.explorers, status.at));
-  const sums = status.steps.total > MANY ? rules : [];
-  put("rules", sums, () => parts.rules(sums));
-  put("steps", ls.steps, () => parts.steps(ls.steps, left.steps));
-  put("events", events.map((event) => [event.at, event]), () => parts.events(events));
-  put("foot", ls.policy, () => [foot(data)]);
-}
-
-// Only what has changed is built anew, so that a selection or a reader's place is not lost twice a second.
-const MOVING = new Set(["age", "beat_age", "at", "free"]);
-
-function put(id, value, build) {
-  const text = JSON.stringify(value, (key, item) => (MOVING.has(key) && id !== "tiles" ? undefined : item));
-  if (shown.get(id) !== text) {
-    shown.set(id, text);
-    place(id).replaceChildren(...build().filter((part) => part !== ""));
-  }
+  put(place("job"), name, () => [name]);
+  put(place("place"), job, () => [job]);
+  put(place("foot"), data.ls.policy, () => [foot(data)]);
+  update(data);
 }
 
 function foot({ serving, status, ls }) {
@@ -138,13 +120,13 @@ function server({ serving, schema_version: schema }, known, add) {
 
 function tell() {
   const found = notices();
-  put("notices", found, () => found.map(([style, text, hint]) => parts.node("p", `notice ${style}`, text, hint ? parts.node("code", "", hint) : "")));
+  put(place("notices"), found, () => found.map(([style, text, hint]) => node("p", `notice ${style}`, text, hint ? node("code", "", hint) : "")));
   const stale = link.lost !== null || (latest !== null && latest.serving.state !== "fresh");
   document.body.classList.toggle("stale", stale);
   const pill = link.lost ? ["no answer", "bad"] : words();
-  put("link", pill[0], () => [pill[0]]);
+  put(place("link"), pill[0], () => [pill[0]]);
   place("link").className = `pill ${pill[1]}`;
-  parts.tick();
+  tick();
   title(stale);
 }
 
