@@ -6,6 +6,7 @@ import shutil
 
 import openai
 import pytest
+from support.chat_model import make_tokenizer
 from support.gateway_bed import TOKEN, TOOL, GatewayBed, ScriptedEngine
 
 from explorer_hooks.gateway.answers import AnswerParser
@@ -24,10 +25,9 @@ def then(text, role="user", **more):
 
 
 def numbered():
-    """Return an engine that cuts its answers into single letters: no tokenizer does that to these words."""
-    count = iter(range(1000))
-    words = [5 + ord(one) % 40 for one in "thecall"]
-    return ScriptedEngine(lambda prompt: [*words, 5 + next(count) % 40, 0])
+    """Return an engine whose answers differ by a letter, all in tokens of one letter: text is not cut into these."""
+    count, letters = iter(range(1000)), make_tokenizer().convert_tokens_to_ids
+    return ScriptedEngine(lambda prompt: [*letters(list("thecall")), letters(chr(65 + next(count) % 26)), 0])
 
 
 def rows(bed, group="g"):
@@ -264,7 +264,7 @@ def test_a_second_process_and_a_damaged_journal_are_refused(tmp_path):
     path = tmp_path / NAME
     assert path.stat().st_mode & 0o777 == 0o600
     path.write_bytes(path.read_bytes().replace(b'{"kind":"session"', b'{"kind"', 1))
-    with pytest.raises(CorruptDataError, match="line 1 is no record"):
+    with pytest.raises(CorruptDataError, match="line 2 is no record"):
         GatewayBed(tmp_path, numbered())
 
 
@@ -334,7 +334,7 @@ def test_calls_of_tools_are_read_as_each_format_writes_them():
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_unmodified_client_calls_a_tool_over_two_turns(tmp_path, stream):
     """Ids of calls and spaces in arguments are not what the model wrote; its tokens are kept all the same."""
-    bed = GatewayBed(tmp_path, ScriptedEngine(None), group_size=1)
+    bed = GatewayBed(tmp_path, ScriptedEngine(None), group_size=1, max_tokens=200)
     call, end = [*bed.ids(CALL), 0], [*bed.ids("three"), 0]
 
     tool = bed.tokenizer.convert_tokens_to_ids("<|tool|>")

@@ -89,18 +89,25 @@ class ServedProcess:
         command = [sys.executable, "-c", program, "serve", str(self.file), "--name", "e0"]
         self.process = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
         self.said = []
-        threading.Thread(target=self._read, args=(self.process.stderr,), daemon=True).start()
+        self.reader = threading.Thread(target=self._read, args=(self.process.stderr,), daemon=True)
+        self.reader.start()
 
     def _read(self, stream):
-        self.said.extend(stream)
+        with stream:
+            self.said.extend(stream)
 
     def await_answer(self):
         patiently(lambda: urllib.request.urlopen(f"{self.url}/health", timeout=5).close())
         return GatewayDriver(self.url, (self.directory / "token").read_text())
 
+    def wait(self):
+        code = self.process.wait(MINUTES)
+        self.reader.join(MINUTES)
+        return code
+
     def kill(self):
         self.process.kill()
-        assert self.process.wait(MINUTES) == -signal.SIGKILL
+        assert self.wait() == -signal.SIGKILL
 
 
 def patiently(call):
@@ -121,8 +128,7 @@ def served(file):
     made = ServedProcess(file)
     yield made
     made.process.kill()
-    made.process.wait(MINUTES)
-    made.process.stderr.close()
+    made.wait()
 
 
 def play(driver, group, rollout, turns, gate):
@@ -144,12 +150,12 @@ def test_eight_sessions_at_once_with_a_kill_and_a_version_in_the_middle_are_reco
 ):
     driver = served.await_answer()
     assert (served.directory / "token").stat().st_mode & 0o777 == 0o600
-    played = itertools.count(1)
+    second = itertools.count(1)
     killed, published = threading.Event(), threading.Event()
 
     def gate(turn):
         """Have the first version come and the gateway die while others are in the middle of their turns."""
-        if next(played) == GROUPS * SIZE:
+        if turn == 1 and next(second) == SIZE:
             killed.set()
         if turn == TURNS - 1:
             assert published.wait(MINUTES)
@@ -173,7 +179,7 @@ def test_eight_sessions_at_once_with_a_kill_and_a_version_in_the_middle_are_reco
                 published.set()
             assert [one.result(MINUTES)["state"] for one in rounds] == ["rewarded"] * len(places)
         found = [row for batch in _batches(world, ROUNDS) for row in batch]
-    assert served.process.wait(MINUTES) == 0
+    assert served.wait() == 0
     assert "explorer ended: the trainer has gone\n" in served.said
     assert world.explorer("e0").status is RunningStatus.STOPPED
     names = [f"g{number}.{group}" for number in range(ROUNDS) for group in range(GROUPS)]

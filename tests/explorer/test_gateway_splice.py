@@ -116,7 +116,7 @@ def conversations(draw, kinds):
     return {"messages": [*made[: last + 1], *after], "tools": [TOOL] if "tools" in kinds else None}
 
 
-@pytest.mark.parametrize(("template", "ends", "kinds"), _cases())
+@pytest.mark.parametrize(("template", "ends", "kinds"), list(_cases()))
 def test_a_continuation_is_the_end_of_the_whole_text_token_by_token(template, ends, kinds):
     tokenizer, splicer = _splicer(template, ends)
 

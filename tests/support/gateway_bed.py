@@ -60,9 +60,13 @@ class GatewayBed:
         tokens = TransformersTokens(self.tokenizer)
         ends = {at: MARKS[at] for at in (0, 1)}
         self.sessions, self.journal = Sessions(), Journal(str(directory))
-        for record in self.journal.records():
-            self.sessions.apply(record)
-        self.journal.start(self.sessions.needs, self.sessions.rest)
+        try:
+            for record in self.journal.records():
+                self.sessions.apply(record)
+            self.journal.start(self.sessions.needs, self.sessions.rest)
+        except BaseException:
+            self.journal.close()
+            raise
         self.maker = TurnMaker(engine, threads=8, rows=1, hold=hold, temperature=1.0)
         all_limits = {
             "group_size": 2,
