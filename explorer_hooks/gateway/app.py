@@ -5,12 +5,12 @@ Agents name their session in the path or as API key; drivers show the token of t
 
 import hmac
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from explorer_hooks.follower.health import Health
@@ -79,10 +79,9 @@ class GatewayApp:
         done = await self._gateway.turn(session, asked, key, is_retry=is_retry)
         if not asked.stream:
             return JSONResponse(done.document)
-        chunks: Iterator[str] = done.chunks(usage=asked.usage)
-        return StreamingResponse(
-            chunks, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
-        )
+        # In one piece: clients do not send a request again whose stream has begun.
+        chunks = "".join(done.chunks(usage=asked.usage))
+        return Response(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
     async def _models(self, request: Request) -> Response:
         self._gateway.session(_session_of(request))

@@ -131,6 +131,27 @@ def served(file):
     made.wait()
 
 
+def answered(client, history, _key):
+    return client.chat.completions.create(model="policy", messages=history).choices[0].message.content
+
+
+def streamed(client, history, key):
+    """Return the text of a stream; if it broke off, the same request gets the same answer by its key."""
+    asked = {
+        "model": "policy",
+        "messages": history,
+        "stream": True,
+        "extra_headers": {"Idempotency-Key": key},
+    }
+    while True:
+        try:
+            return "".join(
+                chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**asked)
+            )
+        except openai.APIConnectionError:
+            time.sleep(0.1)
+
+
 def play(driver, group, rollout, turns, gate):
     """Play a rollout as an agent does: it keeps its history as text, and its client sends again what failed."""
     session = patiently(lambda: driver.session(group, rollout))
@@ -138,9 +159,7 @@ def play(driver, group, rollout, turns, gate):
     history = [{"role": "user", "content": f"rollout {rollout} of {group}"}]
     for turn in range(turns):
         gate(turn)
-        done = client.chat.completions.create(model="policy", messages=history, stream=rollout % 2 == 1)
-        text = "".join(chunk.choices[0].delta.content or "" for chunk in done) if rollout % 2 else None
-        text = done.choices[0].message.content if text is None else text
+        text = (streamed if rollout % 2 else answered)(client, history, f"turn {turn}")
         history += [{"role": "assistant", "content": text}, {"role": "user", "content": f"go on {turn}"}]
     return patiently(lambda: driver.reward(session, float(rollout)))
 
