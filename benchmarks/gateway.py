@@ -24,8 +24,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from support.chat_model import MARKS, TEMPLATE, make_tokenizer
@@ -73,28 +71,36 @@ def main() -> None:
 
 def _measure(options: argparse.Namespace, delay: float) -> None:
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-        with _served(directory, options, delay) as url:
-            begin = time.monotonic()
-            taken = asyncio.run(_play(url, options))
-            seconds = time.monotonic() - begin
+        with _served(directory, options, delay) as (url, pid):
+            asyncio.run(_play(url, 1, "warm", options))
+            begin, used = time.monotonic(), _used(pid)
+            taken = asyncio.run(_play(url, options.sessions, "g", options))
+            seconds, used = time.monotonic() - begin, _used(pid) - used
         size = os.path.getsize(os.path.join(directory, NAME))
     added = sorted(1000 * (one - delay) for one in taken)
     p50, p99 = statistics.median(added), added[int(0.99 * (len(added) - 1))]
     print(
         f"{options.sessions} sessions x {options.turns} turns x {options.tokens} tokens, engine {delay:g} s:"
         f" {len(taken) / seconds:.0f} turns/s, added p50 {p50:.1f} ms, p99 {p99:.1f} ms,"
+        f" {1000 * used / len(taken):.1f} ms CPU of the gateway a turn,"
         f" journal {size / len(taken) / 1024:.1f} KiB a turn"
     )
 
 
+def _used(pid: int) -> float:
+    """Return the seconds of processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @contextlib.contextmanager
-def _served(directory: str, options: argparse.Namespace, delay: float) -> Iterator[str]:
+def _served(directory: str, options: argparse.Namespace, delay: float) -> Iterator[tuple[str, int]]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, directory, options, delay))
     process.start()
     try:
-        yield ours.recv()
+        yield ours.recv(), process.pid or 0
     finally:
         ours.send("end")
         process.join()
@@ -125,27 +131,40 @@ def _serve(pipe: Any, directory: str, options: argparse.Namespace, delay: float)
     journal.close()
 
 
-async def _play(url: str, options: argparse.Namespace) -> list[float]:
-    """Play all sessions at once, and return the seconds of each turn."""
-    async with httpx.AsyncClient(timeout=60.0, limits=httpx.Limits(max_connections=None)) as client:
-        played = await asyncio.gather(
-            *(_session(client, url, at, options.turns) for at in range(options.sessions))
-        )
+async def _play(url: str, sessions: int, group: str, options: argparse.Namespace) -> list[float]:
+    """Play sessions at once, and return the seconds of each turn."""
+    waits = [options.delay * at / sessions for at in range(sessions)]
+    played = await asyncio.gather(
+        *(_session(url, group, at, options.turns, waits[at]) for at in range(sessions))
+    )
     return [one for taken in played for one in taken]
 
 
-async def _session(client: httpx.AsyncClient, url: str, at: int, turns: int) -> list[float]:
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    place = {"group": "g", "task": "t", "rollout": at}
-    opened = (await client.post(f"{url}/sessions", json=place, headers=headers)).json()
-    path, history, taken = f"{opened['base_url']}/chat/completions", [], []
+async def _session(url: str, group: str, at: int, turns: int, wait: float) -> list[float]:
+    place = {"group": group, "task": "t", "rollout": at}
+    host, _, port = url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    session = (await _post(reader, writer, "/sessions", place))["session"]
+    await asyncio.sleep(wait)  # sessions are not in step
+    path, history, taken = f"/s/{session}/v1/chat/completions", [], []
     for turn in range(turns):
         history.append({"role": "user", "content": f"turn {turn} of session {at}: what comes next?"})
         begin = time.monotonic()
-        reply = await client.post(path, content=json.dumps({"messages": history}))
+        reply = await _post(reader, writer, path, {"messages": history})
         taken.append(time.monotonic() - begin)
-        history.append(reply.json()["choices"][0]["message"])
+        history.append(reply["choices"][0]["message"])
+    writer.close()
     return taken
+
+
+async def _post(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, document: Any) -> Any:
+    """Send a request over a kept connection: a client library would take more time than the gateway."""
+    body = json.dumps(document).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    answer = (await reader.readuntil(b"\r\n\r\n")).lower()
+    length = int(answer.partition(b"content-length:")[2].partition(b"\r")[0])
+    return json.loads(await reader.readexactly(length))
 
 
 if __name__ == "__main__":
