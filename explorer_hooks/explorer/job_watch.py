@@ -4,7 +4,7 @@ import time
 
 from explorer_hooks.explorer.weight_sources import WeightSource
 from syncd.errors import TimedOutError
-from syncd.jobfile.records import read_end
+from syncd.protocol.job_end import read_end
 
 LAST = 30.0
 """Seconds in which a restarting engine may still load the last version, and a daemon publish it."""
