@@ -32,9 +32,9 @@ from explorer_hooks.explorer.generation import Generator, GroupRequest, GroupRes
 from explorer_hooks.explorer.tasks import TransformersTokens
 from explorer_hooks.gateway.answers import AnswerParser
 from explorer_hooks.gateway.app import GatewayApp
-from explorer_hooks.gateway.gateway import Gateway, Limits
+from explorer_hooks.gateway.gateway import Gateway, GatewayLimits
 from explorer_hooks.gateway.http_thread import HttpThread, listening
-from explorer_hooks.gateway.journal import NAME, Journal
+from explorer_hooks.gateway.journal import NAME, TurnJournal
 from explorer_hooks.gateway.sessions import Sessions
 from explorer_hooks.gateway.splice import Splicer
 from explorer_hooks.gateway.turns import TurnMaker
@@ -108,7 +108,7 @@ def _served(directory: str, options: argparse.Namespace, delay: float) -> Iterat
 
 def _serve(pipe: Any, directory: str, options: argparse.Namespace, delay: float) -> None:
     tokenizer = make_tokenizer()
-    sessions, journal = Sessions(), Journal(directory)
+    sessions, journal = Sessions(), TurnJournal(directory)
     journal.start(sessions.needs, sessions.rest)
     engine = InstantEngine(options.tokens, delay)
     maker = TurnMaker(engine, threads=options.sessions, rows=1, hold=60.0, temperature=1.0)
@@ -120,7 +120,7 @@ def _serve(pipe: Any, directory: str, options: argparse.Namespace, delay: float)
         Splicer(tokens, {0: MARKS[0]}),
         AnswerParser("auto", TEMPLATE),
         maker,
-        Limits(options.sessions, options.tokens, 1 << 20, options.turns, 3600.0, "exact"),
+        GatewayLimits(options.sessions, options.tokens, 1 << 20, options.turns, 3600.0, "exact"),
         lambda _: True,
         "policy",
     )

@@ -24,7 +24,7 @@ _ID = 9
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ModelAnswer:
     """What a response says.
 
     Args:
@@ -66,7 +66,7 @@ class AnswerParser:
         self.tool_format = _shown_format(template) if tool_format == "auto" else tool_format
         self._thinks = _THOUGHT in template
 
-    def parse(self, text: str, *, has_tools: bool, is_whole: bool) -> Answer:
+    def parse(self, text: str, *, has_tools: bool, is_whole: bool) -> ModelAnswer:
         """Return what a response says.
 
         Args:
@@ -78,8 +78,8 @@ class AnswerParser:
         found = list(_calls(self.tool_format, content)) if has_tools and is_whole else []
         if found and all(name for name, _ in found):
             calls = {"".join(secrets.choice(_LETTERS) for _ in range(_ID)): call for call in found}
-            return Answer(_before_calls(self.tool_format, content), reasoning, calls, "tool_calls")
-        return Answer(content.strip(), reasoning, finish="stop" if is_whole else "length")
+            return ModelAnswer(_before_calls(self.tool_format, content), reasoning, calls, "tool_calls")
+        return ModelAnswer(content.strip(), reasoning, finish="stop" if is_whole else "length")
 
     def _parted(self, text: str) -> tuple[str, str]:
         if not self._thinks or _THOUGHT not in text:
@@ -160,7 +160,7 @@ class Completion:
     id: str
     model: str
     created: int
-    answer: Answer
+    answer: ModelAnswer
     usage: Usage
 
     @property

@@ -16,8 +16,8 @@ from explorer_hooks.gateway.answers import AnswerParser, Completion, Usage
 from explorer_hooks.gateway.api_errors import TOO_MANY, conflict, gone, missing, not_now, refused
 from explorer_hooks.gateway.chat import ChatRequest, next_key
 from explorer_hooks.gateway.driver import SessionRequest, described, read_reward
-from explorer_hooks.gateway.journal import Journal
-from explorer_hooks.gateway.sessions import RolloutGroup, Session, Sessions, Turn
+from explorer_hooks.gateway.journal import TurnJournal
+from explorer_hooks.gateway.sessions import Session, SessionGroup, Sessions, Turn
 from explorer_hooks.gateway.splice import Splicer
 from explorer_hooks.gateway.turns import TurnMaker
 from syncd.errors import SyncdError
@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class GatewayLimits:
     """What is allowed.
 
     Args:
@@ -65,12 +65,12 @@ class Gateway:
     def __init__(
         self,
         sessions: Sessions,
-        journal: Journal,
+        journal: TurnJournal,
         tokens: Tokens,
         splicer: Splicer,
         parser: AnswerParser,
         maker: TurnMaker,
-        limits: Limits,
+        limits: GatewayLimits,
         has_room: Callable[[int], bool],
         model: str,
     ) -> None:
@@ -174,7 +174,7 @@ class Gateway:
         """Return why nothing can be recorded or answered any more, None while it can."""
         return self._journal.failure or self._maker.failure
 
-    async def whole_groups(self, least: int, most: int) -> list[RolloutGroup]:
+    async def whole_groups(self, least: int, most: int) -> list[SessionGroup]:
         """Return up to `most` whole groups, nothing while there are fewer than `least`."""
         found = self.sessions.whole_groups(self.limits.group_size)[:most]
         return found if len(found) >= least else []

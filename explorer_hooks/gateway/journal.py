@@ -25,7 +25,7 @@ _GROWN = 64 << 20
 Needs = Callable[[dict[str, Any]], bool]
 
 
-class Journal(Closing):
+class TurnJournal(Closing):
     """The journal of one gateway; a second process that opens it is refused.
 
     Args:

@@ -8,11 +8,11 @@ an agent that has branched, all have them; they are learnt in the first one alon
 from collections.abc import Sequence
 from typing import Any
 
-from explorer_hooks.gateway.sessions import RolloutGroup, Session, Turn
+from explorer_hooks.gateway.sessions import Session, SessionGroup, Turn
 from syncd.experience.model import Experience, Span
 
 
-def experiences_of(group: RolloutGroup, name: str, now: float) -> list[Experience]:
+def experiences_of(group: SessionGroup, name: str, now: float) -> list[Experience]:
     """Return the rows of a whole group: its rollouts in order, the segments of each one after the other.
 
     Args:

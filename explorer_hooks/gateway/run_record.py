@@ -10,7 +10,7 @@ import uuid
 import structlog
 
 from explorer_hooks.explorer.own_files import own_path
-from explorer_hooks.gateway.journal import Journal
+from explorer_hooks.gateway.journal import TurnJournal
 from explorer_hooks.gateway.sessions import Sessions
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.disk import MISSING
@@ -28,7 +28,7 @@ class GatewayRun:
         journal: What it has recorded.
     """
 
-    def __init__(self, writer: ExperienceWriter, journal: Journal) -> None:
+    def __init__(self, writer: ExperienceWriter, journal: TurnJournal) -> None:
         self._writer, self._journal = writer, journal
         self._path = own_path(writer.job, writer.explorer, STATE)
         self.name = ""

@@ -15,9 +15,9 @@ from explorer_hooks.explorer.pacing import ahead_of
 from explorer_hooks.explorer.tasks import Tokens, TransformersTokens, hide_progress_bars, open_tokens
 from explorer_hooks.gateway.answers import AnswerParser
 from explorer_hooks.gateway.app import GatewayApp
-from explorer_hooks.gateway.gateway import Gateway, Limits
+from explorer_hooks.gateway.gateway import Gateway, GatewayLimits
 from explorer_hooks.gateway.http_thread import TOKEN, HttpThread, listening, own_token
-from explorer_hooks.gateway.journal import Journal
+from explorer_hooks.gateway.journal import TurnJournal
 from explorer_hooks.gateway.run_record import GatewayRun
 from explorer_hooks.gateway.service import GatewayParts, GatewayService, Room
 from explorer_hooks.gateway.splice import Splicer, end_tokens
@@ -70,7 +70,7 @@ def opened_gateway(file: ExplorerFile, stop: Stop, health: str | None, listen: s
         job, name = followed.follower.sync.job, followed.follower.sync.identity or ""
         writer = opened.enter_context(ExperienceWriter(job, name))
         directory = file.explorer.gateway.directory or _default_directory(file, name)
-        journal = opened.enter_context(Journal(directory))
+        journal = opened.enter_context(TurnJournal(directory))
         run = GatewayRun(writer, journal)
         sessions = run.resumed()
         versions, room = _versions(followed, writer), Room()
@@ -126,9 +126,9 @@ def _open_parts(file: ExplorerFile, tokens: Tokens) -> tuple[Splicer, AnswerPars
     return Splicer(tokens, ends), AnswerParser(file.explorer.gateway.tool_format, template)
 
 
-def _limits(file: ExplorerFile) -> Limits:
+def _limits(file: ExplorerFile) -> GatewayLimits:
     section = file.explorer
-    return Limits(
+    return GatewayLimits(
         file.data.group_size,
         section.sampling.max_tokens,
         section.sampling.max_prompt_tokens,

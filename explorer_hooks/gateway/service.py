@@ -16,7 +16,7 @@ from explorer_hooks.gateway.gateway import Gateway
 from explorer_hooks.gateway.http_thread import HttpThread
 from explorer_hooks.gateway.rows import experiences_of
 from explorer_hooks.gateway.run_record import GatewayRun
-from explorer_hooks.gateway.sessions import RolloutGroup
+from explorer_hooks.gateway.sessions import SessionGroup
 from explorer_hooks.stopping import Stop
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import SyncdError, UsageError
@@ -173,7 +173,7 @@ class GatewayService:
         for name in groups:
             self._http.call(self._gateway.drop(name, why))
 
-    def _rows(self, group: RolloutGroup) -> list[Experience]:
+    def _rows(self, group: SessionGroup) -> list[Experience]:
         """Return the rows of a group, none if one of them cannot be stored."""
         try:
             return experiences_of(group, self._run.group(group.name), time.time())

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from explorer_hooks.gateway.answers import Answer
+from explorer_hooks.gateway.answers import ModelAnswer
 from syncd.experience.model import Span
 
 Record = Mapping[str, Any]
@@ -54,7 +54,7 @@ class Turn:
     logprobs: Sequence[float]
     spans: Sequence[Span]
     unproven: Sequence[bool] | None
-    answer: Answer
+    answer: ModelAnswer
     length: int
 
     @property
@@ -112,7 +112,7 @@ class Session:
 
 
 @dataclass(slots=True)
-class RolloutGroup:
+class SessionGroup:
     """The rollouts that are compared with each other: of each the last attempt."""
 
     name: str
@@ -130,7 +130,7 @@ class Sessions:
 
     def __init__(self) -> None:
         self.by_id: dict[str, Session] = {}
-        self.groups: dict[str, RolloutGroup] = {}
+        self.groups: dict[str, SessionGroup] = {}
         self.over: dict[str, str] = {}
         """What became of groups: `written`, or why they were dropped."""
         self.ended: dict[str, SessionState] = {}
@@ -160,7 +160,7 @@ class Sessions:
         if group is not None:
             group.touched_at = now
 
-    def whole_groups(self, size: int) -> list[RolloutGroup]:
+    def whole_groups(self, size: int) -> list[SessionGroup]:
         """Return the groups whose rollouts all have a reward, in the order in which they began."""
         return [group for group in self.groups.values() if group.is_whole(size)]
 
@@ -184,7 +184,7 @@ class Sessions:
         return {"kind": "over", "groups": dict(self.over), "ended": dict(self.ended)}
 
     def _begin(self, record: Record) -> None:
-        group = self.groups.setdefault(record["group"], RolloutGroup(record["group"], record["task"]))
+        group = self.groups.setdefault(record["group"], SessionGroup(record["group"], record["task"]))
         earlier = group.rollouts.get(record["rollout"])
         if earlier is not None:
             self._end(earlier, "abandoned")
@@ -206,7 +206,7 @@ class Sessions:
             array("f", record["logprobs"]),
             tuple(Span(*span) for span in record["spans"]),
             None if record["unproven"] is None else list(map(bool, record["unproven"])),
-            Answer(
+            ModelAnswer(
                 said["content"],
                 said["reasoning"],
                 {name: (call[0], call[1]) for name, call in said["calls"].items()},

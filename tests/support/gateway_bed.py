@@ -14,9 +14,9 @@ from explorer_hooks.gateway.answers import AnswerParser
 from explorer_hooks.gateway.app import GatewayApp
 from explorer_hooks.gateway.chat import read_request
 from explorer_hooks.gateway.driver import SessionRequest
-from explorer_hooks.gateway.gateway import Gateway, Limits
+from explorer_hooks.gateway.gateway import Gateway, GatewayLimits
 from explorer_hooks.gateway.http_thread import HttpThread, listening
-from explorer_hooks.gateway.journal import Journal
+from explorer_hooks.gateway.journal import TurnJournal
 from explorer_hooks.gateway.sessions import Sessions
 from explorer_hooks.gateway.splice import Splicer
 from explorer_hooks.gateway.turns import TurnMaker
@@ -52,14 +52,14 @@ class GatewayBed:
     Args:
         directory: Of the journal; one that is there is resumed.
         engine: What generates.
-        **limits: Of `Limits`, and `hold`, `groups` that have room.
+        **limits: Of `GatewayLimits`, and `hold`, `groups` that have room.
     """
 
     def __init__(self, directory, engine, *, hold=5.0, groups=100, **limits):
         self.engine, self.tokenizer = engine, make_tokenizer()
         tokens = TransformersTokens(self.tokenizer)
         ends = {at: MARKS[at] for at in (0, 1)}
-        self.sessions, self.journal = Sessions(), Journal(str(directory))
+        self.sessions, self.journal = Sessions(), TurnJournal(str(directory))
         try:
             for record in self.journal.records():
                 self.sessions.apply(record)
@@ -82,7 +82,7 @@ class GatewayBed:
             Splicer(tokens, ends),
             AnswerParser("auto", TEMPLATE),
             self.maker,
-            Limits(**{**all_limits, "history": "exact", **limits}),
+            GatewayLimits(**{**all_limits, "history": "exact", **limits}),
             lambda open_groups: open_groups < groups,
             "policy",
         )
