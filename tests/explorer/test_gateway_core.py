@@ -3,11 +3,14 @@
 import asyncio
 import json
 import shutil
+import subprocess
+import sys
 
 import openai
 import pytest
 from support.chat_model import make_tokenizer
 from support.gateway_bed import TOKEN, TOOL, GatewayBed, ScriptedEngine
+from support.paths import ROOT
 
 from explorer_hooks.gateway.answers import AnswerParser
 from explorer_hooks.gateway.api_errors import ApiError
@@ -382,6 +385,21 @@ def _said(answer, stream):
             one.model_dump(exclude={"index"}) for one in (delta and delta.tool_calls) or ()
         ]
     return {name: value for name, value in said.items() if value}
+
+
+def test_the_example_of_a_driver_plays_groups_with_its_tool(tmp_path):
+    bed = GatewayBed(tmp_path / "state", ScriptedEngine(None), max_tokens=200)
+    call = [*bed.ids('<tool_call>{"name": "add", "arguments": {"numbers": [7, 8]}}</tool_call>'), 0]
+    tool = bed.tokenizer.convert_tokens_to_ids("<|tool|>")
+    bed.engine.say = lambda prompt: [*bed.ids("it is 15"), 0] if tool in prompt else call
+    (tmp_path / "token").write_text(TOKEN)
+    with bed.serving() as (driver, _):
+        program = [sys.executable, ROOT / "examples" / "agents" / "driver.py", driver.url, tmp_path / "token"]
+        done = subprocess.run([*program, "--groups", "2"], capture_output=True, text=True, check=True)
+        assert done.stdout.count("'it is 15', reward ") == 4
+        groups = list(bed.sessions.groups.values())
+    assert [group.is_whole(2) for group in groups] == [True, True]
+    assert {len(session.turns) for group in groups for session in group.rollouts.values()} == {2}
 
 
 def test_drivers_need_the_token_and_every_bad_request_is_answered_in_json(tmp_path):

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.chat_model import MARKS, TEMPLATE, make_tokenizer
 
@@ -120,7 +120,7 @@ def conversations(draw, kinds):
 def test_a_continuation_is_the_end_of_the_whole_text_token_by_token(template, ends, kinds):
     tokenizer, splicer = _splicer(template, ends)
 
-    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=25)
     @given(conversations(kinds))
     def check(body):
         request = read_request(body)
@@ -140,7 +140,7 @@ def test_a_continuation_is_the_end_of_the_whole_text_token_by_token(template, en
     check()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data())
 def test_recorded_tokens_stay_whatever_the_text_would_be_cut_into(data):
     """The answer is recorded in tokens that its text is never cut into; the next prompt has just these."""
