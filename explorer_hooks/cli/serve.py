@@ -1,6 +1,13 @@
 """`explorer serve`: an OpenAI-style endpoint that records what agents do."""
 
+from typing import TYPE_CHECKING
+
 import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from explorer_hooks.explorer.config import ExplorerFile
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -35,12 +42,22 @@ def serve(
     if dry_run:
         click.echo(file.model_dump_json(indent=2, include={"job", "model", "data", "sync", "explorer"}))
         return
+    click.echo(f"explorer ended: {gateway_function('serve', 'serve')(file, health)}", err=True)
+
+
+def gateway_function(module: str, name: str) -> "Callable[[ExplorerFile, str | None], str]":
+    """Return a function of the gateway, which needs what not everybody has.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    import importlib  # noqa: PLC0415
+
     from syncd.errors import ConfigError  # noqa: PLC0415
 
     try:
-        from explorer_hooks.gateway.serve import serve as serve_agents  # noqa: PLC0415
+        found = importlib.import_module(f"explorer_hooks.gateway.{module}")
     except ImportError as error:
-        raise ConfigError(
-            f"explorer serve needs {error.name}", hint="pip install 'syncd[gateway]'"
-        ) from error
-    click.echo(f"explorer ended: {serve_agents(file, health)}", err=True)
+        raise ConfigError(f"the gateway needs {error.name}", hint="pip install 'syncd[gateway]'") from error
+    called: Callable[[ExplorerFile, str | None], str] = getattr(found, name)
+    return called

@@ -113,10 +113,10 @@ class RewardSection(Section):
 
 
 class GatewaySection(Section):
-    """The OpenAI-style endpoint of `explorer serve`."""
+    """The OpenAI-style endpoint of `explorer serve` and of `[explorer.agent]`."""
 
     listen: str = ""
-    """HOST:PORT for agents and drivers, 127.0.0.1:8100 unless given; port 0 takes a free one, which the log names."""
+    """HOST:PORT; serve: 127.0.0.1:8100 unless given, run: a free port; the log names it."""
     directory: str = ""
     """Of the journal and the token, on a disk of this host; below ~/.local/state/syncd unless given."""
     hold: Seconds = 300.0
@@ -129,6 +129,28 @@ class GatewaySection(Section):
     """exact: a turn continues the recorded tokens; template: only if the chat template writes the same ones."""
     tool_format: Literal["auto", "hermes", "llama3", "mistral", "none"] = "auto"
     """How the model writes calls of tools; auto: as its chat template shows."""
+
+
+class AgentSection(Section):
+    """The agent that plays the tasks, in place of one response to each prompt."""
+
+    command: str = ""
+    """Started for each rollout, split into words as a shell does; its last line is the reward as JSON."""
+    function: str = ""
+    """package.module:function, called for each rollout with `base_url`, `api_key` and `task`; returns the reward."""
+    concurrency: Positive = 8
+    """Rollouts that are played at the same time."""
+    timeout: Seconds = 600.0
+    """Seconds that a rollout may take; then the agent is killed, and the attempt abandoned."""
+    retries: Count = 1
+    """Further attempts at a rollout whose agent failed; after the last one the group is dropped."""
+    reward: Literal["agent", "function"] = "agent"
+    """Where rewards come from: the agent itself, or `[explorer.reward]`, which reads the last answer."""
+
+    @property
+    def is_given(self) -> bool:
+        """Return whether an agent plays the tasks."""
+        return bool(self.command or self.function)
 
 
 class EvaluationSection(Section):
@@ -179,8 +201,10 @@ class ExplorerSection(Section):
     """What a response is worth."""
     evaluation: EvaluationSection = EvaluationSection()
     """Greedy rollouts of held-out tasks."""
+    agent: AgentSection = AgentSection()
+    """The agent that plays the tasks, in place of one response to each prompt."""
     gateway: GatewaySection = GatewaySection()
-    """The OpenAI-style endpoint of `explorer serve`."""
+    """The OpenAI-style endpoint of `explorer serve` and of `[explorer.agent]`."""
 
 
 Free = Annotated[dict[str, Any], Field(default_factory=dict)]

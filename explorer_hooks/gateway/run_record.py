@@ -6,12 +6,14 @@ new run begins, and what an earlier one has not written is lost; that is reporte
 
 import time
 import uuid
+from dataclasses import asdict, dataclass
 
 import structlog
 
 from explorer_hooks.explorer.own_files import own_path
 from explorer_hooks.gateway.journal import TurnJournal
 from explorer_hooks.gateway.sessions import Sessions
+from syncd.errors import ConfigError
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.disk import MISSING
 from syncd.protocol.documents import encode, read_document
@@ -20,16 +22,30 @@ STATE = "gateway.json"
 _LOG = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
+class PlayedTasks:
+    """What a gateway plays itself; a later start under its name must agree.
+
+    Args:
+        digest: The digest of the tasks; empty if drivers say what is played.
+        seed: The seed of their order.
+    """
+
+    digest: str = ""
+    seed: str = ""
+
+
 class GatewayRun:
     """The run of a gateway.
 
     Args:
         writer: Writes under the gateway's identity.
         journal: What it has recorded.
+        tasks: What it plays.
     """
 
-    def __init__(self, writer: ExperienceWriter, journal: TurnJournal) -> None:
-        self._writer, self._journal = writer, journal
+    def __init__(self, writer: ExperienceWriter, journal: TurnJournal, tasks: PlayedTasks) -> None:
+        self._writer, self._journal, self._tasks = writer, journal, tasks
         self._path = own_path(writer.job, writer.explorer, STATE)
         self.name = ""
 
@@ -41,6 +57,7 @@ class GatewayRun:
         """Return what the journal says of this run; begin a new one if it says nothing.
 
         Raises:
+            ConfigError: It played other tasks.
             CorruptDataError: The journal or the job's record of it is damaged.
             StorageError: It cannot be read or written.
         """
@@ -64,9 +81,16 @@ class GatewayRun:
 
     def _known(self) -> str:
         try:
-            return read_document(self._writer.job.disk, self._path).text("run")
+            found = read_document(self._writer.job.disk, self._path)
         except MISSING:
             return ""
+        if PlayedTasks(found.text("digest"), found.text("seed")) != self._tasks:
+            raise ConfigError(
+                f"the tasks or their order have changed since explorer {self._writer.explorer} began",
+                path=self._path,
+                hint=f"give another --name, or start over: rm {self._path}",
+            )
+        return found.text("run")
 
     def _begin(self, known: str, found: str) -> None:
         if known:
@@ -76,4 +100,4 @@ class GatewayRun:
             _LOG.warning("journal_set_aside", path=aside)
         self.name = uuid.uuid4().hex[:8]
         self._journal.begin({"kind": "run", "run": self.name}, aside)
-        self._writer.replace(self._path, encode({"run": self.name}))
+        self._writer.replace(self._path, encode({"run": self.name, **asdict(self._tasks)}))

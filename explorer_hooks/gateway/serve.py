@@ -18,7 +18,7 @@ from explorer_hooks.gateway.app import GatewayApp
 from explorer_hooks.gateway.gateway import Gateway, GatewayLimits
 from explorer_hooks.gateway.http_thread import TOKEN, HttpThread, listening, own_token
 from explorer_hooks.gateway.journal import TurnJournal
-from explorer_hooks.gateway.run_record import GatewayRun
+from explorer_hooks.gateway.run_record import GatewayRun, PlayedTasks
 from explorer_hooks.gateway.service import GatewayParts, GatewayService, Room
 from explorer_hooks.gateway.splice import Splicer, end_tokens
 from explorer_hooks.gateway.turns import TurnMaker
@@ -47,7 +47,9 @@ def serve(file: ExplorerFile, health: str | None = None) -> str:
 
 
 @contextmanager
-def opened_gateway(file: ExplorerFile, stop: Stop, health: str | None, listen: str) -> Iterator[GatewayParts]:
+def opened_gateway(
+    file: ExplorerFile, stop: Stop, health: str | None, listen: str, tasks: PlayedTasks | None = None
+) -> Iterator[GatewayParts]:
     """Open the gateway of a file, which answers while the block lasts.
 
     Args:
@@ -55,6 +57,7 @@ def opened_gateway(file: ExplorerFile, stop: Stop, health: str | None, listen: s
         stop: Once it returns true, waits are given up.
         health: `HOST:PORT` to answer health checks at; None for nowhere.
         listen: `HOST:PORT` for agents and drivers, unless the file gives one.
+        tasks: What this process has agents play; None if drivers do.
 
     Raises:
         SyncdError: Something cannot be used; its exit code says what.
@@ -71,7 +74,7 @@ def opened_gateway(file: ExplorerFile, stop: Stop, health: str | None, listen: s
         writer = opened.enter_context(ExperienceWriter(job, name))
         directory = file.explorer.gateway.directory or _default_directory(file, name)
         journal = opened.enter_context(TurnJournal(directory))
-        run = GatewayRun(writer, journal)
+        run = GatewayRun(writer, journal, tasks or PlayedTasks())
         sessions = run.resumed()
         versions, room = _versions(followed, writer), Room()
         maker = opened.enter_context(closing(_open_maker(followed, tokens, versions, stop)))

@@ -3,13 +3,8 @@
 import itertools
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,8 +12,7 @@ import openai
 import pytest
 import torch
 from support.chat_model import write_chat_model
-from support.cli import environment
-from support.gateway_bed import GatewayDriver
+from support.served_process import MINUTES, ServedProcess, patiently
 from support.synchronizers import Threads, World
 
 from explorer_hooks.cli.main import run as command_line
@@ -31,8 +25,6 @@ from syncd.synchronizer import Synchronizer
 pytestmark = pytest.mark.slow
 
 GROUPS, SIZE, ROUNDS, TURNS = 2, 4, 2, 3
-MINUTES = 200.0
-"""A bound that only a failing test reaches; on a busy machine importing transformers alone takes a minute."""
 
 
 @pytest.fixture(scope="module")
@@ -76,59 +68,11 @@ listen = "127.0.0.1:{free_port()}"
     return path
 
 
-class ServedProcess:
-    """`explorer serve`, which is started again as often as it is killed."""
-
-    def __init__(self, file):
-        self.file, self.directory = file, file.parent / "state"
-        self.url = f"http://{file.read_text().split('listen = ')[1].strip()[1:-1]}"
-        self.start()
-
-    def start(self):
-        program = "from explorer_hooks.cli.main import main; main()"
-        command = [sys.executable, "-c", program, "serve", str(self.file), "--name", "e0"]
-        self.process = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
-        self.said = []
-        self.reader = threading.Thread(target=self._read, args=(self.process.stderr,), daemon=True)
-        self.reader.start()
-
-    def _read(self, stream):
-        with stream:
-            self.said.extend(stream)
-
-    def await_answer(self):
-        patiently(lambda: urllib.request.urlopen(f"{self.url}/health", timeout=5).close())
-        return GatewayDriver(self.url, (self.directory / "token").read_text())
-
-    def wait(self):
-        code = self.process.wait(MINUTES)
-        self.reader.join(MINUTES)
-        return code
-
-    def kill(self):
-        self.process.kill()
-        assert self.wait() == -signal.SIGKILL
-
-
-def patiently(call):
-    """Return what a call returns once somebody listens; an answer that is an error will do for being there."""
-    end = time.monotonic() + MINUTES
-    while True:
-        try:
-            return call()
-        except urllib.error.HTTPError:
-            return None
-        except OSError:
-            assert time.monotonic() < end
-            time.sleep(0.05)
-
-
 @pytest.fixture
 def served(file):
     made = ServedProcess(file)
     yield made
-    made.process.kill()
-    made.wait()
+    made.end()
 
 
 def answered(client, history, _key):
