@@ -100,6 +100,14 @@ class GroupResult:
 class Generator(ABC):
     """Generates groups of responses."""
 
+    def check(self) -> None:  # noqa: B027 - most engines need not be asked
+        """Ask at the start whether the engine gives what is needed; without this, the first group shows it.
+
+        Raises:
+            ConfigError: It does not, and never will.
+            EngineUnreachableError: It does not answer.
+        """
+
     @abstractmethod
     def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":
         """Yield each result once, as it is ready, and None now and then while none is; close it to give up.

@@ -99,12 +99,14 @@ def _open_maker(followed: FollowedEngine, tokens: Tokens, versions: EngineVersio
     """Return what has the engine generate turns.
 
     Raises:
-        ConfigError: The server names no model.
+        ConfigError: The server names no model, or not the version of each token.
         EngineUnreachableError: It does not answer.
     """
     section, is_local = followed.file.explorer, followed.file.explorer.engine.kind == "transformers"
+    generator = followed.generator(tokens, versions.permitted, uuid.uuid4().hex, stop)
+    generator.check()
     return TurnMaker(
-        followed.generator(tokens, versions.permitted, uuid.uuid4().hex, stop),
+        generator,
         threads=1 if is_local else section.engine.concurrency,
         rows=section.engine.rows if is_local else 1,
         hold=section.gateway.hold,
