@@ -249,6 +249,38 @@ def test_a_replayed_journal_is_what_was_recorded_at_each_line_also_if_the_last_o
     assert leaves == 1, "the history goes on where the killed process was"
 
 
+def test_a_journal_that_grows_is_rewritten_without_what_is_over_while_turns_are_recorded(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("explorer_hooks.gateway.journal._GROWN", 20_000)
+    bed = GatewayBed(tmp_path, numbered(), group_size=1)
+
+    async def group(name):
+        session = await bed.session(name)
+        history = HELLO
+        for turn in range(3):
+            _, history = await bed.ask(session, [*history, then(f"turn {turn}")] if turn else HELLO)
+        await bed.gateway.reward(session, {"reward": 1.0})
+        return session
+
+    async def main(bed):
+        await bed.ask(await bed.session("kept"), HELLO)
+        for number in range(20):
+            names = [f"{number}.{at}" for at in range(4)]
+            await asyncio.gather(*map(group, names))
+            await bed.gateway.begin_batch(number + 1, names)
+            await bed.gateway.end_batch(names)
+
+    bed.run(main)
+    written = (tmp_path / NAME).read_text().count('"kind":"turn"')
+    assert 1 < written < 80, "of 241 turns"
+    again = GatewayBed(tmp_path, numbered(), group_size=1)
+    again.close()
+    assert set(again.sessions.groups) == {"kept"}
+    assert list(again.sessions.over.values()) == ["written"] * 80
+    assert again.sessions.ended.keys() == bed.sessions.ended.keys()
+
+
 @pytest.mark.parametrize(("upcoming", "is_written"), [(1, False), (2, True)])
 def test_a_batch_that_was_about_to_be_written_is_judged_by_its_number(tmp_path, upcoming, is_written):
     GatewayBed(tmp_path, numbered()).run(_two_groups)
