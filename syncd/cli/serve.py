@@ -68,7 +68,7 @@ def serve(
       syncd serve /ckpt/job --port 0
       curl -s http://127.0.0.1:8420/data.json | jq .status.version.step
     """
-    from syncd.dashboard import document, server  # noqa: PLC0415
+    from syncd.dashboard import charts, document, server  # noqa: PLC0415
     from syncd.dashboard.document import PageReader  # noqa: PLC0415
     from syncd.dashboard.poller import SharedPoll  # noqa: PLC0415
     from syncd.dashboard.site import JobSite  # noqa: PLC0415
@@ -85,7 +85,14 @@ def serve(
     )
     poll = SharedPoll(reader, clock, every)
     known_as = {name.lower() for name in (*names, socket.gethostname())}
-    site = JobSite({"/data.json": lambda _: document.answer(poll.current(_PATIENCE), every)})
+    slowly = max(every, charts.EVERY)
+    drawn = SharedPoll(charts.ChartReader(lambda: options.open_job(job, state_dir)), clock, slowly)
+    site = JobSite(
+        {
+            "/data.json": lambda _: document.answer(poll.current(_PATIENCE), every),
+            "/charts.json": lambda _: charts.answer(drawn.current(_PATIENCE), slowly),
+        }
+    )
     pages = server.PageServer(address, port, site, known_as)
     _poll_once(poll)
     stop, signalled = server.serve_in_background(pages), _on_signal()

@@ -198,11 +198,12 @@ def _modules(kind: str, before: Mapping[str, Module], after: Mapping[str, Module
         return
     for name, module in after.items():
         known = before.get(name)
-        if known is None or _is_another(known, module):
+        if _has_left(module):
+            if known is not None and not _has_left(known):
+                yield Message(f"{kind}_left", "info", {kind: name})
+        elif known is None or _is_another(known, module):
             yield Message(f"{kind}_joined", "info", {kind: name, "host": module.presence.host})
-        elif _has_left(module) and not _has_left(known):
-            yield Message(f"{kind}_left", "info", {kind: name})
-        elif not module.alive and known.alive and not _has_left(module):
+        elif not module.alive and known.alive:
             yield Message(f"{kind}_died", "warning", {kind: name, "silent_for": round(module.silent_for, 1)})
     for name in before.keys() - after.keys():
         if not _has_left(before[name]):

@@ -123,8 +123,18 @@ def answer(known: PollResult, every: float) -> Document:
         known: The result of the latest poll.
         every: Seconds after which the page should ask again.
     """
+    nothing: Document = {"status": None, "ls": None, "rules": [], "events": [], "left_out": {}}
+    return {
+        "schema_version": data.STATUS_SCHEMA,
+        "serving": serving(known, every),
+        **(known.document or nothing),
+    }
+
+
+def serving(known: PollResult, every: float) -> Document:
+    """Return what each answer says of this server and of its latest poll; arguments as of `answer`."""
     error = known.error
-    serving = {
+    found = {
         "syncd": __version__,
         "every": every,
         "state": known.state.value,
@@ -133,8 +143,8 @@ def answer(known: PollResult, every: float) -> Document:
         "looking_for": _rounded(known.looking_for),
         "error": error and {"code": error.code, "message": str(error), "hint": error.hint},
     }
-    nothing: Document = {"status": None, "ls": None, "rules": [], "events": [], "left_out": {}}
-    return {"schema_version": data.STATUS_SCHEMA, "serving": _bounded(serving), **(known.document or nothing)}
+    bounded: Document = _bounded(found)
+    return bounded
 
 
 def _worst(explorers: Sequence[Document]) -> list[Document]:

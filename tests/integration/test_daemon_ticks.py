@@ -636,3 +636,13 @@ def test_a_step_found_damaged_by_one_reading_only_is_published(job, monkeypatch)
     daemon.tick()
     assert [event["step"] for event in heard.of("version_published")] == [1]
     assert heard.of("step_damaged") == []
+
+
+def test_an_explorer_that_stopped_before_the_daemon_started_is_not_reported_as_joined(job):
+    clock = ManualClock()
+    explorer(job, clock, "gone").update(status=RunningStatus.STOPPED)
+    explorer(job, clock, "here")
+    daemon, heard, _ = start(job, clock)
+    daemon.tick()
+    assert [fields["explorer"] for fields in heard.of("explorer_joined")] == ["here"]
+    assert heard.of("explorer_left") == []

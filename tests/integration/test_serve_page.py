@@ -3,11 +3,11 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 
 import pytest
+from support.browser import CONTRAST, Pages, started_browser
 from support.cli import command, environment
 from support.jobs import explorer, write_step
 from support.pages import TIMEOUT, served
@@ -17,50 +17,14 @@ from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.presence import Presence, Publisher
 from syncd.protocol.writer import StepWriter
 
-playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
-
 PHONE, NARROW, DESK = (390, 844), (320, 568), (1280, 800)
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\n<script>alert(2)</script>"
-_FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-]
-_NAMES = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
-
-CONTRAST = """() => {
-  const channel = (value) => (value /= 255) <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
-  const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
-  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
-  const back = (one) => {
-    for (let at = one; at; at = at.parentElement) {
-      const found = numbers(getComputedStyle(at).backgroundColor);
-      if (found.length < 4 || found[3] === 1) return found;
-    }
-  };
-  const speaks = (one) => [...one.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
-  const poor = [];
-  for (const one of document.body.querySelectorAll("*")) {
-    if (!speaks(one) || !one.checkVisibility() || one.closest("noscript")) continue;
-    const [a, b] = [light(numbers(getComputedStyle(one).color)), light(back(one))].sort((x, y) => y - x);
-    if ((a + 0.05) / (b + 0.05) < 4.5) poor.push([one.textContent, (a + 0.05) / (b + 0.05)]);
-  }
-  return poor;
-}"""
 
 
 @pytest.fixture(scope="module")
 def browser():
-    path = next((found for name in _NAMES if (found := shutil.which(name))), None)
-    with playwright.sync_playwright() as driver:
-        try:
-            started = driver.chromium.launch(executable_path=path, args=_FLAGS, timeout=TIMEOUT * 1000)
-        except playwright.Error as error:
-            pytest.skip(f"no browser starts here: {error.message.splitlines()[0]}")
+    with started_browser() as started:
         yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
@@ -101,31 +65,13 @@ def server(job):
 @pytest.fixture
 def show(browser, server):
     """Return what opens the page; in the end nothing may have gone wrong in it."""
-    contexts, wrong, asked = [], [], []
+    pages = Pages(browser)
 
     def opened(size=DESK, scheme="light", url=server.url, answer=None):
-        width, height = size
-        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(TIMEOUT * 1000)
-        page.on(
-            "console",
-            lambda message: wrong.append(message.text) if "Failed to load" not in message.text else None,
-        )
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("dialog", lambda dialog: (wrong.append(f"a dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: asked.append(request.url))
-        if answer is not None:
-            page.route("**/data.json", lambda route: route.fulfill(json=answer))
-        page.goto(url)
-        return page
+        return pages.open(url, size, scheme, **({} if answer is None else {"data": answer}))
 
     yield opened
-    for context in contexts:
-        context.close()
-    assert wrong == []
-    assert [address for address in asked if not address.startswith("http://127.0.0.1:")] == []
+    pages.close()
 
 
 def test_the_page_shows_version_progress_and_explorers(show):

@@ -8,13 +8,14 @@
 // `put` of dom.js builds an element anew only when its values have changed.
 
 import { node } from "./dom.js";
+import { section as charts } from "./charts.js";
 import { section as events } from "./events.js";
 import { section as explorers } from "./explorers.js";
 import { section as filling } from "./filling.js";
 import { section as steps } from "./steps.js";
 import { section as tiles } from "./tiles.js";
 
-const SECTIONS = [tiles, filling, explorers, steps, events];
+const SECTIONS = [tiles, filling, explorers, steps, events, charts];
 
 // Makes the element of each section, and returns what shows a document in all of them.
 export function mount() {
