@@ -61,7 +61,7 @@ test-gpu: $(READY)
 ## test-faults: every fault at every point, 50 kills of ranks: an hour or two
 test-faults: $(READY)
 	SYNCD_SWEEP=full SYNCD_NFS=full SYNCD_KILLS=50 SYNCD_RACES=$(RACES) $(BIN)/python -m pytest tests/integration/test_syscall_sweep.py \
-		tests/integration/test_sweep_full_disk.py \
+		tests/integration/test_sweep_full_disk.py tests/trainer/test_delta_save_faults.py \
 		tests/integration/test_powercut.py tests/integration/test_nfs.py tests/integration/test_nfs_dead_server.py \
 		tests/integration/test_nfs_machines.py tests/integration/test_doctor.py \
 		tests/integration/test_publish_race.py tests/trainer/test_kills.py tests/trainer/test_elastic.py $(PYTEST_ARGS)

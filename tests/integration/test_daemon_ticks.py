@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.jobs import ManualClock, explorer, start, steps_of, write_step
 
+from syncd.daemon import scan
 from syncd.daemon.run import run_once
 from syncd.errors import JobMissingError, LockHeldError
 from syncd.protocol.disk import temporary_name
@@ -152,6 +153,34 @@ def test_a_rewind_is_published_and_abandoned_steps_are_removed(job):
     write_step(job, 3)
     daemon.tick(woken=True)
     assert pair(job) == (2, 3)
+
+
+def test_what_was_looked_at_before_a_pause_has_not_been_unchanged_for_its_length(job, monkeypatch):
+    """The daemon is paused for minutes in the midst of a scan, after it has read marker and attempts."""
+    daemon, _, clock = start(job, keep_last=9)
+    for step in (1, 12):
+        write_step(job, step)
+    daemon.tick(woken=True)
+    for attempt in ("first", "second"):
+        StepWriter(job, 13, 1, attempt).begin()
+
+    def pause(*arguments):
+        clock.at += 300
+        return original(*arguments)
+
+    original = scan.read_requests_and_problems
+    monkeypatch.setattr(scan, "read_requests_and_problems", pause)
+    write_marker(job.disk, job.marker, 1)  # the beginning of 12, as it is written in place
+    daemon.tick(woken=True)
+    monkeypatch.undo()
+    write_marker(job.disk, job.marker, 12)
+    daemon.tick(woken=True)
+    assert pair(job) == (1, 12), "the marker that went back was read once"
+    assert len(daemon.snapshot.rivals) == 1, "both attempts were seen once"
+    clock.at += 61
+    daemon.tick()
+    daemon.tick()
+    assert not daemon.snapshot.rivals
 
 
 @pytest.mark.fault("a step is pruned while it is read")
