@@ -208,6 +208,8 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,lint]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]' \
 		|| echo 'playwright cannot be installed here: the tests of pages in a browser are skipped'
+	# Chat templates, where Python does not look: with trl 1.16 installed, verl imports from it what it has no more.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/chat-templates trl==1.16.0
 	touch $@ $(DEMO)
 
 ## clean: remove environments, builds and caches

@@ -1,9 +1,10 @@
 """Exact prompts: recorded tokens, and behind them what a chat template writes; over real templates."""
 
-import importlib.util
 import itertools
 import json
+import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,9 +36,41 @@ THINKING = """\
 {% endif %}"""
 """Leaves reasoning out of answers before the last question, as Qwen3 does."""
 
+CALLS = "{% for c in m.tool_calls or [] %}[CALL]{{ c.function | tojson }}{% endfor %}"
+INSTRUCTED = (
+    "{% for m in messages %}{% if m.role == 'user' %}{% if loop.last and tools %}[TOOLS]{{ tools | tojson }}[/TOOLS]"
+    "{% endif %}[INST] {{ m.content }} [/INST]{% elif m.role == 'assistant' %} {{ m.content }}"
+    + CALLS
+    + "</s>"
+    "{% else %}[RESULT]{{ m.content }}[/RESULT]{% endif %}{% endfor %}"
+)
+"""Tells of the tools before the last question."""
+
+ENDED_BY_ROLE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}" + CALLS + "{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""Has no end of a turn but the next role."""
+
+CLOSED = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% else %}<|endoftext|>{% endif %}"
+)
+"""Closes the text where no answer follows."""
+
+AS_TEXT = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ '[CALL]' + c.function.arguments }}{% endfor %}<|end|>{% endfor %}<|assistant|>"
+)
+"""Takes the arguments of calls as text."""
+
 OWN = {
     "own": (TEMPLATE, ["<|end|>"], "tools system"),
-    "own-thinking": (THINKING, ["<|im_end|>"], "tools system"),
+    "thinking": (THINKING, ["<|im_end|>"], "tools system"),
+    "instructed": (INSTRUCTED, ["</s>"], "tools system"),
+    "ended-by-role": (ENDED_BY_ROLE, ["<|user|>", "<|tool|>"], "tools system"),
+    "closed": (CLOSED, ["<|end|>"], "system"),
+    "as-text": (AS_TEXT, ["<|end|>"], "tools system"),
 }
 SHIPPED = {
     "cohere": (["<|END_OF_TURN_TOKEN|>"], "system"),
@@ -61,6 +94,10 @@ SHIPPED = {
 }
 """Templates that trl ships: the tokens that end an answer, and what they take besides questions and answers."""
 
+DIRECTORY = Path(os.environ.get("SYNCD_CHAT_TEMPLATES", f"{sys.prefix}/chat-templates/trl/chat_templates"))
+"""Where they are. trl is not installed beside verl, which then imports from it what it does not have any more."""
+
+
 TOOL = {
     "type": "function",
     "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}},
@@ -71,11 +108,10 @@ TEXT = st.text(st.sampled_from("abc the\n 0,é€😀\"{}'\\"), max_size=12)
 def _cases():
     for name, (template, ends, kinds) in OWN.items():
         yield pytest.param(template, ends, kinds, id=name)
-    trl = importlib.util.find_spec("trl")
+    missing = pytest.mark.skipif(not DIRECTORY.is_dir(), reason=f"no {DIRECTORY}: make prepares it")
     for name, (ends, kinds) in SHIPPED.items():
-        path = Path(trl.origin).parent / "chat_templates" / f"{name}.jinja" if trl else None
-        missing = pytest.mark.skipif(path is None, reason="trl, which ships the template, is not installed")
-        yield pytest.param(path and path.read_text(), ends, kinds, id=name, marks=missing)
+        path = DIRECTORY / f"{name}.jinja"
+        yield pytest.param(path.read_text() if path.exists() else "", ends, kinds, id=name, marks=missing)
 
 
 def _splicer(template, ends):
