@@ -83,7 +83,7 @@ def measure_rates(options: argparse.Namespace) -> list[Row]:
     return [
         {"rate": f"{rate:g}", **row}
         for rate in options.rates
-        for row in _measured(*trained(rate, options.values), options.rounds)
+        for row in measured(*trained(rate, options.values), options.rounds)
     ]
 
 
@@ -94,7 +94,7 @@ def measure_job(options: argparse.Namespace) -> list[Row]:
     if len(steps) < 2:
         raise SystemExit(f"{options.job} has no two steps to compare")
     for before, after in pairwise(steps):
-        found.append(_measured(words_of(job, before), words_of(job, after), options.rounds))
+        found.append(measured(words_of(job, before), words_of(job, after), options.rounds))
     changed = [rows[0]["changed"] for rows in found]
     print(f"{len(found)} pairs of steps, changed {min(changed):.2%} to {max(changed):.2%}")
     return [_middle(rows) for rows in zip(*found, strict=True)]
@@ -122,7 +122,7 @@ def _words(chain: Chain, record: FileRecord) -> Iterator[Words]:
             yield np.frombuffer(content, np.uint16)
 
 
-def _measured(old: Words, new: Words, rounds: int) -> list[Row]:
+def measured(old: Words, new: Words, rounds: int) -> list[Row]:
     """Return the figures of each codec."""
     share = float(np.mean(old != new))
     return [
