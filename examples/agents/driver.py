@@ -8,12 +8,15 @@ The event `gateway_serving` of `explorer serve` names the address and the token 
 import argparse
 import json
 import random
+import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import openai
 
+TOO_MANY = 429
 TOOL = {
     "type": "function",
     "function": {
@@ -61,7 +64,13 @@ def main() -> None:
     def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         request = urllib.request.Request(options.url + path, json.dumps(body).encode(), headers)
-        return json.load(urllib.request.urlopen(request, timeout=600))
+        while True:
+            try:
+                return json.load(urllib.request.urlopen(request, timeout=600))
+            except urllib.error.HTTPError as error:
+                if error.code != TOO_MANY:
+                    raise
+                time.sleep(1)  # the trainer needs no further group yet
 
     for _ in range(options.groups):
         left, right, group = random.randrange(50), random.randrange(50), f"{random.getrandbits(64):x}"

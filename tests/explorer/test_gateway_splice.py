@@ -176,6 +176,7 @@ def test_a_continuation_is_the_end_of_the_whole_text_token_by_token(template, en
     check()
 
 
+@pytest.mark.fault("an agent's later turns are cut into tokens anew")
 @settings(max_examples=50)
 @given(st.data())
 def test_recorded_tokens_stay_whatever_the_text_would_be_cut_into(data):

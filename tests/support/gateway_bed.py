@@ -52,10 +52,13 @@ class GatewayBed:
     Args:
         directory: Of the journal; one that is there is resumed.
         engine: What generates.
-        **limits: Of `GatewayLimits`, and `hold`, `groups` that have room.
+        hold: Seconds that a turn waits for the engine.
+        groups: Groups that have room.
+        template: Shows how answers are read.
+        **limits: Of `GatewayLimits`.
     """
 
-    def __init__(self, directory, engine, *, hold=5.0, groups=100, **limits):
+    def __init__(self, directory, engine, *, hold=5.0, groups=100, template=TEMPLATE, **limits):
         self.engine, self.tokenizer = engine, make_tokenizer()
         tokens = TransformersTokens(self.tokenizer)
         ends = {at: MARKS[at] for at in (0, 1)}
@@ -80,7 +83,7 @@ class GatewayBed:
             self.journal,
             tokens,
             Splicer(tokens, ends),
-            AnswerParser("auto", TEMPLATE),
+            AnswerParser("auto", template),
             self.maker,
             GatewayLimits(**{**all_limits, "history": "exact", **limits}),
             lambda open_groups: open_groups < groups,
