@@ -91,14 +91,14 @@ test-vllm: $(READY) $(if $(SYNCD_VLLM_PYTHON),,.venv-vllm/.ready)
 	SYNCD_LORA_VERSIONS=$(or $(VERSIONS),20) SYNCD_DELTA_VERSIONS=$(or $(VERSIONS),40) \
 		$(BIN)/python -m pytest tests/explorer/engines/test_vllm_real.py \
 		tests/explorer/engines/test_vllm_adapters_real.py tests/explorer/engines/test_vllm_matrix_real.py \
-		tests/explorer/engines/test_vllm_lora_training_real.py $(PYTEST_ARGS)
+		tests/explorer/engines/test_vllm_lora_training_real.py tests/explorer/engines/test_vllm_gateway_real.py $(PYTEST_ARGS)
 
 ## test-sglang: a real SGLang on the CPU (SYNCD_SGLANG_PYTHON, else it is installed)
 test-sglang: $(READY) $(if $(SYNCD_SGLANG_PYTHON),,.venv-sglang/.ready)
 	SYNCD_LORA_VERSIONS=$(or $(VERSIONS),20) SYNCD_DELTA_VERSIONS=$(or $(VERSIONS),40) \
 		$(BIN)/python -m pytest tests/explorer/engines/test_sglang_real.py \
 		tests/explorer/engines/test_sglang_adapters_real.py tests/explorer/engines/test_sglang_matrix_real.py \
-		tests/explorer/engines/test_sglang_lora_training_real.py $(PYTEST_ARGS)
+		tests/explorer/engines/test_sglang_lora_training_real.py tests/explorer/engines/test_sglang_gateway_real.py $(PYTEST_ARGS)
 
 # The engine `tinker` and explorers against a real tinker server on the CPU; SYNCD_TINKER_PYTHON names another one's Python.
 ## test-tinker: a real tinker server on the CPU (SYNCD_TINKER_PYTHON, else it is installed)
@@ -208,6 +208,8 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,lint]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]' \
 		|| echo 'playwright cannot be installed here: the tests of pages in a browser are skipped'
+	# Chat templates, where Python does not look: with trl 1.16 installed, verl imports from it what it has no more.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/chat-templates trl==1.16.0
 	touch $@ $(DEMO)
 
 ## clean: remove environments, builds and caches

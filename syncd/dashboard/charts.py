@@ -12,6 +12,7 @@ from typing import Any
 
 from syncd.dashboard.document import serving
 from syncd.dashboard.growing import GrowingFiles
+from syncd.dashboard.lanes import REPORTED_WITHIN, LaneCollector
 from syncd.dashboard.poller import PollResult
 from syncd.dashboard.series import Point, ThinnedSeries
 from syncd.errors import JobMissingError, storage_errors
@@ -22,7 +23,7 @@ from syncd.protocol.engine_state import EngineState
 from syncd.protocol.layout import Job
 
 SCHEMA = 1
-"""The `schema_version` of `/charts.json`."""
+"""The `schema_version` of `/charts.json` and `/lanes.json`."""
 
 EVERY = 5.0
 """Seconds between two readings at least."""
@@ -64,7 +65,7 @@ class Chart:
         unit: Of its values: empty, versions, seconds, bytes or explorers.
         source: The file that it is from.
         curves: Its lines.
-        missing: What is said if there is no value.
+        missing: Why there may be no value.
         from_zero: Whether zero belongs in the picture.
     """
 
@@ -78,7 +79,7 @@ class Chart:
 
 
 EVENTS = "events.jsonl"
-_NOT_YET = "The trainer has recorded none."
+_NOT_YET = "Not recorded by the trainer yet"
 
 CHARTS = (
     Chart(
@@ -118,7 +119,7 @@ CHARTS = (
         "seconds",
         EVENTS,
         (Curve("latency", ("latency",)),),
-        "The daemon has recorded none.",
+        "Not recorded by the daemon yet",
         from_zero=True,
     ),
     Chart(
@@ -127,7 +128,7 @@ CHARTS = (
         "bytes",
         EVENTS,
         (Curve("saved", ("saved",), "step"),),
-        "No version has changes of a parent.",
+        "No version has changes of a parent yet",
         from_zero=True,
     ),
     Chart(
@@ -136,7 +137,7 @@ CHARTS = (
         "explorers",
         EVENTS,
         (Curve("explorers", ("explorers",), "step"), Curve("in trouble", ("trouble",), "step")),
-        "The daemon has seen no explorer.",
+        "No explorer was seen yet",
         from_zero=True,
     ),
 )
@@ -171,11 +172,12 @@ class MetricsCollector:
 
 
 class EventsCollector:
-    """Series of what the daemon's journal says of versions and explorers."""
+    """Series, and lanes, of what the daemon's journal says of versions and explorers."""
 
     def __init__(self) -> None:
         self.series = _sources(EVENTS)
         self.newest = 0.0
+        self.lanes = LaneCollector()
         self._saved = 0.0
         self._trouble: dict[str, bool] = {}
         self._unconfirmed: set[str] = set()
@@ -187,6 +189,7 @@ class EventsCollector:
         if not isinstance(event, str) or at is None:
             return
         self.newest = max(self.newest, at)
+        self.lanes.add(event, at, document)
         if event == names.VERSION_PUBLISHED:
             self._version(at, document)
         elif event == names.LEADERSHIP_ACQUIRED:
@@ -207,7 +210,7 @@ class EventsCollector:
 
     def _explorer(self, at: float, event: str, explorer: str, state: object) -> None:
         self._unconfirmed.discard(explorer)
-        if at > self._led_at + _REPORTED_WITHIN:
+        if at > self._led_at + REPORTED_WITHIN:
             self._trouble = {
                 name: is_so for name, is_so in self._trouble.items() if name not in self._unconfirmed
             }
@@ -218,9 +221,6 @@ class EventsCollector:
         self.series["explorers",].add(Point(at, None, float(len(self._trouble))))
         self.series["trouble",].add(Point(at, None, float(sum(self._trouble.values()))))
 
-
-_REPORTED_WITHIN = 10.0
-"""Seconds in which a new leader has reported every explorer."""
 
 _OF_EXPLORERS = frozenset(
     {names.EXPLORER_JOINED, names.EXPLORER_LEFT, names.EXPLORER_DIED, names.ENGINE_STATE_CHANGED}
@@ -234,8 +234,15 @@ def answer(known: PollResult, every: float) -> dict[str, Any]:
         known: The result of the latest reading.
         every: Seconds after which the page should ask again.
     """
-    nothing: dict[str, Any] = {"charts": [], "files": []}
-    return {"schema_version": SCHEMA, "serving": serving(known, every), **(known.document or nothing)}
+    found = known.document or {"charts": [], "files": []}
+    shown = {"charts": found["charts"], "files": found["files"]}
+    return {"schema_version": SCHEMA, "serving": serving(known, every), **shown}
+
+
+def lanes_answer(known: PollResult, every: float) -> dict[str, Any]:
+    """Return the answer of `/lanes.json`; arguments as of `answer`."""
+    lanes = known.document["lanes"] if known.document else LaneCollector().document()
+    return {"schema_version": SCHEMA, "serving": serving(known, every), **lanes}
 
 
 class ChartReader:
@@ -271,6 +278,7 @@ class ChartReader:
         return {
             "charts": [_document(chart, found[chart.source], until) for chart in CHARTS],
             "files": [_progress(files) for files in (self._metrics, self._events)],
+            "lanes": self._events.collected.lanes.document(),
         }
 
 

@@ -44,6 +44,7 @@ _QUIET = frozenset(
         names.SCAN_COMPLETED,
         names.EXPLORER_LAG_CHANGED,
         names.ENGINE_REPORTED,
+        names.VERSIONS_APPLIED,
         names.STEP_PROGRESSED,
         names.STEP_FOUND,
         names.STEP_COMPLETED,

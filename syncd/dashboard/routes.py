@@ -27,7 +27,7 @@ def file_routes(
         with_rollouts: Whether rollouts are shown.
     """
     return {
-        "/charts.json": _charts(open_job, clock, max(every, charts.EVERY)),
+        **_charts(open_job, clock, max(every, charts.EVERY)),
         **(_rollouts(open_job, clock, max(every, rollouts.EVERY)) if with_rollouts else _NO_ROLLOUTS),
     }
 
@@ -35,9 +35,12 @@ def file_routes(
 _NO_ROLLOUTS: dict[str, Route] = {"/rollouts.json": lambda _: rollouts.disabled()}
 
 
-def _charts(open_job: Callable[[], Job], clock: Clock, every: float) -> Route:
+def _charts(open_job: Callable[[], Job], clock: Clock, every: float) -> dict[str, Route]:
     poll = SharedPoll(ChartReader(open_job), clock, every)
-    return lambda _: charts.answer(poll.current(PATIENCE), every)
+    return {
+        "/charts.json": lambda _: charts.answer(poll.current(PATIENCE), every),
+        "/lanes.json": lambda _: charts.lanes_answer(poll.current(PATIENCE), every),
+    }
 
 
 def _rollouts(open_job: Callable[[], Job], clock: Clock, every: float) -> dict[str, Route]:

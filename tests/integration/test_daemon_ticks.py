@@ -13,6 +13,7 @@ from syncd.daemon import scan
 from syncd.daemon.run import run_once
 from syncd.errors import JobMissingError, LockHeldError
 from syncd.protocol.disk import temporary_name
+from syncd.protocol.engine_state import EngineReport, EngineState
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import Presence, Publisher, RunningStatus
 from syncd.protocol.process import Process
@@ -675,3 +676,43 @@ def test_an_explorer_that_stopped_before_the_daemon_started_is_not_reported_as_j
     daemon.tick()
     assert [fields["explorer"] for fields in heard.of("explorer_joined")] == ["here"]
     assert heard.of("explorer_left") == []
+
+
+def test_what_explorers_run_is_reported_for_all_of_them_in_one_event(job):
+    clock = ManualClock()
+
+    def engine(state):
+        return EngineReport(state).document()
+
+    first = explorer(job, clock, "a", applied=(1, 3), info=engine(EngineState.PROVEN))
+    second = explorer(job, clock, "b")
+    explorer(job, clock, "gone").update(status=RunningStatus.STOPPED)
+    daemon, heard, _ = start(job, clock)
+
+    def told(**changes):
+        heard.events.clear()
+        clock.at += 6
+        for each in (first, second):
+            each.update(**(changes.get(each.presence.identity) or {}))
+        daemon.tick()
+        return [fields["explorers"] for fields in heard.of("versions_applied")]
+
+    assert told() == [[["a", 1, 3, "proven"], ["b", None, None, None]]]
+    assert told() == [], "a heartbeat is no change"
+    assert told(a={"loading": (1, 4), "info": engine(EngineState.LOADING)}) == []
+    loaded = {"applied": (1, 4), "loading": None}
+    both = {
+        "a": loaded | {"info": engine(EngineState.PROVEN)},
+        "b": loaded | {"info": engine(EngineState.LOADED)},
+    }
+    assert told(**both) == [[["a", 1, 4, "proven"], ["b", 1, 4, "loaded"]]]
+    assert told(a={"info": engine(EngineState.WRONG)}) == [[["a", 1, 4, "wrong"]]]
+    while not heard.of("explorer_died"):
+        clock.at += 6
+        second.update()
+        daemon.tick()
+    heard.events.clear()
+    clock.at += 6
+    first.update()
+    daemon.tick()
+    assert heard.of("versions_applied") == [{"explorers": [["a", 1, 4, "wrong"]]}], "it counted as dead"

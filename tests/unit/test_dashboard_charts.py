@@ -17,6 +17,7 @@ from syncd.dashboard.charts import (
     answer,
 )
 from syncd.dashboard.growing import GrowingFiles
+from syncd.dashboard.lanes import MOST_KNOWN, MOST_LANES, MOST_SPANS
 from syncd.dashboard.poller import PollResult
 from syncd.dashboard.series import Point, ThinnedSeries
 from syncd.errors import JobMissingError
@@ -56,8 +57,8 @@ def test_a_long_series_keeps_the_extremes_of_each_group_and_the_newest_value():
 
 
 def test_a_spike_among_many_values_stays_and_the_points_are_bounded():
-    series = filled([0.5] * 50_000 + [99.0] + [0.5] * 50_000, 150)
-    assert (50_000, 99.0) in points(series)
+    series = filled([0.5] * 5_000 + [99.0] + [0.5] * 5_000, 150)
+    assert (5_000, 99.0) in points(series)
     assert len(points(series)) <= 3 * 150 + 1
 
 
@@ -265,6 +266,61 @@ def test_explorers_that_left_while_no_daemon_ran_are_forgotten():
     assert collector.series["explorers",].last.value == 2.0, "the new leader may be about to report b"
     collector.add(event("explorer_joined", 120.0, explorer="c"))
     assert collector.series["explorers",].last.value == 2.0, "a and c"
+
+
+def applied(at, *rows):
+    return event("versions_applied", at, explorers=[list(row) for row in rows])
+
+
+def test_the_journal_gives_what_each_explorer_ran_when():
+    collector = EventsCollector()
+    for each in (
+        event("leadership_acquired", 1.0, term=1),
+        applied(2.0, ("a", 1, 3, "proven"), ("b", None, None, None), ("c", 1, 2, "loaded")),
+        applied(10.0, ("a", 1, 4, "proven"), ("b", 1, 4, None)),
+        event("step_quarantined", 11.0, step=4, digest="x", reason="damaged"),
+        event("explorer_died", 40.0, explorer="b", silent_for=30.0),
+        event("explorer_left", 41.0, explorer="never-seen"),
+        applied(50.0, ("b", 1, 4, None), "garbage", ("a", "x"), (7, 1, 2, None)),
+        event("leadership_acquired", 60.0, term=2),
+        applied(60.5, ("a", 1, 4, "proven"), ("b", 1, 3, None)),
+        event("step_kept", 90.0, step=1, rule="leased"),
+        event("daemon_stopped", 95.0),
+    ):
+        collector.add(each)
+    found = collector.lanes.document()
+    lanes = {lane["explorer"]: (lane["gone"], lane["spans"]) for lane in found["lanes"]}
+    assert lanes["a"] == (None, [[2.0, 10.0, 1, 3, "proven"], [10.0, None, 1, 4, "proven"]]), (
+        "told twice is one"
+    )
+    assert lanes["b"] == (
+        None,
+        [
+            [2.0, 10.0, None, None, None],
+            [10.0, 40.0, 1, 4, None],
+            [50.0, 60.5, 1, 4, None],
+            [60.5, None, 1, 3, None],
+        ],
+    )
+    assert lanes["c"] == ("gone", [[2.0, 60.0, 1, 2, "loaded"]]), "the new leader does not report it"
+    assert (found["quarantined"], found["until"], found["left_out"]) == ([4], 95.0, 0)
+
+
+def test_lanes_are_bounded():
+    collector = EventsCollector()
+    for number in range(MOST_KNOWN + 30):
+        collector.add(
+            applied(1.0 + number, *((f"e{number:04}", 1, step, None) for step in range(2 * MOST_SPANS)))
+        )
+    collector.add(event("explorer_died", 9999.0, explorer=f"e{MOST_KNOWN + 29:04}"))
+    found = collector.lanes.document()
+    assert len(found["lanes"]) == MOST_LANES
+    assert found["left_out"] == MOST_KNOWN - MOST_LANES
+    assert f"e{MOST_KNOWN + 29:04}" not in {lane["explorer"] for lane in found["lanes"]}, (
+        "those that live come first"
+    )
+    assert {len(lane["spans"]) for lane in found["lanes"]} == {MOST_SPANS}
+    assert found["lanes"][0]["spans"][-1][3] == 2 * MOST_SPANS - 1
 
 
 def test_the_answer_is_from_the_files_of_the_job(tmp_path):

@@ -25,8 +25,7 @@ export function figure(moved) {
   const drawing = draw("svg", { class: "chart", tabindex: "0", role: "slider", height: HEIGHT });
   const title = node("h3", "");
   const keys = node("p", "keys");
-  const note = node("p", "quiet empty");
-  const whole = node("figure", "", node("figcaption", "", title, keys), drawing, note);
+  const whole = node("figure", "", node("figcaption", "", title, keys), drawing);
   const known = { chart: null, scale: null, places: [], at: -1 };
   const tell = () => tellPlace(known, keys, drawing);
   listen(drawing, known, moved);
@@ -36,9 +35,7 @@ export function figure(moved) {
       known.chart = chart;
       title.textContent = SHOWN_BY_TICKS.has(chart.unit) ? chart.title : `${chart.title} (${chart.unit})`;
       const values = chart.series.flatMap((each) => each.points.map((point) => point[2])).filter((value) => value !== null);
-      drawing.toggleAttribute("hidden", !values.length);
-      note.hidden = values.length > 0;
-      note.textContent = chart.missing;
+      whole.hidden = !values.length;
       known.places = lead(chart).points;
       if (values.length) {
         known.scale = scales(domain, range(values, chart.from_zero), drawing.parentElement.clientWidth || 320);
@@ -117,10 +114,11 @@ function band(high, low, scale) {
   return all.length ? `M${all.join("L")}Z` : "";
 }
 
+// The place next to a time; of several at one time the last, which holds from then on.
 function nearest(places, at) {
   let best = -1;
   places.forEach((place, number) => {
-    if (best < 0 || Math.abs(place[0] - at) < Math.abs(places[best][0] - at)) {
+    if (best < 0 || Math.abs(place[0] - at) <= Math.abs(places[best][0] - at)) {
       best = number;
     }
   });

@@ -50,7 +50,7 @@ function show(element, found) {
   }
   state.shown = found;
   fill(found);
-  put(notes, [found.files, found.serving.state], () => told(found).map((text) => node("p", "", text)));
+  put(notes, told(found), () => told(found).map((text) => node("p", "", text)));
   if (found.serving.state === "starting" || found.files.some((file) => isUnread(file))) {
     state.next = performance.now() + SOON;
   }
@@ -87,6 +87,10 @@ function told({ charts, files, serving }) {
     if (file.ignored) {
       found.push(`${plain(file.name)}: ${count(file.ignored, "line", "lines")} could not be read.`);
     }
+  }
+  const missing = charts.filter((chart) => chart.series.every((each) => !each.points.length));
+  for (const why of new Set(missing.map((chart) => chart.missing))) {
+    found.push(`${why}: ${missing.filter((chart) => chart.missing === why).map((chart) => chart.title).join(", ")}.`);
   }
   const thinned = Math.max(...charts.flatMap((chart) => chart.series.map((each) => each.per_group)), 1);
   if (thinned > 1) {
