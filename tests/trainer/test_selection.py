@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="the trainer needs torch")
 
 from support.trainers import make_trainer, small_config
 
-from syncd.jobfile.records import read_end
+from syncd.protocol.job_end import read_end
 from syncd.protocol.layout import Job
 from syncd.protocol.request import Pin, read_pins, write_pin
 from syncd.synchronizer import Synchronizer
