@@ -2,6 +2,8 @@
 
 import click
 
+from explorer_hooks.cli.serve import gateway_function
+
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("config", metavar="CONFIG")
@@ -50,6 +52,10 @@ def run(
             click.echo(f"explorer ended: {begun}", err=True)
             return
         file = begun
-    from explorer_hooks.explorer.run import run as explore  # noqa: PLC0415
+    if file.explorer.agent.is_given:
+        ended = gateway_function("run_agents", "run_agents")(file, health)
+    else:
+        from explorer_hooks.explorer.run import run as explore  # noqa: PLC0415
 
-    click.echo(f"explorer ended: {explore(file, health)}", err=True)
+        ended = explore(file, health)
+    click.echo(f"explorer ended: {ended}", err=True)

@@ -1,5 +1,6 @@
 """The entry point of `syncd`."""
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -33,6 +34,16 @@ VERBS: Mapping[str, str] = {
 _COMPLETE = "_SYNCD_COMPLETE"
 
 
+def _epilog() -> str:
+    """Return what `--help` ends with: the addresses of pages, and the directory of this machine that has them too."""
+    text = f"\b\nExit codes and every command: {DOCS}/cli.md"
+    source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    for directory in (f"{sys.prefix}/share/doc/syncd", f"{source}/docs"):
+        if os.path.isfile(f"{directory}/cli.md"):
+            return f"{text}\nWithout network: {directory}/cli.md"
+    return text
+
+
 def _show_completion(ctx: click.Context, _: click.Parameter, shell: str | None) -> None:
     if shell is not None:
         from click.shell_completion import shell_complete  # noqa: PLC0415
@@ -46,7 +57,7 @@ def _show_completion(ctx: click.Context, _: click.Parameter, shell: str | None) 
     verbs=VERBS,
     others="syncd.commands",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog=f"\b\nExit codes and every command: {DOCS}/cli.md",
+    epilog=_epilog(),
 )
 @click.version_option(__version__, prog_name="syncd")
 @console.debug_option

@@ -182,7 +182,8 @@ class Scanner:
         moved = self._read_hints()
         announced = self._snapshot.hint if moved else None
         self.steps.scan(self._snapshot.version, announced, began, listing=woken or moved)
-        if self._modules.is_due(began):
+        # Explorers wait for a new step: the next scan reads the presences, of which there may be thousands.
+        if self._modules.is_due(began - MODULES_EVERY * moved):
             self._read_modules()
         return self._finish(began, free=self._snapshot.free)
 

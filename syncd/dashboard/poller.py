@@ -1,7 +1,7 @@
 """Polls a job in one thread for everybody who asks: a reading that never returns blocks no request."""
 
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
@@ -110,6 +110,20 @@ class SharedPoll:
             else:
                 self._result = replace(self._result, error=error)
             self._work, self._due = None, self._clock.monotonic() + self._every
+
+
+def poll_all(polls: Sequence[SharedPoll], clock: Clock, patience: float) -> list[PollResult]:
+    """Return the result of each poll, after waiting a moment for those that are due, all at the same time.
+
+    Args:
+        polls: The polls.
+        clock: This host's clock.
+        patience: Seconds to wait for all of them together at most.
+    """
+    for poll in polls:
+        poll.current(0.0)
+    ends = clock.monotonic() + patience
+    return [poll.current(max(ends - clock.monotonic(), 0.0)) for poll in polls]
 
 
 class SingleCall(Generic[T]):

@@ -315,6 +315,12 @@ def test_serve_exits_with_0_on_a_signal(job, number):
         (2, ["{job}", "--host", "example.org"], "no address"),
         (2, ["{job}", "--port", "65536"], "--port"),
         (2, ["{job}", "--every", "0"], "--every"),
+        (2, [], "--root: one of the two"),
+        (2, ["{job}", "--root", "{job}"], "--root: one of the two"),
+        (2, ["{job}", "{job}/..", "--state-dir", "{job}"], "--state-dir belongs to one JOB"),
+        (2, ["{job}"] * 65, "65 jobs are more than 64"),
+        (74, ["--root", "{job}/none"], "{job}/none"),
+        (74, ["{job}", "{job}/none"], "the job directory does not exist"),
     ],
 )
 def test_invalid_serve_options_end_the_command(job, code, args, said):
@@ -323,7 +329,7 @@ def test_invalid_serve_options_end_the_command(job, code, args, said):
         with spawn("serve", *shown) as process:
             out, err = process.communicate(timeout=TIMEOUT)
     assert (process.returncode, out) == (code, ""), err
-    assert said in err
+    assert said.format(job=job.root) in err
     assert "Traceback" not in err
 
 

@@ -5,7 +5,7 @@ import os
 import re
 
 import pytest
-from support.browser import CONTRAST, Pages, started_browser
+from support.browser import CONTRAST, Pages
 from support.experiences import make, segmented, write
 from support.pages import served
 
@@ -50,12 +50,6 @@ def test_charts_are_served_as_json(server):
     metrics, _ = found["files"]
     assert (metrics["name"], metrics["ignored"]) == ("metrics.jsonl", 1)
     assert metrics["read"] == metrics["bytes"]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with started_browser() as started:
-        yield started
 
 
 @pytest.fixture

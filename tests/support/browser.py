@@ -42,7 +42,9 @@ CONTRAST = """() => {
 @contextlib.contextmanager
 def started_browser() -> Iterator[Any]:
     """Return a browser; skip the test where none starts."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="no playwright: pip install -e '.[browser]'"
+    )
     path = next((found for name in _NAMES if (found := shutil.which(name))), None)
     with playwright.sync_playwright() as driver:
         try:

@@ -1,6 +1,6 @@
 // What sections are built from. Everything becomes text nodes: nothing that a job directory holds is ever markup.
 
-import { lasting } from "./text.js";
+import { lasting, plain } from "./text.js";
 
 // Rows of a table that are seen at first.
 export const FOLD = 12;
@@ -46,6 +46,28 @@ export function bar(share, style, label) {
 
 export function chip(text, style = "") {
   return node("span", `chip ${style}`, text);
+}
+
+// A command that can be copied: by a button where the browser allows it, and with one click on it anywhere.
+export function command(text) {
+  const shown = plain(text);
+  const made = node("p", "command", node("code", "", shown));
+  if (navigator.clipboard) {
+    const button = node("button", "copy", "copy");
+    button.type = "button";
+    button.setAttribute("aria-label", `copy: ${shown}`);
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(shown);
+      button.textContent = "copied";
+    });
+    made.append(button);
+  }
+  return made;
+}
+
+// A line across the page, with the command that helps.
+export function banner(style, text, hint) {
+  return node("div", `notice ${style}`, node("p", "", text), hint ? command(hint) : "");
 }
 
 const HEARTS = { alive: "ok", dead: "bad", left: "off", unknown: "wait" };

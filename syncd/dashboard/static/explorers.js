@@ -20,7 +20,7 @@ function show(rows, left, now) {
   // Where not all are seen at first, those that need to be seen come first.
   const ordered = rows.length > FOLD ? [...rows].sort((a, b) => need(b) - need(a)) : rows;
   const engines = rows.some((row) => row.engine);
-  const columns = ["explorer", "heartbeat", ...(engines ? ["engine"] : []), "runs", "behind", "reads", "host"];
+  const columns = ["explorer", "heartbeat", ...(engines ? ["engine"] : []), "runs", "behind", "reads"];
   const shown = table(columns, ordered.map((row) => explorer(row, worst, engines ? [engine(row, now)] : [])));
   return [shown, unfold(rows.length), more(left, "explorers")];
 }
@@ -42,9 +42,13 @@ export const ENGINES = {
 };
 
 // The state of an explorer's engine, since when, and its figures; nothing of one that reports none.
-function engine({ engine: found }, now) {
+function engine(row, now) {
+  const found = row.engine;
   if (!found) {
     return "";
+  }
+  if (isGone(row)) {
+    return node("span", "heart off", found.state === "stopped" ? "stopped" : `was ${plain(found.state)}`);
   }
   const { state, since, ready, load_seconds: seconds, failures, proof } = found;
   const style = ENGINES[state] ?? "";
@@ -58,8 +62,12 @@ function engine({ engine: found }, now) {
     "",
     node("span", `heart ${style}`, ago(Math.max(0, now - since), `${plain(state)} `, "")),
     ready || style === "bad" || style === "off" ? "" : node("span", "quiet", " not ready"),
-    figures.length ? node("span", "quiet", ` ${figures.join(" \u00B7 ")}`) : "",
+    figures.length ? node("span", "quiet figures", ` ${figures.join(" \u00B7 ")}`) : "",
   );
+}
+
+function isGone({ heart: known }) {
+  return known === "dead" || known === "left";
 }
 
 function explorer(row, worst, engines) {
@@ -67,9 +75,10 @@ function explorer(row, worst, engines) {
   if (row.loading) {
     runs.push(" ", chip(`loading ${pair(row.loading)}`, "accent"));
   }
-  const gone = row.heart === "dead" || row.heart === "left";
+  const gone = isGone(row);
+  const name = node("span", "", node("strong", "", plain(row.id)), " ", node("span", "quiet", where(row)));
   const lag = row.lag === null ? "" : row.lag ? node("span", "lag", `${row.lag}`, bar(row.lag / worst, row.lag > 1 ? "wait" : "", "behind")) : "0";
   const status = row.status === "require_sync" ? chip("waits for a version", "accent") : "";
-  return [gone ? "faint" : "", [plain(row.id), heart(row), ...engines, node("span", "", ...runs, " ", status), lag, row.leases.join(", "), where(row)]];
+  return [gone ? "faint" : "", [name, heart(row), ...engines, node("span", "", ...runs, " ", status), lag, row.leases.join(", ")]];
 }
 

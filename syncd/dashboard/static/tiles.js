@@ -24,9 +24,10 @@ function show({ status, ls }) {
   return [version(status), trainer(status), explorersTile(status), disk(status, ls), daemon(status)];
 }
 
-function version({ version: now, newest_complete: newest, marker }) {
+function version({ version: now, newest_complete: newest, marker, next }) {
   if (!now) {
-    return tile("Version", "none yet", "wait", newest === null ? "no step is complete" : `step ${newest} is complete`, plain(marker.problem));
+    const known = newest === null ? ["no step is complete"] : [`step ${newest} is complete`, plain(marker.problem)];
+    return tile("Version", "none yet", next ? "" : "wait", ...known);
   }
   const lines = [ago(now.age, "published ")];
   if (now.held) {
@@ -40,7 +41,7 @@ function version({ version: now, newest_complete: newest, marker }) {
   return made;
 }
 
-function trainer({ trainers, version: now }) {
+function trainer({ trainers, version: now, finished }) {
   const living = trainers.filter((item) => item.alive !== false);
   const [first] = living.length ? living : trainers;
   if (!first) {
@@ -50,16 +51,16 @@ function trainer({ trainers, version: now }) {
   const others = trainers.length - 1;
   return tile(
     "Trainer",
-    first.step === null ? first.status : `step ${first.step}`,
-    first.heart === "dead" ? "bad" : "",
-    heart(first),
-    ahead > 0 ? `${count(ahead, "step", "steps")} ahead of the version` : "",
+    finished ? "finished" : first.step === null ? first.status : `step ${first.step}`,
+    first.heart === "dead" && !finished ? "bad" : "",
+    finished ? `at step ${finished.step}` : heart(first),
+    ahead > 0 && !finished ? `${count(ahead, "step", "steps")} ahead of the version` : "",
     where(first),
     others ? `and ${count(others, "other", "others")}` : "",
   );
 }
 
-function explorersTile({ explorers }) {
+function explorersTile({ explorers, finished }) {
   const living = explorers.filter((item) => item.alive !== false);
   const dead = explorers.filter((item) => item.heart === "dead").length;
   const lag = Math.max(0, ...living.map((item) => item.lag ?? 0));
@@ -70,8 +71,8 @@ function explorersTile({ explorers }) {
   return tile(
     "Explorers",
     living.length ? `${living.length}` : "none",
-    dead || useless ? "bad" : "",
-    living.length ? follow : "nobody follows",
+    finished || !(dead || useless) ? "" : living.length ? "wait" : "bad",
+    living.length ? follow : explorers.length ? `of ${explorers.length} that were here` : "nobody follows",
     loading ? `${loading} loading now` : "",
     idle ? `${count(idle, "engine", "engines")} not ready` : "",
     dead ? `${dead} dead` : "",
@@ -94,12 +95,13 @@ function disk({ disk: found, steps }, ls) {
   return tile("Disk", size(found.job_bytes), style, ...lines, `in ${count(steps.total, "step", "steps")}`);
 }
 
-function daemon({ daemon: found }) {
+function daemon({ daemon: found, problem_groups: groups }) {
+  const isMissed = groups.some(({ name, severity }) => name === "daemon" && severity === "critical");
   if (!found) {
-    return tile("Daemon", "none", "wait", "none has ever led this job");
+    return tile("Daemon", "none", isMissed ? "bad" : "", "none has ever led this job");
   }
   const words = { alive: "leads", dead: "dead", left: "has left", unknown: "not seen yet" };
-  const style = { alive: "", dead: "bad", left: "wait", unknown: "wait" }[found.heart];
+  const style = found.heart === "unknown" ? "wait" : isMissed ? "bad" : "";
   return tile("Daemon", words[found.heart] ?? found.heart, style, where(found), `term ${found.term}`);
 }
 
