@@ -1,12 +1,34 @@
 """`explorer run`: a complete explorer."""
 
+from typing import TYPE_CHECKING
+
 import click
 
+from syncd.jobfile.overrides import JobFileCommand, config_argument, overrides_argument
 
-@click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("config", metavar="CONFIG")
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, metavar="[--SECTION.KEY VALUE]...")
-@click.option("--name", metavar="NAME", help="The explorer's identity; overrides explorer.name.")
+if TYPE_CHECKING:
+    from syncd.jobfile.keys import Keys
+
+
+def _keys() -> "Keys":
+    from explorer_hooks.explorer.config import ExplorerFile  # noqa: PLC0415
+    from syncd.jobfile.keys import Keys  # noqa: PLC0415
+
+    return Keys(ExplorerFile, ())
+
+
+def _check(name: str, value: str) -> str:
+    if not value or value.startswith("--"):
+        raise click.BadParameter(f"{value!r} is not a file; {name} comes before --section.key value")
+    return value
+
+
+@click.command(cls=JobFileCommand, keys=_keys)
+@config_argument(_check)
+@overrides_argument
+@click.option(
+    "--name", metavar="NAME", show_default="explorer.name of CONFIG", help="The explorer's identity."
+)
 @click.option("--stage", metavar="NAME", help="Explore this one of the file's [[stages]], once it has begun.")
 @click.option(
     "--health",
@@ -35,8 +57,6 @@ def run(
     """  # noqa: D301 - click's mark is one backspace
     from explorer_hooks.explorer.load import load_file  # noqa: PLC0415
 
-    if not config or config.startswith("--"):
-        raise click.BadParameter(f"{config!r} is not a file; CONFIG comes before --section.key value")
     named = (*overrides, f"--explorer.name={name}") if name is not None else overrides
     file = load_file(config, named, stage)
     if dry_run:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from syncd.arguments import job_argument
 from syncd.cli import options
 from syncd.errors import UsageError
 from syncd.protocol.local_disk import SystemClock
@@ -20,13 +21,13 @@ _PATIENCE = 2.0
 
 
 @click.command()
-@options.job_argument
-@click.option("--host", default="127.0.0.1", show_default=True, help="Listen on this address.")
+@job_argument
+@click.option("--host", default="127.0.0.1", metavar="HOST", help="Listen on this address.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=8420,
-    show_default=True,
+    metavar="PORT",
     help="Port; 0 takes a free one. The first line of output is the address of the page.",
 )
 @click.option(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from syncd.arguments import job_argument
 from syncd.cli import options
 from syncd.errors import NotReadyError, StuckError, SyncdError, UsageError, plain
 from syncd.protocol.engine_state import EngineState
@@ -24,7 +25,7 @@ _OTHER_LINES = 16
 
 
 @click.command()
-@options.job_argument
+@job_argument
 @click.option("--watch", is_flag=True, help="Refresh until Ctrl-C.")
 @options.seconds_option("--interval", "With --watch: refresh after this many seconds.", 1.0, 0.2, 3600)
 @options.seconds_option(
