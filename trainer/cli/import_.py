@@ -39,6 +39,11 @@ SOURCES = ("trinity", "verl", "prime-rl", "trl")
     help="Start from the weights of a step, JOB/global_step_N: they are exported beside the job's file.",
 )
 @click.option(
+    "--resume",
+    is_flag=True,
+    help="With --from-checkpoint: take optimizer, schedule and step number too (verl with FSDP2).",
+)
+@click.option(
     "--keys",
     "keys_of",
     type=click.Choice(SOURCES),
@@ -74,6 +79,7 @@ def import_(
     settings: tuple[str, ...],
     without: tuple[str, ...],
     checkpoint: str | None,
+    resume: bool,
     keys_of: str | None,
     watch: str | None,
     once: bool,
@@ -95,6 +101,7 @@ def import_(
       trainer import run_grpo.sh --to job.toml --set trainer.total_training_steps=200 --model.path /shared/models/base
       trainer import grpo.yaml --from trl --set num_processes=8 --without lr_scheduler_type
       trainer import config.yaml --to job.toml --from-checkpoint /ckpt/verl-job/global_step_200
+      trainer import config.yaml --to job.toml --from-checkpoint /ckpt/verl-job/global_step_200 --resume
       trainer import --keys verl
       trainer import --watch /ckpt/verl-job --to /ckpt/verl-job-syncd
     """  # noqa: D301 - click's mark is one backspace
@@ -123,6 +130,7 @@ def import_(
         settings=settings,
         without=without,
         checkpoint=checkpoint,
+        resume=resume,
     )
     if to is None:
         click.echo(found.text, nl=False)
