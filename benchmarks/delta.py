@@ -1,17 +1,25 @@
 """The encoding ulp1 beside XOR with zstd and coordinates: size, encoding and applying, on synthetic AdamW steps.
 
     python benchmarks/delta.py [--values 33554432] [--rates 1e-6 3e-6 1e-5] [--rounds 3] [--json FILE]
+    python benchmarks/delta.py --job JOB [--steps 3 4 5] [--rounds 3] [--json FILE]
 
 Weights are bfloat16 over float32 masters, tensors of several scales; optimizer states are as in a run that has
 trained for long. One core; GB/s of the model's bytes by CPU time, the best of the rounds. Each result is compared
 with the new weights. `ulp1` computes the digests before and after; `xor` is what slime and SkyRL ship (tiles of 8 MiB
 here, digest after), `coo` are int32 positions and bfloat16 values (digest after); `full` hashes, and copies.
+
+With `--job` the weights are those of a real training instead: each step of a job against the step before it, float32
+rounded to bfloat16; the rows have the median over these pairs.
 """
 
 import argparse
 import json
+import os
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,10 +27,17 @@ import pyarrow as pa
 import xxhash
 
 from syncd.protocol.delta import TILE
+from syncd.protocol.layout import Job, parse_step_name
+from syncd.protocol.lineage import read_chain
+from syncd.protocol.receipt import FileRecord
+from syncd.protocol.safetensors import parse_header
 from syncd.transports.delta import apply, encode
+from syncd.transports.delta.chain import Chain
 
 Words = Any
 """An array of 16-bit words."""
+
+Row = dict[str, Any]
 
 CHUNK = 1 << 23
 _SCALES = (0.015, 0.03, 0.02, 0.02, 0.02, 0.012, 0.02, 0.025)
@@ -51,24 +66,69 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=[1e-6, 3e-6, 1e-5])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", help="write the figures there")
+    parser.add_argument("--job", type=Path, help="compare the steps of this job")
+    parser.add_argument("--steps", type=int, nargs="+", help="only these; else all that are there")
     options = parser.parse_args()
-    rows = [row for rate in options.rates for row in measure(rate, options.values, options.rounds)]
+    rows = measure_job(options) if options.job else measure_rates(options)
     print("| learning rate | changed | codec | ratio | encode GB/s | apply GB/s |\n|---|---|---|---|---|---|")
     for row in rows:
-        print(
-            "| {rate:g} | {changed:.2%} | {codec} | {ratio:.1f} | {encode:.2f} | {apply:.2f} |".format(**row)
-        )
+        print("| {rate} | {changed:.2%} | {codec} | {ratio:.1f} | {encode:.2f} | {apply:.2f} |".format(**row))
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump(rows, file)
 
 
-def measure(rate: float, values: int, rounds: int) -> Iterator[dict[str, Any]]:
-    """Yield the figures of each codec at one learning rate."""
-    old, new = trained(rate, values)
+def measure_rates(options: argparse.Namespace) -> list[Row]:
+    """Return the figures of each codec at each learning rate."""
+    return [
+        {"rate": f"{rate:g}", **row}
+        for rate in options.rates
+        for row in measured(*trained(rate, options.values), options.rounds)
+    ]
+
+
+def measure_job(options: argparse.Namespace) -> list[Row]:
+    """Return the figures of each codec over the pairs of neighbouring steps of a job: medians."""
+    job, found = Job.at(options.job), list[list[Row]]()
+    steps = options.steps or sorted(filter(None, map(parse_step_name, os.listdir(options.job))))
+    if len(steps) < 2:
+        raise SystemExit(f"{options.job} has no two steps to compare")
+    for before, after in pairwise(steps):
+        found.append(measured(words_of(job, before), words_of(job, after), options.rounds))
+    changed = [rows[0]["changed"] for rows in found]
+    print(f"{len(found)} pairs of steps, changed {min(changed):.2%} to {max(changed):.2%}")
+    return [_middle(rows) for rows in zip(*found, strict=True)]
+
+
+def _middle(rows: Sequence[Row]) -> Row:
+    figures = {key: statistics.median(row[key] for row in rows) for key in rows[0] if key != "codec"}
+    return {"rate": "a job's", "codec": rows[0]["codec"], **figures}
+
+
+def words_of(job: Job, step: int) -> Words:
+    """Return the weights of a step, whole or delta, as bfloat16 words; float32 is rounded, others are left out."""
+    chain = Chain(job, read_chain(job, step))
+    return np.concatenate([part for record in chain.manifest.whole_shards for part in _words(chain, record)])
+
+
+def _words(chain: Chain, record: FileRecord) -> Iterator[Words]:
+    data = b"".join(bytes(tile) for _, tile in chain.tiles(record))
+    header = parse_header(data, record.size, record.name)
+    for tensor in header.tensors.values():
+        content = data[header.data_offset + tensor.start : header.data_offset + tensor.end]
+        if tensor.dtype == "F32":
+            yield bfloat16(np.frombuffer(content, np.float32))
+        elif tensor.dtype == "BF16":
+            yield np.frombuffer(content, np.uint16)
+
+
+def measured(old: Words, new: Words, rounds: int) -> list[Row]:
+    """Return the figures of each codec."""
     share = float(np.mean(old != new))
-    for name, codec in CODECS.items():
-        yield {"rate": rate, "changed": share, "codec": name, **_figures(codec, old, new, rounds)}
+    return [
+        {"changed": share, "codec": name, **_figures(codec, old, new, rounds)}
+        for name, codec in CODECS.items()
+    ]
 
 
 def trained(rate: float, values: int) -> tuple[Words, Words]:

@@ -1,15 +1,20 @@
 """Whole syncs by full files and by deltas over a link of limited bandwidth: seconds, and bytes at the file server.
 
-    python benchmarks/delta_sync.py run A READERS OUT [--mib 64] [--rounds 3] [--readers 1,4,8] [--rates 0.1,1]
+    python benchmarks/delta_sync.py run A READERS OUT [--mib 128] [--rounds 3] [--readers 8,4,1] [--rates 0.1,1]
 
 `delta_sync_on_nfs.sh` runs it in the NFS bed: A is the trainer's client, each reader has a mount of its own on client
 B, and this process is on the server, where it limits what both links carry and counts their bytes. The trainer's real
 sender stores each step in two jobs, one with `delta = "off"`, in turn; readers fetch it into a stage of their own, as
 followers do. A sync begins with the save and ends when the last reader has a directory that is checked. Changes:
 1.5 % of the values, one unit in the last place.
+
+`copy` is what the bed itself can do: the same bytes written and synced by the trainer's process, then read by all
+readers at once into memory, with nothing of syncd. `auto` is a job in which the trainer chooses; it says in its log
+why. A rate of 0 is a link without a limit.
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -17,7 +22,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -26,21 +31,25 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-WAYS = ("full", "delta")
+WAYS: dict[str, Any] = {"copy": "", "full": "off", "delta": "on", "auto": "auto"}
+"""What is compared, and `sync.delta` of its job; none for `copy`."""
+
 SHARE = 0.015
-_WARM = 2
-"""Rounds that do not count: the first two steps of a trainer are whole."""
+_WARM = 3
+"""Rounds that do not count, on links without a limit: the first two steps of a trainer are whole."""
+
+_PIECE = 1 << 20
 
 _LONG = 300.0
-_ANSWER = "answer: "
+_ANSWER = "answer:"
 
 
 def main() -> None:
     """Run the whole, or one of its processes."""
     if sys.argv[1] == "train":
-        train(sys.argv[2], int(sys.argv[3]))
+        train(sys.argv[2], sys.argv[3].split(","), int(sys.argv[4]))
     elif sys.argv[1] == "read":
-        read(*sys.argv[2:])
+        read(sys.argv[2], sys.argv[3].split(","), sys.argv[4])
     else:
         run(_options())
 
@@ -51,11 +60,20 @@ def _options() -> argparse.Namespace:
     parser.add_argument("trainer", type=Path, help="the export as the trainer's client has it")
     parser.add_argument("readers_at", type=Path, help="where each reader has a mount of its own: 1, 2, ...")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--mib", type=int, default=64)
+    parser.add_argument("--mib", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--readers", default="1,4,8")
-    parser.add_argument("--rates", default="0.1,1", help="GB/s of each link")
+    parser.add_argument("--readers", type=_list_of(int), default="8,4,1")
+    parser.add_argument(
+        "--rates", type=_list_of(float), default="0.1,1", help="GB/s of each link; 0: no limit"
+    )
+    parser.add_argument(
+        "--ways", type=_list_of(str), default="copy,full,delta", help="copy, full, delta, auto"
+    )
     return parser.parse_args()
+
+
+def _list_of(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    return lambda text: [kind(one) for one in text.split(",")]
 
 
 class Part:
@@ -94,33 +112,49 @@ class Part:
 
 def run(options: argparse.Namespace) -> None:
     """Measure every rate and number of readers; print a table and write JSON."""
-    counts = [int(one) for one in options.readers.split(",")]
-    for way in WAYS:
+    ways = ",".join(options.ways)
+    for way in options.ways:
         (options.trainer / way).mkdir()
-    daemons = [_daemon(options.trainer / way) for way in WAYS]
-    readers = [
-        Part("cb", "read", str(options.readers_at / str(n)), f"r{n}") for n in range(1, max(counts) + 1)
-    ]
-    trainer = Part("ca", "train", str(options.trainer), str(options.mib))
-    rows, step = [], 0
+    daemons = [_daemon(options.trainer / way) for way in options.ways if WAYS[way]]
+    names = range(1, max(options.readers) + 1)
+    readers = [Part("cb", "read", str(options.readers_at / str(n)), ways, f"r{n}") for n in names]
+    trainer = Part("ca", "train", str(options.trainer), ways, str(options.mib))
+    rows: list[dict[str, Any]] = []
     try:
-        for rate in options.rates.split(","):
-            _limit(float(rate))
-            for count in counts:
-                for round_ in range(-_WARM, options.rounds):
-                    step += 1
-                    # Every reader takes part in the rounds that do not count, so that all have the step before.
-                    chosen = readers if round_ < 0 else readers[:count]
-                    found = {way: _sync(trainer, chosen, way, step) for way in WAYS}
-                    if round_ >= 0:
-                        rows.append({"rate": float(rate), "readers": count, **found})
+        for row in _measured(trainer, readers, options):
+            rows.append(row)
+            options.out.write_text(json.dumps({"mib": options.mib, "share": SHARE, "rows": rows}))
     finally:
         for part in (trainer, *readers):
             part.close()
         for daemon in daemons:
             daemon.terminate()
-    options.out.write_text(json.dumps(rows))
-    _print(rows)
+        _print(rows)
+
+
+def _measured(
+    trainer: Part, readers: Sequence[Part], options: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """Yield each round. The most readers come first, so that fewer of them still have the step before."""
+    steps = itertools.count(1)
+    for number, rate in enumerate(options.rates):
+        _limit(0)
+        for _ in range(1 if number else _WARM):
+            _round(trainer, readers, options.ways, next(steps))
+        _limit(rate)
+        for count in sorted(options.readers, reverse=True):
+            for _ in range(options.rounds):
+                yield {
+                    "rate": rate,
+                    "readers": count,
+                    **_round(trainer, readers[:count], options.ways, next(steps)),
+                }
+
+
+def _round(trainer: Part, readers: Sequence[Part], ways: Sequence[str], step: int) -> dict[str, Any]:
+    trainer.ask("train", step)
+    trainer.answer()
+    return {way: _sync(trainer, readers, way, step) for way in ways}
 
 
 def _daemon(job: Path) -> "subprocess.Popen[bytes]":
@@ -129,24 +163,43 @@ def _daemon(job: Path) -> "subprocess.Popen[bytes]":
 
 
 def _limit(rate: float) -> None:
-    """Let each link carry so many GB/s each way."""
-    bits = f"{int(rate * 8000)}mbit"
+    """Let each link carry so many GB/s each way; any number if it is 0."""
+    shape = ["tbf", "rate", f"{int(rate * 8000)}mbit", "burst", "4mb", "latency", "100ms"]
     for client in ("a", "b"):
         for where in ([], ["-n", f"c{client}"]):
             device = "eth0" if where else f"v{client}"
-            shape = ["root", "tbf", "rate", bits, "burst", "4mb", "latency", "100ms"]
-            subprocess.run(["tc", *where, "qdisc", "replace", "dev", device, *shape], check=True)
+            command = [
+                "tc",
+                *where,
+                "qdisc",
+                "replace",
+                "dev",
+                device,
+                "root",
+                *(shape if rate else ["pfifo"]),
+            ]
+            subprocess.run(command, check=True)
 
 
 def _sync(trainer: Part, readers: Sequence[Part], way: str, step: int) -> dict[str, Any]:
+    """Have a step stored and read; return the seconds until it is durable, seen and read, and the bytes."""
     before, began = _bytes(), time.monotonic()
     trainer.ask(way, step)
-    for reader in readers:
-        reader.ask(way, step)
-    form = trainer.answer()
-    ended = max(float(reader.answer()) for reader in readers)
+    if WAYS[way]:
+        _ask_all(readers, way, step)
+    form, stored = trainer.answer().split()
+    if not WAYS[way]:
+        _ask_all(readers, way, step)
+    answers = [[float(word) for word in reader.answer().split()] for reader in readers]
     after = _bytes()
-    return {"seconds": ended - began, "form": form, **{key: after[key] - before[key] for key in after}}
+    seen, read, processor = map(max, zip(*answers, strict=True))
+    times = {"stored": float(stored) - began, "seen": seen - began, "seconds": read - began}
+    return {"form": form, **times, "cpu": processor, **{key: after[key] - before[key] for key in after}}
+
+
+def _ask_all(readers: Sequence[Part], *words: object) -> None:
+    for reader in readers:
+        reader.ask(*words)
 
 
 def _bytes() -> dict[str, int]:
@@ -160,34 +213,27 @@ def _counter(link: str, name: str) -> int:
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:
-    print(
-        "| link | readers | full, s | delta, s | ratio | full, MB in and out | delta, MB in and out |\n|"
-        + "---|" * 7
-    )
+    heads = "link, GB/s | readers | way | stored | seen | read, s | full = 1 | MB in | MB out | CPU, s | form"
+    print(f"| {heads} |\n|" + "---|" * 11)
     for rate, count in sorted({(row["rate"], row["readers"]) for row in rows}):
         chosen = [row for row in rows if (row["rate"], row["readers"]) == (rate, count)]
-        full, delta = ([row[way] for row in chosen] for way in WAYS)
-        ratios = [row["full"]["seconds"] / row["delta"]["seconds"] for row in chosen]
-        cells = [
-            f"{rate:g} GB/s",
-            str(count),
-            _median(full),
-            _median(delta),
-            f"{statistics.median(ratios):.1f}",
-        ]
-        print("|", " | ".join([*cells, _traffic(full), _traffic(delta)]), "|", {one["form"] for one in delta})
+        for way in [way for way in WAYS if way in rows[0]]:
+            print(f"| {rate:g} | {count} | {way} |", _cells(chosen, way), "|")
 
 
-def _median(syncs: Sequence[dict[str, Any]]) -> str:
-    return f"{statistics.median(one['seconds'] for one in syncs):.2f}"
+def _cells(rows: Sequence[dict[str, Any]], way: str) -> str:
+    def middle(key: str, scale: float = 1) -> float:
+        return float(statistics.median(row[way][key] for row in rows)) * scale
+
+    ratio = statistics.median(row["full"]["seconds"] / row[way]["seconds"] for row in rows)
+    seconds = sorted(row[way]["seconds"] for row in rows)
+    cells = [f"{middle('stored'):.2f}", f"{middle('seen'):.2f}"]
+    cells += [f"{middle('seconds'):.2f} ({seconds[0]:.2f}-{seconds[-1]:.2f})", f"{ratio:.1f}"]
+    cells += [f"{middle('received', 1e-6):.1f}", f"{middle('sent', 1e-6):.1f}", f"{middle('cpu'):.2f}"]
+    return " | ".join([*cells, "/".join(sorted({row[way]["form"] for row in rows}))])
 
 
-def _traffic(syncs: Sequence[dict[str, Any]]) -> str:
-    middle = (statistics.median(one[key] for one in syncs) / 1e6 for key in ("received", "sent"))
-    return ", ".join(f"{one:.1f}" for one in middle)
-
-
-def train(place: str, mib: int) -> None:
+def train(place: str, ways: Sequence[str], mib: int) -> None:
     """Store steps in either job when asked to, and answer with the form of each."""
     import torch  # noqa: PLC0415
     from support.delta_saves import form_of  # noqa: PLC0415
@@ -206,27 +252,40 @@ def train(place: str, mib: int) -> None:
         f"p{number}": part.view(torch.bfloat16) for number, part in enumerate(torch.split(words, 1 << 22))
     }
     jobs, senders = {}, {}
-    for way in WAYS:
+    for way in filter(WAYS.get, ways):
         jobs[way] = Job.at(f"{place}/{way}")
         client = Client.open(jobs[way].root, "trainer")
-        settings = SyncSection(
-            delta="off" if way == "full" else "on", keyframe_every=1000, max_chain_bytes=1 << 40
-        )
+        settings = SyncSection(delta=WAYS[way], keyframe_every=1000, max_chain_bytes=1 << 40)
         senders[way] = FilesystemSender.open(
             SendContext(jobs[way], Ranks(), settings, client, memory=unlimited())
         )
     _answer("ready")
     for line in sys.stdin:
         way, step = line.split()
-        if way == WAYS[0]:
+        if way == "train":
             words[torch.randint(len(words), (int(len(words) * SHARE),))] += 1
-        senders[way].send(int(step), uuid.uuid4().hex, StepContent(weights.items, {"config.json": b"{}"}))
-        senders[way].wait()
-        _answer(form_of(jobs[way], int(step)))
+            _answer(way)
+        elif way in jobs:
+            senders[way].send(int(step), uuid.uuid4().hex, StepContent(weights.items, {"config.json": b"{}"}))
+            senders[way].wait()
+            stored = time.monotonic()
+            _answer(form_of(jobs[way], int(step)), stored)
+        else:
+            _write(Path(place, way, step), words.numpy().view("u1").data)
+            _answer("file", time.monotonic())
     os._exit(0)
 
 
-def read(place: str, name: str) -> None:
+def _write(path: Path, data: memoryview) -> None:
+    for old in path.parent.iterdir():
+        old.unlink()
+    with path.open("xb", buffering=0) as file:
+        for begin in range(0, len(data), _PIECE):
+            file.write(data[begin : begin + _PIECE])
+        os.fsync(file.fileno())
+
+
+def read(place: str, ways: Sequence[str], name: str) -> None:
     """Fetch steps of either job when asked to, and answer with the time at which each was there."""
     from support.fake_hook import FakeEngine, FakeHook  # noqa: PLC0415
 
@@ -237,7 +296,7 @@ def read(place: str, name: str) -> None:
     from syncd.transports.filesystem.directory import LoadTimings  # noqa: PLC0415
 
     clients, fetchers = {}, {}
-    for way in WAYS:
+    for way in filter(WAYS.get, ways):
         clients[way] = client = Client.open(f"{place}/{way}", "explorer", name)
         options = FollowOptions(stage=f"/dev/shm/stage/{name}/{way}")
         os.makedirs(options.stage or "", exist_ok=True)
@@ -245,15 +304,32 @@ def read(place: str, name: str) -> None:
     _answer("ready")
     for line in sys.stdin:
         way, step = line.split()[0], int(line.split()[1])
+        if way not in clients:
+            _answer(*_copied(Path(place, way, str(step)), Path(f"/dev/shm/stage/{name}/{way}.copy")))
+            continue
         version = clients[way].wait_for(partial(_published, clients[way], step), _LONG)
-        with closing(fetchers[way].fetch(version, LoadTimings(SystemClock()))):
-            _answer(time.monotonic())
+        seen, processor = time.monotonic(), time.process_time()
+        timings = LoadTimings(SystemClock())
+        with closing(fetchers[way].fetch(version, timings)):
+            _answer(seen, time.monotonic(), time.process_time() - processor)
         clients[way].confirm(version)
+        clients[way].describe({"loaded": {"step": step}, "timings": dict(timings)})  # as followers do
     os._exit(0)
 
 
-def _answer(what: object) -> None:
-    print(f"{_ANSWER}{what}", flush=True)
+def _copied(source: Path, target: Path) -> tuple[float, float, float]:
+    """Copy a file; return when that began and ended, and the processor's seconds."""
+    began, processor = time.monotonic(), time.process_time()
+    with source.open("rb", buffering=0) as file, target.open("wb", buffering=0) as copy:
+        while piece := file.read(_PIECE):
+            copy.write(piece)
+    ended = time.monotonic(), time.process_time()
+    target.unlink()
+    return began, ended[0], ended[1] - processor
+
+
+def _answer(*words: object) -> None:
+    print(_ANSWER, *words, flush=True)
 
 
 def _published(client: Any, step: int) -> Any:

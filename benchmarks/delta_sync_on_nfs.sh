@@ -1,6 +1,6 @@
 # benchmarks/delta_sync.py in the NFS bed; figures come to $BED/out:
 #
-#     BED=/var/tmp/delta-sync SIZE=1500M MEM=8G LIMIT=1200 tests/beds/nfs-bed -o vers=4.2 benchmarks/delta_sync_on_nfs.sh
+#     BED=/var/tmp/delta-sync SIZE=2500M MEM=10G LIMIT=900 tests/beds/nfs-bed -o vers=4.2 benchmarks/delta_sync_on_nfs.sh
 export PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1
 cd "$(dirname "$SCRIPT")/.."
 export PYTHONPATH=$PWD:$PWD/tests
@@ -12,7 +12,15 @@ for n in $(seq 8); do
   mkdir /dev/shm/readers/$n
   nsenter --net=/run/netns/cb mount -t nfs -o vers=4.2,nosharecache 10.99.2.1:/ /dev/shm/readers/$n || exit 1
 done
-$python benchmarks/delta_sync.py run "$A" /dev/shm/readers $OUT/delta_sync.json --mib 32 --rounds 2 >$OUT/delta_sync.txt 2>$OUT/delta_sync.err
+measure() {
+  local name=$1
+  shift
+  rm -rf "$A"/{copy,full,delta} /dev/shm/stage
+  $python benchmarks/delta_sync.py run "$A" /dev/shm/readers $OUT/$name.json "$@" >$OUT/$name.txt 2>$OUT/$name.err
+}
+measure delta_sync_128 --mib 128 --rounds 3 --readers 8,4,1 --rates 0.1,1
 code=$?
+measure delta_sync_auto --mib 128 --rounds 4 --readers 4 --rates 0,0.1 --ways full,auto || code=$?
+measure delta_sync_256 --mib 256 --rounds 2 --readers 4,1 --rates 0.1,1 || code=$?
 umount -f /dev/shm/readers/*
 exit $code

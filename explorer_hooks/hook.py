@@ -119,7 +119,7 @@ class Hook(ABC):
     takes: ClassVar[frozenset[str]] = frozenset({"directory"})
     """In which form it takes weights: "directory", "tensors" (in this process's memory), or both."""
 
-    checks_content: ClassVar[bool] = False
+    checks_content: bool = False
     """Whether `load` itself compares every byte with its digest if the target is not verified."""
 
     @classmethod
@@ -241,6 +241,9 @@ class ChangesHook(Hook):
 
     It is given such a version without its files: `WeightDirectory.changes` says where the changes are.
     """
+
+    reads_changes: bool = True
+    """Whether it takes them at all: a hook may do so only with what it was opened with."""
 
     @abstractmethod
     def takes_changes(self) -> bool:

@@ -24,8 +24,16 @@ import contextlib
 from collections.abc import Iterator
 from typing import ClassVar
 
-DOCS = "https://github.com/syncd-project/syncd/blob/main/docs"
-"""The address of the documentation, without a slash at the end: messages and `--help` link to its pages."""
+from syncd._version import __version__
+
+REPOSITORY = "https://github.com/syncd-project/syncd"
+"""The address of the project. It is in setup.cfg and mkdocs.yml too, and a test compares them."""
+
+DOCS = f"{REPOSITORY}/blob/{'main' if 'dev' in __version__ else f'v{__version__}'}/docs"
+"""The documentation of this release, without a slash at the end: messages and `--help` link to its pages.
+
+A release has its tag's pages, a version between releases those of the branch main.
+"""
 
 
 class SyncdError(Exception):

@@ -4,7 +4,15 @@ The names that users of Trinity-RFT's trainer know can be imported from here; ea
 """
 
 from pkgutil import resolve_name
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainer.checkpoints import get_latest_hf_checkpoint_path as get_latest_hf_checkpoint_path
+    from trainer.engines.base import TrainEngineWrapper as TrainEngineWrapper
+    from trainer.loop import Trainer as Trainer
+    from trainer.plugins import SAMPLE_STRATEGY as SAMPLE_STRATEGY
+    from trainer.plugins import load_plugins as load_plugins
+    from trainer.run import get_trainer_wrapper as get_trainer_wrapper
 
 _NAMES = {
     "SAMPLE_STRATEGY": "trainer.plugins",

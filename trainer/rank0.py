@@ -12,8 +12,8 @@ from syncd.client.client import Client
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError, TimedOutError, storage_error
 from syncd.experience import batch_paths
-from syncd.jobfile.records import JobEnd, clear_finished, mark_finished
 from syncd.protocol.disk import Clock
+from syncd.protocol.job_end import JobEnd, clear_finished, mark_finished
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.mount import mount_of
 from syncd.protocol.presence import RunningStatus

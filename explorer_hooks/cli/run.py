@@ -1,30 +1,13 @@
 """`explorer run`: a complete explorer."""
 
-from typing import TYPE_CHECKING
-
 import click
 
+from explorer_hooks.cli.serve import checked_config, config_keys, gateway_function
 from syncd.jobfile.overrides import JobFileCommand, config_argument, overrides_argument
 
-if TYPE_CHECKING:
-    from syncd.jobfile.keys import Keys
 
-
-def _keys() -> "Keys":
-    from explorer_hooks.explorer.config import ExplorerFile  # noqa: PLC0415
-    from syncd.jobfile.keys import Keys  # noqa: PLC0415
-
-    return Keys(ExplorerFile, ())
-
-
-def _check(name: str, value: str) -> str:
-    if not value or value.startswith("--"):
-        raise click.BadParameter(f"{value!r} is not a file; {name} comes before --section.key value")
-    return value
-
-
-@click.command(cls=JobFileCommand, keys=_keys)
-@config_argument(_check)
+@click.command(cls=JobFileCommand, keys=config_keys)
+@config_argument(checked_config)
 @overrides_argument
 @click.option(
     "--name", metavar="NAME", show_default="explorer.name of CONFIG", help="The explorer's identity."
@@ -70,6 +53,10 @@ def run(
             click.echo(f"explorer ended: {begun}", err=True)
             return
         file = begun
-    from explorer_hooks.explorer.run import run as explore  # noqa: PLC0415
+    if file.explorer.agent.is_given:
+        ended = gateway_function("run_agents", "run_agents")(file, health)
+    else:
+        from explorer_hooks.explorer.run import run as explore  # noqa: PLC0415
 
-    click.echo(f"explorer ended: {explore(file, health)}", err=True)
+        ended = explore(file, health)
+    click.echo(f"explorer ended: {ended}", err=True)

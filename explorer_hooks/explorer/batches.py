@@ -16,9 +16,8 @@ from explorer_hooks.explorer.generation import GroupRequest, GroupResult, Respon
 from explorer_hooks.explorer.own_files import TaskLedger
 from explorer_hooks.explorer.rewards import Score
 from explorer_hooks.explorer.tasks import Task, Tasks, epochs
-from explorer_hooks.explorer.token_versions import TokenVersions
 from syncd.errors import ConfigError, EngineDeadError, UsageError
-from syncd.experience.model import MAX_INFO, Experience, Span
+from syncd.experience.model import MAX_INFO, Experience
 from syncd.protocol.version import Pair, label_of
 
 MAX_FRUITLESS = 10
@@ -210,16 +209,12 @@ def experience_of(
 ) -> Experience:
     """Return what the trainer gets of a response.
 
-    If the engine does not name the versions of tokens and the version changed meanwhile, nobody knows which one chose
-    which token: the oldest counts, and info names both. Nor is it known which tokens came from weights that were not
-    proven: then none of them is learnt.
+    If the engine does not name the versions of tokens and the version changed meanwhile, info names both.
 
     Raises:
         UsageError: It cannot be stored.
     """
-    length, found = len(response.tokens), response.versions
-    whole = TokenVersions((Span(0, *result.oldest),), [True] * length if result.unproven else None)
-    versions = found or whole
+    length, versions = len(response.tokens), result.versions_of(response)
     generation, step = versions.oldest
     assert score.reward is not None
     return Experience(

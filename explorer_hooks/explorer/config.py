@@ -112,6 +112,47 @@ class RewardSection(Section):
     """Groups in a row that may be dropped before the run ends with an error."""
 
 
+class GatewaySection(Section):
+    """The OpenAI-style endpoint of `explorer serve` and of `[explorer.agent]`."""
+
+    listen: str = ""
+    """HOST:PORT; serve: 127.0.0.1:8100 unless given, run: a free port; the log names it."""
+    directory: str = ""
+    """Of the journal and the token, on a disk of this host; below ~/.local/state/syncd unless given."""
+    hold: Seconds = 300.0
+    """Seconds that a turn waits for an engine that is away or loads a version; then the answer is 503."""
+    idle: Seconds = 3600.0
+    """Seconds without a request after which an unfinished group is dropped."""
+    max_turns: Positive = 64
+    """Turns of a session at most."""
+    history: Literal["exact", "template"] = "exact"
+    """exact: a turn continues the recorded tokens; template: only if the chat template writes the same ones."""
+    tool_format: Literal["auto", "hermes", "llama3", "mistral", "none"] = "auto"
+    """How the model writes calls of tools; auto: as its chat template shows."""
+
+
+class AgentSection(Section):
+    """The agent that plays the tasks, in place of one response to each prompt."""
+
+    command: str = ""
+    """Started for each rollout, split into words as a shell does; its last line is the reward as JSON."""
+    function: str = ""
+    """package.module:function, called for each rollout with `base_url`, `api_key` and `task`; returns the reward."""
+    concurrency: Positive = 8
+    """Rollouts that are played at the same time."""
+    timeout: Seconds = 600.0
+    """Seconds that a rollout may take; then the agent is killed, and the attempt abandoned."""
+    retries: Count = 1
+    """Further attempts at a rollout whose agent failed; after the last one the group is dropped."""
+    reward: Literal["agent", "function"] = "agent"
+    """Where rewards come from: the agent itself, or `[explorer.reward]`, which reads the last answer."""
+
+    @property
+    def is_given(self) -> bool:
+        """Return whether an agent plays the tasks."""
+        return bool(self.command or self.function)
+
+
 class EvaluationSection(Section):
     """Greedy rollouts of held-out tasks, one each."""
 
@@ -128,8 +169,8 @@ class ExplorerSection(Section):
 
     name: str = ""
     """The explorer's identity, unique in the job; host and process unless given. A restart needs the same one."""
-    tasks: str
-    """JSONL of tasks: a `prompt` (text, or a list of chat messages), an `answer`, an `id`, anything else."""
+    tasks: str = ""
+    """JSONL for `explorer run`: `prompt` (text, or a list of chat messages), `answer`, `id`, anything else."""
     prompt_key: str = "prompt"
     """The key of the prompt in the file; `messages` is also accepted."""
     answer_key: str = "answer"
@@ -160,6 +201,10 @@ class ExplorerSection(Section):
     """What a response is worth."""
     evaluation: EvaluationSection = EvaluationSection()
     """Greedy rollouts of held-out tasks."""
+    agent: AgentSection = AgentSection()
+    """The agent that plays the tasks, in place of one response to each prompt."""
+    gateway: GatewaySection = GatewaySection()
+    """The OpenAI-style endpoint of `explorer serve` and of `[explorer.agent]`."""
 
 
 Free = Annotated[dict[str, Any], Field(default_factory=dict)]

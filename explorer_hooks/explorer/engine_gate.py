@@ -6,7 +6,6 @@ from collections.abc import Callable
 from explorer_hooks.explorer import pacing
 from explorer_hooks.explorer.evaluation import Evaluation
 from explorer_hooks.explorer.generation import BEFORE_THE_FIRST
-from explorer_hooks.explorer.own_files import TaskLedger
 from explorer_hooks.explorer.pacing import Allowance
 from explorer_hooks.explorer.weight_sources import WeightSource
 from explorer_hooks.follower.follower import TurnOutcome
@@ -30,14 +29,16 @@ class EngineVersions:
 
     Args:
         source: Keeps the engine at a version.
-        ledger: Knows how many batches were written.
+        batches: Returns how many batches were written.
         batches_per_step: Batches of this size that the trainer takes a step.
         ahead: Steps for which batches may wait, besides the trainer's next one.
     """
 
-    def __init__(self, source: WeightSource, ledger: TaskLedger, batches_per_step: float, ahead: int) -> None:
-        self.source, self._ledger = source, ledger
-        self.synced_at = ledger.cursor.batches
+    def __init__(
+        self, source: WeightSource, batches: Callable[[], int], batches_per_step: float, ahead: int
+    ) -> None:
+        self.source, self._batches = source, batches
+        self.synced_at = batches()
         self.progressed_at = time.monotonic()
         self._published: Pair | None = None
         # Counted from the very beginning: an explorer that joins later has no separate allowance.
@@ -66,11 +67,11 @@ class EngineVersions:
 
     def mark_synced(self) -> None:
         """Note that the explorer's present step has had its sync."""
-        self.synced_at = self._ledger.cursor.batches
+        self.synced_at = self._batches()
 
-    def has_room(self) -> bool:
-        """Return whether the trainer needs another batch."""
-        return self._allowance.covers(self._step, pacing.written(self.source.sync.job))
+    def room(self) -> int:
+        """Return how many further batches the trainer needs now."""
+        return self._allowance.room(self._step, pacing.written(self.source.sync.job))
 
     def restart_allowance(self) -> None:
         """Count batches from now on."""

@@ -10,11 +10,10 @@ from explorer_hooks.explorer import pacing
 from explorer_hooks.explorer.batches import BatchMaker, ExplorerBatch
 from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.engine_gate import EngineGate, EngineVersions
+from explorer_hooks.explorer.job_watch import LAST, JobWatch
 from explorer_hooks.explorer.own_files import Records, TaskLedger
 from explorer_hooks.explorer.pacing import Next
 from syncd.client.sync_policy import SyncStyle
-from syncd.errors import TimedOutError
-from syncd.jobfile.records import read_end
 from syncd.protocol.version import label_of
 
 TURN = 1.0
@@ -25,9 +24,6 @@ _BREATH = 0.05
 
 _POLL = 0.25
 """Seconds between two polls for the last version."""
-
-_LAST = 30.0
-"""Seconds in which a restarting engine may still load the last version, and a daemon publish it."""
 
 _LOG = structlog.get_logger()
 
@@ -59,9 +55,7 @@ class Explorer:
         self._ledger, self._metrics, self._stop = ledger, metrics, stop
         self._settings, self._sync = file.explorer, file.sync
         self._source = versions.source
-        self._trainer_seen_at = time.monotonic()
-        self._end_read_at = float("-inf")
-        self._end_since: float | None = None
+        self._end = JobWatch(self._source, file.sync.timeout)
         self._waited = 0.0
 
     def run(self) -> str:
@@ -93,7 +87,7 @@ class Explorer:
             is_over=is_over,
             is_ready=is_over or versions.is_ready(),
             is_due=pacing.sync_is_due(sync.style, batches, versions.synced_at, sync.interval, sync.offset),
-            has_room=versions.has_room(),
+            has_room=versions.room() > 0,
         )
 
     def _work(self) -> None:
@@ -159,43 +153,13 @@ class Explorer:
             return "max_batches"
         if self._batches.is_over:
             return "all tasks are done"
-        if end := self._end_of_job():
-            return f"the job is finished: {end}"
-        return "the trainer has gone" if self._trainer_is_gone() else ""
-
-    def _end_of_job(self) -> str:
-        """Return what the job has reached once its last version is published, whatever presence files say."""
-        now = time.monotonic()
-        if now - self._end_read_at < TURN:
-            return ""
-        self._end_read_at, end = now, read_end(self._source.sync.job)
-        if end is None:
-            self._end_since = None
-            return ""
-        self._end_since = self._end_since or now
-        newest = self._source.newest()
-        is_published = newest is not None and newest[1] >= end.step
-        return end.reason if is_published or now - self._end_since >= _LAST else ""
-
-    def _trainer_is_gone(self) -> bool:
-        sync = self._source.sync
-        if sync.trainer_requires_weight_sync() is None:
-            return True
-        now = time.monotonic()
-        if sync.trainers.last():
-            self._trainer_seen_at = now
-        elif now - self._trainer_seen_at > self._sync.timeout:
-            raise TimedOutError(
-                f"no trainer has come for {self._sync.timeout:g} s",
-                hint="start `trainer train`, or give a longer sync.timeout",
-            )
-        return False
+        return self._end.reason()
 
     def _finish(self) -> None:
         """Load the last version, which may have come just before the end, and evaluate it."""
         self._source.wait_until_published()
         if not self._stop():
-            outcome, end = self._gate.update(0.0), time.monotonic() + _LAST
+            outcome, end = self._gate.update(0.0), time.monotonic() + LAST
             while outcome.kind == "unreachable" and not self._stop() and time.monotonic() < end:
                 time.sleep(_POLL)
                 outcome = self._gate.update(0.0)

@@ -11,6 +11,7 @@ from explorer_hooks.explorer.scoring import Scorer
 from explorer_hooks.explorer.tasks import Task, Tokens
 from explorer_hooks.explorer.token_versions import TokenVersions
 from explorer_hooks.hook import Hook, Running
+from syncd.experience.model import Span
 from syncd.protocol.version import Pair
 
 BEFORE_THE_FIRST: Pair = (1, 0)
@@ -86,9 +87,26 @@ class GroupResult:
         """Return the oldest version that took part in it."""
         return min(self.first, self.last)
 
+    def versions_of(self, response: Response) -> TokenVersions:
+        """Return the versions of a response's tokens.
+
+        If the engine does not name them and the version changed meanwhile, nobody knows which one chose which token:
+        the oldest counts. Nor is it known which tokens came from weights that were not proven: then all are doubted.
+        """
+        doubted = [True] * len(response.tokens) if self.unproven else None
+        return response.versions or TokenVersions((Span(0, *self.oldest),), doubted)
+
 
 class Generator(ABC):
     """Generates groups of responses."""
+
+    def check(self) -> None:  # noqa: B027 - most engines need not be asked
+        """Ask at the start whether the engine gives what is needed; without this, the first group shows it.
+
+        Raises:
+            ConfigError: It does not, and never will.
+            EngineUnreachableError: It does not answer.
+        """
 
     @abstractmethod
     def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":

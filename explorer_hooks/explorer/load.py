@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from explorer_hooks.explorer.config import ExplorerFile, InferenceSection, TeacherSection
+from explorer_hooks.explorer.config import AgentSection, ExplorerFile, InferenceSection, TeacherSection
 from explorer_hooks.explorer.rewards import BUILT_IN
 from explorer_hooks.explorer.stages import stage_layers
 from syncd.experience.table import MAX_ROWS
@@ -24,6 +24,7 @@ KEYS = Keys(
         "explorer.tasks",
         "explorer.evaluation.tasks",
         "explorer.follow.stage",
+        "explorer.gateway.directory",
         "sync.memory_dir",
     ),
 )
@@ -48,9 +49,74 @@ def load_file(path: str, overrides: Sequence[str] = (), stage: str | None = None
     return file.in_stage(stage) if stage is not None else file
 
 
+def load_served_file(path: str, overrides: Sequence[str] = ()) -> ExplorerFile:
+    """Return what a file says to `explorer serve`, with the command line's `--section.key value` on top.
+
+    Raises:
+        ConfigError: The file cannot be read or is not TOML; else all its problems, in one error.
+        UsageError: The overrides are not `--section.key value`.
+    """
+    table, _ = read_toml(path)
+    return SERVE_LOADER.load([layer_of(table, path), SERVE_LOADER.command_layer(overrides)], path)
+
+
 def documentation() -> str:
     """Return the last part of docs/explorer-run.md: every key of [explorer]."""
     return KEYS.documentation("explorer")
+
+
+def _run_checks(file: ExplorerFile) -> Iterator[Problem]:
+    """Yield the problems for `explorer run` that no single key shows."""
+    yield from _checks(file)
+    if not file.explorer.tasks:
+        yield Problem("explorer.tasks", "explorer.tasks is missing", "it names a JSONL file of tasks")
+    if file.explorer.agent.is_given:
+        yield from _gateway(file, "an agent ([explorer.agent])")
+    yield from _agent(file.explorer.agent)
+
+
+def _agent(agent: AgentSection) -> Iterator[Problem]:
+    if not agent.is_given and agent != AgentSection():
+        text = "[explorer.agent] needs explorer.agent.command or explorer.agent.function"
+        yield Problem("explorer.agent", text, 'function = "my_agent:run"')
+    if agent.command and agent.function:
+        yield Problem("explorer.agent", "[explorer.agent] has a command and a function", "leave one out")
+    if agent.function and not _is_import_path(agent.function):
+        text = f'explorer.agent.function = "{agent.function}" is not package.module:function'
+        yield Problem("explorer.agent.function", text)
+    if agent.function and agent.reward == "function":
+        text = "explorer.agent.function returns the reward, and explorer.agent.reward has another one read it"
+        yield Problem("explorer.agent.reward", text, 'a command, or reward = "agent"')
+    try:
+        shlex.split(agent.command)
+    except ValueError as error:
+        yield Problem("explorer.agent.command", f"explorer.agent.command is no command: {error}")
+
+
+def _serve_checks(file: ExplorerFile) -> Iterator[Problem]:
+    """Yield the problems for `explorer serve` that no single key shows."""
+    yield from _checks(file)
+    yield from _gateway(file, "explorer serve")
+    if file.explorer.agent != AgentSection():
+        text = "explorer serve starts no agent"
+        yield Problem("explorer.agent", text, "leave [explorer.agent] out, or: explorer run CONFIG")
+    if file.stages:
+        text = "explorer serve takes no file with stages"
+        yield Problem("stages", text, "explorer run CONFIG --stage NAME")
+
+
+def _gateway(file: ExplorerFile, who: str) -> Iterator[Problem]:
+    """Yield what does not go together with the gateway."""
+    section = file.explorer
+    if section.teacher.address:
+        text = f"{who} asks no teacher"
+        yield Problem("explorer.teacher.address", text, "leave [explorer.teacher] out")
+    if section.evaluation.tasks:
+        text = f"{who} evaluates nothing"
+        yield Problem("explorer.evaluation.tasks", text, "leave [explorer.evaluation] out")
+    if section.engine.spans == "off":
+        text = f'{who} needs the version of each token, and explorer.engine.spans = "off"'
+        yield Problem("explorer.engine.spans", text, "leave it out")
 
 
 def _checks(file: ExplorerFile) -> Iterator[Problem]:
@@ -70,7 +136,7 @@ def _checks(file: ExplorerFile) -> Iterator[Problem]:
 
 
 def _names(file: ExplorerFile) -> Iterator[Problem]:
-    for key in ("job.dir", "model.path", "explorer.tasks"):
+    for key in ("job.dir", "model.path"):
         if not attrgetter(key)(file):
             yield Problem(key, f"{key} is empty", "name one; is a shell variable unset?")
     name = file.explorer.name
@@ -152,6 +218,7 @@ def _is_import_path(text: str) -> bool:
     return bool(colon) and all(part.isidentifier() for part in [*module.split("."), *name.split(".")])
 
 
-LOADER = Loader(
-    KEYS, ExplorerFile, required=("job", "model", "explorer"), check=_checks, hint="explorer config docs"
-)
+_REQUIRED, _HINT = ("job", "model", "explorer"), "explorer config docs"
+
+LOADER = Loader(KEYS, ExplorerFile, required=_REQUIRED, check=_run_checks, hint=_HINT)
+SERVE_LOADER = Loader(KEYS, ExplorerFile, required=_REQUIRED, check=_serve_checks, hint=_HINT)

@@ -1,5 +1,6 @@
 """How far explorers may run ahead of the trainer, and what an explorer does next. Pure but for counting batches."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -25,9 +26,14 @@ class Allowance:
     batches: float
     ahead: int
 
+    def room(self, step: int, written: int) -> int:
+        """Return how many further batches may be written now."""
+        allowed = (step - self.step + 1 + self.ahead) * self.batches
+        return max(math.ceil(allowed - (written - self.written)), 0)
+
     def covers(self, step: int, written: int) -> bool:
         """Return whether another batch may be written now."""
-        return written - self.written < (step - self.step + 1 + self.ahead) * self.batches
+        return self.room(step, written) > 0
 
     def restarted(self, step: int, written: int) -> "Allowance":
         """Return the same allowance, counted from another moment."""

@@ -102,7 +102,8 @@ class ProcessScorer:
 
     def score(self, calls: Sequence[ScoreCall]) -> list[Score]:
         """Return a score for each call, in order."""
-        return list(self._pool.map(self._one, calls))
+        names = ("prompt", "response", "task")
+        return list(self._pool.map(self.call, [dict(zip(names, call, strict=True)) for call in calls]))
 
     def close(self) -> None:
         """End the processes."""
@@ -110,10 +111,11 @@ class ProcessScorer:
             worker.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _one(self, call: ScoreCall) -> Score:
-        worker = self._free.get()  # one is free: there are as many threads as processes
+    def call(self, given: Mapping[str, Any]) -> Score:
+        """Return the score of one call of the function, with these arguments; wait for a free process."""
+        worker = self._free.get()
         try:
-            return worker.score(call)
+            return worker.score(given)
         finally:
             self._free.put(worker)
 
@@ -160,11 +162,11 @@ class ScoringProcess:
             raise ConfigError(f"the reward function {self._function} cannot be used: {what}")
         return ours
 
-    def score(self, call: ScoreCall) -> Score:
-        """Return the score of one call."""
+    def score(self, given: Mapping[str, Any]) -> Score:
+        """Return the score of one call, with these arguments."""
         try:
             pipe = self.start()
-            pipe.send(call)
+            pipe.send(given)
         except (OSError, ValueError, TypeError, ConfigError) as error:
             self._end()
             return Score(None, problem=f"it could not be called: {error}"[:_SHOWN])
@@ -209,8 +211,7 @@ def _serve(pipe: Connection, function: str, directories: Sequence[str]) -> None:
     pipe.send("")
     with contextlib.suppress(EOFError, OSError):
         while True:
-            prompt, response, task = pipe.recv()
-            pipe.send(_scored(called, prompt, response, task))
+            pipe.send(_scored(called, pipe.recv()))
 
 
 def _imported(function: str, directories: Sequence[str]) -> Any:
@@ -219,8 +220,8 @@ def _imported(function: str, directories: Sequence[str]) -> Any:
     return attrgetter(name)(importlib.import_module(module))
 
 
-def _scored(called: Any, prompt: str, response: str, task: Mapping[str, Any]) -> Score:
+def _scored(called: Any, given: Mapping[str, Any]) -> Score:
     try:
-        return score_of(called(prompt=prompt, response=response, task=task))
+        return score_of(called(**given))
     except Exception as error:  # noqa: BLE001 - a function that raises costs its group, not the run
         return Score(None, problem=f"{type(error).__name__}: {error}"[:_SHOWN])

@@ -106,6 +106,11 @@ class ServerGenerator(Generator):
         self._adapter_api = adapter_api
         self._most_samples: int | None = None
 
+    def check(self) -> None:
+        """Choose how the server is asked."""
+        if self._adapter_api is None:
+            self._choice.api()
+
     def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":
         """Yield each result once, as it is ready, and None every so often."""
         waiting: SimpleQueue[tuple[int, GroupRequest]] = SimpleQueue()

@@ -183,9 +183,31 @@ class Tokens(ABC):
     def ids_of(self, text: str) -> list[int]:
         """Return the token ids of a text alone, without those that the model expects around a prompt."""
 
-    def text_of(self, token: int) -> str:
-        """Return the text of one token id, also of a special one."""
-        return str(self.tokenizer.decode([token], skip_special_tokens=False))
+    @abstractmethod
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        arguments: Mapping[str, Any],
+        *,
+        answers: bool,
+    ) -> str:
+        """Return the text that the chat template makes of messages.
+
+        Args:
+            messages: The messages.
+            tools: The tools that the model is told of.
+            arguments: Further variables of the template.
+            answers: Whether the text goes on to where the model answers.
+
+        Raises:
+            ConfigError: There is no chat template.
+            ValueError: The template refuses the messages.
+        """
+
+    def raw_text(self, tokens: Sequence[int]) -> str:
+        """Return the text of token ids, also of special ones."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of token ids, without special ones."""
@@ -226,16 +248,37 @@ class TransformersTokens(Tokens):
         """Return the token ids of a prompt."""
         if isinstance(prompt, str):
             return list(self.tokenizer(prompt)["input_ids"])
+        # The template has already added what belongs around a prompt.
+        return self.ids_of(self.chat_text(prompt, (), {}, answers=True))
+
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        arguments: Mapping[str, Any],
+        *,
+        answers: bool,
+    ) -> str:
+        """Return the text that the chat template makes of messages."""
         if not self.tokenizer.chat_template:
             raise ConfigError(
-                "the tokenizer has no chat template for tasks of messages",
+                "the tokenizer has no chat template for messages",
                 path=self.tokenizer.name_or_path,
                 hint='give "prompt" as text, or put chat_template.jinja into the model directory',
             )
-        text = self.tokenizer.apply_chat_template(
-            [dict(message) for message in prompt], add_generation_prompt=True, tokenize=False
-        )
-        return self.ids_of(text)  # the template has already added what belongs around a prompt
+        from jinja2 import TemplateError  # noqa: PLC0415 - transformers needs it for templates alone
+
+        try:
+            made = self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] or None,
+                add_generation_prompt=answers,
+                tokenize=False,
+                **arguments,
+            )
+        except (TypeError, TemplateError) as error:
+            raise ValueError(f"the chat template refuses the messages: {error}") from error
+        return str(made)
 
 
 class PlainTokens(Tokens):
@@ -255,6 +298,18 @@ class PlainTokens(Tokens):
         if not isinstance(prompt, str):
             raise ConfigError("tasks of messages need transformers", hint="pip install 'syncd[transformers]'")
         return list(self.tokenizer.encode(prompt).ids)
+
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        arguments: Mapping[str, Any],
+        *,
+        answers: bool,
+    ) -> str:
+        """Raise: templates are transformers' matter."""
+        del messages, tools, arguments, answers
+        raise ConfigError("messages need transformers", hint="pip install 'syncd[transformers]'")
 
 
 def _plain(directory: str) -> Any:

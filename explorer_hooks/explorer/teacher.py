@@ -198,7 +198,7 @@ def _require_same_tokens(server: HttpClient, model: str, tokens: Tokens) -> None
         ConfigError: It gives others, or none.
         EngineUnreachableError: It does not answer.
     """
-    text = "\n".join(tokens.text_of(token) for token in range(tokens.size))
+    text = "\n".join(tokens.raw_text([token]) for token in range(tokens.size))
     body = {"model": model, "prompt": text, "add_special_tokens": False}
     hint = "a teacher reads token ids: it must have the tokenizer of model.path"
     reply = server.post_any("/tokenize", body)

@@ -214,7 +214,7 @@ class Fetcher:
         verify = Verification(options.verify)
         if verify is Verification.CONTENT and hook.checks_content:
             verify = Verification.HEADER  # the hook itself compares the content while it loads
-        self._hook = hook if isinstance(hook, ChangesHook) else None
+        self._hook = hook if isinstance(hook, ChangesHook) and hook.reads_changes else None
         wanted = DirectoryOptions(hook.kinds, verify, stop, report, changes=self._hook is not None)
         self._memory = MemoryReceiver(sync, wanted)
         self._files = FilesystemReceiver(sync, wanted, self._stage)

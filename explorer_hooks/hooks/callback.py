@@ -4,10 +4,11 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import Any, ClassVar, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from explorer_hooks.finding import FORM, imported
-from explorer_hooks.hook import HookOptions, ProbeAnswer, ProbeTime, ProbingHook, Running
+from explorer_hooks.hook import ChangesHook, HookOptions, ProbeAnswer, ProbeTime, ProbingHook, Running
 from explorer_hooks.hooks.answers import log_prob
 from explorer_hooks.hooks.phases import RESTART, PhaseHook
 from explorer_hooks.hooks.probing import Rows, dtype_word
@@ -16,13 +17,18 @@ from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import WeightDirectory, WeightTensors
 from syncd.transports.tensors import TensorMeta
 
+if TYPE_CHECKING:
+    from explorer_hooks.hooks.parameters import ModelParameters
+
 RunningOrLabel = Running | str | None
 ProbeFunction = Callable[[Rows], ProbeAnswer | Sequence[Sequence[float]]]
 
+_PARAMETERS = "parameters = explorer_hooks.hooks.parameters.ModelParameters(model.state_dict(keep_vars=True))"
+_FILL = "def load(target): parameters.load(target)  # the parameters that the hook was given"
 _PROBE = "probe(tokens) returns, for each sequence, the log-prob of each token after the first"
 
 
-class CallbackHook(PhaseHook, ProbingHook):
+class CallbackHook(PhaseHook, ProbingHook, ChangesHook):
     """Calls functions in one thread that makes no other calls.
 
     The follower treats a `ConnectionError` or `TimeoutError` that they raise as an engine that does not answer, and
@@ -37,6 +43,8 @@ class CallbackHook(PhaseHook, ProbingHook):
         probe: Returns log-probs of sequences of tokens, or a `ProbeAnswer`; without it no probe is asked.
         probes: When it is called: "serving", after `commit`, or "held", before it.
         dtype: The dtype in which the engine computes, by its name in torch.
+        parameters: The engine's tensors, if they are in this process: `load` then calls their `load(target)` once
+            nobody uses them, and reads no files itself. So versions that are stored as changes go straight into them.
         timeout: Seconds that one call may take.
     """
 
@@ -54,9 +62,12 @@ class CallbackHook(PhaseHook, ProbingHook):
         probe: ProbeFunction | None = None,
         probes: ProbeTime = "serving",
         dtype: str | None = None,
+        parameters: "ModelParameters | None" = None,
         timeout: float = 300.0,
     ) -> None:
         super().__init__()
+        self.reads_changes = self.checks_content = parameters is not None
+        self.parameters = parameters
         self.probes = probes if probe is not None else ""
         self._probe, self._dtype = probe, dtype
         self._load, self._commit, self._abort = load, commit, abort
@@ -69,7 +80,7 @@ class CallbackHook(PhaseHook, ProbingHook):
         """Return a hook for the object that an import path names.
 
         The object is a function that loads a target, or has such a function as `load` and, if it needs them,
-        `current`, `tensors`, `abort`, `commit`, `probe`, `probes` and `dtype`; a module will do.
+        `current`, `tensors`, `abort`, `commit`, `probe`, `probes`, `dtype` and `parameters`; a module will do.
         """
         if not options.address:
             raise ConfigError("the callback hook needs an import path", hint=f"--hook callback={FORM}")
@@ -88,11 +99,18 @@ class CallbackHook(PhaseHook, ProbingHook):
                 f"probes of {options.address} is {probes!r}", hint='probes = "held" or "serving"'
             )
         dtype = dtype_word(getattr(thing, "dtype", None))
-        return cls(load, **rest, probes=probes, dtype=dtype, timeout=options.timeout)
+        parameters = _parameters_of(thing, options.address)
+        return cls(load, **rest, probes=probes, dtype=dtype, parameters=parameters, timeout=options.timeout)
 
     def tensors(self) -> Mapping[str, TensorMeta] | None:
-        """Return what the function `tensors` returns, None without one."""
+        """Return what the function `tensors` returns; without it those of `parameters`, None without both."""
+        if self._tensors is None and self.parameters is not None:
+            return self.parameters.metas
         return None if self._tensors is None else self._ask(self._tensors)
+
+    def takes_changes(self) -> bool:
+        """Return whether the tensors can be read as the bytes of a file."""
+        return self.parameters is not None and self.parameters.takes_changes()
 
     def current_version(self) -> Running:
         """Return what `current` returns; without it, what was committed last."""
@@ -147,10 +165,17 @@ class CallbackHook(PhaseHook, ProbingHook):
             self.commit(last_good)
 
     def _do(self, phase: str, target: WeightDirectory) -> None:
-        if phase == "load":
+        if phase == "prepare" and self.parameters is not None:
+            self._call(f"preparing {target.label}", partial(self.parameters.prepare, target), LoadFailedError)
+        elif phase == "load":
             self._change(f"loading {target.label}", self._load, target)
+            self._require_filled(target)
         elif phase == "commit" and self._commit is not None:
             self._change(f"committing {target.label}", self._commit, target)
+
+    def _require_filled(self, target: WeightDirectory) -> None:
+        if self.parameters is not None and self.parameters.label != target.label:
+            raise LoadFailedError("the function load did not fill the parameters", hint=_FILL)
 
     def _change(self, what: str, function: Callable[[Any], object], target: WeightDirectory | None) -> None:
         self._call(what, lambda: function(target), LoadFailedError)
@@ -169,6 +194,15 @@ class CallbackHook(PhaseHook, ProbingHook):
         except Exception as error:
             kind = EngineUnreachableError if isinstance(error, ConnectionError | TimeoutError) else wrong
             raise kind(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def _parameters_of(thing: Any, address: str) -> "ModelParameters | None":
+    found: Any = getattr(thing, "parameters", None)
+    if found is None or callable(found):  # a module of torch has a method of that name
+        return None
+    if not hasattr(found, "takes_changes"):
+        raise ConfigError(f"parameters of {address} are {found!r}", hint=_PARAMETERS)
+    return found  # type: ignore[no-any-return]
 
 
 def _answer_of(found: Any, tokens: Rows) -> ProbeAnswer:

@@ -7,7 +7,7 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from syncd.errors import EngineUnreachableError
@@ -23,6 +23,9 @@ _AFTER = 0.2
 
 _PIECE = 1 << 16
 
+_LOOK = 0.5
+"""Seconds between two looks whether to stop."""
+
 
 @dataclass(frozen=True, slots=True)
 class CommandEnd:
@@ -33,7 +36,12 @@ class CommandEnd:
     err: str
 
 
-def run(argv: Sequence[str], environment: Mapping[str, str], timeout: float) -> CommandEnd:
+def run(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    timeout: float,
+    stop: Callable[[], bool] = lambda: False,
+) -> CommandEnd:
     """Run a command in a new process group, which is killed if the command times out.
 
     Processes that it leaves behind keep running if it ends in time. Its input is empty.
@@ -42,6 +50,7 @@ def run(argv: Sequence[str], environment: Mapping[str, str], timeout: float) -> 
         argv: Program and arguments.
         environment: Variables to add to those of this process.
         timeout: Seconds.
+        stop: Polled; once it returns true, the command counts as timed out.
 
     Raises:
         EngineUnreachableError: It cannot be started.
@@ -59,7 +68,7 @@ def run(argv: Sequence[str], environment: Mapping[str, str], timeout: float) -> 
         raise EngineUnreachableError(f"cannot start {argv[0]}: {error}") from error
     ended = False
     try:
-        tails, ended = _follow(process, time.monotonic() + timeout)
+        tails, ended = _follow(process, time.monotonic() + timeout, stop)
     finally:
         if not ended:
             _kill(process)
@@ -71,7 +80,9 @@ def run(argv: Sequence[str], environment: Mapping[str, str], timeout: float) -> 
     )
 
 
-def _follow(process: "subprocess.Popen[bytes]", deadline: float) -> tuple[tuple[bytearray, bytearray], bool]:
+def _follow(
+    process: "subprocess.Popen[bytes]", deadline: float, stop: Callable[[], bool]
+) -> tuple[tuple[bytearray, bytearray], bool]:
     """Read a command's output until it has ended, or times out; return the output and whether it has ended."""
     tails, ended = (bytearray(), bytearray()), False
     with selectors.DefaultSelector() as selector, _end_of(process) as end:
@@ -79,8 +90,8 @@ def _follow(process: "subprocess.Popen[bytes]", deadline: float) -> tuple[tuple[
             assert stream is not None
             selector.register(stream, selectors.EVENT_READ, tail)
         selector.register(end, selectors.EVENT_READ)
-        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
+        while selector.get_map() and (left := deadline - time.monotonic()) > 0 and not stop():
+            for key, _ in selector.select(min(left, _LOOK)):
                 if key.data is None:
                     process.wait()
                     ended, deadline = True, min(deadline, time.monotonic() + _AFTER)

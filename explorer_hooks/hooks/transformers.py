@@ -17,6 +17,7 @@ from explorer_hooks.hook import (
     Running,
     TensorHook,
 )
+from explorer_hooks.hooks.parameters import ModelParameters
 from explorer_hooks.hooks.phases import LoadState, require_loadable
 from explorer_hooks.hooks.probing import SWITCH_OFF, dtype_word, require_known_tokens
 from explorer_hooks.hooks.settings import HookSettings
@@ -26,15 +27,11 @@ from syncd.errors import (
     EngineDeadError,
     EngineUnreachableError,
     LoadFailedError,
-    RefusedError,
     SyncdError,
 )
 from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import EarlyReceiver, ReceiveContext, WeightDirectory, WeightTensors
-from syncd.transports.filesystem.fill_changes import ParameterVersion
-from syncd.transports.filesystem.fill_tensors import LoadCounts, check_fit, offered
 from syncd.transports.tensors import TensorMeta
-from syncd.transports.torch_tensors import TargetTensors, is_straight, target_tensors
 
 _DEAD = "start the explorer again"
 
@@ -56,7 +53,7 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
     """
 
     name: ClassVar[str] = "transformers"
-    checks_content: ClassVar[bool] = True
+    checks_content: bool = True
     probes: ProbeTime = "held"
 
     def __init__(
@@ -72,14 +69,10 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
         self.model = model
         if not probe:
             self.probes = ""
-        self.loaded: LoadCounts | None = None
-        self._parameters = self._loadable_tensors()
-        held = self._targets().metas
-        self._runs: Mapping[str, TensorMeta] | None = None if cast else held
-        self._direct, self._cast, self._on_commit = direct, cast, on_commit
+        self.parameters = ModelParameters(self._loadable_tensors(), direct=direct, cast=cast)
+        self._on_commit = on_commit
         self._gate, self._state = LoadGate(timeout), LoadState()
         self._label: str | None = None
-        self._version = ParameterVersion()
 
     @classmethod
     def from_options(cls, options: HookOptions) -> Self:
@@ -117,25 +110,19 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
 
         `prepare` compares names and shapes with the model itself in any case.
         """
-        return self._runs
+        return self.parameters.metas
 
     def prepare(self, target: WeightDirectory) -> None:
         """Refuse a version that does not fit the model."""
         require_loadable(target, self)
-        targets = self._targets()
-        self._version.prepare(target, targets, check_fit(target, targets, cast=self._cast))
+        self.parameters.prepare(target)
         self._state.prepare()
 
     def load(self, target: WeightDirectory) -> None:
         """Wait for generations in flight, and read the version; new generations wait until `commit`."""
         self._gate.shut()
         self._state.load()
-        try:
-            found = check_fit(target, self._targets(), cast=self._cast)
-        except RefusedError as error:  # `prepare` did not refuse it, so this is a failed load
-            raise LoadFailedError(error.message, path=error.path) from error
-        self.loaded = self._version.load(target, self._targets(), found, direct=self._direct)
-        self._runs = offered(target)
+        self.parameters.load(target)
 
     def commit(self, target: WeightDirectory) -> None:
         """Let generations continue, with the new version."""
@@ -167,13 +154,11 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
 
     def takes_changes(self) -> bool:
         """Return whether the model is in main memory, and of the dtypes of the version that runs."""
-        metas = {**self._targets().metas, **(self._runs or {})}
-        tensors = self._targets().tensors
-        return all(is_straight(tensor, metas[name].dtype) for name, tensor in tensors.items())
+        return self.parameters.takes_changes()
 
     def receive_context(self, client: Client, stop: Callable[[], bool]) -> ReceiveContext:
         """Return a context with the model's parameters."""
-        return ReceiveContext(client, stop, self._parameters)
+        return ReceiveContext(client, stop, self.parameters.tensors)
 
     def load_received(self, weights: WeightTensors, receiver: EarlyReceiver) -> None:
         """Give what was received to the parameters, between two generations; `on_commit` is not called.
@@ -184,7 +169,7 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
         """
         self._gate.shut()
         self._state.load()
-        self._version.forget()
+        self.parameters.forget()
         try:
             receiver.load(weights)
         except Exception as error:
@@ -211,17 +196,13 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
             self._restore(last_good)
         except (LoadFailedError, EngineDeadError) as error:
             dead = EngineDeadError(f"the model could not be restored: {error.message}", hint=_DEAD)
-            self._label, self._runs = UNKNOWN_LABEL, None
+            self._label = UNKNOWN_LABEL
             self._gate.shut_for_good(dead)
             raise dead from error
 
     def _loadable_tensors(self) -> Mapping[str, torch.Tensor]:
         """Return the tensors that a version fills, by its names for them."""
         return self.model.state_dict(keep_vars=True)
-
-    def _targets(self) -> TargetTensors:
-        """Return what a load fills: a broadcast may have moved the parameters since the last one."""
-        return target_tensors(self._parameters)
 
     def _restore(self, last_good: WeightDirectory | None) -> None:
         if last_good is None:

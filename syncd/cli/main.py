@@ -1,5 +1,6 @@
 """The entry point of `syncd`."""
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -31,13 +32,23 @@ VERBS: Mapping[str, str] = {
 """Each verb with its line of help. The command is in `syncd.cli.<verb>` under the same name, with `_` for `-`."""
 
 
+def _epilog() -> str:
+    """Return what `--help` ends with: the addresses of pages, and the directory of this machine that has them too."""
+    text = f"\b\nExit codes and every command: {DOCS}/cli.md"
+    source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    for directory in (f"{sys.prefix}/share/doc/syncd", f"{source}/docs"):
+        if os.path.isfile(f"{directory}/cli.md"):
+            return f"{text}\nWithout network: {directory}/cli.md"
+    return text
+
+
 @click.group(
     cls=console.LazyGroup,
     package="syncd.cli",
     verbs=VERBS,
     others="syncd.commands",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
-    epilog=f"\b\nExit codes and every command: {DOCS}/cli.md",
+    epilog=_epilog(),
 )
 @click.version_option(__version__, prog_name="syncd")
 @console.debug_option

@@ -1,27 +1,38 @@
-"""`syncd serve`: serves one live page about a job."""
+"""`syncd serve`: serves a live page about a job, or about each of several."""
 
+import os
 import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncd.arguments import job_argument
 from syncd.cli import options
+from syncd.console import UncheckedPath
 from syncd.errors import UsageError
+from syncd.protocol.disk import Clock
+from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 
 if TYPE_CHECKING:
+    from syncd.dashboard.jobs import ServedJob
     from syncd.dashboard.poller import SharedPoll
+    from syncd.dashboard.site import Site
 
 _FIRST_POLL = 5.0
-_PATIENCE = 2.0
 
 
 @click.command()
-@job_argument
+@click.argument("jobs", metavar="[JOB]...", nargs=-1, type=UncheckedPath(file_okay=False))
+@click.option(
+    "--root",
+    metavar="DIR",
+    type=UncheckedPath(file_okay=False),
+    help="Serve the jobs in this directory and in the directories in it, also those that come later.",
+)
 @click.option("--host", default="127.0.0.1", metavar="HOST", help="Listen on this address.")
 @click.option(
     "--port",
@@ -45,20 +56,29 @@ _PATIENCE = 2.0
 @options.seconds_option(
     "--every", "Read the job after this many seconds, while somebody watches.", 2.0, 0.5, 3600
 )
+@click.option(
+    "--rollouts",
+    is_flag=True,
+    help="Show kept experiences too: prompts, answers and rewards. Anyone who reaches the page can read them.",
+)
 @options.policy_options
 @options.state_dir_option
 def serve(
-    job: str,
+    jobs: tuple[str, ...],
     *,
+    root: str | None,
     host: str,
     port: int,
     expose: bool,
     names: tuple[str, ...],
     every: float,
+    rollouts: bool,
     state_dir: str | None,
     **policy: Any,
 ) -> None:
-    r"""Serve one live page about JOB: trainer, versions, shards, explorers, disk, and why each step stays or goes.
+    r"""Serve a live page about JOB: trainer, versions, shards, explorers, disk, and why each step stays or goes.
+
+    With several jobs, or --root, the first page is an overview with one line for each.
 
     Needs no daemon and no write permission. It listens on this host only; to see it from elsewhere, forward the port:
     ssh -L 8420:127.0.0.1:8420 HOST. The policy is found as `syncd ls` finds it. Exits 0 on SIGTERM and Ctrl-C.
@@ -67,30 +87,31 @@ def serve(
     Examples:
       syncd serve /ckpt/job
       syncd serve /ckpt/job --port 0
+      syncd serve --root /ckpt
       curl -s http://127.0.0.1:8420/data.json | jq .status.version.step
     """
-    from syncd.dashboard import document, server  # noqa: PLC0415
+    from syncd.dashboard import server  # noqa: PLC0415
     from syncd.dashboard.document import PageReader  # noqa: PLC0415
-    from syncd.dashboard.poller import SharedPoll  # noqa: PLC0415
-    from syncd.views.data import STATUS_SCHEMA  # noqa: PLC0415
+    from syncd.dashboard.jobs import ServedJob  # noqa: PLC0415
+    from syncd.dashboard.routes import file_routes  # noqa: PLC0415
 
+    _check_jobs(jobs, root, state_dir)
     address = server.address_of(host)
     if not server.is_loopback(address):
-        _warn(job, address, exposed=expose)
-
+        _warn(" ".join(jobs) or f"--root {root}", address, exposed=expose, rollouts=rollouts)
     clock = SystemClock()
-    reader = PageReader(
-        lambda: options.open_job(job, state_dir),
-        lambda place: options.read_config(place, policy),
-        clock,
-    )
-    poll = SharedPoll(reader, clock, every)
+
+    def opened(job: str, overview: str | None = "../../") -> ServedJob:
+        def find() -> Job:
+            return options.open_job(job, state_dir)
+
+        reader = PageReader(find, lambda place: options.read_config(place, policy), clock)
+        routes = file_routes(find, clock, every, with_rollouts=rollouts)
+        return ServedJob(os.path.abspath(job), reader, routes, clock, every, overview)
+
+    site = _site(jobs, root, opened, clock, every)
     known_as = {name.lower() for name in (*names, socket.gethostname())}
-    site = server.Site(
-        lambda: options.json_text(document.answer(poll.current(_PATIENCE), every), STATUS_SCHEMA)
-    )
     pages = server.PageServer(address, port, site, known_as)
-    _poll_once(poll)
     stop, signalled = server.serve_in_background(pages), _on_signal()
     click.echo(server.url(address, pages.server_port, socket.gethostname()))
     sys.stdout.flush()
@@ -98,7 +119,7 @@ def serve(
     stop()
 
 
-def _warn(job: str, address: str, *, exposed: bool) -> None:
+def _warn(job: str, address: str, *, exposed: bool, rollouts: bool) -> None:
     """Warn that others can reach the page.
 
     Raises:
@@ -108,20 +129,65 @@ def _warn(job: str, address: str, *, exposed: bool) -> None:
         forward, expose = "ssh -L 8420:127.0.0.1:8420 HOST", f"syncd serve {job} --host {address} --expose"
         hint = f"{forward}, or if everybody may read it: {expose}"
         raise UsageError(f"other hosts can reach {address}, and the page has no password", hint=hint)
-    who = f"anyone who reaches {address} reads paths, hosts and names of {job}"
+    what = "paths, hosts and names" + (", prompts and answers" if rollouts else "")
+    who = f"anyone who reaches {address} reads {what} of {job}"
     click.echo(f"warning: no password, no encryption: {who}", err=True)
 
 
-def _poll_once(poll: "SharedPoll") -> None:
+def _check_jobs(jobs: Sequence[str], root: str | None, state_dir: str | None) -> None:
+    """Refuse what cannot be served.
+
+    Raises:
+        UsageError: Neither a job nor a root, both, too many jobs, or one state directory for several jobs.
+    """
+    from syncd.dashboard.jobs import MOST_JOBS  # noqa: PLC0415
+
+    if (root is None) == (not jobs):
+        hint = "syncd serve /ckpt/job, or syncd serve --root /ckpt"
+        raise UsageError("name jobs, or a directory of jobs by --root: one of the two", hint=hint)
+    if len(jobs) > MOST_JOBS:
+        raise UsageError(
+            f"{len(jobs)} jobs are more than {MOST_JOBS}", hint="run syncd serve twice, with two ports"
+        )
+    if state_dir is not None and len(jobs) != 1:
+        raise UsageError("--state-dir belongs to one JOB", hint="syncd serve JOB --state-dir DIR")
+
+
+def _site(
+    jobs: Sequence[str], root: str | None, opened: "Callable[..., ServedJob]", clock: Clock, every: float
+) -> "Site":
+    """Return what is served, once everything has been polled or a moment is over.
+
+    Raises:
+        SyncdError: A job or the root is not there, or a configuration is wrong.
+    """
+    from syncd.dashboard.jobs import JobSearch, JobsSite, names_of  # noqa: PLC0415
+
+    if root is not None:
+        search = JobSearch(os.path.abspath(root), opened, clock)
+        _poll_once([search.poll], clock)
+        return JobsSite(search.jobs, clock, every, search)
+    if len(jobs) == 1:
+        only = opened(jobs[0], None)
+        _poll_once([only.poll], clock)
+        return only.site
+    named = {name: opened(path) for name, path in names_of([*map(os.path.abspath, jobs)]).items()}
+    _poll_once([job.poll for job in named.values()], clock)
+    return JobsSite(lambda: named, clock, every)
+
+
+def _poll_once(polls: "Sequence[SharedPoll]", clock: Clock) -> None:
     """Poll once, so that a wrong job or configuration ends the command; a mount that hangs does not.
 
     Raises:
-        SyncdError: The job is not there, or its configuration is wrong.
+        SyncdError: A job is not there, or its configuration is wrong.
     """
-    known = poll.current(_FIRST_POLL)
-    if known.error is not None:
-        raise known.error
-    if known.document is None:
+    from syncd.dashboard.poller import poll_all  # noqa: PLC0415
+
+    results = poll_all(polls, clock, _FIRST_POLL)
+    if error := next((known.error for known in results if known.error is not None), None):
+        raise error
+    if any(known.document is None for known in results):
         click.echo(
             f"warning: the first reading takes longer than {_FIRST_POLL:g} s; the page says so", err=True
         )

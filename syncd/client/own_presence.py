@@ -160,12 +160,15 @@ class OwnPresence:
                 self.try_change()
 
     @contextlib.contextmanager
-    def leasing(self, steps: Collection[int], pair: Pair | None = None) -> Iterator[None]:
+    def leasing(
+        self, steps: Collection[int], pair: Pair | None = None, *, ends_later: bool = False
+    ) -> Iterator[None]:
         """Publish leases on steps, and end them with the block.
 
         Args:
             steps: The steps.
             pair: The version that is loaded, if the leases are for one that was not published before.
+            ends_later: Whether a later write publishes the end, at the latest a heartbeat.
         """
         with self._lock:
             self._leases.update(steps)
@@ -178,7 +181,8 @@ class OwnPresence:
             with self._lock:
                 self._leases -= Counter(steps)
                 loading = None if self._wanted.loading == pair else self._wanted.loading
-                self.try_change(leases=tuple(sorted(self._leases)), loading=loading)
+                end = self.change_later if ends_later else self.try_change
+                end(leases=tuple(sorted(self._leases)), loading=loading)
 
     def attempt(self, work: Callable[[], object]) -> None:
         """Run background work; `check` raises its error."""

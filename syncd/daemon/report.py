@@ -121,6 +121,7 @@ def differences(before: Snapshot, after: Snapshot) -> Iterator[Message]:
     yield from _modules("trainer", before.trainers, after.trainers)
     yield from _lags(before, after)
     yield from _engines(before.explorers, after.explorers)
+    yield from _applied(before.explorers, after.explorers)
 
 
 def totals(snapshot: Snapshot) -> dict[str, Any]:
@@ -198,11 +199,12 @@ def _modules(kind: str, before: Mapping[str, Module], after: Mapping[str, Module
         return
     for name, module in after.items():
         known = before.get(name)
-        if known is None or _is_another(known, module):
+        if _has_left(module):
+            if known is not None and not _has_left(known):
+                yield Message(f"{kind}_left", "info", {kind: name})
+        elif known is None or _is_another(known, module):
             yield Message(f"{kind}_joined", "info", {kind: name, "host": module.presence.host})
-        elif _has_left(module) and not _has_left(known):
-            yield Message(f"{kind}_left", "info", {kind: name})
-        elif not module.alive and known.alive and not _has_left(module):
+        elif not module.alive and known.alive:
             yield Message(f"{kind}_died", "warning", {kind: name, "silent_for": round(module.silent_for, 1)})
     for name in before.keys() - after.keys():
         if not _has_left(before[name]):
@@ -243,6 +245,35 @@ def _engines(before: Mapping[str, Module], after: Mapping[str, Module]) -> Itera
         if now.state is not state and (now.state.is_trouble or (state and state.is_trouble)):
             fields = {"explorer": name, "state": now.state.value, "before": state and state.value}
             yield Message(names.ENGINE_STATE_CHANGED, _level(now.state), {**fields, "reason": now.reason})
+
+
+def _applied(before: Mapping[str, Module], after: Mapping[str, Module]) -> Iterator[Message]:
+    """Yield what live explorers run, of all in one event, whenever that changes; a load that goes on is no change."""
+    if before is after:
+        return
+    rows = [row for name, module in after.items() if (row := _moved(before.get(name), module)) is not None]
+    for start in range(0, len(rows), _MOST_ROWS):
+        yield Message(names.VERSIONS_APPLIED, "debug", {"explorers": rows[start : start + _MOST_ROWS]})
+
+
+_MOST_ROWS = 400
+"""Explorers in one event: a line of the journal is bounded."""
+
+
+def _moved(known: Module | None, module: Module) -> list[Any] | None:
+    """Return name, generation, step and the engine's state of an explorer that runs something else than before."""
+    if known is module:
+        return None
+    engine, presence = _engine(module), module.presence
+    was = _engine(known)
+    if not module.alive or _has_left(module) or (engine and engine.state is EngineState.LOADING):
+        return None
+    state = engine and engine.state.value
+    is_new = known is None or _is_another(known, module) or presence.applied != known.presence.applied
+    if not is_new and state == (was and was.state.value):
+        return None
+    generation, step = presence.applied or (None, None)
+    return [presence.identity, generation, step, state]
 
 
 def _engine(module: Module | None) -> EngineReport | None:

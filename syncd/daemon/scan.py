@@ -161,11 +161,12 @@ class Scanner:
             JobMissingError: The job directory is missing, or another one is in its place.
             OSError: The file system fails.
         """
+        began = self._clock.monotonic()
         self.check_root()
         self._read_hints()
         self.steps.scan_all(self._snapshot.version)
         self._read_modules()
-        return self._finish(free=self._free())
+        return self._finish(began, free=self._free())
 
     def scan(self, *, woken: bool = False) -> Snapshot:
         """Examine what may have changed since the last scan.
@@ -176,14 +177,15 @@ class Scanner:
         Raises:
             OSError: The file system fails.
         """
-        now = self._clock.monotonic()
+        began = self._clock.monotonic()
         self._disk.refresh(self._job.root)
         moved = self._read_hints()
         announced = self._snapshot.hint if moved else None
-        self.steps.scan(self._snapshot.version, announced, now, listing=woken or moved)
-        if self._modules.is_due(now):
+        self.steps.scan(self._snapshot.version, announced, began, listing=woken or moved)
+        # Explorers wait for a new step: the next scan reads the presences, of which there may be thousands.
+        if self._modules.is_due(began - MODULES_EVERY * moved):
             self._read_modules()
-        return self._finish(free=self._snapshot.free)
+        return self._finish(began, free=self._snapshot.free)
 
     def check_root(self) -> None:
         """Refuse to take an unmounted or replaced directory for an empty job.
@@ -249,20 +251,25 @@ class Scanner:
         except OSError:
             return None
 
-    def _finish(self, free: int | None) -> Snapshot:
+    def _finish(self, began: float, free: int | None) -> Snapshot:
+        """Return what was found by a scan.
+
+        How long something has not changed counts to the beginning of the scan: a daemon may be paused, or a mount
+        may stall, after it has looked.
+        """
         # Requests are read first: a failure must not lose the changes that `collect` hands over.
         unlisted: list[str] = []
         unreadable: dict[str, str] = {}
         found = read_or_note(
             unlisted, self._job.requests, lambda _: read_requests_and_problems(self._job, unreadable)
         )
-        (requests, problems), now = found or ((), ()), self._clock.monotonic()
-        steps, rivals = self.steps.collect(now)
+        requests, problems = found or ((), ())
+        steps, rivals = self.steps.collect(began)
         self._snapshot = replace(
             self._snapshot,
             steps=steps,
             rivals=rivals,
-            marker_stable_for=now - self._marker_since,
+            marker_stable_for=max(0.0, began - self._marker_since),
             floor=self._highest(),
             requests=requests,
             obstacles=(*unlisted, *problems),

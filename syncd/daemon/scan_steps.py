@@ -144,16 +144,20 @@ class StepScanner:
             known.step = _with_bad_shortcut(known.step, problem)
             self._changed = True
 
-    def collect(self, now: float) -> tuple[dict[int, Step], tuple[Step, ...]]:
-        """Return the steps, with the latest attempt where a step has no directory, and the other attempts."""
-        found, rivals = dict(self._steps(now)), []
+    def collect(self, looked: float) -> tuple[dict[int, Step], tuple[Step, ...]]:
+        """Return the steps, with the latest attempt where a step has no directory, and the other attempts.
+
+        Args:
+            looked: When the scan began, on this host's clock: all that may change was looked at since.
+        """
+        found, rivals = dict(self._steps(looked)), []
         for _, known in sorted(self._attempts.items(), key=lambda item: (-item[1].since, item[0])):
-            attempt = replace(known.step, unchanged_for=now - known.since)
+            attempt = replace(known.step, unchanged_for=_unchanged(known, looked))
             if found.setdefault(attempt.step, attempt) is not attempt:
                 rivals.append(attempt)
         return found, tuple(rivals)
 
-    def _steps(self, now: float) -> dict[int, Step]:
+    def _steps(self, looked: float) -> dict[int, Step]:
         # With thousands of sealed steps this is the cost of an idle tick: only what still changes is built again.
         steps = dict(self._collected)
         if self._changed:
@@ -162,9 +166,10 @@ class StepScanner:
             self._changed = False
         for number in self._unsettled:
             known = self._known[number]
-            if known.step.arriving and now - known.since >= ARRIVING:
+            unchanged = _unchanged(known, looked)
+            if known.step.arriving and unchanged >= ARRIVING:
                 known.step, self._changed = replace(known.step, arriving=False), True
-            steps[number] = replace(known.step, unchanged_for=now - known.since)
+            steps[number] = replace(known.step, unchanged_for=unchanged)
         self._collected = steps
         return steps
 
@@ -285,6 +290,10 @@ class StepScanner:
         except OSError as error:
             obstacle = required_obstacle(error, f"{self._job.root}/{name}")
             return Step(number, name, problem=str(obstacle), unreadable=True)
+
+
+def _unchanged(known: _Known, looked: float) -> float:
+    return max(0.0, looked - known.since)
 
 
 def _damaged(step: Step, rejected: _Rejected) -> Step:

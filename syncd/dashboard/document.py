@@ -6,6 +6,7 @@ docs/dashboard.md documents every field. A job directory may hold anything: list
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, groupby, islice
 from typing import Any
 
 from syncd._version import __version__
@@ -14,7 +15,7 @@ from syncd.daemon.retention import Decision, decide
 from syncd.dashboard.poller import PollResult
 from syncd.errors import ConfigError, StorageError
 from syncd.observe import names
-from syncd.observe.journal import read_events
+from syncd.observe.journal import first_event_at, read_events
 from syncd.protocol.disk import Clock
 from syncd.protocol.layout import Job
 from syncd.views import data
@@ -28,8 +29,13 @@ MOST_ROWS = 200
 
 MOST_EVENTS = 30
 MOST_TEXT = 500
-_MOST_READ = 200
+_MOST_READ = 400
 """Newest events of the journal, from which those to show are taken."""
+
+_LONG_RUN = 3
+"""Events of a kind in a row from which they are shown as one entry."""
+
+_COMINGS = frozenset({names.EXPLORER_JOINED, names.EXPLORER_LEFT, names.EXPLORER_DIED})
 
 _MOST_FIELDS = 100
 _WORST = {"dead": 0, "unknown": 1, "alive": 2, "left": 3}
@@ -38,6 +44,7 @@ _QUIET = frozenset(
         names.SCAN_COMPLETED,
         names.EXPLORER_LAG_CHANGED,
         names.ENGINE_REPORTED,
+        names.VERSIONS_APPLIED,
         names.STEP_PROGRESSED,
         names.STEP_FOUND,
         names.STEP_COMPLETED,
@@ -62,6 +69,7 @@ class PageReader:
         self._job: Job | None = None
         self._policy: DaemonConfig | None = None
         self._policy_problem = ""
+        self._began: float | None = None
 
     def __call__(self) -> dict[str, Any]:
         """Read the job once, and return the data of the page.
@@ -75,7 +83,16 @@ class PageReader:
         view, policy = self._looker.read(), self._read_policy(self._job)
         if self._policy_problem:
             view = replace(view, problems={**view.problems, "config": self._policy_problem})
-        return found(view, decide(view.scanned, policy), policy, read_events(self._job.events, _MOST_READ))
+        events = read_events(self._job.events, _MOST_READ)
+        return {**found(view, decide(view.scanned, policy), policy, events), "ran": self._ran(view)}
+
+    def _ran(self, view: JobView) -> float | None:
+        """Return the seconds from the daemon's first event to the last version of a job that has finished."""
+        version = view.snapshot.version
+        if view.end is None or version is None:
+            return None
+        self._began = self._began or first_event_at(view.job.events)
+        return None if self._began is None else _rounded(max(version.published_at - self._began, 0.0))
 
     def _read_policy(self, job: Job) -> DaemonConfig:
         """Return the policy; if it has become unreadable, show that as a problem and keep the last one."""
@@ -104,7 +121,7 @@ def found(
         "steps": steps["steps"],
         **{name: status[name] for name in ("explorers", "trainers", "problems")},
     }
-    bounded: Document = _bounded(
+    document: Document = bounded(
         {
             "status": {**status, "explorers": _worst(status["explorers"])},
             "ls": {**steps, "steps": steps["steps"][::-1]},
@@ -113,28 +130,41 @@ def found(
             "left_out": {name: max(len(rows) - MOST_ROWS, 0) for name, rows in lists.items()},
         }
     )
-    return bounded
+    return document
 
 
-def answer(known: PollResult, every: float) -> Document:
+def answer(known: PollResult, every: float, overview: str | None = None) -> Document:
     """Return the document that the page gets now.
 
     Args:
         known: The result of the latest poll.
         every: Seconds after which the page should ask again.
+        overview: Where the overview of all jobs is, None without one.
     """
+    nothing: Document = {"status": None, "ls": None, "rules": [], "events": [], "left_out": {}, "ran": None}
+    return {
+        "schema_version": data.STATUS_SCHEMA,
+        "serving": {**serving(known, every), "overview": overview},
+        **(known.document or nothing),
+    }
+
+
+def serving(known: PollResult, every: float) -> Document:
+    """Return what each answer says of this server and of its latest poll; arguments as of `answer`."""
+    found: Document = bounded({"syncd": __version__, "every": every, **poll_state(known)})
+    return found
+
+
+def poll_state(known: PollResult) -> Document:
+    """Return the state of a poll, and when what is known was read."""
     error = known.error
-    serving = {
-        "syncd": __version__,
-        "every": every,
+    return {
         "state": known.state.value,
         "at": known.at,
         "age": _rounded(known.age),
         "looking_for": _rounded(known.looking_for),
         "error": error and {"code": error.code, "message": str(error), "hint": error.hint},
     }
-    nothing: Document = {"status": None, "ls": None, "rules": [], "events": [], "left_out": {}}
-    return {"serving": _bounded(serving), **(known.document or nothing)}
 
 
 def _worst(explorers: Sequence[Document]) -> list[Document]:
@@ -160,21 +190,46 @@ def _rules(rows: Iterable[Mapping[str, Any]]) -> list[Document]:
 
 
 def _decisive(events: Iterable[Mapping[str, Any]]) -> list[Document]:
-    """Return the newest events that report a decision, newest first, with their documented fields."""
+    """Return the newest events that report a decision, newest first, with their documented fields.
+
+    Versions and removals in a row are one entry, and so are explorers that join, leave or die in a row.
+    """
     shown = [
         {key: value for key, value in event.items() if isinstance(value, str | int | float)}
         for event in events
         if event["event"] in names.EVENTS - _QUIET and event.get("level") != "debug"
     ]
-    return shown[: -MOST_EVENTS - 1 : -1]
+    runs = groupby(shown[::-1], _kind)
+    entries = chain.from_iterable(_collapsed(kind, list(run)) for kind, run in runs)
+    return list(islice(entries, MOST_EVENTS))
 
 
-def _bounded(value: Any) -> Any:
+def _kind(event: Mapping[str, Any]) -> str:
+    """Return what events that follow each other have in common if they are shown as one; empty for others."""
+    name: str = event["event"]
+    if name in _COMINGS:
+        return name
+    is_newer = name == names.VERSION_PUBLISHED and event.get("reason") == "newer"
+    return names.VERSION_PUBLISHED if is_newer or name == names.STEP_PRUNED else ""
+
+
+def _collapsed(kind: str, run: list[Document]) -> list[Document]:
+    """Return what is shown of events in a row, newest first: of a long row the newest, with the figures of all."""
+    same = [event for event in run if event["event"] == kind]
+    if len(same) < _LONG_RUN:
+        return run
+    figures = {"since": run[-1].get("at"), "count": len(same), "removed": len(run) - len(same)}
+    if kind == names.VERSION_PUBLISHED:
+        figures["first"] = f"{same[-1].get('generation')}.{same[-1].get('step')}"
+    return [{**same[0], "at": run[0].get("at"), "run": figures}]
+
+
+def bounded(value: Any) -> Any:
     """Return a value with no list, text or number that a page could not take."""
     if isinstance(value, dict):
-        return {_bounded(key): _bounded(item) for key, item in list(value.items())[:_MOST_FIELDS]}
+        return {bounded(key): bounded(item) for key, item in list(value.items())[:_MOST_FIELDS]}
     if isinstance(value, list):
-        return [_bounded(item) for item in value[:MOST_ROWS]]
+        return [bounded(item) for item in value[:MOST_ROWS]]
     if isinstance(value, str):
         return value if len(value) <= MOST_TEXT else f"{value[:MOST_TEXT]}..."
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,10 +1,10 @@
 """Polls a job in one thread for everybody who asks: a reading that never returns blocks no request."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from syncd.errors import SyncdError, storage_error
 from syncd.protocol.disk import Clock
@@ -12,6 +12,7 @@ from syncd.stall.calls import STUCK_AFTER
 from syncd.stall.worker import WorkerThread
 
 Document = Mapping[str, Any]
+T = TypeVar("T")
 
 
 class PollState(StrEnum):
@@ -109,3 +110,50 @@ class SharedPoll:
             else:
                 self._result = replace(self._result, error=error)
             self._work, self._due = None, self._clock.monotonic() + self._every
+
+
+def poll_all(polls: Sequence[SharedPoll], clock: Clock, patience: float) -> list[PollResult]:
+    """Return the result of each poll, after waiting a moment for those that are due, all at the same time.
+
+    Args:
+        polls: The polls.
+        clock: This host's clock.
+        patience: Seconds to wait for all of them together at most.
+    """
+    for poll in polls:
+        poll.current(0.0)
+    ends = clock.monotonic() + patience
+    return [poll.current(max(ends - clock.monotonic(), 0.0)) for poll in polls]
+
+
+class SingleCall(Generic[T]):
+    """Makes one call at a time in a thread: a call that never returns costs one thread and blocks no request."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._key: Hashable = None
+        self._work: WorkerThread[T] | None = None
+
+    def result(self, key: Hashable, call: Callable[[], T], patience: float) -> T | None:
+        """Return the result of a call, None if it, or a call with another key, runs for longer than `patience`.
+
+        Who asks again with the same key gets the result of the call that was begun.
+
+        Args:
+            key: What the call is for.
+            call: The call.
+            patience: Seconds to wait.
+
+        Raises:
+            Exception: What the call raised.
+        """
+        with self._lock:
+            if self._work is None or (key != self._key and not self._work.is_running):
+                self._key, self._work = key, WorkerThread(call, "call")
+                self._work.start()
+            work, is_mine = self._work, key == self._key
+        if not work.wait(patience) or not is_mine:
+            return None
+        with self._lock:
+            self._work = None if self._work is work else self._work
+        return work.result()

@@ -9,21 +9,12 @@ import ipaddress
 import re
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
-from importlib.resources import files
+from urllib.parse import parse_qsl
 
+from syncd.dashboard.site import Site
 from syncd.errors import UsageError
 from syncd.http_server import BoundedServer, QuietHandler
-
-_PLACE, _FIRST = "static", "page.html"
-_TYPES = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-}
-DATA = "/data.json"
 
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -51,41 +42,6 @@ _METHODS = ("GET", "HEAD")
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class PageContent:
-    """A body and its media type."""
-
-    body: bytes
-    type: str
-
-
-class Site:
-    """Everything that the server can be asked for.
-
-    Args:
-        data: Returns the JSON text of `DATA`.
-    """
-
-    def __init__(self, data: Callable[[], str]) -> None:
-        self._data = data
-        self._files = _static()
-
-    def at(self, path: str) -> PageContent | None:
-        """Return what is at a path, None where there is nothing."""
-        if path == DATA:
-            return PageContent(self._data().encode("ascii"), "application/json")
-        return self._files.get(path)
-
-
-def _static() -> dict[str, PageContent]:
-    """Return the page's own files by path."""
-    found = {
-        item.name: PageContent(item.read_bytes(), _TYPES[item.name.rpartition(".")[2]])
-        for item in (files(__package__) / _PLACE).iterdir()
-    }
-    return {"/": found.pop(_FIRST), **{f"/{name}": content for name, content in found.items()}}
 
 
 class PageServer(BoundedServer):
@@ -121,8 +77,9 @@ class PageHandler(QuietHandler):
 
     def do_GET(self) -> None:  # noqa: N802 - http.server's name
         """Answer with a page's file, the data, or 404."""
+        path, _, query = self.path.partition("?")
         try:
-            content = self.server.site.at(self.path.partition("?")[0])
+            content = self.server.site.at(path, dict(parse_qsl(query)))
         except Exception:  # noqa: BLE001 - whatever it is, who asks is told that the server still lives
             self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR)
             return

@@ -128,6 +128,23 @@ def read_events(path: str, limit: int) -> list[dict[str, Any]]:
     return found
 
 
+def first_event_at(path: str) -> float | None:
+    """Return when the first event was published, seconds since the epoch on its daemon's clock; None if unknown.
+
+    It is unknown once the journal may have lost its oldest file.
+    """
+    for number in range(KEEP, -1, -1):
+        name = f"{path}.{number}" if number else path
+        try:
+            with open(open_read(name), "rb") as file:
+                document = document_in(file.readline(MAX_LINE))
+        except OSError:
+            continue
+        at = document.get("at") if document is not None and number < KEEP else None
+        return float(at) if isinstance(at, int | float) else None
+    return None
+
+
 def _read(path: str, limit: int) -> list[dict[str, Any]]:
     events: deque[dict[str, Any]] = deque(maxlen=max(limit, 0))
     for line in _tail(path, limit):

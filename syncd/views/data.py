@@ -16,6 +16,7 @@ from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import pair_document
 from syncd.stall.hostfile import HostFile
+from syncd.views import attention
 from syncd.views.job_view import Heart, JobView
 
 Document = dict[str, Any]
@@ -32,7 +33,7 @@ _LONGEST = 4096
 def status(view: JobView) -> Document:
     """Return everything that `syncd status` shows."""
     snapshot = view.snapshot
-    return {
+    found = {
         "job": view.job.root,
         "state_dir": view.job.state,
         "at": view.at,
@@ -46,8 +47,11 @@ def status(view: JobView) -> Document:
         "daemon": _daemon(view),
         "disk": _disk(view),
         "requests": [_picked(item, "kind step reason") for item in snapshot.requests],
+        "finished": view.end and _picked(view.end, "step reason"),
         "problems": [{"name": name, "detail": detail} for name, detail in problems(view)],
     }
+    groups = attention.problem_groups(found)
+    return {**found, "problem_groups": groups, "next": attention.next_command(found, view.job_file)}
 
 
 def newest_complete(snapshot: Snapshot) -> int | None:

@@ -4,18 +4,21 @@ Clocks of two hosts are never compared. One reading therefore cannot tell who is
 `unknown` until its heartbeat changes (`alive`), or has not changed for its whole time to live (`dead`).
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from syncd.daemon.scan import Scanner
 from syncd.daemon.snapshot import Module, Snapshot
-from syncd.errors import CorruptDataError, storage_errors
+from syncd.errors import CorruptDataError, SyncdError, storage_errors
 from syncd.protocol.disk import MISSING, Clock
+from syncd.protocol.job_end import JobEnd, read_end
 from syncd.protocol.layout import Job
 from syncd.protocol.leadership import TIMEOUT, Leader, latest_token, read_leader
 from syncd.protocol.mount import Mount, mount_of
 from syncd.protocol.obstacle import obstacle_to_reading
+from syncd.protocol.permissions import parse_config
 from syncd.protocol.presence import TTL, Liveness, Presence, RunningStatus
 from syncd.protocol.process import Process
 from syncd.stall import hostfile
@@ -25,6 +28,8 @@ RECONCILE = 60.0
 """Seconds between two readings of everything; between them only what may have changed is read."""
 
 _STEP = 0.25
+_JOB_FILE = "job.toml"
+_FILE_LIMIT = 1 << 20
 
 
 class Heart(StrEnum):
@@ -69,6 +74,8 @@ class JobView:
         problems: What is wrong with files, by name.
         known: What a daemon of this host reports, None without one.
         scanned: What the scanner found: with the modules that cannot be read, as retention must see them.
+        end: How the job has finished, None if it has not or a trainer may still run.
+        job_file: Of a job without steps: `job.toml` beside it, as `syncd init` writes it, empty if there is none.
     """
 
     job: Job
@@ -80,6 +87,8 @@ class JobView:
     problems: Mapping[str, str]
     known: HostFile | None = None
     scanned: Snapshot = field(default_factory=Snapshot)
+    end: JobEnd | None = None
+    job_file: str = ""
 
 
 class JobViewer:
@@ -141,6 +150,8 @@ class JobViewer:
             problems={**problems, **wrong_trainers, **wrong_lead},
             known=hostfile.find(self._job.root),
             scanned=snapshot,
+            end=None if _may_train(hearts) or not snapshot.steps else read_end(self._job),
+            job_file="" if snapshot.steps else _job_file(self._job),
         )
 
     def _scan(self) -> Snapshot:
@@ -215,6 +226,23 @@ def _heart_of(leader: Leader, seen: Heart) -> Heart:
     here = Process.current()
     same_host = (here.boot, here.namespace) == (leader.process.boot, leader.process.namespace)
     return Heart.ALIVE if same_host and seen is Heart.UNKNOWN else seen
+
+
+def _may_train(hearts: Mapping[str, Heart]) -> bool:
+    """Return whether a trainer is not known to have ended."""
+    running = (Heart.ALIVE, Heart.UNKNOWN)
+    return any(heart in running for name, heart in hearts.items() if name.startswith("trainer/"))
+
+
+def _job_file(job: Job) -> str:
+    """Return `job.toml` beside the job directory if it names that directory, else nothing."""
+    path = f"{os.path.dirname(job.root)}/{_JOB_FILE}"
+    try:
+        found = parse_config(job.disk.read(path, _FILE_LIMIT), path)["job"]["dir"]
+        names_it = os.path.normpath(f"{os.path.dirname(path)}/{found}") == job.root
+    except (OSError, SyncdError, KeyError, TypeError):
+        return ""
+    return path if names_it else ""
 
 
 def _is_open(view: JobView) -> bool:

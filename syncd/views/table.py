@@ -28,6 +28,10 @@ _ENGINES = {
 }
 _ENGINE_COLUMNS = ("engine", "load", "failures", "proof")
 _WORKING = ("proven", "loaded", "refused", "failed")
+_SEVERITIES = {"critical": "bold red", "warning": "yellow", "notice": "dim"}
+_NAMED = 3
+"""Of several problems of a kind so many are shown."""
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _KIBI = 1024
 _BAR = 24
@@ -52,6 +56,7 @@ def status(document: Document, rows: int = 50, *, problems_first: bool = False) 
     head = _grid(
         job=_plain(document["job"]),
         version=_version(document["version"]),
+        **({"finished": _finished(document["finished"])} if document["finished"] else {}),
         marker=_marker(document),
         steps=_counts(document),
         daemon=_daemon(document["daemon"]),
@@ -65,9 +70,8 @@ def status(document: Document, rows: int = 50, *, problems_first: bool = False) 
         parts += [Text(), _trainers(document["trainers"])]
     if any(module["heart"] == "unknown" for module in (*document["explorers"], *document["trainers"])):
         parts.append(Text(_NOTE, "dim"))
-    if document["problems"]:
-        problems = list(map(_problem, document["problems"]))
-        parts = [*problems, Text(), *parts] if problems_first else [*parts, Text(), *problems]
+    if notes := [*map(_problem, document["problem_groups"]), *_next(document["next"])]:
+        parts = [*notes, Text(), *parts] if problems_first else [*parts, Text(), *notes]
     return Group(*parts)
 
 
@@ -193,6 +197,10 @@ def _version(version: Document | None) -> Text:
     return text
 
 
+def _finished(end: Document) -> Text:
+    return Text("yes", "green").append(f"  at step {end['step']}: {_plain(end['reason'])}", "default")
+
+
 def _marker(document: Document) -> Text:
     marker = document["marker"]
     text = Text(str(marker["step"])) if marker["step"] is not None else Text(marker["problem"], "yellow")
@@ -288,8 +296,18 @@ def _where(item: Document) -> str:
     return _plain(f"{item['host']}:{item['pid']}") if item["host"] else ""
 
 
-def _problem(item: Document) -> Text:
-    return Text(_plain(f"! {item['name']}: {item['detail']}"), "red")
+def _problem(group: Document) -> Text:
+    """Return a group of problems as a line: `! warning: 9 explorers are dead: e0, e1, e2 and 6 more`."""
+    text, details = group["text"], group["details"]
+    if len(details) > 1:
+        more = f" and {len(details) - _NAMED} more" if len(details) > _NAMED else ""
+        text = f"{text}: {'; '.join(details[:_NAMED])}{more}"
+    hint = f" ({group['hint']})" if group["hint"] else ""
+    return Text(_plain(f"! {group['severity']}: {text}{hint}"), _SEVERITIES[group["severity"]])
+
+
+def _next(command: Document | None) -> list[Text]:
+    return [Text(_plain(f"{command['why']}: {command['command']}"))] if command else []
 
 
 def _plain(text: str) -> str:

@@ -9,6 +9,8 @@ fi
 export DEBIAN_FRONTEND=noninteractive
 packages=(strace e2fsprogs xfsprogs btrfs-progs user-mode-linux nfs-kernel-server nfs-common rpcbind kmod iproute2 procps
   slurmctld slurmd slurm-client munge systemd systemd-container dbus)
+# For the pages of `syncd serve`: a browser without a window, and a font.
+command -v chromium >/dev/null || packages+=(chromium-headless-shell fonts-dejavu-core)
 command -v cc >/dev/null || packages+=(tcc)
 missing=()
 for package in "${packages[@]}"; do

@@ -2,4 +2,6 @@
 
 import pytest
 
-pytest.register_assert_rewrite("support.hook_contract", "support.real_contract", "support.real_bed")
+pytest.register_assert_rewrite(
+    "support.hook_contract", "support.real_contract", "support.real_bed", "support.gateway_case"
+)

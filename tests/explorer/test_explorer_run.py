@@ -31,7 +31,7 @@ from explorer_hooks.explorer.tasks import open_tokens
 from syncd.errors import EngineDeadError
 from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
-from syncd.jobfile.records import JobEnd, mark_finished
+from syncd.protocol.job_end import JobEnd, mark_finished
 from syncd.protocol.presence import RunningStatus
 from syncd.synchronizer import Synchronizer
 

@@ -248,6 +248,21 @@ def test_a_running_follower_reads_at_a_keyframe_what_it_reads_of_a_delta(scene, 
         one.close()
 
 
+@pytest.mark.fault("an empty delta makes everybody read the whole step again")
+def test_of_a_delta_without_changes_its_tables_alone_are_read(scene):
+    scene.whole(1)
+    disk = CountingDisk()
+    _, fetcher = scene.fetcher(disk)
+    held = scene.fetch(fetcher, 1)
+    manifest = write_delta(scene.job, 2, scene.model.export(scene.place / "export2"), 1)
+    scene.tick()
+    disk.steps()
+    scene.fetch(fetcher, 2).close()
+    assert disk.bytes["2"] <= 2 * manifest.size < manifest.whole_size / 10
+    assert disk.steps() == {2}
+    held.close()
+
+
 def test_versions_before_and_after_a_keyframe_that_was_skipped_are_made_through_its_shortcut(scene):
     scene.whole(1)
     disk = CountingDisk()

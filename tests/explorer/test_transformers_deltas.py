@@ -1,4 +1,7 @@
-"""A model of this process takes deltas straight into its parameters, proved by its own memory."""
+"""A model of this process takes deltas straight into its parameters, proved by its own memory.
+
+The contract of every hook that does: `transformers`, and `callback` with the engine's parameters.
+"""
 
 import os
 
@@ -22,9 +25,12 @@ from test_transformers_hook import tiny  # noqa: E402
 import syncd.transports.filesystem.fill_changes  # noqa: E402
 from explorer_hooks.follower.policy import FollowOptions  # noqa: E402
 from explorer_hooks.follower.versions import Fetcher  # noqa: E402
+from explorer_hooks.hook import HookOptions  # noqa: E402
+from explorer_hooks.hooks.callback import CallbackHook  # noqa: E402
+from explorer_hooks.hooks.parameters import ModelParameters  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
 from syncd.client.client import Client  # noqa: E402
-from syncd.errors import RefusedError  # noqa: E402
+from syncd.errors import ConfigError, LoadFailedError, RefusedError  # noqa: E402
 from syncd.protocol.local_disk import SystemClock  # noqa: E402
 from syncd.publishing import FollowingDisk, publish_export, read_export  # noqa: E402
 from syncd.transports.delta.publish import publish_delta  # noqa: E402
@@ -48,8 +54,21 @@ def tensors_of(model):
     return {name: tensor for tensors in model.shards.values() for name, tensor in tensors.items()}
 
 
+def transformers(module):
+    return TransformersHook(module, probe=False)
+
+
+def callback(module):
+    parameters = ModelParameters(module.state_dict(keep_vars=True))
+    return CallbackHook(parameters.load, parameters=parameters)
+
+
+def state_of(hook):
+    return hook.parameters.tensors
+
+
 def holds(hook, model):
-    state = hook.model.state_dict()
+    state = state_of(hook)
     return all(torch.equal(state[name], torch.from_numpy(one)) for name, one in tensors_of(model).items())
 
 
@@ -89,9 +108,21 @@ class Loader:
         return self.scene.presence(self.client.identity)
 
 
+@pytest.fixture(params=[transformers, callback])
+def opened(request, scene):
+    """What opens a hook for a module of this process."""
+
+    def opened(module):
+        hook = request.param(module)
+        scene._stack.callback(hook.close)
+        return hook
+
+    return opened
+
+
 @pytest.fixture
-def loader(scene):
-    return Loader(scene, TransformersHook(Holder(scene.model), probe=False))
+def loader(scene, opened):
+    return Loader(scene, opened(Holder(scene.model)))
 
 
 def test_each_delta_and_keyframe_goes_into_the_parameters_and_only_changes_are_read(scene, loader):
@@ -104,7 +135,9 @@ def test_each_delta_and_keyframe_goes_into_the_parameters_and_only_changes_are_r
         assert loader.load(step) == {step}
         assert holds(loader.hook, scene.model)
         assert loader.hook.current_version().label == scene.label(step)
-        assert loader.hook.loaded.direct + loader.hook.loaded.cached == 0  # no shard was opened for its data
+        assert (
+            loader.hook.parameters.loaded.direct + loader.hook.parameters.loaded.cached == 0
+        )  # no shard was opened for its data
     for step in (6, 7):
         scene.written(step, write_delta)
     assert loader.load(7) == {7}  # of step 6 the container, which is as short as a header
@@ -127,7 +160,7 @@ def test_a_model_whose_memory_is_another_version_is_read_whole(scene, loader):
     scene.chain(1)
     loader.load(1)
     scene.delta(2)
-    loader.hook.model.b[70_000] += 1
+    state_of(loader.hook)["b"][70_000] += 1
     loader.disk.bytes.clear()
     assert loader.load(2) == {1, 2}
     assert holds(loader.hook, scene.model)
@@ -139,12 +172,12 @@ def test_a_model_whose_memory_is_another_version_is_read_whole(scene, loader):
 def test_a_damaged_delta_is_refused_before_any_parameter_is_touched(scene, loader):
     scene.chain(1)
     loader.load(1)
-    before = {name: tensor.clone() for name, tensor in loader.hook.model.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in state_of(loader.hook).items()}
     scene.delta(2)
     flip(f"{scene.job.step(2)}/{CONTAINER}", container_of(scene, 2) - 1)
     with pytest.raises(RefusedError, match="does not match its checksum"):
         loader.load(2)
-    assert all(torch.equal(before[name], one) for name, one in loader.hook.model.state_dict().items())
+    assert all(torch.equal(before[name], one) for name, one in state_of(loader.hook).items())
     flip(f"{scene.job.step(2)}/{CONTAINER}", container_of(scene, 2) - 1)
     loader.load(2)
     assert holds(loader.hook, scene.model)
@@ -158,18 +191,18 @@ def test_a_shortcut_that_is_damaged_is_no_fault_and_the_shards_are_read(scene, l
     flip(path, os.path.getsize(path) - 1)
     loader.load(2)
     assert holds(loader.hook, scene.model)
-    assert loader.hook.loaded.direct + loader.hook.loaded.cached == len(SHARDS)
+    assert loader.hook.parameters.loaded.direct + loader.hook.parameters.loaded.cached == len(SHARDS)
 
 
 @pytest.mark.fault("a patch that was applied half drifts until a restart")
-def test_a_load_that_fails_half_way_goes_back_to_the_delta_before(scene, monkeypatch):
-    hook = TransformersHook(Holder(scene.model), probe=False)
+def test_a_load_that_fails_half_way_goes_back_to_the_delta_before(scene, opened, monkeypatch):
+    hook = opened(Holder(scene.model))
     follower = scene.follow("e0", hook, retries=0)
     scene.whole(1)
     applied(follower, 1)
     scene.delta(2)
     applied(follower, 2)
-    good = {name: tensor.clone() for name, tensor in hook.model.state_dict().items()}
+    good = {name: tensor.clone() for name, tensor in state_of(hook).items()}
     scene.delta(3)
     real, calls = syncd.transports.filesystem.fill_changes._put, []
 
@@ -182,25 +215,25 @@ def test_a_load_that_fails_half_way_goes_back_to_the_delta_before(scene, monkeyp
     monkeypatch.setattr(syncd.transports.filesystem.fill_changes, "_put", failing)
     assert follower.turn(20).kind == "failed"
     assert hook.current_version().label == scene.label(2)
-    assert all(torch.equal(good[name], one) for name, one in hook.model.state_dict().items())
+    assert all(torch.equal(good[name], one) for name, one in state_of(hook).items())
     monkeypatch.undo()
     scene.delta(4)
     applied(follower, 4)
     assert holds(hook, scene.model)
 
 
-def test_a_model_of_another_dtype_loads_deltas_and_does_not_ask_for_them(scene):
-    loader = Loader(scene, TransformersHook(Holder(scene.model, b=torch.float32), probe=False))
+def test_a_model_of_another_dtype_loads_deltas_and_does_not_ask_for_them(scene, opened):
+    loader = Loader(scene, opened(Holder(scene.model, b=torch.float32)))
     scene.chain(2)
     assert loader.load(2) == {1, 2}
-    assert torch.equal(loader.hook.model.b, torch.from_numpy(tensors_of(scene.model)["b"]).float())
+    assert torch.equal(state_of(loader.hook)["b"], torch.from_numpy(tensors_of(scene.model)["b"]).float())
     scene.delta(3)
     assert loader.load(3) == {1, 3}
     assert loader.presence.reads == ()
 
 
-def test_with_a_stage_a_model_of_this_process_gets_a_verified_directory(scene):
-    hook = TransformersHook(Holder(scene.model), probe=False)
+def test_with_a_stage_a_model_of_this_process_gets_a_verified_directory(scene, opened):
+    hook = opened(Holder(scene.model))
     loader = Loader(scene, hook, stage=str(scene.place / "stage"))
     scene.chain(1)
     loader.load(1)
@@ -208,6 +241,31 @@ def test_with_a_stage_a_model_of_this_process_gets_a_verified_directory(scene):
     loader.load(2)
     assert loader.held.source == "stage"
     assert holds(hook, scene.model)
+
+
+def test_an_import_path_may_name_the_parameters_too(tmp_path, monkeypatch, scene):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_model_of_a_test.py").write_text(
+        "import torch\nfrom explorer_hooks.hooks.parameters import ModelParameters\n"
+        "class Own:\n    parameters = ModelParameters({'b': torch.zeros(3)})\n    load = parameters.load\n"
+        "class Module(torch.nn.Module):\n    def load(self, target): pass\n"
+        "class Wrong:\n    parameters = 3\n    def load(self, target): pass\n"
+    )
+    for name, takes in (("Own", True), ("Module", False)):
+        hook = CallbackHook.from_options(HookOptions(address=f"own_model_of_a_test:{name}"))
+        scene._stack.callback(hook.close)
+        assert hook.reads_changes == hook.checks_content == takes
+    with pytest.raises(ConfigError, match="parameters of own_model_of_a_test:Wrong are 3"):
+        CallbackHook.from_options(HookOptions(address="own_model_of_a_test:Wrong"))
+
+
+def test_a_function_that_does_not_fill_the_parameters_is_a_failed_load(scene):
+    parameters = ModelParameters(Holder(scene.model).state_dict(keep_vars=True))
+    hook = CallbackHook(lambda target: None, parameters=parameters)
+    scene._stack.callback(hook.close)
+    scene.whole(1)
+    with pytest.raises(LoadFailedError, match="did not fill the parameters"):
+        Loader(scene, hook).load(1)
 
 
 def test_the_probe_proves_a_delta_in_a_real_model(scene, tmp_path):

@@ -1,6 +1,7 @@
 """Jobs and worlds that several files of tests begin from."""
 
 import pytest
+from support.browser import started_browser
 from support.processes import busy_job, must, write_steps
 from support.synchronizers import Loop, Threads, World
 
@@ -37,3 +38,10 @@ def trainer(world):
 @pytest.fixture
 def explorer(world):
     return world.open("explorer", "e0")
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Return one browser for all tests of pages."""
+    with started_browser() as started:
+        yield started

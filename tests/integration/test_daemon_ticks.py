@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from support.jobs import ManualClock, explorer, start, steps_of, write_step
 
+from syncd.daemon import scan
 from syncd.daemon.run import run_once
 from syncd.errors import JobMissingError, LockHeldError
 from syncd.protocol.disk import temporary_name
+from syncd.protocol.engine_state import EngineReport, EngineState
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import Presence, Publisher, RunningStatus
 from syncd.protocol.process import Process
@@ -151,6 +153,34 @@ def test_a_rewind_is_published_and_abandoned_steps_are_removed(job):
     write_step(job, 3)
     daemon.tick(woken=True)
     assert pair(job) == (2, 3)
+
+
+def test_what_was_looked_at_before_a_pause_has_not_been_unchanged_for_its_length(job, monkeypatch):
+    """The daemon is paused for minutes in the midst of a scan, after it has read marker and attempts."""
+    daemon, _, clock = start(job, keep_last=9)
+    for step in (1, 12):
+        write_step(job, step)
+    daemon.tick(woken=True)
+    for attempt in ("first", "second"):
+        StepWriter(job, 13, 1, attempt).begin()
+
+    def pause(*arguments):
+        clock.at += 300
+        return original(*arguments)
+
+    original = scan.read_requests_and_problems
+    monkeypatch.setattr(scan, "read_requests_and_problems", pause)
+    write_marker(job.disk, job.marker, 1)  # the beginning of 12, as it is written in place
+    daemon.tick(woken=True)
+    monkeypatch.undo()
+    write_marker(job.disk, job.marker, 12)
+    daemon.tick(woken=True)
+    assert pair(job) == (1, 12), "the marker that went back was read once"
+    assert len(daemon.snapshot.rivals) == 1, "both attempts were seen once"
+    clock.at += 61
+    daemon.tick()
+    daemon.tick()
+    assert not daemon.snapshot.rivals
 
 
 @pytest.mark.fault("a step is pruned while it is read")
@@ -636,3 +666,53 @@ def test_a_step_found_damaged_by_one_reading_only_is_published(job, monkeypatch)
     daemon.tick()
     assert [event["step"] for event in heard.of("version_published")] == [1]
     assert heard.of("step_damaged") == []
+
+
+def test_an_explorer_that_stopped_before_the_daemon_started_is_not_reported_as_joined(job):
+    clock = ManualClock()
+    explorer(job, clock, "gone").update(status=RunningStatus.STOPPED)
+    explorer(job, clock, "here")
+    daemon, heard, _ = start(job, clock)
+    daemon.tick()
+    assert [fields["explorer"] for fields in heard.of("explorer_joined")] == ["here"]
+    assert heard.of("explorer_left") == []
+
+
+def test_what_explorers_run_is_reported_for_all_of_them_in_one_event(job):
+    clock = ManualClock()
+
+    def engine(state):
+        return EngineReport(state).document()
+
+    first = explorer(job, clock, "a", applied=(1, 3), info=engine(EngineState.PROVEN))
+    second = explorer(job, clock, "b")
+    explorer(job, clock, "gone").update(status=RunningStatus.STOPPED)
+    daemon, heard, _ = start(job, clock)
+
+    def told(**changes):
+        heard.events.clear()
+        clock.at += 6
+        for each in (first, second):
+            each.update(**(changes.get(each.presence.identity) or {}))
+        daemon.tick()
+        return [fields["explorers"] for fields in heard.of("versions_applied")]
+
+    assert told() == [[["a", 1, 3, "proven"], ["b", None, None, None]]]
+    assert told() == [], "a heartbeat is no change"
+    assert told(a={"loading": (1, 4), "info": engine(EngineState.LOADING)}) == []
+    loaded = {"applied": (1, 4), "loading": None}
+    both = {
+        "a": loaded | {"info": engine(EngineState.PROVEN)},
+        "b": loaded | {"info": engine(EngineState.LOADED)},
+    }
+    assert told(**both) == [[["a", 1, 4, "proven"], ["b", 1, 4, "loaded"]]]
+    assert told(a={"info": engine(EngineState.WRONG)}) == [[["a", 1, 4, "wrong"]]]
+    while not heard.of("explorer_died"):
+        clock.at += 6
+        second.update()
+        daemon.tick()
+    heard.events.clear()
+    clock.at += 6
+    first.update()
+    daemon.tick()
+    assert heard.of("versions_applied") == [{"explorers": [["a", 1, 4, "wrong"]]}], "it counted as dead"

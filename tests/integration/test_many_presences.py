@@ -86,6 +86,25 @@ def test_a_presence_replaced_by_one_of_the_same_size_is_read(job):
         assert files.read(job.explorers)[0]["e0"].leases == (step,)
 
 
+def test_a_new_step_does_not_wait_for_presences_to_be_read(job):
+    daemon, _, clock = start(job, prune=False, reconcile=1000.0)
+    crowd(job, clock)
+    write_step(job, 1)
+    daemon.tick(woken=True)
+
+    def reads(step, after):
+        clock.at += after
+        if step:
+            write_step(job, step)
+        before = job.disk.reads
+        daemon.tick(woken=True)
+        return job.disk.reads - before, daemon.snapshot.version.step
+
+    assert reads(2, 6) == (0, 2), "they are due"
+    assert reads(None, 0) == (EXPLORERS, 2)
+    assert reads(3, 11) == (EXPLORERS, 3), "they are late, and each scan may find a new step"
+
+
 def test_slow_reads_of_presences_are_made_less_often(job):
     daemon, _, clock = start(job)
     (publisher,) = crowd(job, clock, 1)

@@ -12,7 +12,8 @@ from support.jobs import explorer, write_step
 from support.pages import TIMEOUT, served
 
 from syncd.dashboard import server as dashboard_server
-from syncd.dashboard.server import MOST_CONNECTIONS, PageContent, PageServer, serve_in_background
+from syncd.dashboard.server import MOST_CONNECTIONS, PageServer, serve_in_background
+from syncd.dashboard.site import PageContent
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 
@@ -58,7 +59,7 @@ def test_served_data_shows_a_new_explorer(page, job):
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/page.css", "/page.js", "/parts.js", "/icon.svg", "/data.json", "/?x=1"]
+    "path", ["/", "/page.css", "/page.js", "/sections.js", "/icon.svg", "/data.json", "/?x=1"]
 )
 def test_every_reply_has_security_headers(page, path):
     reply = page.get(path)
@@ -164,7 +165,7 @@ class Still:
     def __init__(self):
         self.go = threading.Event()
 
-    def at(self, path):
+    def at(self, path, query):
         assert self.go.wait(TIMEOUT)
         return PageContent(b"x", "text/plain")
 
@@ -209,7 +210,7 @@ def test_connections_over_the_limit_get_503_and_others_are_answered(still):
 
 def test_a_failing_handler_is_answered_with_500():
     class Broken:
-        def at(self, path):
+        def at(self, path, query):
             raise ZeroDivisionError(path)
 
     server = PageServer("127.0.0.1", 0, Broken())
@@ -314,6 +315,12 @@ def test_serve_exits_with_0_on_a_signal(job, number):
         (2, ["{job}", "--host", "example.org"], "no address"),
         (2, ["{job}", "--port", "65536"], "--port"),
         (2, ["{job}", "--every", "0"], "--every"),
+        (2, [], "--root: one of the two"),
+        (2, ["{job}", "--root", "{job}"], "--root: one of the two"),
+        (2, ["{job}", "{job}/..", "--state-dir", "{job}"], "--state-dir belongs to one JOB"),
+        (2, ["{job}"] * 65, "65 jobs are more than 64"),
+        (74, ["--root", "{job}/none"], "{job}/none"),
+        (74, ["{job}", "{job}/none"], "the job directory does not exist"),
     ],
 )
 def test_invalid_serve_options_end_the_command(job, code, args, said):
@@ -322,7 +329,7 @@ def test_invalid_serve_options_end_the_command(job, code, args, said):
         with spawn("serve", *shown) as process:
             out, err = process.communicate(timeout=TIMEOUT)
     assert (process.returncode, out) == (code, ""), err
-    assert said in err
+    assert said.format(job=job.root) in err
     assert "Traceback" not in err
 
 

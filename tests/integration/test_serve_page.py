@@ -3,11 +3,11 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 
 import pytest
+from support.browser import CONTRAST, Pages
 from support.cli import command, environment
 from support.jobs import explorer, write_step
 from support.pages import TIMEOUT, served
@@ -17,50 +17,8 @@ from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.presence import Presence, Publisher
 from syncd.protocol.writer import StepWriter
 
-playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
-
 PHONE, NARROW, DESK = (390, 844), (320, 568), (1280, 800)
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\n<script>alert(2)</script>"
-_FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-]
-_NAMES = ("chromium", "chromium-browser", "google-chrome")
-
-CONTRAST = """() => {
-  const channel = (value) => (value /= 255) <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
-  const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
-  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
-  const back = (one) => {
-    for (let at = one; at; at = at.parentElement) {
-      const found = numbers(getComputedStyle(at).backgroundColor);
-      if (found.length < 4 || found[3] === 1) return found;
-    }
-  };
-  const speaks = (one) => [...one.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
-  const poor = [];
-  for (const one of document.body.querySelectorAll("*")) {
-    if (!speaks(one) || !one.checkVisibility() || one.closest("noscript")) continue;
-    const [a, b] = [light(numbers(getComputedStyle(one).color)), light(back(one))].sort((x, y) => y - x);
-    if ((a + 0.05) / (b + 0.05) < 4.5) poor.push([one.textContent, (a + 0.05) / (b + 0.05)]);
-  }
-  return poor;
-}"""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    path = next((found for name in _NAMES if (found := shutil.which(name))), None)
-    with playwright.sync_playwright() as driver:
-        try:
-            started = driver.chromium.launch(executable_path=path, args=_FLAGS, timeout=TIMEOUT * 1000)
-        except playwright.Error as error:
-            pytest.skip(f"no browser starts here: {error.message.splitlines()[0]}")
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
@@ -101,31 +59,13 @@ def server(job):
 @pytest.fixture
 def show(browser, server):
     """Return what opens the page; in the end nothing may have gone wrong in it."""
-    contexts, wrong, asked = [], [], []
+    pages = Pages(browser)
 
     def opened(size=DESK, scheme="light", url=server.url, answer=None):
-        width, height = size
-        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(TIMEOUT * 1000)
-        page.on(
-            "console",
-            lambda message: wrong.append(message.text) if "Failed to load" not in message.text else None,
-        )
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("dialog", lambda dialog: (wrong.append(f"a dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: asked.append(request.url))
-        if answer is not None:
-            page.route("**/data.json", lambda route: route.fulfill(json=answer))
-        page.goto(url)
-        return page
+        return pages.open(url, size, scheme, **({} if answer is None else {"data": answer}))
 
     yield opened
-    for context in contexts:
-        context.close()
-    assert wrong == []
-    assert [address for address in asked if not address.startswith("http://127.0.0.1:")] == []
+    pages.close()
 
 
 def test_the_page_shows_version_progress_and_explorers(show):
@@ -291,19 +231,115 @@ def test_long_lists_are_folded_with_the_worst_rows_visible(show, server):
     row = {**document["status"]["explorers"][0], "heart": "alive", "alive": True, "lag": 0}
     rows = [{**row, "id": f"e{number:02d}", "lag": number} for number in range(40)]
     rows.append({**row, "id": "gone", "heart": "dead", "alive": False})
-    problems = [{"name": "damaged_step", "detail": f"step {number}"} for number in range(9)]
-    page = show(
-        PHONE, answer={**document, "status": {**document["status"], "explorers": rows, "problems": problems}}
-    )
+    page = show(PHONE, answer={**document, "status": {**document["status"], "explorers": rows}})
     page.wait_for_selector("#explorers button")
     shown = page.locator("#explorers tbody tr:visible")
     assert shown.count() == 12
-    assert [shown.nth(number).locator(".first").inner_text() for number in range(3)] == ["gone", "e39", "e38"]
+    assert [shown.nth(number).locator(".first strong").inner_text() for number in range(3)] == [
+        "gone",
+        "e39",
+        "e38",
+    ]
     page.click("#explorers button")
     assert shown.count() == 41
     page.wait_for_timeout(1200)
     assert shown.count() == 41, "and it stays so when news come"
     page.click("#explorers button")
     assert shown.count() == 12
-    assert page.locator("#notices .notice").count() == 7
-    assert "and 3 more" in page.inner_text("#notices")
+
+
+def group(name, severity, *details, hint=""):
+    text = details[0] if len(details) == 1 else f"{len(details)} {name}"
+    return {
+        "name": name,
+        "severity": severity,
+        "count": len(details),
+        "text": text,
+        "details": list(details),
+        "hint": hint,
+    }
+
+
+def test_each_kind_of_problem_is_one_line_and_stays_unfolded_when_news_come(show, server):
+    document = server.get().document
+    dead = [f"e{number}" for number in range(9)]
+    groups = [
+        group("daemon", "critical", "no daemon leads this job", hint="syncd watch /ckpt/job"),
+        group("dead_explorer", "warning", *dead),
+    ]
+    page = show(PHONE, answer={**document, "status": {**document["status"], "problem_groups": groups}})
+    page.wait_for_selector("#problems .notice")
+    assert page.locator("#problems > .notice").count() == 2
+    first = page.locator("#problems > .notice").first
+    assert first.inner_text().split("\n")[0] == "critical no daemon leads this job"
+    assert first.locator("code").inner_text() == "syncd watch /ckpt/job"
+    assert first.locator("button").inner_text() == "copy"
+    assert not page.locator("#problems li").first.is_visible()
+    page.click("#problems summary")
+    assert page.locator("#problems li:visible").count() == 9
+    groups[1] = group("dead_explorer", "warning", *dead, "e9")
+    page.wait_for_selector("#problems :text('10 dead_explorer')")
+    assert page.locator("#problems li:visible").count() == 10
+    assert page.evaluate(CONTRAST) == []
+
+
+def test_a_finished_job_has_no_red_and_says_how_long_it_ran(show, server):
+    document = server.get().document
+    status = {
+        **document["status"],
+        "finished": {"step": 3, "reason": "total_steps 3 reached"},
+        "problem_groups": [group("daemon", "notice", "no daemon leads this job")],
+        "daemon": {**document["status"]["daemon"], "heart": "left"},
+        "trainers": [{**document["status"]["trainers"][0], "heart": "left", "alive": False}],
+        "explorers": [{**row, "heart": "dead", "alive": False} for row in document["status"]["explorers"]],
+    }
+    page = show(answer={**document, "status": status, "ran": 7500.0})
+    page.wait_for_selector("#progress .notice.ok")
+    text = page.inner_text("#progress")
+    assert "finished at step 3: total_steps 3 reached" in text
+    assert "The last version is 1.3, published" in text
+    assert "2 h 5 min after the daemon's first event" in text
+    assert page.locator(".tile.bad, .notice.bad, .notice.wait").count() == 0
+
+
+def test_an_empty_job_says_which_command_comes_next(show, tmp_path):
+    job = Job.at(tmp_path / "new job")
+    os.mkdir(job.root)
+    with served(job.root) as server:
+        page = show(url=server.url)
+        page.wait_for_selector("#progress .notice")
+        assert page.locator("#progress code").inner_text() == f"syncd watch '{job.root}'"
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.click("#progress button")
+        page.wait_for_selector("#progress button:text('copied')")
+        assert page.evaluate("navigator.clipboard.readText()") == f"syncd watch '{job.root}'"
+        assert page.locator(".notice.bad").count() == 0
+
+
+@pytest.mark.parametrize("size", [PHONE, DESK])
+def test_the_overview_leads_to_each_job_and_back(show, job, tmp_path, size):
+    for name in ("new", "with <b>markup"):
+        os.makedirs(tmp_path / name / ".syncd")
+    os.symlink(job.root, tmp_path / "grpo")
+    with served("--root", tmp_path, "--every", "0.5") as server:
+        page = show(size, "dark", url=server.url)
+        page.wait_for_selector("main tbody tr:nth-child(3)")
+        rows = page.locator("main tbody tr")
+        assert [rows.nth(place).locator("a").inner_text() for place in range(3)] == [
+            "grpo",
+            "new",
+            "with <b>markup",
+        ]
+        first = rows.first.inner_text()
+        for text in ("critical", "1.3", "step 4", "at most 2 steps behind", "no daemon leads this job"):
+            assert text in first, text
+        assert "empty" in rows.nth(1).inner_text()
+        assert page.title() == "\u26a0 1 of 3 jobs \u00b7 syncd"
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0], "nothing sticks out"
+        assert page.evaluate(CONTRAST) == []
+        page.click("text=with <b>markup")
+        page.wait_for_selector("#progress code")
+        assert page.inner_text("#job") == "with <b>markup"
+        page.click("#up")
+        page.click("text=grpo")
+        page.wait_for_selector("#tiles :text-is('1.3')")

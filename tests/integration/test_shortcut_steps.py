@@ -83,6 +83,15 @@ def test_two_writers_leave_one_delta_and_one_keyframe_whose_shortcut_makes_its_s
     assert prove(job, 3, shortcut=True) == []
 
 
+def test_all_tiles_of_a_file_are_made_in_the_same_memory(job):
+    """Fresh memory for each tile took longer than everything else in a virtual machine."""
+    chain = Chain(job, read_chain(job, 3, shortcut=True))
+    for record in chain.manifest.shards:
+        places = [tile.obj for _, tile in chain.tiles(record)]
+        assert len(places) > 1
+        assert all(place is places[0] for place in places)
+
+
 def test_the_daemon_publishes_a_keyframe_and_finds_nothing_wrong_with_its_shortcut(job, shell):
     daemon, recorder, clock = start(job)
     for _ in range(2):

@@ -134,7 +134,7 @@ class Trainer:
             step += 1
             presence.update(step=step)
             if self._may_write(process, job, step):
-                run.plan, run.parts = self._planned(job, run), {}
+                run.plan, run.parts = self._planned(job, run, presence), {}
                 run.step, run.attempt, run.sealed = step, f"run{run.number}-{step}", False
                 if self._random.random() < self._torn / 2 and not self._world.is_calm:
                     # As systems do whose mark is visible before its data.
@@ -204,13 +204,16 @@ class Trainer:
         self._world.counts["passed over"] += 1
         return False
 
-    def _planned(self, job: Job, run: _Run) -> Plan:
-        """Decide how the next step is stored."""
+    def _planned(self, job: Job, run: _Run, presence: BeatingPublisher) -> Plan:
+        """Decide how the next step is stored; what it is stored as changes of stays leased."""
         if self._deltas is None or run.last is None:
             return Plan()
+        presence.update(leases=(run.last.manifest.step,))
+        # Only what is still there once the lease is out is safe from retention.
         job.disk.refresh(job.root)
         plan = draw_plan(self._deltas, job, run.last)
         if plan.parent is None:
+            presence.update(leases=())
             return plan
         self._world.counts["deltas" if plan.is_delta else "shortcuts"] += 1
         return plan
@@ -257,9 +260,10 @@ class Trainer:
     def _announce(self, process: Process, job: Job, run: _Run, presence: BeatingPublisher) -> None:
         is_full = run.step % self._full_every == 0 or run.step == self._before + 1
         early = self._random.random() < _EARLY
+        parents = (run.plan.parent.manifest.step,) if run.plan.parent else ()
         if is_full:
             # The step is not to be pruned while files are added to it.
-            presence.update(leases=(run.step,))
+            presence.update(leases=(*parents, run.step))
         if is_full and early:
             self._save_full(process, job, run.step)
         if self._random.random() < self._torn and not self._world.is_calm:
@@ -268,7 +272,7 @@ class Trainer:
         self._record.announce((run.step, run.attempt), self._world.now)
         if is_full and not early:
             self._save_full(process, job, run.step)
-        if is_full:
+        if is_full or parents:
             presence.update(leases=())
 
     def _save_full(self, process: Process, job: Job, step: int) -> None:

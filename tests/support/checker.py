@@ -112,7 +112,7 @@ def _why_mixed(job: str, step: int, document: dict) -> str | None:
         with open(f"{_path(job, step)}/{record['name']}", "rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             said = json.loads(file.read(length)).get("__metadata__", {})
-        if said and (said["step"], said["attempt"]) != (str(step), document["attempt"]):
+        if "attempt" in said and (said["step"], said["attempt"]) != (str(step), document["attempt"]):
             return f"{record['name']}: of another attempt"
     return None
 

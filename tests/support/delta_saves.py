@@ -30,6 +30,9 @@ def explorer(job: Job, name: str, *reads: str) -> BeatingPublisher:
     return publisher
 
 
+_FILES = {"config.json": b"{}"}
+
+
 class Weights:
     """Weights of several tiles and of awkward lengths and dtypes, and what training changes of them."""
 
@@ -60,19 +63,23 @@ class DeltaTrainer:
         ranks: The ranks of this trainer.
         sync: Keys of `[sync]`.
         memory: The budget of this rank.
+        keep_last: Steps that the daemon keeps.
     """
 
     place: str
     ranks: Ranks = field(default_factory=Ranks)
     sync: dict = field(default_factory=dict)
     memory: HostMemory = field(default_factory=unlimited)
+    keep_last: int = 100
 
     def __post_init__(self) -> None:
         for name in ("job", "whole"):
             os.makedirs(f"{self.place}/{name}", exist_ok=True)
         self.job, self.plain_job = Job.at(f"{self.place}/job"), Job.at(f"{self.place}/whole")
         self.client = Client.open(self.job.root, "trainer") if self.ranks.rank == 0 else None
-        self.daemon = start(self.job, keep_last=100)[0] if self.ranks.rank == 0 else None
+        self.daemon, self.clock = None, None
+        if self.ranks.rank == 0:
+            self.daemon, _, self.clock = start(self.job, keep_last=self.keep_last)
         settings = SyncSection(save_timeout=60.0, **({"delta": "on"} | self.sync))
         context = SendContext(self.job, self.ranks, settings, self.client, memory=self.memory)
         self.sender = FilesystemSender.open(context)
@@ -82,14 +89,22 @@ class DeltaTrainer:
 
     def store(self, step: int, export, must_be_whole: str = "", copy=None) -> None:
         """Store a step in both jobs, and have the daemon publish it."""
-        content = StepContent(export, {"config.json": b"{}"}, must_be_whole=must_be_whole)
-        for sender in (self.plain, self.sender):
-            attempt = self.ranks.broadcast(uuid.uuid4().hex)
-            sender.send(step, attempt, content, copy if sender is self.sender else None)
-        for sender in (self.plain, self.sender):
-            sender.wait()
+        self.store_whole(step, export)
+        self.store_changes(step, export, must_be_whole, copy)
         if self.daemon is not None:
             self.daemon.tick()
+
+    def store_whole(self, step: int, export) -> None:
+        """Store a step in the job whose steps are all whole."""
+        self._save(self.plain, step, StepContent(export, _FILES))
+
+    def store_changes(self, step: int, export, must_be_whole: str = "", copy=None) -> None:
+        """Store a step in the other one."""
+        self._save(self.sender, step, StepContent(export, _FILES, must_be_whole=must_be_whole), copy)
+
+    def _save(self, sender: FilesystemSender, step: int, content: StepContent, copy=None) -> None:
+        sender.send(step, self.ranks.broadcast(uuid.uuid4().hex), content, copy)
+        sender.wait()
 
     def close(self) -> None:
         """End the trainer."""

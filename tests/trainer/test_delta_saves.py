@@ -13,12 +13,15 @@ pytest.importorskip("pyarrow", reason="deltas need pyarrow")
 from structlog.testing import capture_logs  # noqa: E402
 from support.delta_saves import DeltaTrainer, Weights, assert_same, explorer, form_of  # noqa: E402
 from support.deltas import contents  # noqa: E402
+from support.jobs import steps_of  # noqa: E402
 from support.paths import PYTHONPATH, TESTS  # noqa: E402
 
 from syncd.errors import StorageError  # noqa: E402
 from syncd.protocol.layout import Job  # noqa: E402
 from syncd.protocol.manifest import read_manifest  # noqa: E402
-from syncd.protocol.presence import READS_DELTA, RunningStatus  # noqa: E402
+from syncd.protocol.presence import READS_DELTA, RunningStatus, path_of, read_presence  # noqa: E402
+from syncd.protocol.request import Pin, Request, remove_pin, write_pin, write_request  # noqa: E402
+from syncd.protocol.version import write_marker  # noqa: E402
 from syncd.protocol.writer import StepWriter  # noqa: E402
 from syncd.transports.base import StepContent  # noqa: E402
 from syncd.transports.filesystem.shard import StepCopy  # noqa: E402
@@ -116,6 +119,43 @@ def test_every_other_reason_for_a_whole_step(trainer, tmp_path, monkeypatch):
 
 def refuse(*_, **__):
     raise StorageError("refused by the test")
+
+
+@pytest.mark.fault("a step is pruned while it is read")
+def test_the_parent_of_a_delta_that_is_being_written_stays(tmp_path, monkeypatch):
+    trainer, weights, seen = DeltaTrainer(str(tmp_path), keep_last=1), Weights(), []
+    job, daemon = trainer.job, trainer.daemon
+    explorer(job, "reader", READS_DELTA)
+    for step in (1, 2, 3):
+        trainer.store(step, weights.train().tensors.items, must_be_whole="" if step == 3 else "as a base")
+        write_pin(job, Pin(step, "test"))
+
+    def write(self, name, *given, **more):
+        if "delta-" in name:
+            roll_back_twice()
+            me = read_presence(job.disk, path_of(job.trainers, "trainer"))
+            seen.append((steps_of(job), me.leases))
+        return original(self, name, *given, **more)
+
+    def roll_back_twice():
+        """Have nothing else keep step 3: it is neither the version nor the one before, and the marker is ahead."""
+        for step in (2, 1):
+            write_request(job, Request("rollback", step))
+            daemon.tick(woken=True)
+            assert daemon.snapshot.version.step == step
+        remove_pin(job, 3)
+        write_marker(job.disk, job.marker, 4)
+        trainer.clock.at += 10
+        daemon.tick(woken=True)
+
+    original = StepWriter.write
+    monkeypatch.setattr(StepWriter, "write", write)
+    trainer.store(4, weights.train().tensors.items)
+    assert form_of(job, 4) == "delta"
+    assert seen == [([1, 2, 3], (3,))]
+    assert_same(str(tmp_path), 4, str(tmp_path))
+    assert trainer.client.own("trainer", "a lease").presence.leases == ()
+    trainer.close()
 
 
 def test_deltas_wait_for_a_daemon_that_publishes_them(trainer, tmp_path):

@@ -11,9 +11,12 @@ pytest.importorskip("torch", reason="the trainer needs torch")
 
 from support.trainers import make_trainer, small_config
 
-from syncd.jobfile.records import read_end
+from syncd.protocol.job_end import read_end
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import SystemClock
 from syncd.synchronizer import RunningStatus, Synchronizer
+from syncd.views.data import status
+from syncd.views.job_view import JobViewer
 from trainer.launch import daemon as beside
 from trainer.launch.daemon import start_daemon
 
@@ -29,6 +32,11 @@ def configured(job, *, trainer=None, **sync):
         trainer={"total_steps": 6, "save_interval": 3} | (trainer or {}),
         sync=sync,
     )
+
+
+def finished(config):
+    """Return what `syncd status` says of the end of a job."""
+    return status(JobViewer(Job.at(config.job.dir), SystemClock()).read())["finished"]
 
 
 def run(config):
@@ -132,11 +140,13 @@ def test_the_end_of_a_job_is_recorded_and_removed_by_a_later_start(tmp_path):
     assert run(config) == 0
     end = read_end(Job.at(tmp_path))
     assert (end.step, end.reason) == (2, "all epochs done")
+    assert finished(config) == {"step": 2, "reason": "all epochs done"}
     longer = config.model_copy(update={"data": config.data.model_copy(update={"epochs": 2})})
     with Synchronizer.open(tmp_path, "trainer", poll=0.01) as sync:
         made, _ = make_trainer(longer, sync)
         made.prepare()
         assert read_end(Job.at(tmp_path)) is None
+        assert finished(config) is None
         assert made.train() == 0
         made.shutdown()
     assert read_end(Job.at(tmp_path)).step == 4

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from support.jobs import ManualClock, explorer, start, write_step
 
-from syncd.cli.options import json_text
 from syncd.config import DaemonConfig
 from syncd.dashboard import document
 from syncd.dashboard.document import PageReader
 from syncd.dashboard.poller import PollResult
+from syncd.dashboard.site import as_json
 from syncd.errors import ConfigError, JobMissingError
 from syncd.observe import names
 from syncd.protocol.engine_state import EngineReport, EngineState
+from syncd.protocol.job_end import JobEnd, mark_finished
 from syncd.protocol.layout import Job
 from syncd.views import data
 from syncd.views.job_view import JobViewer
@@ -108,6 +109,43 @@ def test_events_are_newest_first_without_routine_ones(job, sight):
     ]
 
 
+def published(step, at):
+    return event("version_published", at, generation=1, step=step, reason="newer")
+
+
+def test_versions_in_a_row_are_one_entry_with_the_removals_between_them(job, sight):
+    journal(
+        job,
+        {**published(1, 1.0), "reason": "first"},
+        published(2, 2.0),
+        event("step_pruned", 2.5, step=1, rule="superseded"),
+        published(3, 3.0),
+        published(4, 4.0),
+        event("explorer_joined", 5.0, explorer="e0"),
+        published(5, 6.0),
+        *(event("explorer_died", at, explorer=f"e{at}") for at in (7.0, 8.0, 9.0)),
+    )
+    died, newest, joined, run, first = sight()["events"]
+    assert (died["event"], died["at"]) == ("explorer_died", 9.0)
+    assert died["run"] == {"since": 7.0, "count": 3, "removed": 0}
+    assert (newest["step"], joined["event"], first["step"]) == (5, "explorer_joined", 1)
+    assert (run["at"], run["step"]) == (4.0, 4)
+    assert run["run"] == {"since": 2.0, "count": 3, "removed": 1, "first": "1.2"}
+
+
+@pytest.mark.parametrize(("rotated", "ran"), [(0, 40.0), (2, 140.0), (3, None)])
+def test_a_finished_job_ran_from_the_first_event_to_the_last_version(job, clock, sight, rotated, ran):
+    write_step(job, 1)
+    start(job, clock)[0].tick()
+    mark_finished(job, JobEnd(1, "all epochs"))
+    at = clock.time() - 40
+    journal(job, event("daemon_started", at), published(1, clock.time()))
+    for number in range(1, rotated + 1):
+        with open(f"{job.events}.{number}", "w") as file:
+            file.write(json.dumps(event("daemon_started", at - 50 * number)) + "\n")
+    assert sight()["ran"] == ran
+
+
 def test_a_hostile_journal_is_bounded(job, sight):
     lines = [
         event("operation_failed", number, detail="x" * 5000, nested={"a": [1]}, nan=float("nan"))
@@ -119,7 +157,7 @@ def test_a_hostile_journal_is_bounded(job, sight):
     assert len(events[0]["detail"]) < 600
     assert events[0]["nan"] is None
     assert "nested" not in events[0]
-    json.loads(json_text(document.answer(PollResult(sight()), 2.0)))
+    json.loads(as_json(document.answer(PollResult(sight()), 2.0)).body)
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link", "directory"])
@@ -139,6 +177,7 @@ def test_before_the_first_poll_the_state_is_starting():
     assert document_now["serving"] == {
         "syncd": document_now["serving"]["syncd"],
         "every": 2.0,
+        "overview": None,
         "state": "starting",
         "at": None,
         "age": None,
@@ -207,7 +246,7 @@ def documented(table):
 
 def test_the_document_has_the_documented_fields(job, clock, sight):
     write_step(job, 1)
-    shown = json.loads(json_text(document.answer(PollResult(sight()), 2.0)))
+    shown = json.loads(as_json(document.answer(PollResult(sight()), 2.0)).body)
     assert set(shown) == documented(1).keys() | {"schema_version"}
     assert set(shown["serving"]) == documented(2).keys()
     for name in ("rules", "left_out"):
@@ -230,7 +269,7 @@ def test_the_page_describes_only_existing_events():
 
 
 def test_the_page_describes_every_state_of_an_engine():
-    table = (STATIC / "parts.js").read_text().split("const ENGINES = {")[1].split("};")[0]
+    table = (STATIC / "explorers.js").read_text().split("export const ENGINES = {")[1].split("};")[0]
     assert set(re.findall(r"(\w+):", table)) == set(EngineState) - {EngineState.WAITING, EngineState.LOADING}
 
 

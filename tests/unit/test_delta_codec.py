@@ -287,7 +287,7 @@ def test_the_benchmark_measures_each_codec_and_ulp1_is_the_smallest(monkeypatch)
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import delta
 
-    rows = {row["codec"]: row for row in delta.measure(1e-6, 1 << 18, 1)}
+    rows = {row["codec"]: row for row in delta.measured(*delta.trained(1e-6, 1 << 18), 1)}
     assert set(rows) == {"ulp1", "xor + zstd1", "coo", "full"}
     assert 0.005 < rows["ulp1"]["changed"] < 0.05
     assert rows["ulp1"]["ratio"] > 2 * rows["xor + zstd1"]["ratio"]

@@ -1,12 +1,16 @@
 """Tiles, tables and roots of deltas: what a container says is checked against its files before anything is read."""
 
+import errno
+import os
+import tempfile
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.jobs import shard_bytes
 
-from syncd.errors import CorruptDataError
+from syncd.errors import CorruptDataError, StorageError
 from syncd.protocol.delta import (
     TILE,
     Target,
@@ -59,6 +63,23 @@ def container(path, made, targets=(ONE, TWO)):
             new.add(frame)
         path.write_bytes(b"".join(new.pieces()))
     return str(path)
+
+
+def test_changes_for_which_the_host_has_no_room_name_its_temporary_directory(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("syncd.transports.delta.container.STREAMS_IN_MEMORY", 1)
+    assert len(container_bytes(tmp_path)) > 1
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    with pytest.raises(StorageError, match="No space left on device") as ended:
+        container_bytes(tmp_path)
+    assert (ended.value.path, "TMPDIR" in ended.value.hint) == (tempfile.gettempdir(), True)
+
+
+def container_bytes(place):
+    with open(container(place / "made", frames()), "rb") as file:
+        return file.read()
 
 
 def header_of(*tensors):

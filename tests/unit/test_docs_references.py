@@ -5,44 +5,39 @@ import functools
 import re
 
 import pytest
+from support.doc_pages import PAGES, anchors, links
 from support.paths import ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-LINK = re.compile(r"\]\(([^)\s]+)\)")
 FOLDERS = "syncd|trainer|explorer_hooks|tests|benchmarks|examples"
-FILE = re.compile(rf"(?<![\w/])(?:{FOLDERS})/[\w./-]+\.(?:py|sh|toml|sbatch|yml|json|md)\b")
+FILE = re.compile(rf"(?<![\w/.])(?:{FOLDERS})/[\w./-]+\.(?:py|sh|toml|sbatch|yml|json|md)\b")
 DOTTED = re.compile(r"\b(?:syncd|trainer|explorer_hooks)(?:\.\w+)+")
 IMPORT = re.compile(r"from ((?:syncd|trainer|explorer_hooks)[\w.]*) import ([\w, ]+)")
 TEST_FILE = re.compile(r"`(test_\w+)(?:\.py)?`")
 GUARD = re.compile(r"(tests/[\w/]+\.py)?::(\w+)")
 
 
-def prose(page):
-    """Return the text of a page without its code blocks, in which brackets are no links."""
-    return re.sub(r"^ {4}.*$|^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-
-
-@functools.cache
-def anchors(page):
-    """Return the anchors that a Markdown viewer gives to the headings of a page."""
-    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_relative_link_points_to_an_existing_file_and_heading(page):
-    for link in LINK.findall(prose(page)):
-        if "://" in link:
-            continue
-        path, _, anchor = link.partition("#")
-        target = (page.parent / path).resolve() if path else page
+def test_every_link_points_to_an_existing_file_and_heading(page):
+    for link, target, anchor in links(page):
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
 
 
+def test_no_page_of_the_site_links_out_of_it_by_a_path():
+    """The site has the pages of docs/ alone, so a link to any other file must be an address."""
+    docs = ROOT / "docs"
+    assert [
+        link
+        for page in docs.rglob("*.md")
+        for link, at, _ in links(page)
+        if "://" not in link and docs not in at.parents
+    ] == []
+
+
 def test_the_index_names_every_page():
-    named = set(re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs" / "README.md").read_text()))
-    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= named
+    docs = ROOT / "docs"
+    named = {target for _, target, _ in links(docs / "README.md")}
+    assert set(docs.rglob("*.md")) - {docs / "README.md"} <= named
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -2,21 +2,23 @@
 
 import ast
 import configparser
+import importlib.util
 import re
-from pathlib import Path
 
 import pytest
+from support.doc_pages import anchors
+from support.paths import ROOT
 
-from syncd.errors import DOCS
+from syncd.errors import REPOSITORY
 
-ROOT = Path(__file__).parents[2]
 SOURCES = [
     path for name in ("syncd", "trainer", "explorer_hooks") for path in sorted((ROOT / name).rglob("*.py"))
 ]
 
 
-LINK = re.compile(r"\{DOCS\}/([\w/-]+\.md)")
-LINKED = sorted({page for path in SOURCES for page in LINK.findall(path.read_text())})
+RECIPES = sorted((ROOT / "syncd" / "recipes").iterdir())
+LINK = re.compile(r"(?:\{DOCS\}|@DOCS@)/([\w/-]+\.md)(?:#([\w-]+))?")
+LINKED = sorted({page for path in [*SOURCES, *RECIPES] for page in LINK.findall(path.read_text())})
 
 
 def messages(tree):
@@ -38,12 +40,24 @@ def test_no_message_names_a_page_by_its_path_in_the_source_tree():
     assert found == []
 
 
-@pytest.mark.parametrize("page", LINKED)
-def test_each_documentation_link_points_to_an_existing_page(page):
+@pytest.mark.parametrize(("page", "anchor"), LINKED)
+def test_each_documentation_link_points_to_an_existing_heading(page, anchor):
     assert (ROOT / "docs" / page).is_file()
+    assert not anchor or anchor in anchors(ROOT / "docs" / page)
 
 
 def test_documentation_links_start_with_the_project_url():
-    setup = configparser.ConfigParser()
+    setup = configparser.ConfigParser(interpolation=None)
     setup.read(ROOT / "setup.cfg")
-    assert DOCS.startswith(setup["metadata"]["url"])
+    assert setup["metadata"]["url"] == REPOSITORY
+    urls = [line.partition(" = ")[2] for line in setup["metadata"]["project_urls"].split("\n") if line]
+    assert urls
+    assert all(url.startswith(REPOSITORY) for url in urls)
+
+
+@pytest.mark.parametrize(("version", "revision"), [("1.2.0", "v1.2.0"), ("1.3.0.dev0", "main")])
+def test_a_release_links_to_the_pages_of_its_tag(version, revision, monkeypatch):
+    monkeypatch.setattr("syncd._version.__version__", version)
+    copy = importlib.util.module_from_spec(importlib.util.find_spec("syncd.errors"))
+    copy.__spec__.loader.exec_module(copy)
+    assert f"{REPOSITORY}/blob/{revision}/docs" == copy.DOCS

@@ -65,14 +65,14 @@ class WholeFiles:
         """Return where a file of a step is, by the record that a manifest has of it."""
         return f"{self.directory}/{record.name.removeprefix(f'{ACTOR}/')}"
 
-    def read(self, record: FileRecord, tile: Tile) -> bytearray:
-        """Return the bytes of one tile of a file.
+    def read(self, record: FileRecord, tile: Tile, memory: memoryview) -> None:
+        """Read one tile of a file into memory of its length.
 
         Raises:
             CorruptDataError: The file is shorter.
             OSError: It cannot be read.
         """
-        return bytearray(read_range(self.disk, self.path(record), tile.offset, tile.length))
+        memory[:] = read_range(self.disk, self.path(record), tile.offset, tile.length)
 
 
 class _Link(NamedTuple):
@@ -116,8 +116,8 @@ class Chain:
         base = self._base
         return read_range(base.disk, base.path(record), 0, self._header(record).data_offset)
 
-    def tiles(self, record: FileRecord) -> Iterator[tuple[Tile, bytearray]]:
-        """Yield a shard file of the step tile by tile, in order.
+    def tiles(self, record: FileRecord) -> Iterator[tuple[Tile, memoryview]]:
+        """Yield a shard file of the step tile by tile, in order, each in the same memory: fresh memory is slow.
 
         A tile may be of damaged data until the iterator ends without an error: then the file has its digest.
 
@@ -131,11 +131,13 @@ class Chain:
             if [frame.tile for frame, _ in link.frames] != cut:
                 raise CorruptDataError(f"the frames are not the tiles of {record.name}", path=link.container)
         readers = [_StreamReader(self._job.disk, link, len(links)) for link in links]
+        memory = memoryview(bytearray(max((tile.length for tile in cut), default=0)))
         for number, tile in enumerate(cut):
-            data = self._base_tile(record, tile)
+            data = memory[: tile.length]
+            self._read_base(record, tile, data)
             for place, reader in enumerate(readers):
                 self._apply(reader, number, data, "" if place else path)
-            state.update(memoryview(data))
+            state.update(data)
             yield tile, data
         if f"{name}:{state.hexdigest()}" != record.digest:
             message = f"the chain does not make the {record.name} that step {self.manifest.step} says"
@@ -183,9 +185,9 @@ class Chain:
             return [frame.tile for frame, _ in links[0].frames]
         return list(tiles(self._header(record)))
 
-    def _base_tile(self, record: FileRecord, tile: Tile) -> bytearray:
+    def _read_base(self, record: FileRecord, tile: Tile, memory: memoryview) -> None:
         try:
-            return self._base.read(record, tile)
+            self._base.read(record, tile, memory)
         except (*MISSING, CorruptDataError) as error:
             if self._base.is_copy:
                 self._blame_base(self._base.path(record), str(error))
@@ -195,7 +197,7 @@ class Chain:
                 self._blame_base(self._base.path(record), str(error))
             raise
 
-    def _apply(self, reader: "_StreamReader", number: int, data: bytearray, base: str) -> None:
+    def _apply(self, reader: "_StreamReader", number: int, data: memoryview, base: str) -> None:
         """Apply one frame to a tile; `base` is the path of the file if the tile comes from it, else empty."""
         frame, _ = reader.link.frames[number]
         try:
@@ -240,7 +242,7 @@ class _StreamReader:
         return memoryview(self._data)[at - self._begin :][: frame.stored]
 
 
-def _require_unchanged(data: bytearray, frame: Frame) -> None:
+def _require_unchanged(data: memoryview, frame: Frame) -> None:
     if xxhash.xxh3_128_digest(data) != frame.after:
         raise OtherTileError(f"the tile at byte {frame.offset} is not what the chain begins with")
 

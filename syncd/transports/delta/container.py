@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Self
 
 from syncd.context import Closing
+from syncd.errors import StorageError
 from syncd.protocol.delta import RECORD, Frame, Target, encode_frame_record, encode_targets
 from syncd.protocol.digest import CHUNK
 from syncd.protocol.safetensors import encode_header
@@ -30,9 +31,20 @@ class NewContainer(Closing):
         """Bytes of the streams so far."""
 
     def add(self, encoded: EncodedFrame) -> Self:
-        """Add the next frame."""
+        """Add the next frame.
+
+        Raises:
+            StorageError: The temporary file has no room.
+        """
         self.frames.append(encoded.frame)
-        self._streams.write(b"".join(encoded.streams))
+        try:
+            self._streams.write(b"".join(encoded.streams))
+        except OSError as error:
+            place = tempfile.gettempdir()
+            what = (
+                f"no temporary file for more than {STREAMS_IN_MEMORY >> 20} MiB of changes: {error.strerror}"
+            )
+            raise StorageError(what, path=place, hint="export TMPDIR=DIR  # with more room") from error
         self.stored += encoded.frame.stored
         return self
 

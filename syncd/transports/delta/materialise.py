@@ -105,7 +105,7 @@ def _check_target(job: Job, disk: Disk, place: str) -> None:
         raise UsageError("the target is there and is not empty", path=place, hint=f"ls -la {place}")
 
 
-def _files(chain: Chain) -> Iterator[tuple[FileRecord, Iterable[bytes | bytearray]]]:
+def _files(chain: Chain) -> Iterator[tuple[FileRecord, Iterable[bytes | memoryview]]]:
     """Yield each file that engines load, with its content, which is compared with its digest as it is read."""
     for record in chain.manifest.whole_shards:
         yield record, (data for _, data in chain.tiles(record))

@@ -170,6 +170,6 @@ class DeltaSource(StageSource):
         self.report("warning", "shortcut_failed", step=self.version.step, reason=str(error))
 
 
-def _tiles(chain: Chain, record: FileRecord) -> Iterator[bytearray]:
+def _tiles(chain: Chain, record: FileRecord) -> Iterator[memoryview]:
     for _, data in chain.tiles(record):
         yield data

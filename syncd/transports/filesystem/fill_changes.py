@@ -73,15 +73,14 @@ class _ParameterFiles(WholeFiles):
     layouts: Layouts
     targets: TargetTensors
 
-    def read(self, record: FileRecord, tile: Tile) -> bytearray:
-        """Return the bytes of one tile; those before the data are kept, since no tensor holds them."""
-        layout, data = self.layouts[_short(record)], bytearray(tile.length)
+    def read(self, record: FileRecord, tile: Tile, memory: memoryview) -> None:
+        """Read one tile; the bytes before the data are kept, since no tensor holds them."""
+        layout = self.layouts[_short(record)]
         if tile.offset < layout.header.data_offset:
-            return bytearray(layout.head[tile.offset : tile.offset + tile.length])
+            memory[:] = layout.head[tile.offset : tile.offset + tile.length]
         for part in layout.parts(tile):
-            memory = view(_tensor(self.targets, part.name))
-            data[part.at : part.at + part.length] = memory[part.start : part.start + part.length]
-        return data
+            held = view(_tensor(self.targets, part.name))
+            memory[part.at : part.at + part.length] = held[part.start : part.start + part.length]
 
 
 class _Proof(NamedTuple):
@@ -178,7 +177,7 @@ class ParameterVersion:
         return bool(is_whole) and all(is_straight(_tensor(targets, one.name), one.dtype) for one in tensors)
 
 
-def _read_through(tiles: Iterator[tuple[Tile, bytearray]], record: FileRecord) -> None:
+def _read_through(tiles: Iterator[tuple[Tile, memoryview]], record: FileRecord) -> None:
     del record
     for _ in tiles:
         pass
@@ -189,7 +188,7 @@ def _fill(
 ) -> LoadCounts:
     counts = LoadCounts()
 
-    def write(tiles: Iterator[tuple[Tile, bytearray]], record: FileRecord) -> None:
+    def write(tiles: Iterator[tuple[Tile, memoryview]], record: FileRecord) -> None:
         layout = layouts[_short(record)]
         for tile, data in tiles:
             if tile.offset >= layout.header.data_offset:
@@ -203,7 +202,7 @@ def _fill(
     return counts
 
 
-def _put(layout: _ShardLayout, tile: Tile, data: bytearray, targets: TargetTensors, found: Fit) -> None:
+def _put(layout: _ShardLayout, tile: Tile, data: memoryview, targets: TargetTensors, found: Fit) -> None:
     content = torch.frombuffer(data, dtype=torch.uint8)
     for part in layout.parts(tile):
         if part.name not in found.unused:
@@ -211,7 +210,7 @@ def _put(layout: _ShardLayout, tile: Tile, data: bytearray, targets: TargetTenso
             put(_tensor(targets, part.name), dtype, part.start, content[part.at : part.at + part.length])
 
 
-def _each(chain: Chain, work: Callable[[Iterator[tuple[Tile, bytearray]], FileRecord], object]) -> None:
+def _each(chain: Chain, work: Callable[[Iterator[tuple[Tile, memoryview]], FileRecord], object]) -> None:
     """Do something with the tiles of each shard file, four files at once."""
     several_at_once(_shards(chain), lambda record, _: work(chain.tiles(record), record), lambda: False)
 

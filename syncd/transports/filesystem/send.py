@@ -122,6 +122,7 @@ class FilesystemSender(WeightSender):
         except SyncdError:
             self._discard()
             raise
+        self._release()
 
     @property
     def sent(self) -> Sent | None:
@@ -138,7 +139,15 @@ class FilesystemSender(WeightSender):
 
     def close(self) -> None:
         """Finish the save in flight, then give threads and memory back."""
-        self._saver.close()
+        try:
+            self._saver.close()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        """Let the step go that the last one is stored as changes of: no save is in flight."""
+        if self._chooser is not None:
+            self._chooser.release()
 
     def _choose_storage(self, step: int, must_be_whole: str) -> Storage:
         """Return how all ranks store a step; rank 0 chooses."""

@@ -1,15 +1,16 @@
 """Rank 0's side of the choice how a step is stored: what the job says of explorers, the parent and the version."""
 
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import structlog
 
-from syncd.errors import CorruptDataError, SyncdError
+from syncd.errors import CorruptDataError, SyncdError, UsageError
 from syncd.protocol.disk import MISSING
 from syncd.protocol.layout import Job
-from syncd.protocol.lineage import ancestors
-from syncd.protocol.manifest import Manifest, read_manifest
+from syncd.protocol.lineage import read_chain
+from syncd.protocol.manifest import missing_files
 from syncd.protocol.presence import READS_DELTA, Presence
 from syncd.transports.filesystem.storage_choice import (
     Parent,
@@ -33,6 +34,8 @@ _REMEMBERED = 4
 class StorageChooser:
     """Chooses how each step is stored, and logs each change of the choice.
 
+    A parent is leased before its chain is read, until `release`: no link is pruned while changes of it are written.
+
     Args:
         job: The job.
         client: The trainer's client.
@@ -52,11 +55,17 @@ class StorageChooser:
         self._has_failed = False
         self._generation: int | None = None
         self._parent: Parent | None = None  # of the last choice
+        self._lease = ExitStack()
         self._logged: tuple[str, str] | None = None
 
     def note_failure(self) -> None:
-        """Have the next step stored whole: a save has failed."""
+        """Have the next step stored whole, and end the lease: a save has failed."""
         self._has_failed = True
+        self.release()
+
+    def release(self) -> None:
+        """End the lease on the parent: what was stored as its changes is announced, or will never be."""
+        self._lease.close()
 
     def next_storage(self, step: int, shares: Sequence[ShareState], must_be_whole: str) -> Storage:
         """Return how a step is stored, and log it if that has changed; whole if the job cannot be read.
@@ -69,7 +78,10 @@ class StorageChooser:
         try:
             found = choose_storage(self._facts(shares, must_be_whole))
         except (SyncdError, OSError) as error:
-            found = Storage(why=f"the job cannot be read: {error}")
+            keeps = shares[0].sealed is not None
+            found = Storage(keeps=keeps, why=f"the job cannot be read or written: {error}")
+        if found.parent is None:
+            self.release()
         self._has_failed, self._was_slower = False, found.is_slower
         self._forms = {**dict(list(self._forms.items())[-_REMEMBERED:]), step: found.form}
         if self._logged != (found.form, found.why):
@@ -83,7 +95,7 @@ class StorageChooser:
         readers = {name: one for name, one in living.items() if READS_DELTA in one.reads}
         unable = next((name for name in living if name not in readers), "")
         before, sealed = self._parent, shares[0].sealed
-        self._parent, why = self._read_parent(*sealed) if sealed else (None, shares[0].why)
+        self._parent, why = self._read_parent(*sealed) if sealed and readers else (None, shares[0].why)
         whole = must_be_whole or (_FAILED if self._has_failed else "") or self._unpublished(before)
         return StorageFacts(
             shares,
@@ -109,30 +121,25 @@ class StorageChooser:
         return ReaderTimes(max(1, len(hosts)), self._told.get("whole"), self._told.get("delta"))
 
     def _read_parent(self, step: int, attempt: str) -> tuple[Parent | None, str]:
-        """Return the last sealed step as the job has it, or why it is none to store changes of."""
+        """Lease the last sealed step, and return it as the job has it; or why it is none to store changes of."""
+        self.release()
+        own = self._client.own("trainer", "a lease on the parent of a delta")
+        self._lease.enter_context(own.leasing([step], ends_later=True))
+        self._job.disk.refresh(self._job.root)
         try:
-            manifest = read_manifest(self._job.disk, self._job.step(step))
-        except (*MISSING, CorruptDataError):
+            chain = read_chain(self._job, step)
+            wrong = missing_files(self._job.disk, self._job.step(step), chain[0])
+        except (*MISSING, UsageError):
             return None, f"step {step} is no longer there"
-        if manifest.attempt != attempt:
-            return None, f"step {step} was written again"
-        try:
-            chain = self._chain(manifest)
         except CorruptDataError as error:
             return None, error.message
-        return Parent(step, manifest.digest, manifest.whole_files, chain), ""
-
-    def _chain(self, manifest: Manifest) -> ChainLength:
-        """Return the chain of a step; of one that follows the last parent, without reading that chain again."""
-        delta, before = manifest.delta, self._parent
-        if delta is None:
-            return ChainLength(manifest.step)
-        if before is not None and (before.step, before.digest) == (delta.parent, delta.parent_digest):
-            keyframe, deltas, size = before.chain
-            return ChainLength(keyframe, deltas + 1, size + manifest.size)
-        *deltas_between, keyframe_manifest = [manifest, *ancestors(self._job, manifest)]
-        size = sum(link.size for link in deltas_between)
-        return ChainLength(keyframe_manifest.step, len(deltas_between), size)
+        if wrong:
+            return None, f"step {step} is damaged: {wrong[0]}"
+        if chain[0].attempt != attempt:
+            return None, f"step {step} was written again"
+        *deltas, keyframe = chain
+        length = ChainLength(keyframe.step, len(deltas), sum(link.size for link in deltas))
+        return Parent(step, chain[0].digest, chain[0].whole_files, length), ""
 
     def _unpublished(self, before: Parent | None) -> str:
         """Return why explorers may not know what the last choices led to, empty where the daemon published it."""

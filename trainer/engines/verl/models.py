@@ -121,9 +121,17 @@ def _build(
             )
             model.initialize()  # type: ignore[attr-defined]
     except (ValueError, TypeError, AssertionError, ImportError, NotImplementedError, OSError) as error:
-        hint = "model.lora.targets names linear layers only" if model_config.lora_rank else None
+        hint = _hint(error, has_adapters=model_config.lora_rank > 0)
         raise ConfigError(f"the model cannot be built: {error}", path=model_config.path, hint=hint) from error
     return model
+
+
+def _hint(error: Exception, *, has_adapters: bool) -> str | None:
+    if isinstance(error, ImportError) and error.name == "trl":
+        return (
+            "pip uninstall trl: where it is installed, verl imports from it what newer releases do not have"
+        )
+    return "model.lora.targets names linear layers only" if has_adapters else None
 
 
 @contextlib.contextmanager

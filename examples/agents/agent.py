@@ -1,0 +1,16 @@
+"""An agent for `[explorer.agent] function = "agent:run"`: it answers, is asked to check, and answers again."""
+
+from typing import Any
+
+import openai
+
+
+def run(base_url: str, api_key: str, task: dict[str, Any]) -> float:
+    """Play a task, and return the reward of its last answer."""
+    client = openai.OpenAI(base_url=base_url, api_key=api_key)
+    history: list[Any] = [{"role": "user", "content": task["prompt"]}]
+    for following in ("Check it, and write the number alone.", None):
+        done = client.chat.completions.create(model="policy", messages=history)
+        answer = done.choices[0].message.content or ""
+        history += [{"role": "assistant", "content": answer}, {"role": "user", "content": following}]
+    return float(answer.strip() == str(task["answer"]))

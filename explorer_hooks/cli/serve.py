@@ -1,0 +1,85 @@
+"""`explorer serve`: an OpenAI-style endpoint that records what agents do."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from syncd.jobfile.overrides import JobFileCommand, config_argument, overrides_argument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from explorer_hooks.explorer.config import ExplorerFile
+    from syncd.jobfile.keys import Keys
+
+
+def config_keys() -> "Keys":
+    """Return the keys that explorers read."""
+    from explorer_hooks.explorer.config import ExplorerFile  # noqa: PLC0415
+    from syncd.jobfile.keys import Keys  # noqa: PLC0415
+
+    return Keys(ExplorerFile, ())
+
+
+def checked_config(name: str, value: str) -> str:
+    """Return the path of a job's file.
+
+    Raises:
+        click.BadParameter: It looks like an option.
+    """
+    if not value or value.startswith("--"):
+        raise click.BadParameter(f"{value!r} is not a file; {name} comes before --section.key value")
+    return value
+
+
+@click.command(cls=JobFileCommand, keys=config_keys)
+@config_argument(checked_config)
+@overrides_argument
+@click.option(
+    "--name", metavar="NAME", show_default="explorer.name of CONFIG", help="The explorer's identity."
+)
+@click.option(
+    "--health",
+    metavar="HOST:PORT",
+    help="Answer HTTP requests: 200 while the engine is ready, else 503. Without HOST on this host only.",
+)
+@click.option("--dry-run", is_flag=True, help="Check the file, print what was read, and change nothing.")
+def serve(
+    config: str, overrides: tuple[str, ...], name: str | None, health: str | None, dry_run: bool
+) -> None:
+    """Serve agents as CONFIG says, and write what they do as experiences; --section.key value overrides any key.
+
+    Exits with 0 if the job is finished or the trainer is gone, and on SIGTERM or Ctrl-C.
+
+    \b
+    Examples:
+      explorer serve grpo.toml --name e0
+      explorer serve grpo.toml --name e0 --explorer.gateway.listen 127.0.0.1:8100
+      explorer serve grpo.toml --dry-run
+    """  # noqa: D301 - click's mark is one backspace
+    from explorer_hooks.explorer.load import load_served_file  # noqa: PLC0415
+
+    named = (*overrides, f"--explorer.name={name}") if name is not None else overrides
+    file = load_served_file(config, named)
+    if dry_run:
+        click.echo(file.model_dump_json(indent=2, include={"job", "model", "data", "sync", "explorer"}))
+        return
+    click.echo(f"explorer ended: {gateway_function('serve', 'serve')(file, health)}", err=True)
+
+
+def gateway_function(module: str, name: str) -> "Callable[[ExplorerFile, str | None], str]":
+    """Return a function of the gateway, which needs what not everybody has.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    import importlib  # noqa: PLC0415
+
+    from syncd.errors import ConfigError  # noqa: PLC0415
+
+    try:
+        found = importlib.import_module(f"explorer_hooks.gateway.{module}")
+    except ImportError as error:
+        raise ConfigError(f"the gateway needs {error.name}", hint="pip install 'syncd[gateway]'") from error
+    called: Callable[[ExplorerFile, str | None], str] = getattr(found, name)
+    return called

@@ -1,0 +1,170 @@
+"""The gateway's routes.
+
+Agents name their session in the path or as API key; drivers show the token of the gateway's token file.
+"""
+
+import hmac
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from explorer_hooks.follower.health import Health
+from explorer_hooks.gateway.api_errors import UNAUTHORISED, UNAVAILABLE, ApiError, refused
+from explorer_hooks.gateway.chat import read_request
+from explorer_hooks.gateway.driver import SessionRequest
+from explorer_hooks.gateway.gateway import Gateway
+from syncd.errors import SyncdError
+
+MOST_BODY = 16 << 20
+"""Bytes of a request's body."""
+
+_RETRY, _KEY = "x-stainless-retry-count", "idempotency-key"
+_TOO_LARGE, _BROKEN = 413, 500
+_PLAIN_ERRORS = {404: "there is no such route", 405: "the route takes another method"}
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class GatewayApp:
+    """The application that serves a gateway.
+
+    Args:
+        gateway: What answers.
+        token: What drivers show.
+        health: Whether the engine is ready, and why not.
+    """
+
+    def __init__(self, gateway: Gateway, token: str, health: Callable[[], Health]) -> None:
+        self._gateway, self._token, self._health = gateway, token, health
+
+    def application(self) -> Starlette:
+        """Return the application."""
+        agents = [
+            Route(f"{base}{path}", handler, methods=[method])
+            for base in ("/v1", "/s/{session}/v1")
+            for path, handler, method in (
+                ("/chat/completions", self._chat, "POST"),
+                ("/models", self._models, "GET"),
+            )
+        ]
+        drivers = [
+            Route("/sessions", self._open, methods=["POST"]),
+            Route("/s/{session}", self._session, methods=["GET"]),
+            Route("/s/{session}/reward", self._reward, methods=["POST"]),
+            Route("/s/{session}/abandon", self._abandon, methods=["POST"]),
+            Route("/groups/{group:path}/drop", self._drop, methods=["POST"]),
+        ]
+        health = Route("/health", self._show_health, methods=["GET"])
+        handlers: Any = {
+            ApiError: _answered_error,
+            SyncdError: _answered_failure,
+            **dict.fromkeys(_PLAIN_ERRORS, _answered_plainly),
+        }
+        return Starlette(routes=[*agents, *drivers, health], exception_handlers=handlers)
+
+    # --- agents -----------------------------------------------------------------------------------------------
+
+    async def _chat(self, request: Request) -> Response:
+        session = _session_of(request)
+        body = await _body(request)
+        asked = read_request(body)
+        idempotency = request.headers.get(_KEY, "")
+        is_retry = bool(idempotency) or request.headers.get(_RETRY, "0") not in ("", "0")
+        key = f"{asked.key}/{idempotency[:100]}" if idempotency else asked.key
+        done = await self._gateway.turn(session, asked, key, is_retry=is_retry)
+        if not asked.stream:
+            return JSONResponse(done.document)
+        # In one piece: clients do not send a request again whose stream has begun.
+        chunks = "".join(done.chunks(usage=asked.usage))
+        return Response(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+    async def _models(self, request: Request) -> Response:
+        self._gateway.session(_session_of(request))
+        model = {"id": self._gateway.model, "object": "model", "created": 0, "owned_by": "syncd"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    # --- drivers ----------------------------------------------------------------------------------------------
+
+    async def _open(self, request: Request) -> Response:
+        self._check_driver(request)
+        asked = SessionRequest.read(await _body(request), self._gateway.limits.group_size)
+        told = await self._gateway.open(asked)
+        base = str(request.base_url).rstrip("/")
+        return JSONResponse(
+            {**told, "base_url": f"{base}/s/{told['session']}/v1", "api_key": told["session"]}
+        )
+
+    async def _session(self, request: Request) -> Response:
+        self._check_driver(request)
+        return JSONResponse(self._gateway.session(request.path_params["session"]))
+
+    async def _reward(self, request: Request) -> Response:
+        self._check_driver(request)
+        body = await _body(request)
+        return JSONResponse(await self._gateway.reward(request.path_params["session"], body))
+
+    async def _abandon(self, request: Request) -> Response:
+        self._check_driver(request)
+        return JSONResponse(await self._gateway.abandon(request.path_params["session"]))
+
+    async def _drop(self, request: Request) -> Response:
+        self._check_driver(request)
+        group = request.path_params["group"]
+        await self._gateway.drop(group, "driver")
+        return JSONResponse({"group": group, "state": self._gateway.sessions.over.get(group, "unknown")})
+
+    async def _show_health(self, _request: Request) -> Response:
+        is_ready, told = self._health()
+        sessions = self._gateway.sessions
+        counts = {"groups": len(sessions.groups), "sessions": len(sessions.by_id)}
+        return JSONResponse({**told, **counts}, 200 if is_ready else UNAVAILABLE)
+
+    def _check_driver(self, request: Request) -> None:
+        if not hmac.compare_digest(_bearer(request).encode(), self._token.encode()):
+            raise ApiError(UNAUTHORISED, "the bearer token is not the gateway's", code="unauthorised")
+
+
+def _bearer(request: Request) -> str:
+    kind, _, value = request.headers.get("authorization", "").partition(" ")
+    return value.strip() if kind.lower() == "bearer" else ""
+
+
+def _session_of(request: Request) -> str:
+    """Return the session that the path names, else the API key."""
+    return str(request.path_params.get("session") or _bearer(request))
+
+
+async def _body(request: Request) -> Any:
+    """Return the body as JSON.
+
+    Raises:
+        ApiError: It is none, or too large.
+    """
+    whole = bytearray()
+    async for part in request.stream():
+        whole += part
+        if len(whole) > MOST_BODY:
+            raise ApiError(_TOO_LARGE, f"the body is longer than {MOST_BODY} bytes", code="too_large")
+    try:
+        return json.loads(whole)
+    except (ValueError, RecursionError):
+        raise refused("the body is not JSON", code="invalid_body") from None
+
+
+async def _answered_error(_request: Request, error: ApiError) -> Response:
+    headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    return JSONResponse(error.document, error.status, headers)
+
+
+async def _answered_failure(_request: Request, error: SyncdError) -> Response:
+    return JSONResponse(ApiError(_BROKEN, str(error), code=error.code).document, _BROKEN)
+
+
+async def _answered_plainly(_request: Request, error: Any) -> Response:
+    found = ApiError(error.status_code, _PLAIN_ERRORS[error.status_code], code="not_found")
+    return JSONResponse(found.document, error.status_code)

@@ -1,0 +1,332 @@
+"""What agents and drivers ask of the gateway; all of it runs in one event loop, which alone changes sessions."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import structlog
+
+from explorer_hooks.explorer.generation import GroupResult
+from explorer_hooks.explorer.tasks import Tokens
+from explorer_hooks.gateway.answers import AnswerParser, Completion, Usage
+from explorer_hooks.gateway.api_errors import TOO_MANY, conflict, gone, missing, not_now, refused
+from explorer_hooks.gateway.chat import ChatRequest, next_key
+from explorer_hooks.gateway.driver import SessionRequest, described, read_reward
+from explorer_hooks.gateway.journal import TurnJournal
+from explorer_hooks.gateway.sessions import Session, SessionGroup, Sessions, Turn
+from explorer_hooks.gateway.splice import Splicer
+from explorer_hooks.gateway.turns import TurnMaker
+from syncd.errors import SyncdError
+
+_LOG = structlog.get_logger()
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayLimits:
+    """What is allowed.
+
+    Args:
+        group_size: Rollouts of a group.
+        max_tokens: Tokens of an answer.
+        max_prompt_tokens: Tokens of a prompt.
+        max_turns: Turns of a session.
+        idle: Seconds without a request after which a group is dropped.
+        history: exact: an answer continues the recorded tokens; template: only if the template writes them too.
+    """
+
+    group_size: int
+    max_tokens: int
+    max_prompt_tokens: int
+    max_turns: int
+    idle: float
+    history: Literal["exact", "template"]
+
+
+class Gateway:
+    """Answers agents and drivers.
+
+    Args:
+        sessions: What is known.
+        journal: Where it is recorded.
+        tokens: The model's tokenizer.
+        splicer: Makes prompts.
+        parser: Reads answers.
+        maker: Has them generated.
+        limits: What is allowed.
+        has_room: Returns whether another group may begin when so many are open.
+        model: What answers call the model.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        journal: TurnJournal,
+        tokens: Tokens,
+        splicer: Splicer,
+        parser: AnswerParser,
+        maker: TurnMaker,
+        limits: GatewayLimits,
+        has_room: Callable[[int], bool],
+        model: str,
+    ) -> None:
+        self.sessions, self.limits, self.model = sessions, limits, model
+        self._journal, self._tokens, self._splicer = journal, tokens, splicer
+        self._parser, self._maker, self._has_room = parser, maker, has_room
+        self._pending: dict[tuple[str, str], asyncio.Task[Turn]] = {}
+        # One thread: tokenizers are not made for several.
+        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self._replaced: set[str] = set()
+
+    # --- the driver -------------------------------------------------------------------------------------------
+
+    async def open(self, asked: SessionRequest) -> dict[str, Any]:
+        """Return the session of an attempt, which begins unless it has begun.
+
+        Raises:
+            ApiError: The group is over, has another task, the rollout has its reward or a later attempt, or no
+                group is needed now.
+        """
+        if asked.group in self.sessions.over:
+            raise conflict(f"the group is over: {self.sessions.over[asked.group]}")
+        group = self.sessions.groups.get(asked.group)
+        if group is None and not self._has_room(len(self.sessions.groups)):
+            raise not_now(TOO_MANY, "the trainer needs no further group yet", "no_room")
+        if group is not None and group.task != asked.task:
+            raise conflict(f"the group is of task {group.task}")
+        now = group.rollouts.get(asked.rollout) if group is not None else None
+        if now is not None and now.attempt == asked.attempt:
+            await self._journal.barrier()
+            return described(now)
+        if now is not None and (now.attempt > asked.attempt or now.state == "rewarded"):
+            raise conflict(f"attempt {now.attempt} of the rollout is {now.state}")
+        name = secrets.token_hex(16)
+        place = {"group": asked.group, "task": asked.task, "rollout": asked.rollout, "attempt": asked.attempt}
+        durable = self._applied({"kind": "session", "session": name, **place})
+        session = self.sessions.by_id[name]
+        await durable
+        return described(session)
+
+    async def reward(self, name: str, body: object) -> dict[str, Any]:
+        """End a session with its reward; if it has one, that stays.
+
+        Raises:
+            ApiError: There is no such session, it has no turn or one under way, or this is no reward.
+        """
+        reward, info = read_reward(body)
+        session = self._found(name)
+        if session is None:
+            return {"session": name, "state": self.sessions.ended[name]}
+        if session.state == "open":
+            if not session.turns or any(key[0] == name for key in self._pending):
+                raise conflict("no turn was recorded" if not session.turns else "a turn is under way")
+            await self._record({"kind": "reward", "session": name, "reward": reward, "info": info})
+        else:
+            await self._journal.barrier()
+        return described(session)
+
+    async def abandon(self, name: str) -> dict[str, Any]:
+        """End a session so that nothing of it is trained; one that has its reward keeps it.
+
+        Raises:
+            ApiError: There is no such session.
+        """
+        session = self._found(name)
+        if session is None:
+            return {"session": name, "state": self.sessions.ended[name]}
+        if session.state == "open":
+            await self._record({"kind": "abandon", "session": name})
+        return described(session)
+
+    async def drop(self, group: str, why: str) -> None:
+        """Give a group up, for a reason that is counted; one that is over stays as it is."""
+        is_written = any(group in names for names in self.sessions.pending.values())
+        if group in self.sessions.groups and not is_written:
+            _LOG.warning("group_dropped", why=why, group=group)
+            await self._record({"kind": "drop", "group": group, "why": why})
+
+    async def drop_idle(self) -> None:
+        """Drop the groups of which nothing was heard for long, unless they are whole."""
+        before = time.monotonic() - self.limits.idle
+        busy = {name for name, _ in self._pending}
+        for group in list(self.sessions.groups.values()):
+            is_busy = not busy.isdisjoint(one.id for one in group.rollouts.values())
+            if group.touched_at < before and not is_busy and not group.is_whole(self.limits.group_size):
+                await self.drop(group.name, "idle")
+
+    def session(self, name: str) -> Mapping[str, Any]:
+        """Return what became of a session.
+
+        Raises:
+            ApiError: There is no such session.
+        """
+        session = self._found(name)
+        return described(session) if session else {"session": name, "state": self.sessions.ended[name]}
+
+    # --- the writer -------------------------------------------------------------------------------------------
+
+    @property
+    def failure(self) -> SyncdError | None:
+        """Return why nothing can be recorded or answered any more, None while it can."""
+        return self._journal.failure or self._maker.failure
+
+    async def whole_groups(self, least: int, most: int) -> list[SessionGroup]:
+        """Return up to `most` whole groups, nothing while there are fewer than `least`."""
+        found = self.sessions.whole_groups(self.limits.group_size)[:most]
+        return found if len(found) >= least else []
+
+    async def begin_batch(self, number: int, groups: list[str]) -> None:
+        """Record that groups are about to be written."""
+        await self._record({"kind": "batch", "number": number, "groups": groups})
+
+    async def end_batch(self, groups: list[str]) -> dict[str, int]:
+        """Record that they are written; return the groups dropped since the last batch, by reason."""
+        await self._record({"kind": "written", "groups": groups})
+        dropped, self.sessions.dropped = dict(self.sessions.dropped), type(self.sessions.dropped)()
+        return dropped
+
+    # --- agents -----------------------------------------------------------------------------------------------
+
+    async def turn(self, name: str, request: ChatRequest, key: str, *, is_retry: bool) -> Completion:
+        """Return the model's answer, which is recorded before this returns.
+
+        Args:
+            name: The session.
+            request: The request.
+            key: What requests for the same turn have in common.
+            is_retry: Whether the client has sent it before: then it gets the same answer.
+
+        Raises:
+            ApiError: The session is over or unknown, the request cannot be served, or the engine is away.
+        """
+        session = self._found(name)
+        if session is None or session.state != "open":
+            raise gone(f"the session is {session.state if session else self.sessions.ended[name]}")
+        if is_retry and key in session.by_request:
+            await self._journal.barrier()
+            return self._completion(session, session.by_request[key])
+        task = self._pending.get((name, key)) if is_retry else None
+        if task is None:
+            task = self._started(session, request, key)
+        # The client may give up waiting; the turn is recorded, for its retry.
+        return self._completion(session, await asyncio.shield(task))
+
+    def _started(self, session: Session, request: ChatRequest, key: str) -> "asyncio.Task[Turn]":
+        under_way = sum(name == session.id for name, _ in self._pending)
+        if len(session.turns) + under_way >= self.limits.max_turns:
+            raise refused(f"the session has had its {self.limits.max_turns} turns", code="max_turns")
+        self._note_replaced(request)
+        place = (session.id, key)
+        if place in self._pending:  # a branch: the same request again, and no retry
+            place = (session.id, f"{key}/{secrets.token_hex(4)}")
+        task = asyncio.create_task(self._make(session, request, key))
+        self._pending[place] = task
+        task.add_done_callback(lambda done: self._ended(place, done))
+        return task
+
+    def _ended(self, place: tuple[str, str], task: "asyncio.Task[Turn]") -> None:
+        del self._pending[place]
+        if not task.cancelled():
+            task.exception()  # whoever waits gets it; if nobody does, that is no error of the program
+
+    async def _make(self, session: Session, request: ChatRequest, key: str) -> Turn:
+        limits = self.limits
+        parent, added = await self._tokenized(self._prompt, session, request)
+        prompt = [*(parent.whole if parent else ()), *added]
+        if not 0 < len(prompt) <= limits.max_prompt_tokens:
+            text = f"the prompt has {len(prompt)} tokens; the limit is {limits.max_prompt_tokens}"
+            raise refused(text, "messages", "context_length_exceeded")
+        most = min(request.max_tokens or limits.max_tokens, limits.max_tokens)
+        result = await self._maker.make(prompt, most)
+        record = await self._tokenized(self._turn_record, session, request, key, result)
+        if session.state != "open" or session.id not in self.sessions.by_id:
+            raise gone("the session has ended meanwhile")
+        durable = self._applied({**record, "parent": parent.number if parent else None, "prompt": added})
+        turn = session.turns[-1]
+        await durable
+        return turn
+
+    def _prompt(self, session: Session, request: ChatRequest) -> tuple[Turn | None, list[int]]:
+        """Return the turn that a request continues, and the tokens after it; else all of its tokens.
+
+        Raises:
+            ApiError: The chat template refuses the messages.
+        """
+        try:
+            return self._spliced(session, request)
+        except ValueError as error:
+            raise refused(str(error), "messages", "template_error") from error
+
+    def _spliced(self, session: Session, request: ChatRequest) -> tuple[Turn | None, list[int]]:
+        found = session.continued(request.keys)
+        if found is None:
+            return None, self._splicer.prompt(request)
+        at, turn = found
+        if self.limits.history == "template":
+            whole, known = self._splicer.prompt(request), turn.whole
+            return (turn, whole[len(known) :]) if whole[: len(known)] == known else (None, whole)
+        added = self._splicer.continuation(request, at, turn.tokens[-1])
+        return (turn, added) if added else (None, self._splicer.prompt(request))
+
+    def _turn_record(
+        self, session: Session, request: ChatRequest, key: str, result: GroupResult
+    ) -> dict[str, Any]:
+        response = result.responses[0]
+        versions = result.versions_of(response)
+        ended = response.tokens[-1] in self._splicer.ends
+        text = self._tokens.raw_text(response.tokens[:-1] if ended else response.tokens)
+        answer = self._parser.parse(text, has_tools=bool(request.tools), is_whole=ended)
+        return {
+            "kind": "turn",
+            "session": session.id,
+            "request": key,
+            "history": next_key(request.keys[-1], answer.message),
+            "tokens": list(response.tokens),
+            "logprobs": list(response.logprobs),
+            "spans": [list(span) for span in versions.spans],
+            "unproven": None if versions.unproven is None else list(map(bool, versions.unproven)),
+            "answer": {
+                "content": answer.content,
+                "reasoning": answer.reasoning,
+                "calls": {name: list(call) for name, call in answer.calls.items()},
+                "finish": answer.finish,
+            },
+        }
+
+    def _completion(self, session: Session, turn: Turn) -> Completion:
+        usage = Usage(turn.length - len(turn.tokens), len(turn.tokens))
+        name = f"chatcmpl-{session.id[:12]}-{turn.number}"
+        return Completion(name, self.model, int(time.time()), turn.answer, usage)
+
+    def _note_replaced(self, request: ChatRequest) -> None:
+        new = set(request.replaced) - self._replaced
+        if new:
+            self._replaced |= new
+            _LOG.info("sampling_replaced", settings=sorted(new))
+
+    async def _tokenized(self, call: Callable[..., _T], *args: Any) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, call, *args)
+
+    async def _record(self, record: dict[str, Any]) -> None:
+        """Take a record, and wait until it is durable."""
+        await self._applied(record)
+
+    def _applied(self, record: dict[str, Any]) -> "asyncio.Future[None]":
+        durable = self._journal.append(record)
+        self.sessions.apply(record, time.monotonic())
+        return durable
+
+    def _found(self, name: str) -> Session | None:
+        """Return a session, None if its group is over.
+
+        Raises:
+            ApiError: There never was one, as far as is known.
+        """
+        found = self.sessions.by_id.get(name)
+        if found is None and name not in self.sessions.ended:
+            raise missing("there is no such session")
+        return found

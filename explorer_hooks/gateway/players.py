@@ -1,0 +1,101 @@
+"""An agent of the user that plays one rollout: a command, or a function in a process; both bounded, both killed."""
+
+import json
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from explorer_hooks.explorer.rewards import Score, score_of
+from explorer_hooks.explorer.scoring import ProcessScorer
+from explorer_hooks.hooks import process
+from syncd.errors import EngineUnreachableError
+
+_SHOWN = 300
+
+
+class Player(Protocol):
+    """Plays rollouts; several threads call it."""
+
+    def play(self, base_url: str, api_key: str, task: Mapping[str, Any]) -> Score:
+        """Play a rollout, and return the agent's reward, or what went wrong."""
+
+    def close(self) -> None:
+        """End the processes."""
+
+
+class CommandPlayer:
+    """Starts a command for each rollout.
+
+    It gets `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `SYNCD_TASK`, the task as JSON, in its environment.
+
+    Args:
+        command: Its words, as a shell splits them.
+        timeout: Seconds that it may take.
+        has_reward: Whether its last line is the reward; else what it prints does not matter.
+        stop: Once it returns true, commands are killed.
+    """
+
+    def __init__(self, command: str, timeout: float, *, has_reward: bool, stop: Callable[[], bool]) -> None:
+        self._argv, self._timeout = shlex.split(command), timeout
+        self._has_reward, self._stop = has_reward, stop
+
+    def play(self, base_url: str, api_key: str, task: Mapping[str, Any]) -> Score:
+        """Run the command, and return its reward, or what went wrong."""
+        told = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key, "SYNCD_TASK": json.dumps(task)}
+        try:
+            end = process.run(self._argv, told, self._timeout, self._stop)
+        except EngineUnreachableError as error:
+            return Score(None, problem=error.message[:_SHOWN])
+        if end.code is None:
+            return Score(None, problem=f"it took more than {self._timeout:g} s")
+        if end.code:
+            return Score(None, problem=f"it ended with {end.code}: {_last_line(end.err)}"[:_SHOWN])
+        return _told(_last_line(end.out)) if self._has_reward else Score(0.0)
+
+    def close(self) -> None:
+        """Do nothing: `stop` ends the commands."""
+
+
+class FunctionPlayer:
+    """Calls a function for each rollout, with `base_url`, `api_key` and `task`, in processes.
+
+    Args:
+        function: `package.module:function`.
+        timeout: Seconds that one call may take.
+        workers: Processes.
+        directories: Directories in which its module is looked for.
+
+    Raises:
+        ConfigError: It cannot be imported.
+    """
+
+    def __init__(self, function: str, timeout: float, workers: int, directories: Sequence[str]) -> None:
+        self._processes = ProcessScorer(function, timeout, workers, directories)
+
+    def play(self, base_url: str, api_key: str, task: Mapping[str, Any]) -> Score:
+        """Call the function, and return its reward, or what went wrong."""
+        return self._processes.call({"base_url": base_url, "api_key": api_key, "task": dict(task)})
+
+    def close(self) -> None:
+        """End the processes."""
+        self._processes.close()
+
+
+def _told(line: str) -> Score:
+    """Return the score that a command's last line says."""
+    try:
+        return score_of(json.loads(line))
+    except (ValueError, RecursionError):
+        return Score(None, problem=f"its last line is no JSON: {line[:80]!r}")
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def directories_of(source: str) -> list[str]:
+    """Return where a user's module is looked for: beside the job's file, and in the working directory."""
+    here = os.getcwd()
+    return [os.path.dirname(source) or here, here]

@@ -1,0 +1,258 @@
+"""What sessions and groups have come to, as records say it: the same code reads them live and from the journal.
+
+    run       the journal begins; nothing that concerns sessions
+    session   an attempt at a rollout begins; an earlier attempt that is open is abandoned
+    turn      an answer of the model, with its exact tokens
+    reward    the session is over and has its reward; the first one counts
+    abandon   the session is over and is not trained
+    drop      the whole group is not trained
+    batch     groups are about to be written as the batch of a number
+    written   groups are in a batch; only their names are left
+    over      what is known of groups and sessions that are over, when the journal is rewritten
+
+Records are plain JSON. `Sessions.apply` takes them in order and checks nothing: who makes a record checks first.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from explorer_hooks.gateway.answers import ModelAnswer
+from syncd.experience.model import Span
+
+Record = Mapping[str, Any]
+"""What the journal holds: a JSON object with its `kind`."""
+
+SessionState = Literal["open", "rewarded", "abandoned"]
+
+MOST_ENDED = 10_000
+"""Sessions of groups that are over of which is known how they ended: for requests that come twice."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """A recorded answer.
+
+    Args:
+        number: Its number in the session, from 0.
+        parent: The turn that it continues token by token; None if it begins a segment.
+        prompt: The tokens before the answer: behind those of the parent, or all of them.
+        tokens: The tokens of the answer.
+        logprobs: Their log-probs.
+        spans: Their versions.
+        unproven: For each, whether its version is doubted; None if none is.
+        answer: What the answer says.
+        length: Tokens up to the end of the answer.
+    """
+
+    number: int
+    parent: "Turn | None"
+    prompt: Sequence[int]
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    spans: Sequence[Span]
+    unproven: Sequence[bool] | None
+    answer: ModelAnswer
+    length: int
+
+    @property
+    def path(self) -> "list[Turn]":
+        """Return the turns from the beginning of the segment to this one."""
+        found: list[Turn] = []
+        turn: Turn | None = self
+        while turn is not None:
+            found.append(turn)
+            turn = turn.parent
+        return found[::-1]
+
+    @property
+    def whole(self) -> list[int]:
+        """Return the tokens from the beginning of the segment to the end of the answer."""
+        return [token for turn in self.path for part in (turn.prompt, turn.tokens) for token in part]
+
+
+@dataclass(slots=True)
+class Session:
+    """An attempt at a rollout.
+
+    Args:
+        id: Its name, which only its agent and its driver know.
+        group: The group of the rollout.
+        task: The task.
+        rollout: Which rollout of the group it is.
+        attempt: Which attempt at it.
+    """
+
+    id: str
+    group: str
+    task: str
+    rollout: int
+    attempt: int
+    state: SessionState = "open"
+    reward: float = 0.0
+    info: Mapping[str, Any] = field(default_factory=dict)
+    turns: list[Turn] = field(default_factory=list)
+    by_history: dict[str, Turn] = field(default_factory=dict)
+    """The turn whose answer ends a history, by the key of the history."""
+    by_request: dict[str, Turn] = field(default_factory=dict)
+    """The last turn that answers a request, by the key of the request."""
+
+    @property
+    def leaves(self) -> list[Turn]:
+        """Return the turns that no other continues, in order."""
+        continued = {id(turn.parent) for turn in self.turns}
+        return [turn for turn in self.turns if id(turn) not in continued]
+
+    def continued(self, keys: Sequence[str]) -> tuple[int, Turn] | None:
+        """Return the longest recorded history at the beginning of another: the index of its answer, and the turn."""
+        places = range(len(keys) - 1, -1, -1)
+        return next(((at, self.by_history[keys[at]]) for at in places if keys[at] in self.by_history), None)
+
+
+@dataclass(slots=True)
+class SessionGroup:
+    """The rollouts that are compared with each other: of each the last attempt."""
+
+    name: str
+    task: str
+    rollouts: dict[int, Session] = field(default_factory=dict)
+    touched_at: float = 0.0
+
+    def is_whole(self, size: int) -> bool:
+        """Return whether each rollout has its reward."""
+        return len(self.rollouts) == size and all(one.state == "rewarded" for one in self.rollouts.values())
+
+
+class Sessions:
+    """All sessions and groups that are not written yet, and the names of groups that are."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, Session] = {}
+        self.groups: dict[str, SessionGroup] = {}
+        self.over: dict[str, str] = {}
+        """What became of groups: `written`, or why they were dropped."""
+        self.ended: dict[str, SessionState] = {}
+        """How sessions ended whose group is over or that another attempt has replaced; the last `MOST_ENDED`."""
+        self.pending: dict[int, tuple[str, ...]] = {}
+        """Groups that were about to be written, by the number of the batch."""
+        self.dropped: Counter[str] = Counter()
+        """Groups that were dropped since the last batch, by reason."""
+        self._takers: Mapping[str, Callable[[Record], None]] = {
+            "session": self._begin,
+            "turn": self._turn,
+            "reward": self._reward,
+            "abandon": self._abandon,
+            "drop": self._drop,
+            "batch": self._batch,
+            "written": self._written,
+            "over": self._over,
+        }
+
+    def apply(self, record: Record, now: float = 0.0) -> None:
+        """Take the next record; `now` is when its group was last heard of."""
+        self._takers[record["kind"]](record)
+        group = self.groups.get(record.get("group", ""))
+        session = self.by_id.get(record.get("session", ""))
+        if session is not None:
+            group = self.groups.get(session.group)
+        if group is not None:
+            group.touched_at = now
+
+    def whole_groups(self, size: int) -> list[SessionGroup]:
+        """Return the groups whose rollouts all have a reward, in the order in which they began."""
+        return [group for group in self.groups.values() if group.is_whole(size)]
+
+    def settled(self, upcoming: int) -> dict[str, Any]:
+        """Return the record of what became of groups that were about to be written when the process ended.
+
+        Args:
+            upcoming: The number of the next batch; lower ones were written, each as it was last recorded.
+        """
+        written = [name for number, names in self.pending.items() if number < upcoming for name in names]
+        return {"kind": "written", "groups": [name for name in written if name in self.groups]}
+
+    def needs(self, record: Record) -> bool:
+        """Return whether a record of the journal still says something."""
+        if record["kind"] in ("run", "batch"):
+            return record["kind"] == "run" or record["number"] in self.pending
+        return record.get("session") in self.by_id
+
+    def rest(self) -> dict[str, Any]:
+        """Return the record of what is known of groups and sessions that are over."""
+        return {"kind": "over", "groups": dict(self.over), "ended": dict(self.ended)}
+
+    def _begin(self, record: Record) -> None:
+        group = self.groups.setdefault(record["group"], SessionGroup(record["group"], record["task"]))
+        earlier = group.rollouts.get(record["rollout"])
+        if earlier is not None:
+            self._end(earlier, "abandoned")
+        session = Session(
+            record["session"], record["group"], record["task"], record["rollout"], record["attempt"]
+        )
+        group.rollouts[session.rollout] = self.by_id[session.id] = session
+
+    def _turn(self, record: Record) -> None:
+        session = self.by_id[record["session"]]
+        parent = None if record["parent"] is None else session.turns[record["parent"]]
+        said = record["answer"]
+        before = 0 if parent is None else parent.length
+        turn = Turn(
+            len(session.turns),
+            parent,
+            array("i", record["prompt"]),
+            array("i", record["tokens"]),
+            array("f", record["logprobs"]),
+            tuple(Span(*span) for span in record["spans"]),
+            None if record["unproven"] is None else list(map(bool, record["unproven"])),
+            ModelAnswer(
+                said["content"],
+                said["reasoning"],
+                {name: (call[0], call[1]) for name, call in said["calls"].items()},
+                said["finish"],
+            ),
+            before + len(record["prompt"]) + len(record["tokens"]),
+        )
+        session.turns.append(turn)
+        session.by_history[record["history"]] = session.by_request[record["request"]] = turn
+
+    def _reward(self, record: Record) -> None:
+        session = self.by_id[record["session"]]
+        session.state, session.reward, session.info = "rewarded", record["reward"], record["info"]
+
+    def _abandon(self, record: Record) -> None:
+        session = self.by_id[record["session"]]
+        session.state = "abandoned"
+        session.turns.clear()
+        session.by_history.clear()
+        session.by_request.clear()
+
+    def _drop(self, record: Record) -> None:
+        self.dropped[record["why"]] += 1
+        self._forget(record["group"], record["why"])
+
+    def _batch(self, record: Record) -> None:
+        self.pending[record["number"]] = tuple(record["groups"])
+
+    def _written(self, record: Record) -> None:
+        self.pending.clear()
+        for name in record["groups"]:
+            self._forget(name, "written")
+
+    def _over(self, record: Record) -> None:
+        self.ended.update(record["ended"])
+        for name, why in record["groups"].items():
+            self._forget(name, why)
+
+    def _forget(self, name: str, why: str) -> None:
+        group = self.groups.pop(name, None)
+        self.over[name] = why
+        for session in group.rollouts.values() if group is not None else ():
+            self._end(session, session.state if session.state != "open" else "abandoned")
+
+    def _end(self, session: Session, state: SessionState) -> None:
+        self.by_id.pop(session.id, None)
+        self.ended[session.id] = state
+        if len(self.ended) > MOST_ENDED:
+            del self.ended[next(iter(self.ended))]

@@ -1,0 +1,87 @@
+"""The parameters of a model of this process, filled with versions from whole files or from changes."""
+
+from collections.abc import Mapping
+
+import torch
+
+from syncd.errors import LoadFailedError, RefusedError
+from syncd.transports.base import WeightDirectory
+from syncd.transports.filesystem.fill_changes import ParameterVersion
+from syncd.transports.filesystem.fill_tensors import LoadCounts, check_fit, offered
+from syncd.transports.tensors import TensorMeta
+from syncd.transports.torch_tensors import TargetTensors, is_straight, target_tensors
+
+
+class ModelParameters:
+    """Fills tensors with versions, and knows which version they hold.
+
+    Whoever fills them makes sure that nobody uses them meanwhile, and that nobody else changes them.
+
+    Args:
+        tensors: The tensors by the names that versions have for them: `model.state_dict(keep_vars=True)`.
+        direct: Whether files that are not in the page cache are read past it. Set it to false if several processes
+            of a host load the same files without a stage.
+        cast: Whether a version may have other floating-point dtypes than the tensors.
+
+    Raises:
+        ConfigError: A tensor cannot be filled from a file.
+    """
+
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], *, direct: bool = True, cast: bool = True
+    ) -> None:
+        self.tensors = tensors
+        self.loaded: LoadCounts | None = None
+        """What the last load did."""
+        self.label: str | None = None
+        """The label of the version that was loaded last, None if none was, or if they hold something else."""
+        self._direct, self._cast = direct, cast
+        held = self._targets().metas
+        self._holds: Mapping[str, TensorMeta] | None = None if cast else held
+        self._version = ParameterVersion()
+
+    @property
+    def metas(self) -> Mapping[str, TensorMeta] | None:
+        """Return the tensors of the version that was loaded; None after a failed load.
+
+        Before the first load they are those of the model itself, None if versions may be cast.
+        """
+        return self._holds
+
+    def prepare(self, target: WeightDirectory) -> None:
+        """Refuse a version that does not fit; one that is stored as changes is made and proved, nothing is written.
+
+        Raises:
+            RefusedError: It does not fit, or is damaged.
+        """
+        targets = self._targets()
+        self._version.prepare(target, targets, check_fit(target, targets, cast=self._cast))
+
+    def load(self, target: WeightDirectory) -> None:
+        """Fill the tensors with a version.
+
+        Raises:
+            LoadFailedError: They may be filled in part, or with damaged content.
+        """
+        self.label = self._holds = None
+        try:
+            found = check_fit(target, self._targets(), cast=self._cast)
+        except RefusedError as error:  # `prepare` did not refuse it, so this is a failed load
+            raise LoadFailedError(error.message, path=error.path) from error
+        self.loaded = self._version.load(target, self._targets(), found, direct=self._direct)
+        self._holds, self.label = offered(target), target.label
+
+    def forget(self) -> None:
+        """Forget which version they hold: somebody else has filled them."""
+        self.label = None
+        self._version.forget()
+
+    def takes_changes(self) -> bool:
+        """Return whether they are in main memory, and of the dtypes of the version that was loaded."""
+        targets = self._targets()
+        metas = {**targets.metas, **(self._holds or {})}
+        return all(is_straight(tensor, metas[name].dtype) for name, tensor in targets.tensors.items())
+
+    def _targets(self) -> TargetTensors:
+        """Return what a load fills: a broadcast may have moved the tensors since the last one."""
+        return target_tensors(self.tensors)

@@ -1,0 +1,142 @@
+"""Reads JSON lines that another process appends to a file: each line once, some megabytes at a time.
+
+The file may be rotated (its name is another's, and it has the name that its reader knows as older), truncated or
+replaced. A line that is no document, or too long, costs itself only.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from syncd.jsonl import LINE_LIMIT, document_in
+from syncd.safe_open import open_read
+
+_HEAD = 256
+"""Bytes at the beginning of a file by which it is told from the next one that gets its inode."""
+
+
+class Collector(Protocol):
+    """Gets each document once, in order."""
+
+    def add(self, document: Mapping[str, Any]) -> None:
+        """Take one document; it may hold anything."""
+
+
+C = TypeVar("C", bound=Collector)
+
+
+@dataclass(slots=True)
+class _FileProgress:
+    inode: int
+    head: bytes
+    offset: int = 0
+    size: int = 0
+    in_long_line: bool = False
+
+
+class GrowingFiles(Generic[C]):
+    """Gives every line of a file, and of the files that it was before its rotation, to a collector.
+
+    Args:
+        paths: The file and then its rotated ones, the newest first.
+        collector: Makes the collector; made anew if a file was truncated or replaced, and all is read again.
+    """
+
+    def __init__(self, paths: Sequence[str], collector: Callable[[], C]) -> None:
+        self._paths, self._collector = paths, collector
+        self._known: list[_FileProgress] = []
+        self._start_over()
+
+    @property
+    def name(self) -> str:
+        """Return the name of the newest file."""
+        return os.path.basename(self._paths[0])
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of all files when they were last opened."""
+        return sum(known.size for known in self._known)
+
+    @property
+    def done(self) -> int:
+        """Return how many of these were read."""
+        return sum(known.offset for known in self._known)
+
+    def read(self, most: int) -> int:
+        """Read up to so many bytes more; return how many were read.
+
+        Raises:
+            OSError: A file cannot be opened or read: the next call reads on where this one ended.
+        """
+        with contextlib.ExitStack() as stack:
+            opened = self._open_all(stack)
+            if self._must_start_over(opened):
+                self._start_over()
+                opened = [(self._identified(descriptor), descriptor) for _, descriptor in opened]
+            self._known = [known for known, _ in opened]
+            before = self.done
+            for known, descriptor in opened:
+                if (left := most - (self.done - before)) > 0:
+                    self._read(known, descriptor, left)
+            return self.done - before
+
+    def _start_over(self) -> None:
+        self.collected = self._collector()
+        self.ignored = 0
+        self._known = []
+
+    def _open_all(self, stack: contextlib.ExitStack) -> list[tuple[_FileProgress, int]]:
+        """Return the files that are there, the oldest first.
+
+        They are opened with the newest first: if one is renamed meanwhile, it is found twice, and never missed.
+        """
+        found: list[tuple[_FileProgress, int]] = []
+        for path in self._paths:
+            with contextlib.suppress(FileNotFoundError):
+                descriptor = open_read(path)
+                stack.callback(os.close, descriptor)
+                known = self._identified(descriptor)
+                if all(other.inode != known.inode for other, _ in found):
+                    found.insert(0, (known, descriptor))
+        return found
+
+    def _identified(self, descriptor: int) -> _FileProgress:
+        """Return what is known of an open file, nothing if it was never read."""
+        stat, head = os.fstat(descriptor), os.pread(descriptor, _HEAD, 0)
+        for known in self._known:
+            if known.inode == stat.st_ino and head.startswith(known.head):
+                known.head, known.size = head, stat.st_size
+                return known
+        return _FileProgress(stat.st_ino, head, size=stat.st_size)
+
+    def _must_start_over(self, opened: Sequence[tuple[_FileProgress, int]]) -> bool:
+        """Return whether lines that were read may be in no file any more, or are to be read again."""
+        still = [known for known, _ in opened if known in self._known]
+        return any(known.size < known.offset for known in still) or (bool(self._known) and not still)
+
+    def _read(self, known: _FileProgress, descriptor: int, most: int) -> None:
+        ends = known.offset + most
+        for line in _whole_lines(known, descriptor):
+            document = document_in(line) if line else None
+            if document is not None:
+                self.collected.add(document)
+            elif line.strip() or not line:
+                self.ignored += 1
+            if known.offset >= ends:
+                break
+
+
+def _whole_lines(known: _FileProgress, descriptor: int) -> Iterator[bytes]:
+    """Yield each line that is ended, and an empty one for a line that is too long; note how far that is."""
+    with open(descriptor, "rb", closefd=False) as file:
+        file.seek(known.offset)
+        while piece := file.readline(LINE_LIMIT):
+            is_end = piece.endswith(b"\n")
+            if not is_end and len(piece) < LINE_LIMIT and not known.in_long_line:
+                return  # its writer has not ended it yet
+            known.offset += len(piece)
+            is_first, known.in_long_line = not known.in_long_line, not is_end
+            if is_first:
+                yield piece if is_end else b""

@@ -1,0 +1,80 @@
+"""The text of token ids, by the tokenizer of the job's model: needs the package tokenizers, and no torch."""
+
+import os
+import tomllib
+from collections.abc import Sequence
+from typing import Any
+
+from syncd.errors import CorruptDataError
+from syncd.protocol.layout import CONFIG, Job
+
+_CONFIG_LIMIT = 1 << 20
+_TOKENIZER_LIMIT = 64 << 20
+_FILE = "tokenizer.json"
+_BEFORE = 8
+"""Ids before the first one that is shown: what it reads as depends on them."""
+
+
+class TokenText:
+    """Turns ids into texts, one for each id; keeps the tokenizer that it has read.
+
+    Args:
+        job: The job, whose config.toml may name `model.path`.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._known: tuple[tuple[str, int, int], Any] | None = None
+
+    def tokenizer(self) -> tuple[Any, str]:
+        """Return the tokenizer, or None and why there is none."""
+        path = self._path()
+        if path is None:
+            return None, f"{CONFIG} of the job names no model.path that is an absolute path"
+        try:
+            from tokenizers import Tokenizer  # noqa: PLC0415 - an extra
+        except ModuleNotFoundError:
+            return None, "tokenizers is not installed: pip install 'syncd[explorer]'"
+        try:
+            found = os.stat(path)
+            key = (path, found.st_mtime_ns, found.st_size)
+            if self._known is None or self._known[0] != key:
+                text = self._job.disk.read(os.path.realpath(path), _TOKENIZER_LIMIT).decode()
+                self._known = (key, Tokenizer.from_str(text))
+        except Exception as error:  # noqa: BLE001 - tokenizers raises Exception itself
+            return None, f"{path} cannot be read: {(str(error).splitlines() or [''])[0][:200]}"
+        return self._known[1], ""
+
+    def _path(self) -> str | None:
+        """Return the path of the tokenizer that the job's configuration leads to, None if it leads to none."""
+        try:
+            text = self._job.disk.read(f"{self._job.root}/{CONFIG}", _CONFIG_LIMIT).decode()
+            model = tomllib.loads(text).get("model")
+        except (OSError, ValueError, CorruptDataError):
+            return None
+        path = model.get("path") if isinstance(model, dict) else None
+        return os.path.join(path, _FILE) if isinstance(path, str) and os.path.isabs(path) else None
+
+
+def texts(tokenizer: Any, ids: Sequence[int], start: int, end: int) -> list[str]:
+    """Return the text that each id of a part adds; of a character of several ids the last one has it all.
+
+    Args:
+        tokenizer: Of the package tokenizers.
+        ids: All ids.
+        start: The first one to be shown.
+        end: Behind the last one.
+    """
+    from tokenizers.decoders import DecodeStream  # noqa: PLC0415 - an extra
+
+    begin = max(start - _BEFORE, 0)
+    stream = DecodeStream(skip_special_tokens=False)
+    found = [_step(stream, tokenizer, one) for one in ids[begin:end]]
+    return found[start - begin :]
+
+
+def _step(stream: Any, tokenizer: Any, one: int) -> str:
+    try:
+        return stream.step(tokenizer, one) or ""
+    except Exception:  # noqa: BLE001 - tokenizers raises Exception itself, for ids that form no text
+        return "\ufffd"

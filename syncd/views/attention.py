@@ -1,0 +1,178 @@
+"""What needs a person's attention: problems by severity, each kind once, and the command that comes next.
+
+Pure functions over the status document, shared by the terminal and the page. docs/json.md documents what they return.
+"""
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+Document = Mapping[str, Any]
+
+
+class Severity(StrEnum):
+    """How urgent a problem is.
+
+    critical: no version can be published or used. warning: a part of the job does not work. notice: nothing has to be
+    done now.
+    """
+
+    CRITICAL = "critical"
+    WARNING = "warning"
+    NOTICE = "notice"
+
+
+class Kind(NamedTuple):
+    """What is said of the problems of one name.
+
+    Args:
+        severity: How urgent they are, unless the state of the job says otherwise.
+        one: What is said of one, with its detail for the braces.
+        many: What is said of several, after their number.
+    """
+
+    severity: Severity
+    one: str
+    many: str = "problems of this kind"
+
+
+_CRITICAL, _WARNING, _NOTICE = Severity
+
+KINDS: Mapping[str, Kind] = {
+    "daemon": Kind(_CRITICAL, "{}"),
+    "mount": Kind(_CRITICAL, "mount: {}"),
+    "lock": Kind(_CRITICAL, "daemon's lock: {}"),
+    "version": Kind(_CRITICAL, "version file: {}"),
+    "published_step": Kind(_CRITICAL, "{}"),
+    "dead_trainer": Kind(_CRITICAL, "trainer {} is dead", "trainers are dead"),
+    "engine_wrong": Kind(_WARNING, "wrong engine of {}", "engines run other weights than they report"),
+    "engine_dead": Kind(_WARNING, "dead engine of {}", "engines are dead"),
+    "engine_unreachable": Kind(_WARNING, "unreachable engine of {}", "engines do not answer"),
+    "dead_explorer": Kind(_WARNING, "explorer {} is dead", "explorers are dead"),
+    "engine_failed": Kind(_WARNING, "failed load of {}", "engines failed to load the newest version"),
+    "engine_refused": Kind(_WARNING, "refused load of {}", "engines refused the newest version"),
+    "damaged_step": Kind(_WARNING, "damaged {}", "steps are damaged"),
+    "quarantined_step": Kind(_WARNING, "quarantined {}", "steps are quarantined"),
+    "marker": Kind(_WARNING, "marker: {}"),
+    "unreadable_presence": Kind(_WARNING, "{}", "presences cannot be read: no step is removed"),
+    "unreadable_directory": Kind(_WARNING, "{}", "directories cannot be listed: no step is removed"),
+    "presence": Kind(_WARNING, "{}", "presence files cannot be read"),
+    "tracker": Kind(_WARNING, "tracker: {}"),
+    "obstacle": Kind(_WARNING, "{}", "files cannot be read"),
+    "config": Kind(_WARNING, "configuration: {}"),
+    "document": Kind(_NOTICE, "{}", "documents are ignored"),
+}
+"""Names of groups, in the order in which those of one severity are shown."""
+
+_UNKNOWN = Kind(_WARNING, "{}")
+_OF_EXPLORERS = frozenset(
+    {"dead_explorer", "engine_wrong", "engine_dead", "engine_unreachable", "engine_failed", "engine_refused"}
+)
+_OF_THE_ENDED = frozenset({"daemon", "dead_explorer", "dead_trainer"})
+"""What is no reason to act once the job has finished."""
+
+_RANKS = list(Severity)
+_STEP = re.compile(r"step ([0-9]+): ", re.ASCII)
+
+
+def problem_groups(status: Document) -> list[dict[str, Any]]:
+    """Return the problems of a status document, each kind once, the most urgent first.
+
+    Args:
+        status: With `job`, `version`, `steps`, `problems`, `explorers`, `trainers` and `finished`.
+    """
+    groups: dict[str, list[str]] = {}
+    for problem in status["problems"]:
+        name, detail = _named(problem)
+        groups.setdefault(name, []).append(detail)
+    found = [_group(status, name, details) for name, details in groups.items()]
+    places = {name: place for place, name in enumerate(KINDS)}
+    return sorted(
+        found, key=lambda one: (_RANKS.index(one["severity"]), places.get(one["name"], len(places)))
+    )
+
+
+def worst(groups: Iterable[Document]) -> str:
+    """Return the most urgent severity of some groups, `ok` if there are none."""
+    return min((one["severity"] for one in groups), key=_RANKS.index, default="ok")
+
+
+def _named(problem: Document) -> tuple[str, str]:
+    """Return the name of a problem's group, and what is said of it there."""
+    name, detail = problem["name"], problem["detail"]
+    kind, _, identity = (detail if name == "dead" else name).partition("/")
+    if name == "dead":
+        return f"dead_{kind}", identity
+    return ("presence", f"{name}: {detail}") if identity else (name, detail)
+
+
+def _group(status: Document, name: str, details: list[str]) -> dict[str, Any]:
+    kind = KINDS.get(name, _UNKNOWN)
+    return {
+        "name": name,
+        "severity": _severity(status, name, kind).value,
+        "count": len(details),
+        "text": _text(status, name, kind, details),
+        "details": details,
+        "hint": _hint(status, name, details),
+    }
+
+
+def _severity(status: Document, name: str, kind: Kind) -> Severity:
+    if name in _OF_THE_ENDED and (status["finished"] or (name == "daemon" and _nobody_is_here(status))):
+        return Severity.NOTICE
+    if name in _OF_EXPLORERS and not any(map(_works, status["explorers"])):
+        return Severity.CRITICAL
+    return kind.severity
+
+
+def _nobody_is_here(status: Document) -> bool:
+    """Return whether every module has left, so that nobody needs a daemon."""
+    return all(module["heart"] == "left" for module in (*status["explorers"], *status["trainers"]))
+
+
+def _works(explorer: Document) -> bool:
+    engine = explorer["engine"]
+    return explorer["heart"] in ("alive", "unknown") and (engine is None or engine["ready"])
+
+
+def _text(status: Document, name: str, kind: Kind, details: list[str]) -> str:
+    said = kind.one.format(details[0]) if len(details) == 1 else f"{len(details)} {kind.many}"
+    return f"{said}; a finished job needs none" if name == "daemon" and status["finished"] else said
+
+
+def _hint(status: Document, name: str, details: list[str]) -> str:
+    """Return the command that helps, empty if there is none that always does."""
+    job = shlex.quote(status["job"])
+    if name == "daemon":
+        is_obvious = status["finished"] or _is_empty(status)
+        return "" if is_obvious else f"syncd watch {job}"
+    step = _STEP.match(details[0]) if name in ("damaged_step", "quarantined_step", "published_step") else None
+    return f"syncd verify {job} {step[1]} --deep" if step else ""
+
+
+def _is_empty(status: Document) -> bool:
+    return status["version"] is None and not status["steps"]["total"]
+
+
+def next_command(status: Document, job_file: str) -> dict[str, str] | None:
+    """Return the command that comes next for a job in which nothing was published, and why; None for others.
+
+    Args:
+        status: With `job`, `version`, `steps`, `trainers` and `daemon`.
+        job_file: The file that trains the job, empty if none is known.
+    """
+    if not _is_empty(status):
+        return None
+    job = shlex.quote(status["job"])
+    if any(module["heart"] in ("alive", "unknown") for module in status["trainers"]):
+        return {"why": "the trainer has not published a step yet", "command": f"syncd wait {job}"}
+    if job_file:
+        command = f"trainer train {shlex.quote(job_file)}"
+        return {"why": "nothing has trained this job yet", "command": command}
+    leads = status["daemon"] is not None and status["daemon"]["heart"] in ("alive", "unknown")
+    if not leads:
+        return {"why": "this job is empty", "command": f"syncd watch {job}"}
+    return {"why": "this job has no step yet", "command": f"syncd publish {job} 1 MODEL_DIRECTORY"}

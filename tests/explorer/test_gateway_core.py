@@ -1,0 +1,480 @@
+"""The gateway over a scripted engine: exact tokens, branches, retries, attempts, its journal and what it refuses."""
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+
+import openai
+import pytest
+from support.chat_model import make_tokenizer
+from support.gateway_bed import TOKEN, TOOL, GatewayBed, ScriptedEngine
+from support.paths import ROOT
+
+from explorer_hooks.gateway.answers import AnswerParser
+from explorer_hooks.gateway.api_errors import ApiError
+from explorer_hooks.gateway.chat import read_request
+from explorer_hooks.gateway.journal import NAME
+from explorer_hooks.gateway.rows import experiences_of
+from syncd.errors import CorruptDataError, StorageError, UsageError
+
+HELLO = [{"role": "user", "content": "hello"}]
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1,  "b": [2]}}</tool_call>'
+
+
+def then(text, role="user", **more):
+    return {"role": role, "content": text, **more}
+
+
+def numbered():
+    """Return an engine whose answers differ by a letter, all in tokens of one letter: text is not cut into these."""
+    count, letters = iter(range(1000)), make_tokenizer().convert_tokens_to_ids
+    return ScriptedEngine(lambda prompt: [*letters(list("thecall")), letters(chr(65 + next(count) % 26)), 0])
+
+
+def rows(bed, group="g"):
+    return experiences_of(bed.sessions.groups[group], group, 1.0)
+
+
+@pytest.mark.fault("the separator behind each turn is lost")
+def test_a_second_turn_continues_the_recorded_tokens_and_rows_have_them(tmp_path):
+    """By hand: prompt, answer, what the template writes, answer; only answers are learnt, each by its own version."""
+    steps = iter([3, 4])
+    engine = ScriptedEngine(
+        lambda prompt: [10, 11, 0] if len(prompt) < 12 else [12, 13], step=lambda: next(steps)
+    )
+    bed = GatewayBed(tmp_path, engine, group_size=1)
+
+    async def main(bed):
+        session = await bed.session()
+        _, history = await bed.ask(session, HELLO)
+        await bed.ask(session, [*history, then("go on")], temperature=0.1)
+        await bed.gateway.reward(session, {"reward": 2, "info": {"why": "good"}})
+        return rows(bed)
+
+    (row,) = bed.run(main)
+    first, between = (
+        bed.ids("<|user|>hello<|end|>\n<|assistant|>"),
+        bed.ids("\n<|user|>go on<|end|>\n<|assistant|>"),
+    )
+    assert engine.prompts == [first, [*first, 10, 11, 0, *between]]
+    assert list(row.tokens) == [*first, 10, 11, 0, *between, 12, 13]
+    assert row.prompt_length == len(first)
+    gap = len(between)
+    assert list(row.action_mask) == [True] * 3 + [False] * gap + [True] * 2
+    assert list(row.logprobs) == pytest.approx([-0.51, -0.511, -0.5, *[0.0] * gap, -0.512, -0.513])
+    assert row.spans == ((0, 1, 3), (3 + gap, 1, 4))
+    assert (row.generation, row.step, row.reward, row.segment, row.segments) == (1, 3, 2.0, 0, 1)
+    assert row.info == {"turns": 2, "attempt": 0, "score": {"why": "good"}, "truncated": True}
+
+
+@pytest.mark.fault("turns that branches share are trained once a branch")
+def test_branches_and_changed_histories_are_segments_and_shared_turns_are_learnt_once(tmp_path):
+    bed = GatewayBed(tmp_path, numbered(), group_size=1)
+
+    async def main(bed):
+        session = await bed.session()
+        _, one = await bed.ask(session, HELLO)
+        await asyncio.gather(bed.ask(session, [*one, then("left")]), bed.ask(session, [*one, then("right")]))
+        await bed.ask(session, [then("a summary"), then("go on")])
+        await bed.gateway.reward(session, {"reward": 1.0})
+        return rows(bed)
+
+    found = bed.run(main)
+    assert [(row.segment, row.segments) for row in found] == [(0, 3), (1, 3), (2, 3)]
+    shared = found[0].tokens[: found[0].prompt_length + 9]
+    assert found[1].tokens[: len(shared)] == shared
+    assert [sum(row.action_mask) for row in found] == [18, 9, 9]
+    assert list(found[1].action_mask[:9]) == [False] * 9, "the first row has learnt it"
+
+
+def test_a_retry_gets_the_recorded_turn_and_the_same_request_without_being_one_is_a_branch(tmp_path):
+    bed = GatewayBed(tmp_path, numbered(), group_size=1)
+
+    async def main(bed):
+        session = await bed.session()
+        first, _ = await bed.ask(session, HELLO)
+        again, _ = await bed.ask(session, HELLO, retry=True)
+        assert first == again
+        both = await asyncio.gather(*(bed.ask(session, [then("x")], retry=retry) for retry in (False, True)))
+        assert both[0] == both[1], "a retry waits for the turn that is under way"
+        assert len(bed.sessions.by_id[session].turns) == 2
+        other, _ = await bed.ask(session, HELLO)
+        assert other != first
+        return len(bed.sessions.by_id[session].turns)
+
+    assert bed.run(main) == 3
+
+
+def test_sessions_are_idempotent_the_first_reward_counts_and_a_later_attempt_abandons(tmp_path):
+    bed = GatewayBed(tmp_path, numbered(), groups=1)
+
+    async def main(bed):
+        gateway = bed.gateway
+        first = await bed.session()
+        assert await bed.session() == first
+        with pytest.raises(ApiError, match="no turn") as error:
+            await gateway.reward(first, {"reward": 1.0})
+        assert error.value.status == 409
+        await bed.ask(first, HELLO)
+        second = await bed.session(attempt=1)
+        assert gateway.session(first) == {"session": first, "state": "abandoned"}
+        with pytest.raises(ApiError, match="abandoned") as error:
+            await bed.ask(first, HELLO)
+        assert error.value.status == 410
+        with pytest.raises(ApiError, match="attempt 1 of the rollout is open"):
+            await bed.session(attempt=0)
+        with pytest.raises(ApiError, match="no further group") as error:
+            await bed.session("other")
+        assert (error.value.status, error.value.retry_after) == (429, 1)
+        await bed.ask(second, HELLO)
+        await gateway.reward(second, {"reward": 1.0})
+        assert (await gateway.reward(second, {"reward": 5.0}))["reward"] == 1.0
+        assert (await gateway.abandon(second))["state"] == "rewarded"
+        with pytest.raises(ApiError, match="is rewarded"):
+            await bed.session(attempt=2)
+        with pytest.raises(ApiError, match="rewarded"):
+            await bed.ask(second, HELLO)
+        for wrong in (
+            None,
+            {},
+            {"reward": "1"},
+            {"reward": True},
+            {"reward": float("nan")},
+            {"reward": 1, "x": 2},
+        ):
+            with pytest.raises(ApiError) as error:
+                await gateway.reward(second, wrong)
+            assert error.value.status == 400
+        assert await gateway.whole_groups(1, 2) == []
+        await gateway.drop("g", "driver")
+        with pytest.raises(ApiError, match="the group is over: driver"):
+            await bed.session()
+        with pytest.raises(ApiError, match="no such session") as error:
+            await bed.ask("unknown", HELLO)
+        assert error.value.status == 404
+        assert bed.sessions.dropped == {"driver": 1}
+
+    bed.run(main)
+
+
+def test_idle_groups_are_dropped_and_turns_are_bounded(tmp_path):
+    bed = GatewayBed(tmp_path, numbered(), group_size=1, idle=0.0, max_turns=1, max_prompt_tokens=30)
+
+    async def main(bed):
+        whole, idle = await bed.session("whole"), await bed.session("idle")
+        _, history = await bed.ask(whole, HELLO)
+        with pytest.raises(ApiError, match="its 1 turns"):
+            await bed.ask(whole, [*history, then("on")])
+        with pytest.raises(ApiError, match="the limit is 30") as error:
+            await bed.ask(idle, [then("much " * 30)])
+        assert error.value.code == "context_length_exceeded"
+        await bed.gateway.reward(whole, {"reward": 0})
+        await asyncio.sleep(0.01)
+        await bed.gateway.drop_idle()
+        assert set(bed.sessions.groups) == {"whole"}
+        assert bed.sessions.over == {"idle": "idle"}
+
+    bed.run(main)
+
+
+@pytest.mark.fault("a dead engine becomes a bad reward")
+def test_an_engine_that_is_away_is_waited_for_and_then_answered_with_503(tmp_path):
+    away = iter([[], [], [7, 0]])
+    bed = GatewayBed(tmp_path, ScriptedEngine(lambda prompt: next(away, [])), hold=1.0)
+
+    async def main(bed):
+        session = await bed.session()
+        said, _ = await bed.ask(session, HELLO)
+        with pytest.raises(ApiError, match="the engine is away: away") as error:
+            await bed.ask(session, [then("x")])
+        assert (error.value.status, error.value.document["error"]["type"]) == (503, "server_error")
+        return said, len(bed.sessions.by_id[session].turns)
+
+    assert bed.run(main)[1] == 1
+
+
+def test_history_as_the_template_writes_it_continues_only_what_it_writes(tmp_path):
+    """An answer in tokens that its text is not cut into begins a new segment, one in the usual tokens does not."""
+    bed = GatewayBed(tmp_path / "a", numbered(), group_size=1, history="template")
+
+    async def main(bed):
+        session = await bed.session()
+        _, history = await bed.ask(session, HELLO)
+        await bed.ask(session, [*history, then("go on")])
+        return len(bed.sessions.by_id[session].leaves)
+
+    usual = bed.ids("co")
+    assert bed.run(main) == 2
+    bed = GatewayBed(tmp_path / "b", ScriptedEngine(lambda _: [*usual, 0]), group_size=1, history="template")
+    assert bed.run(main) == 1
+
+
+@pytest.mark.fault("reasoning that agents do not send back breaks the history")
+def test_reasoning_that_is_not_sent_back_stays_in_the_tokens(tmp_path):
+    bed = GatewayBed(tmp_path, ScriptedEngine(None), group_size=1, template="<think></think>")
+    thought = [*bed.ids("<think>hm</think>four"), 0]
+    bed.engine.say = lambda prompt: thought
+
+    async def main(bed):
+        session = await bed.session()
+        said, _ = await bed.ask(session, HELLO)
+        assert (said["reasoning_content"], said["content"]) == ("hm", "four")
+        await bed.ask(session, [*HELLO, then("four", "assistant"), then("go on")])
+        return len(bed.sessions.by_id[session].leaves)
+
+    assert bed.run(main) == 1
+    assert bed.engine.prompts[1][: len(bed.engine.prompts[0]) + len(thought)] == [
+        *bed.engine.prompts[0],
+        *thought,
+    ]
+
+
+async def _two_groups(bed):
+    """Write one of two groups, the other is open with a turn."""
+    for rollout in range(2):
+        session = await bed.session("done", rollout)
+        await bed.ask(session, HELLO)
+        await bed.gateway.reward(session, {"reward": 1.0})
+    waiting = await bed.session("open", 0)
+    await bed.ask(waiting, HELLO)
+    await bed.ask(await bed.session("open", 1), HELLO)
+    await bed.session("open", 1, attempt=1)
+    await bed.gateway.begin_batch(1, ["done"])
+    return waiting
+
+
+@pytest.mark.fault("a restarted gateway forgets its sessions")
+def test_a_replayed_journal_is_what_was_recorded_at_each_line_also_if_the_last_one_is_torn(tmp_path):
+    bed = GatewayBed(tmp_path / "live", numbered())
+    waiting = bed.run(_two_groups)
+    lines = (tmp_path / "live" / NAME).read_bytes().splitlines(keepends=True)
+    for cut in range(len(lines) + 1):
+        for torn in (b"", (lines[cut] if cut < len(lines) else lines[0])[:-7]):
+            directory = tmp_path / f"cut-{cut}-{bool(torn)}"
+            directory.mkdir()
+            (directory / NAME).write_bytes(b"".join(lines[:cut]) + torn)
+            again = GatewayBed(directory, numbered())
+            again.close()
+            assert (directory / NAME).read_bytes().endswith(b"\n")
+    assert [row.tokens for row in rows(again, "done")] == [row.tokens for row in rows(bed, "done")]
+    assert again.sessions.by_id[waiting].turns[0].tokens == bed.sessions.by_id[waiting].turns[0].tokens
+    shutil.copytree(tmp_path / "live", tmp_path / "resumed")
+    resumed = GatewayBed(tmp_path / "resumed", numbered())
+
+    async def main(bed):
+        said, history = await bed.ask(waiting, HELLO, retry=True)
+        await bed.ask(waiting, [*history, then("go on")])
+        return said, len(bed.sessions.by_id[waiting].leaves)
+
+    said, leaves = resumed.run(main)
+    assert said["content"] == bed.sessions.by_id[waiting].turns[0].answer.content
+    assert leaves == 1, "the history goes on where the killed process was"
+
+
+def test_a_journal_that_grows_is_rewritten_without_what_is_over_while_turns_are_recorded(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("explorer_hooks.gateway.journal._GROWN", 20_000)
+    bed = GatewayBed(tmp_path, numbered(), group_size=1)
+
+    async def group(name):
+        session = await bed.session(name)
+        history = HELLO
+        for turn in range(3):
+            _, history = await bed.ask(session, [*history, then(f"turn {turn}")] if turn else HELLO)
+        await bed.gateway.reward(session, {"reward": 1.0})
+        return session
+
+    async def main(bed):
+        await bed.ask(await bed.session("kept"), HELLO)
+        for number in range(20):
+            names = [f"{number}.{at}" for at in range(4)]
+            await asyncio.gather(*map(group, names))
+            await bed.gateway.begin_batch(number + 1, names)
+            await bed.gateway.end_batch(names)
+
+    bed.run(main)
+    written = (tmp_path / NAME).read_text().count('"kind":"turn"')
+    assert 1 < written < 80, "of 241 turns"
+    again = GatewayBed(tmp_path, numbered(), group_size=1)
+    again.close()
+    assert set(again.sessions.groups) == {"kept"}
+    assert list(again.sessions.over.values()) == ["written"] * 80
+    assert again.sessions.ended.keys() == bed.sessions.ended.keys()
+
+
+@pytest.mark.parametrize(("upcoming", "is_written"), [(1, False), (2, True)])
+def test_a_batch_that_was_about_to_be_written_is_judged_by_its_number(tmp_path, upcoming, is_written):
+    GatewayBed(tmp_path, numbered()).run(_two_groups)
+    bed = GatewayBed(tmp_path, numbered())
+    bed.sessions.apply(bed.sessions.settled(upcoming))
+    bed.close()
+    assert ("done" in bed.sessions.over) is is_written
+    assert [group.name for group in bed.sessions.whole_groups(2)] == ([] if is_written else ["done"])
+
+
+def test_a_second_process_and_a_damaged_journal_are_refused(tmp_path):
+    bed = GatewayBed(tmp_path, numbered())
+    with pytest.raises(UsageError, match="another gateway"):
+        GatewayBed(tmp_path, numbered())
+    bed.run(_two_groups)
+    path = tmp_path / NAME
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_bytes(path.read_bytes().replace(b'{"kind":"session"', b'{"kind"', 1))
+    with pytest.raises(CorruptDataError, match="line 2 is no record"):
+        GatewayBed(tmp_path, numbered())
+
+
+def test_nothing_is_answered_once_the_journal_cannot_be_written(tmp_path, monkeypatch):
+    bed = GatewayBed(tmp_path, numbered())
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    async def main(bed):
+        session = await bed.session()
+        monkeypatch.setattr("os.fsync", full)
+        for _ in range(2):
+            with pytest.raises(StorageError, match="No space left"):
+                await bed.ask(session, HELLO)
+            monkeypatch.undo()
+        assert isinstance(bed.journal.failure, StorageError)
+
+    bed.run(main)
+
+
+REFUSED = [
+    ({"n": 2}, "n"),
+    ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice"),
+    ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+    ({"stop": ["x"]}, "stop"),
+    ({"logprobs": True}, "logprobs"),
+    ({"guided_json": {}}, "guided_json"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"tools": [{"type": "web_search"}]}, "tools"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+    ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
+    ({"messages": [{"role": "user"}, {"role": "robot"}]}, "messages"),
+    ({"messages": "x"}, "messages"),
+]
+
+
+@pytest.mark.parametrize(("more", "param"), REFUSED, ids=str)
+def test_what_cannot_be_served_is_refused_by_name(more, param):
+    with pytest.raises(ApiError) as error:
+        read_request({"messages": HELLO, **more})
+    assert (error.value.status, error.value.param) == (400, param)
+
+
+def test_calls_of_tools_are_read_as_each_format_writes_them():
+    def read(tool_format, text, **more):
+        answer = AnswerParser(tool_format, "<think></think>").parse(
+            text, **{"has_tools": True, "is_whole": True, **more}
+        )
+        calls = [(name, json.loads(arguments)) for name, arguments in answer.calls.values()]
+        return answer.reasoning, answer.content, calls, answer.finish
+
+    add = ("add", {"a": 1})
+    two = 'so <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>' * 2
+    assert read("hermes", f"<think>hm</think>{two}") == ("hm", "so", [add, add], "tool_calls")
+    assert read("mistral", '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}]')[1:3] == ("", [add])
+    assert read("llama3", '<|python_tag|>{"name": "add", "parameters": {"a": 1}}')[1:3] == ("", [add])
+    for text in ("<tool_call>{oops</tool_call>", "<tool_call>[1]</tool_call>", "plain"):
+        assert read("hermes", text) == ("", text, [], "stop")
+    assert read("hermes", two, is_whole=False)[2:] == ([], "length")
+    assert read("none", two)[2:] == ([], "stop")
+    assert read("hermes", two, has_tools=False)[2:] == ([], "stop")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_unmodified_client_calls_a_tool_over_two_turns(tmp_path, stream):
+    """Ids of calls and spaces in arguments are not what the model wrote; its tokens are kept all the same."""
+    bed = GatewayBed(tmp_path, ScriptedEngine(None), group_size=1, max_tokens=200)
+    call, end = [*bed.ids(CALL), 0], [*bed.ids("three"), 0]
+
+    tool = bed.tokenizer.convert_tokens_to_ids("<|tool|>")
+    bed.engine.say = lambda prompt: end if tool in prompt else call
+
+    with bed.serving() as (driver, _):
+        session = driver.session("g", 0)
+        client = openai.OpenAI(base_url=session["base_url"], api_key="any")
+        history = list(HELLO)
+        asked = {"model": "policy", "tools": [TOOL], "stream": stream}
+        said = _said(client.chat.completions.create(messages=history, **asked), stream)
+        (made,) = said["tool_calls"]
+        assert (made["function"]["name"], json.loads(made["function"]["arguments"])) == (
+            "add",
+            {"a": 1, "b": [2]},
+        )
+        history += [said, {"role": "tool", "tool_call_id": made["id"], "content": "3"}]
+        by_key = openai.OpenAI(base_url=f"{driver.url}/v1", api_key=session["api_key"])
+        assert _said(by_key.chat.completions.create(messages=history, **asked), stream)["content"] == "three"
+        assert [model.id for model in client.models.list()] == ["policy"]
+        with pytest.raises(openai.BadRequestError, match="open a session for each rollout"):
+            client.chat.completions.create(messages=history, model="policy", n=2)
+        driver.reward(session, 1.0)
+        with pytest.raises(openai.APIStatusError, match="the session is rewarded"):
+            client.chat.completions.create(messages=history, model="policy")
+        (row,) = rows(bed)
+        assert row.segments == 1
+        assert [
+            token for token, own in zip(row.tokens[row.prompt_length :], row.action_mask, strict=True) if own
+        ] == [
+            *call,
+            *end,
+        ]
+
+
+def _said(answer, stream):
+    """Return the message of an answer, put together from the chunks of a stream as agents do."""
+    if not stream:
+        return answer.choices[0].message.model_dump(exclude_none=True)
+    said = {"role": "assistant", "content": "", "tool_calls": []}
+    for chunk in answer:
+        delta = chunk.choices[0].delta if chunk.choices else None
+        said["content"] += (delta and delta.content) or ""
+        said["tool_calls"] += [
+            one.model_dump(exclude={"index"}) for one in (delta and delta.tool_calls) or ()
+        ]
+    return {name: value for name, value in said.items() if value}
+
+
+def test_the_example_of_a_driver_plays_groups_with_its_tool(tmp_path):
+    bed = GatewayBed(tmp_path / "state", ScriptedEngine(None), max_tokens=200)
+    call = [*bed.ids('<tool_call>{"name": "add", "arguments": {"numbers": [7, 8]}}</tool_call>'), 0]
+    tool = bed.tokenizer.convert_tokens_to_ids("<|tool|>")
+    bed.engine.say = lambda prompt: [*bed.ids("it is 15"), 0] if tool in prompt else call
+    (tmp_path / "token").write_text(TOKEN)
+    with bed.serving() as (driver, _):
+        program = [sys.executable, ROOT / "examples" / "agents" / "driver.py", driver.url, tmp_path / "token"]
+        done = subprocess.run([*program, "--groups", "2"], capture_output=True, text=True, check=True)
+        assert done.stdout.count("'it is 15', reward ") == 4
+        groups = list(bed.sessions.groups.values())
+    assert [group.is_whole(2) for group in groups] == [True, True]
+    assert {len(session.turns) for group in groups for session in group.rollouts.values()} == {2}
+
+
+def test_drivers_need_the_token_and_every_bad_request_is_answered_in_json(tmp_path):
+    bed = GatewayBed(tmp_path, numbered())
+    with bed.serving() as (driver, http):
+        for path in ("/sessions", "/s/x/reward", "/s/x/abandon", "/groups/g/drop"):
+            status, told = driver.post(path, token="wrong")
+            assert (status, told["error"]["code"]) == (401, "unauthorised")
+        for body in (
+            {},
+            {"group": "g", "task": "t", "rollout": 2},
+            {"group": "g", "task": "t", "rollout": 0, "x": 1},
+        ):
+            assert driver.post("/sessions", body)[0] == 400
+        assert driver.post("/nowhere")[0] == 404
+        assert driver.post("/health")[0] == 405
+        assert driver.post("/v1/chat/completions", {"messages": HELLO}, token="nobody")[0] == 404
+        session = driver.session("g", 0)
+        assert driver.post(f"/s/{session['session']}/v1/chat/completions", [1])[0] == 400
+        assert driver.post("/groups/g/drop")[1] == {"group": "g", "state": "driver"}
+        assert http.url == driver.url
+        assert driver.token == TOKEN

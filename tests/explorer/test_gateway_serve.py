@@ -1,0 +1,63 @@
+"""`explorer serve` as a process with a model of its own: eight sessions, a kill and a version in the middle."""
+
+import os
+
+import pytest
+import torch
+from support.chat_model import write_chat_model
+from support.gateway_case import record_sessions, write_file
+from support.served_process import ServedProcess
+from support.synchronizers import Threads, World
+
+from explorer_hooks.cli.main import run as command_line
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Return directory of the start model, and the model of each step."""
+    torch.set_num_threads(1)
+    directory = tmp_path_factory.mktemp("chat")
+    return directory / "0", {step: write_chat_model(directory / str(step), step) for step in (0, 1)}
+
+
+@pytest.fixture
+def world(tmp_path):
+    os.mkdir(tmp_path / "job")
+    made = World(tmp_path / "job", Threads())
+    made.run()
+    yield made
+    made.shut()
+
+
+@pytest.fixture
+def file(models, tmp_path):
+    return write_file(tmp_path / "job.toml", models[0])
+
+
+@pytest.fixture
+def served(file):
+    made = ServedProcess(file)
+    yield made
+    made.end()
+
+
+def test_eight_sessions_at_once_with_a_kill_and_a_version_in_the_middle_are_recorded_exactly(
+    models, world, served
+):
+    record_sessions(models[1], world, served, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--explorer.teacher.address", "http://127.0.0.1:1"], "explorer serve asks no teacher"),
+        (["--explorer.evaluation.tasks", "x.jsonl"], "explorer serve evaluates nothing"),
+        (["--explorer.gateway.history", "exactly"], "explorer.gateway.history"),
+        (["--explorer.engine.spans", "off"], "needs the version of each token"),
+    ],
+)
+def test_what_a_gateway_does_not_do_is_an_error_before_anything_is_opened(file, capsys, more, said):
+    assert command_line(["serve", str(file), "--name", "e0", *more]) == 78
+    assert said in capsys.readouterr().err

@@ -1,0 +1,208 @@
+"""Exact prompts: recorded tokens, and behind them what a chat template writes; over real templates."""
+
+import itertools
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.chat_model import MARKS, TEMPLATE, make_tokenizer
+
+from explorer_hooks.explorer.tasks import TransformersTokens
+from explorer_hooks.gateway.chat import read_request
+from explorer_hooks.gateway.splice import Splicer
+
+BAR = "\uff5c"
+"""Stands in DeepSeek's special tokens where others have |."""
+
+SPECIAL = re.compile(rf"<[|{BAR}]?[a-zA-Z_\u2581/0-9]+[|{BAR}]?>|\[/?[A-Z_]+\]|<[a-z]+\|>")
+THINKING = """\
+{%- set last = namespace(user=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set last.user = loop.index0 %}
+{%- endif %}{% endfor %}
+{%- for m in messages %}{% if m.role == 'assistant' %}<|im_start|>assistant
+{% if loop.index0 > last.user %}<think>
+{{ m.reasoning_content or '' }}
+</think>
+
+{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments | tojson }}</tool_call>
+{%- endfor %}<|im_end|>
+{% else %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""Leaves reasoning out of answers before the last question, as Qwen3 does."""
+
+CALLS = "{% for c in m.tool_calls or [] %}[CALL]{{ c.function | tojson }}{% endfor %}"
+INSTRUCTED = (
+    "{% for m in messages %}{% if m.role == 'user' %}{% if loop.last and tools %}[TOOLS]{{ tools | tojson }}[/TOOLS]"
+    "{% endif %}[INST] {{ m.content }} [/INST]{% elif m.role == 'assistant' %} {{ m.content }}"
+    + CALLS
+    + "</s>"
+    "{% else %}[RESULT]{{ m.content }}[/RESULT]{% endif %}{% endfor %}"
+)
+"""Tells of the tools before the last question."""
+
+ENDED_BY_ROLE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}" + CALLS + "{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""Has no end of a turn but the next role."""
+
+CLOSED = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% else %}<|endoftext|>{% endif %}"
+)
+"""Closes the text where no answer follows."""
+
+AS_TEXT = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ '[CALL]' + c.function.arguments }}{% endfor %}<|end|>{% endfor %}<|assistant|>"
+)
+"""Takes the arguments of calls as text."""
+
+OWN = {
+    "own": (TEMPLATE, ["<|end|>"], "tools system"),
+    "thinking": (THINKING, ["<|im_end|>"], "tools system"),
+    "instructed": (INSTRUCTED, ["</s>"], "tools system"),
+    "ended-by-role": (ENDED_BY_ROLE, ["<|user|>", "<|tool|>"], "tools system"),
+    "closed": (CLOSED, ["<|end|>"], "system"),
+    "as-text": (AS_TEXT, ["<|end|>"], "tools system"),
+}
+SHIPPED = {
+    "cohere": (["<|END_OF_TURN_TOKEN|>"], "system"),
+    "cohere2": (["<|END_OF_TURN_TOKEN|>"], "system"),
+    "deepseekv3": ([f"<{BAR}end\u2581of\u2581sentence{BAR}>"], "tools system"),
+    "gemma": (["<end_of_turn>"], ""),
+    "gemma3": (["<end_of_turn>"], ""),
+    "glm4moe": (["<|user|>", "<|observation|>"], "tools system"),
+    "lfm2": (["<|im_end|>"], "tools system"),
+    "lfm2_v2": (["<|im_end|>"], "tools system"),
+    "llama3": (["<|eot_id|>"], "system"),
+    "llama3_1": (["<|eot_id|>", "<|eom_id|>"], "tools system"),
+    "llama3_2": (["<|eot_id|>"], "tools system"),
+    "nemotron_3_nano": (["<|im_end|>"], "tools system"),
+    "phi3": (["<|end|>"], "system"),
+    "phi3_5": (["<|end|>"], "system"),
+    "qwen2_5": (["<|im_end|>"], "tools system"),
+    "qwen3": (["<|im_end|>"], "tools system"),
+    "qwen3_instruct_2507": (["<|im_end|>"], "tools system"),
+    "qwen3_5_think": (["<|im_end|>"], "tools system"),
+}
+"""Templates that trl ships: the tokens that end an answer, and what they take besides questions and answers."""
+
+DIRECTORY = Path(os.environ.get("SYNCD_CHAT_TEMPLATES", f"{sys.prefix}/chat-templates/trl/chat_templates"))
+"""Where they are. trl is not installed beside verl, which then imports from it what it does not have any more."""
+
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}},
+}
+TEXT = st.text(st.sampled_from("abc the\n 0,é€😀\"{}'\\"), max_size=12)
+
+
+def _cases():
+    for name, (template, ends, kinds) in OWN.items():
+        yield pytest.param(template, ends, kinds, id=name)
+    missing = pytest.mark.skipif(not DIRECTORY.is_dir(), reason=f"no {DIRECTORY}: make prepares it")
+    for name, (ends, kinds) in SHIPPED.items():
+        path = DIRECTORY / f"{name}.jinja"
+        yield pytest.param(path.read_text() if path.exists() else "", ends, kinds, id=name, marks=missing)
+
+
+def _splicer(template, ends):
+    marks = list(dict.fromkeys([*ends, *SPECIAL.findall(template), "<bos>"]))
+    tokenizer = make_tokenizer(marks, template, ends[0])
+    tokenizer.bos_token = "<bos>"
+    return tokenizer, Splicer(
+        TransformersTokens(tokenizer), {tokenizer.convert_tokens_to_ids(e): e for e in ends}
+    )
+
+
+@st.composite
+def conversations(draw, kinds):
+    """Draw messages whose contents each have a word of their own, the last one after an answer."""
+    words = (f"w{number}x" for number in itertools.count())
+
+    def said(role, **more):
+        return {"role": role, "content": f"{next(words)} {draw(TEXT)}".strip(), **more}
+
+    made = [said("system")] if "system" in kinds and draw(st.booleans()) else []
+    for turn in range(draw(st.integers(1, 3))):
+        made.append(said("user"))
+        if "tools" in kinds and draw(st.booleans()):
+            call = {
+                "name": "add",
+                "arguments": json.dumps({"why": next(words), "n": draw(st.integers(0, 99))}),
+            }
+            named = {"id": f"call{turn}abcd", "type": "function", "function": call}
+            made += [
+                said("assistant", tool_calls=[named]),
+                said("tool", tool_call_id=named["id"], name="add"),
+            ]
+        else:
+            made += [said("assistant"), said("user")]
+        made.append(said("assistant"))
+    last = draw(st.sampled_from([at for at, one in enumerate(made) if one["role"] == "assistant"]))
+    after = made[last + 1 :][:1] or [said("user")]
+    return {"messages": [*made[: last + 1], *after], "tools": [TOOL] if "tools" in kinds else None}
+
+
+@pytest.mark.parametrize(("template", "ends", "kinds"), list(_cases()))
+def test_a_continuation_is_the_end_of_the_whole_text_token_by_token(template, ends, kinds):
+    tokenizer, splicer = _splicer(template, ends)
+
+    @settings(max_examples=25)
+    @given(conversations(kinds))
+    def check(body):
+        request = read_request(body)
+        at = len(request.messages) - 2
+        cut = splicer.continuation(request, at, tokenizer.convert_tokens_to_ids("a"))
+        assert cut is not None, "a false split"
+        end, *after = cut
+        assert splicer.ends[end] in ends
+        assert splicer.continuation(request, at, end) == after, "an answer that has ended is not ended again"
+        whole = splicer.prompt(request)
+        assert whole[-len(cut) :] == cut
+        text = tokenizer.decode(cut)
+        old, new = request.messages[: at + 1], request.messages[at + 1 :]
+        assert all(one["content"].split()[0] in text for one in new)
+        assert not any(one["content"].split()[0] in text for one in old)
+
+    check()
+
+
+@pytest.mark.fault("an agent's later turns are cut into tokens anew")
+@settings(max_examples=50)
+@given(st.data())
+def test_recorded_tokens_stay_whatever_the_text_would_be_cut_into(data):
+    """The answer is recorded in tokens that its text is never cut into; the next prompt has just these."""
+    tokenizer, splicer = _splicer(TEMPLATE, list(MARKS[:1]))
+    answer = data.draw(st.text(st.sampled_from("thecallinan "), min_size=1, max_size=20))
+    single = [tokenizer.convert_tokens_to_ids("Ġ" if one == " " else one) for one in answer]
+    hello, then = {"role": "user", "content": "hello"}, {"role": "user", "content": "and then"}
+    prompt = splicer.prompt(read_request({"messages": [hello]}))
+    sent = {"role": "assistant", "content": answer.strip()}
+    added = splicer.continuation(read_request({"messages": [hello, sent, then]}), 1, 0)
+    said = {"role": "assistant", "content": answer}
+    whole = splicer.prompt(read_request({"messages": [hello, said, then]}))
+    assert tokenizer.decode([*prompt, *single, 0, *added]) == tokenizer.decode(whole)
+
+
+def test_a_template_that_changes_what_it_wrote_gives_no_continuation():
+    """No end of a turn, an end that depends on what follows, and one that repeats the answer later."""
+    roles = ("user", "assistant", "user")
+    messages = [{"role": role, "content": text} for role, text in zip(roles, "abc", strict=True)]
+    request = read_request({"messages": messages})
+    every = "{% for m in messages %}{{ m.content }}"
+    for template in (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+        every + "{{ '<|end|>' if loop.last else '.<|end|>' }}{% endfor %}",
+        every + "<|end|>{% endfor %}{{ messages[1].content if messages|length > 2 }}<|end|>",
+    ):
+        _, splicer = _splicer(template, ["<|end|>"])
+        assert splicer.continuation(request, 1, 0) is None

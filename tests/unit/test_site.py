@@ -1,0 +1,81 @@
+"""What the site is built from: each page is in the navigation, what is generated is up to date, names exist."""
+
+import ast
+import re
+import sys
+
+import pytest
+import yaml
+from support.paths import ROOT
+
+from syncd.errors import REPOSITORY
+
+sys.path.insert(0, str(ROOT / "tools"))
+import commands_page
+
+DOCS = ROOT / "docs"
+PAGES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+TITLES = ("Start", "Guides", "Reference", "Internals", "Figures")
+PUBLIC = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads mkdocs.yml without importing what its tags name."""
+
+
+_Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def settings():
+    return yaml.load((ROOT / "mkdocs.yml").read_text(), _Loader)
+
+
+def leaves(entry):
+    """Yield the pages of a part of the navigation."""
+    if isinstance(entry, str):
+        yield entry
+    else:
+        for part in entry.values() if isinstance(entry, dict) else entry:
+            yield from leaves(part)
+
+
+def test_each_page_is_in_the_navigation_once(settings):
+    assert sorted(leaves(settings["nav"])) == PAGES, "add the page to `nav` of mkdocs.yml"
+    assert tuple(title for part in settings["nav"] for title in part) == TITLES
+
+
+def test_the_site_is_strict_and_belongs_to_the_repository(settings):
+    assert settings["strict"] is True
+    assert set(settings["validation"].values()) == {"warn"}
+    assert settings["repo_url"] == REPOSITORY
+    assert (settings["docs_dir"], settings["site_dir"]) == ("docs", "out/site")
+
+
+def test_the_page_of_commands_is_up_to_date():
+    assert commands_page.page() == commands_page.PAGE.read_text(), f"run {commands_page.COMMAND}"
+
+
+def test_every_command_is_on_the_page_of_commands():
+    for name, group in commands_page.groups().items():
+        for verb in group.list_commands(None):
+            assert f"\n### {name} {verb}\n" in commands_page.PAGE.read_text()
+
+
+def names(file):
+    """Return what a module defines at its top level."""
+    body = ast.parse(file.read_text()).body
+    assigned = {name.id for node in body for name in ast.walk(node) if isinstance(name, ast.Name)}
+    return assigned | {node.name for node in body if hasattr(node, "name")}
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "api").glob("*.md")), ids=lambda page: page.stem)
+def test_each_public_name_exists(page):
+    found = PUBLIC.findall(page.read_text())
+    assert found
+    for dotted in found:
+        *parents, last = dotted.split(".")
+        module = ROOT.joinpath(*parents, last).with_suffix(".py")
+        package = ROOT.joinpath(*parents)
+        file = package / "__init__.py" if package.is_dir() else package.with_suffix(".py")
+        assert module.is_file() or last in names(file), dotted
