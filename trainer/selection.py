@@ -74,6 +74,7 @@ class Selection:
         try:
             self._pin(self._present())
         except OSError as error:
+            self._is_settled = False
             self._log.warning("pin_failed", reason=str(storage_error(error, self._job.pins)))
 
     def state_dict(self) -> dict[str, Any]:
