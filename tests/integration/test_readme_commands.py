@@ -40,6 +40,9 @@ RUN_BY = {
         "integration/test_readme_commands.py::test_a_server_that_already_runs_is_followed"
     ),
     "explorer run grpo.toml --name e0": _ONE_MACHINE,
+    "explorer serve grpo.toml --name e0": (
+        "explorer/test_gateway_serve.py::test_eight_sessions_at_once_with_a_kill_and_a_version_in_the_middle_are_recorded_exactly"
+    ),
     "getting-started.md#Environment": BY_HAND,
     "getting-started.md#Check the mount": _SLURM,
     "getting-started.md#A model": _SLURM,

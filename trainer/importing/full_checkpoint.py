@@ -139,10 +139,10 @@ class RankFiles:
 
 
 def _check_config(config: JobConfig, source: str) -> None:
-    if config.engine.name != "verl" or config.engine.strategy not in ("fsdp", "fsdp2"):
+    if config.engine.name != "verl" or config.engine.strategy != "fsdp2":
         what = f"{config.engine.name} with {config.engine.strategy}"
         raise ConfigError(
-            f"only verl's FSDP is resumed, and this job is of {what}", path=source, hint=_WEIGHTS_ONLY
+            f"only verl with fsdp2 is resumed, and this job is of {what}", path=source, hint=_WEIGHTS_ONLY
         )
     if config.critic.enabled or config.model.lora.rank:
         what = "critics" if config.critic.enabled else "adapters"
