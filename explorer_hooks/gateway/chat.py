@@ -104,6 +104,8 @@ def read_request(body: object) -> ChatRequest:
         return _request(body)
     except RecursionError:
         raise refused("the body is nested too deeply", code="invalid_body") from None
+    except UnicodeEncodeError:
+        raise refused("a text of the body has half a character", code="invalid_body") from None
 
 
 def _request(body: Mapping[str, Any]) -> ChatRequest:
@@ -154,7 +156,7 @@ def next_key(key: str, message: Message) -> str:
 def _digest(*parts: object) -> str:
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     digest = hasher()
-    digest.update(text.encode("utf-8", "surrogatepass"))
+    digest.update(text.encode())
     return digest.hexdigest()
 
 
