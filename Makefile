@@ -149,7 +149,7 @@ format: $(READY)
 # Gigabytes, and whatever the index has today: not a part of `make test`.
 ## test-install: the wheel with its newest dependencies, without constraints, and a training of two steps with it
 test-install:
-	tools/try_install.sh $(PYTHON) .venv-install
+	tests/programs/try_install.sh $(PYTHON) .venv-install
 
 # Strict: a link to a page or heading that does not exist ends it. Generated pages are compared by `make test`.
 ## docs: the site, from docs/ and docstrings, into out/site

@@ -48,6 +48,11 @@ def open_hook(
     return _hook_class(name).from_options(options)
 
 
+def installed_hooks() -> list[str]:
+    """Return the names of the hooks that installed packages register."""
+    return sorted(one.name for one in importlib.metadata.entry_points(group=GROUP))
+
+
 def shown(text: str) -> str:
     """Return NAME=ADDRESS as it may be logged and published: without credentials, paths, queries, arguments."""
     name, _, address = text.partition("=")
@@ -94,7 +99,7 @@ def _hook_class(name: str) -> type[Hook]:
     found = importlib.metadata.entry_points(group=GROUP)
     entry = next((one for one in found if one.name == name), None)
     if entry is None:
-        known = sorted(one.name for one in found)
+        known = installed_hooks()
         near = difflib.get_close_matches(name, known, 1)
         raise ConfigError(
             f"there is no hook {name[:80]!r}" + (f"; did you mean {near[0]!r}?" if near else ""),

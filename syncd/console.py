@@ -25,6 +25,8 @@ from syncd.errors import SyncdError, plain, storage_error
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+    from click.shell_completion import CompletionItem
+
 INTERRUPTED = 130
 CLOSED_PIPE = 141
 _USAGE = 2
@@ -40,6 +42,31 @@ debug_option = click.option(
     "--debug", is_flag=True, help="Show a traceback when something fails; the same as SYNCD_DEBUG=1."
 )
 """`run` reads it before anything is parsed."""
+
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def _show_completion(ctx: click.Context, _: click.Parameter, shell: str | None) -> None:
+    if shell is not None and not ctx.resilient_parsing:
+        from syncd.completion import answer  # noqa: PLC0415 - once in the life of a shell
+
+        program = str(ctx.info_name)
+        ctx.exit(answer(ctx.command, program, _completion_variable(program), f"{shell}_source"))
+
+
+def _completion_variable(program: str) -> str:
+    return f"_{program.upper()}_COMPLETE"
+
+
+completion_option = click.option(
+    "--show-completion",
+    type=click.Choice(SHELLS),
+    expose_value=False,
+    is_eager=True,
+    callback=_show_completion,
+    help="Print the completion script of a shell.",
+)
 
 
 class UncheckedPath(click.Path):
@@ -98,6 +125,14 @@ class LazyGroup(click.Group):
         else:
             return None
         return guard(unescape(command)) if isinstance(command, click.Command) else None
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list["CompletionItem[str]"]:
+        """Return the verbs that begin with what was typed without importing them; options as click has them."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        from syncd.completion import matching  # noqa: PLC0415 - only a shell asks for it
+
+        return matching(self.verbs.items(), incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write the verbs without importing them."""
@@ -226,11 +261,11 @@ def _is_open(descriptor: int) -> bool:
 
 
 def _invoke(group: click.Group, program: str, args: list[str]) -> int:
-    complete = f"_{program.upper()}_COMPLETE"
-    if instruction := os.environ.get(complete):
-        from click.shell_completion import shell_complete  # noqa: PLC0415
+    variable = _completion_variable(program)
+    if instruction := os.environ.get(variable):
+        from syncd.completion import answer  # noqa: PLC0415 - only a shell asks for it
 
-        return shell_complete(group, {}, program, complete, instruction)
+        return answer(group, program, variable, instruction)
     try:
         with group.make_context(program, args) as context:
             group.invoke(context)

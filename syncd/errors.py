@@ -8,7 +8,7 @@ code  meaning
 0     done
 1     a bug in syncd: please report it
 2     usage
-3     not ready: nothing published yet, or older than asked
+3     not ready: nothing published yet, or a step is not complete
 4     timed out
 5     another daemon leads this job, or another trainer trains it
 65    corrupt data

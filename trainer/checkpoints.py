@@ -46,6 +46,7 @@ class TrainerState:
         world_size: Ranks that saved it.
         sampler: The state of the sample strategy.
         critic: Whether the training state holds a critic's.
+        selection: What steps have been compared.
     """
 
     step: int
@@ -53,6 +54,7 @@ class TrainerState:
     world_size: int
     sampler: Mapping[str, Any] = field(default_factory=dict)
     critic: bool = False
+    selection: Mapping[str, Any] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """Return it as plain JSON."""
@@ -251,7 +253,8 @@ def read_state(job: Job, step: int) -> TrainerState:
                 "the critic's part of the training state is missing", path=f"{training}/{CRITIC}"
             )
         numbers = fields.integer("step"), fields.integer("generation"), fields.integer("world_size", least=1)
-        return TrainerState(*numbers, fields.record("sampler").document, critic)
+        selection = fields.record("selection").document if "selection" in fields.document else {}
+        return TrainerState(*numbers, fields.record("sampler").document, critic, selection)
 
 
 def _is_full(job: Job, step: int) -> bool:

@@ -2,11 +2,11 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pkgutil import resolve_name
-from typing import Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import structlog
 
@@ -19,9 +19,24 @@ from trainer.checkpoints import TrainerState, has_huggingface
 from trainer.config.model import JobConfig
 from trainer.engines.base import EngineContext, Metrics, TrainEngineWrapper
 from trainer.experience.batch import Batch
-from trainer.next_action import Action, Finish, Idle, LoopFacts, Save, Sync, Train, need_save, need_sync
+from trainer.next_action import (
+    Action,
+    Finish,
+    Idle,
+    LoopFacts,
+    Save,
+    Sync,
+    Train,
+    Validate,
+    need_save,
+    need_sync,
+)
 from trainer.rank0 import Rank0
 from trainer.stopping import STOPPED, StopSignals
+from trainer.validation import validation_examples, validation_metrics
+
+if TYPE_CHECKING:
+    from trainer.experience.sft import Example
 
 P = ParamSpec("P")
 
@@ -56,6 +71,8 @@ class Trainer:
         self._failures = 0
         self._record: Metrics = {}
         self._last: Batch | None = None
+        self._validation: Sequence[Example] = ()
+        self._stepped_at = time.perf_counter()
         self._log = structlog.get_logger()
         self.exit_code: int | None = None
         """What `train` has returned, None before."""
@@ -94,9 +111,10 @@ class Trainer:
             self._log.info("training_resumed", step=state.step)
         else:
             self.engine.record_start()
-        self._note_fact(synced=state.step, saved=state.step)
+        self._note_fact(synced=state.step, saved=state.step, validated=state.step)
         self._vacated = state.step
         self._on_rank0(Rank0.begin, state, self._ranks.world_size, self.engine.limits)
+        self._validation = all_or_error(self._ranks, validation_examples, self._config, self.engine.limits)
 
     def train(self) -> int:
         """Train until the run is over; return the exit code.
@@ -104,6 +122,7 @@ class Trainer:
         Raises:
             SyncdError: The run cannot continue; the last good state is on disk.
         """
+        self._stepped_at = time.perf_counter()
         try:
             while True:
                 action = self.next_action()
@@ -124,7 +143,7 @@ class Trainer:
         action = self._ranks.broadcast(rank0.decide(self.situation(), signals) if rank0 else None)
         assert action is not None
         self._aside(Rank0.commit, self.engine.saved_step)
-        if not isinstance(action, Sync | Save):
+        if not isinstance(action, Sync | Save | Validate):
             self._aside(self._report_figures)
         return action
 
@@ -150,10 +169,19 @@ class Trainer:
         with preparing, self._timed("time/train_step"):
             metrics = self.engine.train_step(batch)
         self._intact = True
-        self._record.update(metrics)
+        self._record.update(metrics | self.engine.step_times)
+        self._note_pace(metrics.get("train/tokens"))
         self._aside(self._add_sample_figures)
         self._last = batch
         return metrics
+
+    def validate(self) -> None:
+        """Measure the loss of `data.validation_path`; it belongs to this step."""
+        with self._timed("time/validation"):
+            measured = validation_metrics(self._validation, self.engine.token_logprobs)
+        self._record.update(measured)
+        self._aside(self._compare, measured)
+        self._note_fact(validated=self.train_step_num)
 
     def sync_weight(self) -> None:
         """Publish the weights of this step; a failure of the storage is counted, and the next sync tries again."""
@@ -234,6 +262,8 @@ class Trainer:
             case Train(batch):
                 self._note_waiting()
                 self.train_step(batch)
+            case Validate():
+                self.validate()
             case Sync():
                 self.sync_weight()
             case Save(block, as_hf):
@@ -245,6 +275,15 @@ class Trainer:
     def _note_waiting(self) -> None:
         since, self._waiting_since = self._waiting_since, None
         self._record["time/sample_wait"] = 0.0 if since is None else time.perf_counter() - since
+
+    def _note_pace(self, tokens: float | None) -> None:
+        """Record the time since the end of the step before, and how many tokens were learnt in a second."""
+        since, self._stepped_at = self._stepped_at, time.perf_counter()
+        seconds = self._stepped_at - since
+        self._record["time/step"] = seconds
+        if tokens is not None:
+            self._record["perf/tokens_per_second"] = tokens / seconds
+            self._record["perf/train_tokens_per_second"] = tokens / self._record["time/train_step"]
 
     def _send(self, *, is_checkpoint: bool = False) -> None:
         """Publish the weights by the transport that the job's file names, or that is chosen now."""
@@ -374,13 +413,18 @@ class Trainer:
             self.rank0.sink.note(text)
 
     def _add_sample_figures(self, rank0: Rank0) -> None:
-        self._record.update(rank0.strategy.metrics())
+        self._record.update(rank0.strategy.metrics() | rank0.evaluations.next_figures())
         self._record["time/sample"] = rank0.sample_seconds
+        self._compare(rank0, self._record)
+
+    def _compare(self, rank0: Rank0, metrics: Metrics) -> None:
+        rank0.selection.observe(metrics, self.train_step_num)
 
     def _report_figures(self, rank0: Rank0) -> None:
         """Report the figures of the last step, once all that belongs to it is done."""
         if not self._record:
             return
+        rank0.selection.keep()
         step = self.train_step_num
         rank0.sink.log({**self._record, "sync/step": float(self._facts.synced)}, step)
         if self._last is not None and self._facts.synced == step:

@@ -35,6 +35,11 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
+class Validate:
+    """Measure the loss of the examples of `data.validation_path`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Idle:
     """Wait for so many seconds, then decide again."""
 
@@ -60,7 +65,7 @@ class Finish:
     is_done: bool = False
 
 
-Action = Train | Sync | Save | Idle | Finish
+Action = Train | Sync | Save | Validate | Idle | Finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,7 @@ class LoopFacts:
         synced: The step whose weights were published last.
         saved: The step of the last full checkpoint, 0 before the first.
         saved_as_hf: Whether that one has a Hugging Face directory.
+        validated: The step at which the loss of validation was measured last.
         tried: The step at which a full checkpoint was tried last; what failed is tried again at the next interval.
         ending: Why no further step will be trained, empty while there will.
         interrupted: Whether the run ends only for now.
@@ -83,6 +89,7 @@ class LoopFacts:
     synced: int = 0
     saved: int = 0
     saved_as_hf: bool = False
+    validated: int = 0
     tried: int = 0
     ending: str = ""
     interrupted: bool = False
@@ -131,11 +138,21 @@ def save_as_hf(config: JobConfig, now: LoopFacts) -> bool:
     return wanted == "always" or (wanted == "last" and bool(now.ending) and not now.interrupted)
 
 
-def due_action(config: JobConfig, now: LoopFacts) -> Save | Sync | Finish | None:
+def need_validation(config: JobConfig, now: LoopFacts) -> bool:
+    """Return whether a validation is due: at each interval, and at the end of the run."""
+    if not config.data.validation_path or now.step == now.validated:
+        return False
+    interval = config.trainer.validation_interval
+    return (bool(now.ending) and not now.interrupted) or (interval > 0 and now.step % interval == 0)
+
+
+def due_action(config: JobConfig, now: LoopFacts) -> Save | Sync | Validate | Finish | None:
     """Return the action that is due before another step is trained, None if none is.
 
     A save publishes the weights too, so one save serves when a sync and a save fall together.
     """
+    if need_validation(config, now):
+        return Validate()
     if need_save(config, now):
         return Save(block=bool(now.ending), as_hf=save_as_hf(config, now))
     if need_sync(config, now):

@@ -59,6 +59,7 @@ MONITORS = Registry("trainer.monitors", "monitor", "monitor.kinds")
 SAMPLE_STRATEGY = Registry("trainer.sample_strategies", "sample strategy", "data.strategy")
 POLICY_LOSSES = Registry("trainer.losses", "policy loss", "algorithm.loss")
 ENGINES = Registry("trainer.engines", "engine", "engine.name")
+REGISTRIES = (MONITORS, SAMPLE_STRATEGY, POLICY_LOSSES, ENGINES)
 
 REGISTRIES = (ENGINES, MONITORS, SAMPLE_STRATEGY, POLICY_LOSSES)
 

@@ -33,8 +33,10 @@ from trainer.next_action import (
     end_of,
     publishes_only_to_watchers,
 )
+from trainer.reporting.evaluations import EvaluationWatch
 from trainer.reporting.report import Screen
 from trainer.resume import roll_back_explorers
+from trainer.selection import Selection
 from trainer.waiting import ExplorerLiveness, Waiting, wait_text
 
 P = ParamSpec("P")
@@ -75,6 +77,8 @@ class Rank0:
         self.config, self.sync, self.strategy, self.sink = config, sync, strategy, sink
         self._clock, self._checks = clock or SystemClock(), checks
         self.chooser = MethodChooser(sync)
+        self.evaluations = EvaluationWatch(sync.job.root)
+        self.selection = Selection(config.selection, sync.job)
         self._explorers = ExplorerLiveness(sync, self._clock, config.data.left_grace)
         self._idle = _IDLE[mount_of(sync.job.root).is_network]
         self._waiting = Waiting(self._clock)
@@ -94,6 +98,10 @@ class Rank0:
         clear_finished(self.sync.job)
         if state.sampler:
             self.strategy.load_state_dict(state.sampler)
+        self.selection.load_state_dict(state.selection)
+        with contextlib.suppress(CorruptDataError):  # the daemon is about to replace the file
+            if (newest := self.sync.latest_version()) is not None and newest.step > state.step:
+                self.evaluations.abandon(newest.generation, state.step)
         roll_back_explorers(self.sync, state.step, self.config.model.path)
         self.sync.set_status(RunningStatus.RUNNING)
 
@@ -126,6 +134,7 @@ class Rank0:
 
     def finish(self, step: int, reason: str, *, is_done: bool) -> None:
         """Note that the run has ended well, and tell explorers if the job is finished."""
+        self.selection.keep()
         if is_done:
             mark_finished(self.sync.job, JobEnd(step, reason))
 
@@ -136,7 +145,8 @@ class Rank0:
     def state_at(self, step: int) -> dict[str, object]:
         """Return the loop's state, to be saved with this step; its samples are consumed once that is durable."""
         samples, critic = self.strategy.state_dict(), self.config.critic.enabled
-        self._uncommitted = TrainerState(step, self._generation, self._world_size, samples, critic)
+        selection = self.selection.state_dict()
+        self._uncommitted = TrainerState(step, self._generation, self._world_size, samples, critic, selection)
         return self._uncommitted.document()
 
     def commit(self, saved_step: int) -> None:
@@ -146,7 +156,7 @@ class Rank0:
             self._uncommitted = None
 
     def _decide(self, now: LoopFacts, signal: int | None) -> Action:
-        over = f"signal {signal}" if signal else self._samples_ended(now.step)
+        over = f"signal {signal}" if signal else self.selection.over or self._samples_ended(now.step)
         timed_out = None if over else self._timed_out()
         ending = end_of(self.config, now.step, over or (timed_out.message if timed_out else ""))
         now = replace(
@@ -216,7 +226,7 @@ class Rank0:
 
     def _is_done(self, step: int) -> bool:
         total, strategy = self.config.trainer.total_steps, self.strategy
-        return (total is not None and step >= total) or bool(strategy.over)
+        return (total is not None and step >= total) or bool(strategy.over) or bool(self.selection.over)
 
     def _samples_ended(self, step: int) -> str:
         """Return why there will be no more samples, empty while there may be."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from syncd.arguments import job_argument
+from syncd.completion import matching
 from syncd.console import UncheckedPath
 from syncd.errors import ConfigError, StuckError, UsageError
 from syncd.protocol.layout import parse_step_name
@@ -16,6 +18,8 @@ from syncd.stall.calls import MOUNT_HINT, STUCK_AFTER
 from syncd.stall.worker import WorkerThread
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from explorer_hooks.follower.follower import TurnOutcome
 
 _CREDENTIAL = "hook-token"
@@ -33,49 +37,60 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
 
 
 def _seconds(name: str, default: float, text: str) -> Callable[[_F], _F]:
-    return click.option(name, type=click.FloatRange(min=0, max=1e9), default=default, metavar="S", help=text)
+    return click.option(name, type=click.FloatRange(min=0), default=default, metavar="S", help=text)
 
 
 def _count(name: str, text: str, **more: Any) -> Callable[[_F], _F]:
-    return click.option(name, type=click.IntRange(min=0), help=text, **more)
+    return click.option(name, type=click.IntRange(min=0), metavar="N", help=text, **more)
 
 
 def _choice(name: str, default: str, among: Sequence[str], text: str) -> Callable[[_F], _F]:
     return click.option(name, type=click.Choice(among), default=default, help=text)
 
 
-def _path(name: str, text: str, **more: Any) -> Callable[[_F], _F]:
-    return click.option(name, type=UncheckedPath(), help=text, **more)
+def _path(name: str, text: str, metavar: str, **more: Any) -> Callable[[_F], _F]:
+    kind = UncheckedPath(file_okay=metavar == "FILE")
+    return click.option(name, type=kind, metavar=metavar, help=text, **more)
 
 
-@click.command(context_settings={"show_default": True})
-@click.argument("job", metavar="JOB", type=UncheckedPath())
+def _hook_names(_: click.Context, __: click.Parameter, incomplete: str) -> "list[CompletionItem[str]]":
+    from explorer_hooks.finding import installed_hooks  # noqa: PLC0415
+
+    return matching(installed_hooks(), incomplete)
+
+
+@click.command()
+@job_argument
 @click.argument("argv", metavar="[-- ARGV...]", nargs=-1, type=click.UNPROCESSED)
 @click.option(
-    "--hook", required=True, metavar="NAME[=ADDRESS]", help="The hook that loads versions into the engine."
+    "--hook",
+    required=True,
+    metavar="NAME[=ADDRESS]",
+    shell_complete=_hook_names,
+    help="The hook that loads versions into the engine.",
 )
 @click.option(
     "--hook-option",
     "settings",
     multiple=True,
-    metavar="K=V",
+    metavar="KEY=VALUE",
     callback=_settings,
     help="A setting of the hook; its documentation lists them.",
 )
-@click.option("--name", metavar="ID", help="This explorer's name in the job; default: host and process.")
-@_path("--stage", "Directory for one copy per host, such as /dev/shm/syncd.", metavar="DIR")
-@click.option("--policy", metavar="P", default="newest", help="newest, every, exact=N or at-least=N.")
-@_count("--max-lag", "Steps that a ready engine may be behind.", metavar="N")
+@click.option(
+    "--name", metavar="NAME", show_default="host and process", help="This explorer's name in the job."
+)
+@_path("--stage", "Directory for one copy per host, such as /dev/shm/syncd.", "DIR")
+@click.option("--policy", metavar="POLICY", default="newest", help="newest, every, exact=N or at-least=N.")
+@_count("--max-lag", "Steps that a ready engine may be behind.")
 @_choice(
     "--verify",
     "content",
     ("size", "header", "content"),
     "What to check of a version before loading it; content: every byte. With --stage always content.",
 )
-@click.option("--token-env", metavar="VAR", help="Environment variable with the engine's token.")
-@click.option(
-    "--token-file", metavar="FILE", help="File with the token; default: systemd's credential `hook-token`."
-)
+@click.option("--token-env", metavar="NAME", help="Environment variable with the engine's token.")
+@_path("--token-file", "File with the token.", "FILE", show_default="systemd's credential hook-token")
 @_seconds("--timeout", 300.0, "Seconds for one request or load.")
 @_count("--retries", "Retries of a load that failed.", default=2)
 @click.option("--once", is_flag=True, help="Exit once the engine runs the version that the policy selects.")
@@ -86,13 +101,19 @@ def _path(name: str, text: str, **more: Any) -> Callable[[_F], _F]:
     default=True,
     help="Have an engine on the job's start model first reload that, to show that it can.",
 )
-@_path("--ready-file", "A file that exists while the engine is ready.", metavar="PATH")
+@_path("--ready-file", "A file that exists while the engine is ready.", "FILE")
 @click.option(
     "--health",
     metavar="HOST:PORT",
     help="Answer HTTP requests: 200 while the engine is ready, else 503. Without HOST on this host only.",
 )
-@_path("--state-dir", "The state directory of syncd watch.", envvar="SYNCD_STATE_DIR")
+@_path(
+    "--state-dir",
+    "The state directory of syncd watch.",
+    "DIR",
+    envvar="SYNCD_STATE_DIR",
+    show_default="JOB/.syncd",
+)
 @_seconds("--ttl", 60.0, "Seconds of silence that mean dead.")
 @click.option("--json", "as_json", is_flag=True, help="Print each result as one JSON line.")
 @_choice("--log-level", "info", ("debug", "info", "warning", "error"), "The lowest level to log.")

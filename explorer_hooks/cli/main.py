@@ -22,11 +22,12 @@ VERBS: Mapping[str, str] = {
     cls=console.LazyGroup,
     package="explorer_hooks.cli",
     verbs=VERBS,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
     epilog=f"\b\nKeys of the file and exit codes: {DOCS}/explorer-run.md",
 )
 @click.version_option(__version__, prog_name="explorer")
 @console.debug_option
+@console.completion_option
 def explorer(debug: bool) -> None:  # `debug` is read before anything is parsed
     """Generate experiences for a job with the versions that its trainer publishes."""
 

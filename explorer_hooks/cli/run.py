@@ -2,13 +2,16 @@
 
 import click
 
-from explorer_hooks.cli.serve import gateway_function
+from explorer_hooks.cli.serve import checked_config, config_keys, gateway_function
+from syncd.jobfile.overrides import JobFileCommand, config_argument, overrides_argument
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("config", metavar="CONFIG")
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, metavar="[--SECTION.KEY VALUE]...")
-@click.option("--name", metavar="NAME", help="The explorer's identity; overrides explorer.name.")
+@click.command(cls=JobFileCommand, keys=config_keys)
+@config_argument(checked_config)
+@overrides_argument
+@click.option(
+    "--name", metavar="NAME", show_default="explorer.name of CONFIG", help="The explorer's identity."
+)
 @click.option("--stage", metavar="NAME", help="Explore this one of the file's [[stages]], once it has begun.")
 @click.option(
     "--health",
@@ -37,8 +40,6 @@ def run(
     """  # noqa: D301 - click's mark is one backspace
     from explorer_hooks.explorer.load import load_file  # noqa: PLC0415
 
-    if not config or config.startswith("--"):
-        raise click.BadParameter(f"{config!r} is not a file; CONFIG comes before --section.key value")
     named = (*overrides, f"--explorer.name={name}") if name is not None else overrides
     file = load_file(config, named, stage)
     if dry_run:

@@ -4,16 +4,40 @@ from typing import TYPE_CHECKING
 
 import click
 
+from syncd.jobfile.overrides import JobFileCommand, config_argument, overrides_argument
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from explorer_hooks.explorer.config import ExplorerFile
+    from syncd.jobfile.keys import Keys
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("config", metavar="CONFIG")
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, metavar="[--SECTION.KEY VALUE]...")
-@click.option("--name", metavar="NAME", help="The explorer's identity; overrides explorer.name.")
+def config_keys() -> "Keys":
+    """Return the keys that explorers read."""
+    from explorer_hooks.explorer.config import ExplorerFile  # noqa: PLC0415
+    from syncd.jobfile.keys import Keys  # noqa: PLC0415
+
+    return Keys(ExplorerFile, ())
+
+
+def checked_config(name: str, value: str) -> str:
+    """Return the path of a job's file.
+
+    Raises:
+        click.BadParameter: It looks like an option.
+    """
+    if not value or value.startswith("--"):
+        raise click.BadParameter(f"{value!r} is not a file; {name} comes before --section.key value")
+    return value
+
+
+@click.command(cls=JobFileCommand, keys=config_keys)
+@config_argument(checked_config)
+@overrides_argument
+@click.option(
+    "--name", metavar="NAME", show_default="explorer.name of CONFIG", help="The explorer's identity."
+)
 @click.option(
     "--health",
     metavar="HOST:PORT",
@@ -35,8 +59,6 @@ def serve(
     """  # noqa: D301 - click's mark is one backspace
     from explorer_hooks.explorer.load import load_served_file  # noqa: PLC0415
 
-    if not config or config.startswith("--"):
-        raise click.BadParameter(f"{config!r} is not a file; CONFIG comes before --section.key value")
     named = (*overrides, f"--explorer.name={name}") if name is not None else overrides
     file = load_served_file(config, named)
     if dry_run:

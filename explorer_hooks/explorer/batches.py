@@ -238,6 +238,7 @@ def experience_of(
 
 def _info(task: Task, response: Response, result: GroupResult, score: Score) -> Mapping[str, Any]:
     shown: dict[str, Any] = {"prompt": task.text[:_SHOWN], "response": response.text[:_SHOWN]}
+    shown["truncated"] = response.truncated
     if result.teacher:
         shown["teacher"] = result.teacher
     if response.versions is None and result.first != result.last:

@@ -228,6 +228,8 @@ class ExplorerFile(JobFile):
     """The trainer's."""
     trainer: Free
     """The trainer's."""
+    selection: Free
+    """The trainer's."""
     monitor: Free
     """The trainer's."""
     daemon: Free

@@ -45,6 +45,7 @@ class Response:
         text: The response without special tokens.
         versions: Which version chose each token; None if the engine does not say.
         teacher_logprobs: Log-probability of each token under a teacher; None if none has read it.
+        truncated: Whether it was cut off at the most tokens, not ended by the model.
     """
 
     tokens: Sequence[int]
@@ -52,6 +53,7 @@ class Response:
     text: str = ""
     versions: TokenVersions | None = None
     teacher_logprobs: Sequence[float] | None = None
+    truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

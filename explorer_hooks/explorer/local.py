@@ -139,8 +139,8 @@ def _grouped(
 ) -> list[list[Response]]:
     drawn = []
     for row, values in zip(tokens.tolist(), logprobs.tolist(), strict=True):
-        length = next((at + 1 for at, token in enumerate(row) if token in ends), len(row))
-        drawn.append(Response(row[:length], values[:length]))
+        length = next((at + 1 for at, token in enumerate(row) if token in ends), None)
+        drawn.append(Response(row[:length], values[:length], truncated=length is None))
     return [drawn[at : at + samples] for at in range(0, len(drawn), samples)]
 
 

@@ -26,7 +26,8 @@ _ASK = 10.0
 """Seconds that a question may take."""
 
 _NOT_FOUND = 404
-_FINISHED = frozenset({"stop", "length"})
+_CUT_OFF = "length"
+_FINISHED = frozenset({"stop", _CUT_OFF})
 _REFUSED_BODY = frozenset({400, 422})
 """What a server answers to a request without a prompt, on a path that it serves."""
 
@@ -312,7 +313,7 @@ def _response(choice: object, ids: str, values: object, reason: object, asked: G
         raise MalformedError(
             f"{len(values)} log-probs for {len(tokens)} tokens, of {asked.max_tokens} at most"
         )
-    return Response(tokens, values, str(_optional(choice, "text") or ""))
+    return Response(tokens, values, str(_optional(choice, "text") or ""), truncated=reason == _CUT_OFF)
 
 
 def _require_prompt(echoed: object, prompt: object) -> None:

@@ -209,7 +209,7 @@ class TinkerGenerator(Generator):
         if not tokens or len(tokens) != len(logprobs):
             raise EngineUnreachableError(f"{len(logprobs)} log-probs for {len(tokens)} tokens")
         text = self._context.tokens.decode(tokens[:-1] if tokens[-1] in self._ends else tokens)
-        return Response(tokens, logprobs, text)
+        return Response(tokens, logprobs, text, truncated=tokens[-1] not in self._ends)
 
 
 @dataclass(frozen=True, slots=True)

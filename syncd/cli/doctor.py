@@ -13,7 +13,7 @@ from syncd.errors import StorageError, TooOpenError
     epilog="Exit codes: 0 nothing failed, 4 no peer came, 74 something that syncd relies on does not work, "
     "77 something is too open (--security).",
 )
-@click.argument("directory", metavar="DIR", type=UncheckedPath())
+@click.argument("directory", metavar="DIR", type=UncheckedPath(file_okay=False))
 @click.option("--peer", is_flag=True, help="Measure together with a second host that runs the same command.")
 @seconds_option("--wait", "With --peer: wait this many seconds for the second host.", 60.0)
 @seconds_option(

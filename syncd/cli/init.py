@@ -104,16 +104,21 @@ def next_commands(directory: str, engine: str | None) -> list[str]:
 
 
 @click.command(cls=MountVerb)
-@click.argument("directory", metavar="DIR", type=UncheckedPath())
-@click.option(
-    "--recipe", type=click.Choice(RECIPES), default="grpo", show_default=True, help="What is trained."
-)
+@click.argument("directory", metavar="DIR", type=UncheckedPath(file_okay=False))
+@click.option("--recipe", type=click.Choice(RECIPES), default="grpo", help="What is trained.")
 @click.option(
     "--engine",
     type=click.Choice(ENGINES),
-    help="What generates: vllm unless given. sft needs none and takes none.",
+    show_default="vllm",
+    help="What generates; sft needs none and takes none.",
 )
-@click.option("--model", metavar="PATH", required=True, type=UncheckedPath(), help="The model's directory.")
+@click.option(
+    "--model",
+    metavar="DIR",
+    required=True,
+    type=UncheckedPath(file_okay=False),
+    help="The model's directory.",
+)
 def init(directory: str, recipe: str, engine: str | None, model: str) -> None:
     r"""Write a commented job file, sbatch files, tasks, a reward function and an empty job into DIR.
 

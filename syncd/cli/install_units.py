@@ -200,12 +200,18 @@ def _is_as_written(text: str) -> bool:
 @click.command("install-units")
 @click.option("--user", is_flag=True, help="Write units for your own service manager, without root.")
 @click.option(
-    "--dir", "base", type=UncheckedPath(), help="Write below this directory instead of /etc or ~/.config."
+    "--dir",
+    "base",
+    type=UncheckedPath(file_okay=False),
+    metavar="DIR",
+    show_default="/etc, with --user ~/.config",
+    help="Write below this directory.",
 )
 @click.option(
     "--run-as",
     metavar="USER[:GROUP]",
-    help=f"Run daemons and followers as this user ({OWNER}, which is created).",
+    show_default=f"{OWNER}, which is created",
+    help="Run daemons and followers as this user.",
 )
 @click.option(
     "--engine", "engines", multiple=True, metavar="NAME", help="Write a unit for a further follower."

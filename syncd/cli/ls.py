@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from syncd.arguments import job_argument
 from syncd.cli import options
 from syncd.errors import plain
 from syncd.protocol.local_disk import SystemClock
@@ -11,7 +12,7 @@ from syncd.stall.verbs import MountVerb
 
 
 @click.command(cls=MountVerb)
-@options.job_argument
+@job_argument
 @options.policy_options
 @options.state_dir_option
 @options.json_option

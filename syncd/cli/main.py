@@ -31,8 +31,6 @@ VERBS: Mapping[str, str] = {
 }
 """Each verb with its line of help. The command is in `syncd.cli.<verb>` under the same name, with `_` for `-`."""
 
-_COMPLETE = "_SYNCD_COMPLETE"
-
 
 def _epilog() -> str:
     """Return what `--help` ends with: the addresses of pages, and the directory of this machine that has them too."""
@@ -44,31 +42,17 @@ def _epilog() -> str:
     return text
 
 
-def _show_completion(ctx: click.Context, _: click.Parameter, shell: str | None) -> None:
-    if shell is not None:
-        from click.shell_completion import shell_complete  # noqa: PLC0415
-
-        ctx.exit(shell_complete(syncd, {}, "syncd", _COMPLETE, f"{shell}_source"))
-
-
 @click.group(
     cls=console.LazyGroup,
     package="syncd.cli",
     verbs=VERBS,
     others="syncd.commands",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
     epilog=_epilog(),
 )
 @click.version_option(__version__, prog_name="syncd")
 @console.debug_option
-@click.option(
-    "--show-completion",
-    type=click.Choice(["bash", "zsh", "fish"]),
-    expose_value=False,
-    is_eager=True,
-    callback=_show_completion,
-    help="Print the completion script of a shell.",
-)
+@console.completion_option
 def syncd(debug: bool) -> None:  # `debug` is read before anything is parsed
     r"""Sync weights from a trainer to explorers over a shared file system.
 

@@ -4,9 +4,9 @@ import os
 
 import click
 
+from syncd.arguments import job_argument, step_argument
 from syncd.cli.options import (
     delta_tool,
-    job_argument,
     json_option,
     open_job,
     print_json,
@@ -21,8 +21,15 @@ from syncd.stall.verbs import MountVerb, pending_calls
 
 @click.command(cls=MountVerb, cleans_up=True)
 @job_argument
-@click.argument("step", type=click.IntRange(min=0))
-@click.option("--to", "target", required=True, metavar="DIR", type=UncheckedPath(), help="The new directory.")
+@step_argument()
+@click.option(
+    "--to",
+    "target",
+    required=True,
+    metavar="DIR",
+    type=UncheckedPath(file_okay=False),
+    help="The new directory.",
+)
 @state_dir_option
 @json_option
 def materialise(job: str, step: int, target: str, state_dir: str | None, as_json: bool) -> None:

@@ -26,14 +26,13 @@ SCHEMA_VERSION = 1
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-job_argument = click.argument("job", metavar="JOB", type=UncheckedPath())
-"""The job directory; `open_job` checks it."""
-
 state_dir_option = click.option(
     "--state-dir",
-    type=UncheckedPath(),
+    type=UncheckedPath(file_okay=False),
     envvar="SYNCD_STATE_DIR",
-    help="Directory of the daemon's files if it does not write to the job directory; default: JOB/.syncd.",
+    metavar="DIR",
+    show_default="JOB/.syncd",
+    help="Directory of the daemon's files if it does not write to the job directory.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
@@ -59,8 +58,7 @@ def seconds_option(
     name: str, text: str, default: float | None = None, least: float = 0, most: float | None = None
 ) -> Callable[[F], F]:
     """Return a decorator that adds an option whose value is a number of seconds."""
-    kind = click.FloatRange(least, most)
-    return click.option(name, type=kind, default=default, show_default=True, metavar="S", help=text)
+    return click.option(name, type=click.FloatRange(least, most), default=default, metavar="S", help=text)
 
 
 def timeout_option(default: float) -> Callable[[F], F]:
@@ -129,44 +127,67 @@ def _in_range(_: click.Context, param: click.Parameter, value: Any) -> Any:
         raise click.BadParameter(error.message) from error
 
 
-def _own(name: str, text: str, kind: Any = None, **more: Any) -> Callable[[F], F]:
-    return click.option(name, type=kind, default=None, help=text, **more)
+def _setting(
+    name: str, text: str, metavar: str | None = None, kind: Any = None, **more: Any
+) -> Callable[[F], F]:
+    """Return a decorator that adds an option for a key of the `[daemon]` table, and shows the key's default."""
+    option, _, opposite = name.partition("/")
+    default = getattr(DaemonConfig(), option.removeprefix("--").replace("-", "_"))
+    if opposite:
+        default = (option if default else opposite).removeprefix("--")
+    return click.option(
+        name,
+        type=kind,
+        default=None,
+        metavar=metavar,
+        show_default=False if default is False or default == "" else str(default),
+        help=text,
+        **more,
+    )
 
 
-def _checked(name: str, text: str, kind: Any = None) -> Callable[[F], F]:
-    return click.option(name, type=kind, callback=_in_range, help=text)
+def _checked(name: str, text: str, metavar: str, kind: Any = None) -> Callable[[F], F]:
+    return _setting(name, text, metavar, kind, callback=_in_range)
+
+
+def _one_of(name: str, text: str) -> Callable[[F], F]:
+    return _setting(name, text, kind=click.Choice(CHOICES[name.removeprefix("--").replace("-", "_")]))
 
 
 _RETENTION = (
-    _own(
-        "--config", "Read the [daemon] table of this TOML file instead of JOB/config.toml.", UncheckedPath()
+    click.option(
+        "--config",
+        type=UncheckedPath(),
+        metavar="FILE",
+        show_default="JOB/config.toml",
+        help="Read the [daemon] table of this TOML file.",
     ),
-    _checked("--keep-last", "Keep this many of the newest sync steps (2).", int),
-    _checked("--keep-every", "Keep every sync step that is a multiple of this.", int),
-    _checked("--keep-full", "Keep this many of the newest full checkpoints (0: all).", int),
-    _own("--keep-previous/--no-keep-previous", "Keep the previous version even beyond --keep-full (keep)."),
-    _checked("--max-bytes", "Keep all steps together below this size, such as 500GiB."),
-    _checked("--partial-grace", "Remove an unfinished old step after this many seconds (3600).", float),
-    _own("--prune-foreign/--keep-foreign", "Allow pruning steps that other frameworks wrote (keep)."),
+    _checked("--keep-last", "Keep this many of the newest sync steps.", "N", int),
+    _checked("--keep-every", "Keep every sync step that is a multiple of this; 0: none.", "N", int),
+    _checked("--keep-full", "Keep this many of the newest full checkpoints; 0: all.", "N", int),
+    _setting("--keep-previous/--no-keep-previous", "Keep the previous version even beyond --keep-full."),
+    _checked("--max-bytes", "Keep all steps together below this size, such as 500GiB; 0: any size.", "SIZE"),
+    _checked("--partial-grace", "Remove an unfinished old step after this many seconds.", "S", float),
+    _setting("--prune-foreign/--keep-foreign", "Allow pruning steps that other frameworks wrote."),
 )
 
 _DAEMON = (
-    _own("--prune/--no-prune", "Remove the steps that retention does not keep (prune)."),
-    _checked("--trash-grace", "Keep removed steps readable for this many seconds (75).", float),
-    _checked("--poll", "Poll after this many seconds where no change events arrive (0.25).", float),
-    _checked("--reconcile", "Examine all steps again after this many seconds (60).", float),
-    _checked("--ttl", "Count an explorer as dead after this many seconds without a heartbeat (60).", float),
+    _setting("--prune/--no-prune", "Remove the steps that retention does not keep."),
+    _checked("--trash-grace", "Keep removed steps readable for this many seconds.", "S", float),
+    _checked("--poll", "Poll after this many seconds where no change events arrive.", "S", float),
+    _checked("--reconcile", "Examine all steps again after this many seconds.", "S", float),
+    _checked("--ttl", "Count an explorer as dead after this many seconds without a heartbeat.", "S", float),
     _checked(
-        "--takeover", "Take over after this many seconds without a heartbeat of the leader (15).", float
+        "--takeover", "Take over after this many seconds without a heartbeat of the leader.", "S", float
     ),
-    _own("--verify", "What to check before publishing (header).", click.Choice(CHOICES["verify"])),
-    _own("--watch", "How to detect changes (auto).", click.Choice(CHOICES["watch"])),
-    _own("--exit-when-left", "Exit once all explorers and trainers have left.", is_flag=True),
-    _checked("--metrics-port", "Serve Prometheus metrics on this port.", int),
-    _own("--metrics-host", "Serve them on this address (127.0.0.1)."),
-    _own("--metrics-textfile", "Keep this Prometheus textfile up to date.", UncheckedPath()),
-    _own("--log-format", "JSON unless on a terminal (auto).", click.Choice(CHOICES["log_format"])),
-    _own("--log-level", "Log this level and above (info).", click.Choice(CHOICES["log_level"])),
+    _one_of("--verify", "What to check before publishing."),
+    _one_of("--watch", "How to detect changes."),
+    _setting("--exit-when-left", "Exit once all explorers and trainers have left.", is_flag=True),
+    _checked("--metrics-port", "Serve Prometheus metrics on this port; 0: on none.", "PORT", int),
+    _setting("--metrics-host", "Serve them on this address.", "HOST"),
+    _setting("--metrics-textfile", "Keep this Prometheus textfile up to date.", "FILE", UncheckedPath()),
+    _one_of("--log-format", "How to log; auto: JSON unless on a terminal."),
+    _one_of("--log-level", "Log this level and above."),
 )
 
 

@@ -4,7 +4,8 @@ import time
 
 import click
 
-from syncd.cli.options import job_argument, json_option, json_text, open_job, state_dir_option
+from syncd.arguments import job_argument, step_argument
+from syncd.cli.options import json_option, json_text, open_job, state_dir_option
 from syncd.errors import TryAgainError, UsageError
 from syncd.protocol.disk import exists
 from syncd.protocol.local_disk import SystemClock
@@ -14,8 +15,8 @@ from syncd.stall.verbs import MountVerb
 
 @click.command(cls=MountVerb, changes="step {step} is pinned")
 @job_argument
-@click.argument("step", type=click.IntRange(min=0))
-@click.option("--reason", default="", help="Record why.")
+@step_argument()
+@click.option("--reason", default="", metavar="TEXT", show_default=False, help="Record why.")
 @state_dir_option
 @json_option
 def pin(job: str, step: int, reason: str, state_dir: str | None, *, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from syncd.arguments import job_argument
 from syncd.cli import options
 from syncd.daemon.retention import Decision
 from syncd.errors import plain
@@ -15,7 +16,7 @@ from syncd.stall.verbs import MountVerb, pending_calls
 
 
 @click.command(cls=MountVerb, changes="anything was removed")
-@options.job_argument
+@job_argument
 @click.option(
     "--dry-run",
     is_flag=True,

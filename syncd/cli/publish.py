@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from syncd.arguments import job_argument, no_step_names, step_argument, step_names
 from syncd.cli.options import (
     delta_tool,
-    job_argument,
     json_option,
     open_job,
     print_json,
@@ -29,16 +29,22 @@ _NAMED = 5
 
 @click.command(cls=MountVerb, changes="step {step} was published", cleans_up=True)
 @job_argument
-@click.argument("step", type=click.IntRange(min=0))
-@click.argument("directory", metavar="DIR", type=UncheckedPath())
+@step_argument(completes=no_step_names)
+@click.argument("directory", metavar="DIR", type=UncheckedPath(file_okay=False))
 @click.option("--rewind", is_flag=True, help="Allow a step lower than the newest; explorers roll back to it.")
 @click.option("--allow-nonfinite", is_flag=True, help="Publish weights even if they hold NaN or infinity.")
-@click.option("--probe", type=UncheckedPath(), help="A file of `syncd probe DIR`, to prove engines with.")
+@click.option(
+    "--probe",
+    type=UncheckedPath(),
+    metavar="FILE",
+    help="A file of `syncd probe DIR`, to prove engines with.",
+)
 @click.option(
     "--delta-from",
     "parent",
     type=click.IntRange(min=0),
-    metavar="PARENT",
+    metavar="STEP",
+    shell_complete=step_names,
     help="Store only what changed since this step of the job.",
 )
 @state_dir_option

@@ -5,6 +5,7 @@ import time
 
 import click
 
+from syncd.arguments import job_argument, step_argument
 from syncd.cli import options
 from syncd.errors import LockHeldError, NotReadyError, TimedOutError, TryAgainError, UsageError
 from syncd.protocol.layout import Job
@@ -18,9 +19,11 @@ _POLL = 0.05
 
 
 @click.command(cls=MountVerb, changes="explorers roll back to step {step}")
-@options.job_argument
-@click.argument("step", type=click.IntRange(min=0))
-@click.option("--reason", default="", help="Record why; it is shown in the events.")
+@job_argument
+@step_argument()
+@click.option(
+    "--reason", default="", metavar="TEXT", show_default=False, help="Record why; it is shown in the events."
+)
 @options.timeout_option(30.0)
 @options.state_dir_option
 @options.json_option

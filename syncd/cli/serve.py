@@ -26,18 +26,19 @@ _FIRST_POLL = 5.0
 
 
 @click.command()
-@click.argument("jobs", metavar="[JOB]...", nargs=-1, type=UncheckedPath())
+@click.argument("jobs", metavar="[JOB]...", nargs=-1, type=UncheckedPath(file_okay=False))
 @click.option(
     "--root",
-    type=UncheckedPath(),
+    metavar="DIR",
+    type=UncheckedPath(file_okay=False),
     help="Serve the jobs in this directory and in the directories in it, also those that come later.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Listen on this address.")
+@click.option("--host", default="127.0.0.1", metavar="HOST", help="Listen on this address.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=8420,
-    show_default=True,
+    metavar="PORT",
     help="Port; 0 takes a free one. The first line of output is the address of the page.",
 )
 @click.option(

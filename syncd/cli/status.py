@@ -2,29 +2,46 @@
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from syncd.arguments import job_argument
 from syncd.cli import options
-from syncd.errors import NotReadyError, StuckError, SyncdError, UsageError, plain
-from syncd.protocol.engine_state import EngineState
+from syncd.errors import StuckError, SyncdError, UsageError, storage_error
 from syncd.protocol.local_disk import SystemClock
 from syncd.stall.calls import STUCK_AFTER, PendingCalls
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from syncd.views.check import CheckLimits
     from syncd.views.job_view import JobViewer
 
 _OTHER_LINES = 16
 
 
-@click.command()
-@options.job_argument
+class _StatusCommand(click.Command):
+    """A command whose usage errors are a state of monitoring, too."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the line; with --check an error ends as UNKNOWN, because 2 would mean critical."""
+        is_check = "--check" in args and not ctx.resilient_parsing
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if not is_check:
+                raise
+            from syncd.views.check import CheckResult, CheckState  # noqa: PLC0415
+
+            click.echo(CheckResult(CheckState.UNKNOWN, error.format_message()))
+            ctx.exit(CheckState.UNKNOWN)
+
+
+@click.command(cls=_StatusCommand)
+@job_argument
 @click.option("--watch", is_flag=True, help="Refresh until Ctrl-C.")
 @options.seconds_option("--interval", "With --watch: refresh after this many seconds.", 1.0, 0.2, 3600)
 @options.seconds_option(
@@ -36,9 +53,10 @@ _OTHER_LINES = 16
 @click.option(
     "--check",
     is_flag=True,
-    help="For monitoring: print one line; exit 3 when the newest version is too old or an engine cannot work.",
+    help="For monitoring: print one line; exit 0 OK, 1 warning, 2 critical, 3 unknown.",
 )
-@options.seconds_option("--max-age", "With --check: the greatest age that is OK.")
+@options.seconds_option("--warn-age", "With --check: warn if the newest version is older than this.")
+@options.seconds_option("--max-age", "With --check: critical if the newest version is older than this.")
 @options.seconds_option(
     "--patience",
     "When one operation takes longer than this many seconds, show what a daemon of this host reported last.",
@@ -55,6 +73,7 @@ def status(
     interval: float,
     look: float,
     check: bool,
+    warn_age: float | None,
     max_age: float | None,
     patience: float,
     state_dir: str | None,
@@ -75,12 +94,14 @@ def status(
       syncd status /ckpt/job --check --max-age 600
       syncd status /ckpt/job --json | jq .version.step
     """
-    if max_age is not None and not check:
-        hint = f"syncd status {job} --check --max-age {max_age:g}"
-        raise UsageError("--max-age belongs to --check", hint=hint)
+    for name, age in (("--warn-age", warn_age), ("--max-age", max_age)):
+        if age is not None and not check:
+            raise UsageError(f"{name} belongs to --check", hint=f"syncd status {job} --check {name} {age:g}")
     source = _StatusSource(job, state_dir, patience)
     if check:
-        _check(source, look, max_age)
+        from syncd.views.check import CheckLimits  # noqa: PLC0415
+
+        _check(source, look, CheckLimits(warn_age, max_age))
     elif watch:
         _watch(source, interval, as_json=as_json)
     else:
@@ -209,56 +230,15 @@ def _frame(source: _StatusSource, where: "Console") -> "RenderableType":
         return Text(f"error: {error}", "bold red")
 
 
-def _check(source: _StatusSource, seconds: float, max_age: float | None) -> None:
-    """Print one line in the form of monitoring plug-ins: SYNCD STATE - text | name=value ..."""
+def _check(source: _StatusSource, seconds: float, limits: "CheckLimits") -> None:
+    """Print one line in the form of monitoring plug-ins, and exit with the code of its state."""
+    from syncd.views.check import check, check_failed  # noqa: PLC0415
+
     try:
-        document = source.read(seconds)
+        result = check(source.read(seconds), limits)
     except SyncdError as error:
-        click.echo(f"SYNCD ERROR - {error}")
-        sys.exit(error.exit_code)
-    state, text = _judge(document, max_age)
-    click.echo(f"SYNCD {state} - {text} | {_values(document, max_age)}")
-    if state != "OK":
-        sys.exit(NotReadyError.exit_code)
-
-
-def _judge(document: dict[str, Any], max_age: float | None) -> tuple[str, str]:
-    version = document["version"]
-    if version is None:
-        return "NOT READY", "nothing is published yet"
-    text = f"version {version['generation']}.{version['step']} published {version['age']:.0f} s ago"
-    is_stale = max_age is not None and version["age"] > max_age
-    useless, behind = _engines_in_trouble(document)
-    text = "; ".join((f"{text}, more than {max_age:g} s" if is_stale else text, *useless, *behind))
-    return ("STALE" if is_stale else "ENGINE" if useless else "OK"), text
-
-
-def _engines_in_trouble(document: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the engines that can do no work, and those that run an older version, each with why."""
-    useless, behind = [], []
-    for item in document["explorers"]:
-        engine = item["engine"]
-        if engine is None or item["alive"] is False:
-            continue
-        state = EngineState(engine["state"])
-        # What follows a `|` would be read as figures.
-        said = plain(f"engine of {item['id']} is {state.value}: {engine['reason']}").replace("|", "/")
-        if state.is_useless or (state.is_behind and not engine["ready"]):
-            useless.append(said)
-        elif state.is_behind:
-            behind.append(said)
-    return useless, behind
-
-
-def _values(document: dict[str, Any], max_age: float | None) -> str:
-    version, explorers = document["version"], document["explorers"]
-    lag = max((item["lag"] or 0 for item in explorers if item["alive"] is not False), default=0)
-    here = sum(item["alive"] is not False for item in explorers)
-    engines = [item["engine"] for item in explorers if item["engine"] is not None]
-    ready = [f"ready={sum(engine['ready'] for engine in engines)}"] if engines else []
-    values = [f"explorers={here}", *ready, f"lag={lag}", f"bytes={document['steps']['bytes']}B"]
-    if version is not None:
-        limit = "" if max_age is None else f";;{max_age:g}"
-        put_aside = f"quarantined={len(version['quarantine'])}"
-        values = [f"age={version['age']:.3f}s{limit}", f"step={version['step']}", *values, put_aside]
-    return " ".join(values)
+        result = check_failed(error)
+    except OSError as error:
+        result = check_failed(storage_error(error, source.job))
+    click.echo(result)
+    click.get_current_context().exit(result.state)

@@ -2,14 +2,15 @@
 
 import click
 
-from syncd.cli.options import job_argument, json_option, json_text, open_job, state_dir_option
+from syncd.arguments import job_argument, pinned_step_names, step_argument
+from syncd.cli.options import json_option, json_text, open_job, state_dir_option
 from syncd.protocol.request import remove_pin
 from syncd.stall.verbs import MountVerb
 
 
 @click.command(cls=MountVerb, changes="step {step} is still pinned")
 @job_argument
-@click.argument("step", type=click.IntRange(min=0))
+@step_argument(completes=pinned_step_names)
 @state_dir_option
 @json_option
 def unpin(job: str, step: int, state_dir: str | None, *, as_json: bool) -> None:

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from syncd.arguments import job_argument, step_argument
 from syncd.cli.options import (
     delta_tool,
-    job_argument,
     json_option,
     open_job,
     print_json,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=MountVerb)
 @job_argument
-@click.argument("step", required=False, type=click.IntRange(min=0))
+@step_argument(required=False)
 @click.option("--deep", is_flag=True, help="Read every byte, and compare each file with its digest.")
 @state_dir_option
 @json_option

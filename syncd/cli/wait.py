@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from syncd.arguments import job_argument
 from syncd.cli import options
 from syncd.errors import CorruptDataError, ProtocolTooNewError, TimedOutError
 from syncd.protocol.layout import MAX_STEP, Job
@@ -61,12 +62,13 @@ def _late(given: Mapping[str, Any], wait: CallWait) -> TimedOutError | None:
 
 
 @click.command(cls=MountVerb, on_stall=_late)
-@options.job_argument
+@job_argument
 @click.option(
     "--newer-than",
     callback=_parse,
-    metavar="V",
-    help="Wait for more than this step, or GENERATION.STEP as this command prints it; default: any version.",
+    metavar="VERSION",
+    show_default="any version",
+    help="Wait for more than this step, or GENERATION.STEP as this command prints it.",
 )
 @options.timeout_option(3600.0)
 @click.option(
@@ -74,7 +76,6 @@ def _late(given: Mapping[str, Any], wait: CallWait) -> TimedOutError | None:
     "shown",
     type=click.Choice(["version", "step", "path"]),
     default="version",
-    show_default=True,
     help="Print GENERATION.STEP, the step, or the directory to load.",
 )
 @options.state_dir_option
@@ -88,7 +89,7 @@ def wait(
     state_dir: str | None,
     as_json: bool,
 ) -> None:
-    r"""Wait until JOB has a version newer than V, and print it; exit 4 when the time is up.
+    r"""Wait until JOB has a version newer than VERSION, and print it; exit 4 when the time is up.
 
     To wait for the next version, pass what this command printed last: GENERATION.STEP grows even when the trainer
     rolls back to an earlier step, a step alone does not. The job need not exist yet.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from syncd.arguments import job_argument
 from syncd.cli import options
 from syncd.config import DaemonConfig
 from syncd.protocol.layout import Job
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=MountVerb, changes="anything was published or removed", only="only_once")
-@options.job_argument
+@job_argument
 @click.option(
     "--once", "only_once", is_flag=True, help="Publish, prune and exit; exit 5 if a daemon leads the job."
 )

@@ -1,7 +1,7 @@
 """All keys of a file by their dotted names, read off its model's JSON Schema, and which of them is nearest."""
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -105,6 +105,10 @@ class Keys:
         by_last = {name.rpartition(".")[2]: name for name in reversed(names)}
         return next((by_last[name] for name in difflib.get_close_matches(last, by_last, 1, _CLOSE)), None)
 
+    def choices(self, key: str) -> tuple[str, ...]:
+        """Return the values of a key that takes one of a few, nothing for another one."""
+        return tuple(_choices(self._resolved(self._at(key)), self._resolved))
+
     def documentation(self, under: str = "") -> str:
         """Return every key of each table in Markdown, as the last part of a page.
 
@@ -178,6 +182,14 @@ class Keys:
             parts = schema["prefixItems"]
             return f"a list of {len(parts)}, each {self._words(parts[0])}"
         return f"a list, each {self._words(schema['items'])}"
+
+
+def _choices(schema: Schema, resolved: Callable[[Schema], Schema]) -> Iterator[str]:
+    if schema.get("type") == "boolean":
+        yield from ("true", "false")
+    yield from map(str, schema.get("enum", [schema["const"]] if "const" in schema else ()))
+    for part in schema.get("anyOf", ()):
+        yield from _choices(resolved(part), resolved)
 
 
 def _flat(name: str) -> str:

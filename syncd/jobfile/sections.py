@@ -159,6 +159,8 @@ class DataSection(Section):
     """Share of SFT examples in each batch of experiences; algorithm sft uses only examples."""
     max_length: Positive = Field(default=4096, json_schema_extra=FIXED)
     """Tokens of an SFT example: longer ones are cut at the end, rows whose prompt reaches it are skipped."""
+    validation_path: str = ""
+    """JSONL or Parquet of examples, as `sft_path`, whose loss is measured and never learnt."""
     epochs: Count = 0
     """sft: passes over the data set after which the run ends; 0 for no end."""
     consumed: Literal["delete", "archive"] = "delete"

@@ -150,7 +150,6 @@ def _patience() -> click.Option:
         ["--patience"],
         type=click.FloatRange(0.1, 3600),
         default=STUCK_AFTER,
-        show_default=True,
         metavar="S",
         help="Give up when one operation on the mount takes longer than this many seconds.",
     )

@@ -83,6 +83,7 @@ def test_generated_log_probs_match_a_full_forward_pass(model, tokens, temperatur
             values = expected(model, prompt, one.tokens, temperature or 1.0)
             assert (values - torch.tensor(one.logprobs)).abs().max() < 1e-4
             assert tokens.tokenizer.eos_token_id not in one.tokens[:-1]
+            assert one.truncated == (one.tokens[-1] != tokens.tokenizer.eos_token_id)
         if temperature == 0:
             assert len({tuple(one.tokens) for one in group}) == 1
     if temperature:
@@ -192,6 +193,7 @@ def test_completion_requests_set_every_sampling_option(server):
         for rollout in one.responses:
             assert rollout.logprobs == [-0.01 * token for token in rollout.tokens]
             assert rollout.text == " ".join(map(str, rollout.tokens))
+            assert not rollout.truncated, "the server said that it stopped"
     body = dict(server.seen)["POST /v1/completions"]
     assert (body["temperature"], body["top_p"], body["top_k"], body["min_p"]) == (1.0, 1.0, -1, 0.0)
     assert (body["repetition_penalty"], body["logprobs"], body["stream"]) == (1.0, 0, False)

@@ -121,6 +121,7 @@ def test_each_token_has_the_version_that_the_server_names(server, engine):
         assert (row.generation, row.step, row.spans) == (1, 4, (Span(0, 1, 4), *rest))
         assert row.unproven is None
         assert "versions" not in row.info
+        assert row.info["truncated"] is True, "both servers said that it ended at the bound"
 
 
 def test_a_response_of_the_newer_version_alone_is_not_as_old_as_its_group(server, engine):

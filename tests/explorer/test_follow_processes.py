@@ -209,11 +209,11 @@ def test_status_and_its_check_show_the_state_of_a_real_engine(bed):
     engine = until(lambda: (found := shown_engine(bed))["state"] == "failed" and found, "its load has failed")
     assert (engine["ready"], engine["failures"], engine["given_up"][0]["step"]) == (True, 1, 2)
     code, out = bed.status("--check")
-    assert (code, "; engine of e0 is failed: " in out) == (0, True), out
+    assert (code, "; engine of e0 is failed: " in out) == (1, True), out
     bed.engine.process.kill()
     until(lambda: shown_engine(bed)["state"] == "unreachable", "it does not answer")
     code, out = bed.status("--check")
-    assert (code, out[:13], " ready=0 " in out) == (3, "SYNCD ENGINE ", True), out
+    assert (code, out[:15], " ready=0 " in out) == (2, "SYNCD CRITICAL ", True), out
 
 
 def shown_engine(bed):

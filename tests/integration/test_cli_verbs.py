@@ -1,8 +1,10 @@
 """status, ls, verify, wait, pin and unpin over real jobs."""
 
 import contextlib
+import errno
 import os
 import pty
+import re
 import select
 import shutil
 import signal
@@ -119,26 +121,49 @@ def test_status_reads_another_state_directory_with_state_dir(shell, published, t
 
 
 @pytest.mark.parametrize(
-    ("age", "most", "code", "text"),
+    ("age", "limits", "code", "text"),
     [
-        (0, None, 0, "SYNCD OK - version 1.2 published 0 s ago | age=0."),
-        (10, 60, 0, "SYNCD OK - version 1.2 published 10 s ago | age=10."),
-        (100, 60, 3, "SYNCD STALE - version 1.2 published 100 s ago, more than 60 s | age=100."),
+        (0, [], 0, "SYNCD OK - version 1.2 published 0 s ago | age=0."),
+        (10, ["--max-age", 60], 0, "SYNCD OK - version 1.2 published 10 s ago | age=10."),
+        (
+            100,
+            ["--warn-age", 60],
+            1,
+            "SYNCD WARNING - version 1.2 published 100 s ago, more than 60 s | age=100.",
+        ),
+        (
+            100,
+            ["--warn-age", 30, "--max-age", 60],
+            2,
+            "SYNCD CRITICAL - version 1.2 published 100 s ago, more than 60 s | age=100.",
+        ),
     ],
 )
-def test_check_reports_state_and_age_in_one_line(shell, published, age, most, code, text):
+def test_check_reports_state_and_age_in_one_line(shell, published, age, limits, code, text):
     publish(published, 2, age=age)
-    done = shell("status", published.root, "--check", *([] if most is None else ["--max-age", most]))
+    done = shell("status", published.root, "--check", *limits)
     assert done.code == code
     assert done.out.startswith(text)
     assert done.out.count("\n") == 1
     assert done.err == ""
 
 
-def test_check_before_the_first_version_exits_with_3(shell, job):
+def test_the_figures_of_a_check_have_its_limits(shell, published):
+    publish(published, 2)
+    for limits, shown in (
+        ([], ""),
+        (["--max-age", 60], ";;60"),
+        (["--warn-age", 30.5], ";30.5;"),
+        (["--warn-age", 30, "--max-age", 60], ";30;60"),
+    ):
+        figures = shell("status", published.root, "--check", *limits).out.split(" | ")[1]
+        assert re.fullmatch(rf"age=0\.\d{{3}}s{shown}", figures.split()[0])
+
+
+def test_check_before_the_first_version_is_unknown(shell, job):
     done = shell("status", job.root, "--check")
     assert done.code == 3
-    assert done.out == "SYNCD NOT READY - nothing is published yet | explorers=0 lag=0 bytes=0B\n"
+    assert done.out == "SYNCD UNKNOWN - nothing is published yet | explorers=0 lag=0 bytes=0B\n"
 
 
 @pytest.mark.parametrize(
@@ -149,32 +174,32 @@ def test_check_before_the_first_version_exits_with_3(shell, job):
         (
             "refused",
             True,
-            0,
-            "SYNCD OK - version 1.2 published 0 s ago; engine of e0 is refused: why / how | ",
+            1,
+            "SYNCD WARNING - version 1.2 published 0 s ago; engine of e0 is refused: why / how | ",
         ),
         (
             "failed",
             False,
-            3,
-            "SYNCD ENGINE - version 1.2 published 0 s ago; engine of e0 is failed: why / how | ",
+            2,
+            "SYNCD CRITICAL - version 1.2 published 0 s ago; engine of e0 is failed: why / how | ",
         ),
         (
             "wrong",
             False,
-            3,
-            "SYNCD ENGINE - version 1.2 published 0 s ago; engine of e0 is wrong: why / how | ",
+            2,
+            "SYNCD CRITICAL - version 1.2 published 0 s ago; engine of e0 is wrong: why / how | ",
         ),
         (
             "dead",
             False,
-            3,
-            "SYNCD ENGINE - version 1.2 published 0 s ago; engine of e0 is dead: why / how | ",
+            2,
+            "SYNCD CRITICAL - version 1.2 published 0 s ago; engine of e0 is dead: why / how | ",
         ),
         (
             "unreachable",
             False,
-            3,
-            "SYNCD ENGINE - version 1.2 published 0 s ago; engine of e0 is unreachable: why",
+            2,
+            "SYNCD CRITICAL - version 1.2 published 0 s ago; engine of e0 is unreachable: why",
         ),
     ],
 )
@@ -190,14 +215,25 @@ def test_check_fails_while_an_engine_can_do_no_work(shell, published, state, rea
     assert shell("status", published.root, "--check").code == 0
 
 
-def test_check_of_a_missing_job_exits_with_74(shell, tmp_path):
+def test_what_a_check_cannot_read_is_unknown_or_critical(shell, tmp_path, monkeypatch):
     done = shell("status", tmp_path / "none", "--check")
-    assert done.code == 74
-    assert done.out == f"SYNCD ERROR - the job directory does not exist: {tmp_path}/none\n"
+    assert (done.code, done.err) == (3, "")
+    assert done.out == f"SYNCD UNKNOWN - the job directory does not exist: {tmp_path}/none\n"
+
+    def fails(*_, **__):
+        raise OSError(errno.EIO, "Input/output error", "/ckpt|job")
+
+    monkeypatch.setattr("syncd.cli.options.open_job", fails)
+    done = shell("status", tmp_path, "--check")
+    assert (done.code, done.out) == (2, "SYNCD CRITICAL - Input/output error: /ckpt/job\n")
 
 
-def test_max_age_without_check_is_a_usage_error(shell, job):
+def test_usage_errors_of_a_check_are_unknown_and_those_without_it_exit_with_2(shell, job):
+    for args in (["--max-age", "5x"], ["--nonsense"]):
+        done = shell("status", job.root, "--check", *args)
+        assert (done.code, done.out.startswith("SYNCD UNKNOWN - "), done.out.count("\n")) == (3, True, 1)
     assert shell("status", job.root, "--max-age", 5).code == 2
+    assert shell("status", job.root, "--warn-age", 5).code == 2
 
 
 def test_status_look_detects_a_heartbeat(shell, published):

@@ -1,8 +1,8 @@
 """`syncd init`: what it writes is read by the real loaders, trains, is in the wheel, and never replaces a file."""
 
-import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -168,30 +168,22 @@ def test_the_wheel_of_what_the_image_copies_has_the_recipes(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_job_of_a_model_in_the_explorer_s_process_trains(tmp_path, model):
+def test_the_command_for_one_machine_trains(tmp_path, model):
     pytest.importorskip("verl", reason="the trainer needs verl")
     assert init(tmp_path, model, "lora", "transformers") == 0
-    cpu = {**environment(), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    bin_ = os.path.dirname(sys.executable)
-    few = [
-        "--trainer.total_steps=2",
-        "--data.groups=4",
-        "--data.group_size=2",
-        "--explorer.sampling.max_tokens=4",
-    ]
-    lines = {
-        "trainer": [f"{bin_}/trainer", "train", "job.toml", *few],
-        "explorer": [f"{bin_}/explorer", "run", "job.toml", "--name", "e0", *few],
-    }
-    with contextlib.ExitStack() as stack:
-        running = {}
-        for name, line in lines.items():
-            log = stack.enter_context(open(tmp_path / f"{name}.log", "wb"))
-            running[name] = subprocess.Popen(line, cwd=tmp_path, env=cpu, stdout=log, stderr=log)
-            stack.callback(running[name].kill)
-        codes = {name: process.wait(500) for name, process in running.items()}
-    said = {name: (tmp_path / f"{name}.log").read_text()[-3000:] for name in lines}
-    assert codes == {"trainer": 0, "explorer": 0}, said
+    few = "--trainer.total_steps=2 --data.groups=4 --data.group_size=2 --explorer.sampling.max_tokens=4"
+    page = (ROOT / "docs" / "getting-started.md").read_text().split("\n## On one machine\n")[1]
+    trainer, explorer = re.search(r"(?m)^ {4}(trainer .*) & (explorer .*)$", page).groups()
+    line = f"{trainer} {few} & {explorer} {few}; code=$?; wait %1 && exit $code"
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        env={
+            **environment(), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
+            "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
+        },
+        timeout=500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     metrics = [json.loads(line) for line in (tmp_path / "job" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics] == [1, 2]
     assert (tmp_path / "job" / "global_step_2" / "actor" / "adapter_model.safetensors").is_file()

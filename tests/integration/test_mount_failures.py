@@ -205,7 +205,7 @@ def test_status_shows_the_last_known_state_on_a_mount_that_never_answers(place):
             text = daemon.status("--patience", "0.5")
             assert (text.returncode, "stuck for" in text.stdout, "1.1" in text.stdout) == (74, True, True)
             checked = daemon.status("--patience", "0.5", "--check")
-            assert (checked.returncode, checked.stdout[:12]) == (74, "SYNCD ERROR ")
+            assert (checked.returncode, checked.stdout[:15]) == (2, "SYNCD CRITICAL ")
         publish(daemon, 2)
         until(lambda: daemon.state("ok") == 1.0, daemon)
         assert daemon.process.poll() is None

@@ -33,6 +33,13 @@ def server(tmp_path_factory):
     events = [
         {"event": "explorer_joined", "at": 1767322800.0, "explorer": "e0"},
         {"event": "version_published", "at": 1767322860.0, "step": 1, "latency": 0.025},
+        {
+            "event": "versions_applied",
+            "at": 1767322860.0,
+            "explorers": [["e0", 1, 1, "proven"], ["e1", 1, 1, "loaded"]],
+        },
+        {"event": "versions_applied", "at": 1767322890.0, "explorers": [["e0", 1, 2, "proven"]]},
+        {"event": "explorer_died", "at": 1767322920.0, "explorer": "e1"},
     ]
     with open(job.events, "w") as file:
         file.writelines(f"{json.dumps(each)}\n" for each in events)
@@ -88,6 +95,22 @@ def test_charts_show_values_with_units_under_mouse_and_keys(pages, server):
     page.mouse.move(box["x"] + 57, box["y"] + 40)
     assert "step 0" in reward.inner_text()
     assert "mean 0\n" in f"{reward.inner_text()}\n".replace(" range", "\n")
+
+
+def test_lanes_show_which_version_each_explorer_ran_when(pages, server):
+    page = pages.open(server.url, PHONE)
+    page.wait_for_selector("#lanes svg rect")
+    assert page.locator("#lanes .name").all_inner_texts() == ["e0", "e1"]
+    first, second = page.locator("#lanes svg[role=slider]").all()
+    states = [rect.get_attribute("class").split()[1] for rect in page.locator("#lanes rect").all()]
+    assert states == ["proven", "proven", "reported"]
+    halves = [rect.bounding_box()["width"] for rect in first.locator("rect").all()]
+    assert halves[0] == pytest.approx(halves[1], abs=2), "30 s each, to the newest event"
+    first.focus()
+    page.keyboard.press("Home")
+    assert re.fullmatch(r"e0: 1\.1, proven, .* \(30 s\)", page.inner_text("#lanes .told"))
+    assert second.locator(".gone.dead").count() == 1
+    assert re.fullmatch(r"1\.1, loaded, .*, then dead \(60 s\)", second.get_attribute("aria-valuetext"))
 
 
 @pytest.mark.parametrize(("size", "scheme"), [(PHONE, "dark"), (DESK, "light")])

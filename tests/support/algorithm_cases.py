@@ -14,6 +14,7 @@ from support import samples
 from support.verl_cases import STILL, learn
 from support.verl_release import USABLE_LOSSES
 from syncd.errors import ConfigError
+from syncd.transports.ranks import Ranks
 from trainer.config.algorithms import ADVANTAGES, ALGORITHMS, LOSSES, SFT
 from trainer.config.model import AlgorithmSection
 from trainer.config.options import correction
@@ -21,9 +22,11 @@ from trainer.engines.verl import settings
 from trainer.engines.verl.advantages import advantages
 from trainer.engines.verl.batches import MicroBatch, tensors
 from trainer.engines.verl.checks import resolve
+from trainer.engines.verl.correction import correction_weights
 from trainer.engines.verl.figures import StepMetrics
-from trainer.engines.verl.losses import ExampleLoss, PolicyLoss, correction_weights
+from trainer.engines.verl.losses import ExampleLoss, PolicyLoss
 from trainer.engines.verl.rows import deal, example_rows, fill, rollout_rows
+from trainer.engines.verl.segments import log_ratio_sums, sums_of_rollouts
 
 SPLITS = {"whole": (1, 16), "micro-batches": (1, 3), "two ranks": (2, 3)}
 """Ways to divide ten rows: ranks, and rows of a micro-batch."""
@@ -70,7 +73,8 @@ def columns_of(section, rows, given):
     old, recorded = (dict(enumerate(map(torch.tensor, given[name]))) for name in ("old", "recorded"))
     columns = {"advantages": dict(enumerate(advantages(section, batch()))), "old_log_probs": old}
     if (table := correction(section.options)) is not None:
-        columns["rollout_is_weights"] = correction_weights(table, rows, old, recorded, StepMetrics())
+        whole = sums_of_rollouts(Ranks(), rows, log_ratio_sums(rows, old, recorded))
+        columns["rollout_is_weights"] = correction_weights(table, rows, old, recorded, whole, StepMetrics())
     return columns
 
 

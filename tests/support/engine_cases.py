@@ -84,6 +84,7 @@ def contract(bench, **tables):
     found["saved"] = weights_of(engine)
     found["metrics"] += trained(engine, (3, 4), mixed=mixed)
     found |= {"steps": engine.train_step_num, "end": weights_of(engine)}
+    found["times"] = engine.step_times
     write_state(engine, bench.place("straight"))
     again = bench.engine_of(**tables)
     again.load_training_state(bench.place("state"))

@@ -4,6 +4,7 @@ import json
 import os
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 from syncd.experience.model import Experience
 from syncd.protocol.layout import Job
@@ -70,6 +71,41 @@ def segmented_batch(seed):
     weights = tuple(0.5 if one.rollout == 1 else 1.0 for one in found)
     origins = tuple(Origin("e", 1, number) for number in range(len(found)))
     return Batch(tuple(found), tuple(groups), weights, (0,) * len(found), origins)
+
+
+def cut(batch, most):
+    """Return a batch with each rollout cut into up to `most` segments, whose prompts are all tokens before them."""
+    found, kept = [], []
+    for number, row in enumerate(batch.experiences):
+        length, start = len(row.logprobs), row.prompt_length
+        ends = sorted({length * part // most for part in range(1, most + 1)} - {0})
+        for segment, (first, end) in enumerate(pairwise([0, *ends])):
+            kept.append(number)
+            found.append(replace(
+                row, tokens=list(row.tokens)[: start + end], prompt_length=start + first,
+                logprobs=row.logprobs[first:end], action_mask=row.action_mask[first:end], spans=(),
+                segment=segment, segments=len(ends),
+            ))  # fmt: skip
+    of_rows = (
+        tuple(values[number] for number in kept) for values in (batch.groups, batch.weights, batch.ages)
+    )
+    origins = tuple(Origin("e", 1, number) for number in range(len(found)))
+    return Batch(tuple(found), *of_rows, origins)
+
+
+def row_of(mask, *, reward, group, rollout, segment=0, segments=1, turns=None):
+    """Return a segment of these response tokens, of which the model chose those of the mask."""
+    return Experience(
+        tokens=range(1, len(mask) + 2), prompt_length=1, logprobs=[-1.0] * len(mask), action_mask=map(bool, mask),
+        reward=reward, group=group, task="t", rollout=rollout, segment=segment, segments=segments,
+        turn_rewards=turns, generation=1, step=0,
+    )  # fmt: skip
+
+
+def batch_of_rows(rows):
+    """Return a batch of one group."""
+    origins = tuple(Origin("e", 1, number) for number in range(len(rows)))
+    return Batch(tuple(rows), (0,) * len(rows), (1.0,) * len(rows), (0,) * len(rows), origins)
 
 
 def taught(batch, every=1):

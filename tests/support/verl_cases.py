@@ -124,6 +124,28 @@ def segments(bench):
     return found
 
 
+PIECES = {
+    "grpo": {"loss_agg_mode": "seq-mean-token-mean", "kl_coef": 0.3, "kl_type": "k1", "entropy_coeff": 0.1},
+    "gspo": {"name": "gspo", "old_logprobs": "rollout", "clip_ratio_low": 0.9, "clip_ratio_high": 9.0},
+    "corrected": {"options": {"policy_loss": {"rollout_correction": {"rollout_is_threshold": 1e9}}}},
+}
+"""Algorithms that take a whole rollout for one thing: a mean with what is added to it, a ratio, a weight."""
+
+
+def pieces(bench):
+    """Return gradients and figures of rollouts as one row each, and cut into up to three, for each of them."""
+    engine = bench.engine_of(algorithm=STILL | PIECES["grpo"])
+    engine.model.engine_config.micro_batch_size_per_gpu = 3
+    whole, found = samples.batch_of(5, weight=0.5), {}
+    for name, algorithm in PIECES.items():
+        learn(engine, algorithm | {"mini_batches": 2})
+        for batch in (whole, samples.cut(whole, 3)):
+            with gradients(engine) as kept:
+                metrics = engine.train_step(batch)
+            found.setdefault(name, []).append((kept, metrics))
+    return found
+
+
 def expected_segments(bench):
     """Return the same by transformers alone: a rollout's tokens are those of all its segments."""
     batch = samples.segmented_batch(7)

@@ -262,6 +262,16 @@ def test_a_wrong_value_is_reported_with_the_accepted_values(write, table, said):
             ["--algorithm.name", "rloo", "--algorithm.norm_advantage", "false"],
             "algorithm.norm_advantage means nothing to the estimator rloo",
         ),
+        (["--selection.patience", "5"], "selection.patience needs selection.metric"),
+        (["--selection.metric", "validation/loss"], "needs data.validation_path"),
+        (
+            ["--trainer.validation_interval", "5"],
+            "trainer.validation_interval means nothing without data.validation_path",
+        ),
+        (
+            ["--algorithm.turn_rewards", "true"],
+            "algorithm.turn_rewards means nothing to the estimator grpo",
+        ),
         (
             ["--algorithm.name", "sft", "--data.sft_path", "x", "--algorithm.options.clip_ratio_c", "4"],
             'algorithm.options means nothing to algorithm.name = "sft"',
@@ -313,6 +323,8 @@ def test_contradicting_keys_are_refused(write, arguments, said):
         ["--algorithm.optimizer.schedule", "cosine", "--algorithm.optimizer.schedule_steps", "5"],
         ["--data.beyond", "weight", "--data.max_age", "0"],
         ["--algorithm.options.policy_loss.rollout_correction.rollout_is_threshold", "0.5_2.0"],
+        ["--algorithm.options.policy_loss.rollout_correction.rollout_is_threshold", "0_2.0"],
+        ["--algorithm.name", "ppo", "--algorithm.turn_rewards", "true"],
         ["--algorithm.loss", "dro", "--algorithm.options.policy_loss.dro_beta", "0.1"],
         ["--engine.strategy", "fsdp", "--engine.options.forward_prefetch", "true"],
         ["--engine.name", "other", "--engine.strategy", "own", "--algorithm.name", "own"],

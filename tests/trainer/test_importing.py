@@ -105,7 +105,9 @@ MAPPED: dict[str, Case] = {
     "trl-command.sh": ((), {
         "algorithm.name": "cispo", "algorithm.clip_ratio_high": 4.0, "algorithm.clip_ratio_low": 10.0,
         "data.groups": 4, "data.group_size": 4, "model.lora.rank": 8, "model.lora.targets": "q_proj",
-        "trainer.total_steps": 50, "algorithm.optimizer.warmup_steps": 3, "explorer.engine.kind": "transformers"}),
+        "trainer.total_steps": 50, "algorithm.optimizer.warmup_steps": 3, "explorer.engine.kind": "vllm",
+        "algorithm.options.policy_loss.rollout_correction.rollout_is": "sequence",
+        "algorithm.options.policy_loss.rollout_correction.rollout_is_threshold": "0_2"}),
     "trl-plain.json": ((), {
         "algorithm.loss_agg_mode": "seq-mean-token-sum-norm", "algorithm.options.loss_scale_factor": 512,
         "algorithm.options.clip_ratio_c": 4.0, "engine.compute_dtype": "float32", "trainer.save_interval": 0,
@@ -134,8 +136,8 @@ REFUSED: dict[str, dict[str, str]] = {
         "orchestrator.buffer.easy_threshold": "rewards"},
     "trl-defaults.yaml": {
         "num_generations": "num_processes=N", "learning_rate": "not a number", "top_p": "whole distribution",
-        "lr_scheduler_type, warmup_steps, warmup_ratio": "linear", "mask_truncated_completions": "learnt like others",
-        "vllm_importance_sampling_correction, vllm_importance_sampling_cap, vllm_importance_sampling_mode": "masked"},
+        "lr_scheduler_type, warmup_steps, warmup_ratio": "linear",
+        "mask_truncated_completions": "learnt like others"},
 }  # fmt: skip
 """Files with what their refusals name: their key, and words of the reason or of what to do."""
 

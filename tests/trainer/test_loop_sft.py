@@ -9,14 +9,18 @@ import pytest
 
 pytest.importorskip("torch", reason="the trainer needs torch")
 
+import torch
+from safetensors.torch import load_file
 from support.trainers import make_trainer, small_config
 
+from syncd.errors import ConfigError
 from syncd.protocol.job_end import read_end
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.synchronizer import RunningStatus, Synchronizer
 from syncd.views.data import status
 from syncd.views.job_view import JobViewer
+from trainer import validation
 from trainer.launch import daemon as beside
 from trainer.launch.daemon import start_daemon
 
@@ -40,11 +44,16 @@ def finished(config):
 
 
 def run(config):
+    return trained(config)[0]
+
+
+def trained(config):
+    """Train; return the exit code and the figures by step."""
     with Synchronizer.open(config.job.dir, "trainer", poll=0.01) as sync:
-        made, _ = make_trainer(config, sync)
+        made, shown = make_trainer(config, sync)
         made.prepare()
         try:
-            return made.train()
+            return made.train(), dict(shown.records)
         finally:
             made.shutdown()
 
@@ -67,6 +76,44 @@ def explorer(job):
 def test_without_explorers_only_full_checkpoints_are_written(tmp_path):
     assert run(configured(tmp_path / "job")) == 0
     assert steps(tmp_path / "job") == full(tmp_path / "job") == [3, 6]
+
+
+def validated(job, tmp_path, rows, interval):
+    path = tmp_path / "held-out.jsonl"
+    path.write_text("".join(json.dumps({"tokens": row, "prompt_length": 2}) + "\n" for row in rows))
+    config = configured(job, trainer={"validation_interval": interval, "save_interval": 4}, dtype="float32")
+    return config.with_values(data={"validation_path": str(path)})
+
+
+def weights_of(job):
+    (file,) = (job / "global_step_6" / "actor").glob("*.safetensors")
+    return load_file(file)
+
+
+def test_the_loss_of_validation_is_a_mean_over_tokens_and_changes_nothing(tmp_path, monkeypatch):
+    """The bigram model of the last step, by hand; rows in several questions; the weights of a run without it."""
+    monkeypatch.setattr(validation, "MOST_ROWS", 2)
+    rows = [[1, 2, 3], [5, 6, 7, 8, 9], [4, 4, 4, 4], [7, 1, 2], [9, 9, 0]]
+    code, figures = trained(validated(tmp_path / "job", tmp_path, rows, 4))
+    losses = {step: has["validation/loss"] for step, has in figures.items() if "validation/loss" in has}
+    assert (code, losses.keys()) == (0, {4, 6}), "at the interval, and at the end"
+    weights = weights_of(tmp_path / "job")
+    embed = weights["model.embed.weight"].float()
+    nats = []
+    for row in rows:
+        layer, bias = (weights[f"model.layer.{name}"].float() for name in ("weight", "bias"))
+        found = (torch.tanh(embed[row[:-1]] @ layer.T + bias) @ embed.T).log_softmax(-1)
+        nats += [-float(found[at, row[at + 1]]) for at in range(1, len(row) - 1)]
+    assert losses[6] == pytest.approx(sum(nats) / len(nats), rel=1e-6)
+    assert len(nats) == 8
+    assert run(configured(tmp_path / "plain", trainer={"save_interval": 4}, dtype="float32")) == 0
+    plain = weights_of(tmp_path / "plain")
+    assert all(torch.equal(weights[name], plain[name]) for name in weights)
+
+
+def test_examples_of_validation_that_the_model_cannot_take_are_refused_at_the_start(tmp_path):
+    with pytest.raises(ConfigError, match="example 2"):
+        run(validated(tmp_path / "job", tmp_path, [[1, 2, 3], [1, 2, 99]], 1))
 
 
 def test_each_step_is_published_while_an_explorer_lives(tmp_path):

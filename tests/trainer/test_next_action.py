@@ -3,7 +3,17 @@
 import pytest
 from support.trainers import small_config
 
-from trainer.next_action import Finish, LoopFacts, Save, Sync, due_action, end_of, need_save, need_sync
+from trainer.next_action import (
+    Finish,
+    LoopFacts,
+    Save,
+    Sync,
+    Validate,
+    due_action,
+    end_of,
+    need_save,
+    need_sync,
+)
 
 
 def config(style="fixed", interval=1, save=0, hf="last", total=None):
@@ -64,6 +74,23 @@ def test_full_checkpoints_are_due_at_each_interval_and_at_the_end(now, expected)
 def test_a_huggingface_directory_is_written_as_save_hf_says(hf, ending, interrupted, expected):
     now = LoopFacts(2, ending=ending, interrupted=interrupted)
     assert due_action(config(save=2, hf=hf), now) == Save(block=bool(ending), as_hf=expected)
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (LoopFacts(0), False),
+        (LoopFacts(3), False),
+        (LoopFacts(4), True),
+        (LoopFacts(4, validated=4, synced=4), False),
+        (LoopFacts(5, validated=4, ending="over"), True),
+        (LoopFacts(5, validated=4, ending="signal 15", interrupted=True), False),
+    ],
+)
+def test_a_validation_comes_at_each_interval_and_at_the_end_before_the_step_is_saved(now, expected):
+    file = config(save=1).with_values(data={"validation_path": "x"}, trainer={"validation_interval": 2})
+    assert isinstance(due_action(file, now), Validate) is expected
+    assert not isinstance(due_action(config(save=1), now), Validate)
 
 
 def test_one_save_serves_a_sync_and_a_checkpoint_due_together():

@@ -1,6 +1,7 @@
 """Pictures of real metrics.jsonl files: what is in them, and what is said where there is nothing to draw."""
 
 import math
+import os
 import sys
 
 import pytest
@@ -9,8 +10,10 @@ pytest.importorskip("pydantic", reason="the trainer needs pydantic")
 pytest.importorskip("matplotlib", reason="plots need matplotlib")
 
 from syncd.errors import ConfigError, JobMissingError, NotReadyError, StorageError, UsageError
+from syncd.jsonl import append
 from trainer.monitors.base import MonitoredRun
 from trainer.monitors.jsonl import Jsonl
+from trainer.reporting.evaluations import EVERY, EvaluationWatch
 from trainer.reporting.plot import draw, plot
 
 FULL = {
@@ -21,8 +24,15 @@ FULL = {
     "actor/ppo_kl": 0.01,
     "experience/age_mean": 1.0,
     "experience/age_max": 3.0,
+    "validation/loss": 0.3,
     "time/sync_weight": 0.2,
     "time/save_checkpoint": 2.0,
+    "perf/tokens_per_second": 100.0,
+    "perf/train_tokens_per_second": 200.0,
+    "rollout/ess_token": 0.9,
+    "rollout/ess_seq": 0.4,
+    "reward/equal_groups": 0.25,
+    "response/truncated": 0.125,
 }
 
 
@@ -65,13 +75,59 @@ def test_the_suffix_sets_the_format_of_the_picture(new_job, tmp_path, suffix, st
 def test_every_panel_shows_its_metrics(new_job):
     figure = draw([new_job("job", (1, FULL), (2, FULL | {"reward/mean": 0.7}))])
     assert curves(figure, "Reward") == [[(1, 0.5), (2, 0.7)]]
-    assert curves(figure, "Loss") == [[(1, 0.1), (2, 0.1)]]
+    assert curves(figure, "Loss") == [[(1, 0.1), (2, 0.1)], [(1, 0.3), (2, 0.3)]]
     assert curves(figure, "KL") == [[(1, 0.01), (2, 0.01)]]
     assert curves(figure, "Age of experiences") == [[(1, 1.0), (2, 1.0)]]
     assert curves(figure, "Time of syncs and saves") == [[(1, 0.2), (2, 0.2)], [(1, 2.0), (2, 2.0)]]
     filled = {axes.get_title(loc="left") for axes in figure.axes if axes.collections}
     assert filled == {"Reward", "Age of experiences"}
+    assert curves(figure, "Tokens that are learnt") == [[(1, 100.0), (2, 100.0)], [(1, 200.0), (2, 200.0)]]
+    assert curves(figure, "Effective sample size") == [[(1, 0.9), (2, 0.9)], [(1, 0.4), (2, 0.4)]]
+    assert curves(figure, "Groups and rollouts") == [[(1, 0.25), (2, 0.25)], [(1, 0.125), (2, 0.125)]]
     assert texts(figure) == []
+
+
+def test_evaluations_are_drawn_at_the_steps_of_their_versions(new_job):
+    job = new_job("job", (1, FULL), (8, FULL))
+    evaluated(job, "e0", (1, 2, 0.25, 4), (1, 8, 0.75, 4), (2, 4, 0.5, 2), (2, 6, None, 0))
+    evaluated(job, "e1", (2, 4, 0.8, 1))
+    figure = draw([job])
+    training, evaluation = curves(figure, "Reward")
+    assert training == [(1, 0.5), (8, 0.5)]
+    assert evaluation == [(2, 0.25), (4, pytest.approx(0.6))], "step 8 was of an abandoned generation"
+    (axes,) = [each for each in figure.axes if each.get_title(loc="left") == "Reward"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["evaluation"]
+
+
+def test_each_evaluation_is_told_once_in_the_order_of_versions(new_job):
+    job, now = new_job("job"), [0.0]
+    evaluated(job, "e0", (1, 1, 0.125, 8))
+    watch = EvaluationWatch(job, lambda: now[0])
+    evaluated(job, "e0", (1, 3, 0.5, 8), (1, 2, 0.25, 8))
+    assert watch.next_figures() == {}, "it looks every few seconds"
+    now[0] += EVERY
+    told = [watch.next_figures() for _ in range(3)]
+    assert told[0] == {"eval/step": 2.0, "eval/reward": 0.25, "eval/tasks": 8.0, "eval/failed": 1.0}
+    assert [one.get("eval/step") for one in told] == [2.0, 3.0, None], "the first was there at the start"
+    with open(f"{job}/explorers/e0/evaluations.jsonl", "a") as file:
+        file.write('{"generation": 1, "step": true, "reward": 9}\nnot json\n{"generation": 1, "st')
+    now[0] += EVERY
+    assert watch.next_figures() == {}
+
+
+def evaluated(job, explorer, *versions):
+    """Append evaluations as `explorer run` writes them: generation, step, reward, tasks."""
+    for generation, step, reward, tasks in versions:
+        line = {
+            "generation": generation,
+            "step": step,
+            "reward": reward,
+            "tasks": tasks,
+            "failed": 1,
+            "at": 5.0,
+        }
+        os.makedirs(f"{job}/explorers/{explorer}", exist_ok=True)
+        append(f"{job}/explorers/{explorer}/evaluations.jsonl", [line])
 
 
 def test_after_a_resume_the_curve_shows_the_latest_run_only(new_job):
@@ -83,7 +139,7 @@ def test_after_a_resume_the_curve_shows_the_latest_run_only(new_job):
 def test_an_sft_plot_has_a_loss_and_marks_other_panels_as_not_recorded(new_job):
     figure = draw([new_job("job", (1, {"sft/loss": 2.0}), (2, {"sft/loss": 1.0}))])
     assert curves(figure, "Loss") == [[(1, 2.0), (2, 1.0)]]
-    assert texts(figure) == ["not recorded"] * 4
+    assert texts(figure) == ["not recorded"] * 7
 
 
 def test_non_finite_values_are_gaps_and_a_curve_of_gaps_is_omitted(new_job):

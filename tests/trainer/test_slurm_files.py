@@ -209,7 +209,7 @@ cat *.out
     assert (tmp_path / "trainers").read_text() == f" train c.toml {more}\n1 train c.toml {more}\n", said
     explorers = (tmp_path / "explorers").read_text().splitlines()
     assert [line.split(" ", 2)[2] for line in explorers if "run" in line] == [
-        f"run c.toml --name together-0 {more}"
+        f"run c.toml {more} --name together-0"
     ] * 2
     images = (tmp_path / "images").read_text().splitlines()
     before = f"exec --bind {tmp_path}/job --bind {tmp_path} /images/syncd.sif "

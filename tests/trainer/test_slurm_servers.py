@@ -1,4 +1,4 @@
-"""explorers-vllm.sbatch on a real Slurm, with the files that `syncd init` writes and fake servers."""
+"""explorers-vllm.sbatch and together.sbatch on a real Slurm, as `syncd init` writes them, with fake servers."""
 
 import os
 import sys
@@ -37,43 +37,100 @@ def starts(place):
     return [line.split() for line in (place / "starts").read_text().splitlines()]
 
 
+def new_job(place):
+    """Write the files of a job with vLLM, and what the script runs beside it."""
+    make_model(place / "model", 1)
+    assert run(["init", str(place / "new"), "--model", str(place / "model")]) == 0
+    (place / "applied.py").write_text(APPLIED)
+    (place / "health.py").write_text(HEALTH)
+
+
+def environment(place):
+    return {"SYNCD_SERVER": SERVER, "SYNCD_STAGE": str(place / "stage"), "PLACE": str(place)}
+
+
+BESIDE = """
+cd new
+syncd publish job 1 PLACE/model
+applied() { syncd status job --json | python PLACE/applied.py; }
+started() { (($(wc -l <PLACE/starts) == $1)); }
+"""
+
+
+def explorers_in(place):
+    return sorted(path.name for path in Path(place, "new/job/explorers").iterdir())
+
+
 @pytest.mark.only_with(SYNCD_SLURM="1")
-def test_a_task_is_a_server_with_an_explorer_that_is_started_again_and_leaves(bed, tmp_path):  # noqa: F811
-    make_model(tmp_path / "model", 1)
-    assert run(["init", str(tmp_path / "new"), "--model", str(tmp_path / "model")]) == 0
-    (tmp_path / "applied.py").write_text(APPLIED)
-    (tmp_path / "health.py").write_text(HEALTH)
+@pytest.mark.parametrize(
+    ("array", "names"),
+    [
+        pytest.param("5 --ntasks-per-node 2", ["5-0", "5-1"], id="two tasks of an element"),
+        pytest.param("5-6 --nodelist n0", ["5", "6"], id="two elements on one node"),
+    ],
+)
+def test_servers_of_one_node_have_ports_of_their_own_and_are_started_again(bed, tmp_path, array, names):  # noqa: F811
+    new_job(tmp_path)
     said = in_bed(
         bed,
         tmp_path,
-        f"""
-cd new
+        BESIDE.replace("PLACE", str(tmp_path))
+        + f"""
 syncd watch job --log-level warning & daemon=$!
-syncd publish job 1 {tmp_path}/model
-sbatch --array 5 --ntasks-per-node 2 -o {tmp_path}/out explorers-vllm.sbatch job.toml job
-applied() {{ syncd status job --json | python {tmp_path}/applied.py; }}
-started() {{ (($(wc -l <{tmp_path}/starts) == $1)); }}
+sbatch --array {array} -o {tmp_path}/out-%a explorers-vllm.sbatch job.toml job
 wait_for 200 applied
-python {tmp_path}/health.py $(grep -o 'http://127[0-9.:]*/' {tmp_path}/out | head -n 1)
+squeue --noheader --format 'node %N'
+python {tmp_path}/health.py $(cat {tmp_path}/out-* | grep -o 'http://127[0-9.:]*/' | head -n 1)
 # A server that ends is started again, with its explorer, while the other one goes on.
 kill -9 $(head -n 1 {tmp_path}/starts | cut -d' ' -f1)
 wait_for 200 started 3
 wait_for 200 applied
-scancel --signal=TERM --batch 1_5
+for element in $(squeue --noheader --array --format %i); do scancel --signal=TERM --batch $element; done
 wait_for 100 job_is 1 JobState=COMPLETED
 kill $daemon; wait $daemon
 syncd status job --json
 """,
         limit=600,
-        SYNCD_SERVER=SERVER,
-        SYNCD_STAGE=str(tmp_path / "stage"),
-        PLACE=str(tmp_path),
+        **environment(tmp_path),
     )
     assert "healthy" in said
+    assert len({line for line in said.splitlines() if line.startswith("node n")}) == 1, "they share a node"
     found = starts(tmp_path)
     assert len({port for _, port, *_ in found}) == 3, "each start has a port of its own"
     assert {model for *_, model in found} == {f"{tmp_path}/model"}
     assert not any(os.path.exists(f"/proc/{pid}") for pid, *_ in found)
-    assert sorted(path.name for path in Path(tmp_path, "new/job/explorers").iterdir()) == [
-        "explorers-vllm-5-0", "explorers-vllm-5-1",
-    ]  # fmt: skip
+    assert explorers_in(tmp_path) == [f"explorers-vllm-{name}" for name in names]
+
+
+@pytest.mark.only_with(SYNCD_SLURM="1")
+def test_servers_of_a_heterogeneous_job_are_started_again_and_end_with_its_trainer(bed, tmp_path):  # noqa: F811
+    """The trainer is a stand-in that waits for the file `gone`; daemon, explorers and stage are real."""
+    new_job(tmp_path)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/trainer").write_text(
+        f"#!/bin/bash\nuntil [[ -e {tmp_path}/gone ]]; do sleep 0.2; done\n"
+    )
+    (tmp_path / "bin/trainer").chmod(0o755)
+    in_bed(
+        bed,
+        tmp_path,
+        BESIDE.replace("PLACE", str(tmp_path))
+        + f"""
+# Two tasks for the second component, as its `#SBATCH` line would say.
+sed -i '/hetjob/,$ s/--ntasks-per-node=1/--ntasks-per-node=2/' together.sbatch
+sbatch together.sbatch job.toml job
+wait_for 200 applied
+kill -9 $(head -n 1 {tmp_path}/starts | cut -d' ' -f1)
+wait_for 200 started 3
+wait_for 200 applied
+touch {tmp_path}/gone
+wait_for 200 job_is 1 JobState=COMPLETED
+""",
+        limit=600,
+        PATH=f"{tmp_path}/bin:{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
+        **environment(tmp_path),
+    )
+    found = starts(tmp_path)
+    assert len({port for _, port, *_ in found}) == 3, "each start has a port of its own"
+    assert not any(os.path.exists(f"/proc/{pid}") for pid, *_ in found)
+    assert explorers_in(tmp_path) == ["together-0", "together-1"]

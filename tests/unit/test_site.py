@@ -10,7 +10,7 @@ from support.paths import ROOT
 
 from syncd.errors import REPOSITORY
 
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path.insert(0, str(ROOT / "docs"))
 import commands_page
 
 DOCS = ROOT / "docs"
@@ -77,5 +77,6 @@ def test_each_public_name_exists(page):
         *parents, last = dotted.split(".")
         module = ROOT.joinpath(*parents, last).with_suffix(".py")
         package = ROOT.joinpath(*parents)
-        file = package / "__init__.py" if package.is_dir() else package.with_suffix(".py")
+        init = package / "__init__.py"
+        file = init if init.is_file() else package.with_suffix(".py")
         assert module.is_file() or last in names(file), dotted

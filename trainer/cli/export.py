@@ -2,19 +2,26 @@
 
 import click
 
-from syncd.protocol.layout import MAX_STEP
+from syncd.arguments import job_argument, step_argument
+from syncd.console import UncheckedPath
 
 
 @click.command()
-@click.argument("job", metavar="JOB")
-@click.argument("step", metavar="STEP", type=click.IntRange(0, MAX_STEP))
-@click.argument("out", metavar="OUT")
+@job_argument
+@step_argument()
+@click.argument("out", metavar="OUT", type=UncheckedPath(file_okay=False))
 @click.option(
     "--dtype",
     type=click.Choice(["bfloat16", "float16", "float32"]),
-    help="Of the weights; as they are unless given.",
+    show_default="as they are",
+    help="Of the weights.",
 )
-@click.option("--base", metavar="DIR", help="The model that an adapter belongs to, if it was moved.")
+@click.option(
+    "--base",
+    metavar="DIR",
+    type=UncheckedPath(file_okay=False),
+    help="The model that an adapter belongs to, if it was moved.",
+)
 @click.option("--adapter", is_flag=True, help="Copy an adapter alone, as peft reads it.")
 @click.option("--critic", is_flag=True, help="The critic of a full checkpoint, not the policy.")
 def export(

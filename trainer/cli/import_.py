@@ -2,17 +2,28 @@
 
 import click
 
-from trainer.cli.train import check_file
+from syncd.console import UncheckedPath
+from syncd.jobfile.overrides import JobFileCommand, overrides_argument
+from trainer.cli.train import check_file, job_keys, plugin_names
 
 SOURCES = ("trinity", "verl", "prime-rl", "trl")
 
 
-@click.command("import", context_settings={"ignore_unknown_options": True})
-@click.argument("file", metavar="FILE", required=False, default="")
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, metavar="[--SECTION.KEY VALUE]...")
-@click.option("--to", metavar="JOB.TOML", help="Where the job's file goes; with --watch the second job.")
+@click.command("import", cls=JobFileCommand, keys=job_keys, names=plugin_names)
+@click.argument("file", metavar="[FILE]", required=False, default=None, type=UncheckedPath())
+@overrides_argument
 @click.option(
-    "--from", "source", type=click.Choice(SOURCES), help="The project; told by the keys unless given."
+    "--to",
+    metavar="FILE",
+    type=UncheckedPath(),
+    help="Where the job's file goes; with --watch the second job.",
+)
+@click.option(
+    "--from",
+    "source",
+    type=click.Choice(SOURCES),
+    show_default="told by the keys",
+    help="The project that FILE is of.",
 )
 @click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="One of their keys, above the file's."
@@ -23,8 +34,14 @@ SOURCES = ("trinity", "verl", "prime-rl", "trl")
 @click.option(
     "--from-checkpoint",
     "checkpoint",
-    metavar="STEP",
+    metavar="DIR",
+    type=UncheckedPath(file_okay=False),
     help="Start from the weights of a step, JOB/global_step_N: they are exported beside the job's file.",
+)
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="With --from-checkpoint: take optimizer, schedule and step number too (verl with FSDP2).",
 )
 @click.option(
     "--keys",
@@ -33,27 +50,36 @@ SOURCES = ("trinity", "verl", "prime-rl", "trl")
     help="Print what becomes of each key of a project, and end.",
 )
 @click.option(
-    "--watch", metavar="JOB", help="Republish each step of a running job as safetensors in the job --to."
+    "--watch",
+    metavar="JOB",
+    type=UncheckedPath(file_okay=False),
+    help="Republish each step of a running job as safetensors in the job --to.",
 )
 @click.option("--once", is_flag=True, help="With --watch: end after the newest step.")
-@click.option("--state-dir", metavar="DIR", help="With --watch: where the state of JOB is, if not in it.")
+@click.option(
+    "--state-dir",
+    metavar="DIR",
+    type=UncheckedPath(file_okay=False),
+    show_default="JOB/.syncd",
+    help="With --watch: where the state of JOB is.",
+)
 @click.option(
     "--dtype",
     type=click.Choice(["keep", "bfloat16", "float16", "float32"]),
     default="bfloat16",
-    show_default=True,
     help="With --watch: of weights that are no safetensors.",
 )
 @click.pass_context
 def import_(
     ctx: click.Context,
-    file: str,
+    file: str | None,
     overrides: tuple[str, ...],
     to: str | None,
     source: str | None,
     settings: tuple[str, ...],
     without: tuple[str, ...],
     checkpoint: str | None,
+    resume: bool,
     keys_of: str | None,
     watch: str | None,
     once: bool,
@@ -75,6 +101,7 @@ def import_(
       trainer import run_grpo.sh --to job.toml --set trainer.total_training_steps=200 --model.path /shared/models/base
       trainer import grpo.yaml --from trl --set num_processes=8 --without lr_scheduler_type
       trainer import config.yaml --to job.toml --from-checkpoint /ckpt/verl-job/global_step_200
+      trainer import config.yaml --to job.toml --from-checkpoint /ckpt/verl-job/global_step_200 --resume
       trainer import --keys verl
       trainer import --watch /ckpt/verl-job --to /ckpt/verl-job-syncd
     """  # noqa: D301 - click's mark is one backspace
@@ -94,7 +121,7 @@ def import_(
             watch, to, click.echo, state_dir=state_dir, dtype=None if dtype == "keep" else dtype, once=once
         )
         return
-    path = check_file("FILE", file)
+    path = check_file("FILE", file or "")
     found = import_config(
         path,
         to,
@@ -103,6 +130,7 @@ def import_(
         settings=settings,
         without=without,
         checkpoint=checkpoint,
+        resume=resume,
     )
     if to is None:
         click.echo(found.text, nl=False)

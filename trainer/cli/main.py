@@ -25,11 +25,12 @@ VERBS: Mapping[str, str] = {
     cls=console.LazyGroup,
     package="trainer.cli",
     verbs=VERBS,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
     epilog=f"\b\nKeys of the file: {DOCS}/configuration.md\nExit codes: {DOCS}/trainer.md",
 )
 @click.version_option(__version__, prog_name="trainer")
 @console.debug_option
+@console.completion_option
 def trainer(debug: bool) -> None:  # `debug` is read before anything is parsed
     """Train a model on the experiences of a job, and write its weights as steps."""
 

@@ -2,10 +2,15 @@
 
 import click
 
+from syncd.arguments import job_argument
+from syncd.console import UncheckedPath
+
 
 @click.command()
-@click.argument("job", metavar="JOB")
-@click.option("-o", "--out", metavar="FILE", help="The PNG to write; JOB/plot.png unless given.")
+@job_argument
+@click.option(
+    "-o", "--out", metavar="FILE", type=UncheckedPath(), show_default="JOB/plot.png", help="The PNG to write."
+)
 def plot(job: str, out: str | None) -> None:
     """Draw reward, loss, staleness and sync times of JOB to a PNG, and print its path.
 

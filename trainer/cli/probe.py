@@ -6,12 +6,11 @@ from syncd.console import UncheckedPath
 
 
 @click.command()
-@click.argument("directory", metavar="DIR", type=UncheckedPath())
+@click.argument("directory", metavar="DIR", type=UncheckedPath(file_okay=False))
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),
     default="float32",
-    show_default=True,
     help="What the forward pass computes in.",
 )
 @click.option("--trust-remote-code", "trust", is_flag=True, help="Run code that comes with the model.")

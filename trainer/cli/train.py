@@ -1,13 +1,15 @@
 """`trainer train`, and the options that `trainer stages` shares with it."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from syncd.errors import ConfigError
+from syncd.jobfile.overrides import JobFileCommand, complete_key, config_argument, overrides_argument
 
 if TYPE_CHECKING:
+    from syncd.jobfile.keys import Keys
     from trainer.config.changes import Contradiction
     from trainer.config.model import JobConfig
 
@@ -19,14 +21,35 @@ def job_command(work: Callable[..., None]) -> click.Command:
     change = "Let a key differ from what the job was started with, and record it. May be given several times."
     for add in (
         click.pass_context,
-        click.option("--allow-change", "allowed", multiple=True, metavar="KEY", help=change),
+        click.option(
+            "--allow-change",
+            "allowed",
+            multiple=True,
+            metavar="KEY",
+            shell_complete=complete_key,
+            help=change,
+        ),
         click.option("--nproc", type=click.IntRange(min=1), metavar="N", help=nproc),
         click.option("--dry-run", is_flag=True, help=dry_run),
-        click.argument("overrides", nargs=-1, type=click.UNPROCESSED, metavar="[--SECTION.KEY VALUE]..."),
-        click.argument("config", metavar="CONFIG", callback=_file),
+        overrides_argument,
+        config_argument(check_file),
     ):
         work = add(work)
-    return click.command(context_settings={"ignore_unknown_options": True})(work)
+    return click.command(cls=JobFileCommand, keys=job_keys, names=plugin_names)(work)
+
+
+def job_keys() -> "Keys":
+    """Return the keys of a job's file."""
+    from trainer.config.model import KEYS  # noqa: PLC0415
+
+    return KEYS
+
+
+def plugin_names(key: str) -> Iterable[str]:
+    """Return the names of what is installed for a key that names a plugin, such as `engine.name`."""
+    from trainer.plugins import REGISTRIES  # noqa: PLC0415
+
+    return (name for registry in REGISTRIES if registry.key == key for name in sorted(registry.installed))
 
 
 def show(config: "JobConfig", found: "Sequence[Contradiction]", allowed: Collection[str] = ()) -> None:
@@ -38,10 +61,6 @@ def show(config: "JobConfig", found: "Sequence[Contradiction]", allowed: Collect
     for contradiction in found:
         kind = "change" if contradiction.key in allowed else "contradiction"
         click.echo(f"{kind}: {contradiction}", err=True)
-
-
-def _file(_: click.Context, __: click.Parameter, value: str) -> str:
-    return check_file("CONFIG", value)
 
 
 def check_file(name: str, value: str) -> str:

@@ -121,6 +121,9 @@ OWN_LOSS = Loss({"clip_ratio": 0.2}, frozenset[str]().union(*(loss.reads for los
 NORMALISED = frozenset({"grpo", "grpo_vectorized", "grpo_passk"})
 """The estimators that read norm_advantage."""
 
+OF_SEQUENCES = frozenset({"gspo"})
+"""The losses whose ratio is that of a whole rollout."""
+
 _CLIPS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
 
 OF_GAE = ("gamma", "lam")
@@ -133,6 +136,9 @@ ADVANTAGES = frozenset(
 
 GAE = "gae"
 """The estimator that needs a critic."""
+
+OF_TURNS = frozenset({GAE, "reinforce_plus_plus"})
+"""The estimators that take rewards of tokens, and so of turns; the others add up a rollout's."""
 
 _PAIRS = "verl 0.9 has no loss over pairs of responses"
 _SCORED = "verl 0.9 has no loss over single responses that are called good or bad"
@@ -203,6 +209,7 @@ def unread(section: AlgorithmSection) -> tuple[str, ...]:
         *(() if known.has_modes else ("loss_agg_mode",)),
         *(() if estimator in NORMALISED else ("norm_advantage",)),
         *(() if estimator == GAE else OF_GAE),
+        *(() if estimator in OF_TURNS else ("turn_rewards",)),
     )
 
 

@@ -43,7 +43,7 @@ FIRST_LINE = "# The resolved configuration of this job: `trainer train` writes i
 _FORMER_DEFAULTS = {"clip_ratio": 0.2, "loss_agg_mode": "token-mean", "norm_advantage": True}
 """What earlier releases wrote of [algorithm] for sft, which reads none of it."""
 
-_OF_ESTIMATORS = frozenset({"norm_advantage", *OF_GAE})
+_OF_ESTIMATORS = frozenset({"norm_advantage", "turn_rewards", *OF_GAE})
 _INSTEAD_OF_PAIRS = (
     'train the preferred responses with algorithm.name = "sft",'
     ' or score responses with explorer.reward.function and train with "grpo"'
@@ -173,8 +173,23 @@ def _data(config: JobConfig) -> Iterator[Problem]:
             f"data.max_waiting = {data.max_waiting} is less than the {rows} rows of one step"
             " (data.groups x data.group_size)",
         )
+    if config.trainer.validation_interval and not data.validation_path:
+        text = "trainer.validation_interval means nothing without data.validation_path"
+        yield Problem("trainer.validation_interval", text)
+    yield from _selection(config)
     if data.beyond == "weight" and data.max_age is None:
         yield Problem("data.max_age", 'data.beyond = "weight" needs data.max_age')
+
+
+def _selection(config: JobConfig) -> Iterator[Problem]:
+    section = config.selection
+    if section.patience and not section.metric:
+        yield Problem(
+            "selection.patience", "selection.patience needs selection.metric", 'metric = "eval/reward"'
+        )
+    if section.metric.startswith("validation/") and not config.data.validation_path:
+        text = f'selection.metric = "{section.metric}" needs data.validation_path'
+        yield Problem("selection.metric", text)
 
 
 def optimizer_problems(config: JobConfig) -> Iterator[Problem]:

@@ -104,6 +104,8 @@ class AlgorithmSection(Section):
     """gae: by how much a reward counts less for each token that it comes later."""
     lam: Annotated[float, Field(ge=0, le=1)] = Field(default=0.95, json_schema_extra=FIXED)
     """gae: its lambda, from 0 (the next token's value) to 1 (the reward itself)."""
+    turn_rewards: bool = Field(default=False, json_schema_extra=FIXED)
+    """gae, reinforce_plus_plus: each token gets the rewards from its own turn on, not that of the whole rollout."""
     old_logprobs: Literal["recompute", "rollout"] = Field(default="recompute", json_schema_extra=FIXED)
     """Log-probs that ratios are taken against: of this model before the update, or those that explorers recorded."""
     temperature: Above0 = Field(default=1.0, json_schema_extra=FIXED)
@@ -159,6 +161,8 @@ class TrainerSection(Section):
     """Steps after which the run is done; none for as long as there are samples."""
     save_interval: Count = 0
     """Steps between two full checkpoints; 0 for only the last one."""
+    validation_interval: Count = 0
+    """Steps between two measurements of the loss of `data.validation_path`; 0 for only the last one."""
     max_checkpoints_to_keep: Count = 0
     """Newest full checkpoints that are kept; 0 for all."""
     save_hf_checkpoint: Literal["always", "never", "last"] = "last"
@@ -169,6 +173,21 @@ class TrainerSection(Section):
     """Resume in the job directory; false starts a new one beside it if it is not empty."""
     start_daemon: bool = True
     """Start `syncd watch` beside the trainer if no daemon leads the job."""
+
+
+class SelectionSection(Section):
+    """Which steps are best by a figure, and what follows from it."""
+
+    metric: str = ""
+    """A figure of metrics.jsonl, for example `eval/reward` or `validation/loss`; none unless given."""
+    goal: Literal["max", "min"] = "max"
+    """Which values are better: larger or smaller ones."""
+    keep_best: Count = 1
+    """Steps with the best values that are pinned, so that retention keeps them; 0 for none."""
+    patience: Count = 0
+    """Values in a row that are no better than the best before, after which the run ends; 0 for no such end."""
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
+    """By how much more than this a value must be better to count as better for `patience`."""
 
 
 class MonitorSection(Section):
@@ -211,6 +230,8 @@ class JobConfig(JobFile):
     """How weights reach explorers."""
     trainer: TrainerSection = TrainerSection()
     """The loop."""
+    selection: SelectionSection = SelectionSection()
+    """Which steps are best by a figure."""
     monitor: MonitorSection = MonitorSection()
     """Where metrics go."""
     explorer: dict[str, Any] = Field(default_factory=dict)
@@ -228,6 +249,7 @@ _PATHS = (
     "model.lora.adapter",
     "critic.path",
     "data.sft_path",
+    "data.validation_path",
     "sync.memory_dir",
 )
 KEYS = Keys(JobConfig, _PATHS)

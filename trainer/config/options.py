@@ -109,14 +109,14 @@ def _wrapping(*names: str) -> Accept:
 
 
 def is_threshold(value: Any) -> bool:
-    """Return whether a value is a bound of rollout correction: a number, or `"lower_upper"`."""
+    """Return whether a value is a bound of rollout correction: a number, or `"lower_upper"`, whose lower may be 0."""
     if not isinstance(value, str):
         return _number(0)(value)
     try:
         bounds = [float(part) for part in value.split("_")]
     except ValueError:
         return False
-    return 1 <= len(bounds) <= 2 and all(map(math.isfinite, bounds)) and 0 < bounds[0] <= bounds[-1]  # noqa: PLR2004
+    return 1 <= len(bounds) <= 2 and all(map(math.isfinite, bounds)) and 0 <= bounds[0] <= bounds[-1] > 0  # noqa: PLR2004
 
 
 OF_LOSSES: Mapping[str, Accept] = {

@@ -76,6 +76,11 @@ class TrainEngineWrapper(ABC):
     def train_step(self, batch: Batch) -> Metrics:
         """Train on the whole batch, the same on all ranks; each rank takes its share of the rows."""
 
+    @property
+    def step_times(self) -> Metrics:
+        """Return seconds of parts of the last step, by names that begin with `time/`; rank 0's count."""
+        return {}
+
     @abstractmethod
     def sync_weight(self, method: str, *, is_checkpoint: bool = False) -> None:
         """Publish the weights as the step `train_step_num` by a transport; return once training may continue.

@@ -48,7 +48,7 @@ class FsdpFiles:
 
     def __init__(self, disk: Disk, directory: str, *, adapters: bool = False) -> None:
         self._directory = directory
-        paths = [f"{directory}/{name}" for name in _rank_files(disk, directory)]
+        paths = [f"{directory}/{name}" for name in rank_files(disk, directory)]
         self._ranks = [_load(path) for path in paths]
         first = self._ranks[0]
         for path, found in zip(paths, self._ranks, strict=True):
@@ -76,7 +76,7 @@ class FsdpFiles:
             raise CorruptDataError(f"tensor {name!r}: {error}", path=self._directory) from None
 
 
-def _rank_files(disk: Disk, directory: str) -> list[str]:
+def rank_files(disk: Disk, directory: str) -> list[str]:
     """Return the names of all ranks' files, in the order of the ranks."""
     found: dict[int, dict[int, str]] = {}
     for entry in list_if_there(disk, directory):
@@ -96,7 +96,7 @@ def _load(path: str) -> Mapping[str, torch.Tensor]:
         if not zipfile.is_zipfile(file):  # torch would call it an invalid argument
             raise CorruptDataError("not a whole file of torch.save", path=path)
     try:
-        with _without_warning():
+        with without_warning():
             found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except pickle.UnpicklingError as error:
         raise ConfigError(
@@ -116,7 +116,7 @@ def _all_tensors(found: Mapping[object, object]) -> bool:
 
 
 @contextlib.contextmanager
-def _without_warning() -> Iterator[None]:
+def without_warning() -> Iterator[None]:
     """Leave out torch's remark on each tensor that a mesh was unpickled without process groups."""
     logger = logging.getLogger("torch.distributed.device_mesh")
     logger.disabled = True

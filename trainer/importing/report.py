@@ -67,9 +67,14 @@ def _line(row: Row) -> str:
     if row.kind == "mapped":
         return f"| {theirs} | {', '.join(f'`{key}`' for key in row.ours)} | {row.about} |"
     if row.kind == "unsupported":
-        off = f" (unless {' or '.join(f'`{one}`' for one in row.off)})" if row.off else ""
+        off = f" (unless {' or '.join(_code(one) for one in row.off)})" if row.off else ""
         return f"| {theirs} | {row.about}{off} | {row.instead or 'leave it out: `--without KEY`'} |"
     return f"| {theirs} | {row.about} |"
+
+
+def _code(value: object) -> str:
+    """Return a value as code; an empty text would be no code in Markdown."""
+    return "`''`" if value == "" else f"`{value}`"
 
 
 def _defaults(table: Table) -> str:

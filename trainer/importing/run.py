@@ -12,13 +12,13 @@ import tomli_w
 
 from syncd.errors import ConfigError, UsageError, storage_errors
 from syncd.jobfile.loader import COMMAND_LINE, layer_of, parse_overrides
-from syncd.protocol.layout import parse_step_name
 from trainer.config.algorithms import SFT
 from trainer.config.load import LOADER, load_config, resolved
 from trainer.config.model import KEYS, JobConfig
 from trainer.importing.apply import Entry, Outcome, Refusal, apply, is_below
 from trainer.importing.read_source import read_setting, read_source, resolve
 from trainer.importing.rows import Table
+from trainer.importing.start import enter_start
 from trainer.importing.tables import table_of
 
 _WIDTH = 44
@@ -50,6 +50,7 @@ def import_config(
     settings: Sequence[str] = (),
     without: Sequence[str] = (),
     checkpoint: str | None = None,
+    resume: bool = False,
 ) -> Imported:
     """Return what becomes of a file, and write the job's file if every key that matters has a counterpart.
 
@@ -62,6 +63,7 @@ def import_config(
         without: Their keys, or tables of them, to leave out.
         checkpoint: A step's directory of the other project: its weights are exported beside the job's file, and
             training starts from them.
+        resume: With `checkpoint`: make the step a full checkpoint of the new job instead, with its training state.
 
     Raises:
         UsageError: The arguments do not fit; the job's file is there.
@@ -72,23 +74,25 @@ def import_config(
         raise UsageError("the job's file is there already", path=to, hint="name another one with --to")
     values = {**read_source(path), **dict(map(read_setting, settings))}
     table = table_of(values, source, path)
-    if checkpoint is not None and "--model.path" in overrides:
+    if resume and checkpoint is None:
+        raise UsageError("--resume belongs to --from-checkpoint", hint="--from-checkpoint JOB/global_step_N")
+    if checkpoint is not None and not resume and "--model.path" in overrides:
         raise UsageError("--from-checkpoint names the model already", hint="leave out --model.path")
     _check_without(without, values, table)
     ours = flat(parse_overrides(overrides, KEYS))
     outcome = apply(table, resolve(values, table.defaults), ours, without)
     outcome.refusals += _missing(outcome)
     outcome.refusals += _taken(outcome, to)
-    outcome.by_hand |= ({} if checkpoint else _elsewhere(outcome)) | _warm(outcome)
+    outcome.by_hand |= ({} if checkpoint and not resume else _elsewhere(outcome)) | _warm(outcome)
     _drop_explorer(outcome)
     _make_room(outcome)
-    start = _enter_start(outcome, checkpoint, to)
+    start = enter_start(outcome, checkpoint, to, resume=resume)
     if outcome.refusals:
         return Imported(table, outcome, "")
     text = job_text(outcome.entries, _head(table, path))
-    _check(text, to or "job.toml")
+    config = _checked(text, to or "job.toml")
     if start is not None:
-        start.export()
+        start.export(config)
     if to is not None:
         _write(text, to)
     return Imported(table, outcome, text)
@@ -173,58 +177,6 @@ def _make_room(outcome: Outcome) -> None:
             outcome.entries.setdefault("data.max_waiting", Entry(2 * rows, "the experiences of two steps"))
 
 
-@dataclass(frozen=True, slots=True)
-class StartCheckpoint:
-    """The step of another project's job that training starts from.
-
-    Args:
-        job: Its job's directory.
-        step: Its number.
-        out: Where its weights go.
-        critic: Whether the critic's go there too, with `-critic` at the end of the name.
-    """
-
-    job: str
-    step: int
-    out: str
-    critic: bool
-
-    def export(self) -> None:
-        """Write the weights as Hugging Face directories, in float32 as they are trained."""
-        from trainer.export import export  # noqa: PLC0415 - it imports torch
-
-        export(self.job, self.step, self.out, "float32")
-        if self.critic:
-            export(self.job, self.step, f"{self.out}-critic", "float32", critic=True)
-
-
-def _enter_start(outcome: Outcome, checkpoint: str | None, to: str | None) -> StartCheckpoint | None:
-    """Enter the model that a step becomes, and return the step; None without one.
-
-    Raises:
-        UsageError: It is no step's directory, or there is no place beside a job's file.
-    """
-    if checkpoint is None:
-        return None
-    path = os.path.abspath(checkpoint)
-    step = parse_step_name(os.path.basename(path))
-    if step is None or not os.path.isdir(path):
-        raise UsageError("not a step's directory", path=checkpoint, hint="name JOB/global_step_N")
-    if to is None:
-        raise UsageError("--from-checkpoint needs --to", hint="its weights go beside the job's file")
-    name, origin = f"{os.path.splitext(os.path.basename(to))[0]}-start", f"{path}, exported"
-    enabled = outcome.entries.get("critic.enabled")
-    critic = enabled is not None and enabled.value is True and os.path.isdir(f"{path}/critic")
-    outcome.refusals = [one for one in outcome.refusals if "--model.path" not in one.instead]
-    outcome.entries["model.path"] = Entry(name, origin)
-    if critic:
-        outcome.entries["critic.path"] = Entry(f"{name}-critic", origin)
-    else:
-        outcome.entries.pop("critic.path", None)
-    out = os.path.join(os.path.dirname(os.path.abspath(to)), name)
-    return StartCheckpoint(os.path.dirname(path), step, out, critic)
-
-
 def _head(table: Table, path: str) -> str:
     return (
         f"Imported by `trainer import {os.path.basename(path)}` from {table.title}; behind each key, its origin.\n"
@@ -232,14 +184,14 @@ def _head(table: Table, path: str) -> str:
     )
 
 
-def _check(text: str, path: str) -> None:
-    """Have our own loader read the text.
+def _checked(text: str, path: str) -> JobConfig:
+    """Return the text as our own loader reads it.
 
     Raises:
         ConfigError: It refuses it; with all problems.
     """
     try:
-        resolved(LOADER.load([layer_of(tomllib.loads(text), path)], path))
+        return resolved(LOADER.load([layer_of(tomllib.loads(text), path)], path))
     except ConfigError as error:
         hint = f"give --section.key VALUE; {error.hint}" if error.hint else "give --section.key VALUE"
         raise ConfigError(f"what the file says cannot be trained here: {error.message}", hint=hint) from error

@@ -179,13 +179,14 @@ def _correction(given: Given) -> dict[str, Any]:
         return {}
     mode = given.text("vllm_importance_sampling_mode")
     level, _, how = mode.partition("_")
-    if how != "truncate" or level not in ("token", "sequence"):
+    if how not in ("truncate", "mask") or level not in ("token", "sequence"):
         names = ("vllm_importance_sampling_mode=token_truncate", "vllm_importance_sampling_correction=False")
         instead = " or ".join(f"--set {one}" for one in names)
-        raise CannotMapError(f"{mode}: ratios above a bound are cut here, never masked", instead)
+        raise CannotMapError(f"{mode} is no correction that is known here", instead)
     table = "algorithm.options.policy_loss.rollout_correction"
     cap = given.number("vllm_importance_sampling_cap")
-    return {f"{table}.rollout_is": level, f"{table}.rollout_is_threshold": cap}
+    threshold = cap if how == "truncate" else f"0_{cap:g}"
+    return {f"{table}.rollout_is": level, f"{table}.rollout_is_threshold": threshold}
 
 
 def _engine(given: Given) -> dict[str, Any]:
@@ -299,7 +300,8 @@ _ROWS: tuple[Row, ...] = (
     joint(("use_vllm", "vllm_server_base_url", "vllm_server_host", "vllm_server_port"),
           ("explorer.engine.kind", "explorer.engine.address"), _engine, "a server that you start"),
     joint(("vllm_importance_sampling_correction", "vllm_importance_sampling_mode", "vllm_importance_sampling_cap"),
-          ("algorithm.options.policy_loss.rollout_correction",), _correction, "with use_vllm; truncation alone"),
+          ("algorithm.options.policy_loss.rollout_correction",), _correction,
+          "with use_vllm; a mask is a threshold with the lower bound 0"),
     joint(("use_peft", "lora_r", "lora_alpha", "lora_target_modules"),
           ("model.lora.rank", "model.lora.alpha", "model.lora.targets"), _lora, "with use_peft"),
     unsupported("adapters have no dropout", "lora_dropout", off=(0, 0.0), instead="--set lora_dropout=0"),

@@ -95,12 +95,6 @@ def _age(figures: RunFigures) -> str:
     return f"{mean:.1f}" if most is None else f"{mean:.1f} (max {most:.0f})"
 
 
-def _tokens_a_second(figures: RunFigures) -> str:
-    """Return the tokens trained on in a second of a step."""
-    tokens, seconds = figures.values.get("train/tokens"), figures.values.get("time/step", figures.pace)
-    return "" if tokens is None or seconds <= 0 else short(tokens / seconds)
-
-
 def _first(show: Callable[[float], str], *names: str) -> Show:
     """Return what shows the first of the metrics that a run has."""
     return lambda figures: next((show(figures.values[name]) for name in names if name in figures.values), "")
@@ -115,6 +109,7 @@ _NUMBER, _COUNT = "{:.3g}".format, "{:.0f}".format
 _GROUPS: Sequence[Sequence[tuple[str, Show]]] = (
     (  # what is learnt
         ("reward", _reward),
+        ("evaluation", _first("{:.3f}".format, "eval/reward")),
         ("loss", _first(_NUMBER, "actor/pg_loss", "sft/loss")),
         ("kl", _first(_NUMBER, "actor/kl_loss", "actor/ppo_kl")),
         ("entropy", _first(_NUMBER, "actor/entropy")),
@@ -122,7 +117,7 @@ _GROUPS: Sequence[Sequence[tuple[str, Show]]] = (
         ("length", _first(_NUMBER, "response/length_mean")),
     ),
     (  # what takes how long
-        ("tokens/s", _tokens_a_second),
+        ("tokens/s", _first(short, "perf/tokens_per_second")),
         ("step", _first(span, "time/step")),
         ("train", _first(span, "time/train_step")),
         ("wait", _first(span, "time/sample_wait")),

@@ -1,4 +1,4 @@
-"""Curves of one job or several as one picture: reward, loss, KL and age, times of syncs and saves.
+"""Curves of one job or several as one picture: reward and evaluations, loss, KL, age, speed, times, sample sizes.
 
     plot("/shared/job", "job.png")
     plot(["/shared/seed-1", "/shared/seed-2", "/shared/seed-3"], "seeds.svg")
@@ -22,6 +22,7 @@ from syncd.errors import (
     storage_errors,
 )
 from trainer.monitors.jsonl import METRICS, History, read_history
+from trainer.reporting.evaluations import evaluation_history
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,12 +38,14 @@ class PlotCurve:
         label: What it is called in the legend.
         style: Of the line, as matplotlib has it.
         band: The metrics between which the area is filled, if any.
+        of_versions: Whether it is of evaluations, by the step of the version.
     """
 
     names: tuple[str, ...]
     label: str = ""
     style: str = "-"
     band: tuple[str, str] | None = None
+    of_versions: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +70,17 @@ class PlotPanel:
 REWARD = PlotPanel(
     "Reward",
     "",
-    (PlotCurve(("reward/mean",), band=("reward/min", "reward/max")),),
+    (
+        PlotCurve(("reward/mean",), band=("reward/min", "reward/max")),
+        PlotCurve(("eval/reward",), "evaluation", "--", of_versions=True),
+    ),
     bands="mean, and from min to max",
 )
-LOSS = PlotPanel("Loss", "", (PlotCurve(("actor/pg_loss", "sft/loss")),))
+LOSS = PlotPanel(
+    "Loss",
+    "",
+    (PlotCurve(("actor/pg_loss", "sft/loss")), PlotCurve(("validation/loss",), "validation", "--")),
+)
 KL = PlotPanel("KL", "", (PlotCurve(("actor/kl_loss", "actor/ppo_kl")),))
 AGE = PlotPanel(
     "Age of experiences",
@@ -86,14 +96,36 @@ TIMES = PlotPanel(
     from_zero=True,
 )
 
-PANELS = (REWARD, LOSS, KL, AGE, TIMES)
+SPEED = PlotPanel(
+    "Tokens that are learnt",
+    "a second",
+    (
+        PlotCurve(("perf/tokens_per_second",), "with waits"),
+        PlotCurve(("perf/train_tokens_per_second",), "in training", "--"),
+    ),
+    from_zero=True,
+)
+SIZES = PlotPanel(
+    "Effective sample size",
+    "share",
+    (PlotCurve(("rollout/ess_token",), "tokens"), PlotCurve(("rollout/ess_seq",), "rollouts", "--")),
+    from_zero=True,
+)
+SHARES = PlotPanel(
+    "Groups and rollouts",
+    "share",
+    (PlotCurve(("reward/equal_groups",), "equal"), PlotCurve(("response/truncated",), "cut off", "--")),
+    from_zero=True,
+)
+
+PANELS = (REWARD, LOSS, SPEED, KL, AGE, TIMES, SIZES, SHARES)
 """In the order of the figure's places."""
 
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Colours of jobs in turn, distinct also for colour-blind people and in print."""
 
-SIZE = (11.0, 7.5)
+SIZE = (16.0, 7.5)
 """Inches."""
 
 _DOTS_BELOW = 25
@@ -108,6 +140,7 @@ class _Job:
     name: str
     colour: str
     history: History
+    evaluations: History
 
 
 def plot(job_dirs: Sequence[str] | str, out: str) -> str:
@@ -132,8 +165,9 @@ def draw(job_dirs: Sequence[str]) -> "Figure":
     if not job_dirs:
         raise UsageError("nothing to plot", hint="name one job directory or more")
     histories = [_history(directory) for directory in job_dirs]
-    colours = itertools.cycle(COLOURS)
-    return _figure([_Job(*each) for each in zip(_names(job_dirs), colours, histories, strict=False)])
+    evaluations = map(evaluation_history, job_dirs)
+    parts = zip(_names(job_dirs), itertools.cycle(COLOURS), histories, evaluations, strict=False)
+    return _figure([_Job(*each) for each in parts])
 
 
 def _names(directories: Sequence[str]) -> list[str]:
@@ -186,25 +220,28 @@ def _new_figure() -> "Figure":
 
 
 def _axes(figure: "Figure") -> "Iterator[Axes]":
-    """Yield the axes of a 2x2 figure, whose third part is two panels, one above the other; all share the steps."""
-    grid = figure.add_gridspec(2, 2)
+    """Yield the axes of a 2x3 figure, of which two parts are two panels, one above the other; all share the steps."""
+    grid = figure.add_gridspec(2, 3)
     first = figure.add_subplot(grid[0, 0])
     yield first
-    halves = grid[1, 0].subgridspec(2, 1)
-    for place in (grid[0, 1], halves[0], halves[1], grid[1, 1]):
+    left, right = (grid[1, column].subgridspec(2, 1) for column in (0, 2))
+    for place in (grid[0, 1], grid[0, 2], left[0], left[1], grid[1, 1], right[0], right[1]):
         yield figure.add_subplot(place, sharex=first)
 
 
 def _draw(axes: "Axes", panel: PlotPanel, jobs: Sequence[_Job]) -> None:
-    drawn = [_curve(axes, line, job) for job in jobs for line in panel.lines]
+    drawn = []
+    for line in panel.lines:
+        found = [_curve(axes, line, job) for job in jobs]
+        drawn += [line] if any(found) else []
     if panel.bands and len(jobs) == 1:
         _bands(axes, panel, jobs[0])
     _dress(axes, panel)
-    if not any(drawn):
+    if not drawn:
         axes.set_yticks([])
         axes.text(0.5, 0.5, "not recorded", ha="center", va="center", color="0.6", transform=axes.transAxes)
-    elif len(panel.lines) > 1:
-        _key(axes, panel)
+    else:
+        _key(axes, drawn, inside=bool(panel.bands))
 
 
 def _dress(axes: "Axes", panel: PlotPanel) -> None:
@@ -220,16 +257,21 @@ def _dress(axes: "Axes", panel: PlotPanel) -> None:
         axes.set_ylim(bottom=0)
 
 
-def _key(axes: "Axes", panel: PlotPanel) -> None:
-    """Say in the line of the title, where no curve can be, which line is what."""
-    handles = [axes.plot([], [], line.style, color="0.3", label=line.label)[0] for line in panel.lines]
-    where: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.2}
-    axes.legend(handles=handles, fontsize=8, frameon=False, ncols=len(handles), **where)
+def _key(axes: "Axes", lines: Sequence[PlotCurve], *, inside: bool) -> None:
+    """Say which line is what: in the line of the title, where no curve can be, unless bands are explained there."""
+    named = [line for line in lines if line.label]
+    handles = [axes.plot([], [], line.style, color="0.3", label=line.label)[0] for line in named]
+    where: dict[str, Any] = {"loc": "lower right"}
+    if not inside:
+        where |= {"bbox_to_anchor": (1, 1), "borderaxespad": 0.2}
+    if handles:
+        axes.legend(handles=handles, fontsize=8, frameon=False, ncols=len(handles), **where)
 
 
 def _curve(axes: "Axes", line: PlotCurve, job: _Job) -> bool:
     """Draw a curve, and say whether there was one."""
-    steps, values = job.history.series(*line.names)
+    source = job.evaluations if line.of_versions else job.history
+    steps, values = source.series(*line.names)
     if not any(map(math.isfinite, values)):
         return False
     style: dict[str, Any] = {"color": job.colour, "linestyle": line.style}

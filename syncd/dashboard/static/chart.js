@@ -11,7 +11,7 @@ const TICK_EVERY = 90;
 const DOTS_BELOW = 30;
 const SHOWN_BY_TICKS = new Set(["", "seconds", "bytes", "explorers"]);
 
-function draw(tag, attributes, ...children) {
+export function drawn(tag, attributes, ...children) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) {
     made.setAttribute(name, value);
@@ -22,7 +22,7 @@ function draw(tag, attributes, ...children) {
 
 // A figure that `update` fills, and whose cursor `point` sets; `moved` is told the time under its own cursor, or null.
 export function figure(moved) {
-  const drawing = draw("svg", { class: "chart", tabindex: "0", role: "slider", height: HEIGHT });
+  const drawing = drawn("svg", { class: "chart", tabindex: "0", role: "slider", height: HEIGHT });
   const title = node("h3", "");
   const keys = node("p", "keys");
   const whole = node("figure", "", node("figcaption", "", title, keys), drawing);
@@ -41,7 +41,7 @@ export function figure(moved) {
         known.scale = scales(domain, range(values, chart.from_zero), drawing.parentElement.clientWidth || 320);
         drawing.setAttribute("width", known.scale.width);
         drawing.setAttribute("aria-label", `${title.textContent} over time`);
-        drawing.replaceChildren(...grid(known.scale, chart.unit), ...chart.series.flatMap((each, place) => curve(chart, each, place, known.scale)), draw("line", { class: "cursor", y1: EDGE.top, y2: HEIGHT - EDGE.bottom }));
+        drawing.replaceChildren(...grid(known.scale, chart.unit), ...chart.series.flatMap((each, place) => curve(chart, each, place, known.scale)), drawn("line", { class: "cursor", y1: EDGE.top, y2: HEIGHT - EDGE.bottom }));
       }
       tell();
     },
@@ -68,11 +68,11 @@ function scales([begins, ends], [low, high], width) {
 
 function grid(scale, unit) {
   const rows = ticks(scale.low, scale.high, unit).map((value) => [
-    draw("line", { class: "grid", x1: EDGE.left, x2: scale.width - EDGE.right, y1: scale.y(value), y2: scale.y(value) }),
-    draw("text", { x: EDGE.left - 6, y: scale.y(value) + 4, "text-anchor": "end" }, valued(value, unit)),
+    drawn("line", { class: "grid", x1: EDGE.left, x2: scale.width - EDGE.right, y1: scale.y(value), y2: scale.y(value) }),
+    drawn("text", { x: EDGE.left - 6, y: scale.y(value) + 4, "text-anchor": "end" }, valued(value, unit)),
   ]);
   const columns = times(scale.begins, scale.ends, Math.max(Math.floor(scale.width / TICK_EVERY), 1)).map(([at, text]) =>
-    draw("text", { x: Math.min(Math.max(scale.x(at), EDGE.left), scale.width - 24), y: HEIGHT - 6, "text-anchor": "middle" }, text),
+    drawn("text", { x: Math.min(Math.max(scale.x(at), EDGE.left), scale.width - 24), y: HEIGHT - 6, "text-anchor": "middle" }, text),
   );
   return [...rows.flat(), ...columns];
 }
@@ -83,14 +83,14 @@ function curve(chart, series, place, scale) {
   }
   if (series.style === "high") {
     const low = chart.series.find((each) => each.style === "low");
-    return [draw("path", { class: "band", d: band(series.points, low.points, scale) })];
+    return [drawn("path", { class: "band", d: band(series.points, low.points, scale) })];
   }
   const style = `curve of-${place}`;
   const dots = series.points.length < DOTS_BELOW && series.style !== "step" ? series.points.filter((point) => point[2] !== null) : [];
   return [
-    draw("path", { class: style, d: path(series.points, scale, series.style === "step") }),
-    ...dots.map(([at, , value]) => draw("circle", { class: `dot of-${place}`, cx: scale.x(at), cy: scale.y(value), r: 2 })),
-    ...series.points.filter((point) => point[2] === null).map(([at]) => draw("path", { class: "odd", d: `M${scale.x(at)} ${HEIGHT - EDGE.bottom}l4 -8h-8z` })),
+    drawn("path", { class: style, d: path(series.points, scale, series.style === "step") }),
+    ...dots.map(([at, , value]) => drawn("circle", { class: `dot of-${place}`, cx: scale.x(at), cy: scale.y(value), r: 2 })),
+    ...series.points.filter((point) => point[2] === null).map(([at]) => drawn("path", { class: "odd", d: `M${scale.x(at)} ${HEIGHT - EDGE.bottom}l4 -8h-8z` })),
   ];
 }
 

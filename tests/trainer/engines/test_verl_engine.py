@@ -9,8 +9,15 @@ from support import samples
 from support.case_runs import assert_close
 from support.verl_release import LACKS
 
+from trainer.engines.verl.figures import MISMATCH, OF_ROLLOUTS
+
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
 pytestmark = [pytest.mark.group("engines"), pytest.mark.slow]
+
+OF_A_STEP = (
+    "actor/pg_loss", "actor/kl_loss", "actor/entropy", "actor/pg_clipfrac", "rollout/ess_token", "rollout/ess_seq",
+    "rollout/is_weight_mean", *MISMATCH, *OF_ROLLOUTS,
+)  # fmt: skip
 
 
 def test_gradients_match_the_formula(one):
@@ -18,6 +25,14 @@ def test_gradients_match_the_formula(one):
     assert set(expected) == {"token-mean", "entropy", "sft", "mixed"}
     for name, gradients in expected.items():
         assert_close(found[name, "eight"][0], gradients)
+
+
+def test_the_passes_of_a_step_are_measured(two):
+    for rank in two["contract"]:
+        assert rank["times"].keys() == {
+            f"time/{name}" for name in ("forward", "backward", "optimizer", "old_logprobs")
+        }
+        assert all(seconds > 0 for seconds in rank["times"].values())
 
 
 def test_a_rollout_of_several_segments_counts_once(one, two):
@@ -33,6 +48,17 @@ def test_a_rollout_of_several_segments_counts_once(one, two):
     assert metrics["reward/mean"] == pytest.approx(sum(rewards) / 6)
     assert metrics["train/tokens"] == sum(sum(row.learnt) for row in batch.experiences)
     assert metrics["train/tokens"] < sum(sum(row.action_mask) for row in batch.experiences)
+
+
+def test_a_rollout_is_learnt_the_same_however_it_is_cut(one, two):
+    """One row a rollout, and up to three of other micro-batches and ranks: the same gradients and figures."""
+    for algorithm, ((whole, figures), _) in one["pieces"][0].items():
+        for found in (*one["pieces"], *two["pieces"]):
+            for gradients, metrics in found[algorithm]:
+                assert_close(gradients, whole)
+                for name in OF_A_STEP:
+                    expected = pytest.approx(figures.get(name, 0.0), rel=1e-4, abs=1e-6)
+                    assert metrics.get(name, 0.0) == expected, name
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 3e-2)])

@@ -18,6 +18,7 @@ from trainer.config.model_files import companions, read_model_config  # noqa: E4
 from trainer.engines.verl import figures, rows  # noqa: E402
 from trainer.engines.verl.checks import resolve, schedule_steps  # noqa: E402
 from trainer.engines.verl.figures import StepMetrics  # noqa: E402
+from trainer.engines.verl.pass_times import PassTimes  # noqa: E402
 from trainer.engines.verl.rows import prepare_step  # noqa: E402
 
 pytestmark = pytest.mark.group("engines")
@@ -152,6 +153,57 @@ def test_response_lengths_exclude_tool_tokens_which_are_counted_separately():
     assert found["response/tokens"] == sum(int(row.mask.sum()) for row in step.rows), "as train/tokens"
     nothing = figures.batch_metrics(samples.batch_of(1, sizes=()))
     assert nothing["response/length_mean"] == nothing["response/tool_tokens_mean"] == 0
+
+
+def test_figures_of_rewards_count_rollouts_and_groups_once():
+    """Two groups, of which one is flat; parts and truncation are of the rollouts that say them."""
+    infos = [
+        {"truncated": False, "score": {"format": 1, "hint": "text", "close": True}},
+        {"truncated": True, "score": {"format": 0.5}},
+        {"score": [1]},
+        {},
+    ]
+    rows = [
+        samples.row_of([1, 1], reward=0.5, group="g", rollout=0, segment=0, segments=2),
+        samples.row_of([1], reward=0.5, group="g", rollout=0, segment=1, segments=2),
+        samples.row_of([1], reward=0.5, group="g", rollout=1),
+        samples.row_of([1], reward=1.0, group="g", rollout=0),
+    ]
+    told = [replace(row, info=info) for row, info in zip(rows, infos, strict=True)]
+    batch = replace(samples.batch_of_rows(told), groups=(0, 0, 0, 1))
+    found = figures.batch_metrics(batch)
+    assert found["reward/mean"] == pytest.approx(2 / 3)
+    assert found["reward/equal_groups"] == 1.0
+    assert (found["reward/parts/format"], found["reward/parts/close"]) == (1.0, 1.0)
+    assert found["response/truncated"] == 1.0, "of the one rollout whose last segment says it"
+    assert {name for name in found if name.startswith("reward/parts/")} == {
+        "reward/parts/format",
+        "reward/parts/close",
+    }
+    mixed = figures.batch_metrics(samples.batch_of(1, sizes=(2, 2)))
+    assert mixed["reward/equal_groups"] == 0.5
+    assert "response/truncated" not in mixed
+    assert figures.batch_metrics(samples.batch_of(1, sizes=()))["reward/equal_groups"] == 0.0
+
+
+def test_passes_of_micro_batches_are_measured_apart():
+    times, model = PassTimes("cpu", "time/critic_"), torch.nn.Linear(2, 1)
+    for _ in range(2):
+        times.start()
+        with times.measure("values"):
+            model(torch.ones(1, 2))
+        with times.passes(model, torch.nn.functional.mse_loss) as loss:
+            for _ in range(3):
+                loss(model(torch.ones(1, 2)), torch.zeros(1, 1)).backward()
+        model(torch.ones(1, 2))
+    names = [name for name, _ in times._marks]
+    assert names == ["values", "", *["forward", "backward"] * 3, ""], "the second step, and no hook is left"
+    marks = [at for _, at in times._marks]
+    found = times.seconds()
+    assert found.keys() == {"time/critic_values", "time/critic_forward", "time/critic_backward"}
+    assert sum(found.values()) == pytest.approx(marks[-1] - marks[2] + marks[1] - marks[0])
+    with PassTimes("cpu").passes([model], model) as untimed:
+        assert untimed is model, "the stages of a pipeline have no such order"
 
 
 def test_teacher_figures_are_means_over_the_learnt_tokens_that_the_teacher_has_read():

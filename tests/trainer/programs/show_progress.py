@@ -33,7 +33,7 @@ for step in range(101, 101 + steps):
             "actor/entropy": 1.234,
             "actor/grad_norm": 0.91,
             "response/length_mean": 812.4,
-            "train/tokens": 123456.0,
+            "perf/tokens_per_second": 29324.5,
             "time/step": 4.21,
             "time/train_step": 3.1,
             "time/sample_wait": 0.93,

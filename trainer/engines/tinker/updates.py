@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import structlog
 import torch
 
+from syncd.transports.ranks import Ranks
 from trainer.config.algorithms import SFT, clip_bounds
 from trainer.config.model import AlgorithmSection, JobConfig, OptimizerSection
 from trainer.config.tinker import TINKER_LOSSES, UNCLIPPED
@@ -22,6 +23,7 @@ from trainer.engines.verl.advantages import advantages
 from trainer.engines.verl.checks import schedule_steps
 from trainer.engines.verl.figures import StepMetrics, measure_difference
 from trainer.engines.verl.rows import TrainingStep
+from trainer.engines.verl.segments import by_share, measure_mismatch
 
 _UNBOUNDED = (0.0, math.inf)
 
@@ -67,7 +69,9 @@ class TinkerUpdates:
     def _columns(self, step: TrainingStep) -> tuple[Values, Values]:
         """Return advantages and old log-probs of the response's tokens of each rollout."""
         recorded = {i: torch.tensor(list(row.logprobs)) for i, row in enumerate(step.batch.experiences)}
-        given = dict(enumerate(advantages(self.algorithm, step.batch)))
+        given = dict(
+            enumerate(by_share(self.algorithm, step.rollouts, advantages(self.algorithm, step.batch)))
+        )
         if self.algorithm.old_logprobs == "rollout":
             return given, recorded
         rows = [example_row(row, 1.0) for row in step.rollouts]
@@ -76,8 +80,7 @@ class TinkerUpdates:
             at: row.response(values)
             for at, (row, values) in enumerate(zip(step.rollouts, found, strict=True))
         }
-        for number, values in own.items():
-            measure_difference(step.figures, values, recorded[number], step.rollouts[number].mask)
+        measure_mismatch(Ranks(), step, own, recorded)
         return given, own
 
     def _learn_rollouts(

@@ -1,4 +1,4 @@
-"""verl's advantage estimators, on the outcome rewards of a whole batch."""
+"""verl's advantage estimators, on the rewards of a whole batch: of rollouts, or of their turns."""
 
 import inspect
 from collections.abc import Sequence
@@ -15,8 +15,6 @@ from trainer.config.algorithms import GAE
 from trainer.config.model import AlgorithmSection
 from trainer.experience.batch import Batch
 
-_MEAN_OF_ROWS = "seq-mean-token-mean"
-
 
 def advantages(algorithm: AlgorithmSection, batch: Batch) -> list[torch.Tensor]:
     """Return the advantage of each response token, one tensor a row, weighted by the row's weight.
@@ -28,7 +26,7 @@ def advantages(algorithm: AlgorithmSection, batch: Batch) -> list[torch.Tensor]:
         ConfigError: The estimator refuses such groups.
     """
     normed = bool(algorithm.norm_advantage)
-    rollouts = _Rollouts(batch)
+    rollouts = _Rollouts(batch, turns=algorithm.turn_rewards)
     groups = [group for group, row in zip(batch.groups, batch.experiences, strict=True) if row.segment == 0]
     found, _ = rollouts.estimate(
         algorithm.advantage,
@@ -55,17 +53,30 @@ def gae(
     Raises:
         ConfigError: The batch has a single token to learn from, which cannot be whitened.
     """
-    rollouts = _Rollouts(batch)
+    rollouts = _Rollouts(batch, turns=algorithm.turn_rewards)
     given = {"values": rollouts.joined(values), "gamma": algorithm.gamma, "lam": algorithm.lam}
     found, returns = rollouts.estimate(GAE, **given)
     return _weighted(algorithm, batch, rollouts.spread(found)), rollouts.spread(returns)
 
 
 class _Rollouts:
-    """A batch as estimators see it: a row for each rollout, with its learnt tokens over all segments end to end."""
+    """A batch as estimators see it: a row for each rollout, with its learnt tokens over all segments end to end.
 
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
+    Args:
+        batch: The batch.
+        turns: Whether a turn's reward is at its own last learnt token; else the rollout's is at its last one.
+
+    Raises:
+        ConfigError: Turns are asked for, and no rollout says their rewards.
+    """
+
+    def __init__(self, batch: Batch, *, turns: bool = False) -> None:
+        self._batch, self._turns = batch, turns
+        if turns and all(row.turn_rewards is None for row in batch.experiences):
+            text = "algorithm.turn_rewards needs rewards of turns, and no rollout of the batch has any"
+            raise ConfigError(
+                text, hint="turn_rewards = false, or an explorer that writes the column turn_rewards"
+            )
         self.masks = [torch.tensor(list(row.learnt), dtype=torch.bool) for row in batch.experiences]
         learnt = _over_rollouts(batch, [int(mask.sum()) for mask in self.masks])
         self.mask = (torch.arange(max(learnt)) < torch.tensor(learnt).unsqueeze(1)).float()
@@ -92,27 +103,32 @@ class _Rollouts:
         """Return advantages and returns by one of verl's estimators; zeros where nothing is learnt."""
         if not self.mask.any():
             return self.mask, self.mask
-        rewards = _rewards(self._batch, self.mask)
+        rewards = self._turn_rewards() if self._turns else _rewards(self._batch, self.mask)
         return _call(name, {"token_level_rewards": rewards, "response_mask": self.mask, **given})
+
+    def _turn_rewards(self) -> torch.Tensor:
+        """Return the reward of each turn at the last learnt token up to its end; no token has earned an earlier one.
+
+        A rollout that does not say them has its whole reward at its last token.
+        """
+        rewards, taken = _rewards(self._batch, self.mask), [0] * len(self.mask)
+        rows = zip(self._batch.rollouts, self.masks, self._batch.experiences, strict=True)
+        for rollout, mask, row in rows:
+            if row.turn_rewards is not None:
+                if row.segment == 0:
+                    rewards[rollout] = 0.0
+                for turn in row.turn_rewards:
+                    place = taken[rollout] + int(mask[: turn.end].sum()) - 1
+                    if place >= 0:
+                        rewards[rollout, place] += turn.reward
+            taken[rollout] += int(mask.sum())
+        return rewards
 
 
 def _weighted(algorithm: AlgorithmSection, batch: Batch, found: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return advantages times the weights of their rows.
-
-    Where each row is a mean over its own tokens, that of a segment counts by its share of the rollout's tokens.
-    """
+    """Return advantages times the weights of their rows."""
     found = _toward_teacher(algorithm.teacher_coef, batch, found)
-    counts = [sum(row.learnt) for row in batch.experiences]
-    whole = _over_rollouts(batch, counts)
-    # verl's sapo knows no other mode.
-    takes_means = algorithm.loss_agg_mode == _MEAN_OF_ROWS or algorithm.loss == "sapo"
-    shares = [
-        count / whole[rollout] if takes_means and count < whole[rollout] else 1.0
-        for rollout, count in zip(batch.rollouts, counts, strict=True)
-    ]
-    return [
-        values * weight * share for values, weight, share in zip(found, batch.weights, shares, strict=True)
-    ]
+    return [values * weight for values, weight in zip(found, batch.weights, strict=True)]
 
 
 def _toward_teacher(coef: float, batch: Batch, found: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -12,7 +12,7 @@ from verl.workers.config import FSDPEngineConfig
 from syncd.errors import ConfigError
 from trainer.config.attention import DEGREE
 from trainer.engines.verl.models import Answering
-from trainer.engines.verl.rows import PADDING, Columns, Slots, TokenRow, fill, token_row
+from trainer.engines.verl.rows import PADDING, Columns, Found, Slots, TokenRow, fill, token_row
 
 _STRIDE = 37
 _NOISE, _ROUNDED = {"float32": 1e-3}, 0.1
@@ -106,10 +106,6 @@ def tensors(
 
 def _jagged(values: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.nested.as_nested_tensor(list(values), layout=torch.jagged)
-
-
-Found = dict[int, torch.Tensor]
-"""Values of response tokens, float32 in main memory, by the row's number."""
 
 
 def forward(

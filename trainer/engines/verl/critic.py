@@ -14,10 +14,19 @@ from trainer.config.model import AlgorithmSection
 from trainer.config.model_files import companions
 from trainer.engines.base import EngineContext, Metrics
 from trainer.engines.verl.advantages import gae
-from trainer.engines.verl.batches import Found, forward_values, require_separate_rows
+from trainer.engines.verl.batches import forward_values, require_separate_rows
 from trainer.engines.verl.losses import ValueLoss
 from trainer.engines.verl.models import build_critic
-from trainer.engines.verl.rows import TokenRow, TrainingStep, UpdateRows, deal, limits_of, split_updates
+from trainer.engines.verl.pass_times import PassTimes
+from trainer.engines.verl.rows import (
+    Found,
+    TokenRow,
+    TrainingStep,
+    UpdateRows,
+    deal,
+    limits_of,
+    split_updates,
+)
 from trainer.engines.verl.settings import VALUE_HEAD, critic_config
 from trainer.engines.verl.state import apply_settings, load_state, training_files
 from trainer.engines.verl.updates import Updates
@@ -43,7 +52,9 @@ class Critic:
         if context.config.engine.packing:
             vocabulary, dtype = self._text_config.vocab_size, context.config.engine.compute_dtype
             require_separate_rows(self.model, vocabulary, "values", dtype)
-        self._updates = Updates(self.model, context.ranks, "critic", "critic.optimizer")
+        self.times = PassTimes(context.device.type, "time/critic_")
+        """What its passes of the last step took."""
+        self._updates = Updates(self.model, context.ranks, "critic", "critic.optimizer", self.times)
 
     def check_vocabulary(self, size: int) -> None:
         """Refuse a critic that does not know all tokens of the policy.
@@ -70,6 +81,7 @@ class Critic:
             CorruptDataError: Too many updates in a row were not finite.
         """
         start = time.perf_counter()
+        self.times.start()
         values = self._values(step.rollouts)
         advantages, returns = gae(algorithm, step.batch, values)
         done = self._learn(step, values, returns, number)

@@ -18,14 +18,17 @@ from trainer.engines.state_copy import TrainingState
 from trainer.engines.verl import figures
 from trainer.engines.verl.adapters import Adapter, WithoutAdapter, base_file, is_of_adapter, require_base
 from trainer.engines.verl.advantages import advantages
-from trainer.engines.verl.batches import Found, MicroBatch, forward, require_separate_rows
+from trainer.engines.verl.batches import MicroBatch, forward, require_separate_rows
 from trainer.engines.verl.checks import resolve
+from trainer.engines.verl.correction import correction_weights
 from trainer.engines.verl.critic import Critic
-from trainer.engines.verl.losses import correction_weights, register_own_loss
+from trainer.engines.verl.losses import register_own_loss
 from trainer.engines.verl.models import Answering, build_model
+from trainer.engines.verl.pass_times import OLD_LOG_PROBS, REFERENCE, PassTimes
 from trainer.engines.verl.release import whole_weights
 from trainer.engines.verl.rows import (
     Columns,
+    Found,
     Slots,
     TokenRow,
     TrainingStep,
@@ -34,6 +37,12 @@ from trainer.engines.verl.rows import (
     limits_of,
     prepare_step,
     token_row,
+)
+from trainer.engines.verl.segments import (
+    are_cut,
+    is_mean_of_rollouts,
+    measure_mismatch,
+    with_shares,
 )
 from trainer.engines.verl.settings import actor_config, entropy_in_updates
 from trainer.engines.verl.state import apply_settings, load_state, training_files
@@ -71,7 +80,8 @@ class VerlEngine(FileEngine):
         if self._critic is not None:
             self._critic.check_vocabulary(self._text_config.vocab_size)
         _seed(config.job.seed + 1 + ranks.rank)
-        self._updates = PolicyUpdates(config, self._algorithm, ranks, self.model)
+        self._times = PassTimes(device)
+        self._updates = PolicyUpdates(config, self._algorithm, ranks, self.model, self._times)
 
     @property
     def limits(self) -> Limits:
@@ -91,11 +101,17 @@ class VerlEngine(FileEngine):
         """
         prepared = prepare_step(self._algorithm, batch, mixed=self.context.config.data.sft_ratio > 0)
         self._check(prepared.rows)
+        self._times.start()
         columns, done = self._columns(prepared, step) if prepared.rollouts else ({}, {})
         done |= self._updates.run(prepared, columns, step)
         done["train/tokens"] = float(sum(int(row.mask.sum()) for row in prepared.rows))
         described = {} if self._algorithm.name == SFT else figures.batch_metrics(batch)
         return prepared.figures.over(self.context.ranks) | done | described
+
+    @property
+    def step_times(self) -> Metrics:
+        """Return what the passes of the policy, the reference model and the critic took."""
+        return self._times.seconds() | ({} if self._critic is None else self._critic.times.seconds())
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Walk over the whole weights by their Hugging Face names, or over the adapter if steps are adapters."""
@@ -197,33 +213,35 @@ class VerlEngine(FileEngine):
 
     def _with_log_probs(self, step: TrainingStep, columns: dict[str, Found]) -> Columns:
         slots = [slot for part in step.parts for slot in self._deal(step.rollouts, part.rollouts)]
-        recorded = {i: torch.tensor(list(row.logprobs)) for i, row in enumerate(step.batch.experiences)}
         if not slots:
             return columns
+        recorded = {i: torch.tensor(list(row.logprobs)) for i, row in enumerate(step.batch.experiences)}
         if self._algorithm.old_logprobs == "rollout":
-            columns["old_log_probs"] = recorded
+            columns |= {"old_log_probs": recorded, "rollout_log_probs": recorded}
         else:
-            columns["old_log_probs"] = self._recomputed(step, slots, recorded)
-        settings = correction(self._algorithm.options)
-        if settings is not None:
-            own = columns["old_log_probs"]
-            columns["rollout_is_weights"] = correction_weights(
-                settings, step.rollouts, own, recorded, step.figures
-            )
+            columns |= self._recomputed(step, slots, recorded)
+        if is_mean_of_rollouts(self._algorithm) and are_cut(step.rollouts):
+            columns |= with_shares(step.rollouts, columns)
         if self._reference is not None:
-            columns["ref_log_prob"], _ = self._forward(self._reference, step.rollouts, slots)
+            with self._times.measure(REFERENCE):
+                columns["ref_log_prob"], _ = self._forward(self._reference, step.rollouts, slots)
         return columns
 
-    def _recomputed(self, step: TrainingStep, slots: Slots, recorded: Found) -> Found:
-        """Return this model's log-probs before the updates, and record how far those of explorers are from them."""
+    def _recomputed(self, step: TrainingStep, slots: Slots, recorded: Found) -> dict[str, Found]:
+        """Return this model's log-probs before the updates, with the weights that correct for those of explorers."""
         wanted = not entropy_in_updates(self._algorithm)
-        found, entropies = self._forward(self.model, step.rollouts, slots, entropy=wanted)
-        for number, values in found.items():
+        with self._times.measure(OLD_LOG_PROBS):
+            own, entropies = self._forward(self.model, step.rollouts, slots, entropy=wanted)
+        for number, values in entropies.items():
             mask = step.rollouts[number].mask.bool()
-            figures.measure_difference(step.figures, values, recorded[number], mask)
-            if wanted and mask.any():
-                entropy = float(entropies[number][mask].mean())
-                step.figures.mean("actor/entropy", entropy, float(mask.sum()))
+            if mask.any():
+                step.figures.mean("actor/entropy", float(values[mask].mean()), float(mask.sum()))
+        whole = measure_mismatch(self.context.ranks, step, own, recorded)
+        found, settings = {"old_log_probs": own}, correction(self._algorithm.options)
+        if settings is not None:
+            found["rollout_is_weights"] = correction_weights(
+                settings, step.rollouts, own, recorded, whole, step.figures
+            )
         return found
 
     def _forward(

@@ -1,6 +1,7 @@
 """Metrics of one step: gathered pass by pass on each rank, then combined over all ranks."""
 
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -55,21 +56,71 @@ class StepMetrics:
             for name, value in one.tops.items():
                 whole.top(name, value)
         means = {name: value / (whole.weights.get(name) or 1.0) for name, value in whole.sums.items()}
-        return means | whole.tops
+        return means | whole.tops | _sample_sizes(means)
+
+
+MISMATCH = (
+    "rollout/logprob_diff_mean",
+    "rollout/ratio_mean",
+    "rollout/kl",
+    "rollout/k3_kl",
+    "rollout/chi2_token",
+)
+"""Means over learnt tokens that say how far this model is from the policy that chose them."""
+
+OF_ROLLOUTS = ("rollout/ratio_seq_mean", "rollout/chi2_seq")
+"""The same of the products of ratios over whole rollouts."""
+
+MOST_PARTS = 32
+"""Parts of rewards that have a figure; of more, those of the first rollouts have one."""
+
+MOST = 20.0
+"""The log of a ratio at most, as in verl: exp(20) is still a number that can be multiplied."""
 
 
 def measure_difference(
     figures: StepMetrics, found: torch.Tensor, recorded: torch.Tensor, mask: torch.Tensor
 ) -> None:
-    """Record how far this model's log-probs are from those of explorers, at tokens that are learnt."""
-    apart = (found.float() - recorded).abs()[mask.bool()]
-    if len(apart):
-        figures.mean("rollout/logprob_diff_mean", float(apart.mean()), len(apart))
-        figures.top("rollout/logprob_diff_max", float(apart.max()))
+    """Record how far this model's log-probs are from those of explorers, at tokens that are learnt.
+
+    With r = p(this model) / p(explorer) and tokens that the explorer has drawn: -log r and r - 1 - log r are
+    estimates of KL(explorer || this model), Schulman's k1 and k3; r ** 2 - 1 is one of the chi-squared divergence of
+    this model from the explorer.
+    """
+    apart = (found.double() - recorded.double())[mask.bool()]
+    if not len(apart):
+        return
+    ratio = apart.clamp(-MOST, MOST).exp()
+    means = (apart.abs(), ratio, -apart, ratio - 1 - apart, ratio**2 - 1)
+    for name, values in zip(MISMATCH, means, strict=True):
+        figures.mean(name, float(values.mean()), len(apart))
+    figures.top("rollout/logprob_diff_max", float(apart.abs().max()))
+
+
+def measure_rollouts(figures: StepMetrics, log_ratios: Sequence[float]) -> None:
+    """Record the mean ratio of whole rollouts, and r ** 2 - 1 of it, from the sums of their log-ratios."""
+    if log_ratios:
+        ratio = torch.tensor(log_ratios, dtype=torch.float64).clamp(-MOST, MOST).exp()
+        for name, values in zip(OF_ROLLOUTS, (ratio, ratio**2 - 1), strict=True):
+            figures.mean(name, float(values.mean()), len(log_ratios))
+
+
+def _sample_sizes(found: Mapping[str, float]) -> Metrics:
+    """Return the effective sample size of importance weights as a share: mean(r) ** 2 / mean(r ** 2), Kong 1992.
+
+    1 where all ratios are equal; the same of tokens and of rollouts.
+    """
+    pairs = {"rollout/ess_token": (MISMATCH[1], MISMATCH[4]), "rollout/ess_seq": OF_ROLLOUTS}
+    return {
+        name: found[ratio] ** 2 / (1 + found[chi2]) for name, (ratio, chi2) in pairs.items() if ratio in found
+    }
 
 
 def batch_metrics(batch: Batch) -> Metrics:
-    """Return metrics of rewards and responses; zeros without rollouts. Tokens of tools are counted apart."""
+    """Return metrics of rewards and responses; zeros without rollouts. Tokens of tools are counted apart.
+
+    What explorers may say of a rollout (parts of its reward, whether it was cut off) is there if one has said it.
+    """
     rewards = [row.reward for row in batch.firsts] or [0.0]
     lengths = [sum(row.action_mask) for row in batch.experiences] or [0]
     others = [len(row.action_mask) - sum(row.action_mask) for row in batch.experiences] or [0]
@@ -78,11 +129,40 @@ def batch_metrics(batch: Batch) -> Metrics:
         "reward/std": statistics.pstdev(rewards),
         "reward/max": max(rewards),
         "reward/min": min(rewards),
+        "reward/equal_groups": _equal_groups(batch),
         "response/length_mean": sum(lengths) / len(rewards),  # of a rollout, over all its segments
         "response/tokens": float(sum(lengths)),
         "response/tool_tokens_mean": sum(others) / len(rewards),
+        **_parts(batch),
+        **_truncated(batch),
         **_teacher_metrics(batch),
     }
+
+
+def _equal_groups(batch: Batch) -> float:
+    """Return the share of groups in which all rollouts have the same reward, which teaches nothing to GRPO."""
+    rewards: dict[int, set[float]] = {}
+    for row, group in zip(batch.experiences, batch.groups, strict=True):
+        rewards.setdefault(group, set()).add(row.reward)
+    return sum(len(found) == 1 for found in rewards.values()) / max(len(rewards), 1)
+
+
+def _parts(batch: Batch) -> Metrics:
+    """Return the means of the numbers in `info.score`, each over the rollouts that have it."""
+    found: dict[str, list[float]] = {}
+    for row in batch.firsts:
+        score = row.info.get("score")
+        for name, value in score.items() if isinstance(score, Mapping) else ():
+            if isinstance(value, int | float) and (name in found or len(found) < MOST_PARTS):
+                found.setdefault(name, []).append(float(value))
+    return {f"reward/parts/{name}": statistics.fmean(values) for name, values in sorted(found.items())}
+
+
+def _truncated(batch: Batch) -> Metrics:
+    """Return the share of rollouts that were cut off, of those of which explorers say it in `info.truncated`."""
+    last = [row for row in batch.experiences if row.segment == row.segments - 1]
+    told = [row.info["truncated"] for row in last if isinstance(row.info.get("truncated"), bool)]
+    return {"response/truncated": statistics.fmean(told)} if told else {}
 
 
 def _teacher_metrics(batch: Batch) -> Metrics:

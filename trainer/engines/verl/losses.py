@@ -1,24 +1,18 @@
-"""verl's losses, the weights of rollout correction, and their metrics, averaged over tokens.
+"""verl's losses and their metrics, averaged over tokens.
 
 verl divides by the tokens or rows of the whole update over all ranks, so the gradient does not depend on how rows
 are split; its metrics are partial sums, or means of one micro-batch, as `Metric.aggregation` says.
-
-Rollout correction: explorers sample with other kernels, or an older version, than the model that learns. With
-`algorithm.options.policy_loss.rollout_correction` the loss of each token is multiplied by the ratio of this model's
-probability before the update to the explorer's, bounded (verl's decoupled mode: truncated importance sampling). The
-formula is that of verl's `compute_rollout_correction_weights`, which is not called because it also measures the whole
-batch that it is given, and divides by zero if every weight of it is 0.
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from tensordict import TensorDict
-from verl.trainer.ppo.core_algos import register_policy_loss
+from verl.trainer.ppo.core_algos import agg_loss, kl_penalty, register_policy_loss
 from verl.utils.metric import AggregationType, Metric
 from verl.workers.config import FSDPActorConfig, FSDPCriticConfig
 from verl.workers.utils.losses import ppo_loss, sft_loss, value_loss
@@ -26,9 +20,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from syncd.errors import ConfigError
 from trainer.config.algorithms import LOSSES
-from trainer.engines.verl.batches import Found
 from trainer.engines.verl.figures import StepMetrics, measure_difference
-from trainer.engines.verl.rows import TokenRow
 from trainer.plugins import POLICY_LOSSES
 
 _GIVEN_TO_LOSSES = (
@@ -42,37 +34,55 @@ _GIVEN_TO_LOSSES = (
 )
 """What verl calls a loss with."""
 
-_NAMES = {"kl_loss": "actor/kl_loss", "actor/entropy_loss": "actor/entropy"}
-
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """The policy loss of rollouts.
+    """The policy loss of rollouts, less the entropy bonus, plus the KL loss.
+
+    Of the columns, `segment_shares` multiplies the last two; `rollout_is_weights` has these shares already.
 
     Args:
         config: verl's.
         figures: Collects its metrics.
         share: What each update is of the step: 1 / updates.
-        measure: Whether `old_log_probs` are those of the rollouts and the difference is to be measured.
     """
 
     config: FSDPActorConfig
     figures: StepMetrics
     share: float
-    measure: bool = False
 
     def __call__(
         self, model_output: Mapping[str, torch.Tensor], data: TensorDict, dp_group: object = None
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Return the loss of a micro-batch; its metrics are recorded."""
-        loss, metrics = ppo_loss(self.config, model_output, data, dp_group)
+        loss, metrics = ppo_loss(self.config, {"log_probs": model_output["log_probs"]}, data, dp_group)
         tokens = float(data["response_mask"].values().sum())
         for name, metric in metrics.items():
             if isinstance(metric, Metric):
-                self._add(_NAMES.get(name, name), metric, tokens, data["dp_size"])
-        if self.measure:
-            self._measure(no_padding_2_padding(model_output["log_probs"], data), data)
+                self._add(name, metric, tokens, data["dp_size"])
+        for name, coefficient, values in self._terms(model_output, data):
+            term = self._aggregated(values, data)
+            loss = loss + coefficient * term
+            self.figures.add(name, float(term.detach()) / data["dp_size"] * self.share)
+        self._measure(model_output, data)
         return loss, {}
+
+    def _terms(
+        self, output: Mapping[str, torch.Tensor], data: TensorDict
+    ) -> Iterator[tuple[str, float, torch.Tensor]]:
+        """Yield name, coefficient and values of tokens of what is added to the policy's own loss."""
+        if output.get("entropy") is not None:
+            yield "actor/entropy", -self.config.entropy_coeff, no_padding_2_padding(output["entropy"], data)
+        if "ref_log_prob" in data:
+            now, start = no_padding_2_padding(output["log_probs"], data), _padded(data, "ref_log_prob")
+            yield "actor/kl_loss", self.config.kl_loss_coef, kl_penalty(now, start, self.config.kl_loss_type)
+
+    def _aggregated(self, values: torch.Tensor, data: TensorDict) -> torch.Tensor:
+        if "segment_shares" in data:
+            values = values * _padded(data, "segment_shares")
+        mode, mask = self.config.loss_agg_mode, _padded(data, "response_mask").bool()
+        found: torch.Tensor = agg_loss(values, mask, mode, **self.config.global_batch_info)
+        return found
 
     def _add(self, name: str, metric: Metric, tokens: float, ranks: int) -> None:
         value = float(metric.aggregate())
@@ -81,9 +91,19 @@ class PolicyLoss:
         else:
             self.figures.mean(name, value, tokens)
 
-    def _measure(self, found: torch.Tensor, data: TensorDict) -> None:
-        padded = data.select("old_log_probs", "response_mask").to_padded_tensor()
-        measure_difference(self.figures, found.detach(), padded["old_log_probs"], padded["response_mask"])
+    def _measure(self, output: Mapping[str, torch.Tensor], data: TensorDict) -> None:
+        """Record how far the model is from explorers, unless that was measured before the updates."""
+        if "rollout_log_probs" in data:
+            found, recorded = (
+                no_padding_2_padding(output["log_probs"], data),
+                _padded(data, "rollout_log_probs"),
+            )
+            measure_difference(self.figures, found.detach(), recorded, _padded(data, "response_mask"))
+
+
+def _padded(data: TensorDict, name: str) -> torch.Tensor:
+    found: torch.Tensor = data.select(name).to_padded_tensor()[name]
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,41 +166,3 @@ def register_own_loss(name: str, options: Mapping[str, Any]) -> None:
             hint="algorithm.loss_options are arguments of its function, by their names",
         ) from error
     register_policy_loss(name)(partial(loss, **options))
-
-
-_MOST = 20.0
-"""The log of a ratio at most, as in verl: exp(20) is still a number that can be multiplied."""
-
-
-def correction_weights(
-    settings: Mapping[str, Any], rows: Sequence[TokenRow], own: Found, recorded: Found, figures: StepMetrics
-) -> Found:
-    """Return the weight of each response token of this rank's rows.
-
-    A row's weights depend on that row alone, whatever rank and micro-batch it is in.
-
-    Args:
-        settings: `rollout_is` and `rollout_is_threshold`, as verl has them.
-        rows: All rollouts.
-        own: This model's log-probs before the update, by the row's number.
-        recorded: The log-probs that explorers recorded.
-        figures: Collects the mean weight.
-    """
-    found: Found = {}
-    for number, log_probs in own.items():
-        mask = rows[number].mask
-        apart = (log_probs - recorded[number]) * mask
-        if settings["rollout_is"] == "sequence":
-            apart = apart.sum().expand_as(apart)
-        found[number] = bounded(apart.clamp(-_MOST, _MOST).exp(), settings["rollout_is_threshold"]) * mask
-        tokens = float(mask.sum())
-        figures.mean("rollout/is_weight_mean", float(found[number].sum()) / max(tokens, 1.0), tokens)
-    return found
-
-
-def bounded(ratios: torch.Tensor, threshold: float | str) -> torch.Tensor:
-    """Return ratios cut at an upper bound; of `"lower_upper"`, those outside of both become 0."""
-    *lower, upper = (float(part) for part in str(threshold).split("_"))
-    if not lower:
-        return ratios.clamp(max=upper)
-    return torch.where((ratios >= lower[0]) & (ratios <= upper), ratios, torch.zeros_like(ratios))

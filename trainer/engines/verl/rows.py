@@ -15,13 +15,16 @@ from syncd.errors import CorruptDataError, UsageError
 from trainer.config.algorithms import GAE, SFT
 from trainer.config.model import AlgorithmSection
 from trainer.config.options import correction
-from trainer.engines.verl.figures import StepMetrics
+from trainer.engines.verl.figures import MISMATCH, OF_ROLLOUTS, StepMetrics
 from trainer.experience.batch import Batch
 from trainer.experience.limits import Limits
 from trainer.experience.sft import Example
 
 Columns = Mapping[str, Mapping[int, torch.Tensor]]
 """Values of response tokens, float32, by name and by the row's number."""
+
+Found = dict[int, torch.Tensor]
+"""Values of response tokens, float32 in main memory, by the row's number."""
 
 Slots = list[int | None]
 """Numbers of rows; None is a row of padding, which has no effect."""
@@ -148,7 +151,7 @@ def _pieces(count: int, parts: int) -> Iterator[list[int]]:
             yield list(piece)
 
 
-_POLICY_METRICS = ("actor/pg_loss", "actor/ppo_kl", "actor/pg_clipfrac", "rollout/logprob_diff_mean")
+_POLICY_METRICS = ("actor/pg_loss", "actor/ppo_kl", "actor/pg_clipfrac", *MISMATCH)
 
 _CRITIC_METRICS = ("critic/vf_loss", "critic/vf_clipfrac")
 
@@ -194,8 +197,10 @@ def prepare_step(algorithm: AlgorithmSection, batch: Batch, *, mixed: bool) -> T
     if not rollouts and not examples:
         raise UsageError("a batch with nothing to learn from")
     means = () if only_examples else _POLICY_METRICS
+    if not only_examples and algorithm.old_logprobs == "recompute":
+        means = (*means, *OF_ROLLOUTS)
     if not only_examples and correction(algorithm.options) is not None:
-        means = (*means, "rollout/is_weight_mean")
+        means = (*means, "rollout/is_weight_mean", "rollout/is_out_of_bounds")
     if algorithm.advantage == GAE:
         means = (*means, *_CRITIC_METRICS)
     if only_examples or mixed or examples:

@@ -151,7 +151,7 @@ def actor_config(config: JobConfig, algorithm: AlgorithmSection, horizon: int) -
         "loss_agg_mode": mode,
         "loss_scale_factor": horizon,
         "entropy_coeff": algorithm.entropy_coeff,
-        "use_kl_loss": algorithm.kl_coef > 0,
+        "use_kl_loss": False,  # PolicyLoss adds the KL loss and the entropy bonus
         "kl_loss_coef": algorithm.kl_coef,
         "kl_loss_type": algorithm.kl_type,
     }

@@ -1,21 +1,25 @@
 """The updates of one step: the gradients of a part of the batch, clipped, and one step of the optimizer."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import structlog
+import torch
 
 from syncd.errors import CorruptDataError
 from syncd.transports.ranks import Ranks
+from trainer.config.algorithms import OF_SEQUENCES
 from trainer.config.model import AlgorithmSection, JobConfig
 from trainer.engines.base import Metrics
-from trainer.engines.verl.batches import MicroBatch, tensors
+from trainer.engines.verl.batches import MicroBatch, forward, tensors
 from trainer.engines.verl.figures import StepMetrics
 from trainer.engines.verl.losses import ExampleLoss, Loss, PolicyLoss
 from trainer.engines.verl.models import Model
-from trainer.engines.verl.rows import Columns, TokenRow, TrainingStep, UpdateRows, count_samples, deal
+from trainer.engines.verl.pass_times import OPTIMIZER, PassTimes
+from trainer.engines.verl.rows import Columns, Found, TokenRow, TrainingStep, UpdateRows, count_samples, deal
+from trainer.engines.verl.segments import are_cut, with_ratio_of_rollouts
 from trainer.engines.verl.settings import actor_config, entropy_in_updates
 
 Losses = tuple[PolicyLoss | None, ExampleLoss]
@@ -32,19 +36,20 @@ class Updates:
         ranks: All ranks.
         who: What its metrics begin with.
         table: Its optimizer's table in the job's file, for messages.
+        times: Measures the passes.
     """
 
-    def __init__(self, model: Model, ranks: Ranks, who: str, table: str) -> None:
+    def __init__(self, model: Model, ranks: Ranks, who: str, table: str, times: PassTimes) -> None:
         self._model, self._ranks, self._who, self._table = model, ranks, who, table
-        self._in_a_row = 0
+        self._times, self._in_a_row = times, 0
 
     def run(
-        self, parts: Sequence[UpdateRows], add_gradients: Callable[[UpdateRows], None], number: int
+        self, parts: Iterable[UpdateRows], add_gradients: Callable[[UpdateRows], None], number: int
     ) -> Metrics:
         """Make all updates of a step and return what the optimizer did.
 
         Args:
-            parts: The rows of each update.
+            parts: The rows of each update. Each is taken when the one before is made.
             add_gradients: Adds the gradients of the rows of one.
             number: The step's number, for the log.
 
@@ -57,7 +62,8 @@ class Updates:
             with self._model.train_mode():
                 self._model.optimizer_zero_grad()
                 add_gradients(part)
-                norms.append(self._model.optimizer_step())
+                with self._times.measure(OPTIMIZER):
+                    norms.append(self._model.optimizer_step())
             self._finish_update(norms[-1], number)
         done = [norm for norm in norms if math.isfinite(norm)]
         norm = sum(done) / len(done) if done else sum(norms)
@@ -84,7 +90,9 @@ class Updates:
             slots = deal(rows, numbers, model.get_data_parallel_rank(), model.get_data_parallel_size())
             budget = MicroBatch.training(model.engine_config)
             settings["global_batch_size"] = count_samples(rows, numbers)
-            model.forward_backward_batch(tensors(rows, slots, columns, budget, **settings), loss)
+            data = tensors(rows, slots, columns, budget, **settings)
+            with self._times.passes(model.module, loss) as timed:
+                model.forward_backward_batch(data, timed)
 
     def _rate(self) -> float:
         return float(self._model.optimizer.param_groups[0]["lr"])
@@ -114,11 +122,14 @@ class PolicyUpdates:
         algorithm: Its algorithm, resolved.
         ranks: All ranks.
         model: The policy.
+        times: Measures the passes.
     """
 
-    def __init__(self, config: JobConfig, algorithm: AlgorithmSection, ranks: Ranks, model: Model) -> None:
-        self._config, self._algorithm = config, algorithm
-        self._updates = Updates(model, ranks, "actor", "algorithm.optimizer")
+    def __init__(
+        self, config: JobConfig, algorithm: AlgorithmSection, ranks: Ranks, model: Model, times: PassTimes
+    ) -> None:
+        self._config, self._algorithm, self._ranks, self._model = config, algorithm, ranks, model
+        self._updates = Updates(model, ranks, "actor", "algorithm.optimizer", times)
 
     def run(self, step: TrainingStep, columns: Columns, number: int) -> Metrics:
         """Make all updates of a step and return what the optimizer did; none in the critic's first steps.
@@ -133,16 +144,36 @@ class PolicyUpdates:
         """
         alone = self._config.critic.enabled and number <= self._config.critic.warmup_steps
         parts = [] if alone else step.parts * self._algorithm.epochs
-        losses = self._losses(step, 1 / max(len(parts), 1))
-        return self._updates.run(parts, lambda part: self._add_gradients(step, part, columns, losses), number)
+        losses, given = self._losses(step, 1 / max(len(parts), 1)), dict(columns)
+        return self._updates.run(
+            self._prepared(step, parts, given),
+            lambda part: self._add_gradients(step, part, given, losses),
+            number,
+        )
+
+    def _prepared(
+        self, step: TrainingStep, parts: Sequence[UpdateRows], given: dict[str, Mapping[int, torch.Tensor]]
+    ) -> Iterator[UpdateRows]:
+        """Yield the updates; before each one, give segments the ratio of their rollout where the loss has one."""
+        old = dict(given.get("old_log_probs", {}))
+        is_shared = self._algorithm.loss in OF_SEQUENCES and are_cut(step.rollouts)
+        for at, part in enumerate(parts):
+            if is_shared and (at or self._algorithm.old_logprobs == "rollout"):
+                now = self._log_probs(step, part)
+                given["old_log_probs"] = with_ratio_of_rollouts(self._ranks, step.rollouts, old, now)
+            yield part
+
+    def _log_probs(self, step: TrainingStep, part: UpdateRows) -> Found:
+        place, places = self._model.get_data_parallel_rank(), self._model.get_data_parallel_size()
+        slots = deal(step.rollouts, part.rollouts, place, places)
+        return forward(self._model, step.rollouts, slots, self._algorithm.temperature)[0] if slots else {}
 
     def _losses(self, step: TrainingStep, share: float) -> Losses:
         examples = ExampleLoss(step.figures, share)
         if not step.rollouts:
             return None, examples
         config = actor_config(self._config, self._algorithm, step.horizon)
-        measure = self._algorithm.old_logprobs == "rollout"
-        return PolicyLoss(config, step.figures, share, measure), examples
+        return PolicyLoss(config, step.figures, share), examples
 
     def _add_gradients(self, step: TrainingStep, part: UpdateRows, columns: Columns, losses: Losses) -> None:
         algorithm, (policy, examples) = self._algorithm, losses

@@ -32,6 +32,7 @@ from trainer.engines.verl.rows import (
     prepare_step,
     token_row,
 )
+from trainer.engines.verl.segments import by_share, measure_mismatch
 from trainer.engines.verl.state import apply_settings, load_state, training_files
 from trainer.engines.verl_legacy.batches import Found, forward, padded
 from trainer.engines.verl_legacy.worker import LegacyModel, build_model
@@ -131,19 +132,20 @@ class LegacyVerlEngine(FileEngine):
 
     def _columns(self, step: TrainingStep) -> Columns:
         """Return what the policy loss needs of each token of this rank's rows."""
-        columns: dict[str, Found] = {"advantages": dict(enumerate(advantages(self._algorithm, step.batch)))}
+        given = by_share(self._algorithm, step.rollouts, advantages(self._algorithm, step.batch))
+        columns: dict[str, Found] = {"advantages": dict(enumerate(given))}
         recorded = {i: torch.tensor(list(row.logprobs)) for i, row in enumerate(step.batch.experiences)}
         if self._algorithm.old_logprobs == "rollout":
             # The worker does not show the log-probs of its updates, so there is nothing to compare with.
-            step.figures.drop("rollout/logprob_diff_mean", "rollout/logprob_diff_max")
+            step.figures.drop(*figures.MISMATCH, "rollout/logprob_diff_max")
             return columns | {"old_log_probs": recorded}
         slots = [slot for part in step.parts for slot in self._deal(step.rollouts, part.rollouts)]
         found, entropies = (
             self._forward(self.model, step.rollouts, slots, entropy=True) if slots else ({}, {})
         )
-        for number, values in found.items():
+        measure_mismatch(self.context.ranks, step, found, recorded)
+        for number in found:
             mask = step.rollouts[number].mask.bool()
-            figures.measure_difference(step.figures, values, recorded[number], mask)
             if mask.any():
                 step.figures.mean("actor/entropy", float(entropies[number][mask].mean()), float(mask.sum()))
         return columns | {"old_log_probs": found}

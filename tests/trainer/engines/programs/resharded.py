@@ -43,7 +43,7 @@ def state_of(engine):
 
 def models_of(engine):
     """Return the models by the directory that each has in a training state."""
-    return {"": engine.model} | ({"critic": engine._critic.model} if HAS_CRITIC else {})
+    return {"": engine.model} | ({"critic": engine._critic.model} if engine._critic is not None else {})
 
 
 def _model_state(model):
@@ -85,23 +85,30 @@ def run_rank(directory, models, number, rank, world_size):
     dist.destroy_process_group()
 
 
+def run_forks(count, run):
+    """Run ranks in forks of this process, each with its number; exit if one fails."""
+    ranks = []
+    for rank in range(count):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                run(rank)
+            except BaseException:  # noqa: BLE001 -- whatever it is, the test is told
+                traceback.print_exc()
+                os._exit(1)
+            sys.stderr.flush()
+            os._exit(0)
+        ranks.append(pid)
+    ended = [os.waitpid(pid, 0)[1] for pid in ranks]
+    if any(ended):
+        sys.exit(1)
+
+
 def main(directory, models, *world_sizes):
     for number, world_size in enumerate(map(int, world_sizes)):
-        ranks = []
-        for rank in range(world_size):
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    run_rank(directory, models, number, rank, world_size)
-                except BaseException:  # noqa: BLE001 -- whatever it is, the test is told
-                    traceback.print_exc()
-                    os._exit(1)
-                sys.stderr.flush()
-                os._exit(0)
-            ranks.append(pid)
-        ended = [os.waitpid(pid, 0)[1] for pid in ranks]
-        if any(ended):
-            sys.exit(1)
+        run_forks(
+            world_size, lambda rank, n=number, size=world_size: run_rank(directory, models, n, rank, size)
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs syncd[trainer] from its wheel with the newest releases that the package index has, without constraints.txt, and
-# trains two steps with it: `tools/try_install.sh PYTHON DIR`. Ends with the versions, which docs/tested.md names.
+# trains two steps with it: `tests/programs/try_install.sh PYTHON DIR`. Ends with the versions, which docs/tested.md names.
 set -euo pipefail
-source=$(cd "$(dirname "$0")/.." && pwd)
+source=$(cd "$(dirname "$0")/../.." && pwd)
 python=$1
 rm -rf "$2"
 "$python" -m venv "$2"

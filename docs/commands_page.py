@@ -1,7 +1,7 @@
 """Writes docs/commands.md: every command of the three programs with its options, as click knows them.
 
-    python tools/commands_page.py            # writes the page
-    python tools/commands_page.py --check    # exits with 1 if the page is out of date
+    python docs/commands_page.py            # writes the page
+    python docs/commands_page.py --check    # exits with 1 if the page is out of date
 
 The text is that of `--help`. The width of a terminal and the language of the machine make no difference.
 """
@@ -16,7 +16,7 @@ import click
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "commands.md"
-COMMAND = "python tools/commands_page.py"
+COMMAND = "python docs/commands_page.py"
 
 _HEAD = f"""# Commands and options
 

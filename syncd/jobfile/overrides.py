@@ -1,0 +1,88 @@
+"""The command line of a program that reads a job's file: CONFIG, then `--section.key value`, and their completion."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from syncd.completion import matching
+from syncd.console import UncheckedPath
+from syncd.jobfile.keys import Keys
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class JobFileCommand(click.Command):
+    """A command that takes a job's file and, after it, any key of it as an option.
+
+    Args:
+        *args: As click takes them.
+        keys: Returns the keys of the file; called only for completion.
+        names: Returns the names that a key with a text may have, such as those of installed engines.
+        **more: As click takes them.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        keys: Callable[[], Keys],
+        names: Callable[[str], Iterable[str]] = lambda _: (),
+        **more: Any,
+    ) -> None:
+        super().__init__(*args, **more)
+        self._keys, self._names = keys, names
+        self.context_settings["ignore_unknown_options"] = True
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """Return the options and keys that begin with what was typed."""
+        return [*super().shell_complete(ctx, incomplete), *matching(self._options().items(), incomplete)]
+
+    def keys(self, incomplete: str) -> list[CompletionItem[str]]:
+        """Return the keys, without `--`, that begin with what was typed."""
+        plain = {name.removeprefix("--"): about for name, about in self._options().items()}
+        return matching(plain.items(), incomplete)
+
+    def values(self, key: str, incomplete: str) -> list[CompletionItem[str]]:
+        """Return the values of a key that begin with what was typed, as far as there are few of them."""
+        keys = self._keys()
+        known = (*keys.choices(key), *self._names(key)) if key in keys.all else ()
+        return matching(known, incomplete)
+
+    def _options(self) -> Mapping[str, str]:
+        return {f"--{name}": key.about for name, key in self._keys().all.items() if "." in name}
+
+
+def config_argument(check: Callable[[str, str], str]) -> Callable[[F], F]:
+    """Return a decorator that adds the argument CONFIG.
+
+    Args:
+        check: Returns the path, given the argument's name and value, or raises.
+    """
+    return click.argument(
+        "config", metavar="CONFIG", type=UncheckedPath(), callback=lambda _, __, value: check("CONFIG", value)
+    )
+
+
+def overrides_argument(command: F) -> F:
+    """Add `--section.key value`; the command's class is `JobFileCommand`."""
+    add = click.argument(
+        "overrides",
+        nargs=-1,
+        type=click.UNPROCESSED,
+        metavar="[--SECTION.KEY VALUE]...",
+        shell_complete=_values,
+    )
+    return add(command)
+
+
+def _values(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    given = ctx.params["overrides"]
+    if not given or not given[-1].startswith("--") or not isinstance(ctx.command, JobFileCommand):
+        return []
+    return ctx.command.values(given[-1].removeprefix("--"), incomplete)
+
+
+def complete_key(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Return the keys that begin with what was typed, for an option that takes one."""
+    return ctx.command.keys(incomplete) if isinstance(ctx.command, JobFileCommand) else []

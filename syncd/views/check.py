@@ -1,0 +1,129 @@
+"""A status document as one line and an exit code, as monitoring plug-ins give them (`syncd status --check`)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from syncd.errors import JobMissingError, StorageError, SyncdError, plain
+from syncd.protocol.engine_state import EngineState
+
+Document = Mapping[str, Any]
+
+
+class CheckState(IntEnum):
+    """The state of a job; its value is the exit code of the plug-in convention (Nagios, Icinga, Sensu, Zabbix)."""
+
+    OK = 0
+    WARNING = 1
+    CRITICAL = 2
+    UNKNOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class CheckLimits:
+    """How old the newest version may be.
+
+    Args:
+        warning: Seconds above which its age is a warning; None for no limit.
+        critical: Seconds above which it is critical; None for no limit.
+    """
+
+    warning: float | None = None
+    critical: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What a check found.
+
+    Args:
+        state: The state.
+        text: Why, for people to read.
+        figures: `name=value` with spaces between them; empty if nothing was read.
+    """
+
+    state: CheckState
+    text: str
+    figures: str = ""
+
+    def __str__(self) -> str:
+        line = f"SYNCD {self.state.name} - {_unpiped(self.text)}"
+        return f"{line} | {self.figures}" if self.figures else line
+
+
+def check(document: Document, limits: CheckLimits) -> CheckResult:
+    """Return the state of a job by its status document.
+
+    Args:
+        document: What `data.status` returned.
+        limits: Of the age of the newest version.
+    """
+    state, text = _judge(document, limits)
+    return CheckResult(state, text, _figures(document, limits))
+
+
+def check_failed(error: SyncdError) -> CheckResult:
+    """Return the state of a job that could not be read: critical if its mount fails, else unknown."""
+    is_down = isinstance(error, StorageError) and not isinstance(error, JobMissingError)
+    return CheckResult(CheckState.CRITICAL if is_down else CheckState.UNKNOWN, plain(str(error)))
+
+
+def _judge(document: Document, limits: CheckLimits) -> tuple[CheckState, str]:
+    version = document["version"]
+    if version is None:
+        return CheckState.UNKNOWN, "nothing is published yet"
+    age, over = _age_state(version["age"], limits)
+    useless, behind = _engines_in_trouble(document)
+    engines = CheckState.CRITICAL if useless else CheckState.WARNING if behind else CheckState.OK
+    text = f"version {version['generation']}.{version['step']} published {version['age']:.0f} s ago{over}"
+    return max(age, engines), "; ".join((text, *useless, *behind))
+
+
+def _age_state(age: float, limits: CheckLimits) -> tuple[CheckState, str]:
+    """Return the state of an age, and the limit that it is above."""
+    if limits.critical is not None and age > limits.critical:
+        return CheckState.CRITICAL, f", more than {limits.critical:g} s"
+    if limits.warning is not None and age > limits.warning:
+        return CheckState.WARNING, f", more than {limits.warning:g} s"
+    return CheckState.OK, ""
+
+
+def _engines_in_trouble(document: Document) -> tuple[list[str], list[str]]:
+    """Return the engines that can do no work, and those that run an older version, each with why."""
+    useless, behind = [], []
+    for item in document["explorers"]:
+        engine = item["engine"]
+        if engine is None or item["alive"] is False:
+            continue
+        state = EngineState(engine["state"])
+        told = plain(f"engine of {item['id']} is {state.value}: {engine['reason']}")
+        if state.is_useless or (state.is_behind and not engine["ready"]):
+            useless.append(told)
+        elif state.is_behind:
+            behind.append(told)
+    return useless, behind
+
+
+def _unpiped(text: str) -> str:
+    """Return a text without the character after which figures are read."""
+    return text.replace("|", "/")
+
+
+def _figures(document: Document, limits: CheckLimits) -> str:
+    version, explorers = document["version"], document["explorers"]
+    lag = max((item["lag"] or 0 for item in explorers if item["alive"] is not False), default=0)
+    here = sum(item["alive"] is not False for item in explorers)
+    engines = [item["engine"] for item in explorers if item["engine"] is not None]
+    ready = [f"ready={sum(engine['ready'] for engine in engines)}"] if engines else []
+    values = [f"explorers={here}", *ready, f"lag={lag}", f"bytes={document['steps']['bytes']}B"]
+    if version is not None:
+        put_aside = f"quarantined={len(version['quarantine'])}"
+        age = f"age={version['age']:.3f}s{_thresholds(limits)}"
+        values = [age, f"step={version['step']}", *values, put_aside]
+    return " ".join(values)
+
+
+def _thresholds(limits: CheckLimits) -> str:
+    warning, critical = ("" if one is None else f"{one:g}" for one in (limits.warning, limits.critical))
+    return f";{warning};{critical}" if warning or critical else ""

@@ -1,0 +1,159 @@
+"""The best steps by a figure are pinned and kept, and a run that finds no better one ends."""
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch", reason="the trainer needs torch")
+
+from support.trainers import make_trainer, small_config
+
+from syncd.protocol.job_end import read_end
+from syncd.protocol.layout import Job
+from syncd.protocol.request import Pin, read_pins, write_pin
+from syncd.synchronizer import Synchronizer
+from trainer.config.model import SelectionSection
+from trainer.launch.daemon import start_daemon
+from trainer.reporting.evaluations import EVERY, EvaluationWatch
+from trainer.selection import Selection
+
+
+@pytest.fixture
+def job(tmp_path):
+    with Synchronizer.open(str(tmp_path), "trainer") as sync:
+        yield sync.job
+
+
+def selection(job, **keys):
+    return Selection(SelectionSection(metric="validation/loss", goal="min", **keys), job)
+
+
+def seal(job, *steps):
+    for step in steps:
+        os.makedirs(job.step(step), exist_ok=True)
+
+
+def told(its, *values):
+    for step, value in values:
+        its.observe({"validation/loss": value}, step)
+        its.keep()
+
+
+def pinned(job):
+    return sorted(read_pins(job))
+
+
+def test_the_best_steps_that_are_there_are_pinned(job):
+    its = selection(job, keep_best=2)
+    told(its, (1, 5.0), (2, 4.0))
+    assert pinned(job) == [], "neither is sealed"
+    seal(job, 1, 3)
+    told(its, (3, 3.0))
+    assert pinned(job) == [1, 3], "2 was never written"
+    seal(job, 5)
+    told(its, (4, 1.0), (5, 4.0))
+    assert pinned(job) == [3, 5]
+    seal(job, 6)
+    told(its, (6, 4.0), (7, float("nan")))
+    assert pinned(job) == [3, 5], "of equal values the older stays"
+
+
+def test_evaluations_are_of_the_step_that_they_name(job):
+    its = Selection(SelectionSection(metric="eval/reward"), job)
+    seal(job, 2, 4)
+    its.observe({"eval/step": 2.0, "eval/reward": 0.5}, 9)
+    its.observe({"eval/step": 4.0, "eval/reward": 0.25}, 12)
+    its.observe({"reward/mean": 1.0}, 13)
+    its.keep()
+    assert pinned(job) == [2]
+    assert "eval/reward 0.5" in read_pins(job)[2].reason
+
+
+def test_a_pin_of_a_person_stays(job):
+    seal(job, 1, 2)
+    write_pin(job, Pin(1, "for the paper", 1.0))
+    its = selection(job)
+    told(its, (1, 1.0), (2, 0.5))
+    assert {step: pin.reason for step, pin in read_pins(job).items()} == {
+        1: "for the paper",
+        2: "selection: validation/loss 0.5",
+    }
+
+
+def test_a_resumed_selection_goes_on_and_forgets_steps_after_its_state(job):
+    its = selection(job, patience=3)
+    seal(job, 1, 2, 3)
+    told(its, (1, 2.0), (2, 3.0))
+    state = json.loads(json.dumps(its.state_dict()))
+    told(its, (3, 1.0))
+    assert pinned(job) == [3]
+    again = selection(job, patience=3)
+    again.load_state_dict(state)
+    assert pinned(job) == [], "3 is abandoned; 1 is seen again below"
+    assert again.state_dict() == state
+    told(again, (4, 2.0))
+    assert pinned(job) == [1]
+    assert again.over == ""
+    told(again, (5, 2.5))
+    assert again.over == "validation/loss no better than 2 for 3 values"
+    other = Selection(SelectionSection(metric="reward/mean", patience=3), job)
+    other.load_state_dict(state)
+    assert (other.over, other.state_dict()["best"]) == ("", None)
+
+
+def test_a_storage_that_refuses_pins_does_not_end_the_run(job, monkeypatch):
+    its = selection(job)
+    seal(job, 1)
+    with monkeypatch.context() as broken:
+        broken.setattr("trainer.selection.write_pin", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        told(its, (1, 1.0))
+    assert pinned(job) == []
+    its.keep()
+    assert pinned(job) == [1]
+
+
+def test_evaluations_of_abandoned_versions_are_not_given(tmp_path):
+    now = [0.0]
+    watch = EvaluationWatch(str(tmp_path), lambda: now[0])
+    watch.abandon(1, 4)
+    os.makedirs(tmp_path / "explorers" / "e0")
+    lines = [{"generation": g, "step": s, "reward": 0.5} for g, s in ((1, 4), (1, 6), (2, 6))]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "explorers" / "e0" / "evaluations.jsonl").write_text(text)
+    now[0] += EVERY
+    assert [watch.next_figures().get("eval/step") for _ in range(3)] == [4.0, 6.0, None]
+
+
+def test_a_run_ends_early_and_its_best_checkpoint_outlives_retention(tmp_path):
+    """What is learnt makes the held-out loss grow: an early step is the best, and three worse ones end the run."""
+    (tmp_path / "job").mkdir()
+    rows = [{"tokens": [n, 1, 2], "prompt_length": 1} for n in range(8)]
+    for name, its in (("train", rows), ("held-out", [{"tokens": [3, 9, 9], "prompt_length": 1}])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in its))
+    config = small_config(
+        tmp_path / "job",
+        algorithm={"name": "sft", "optimizer": {"lr": 0.05}},
+        data={"sft_path": f"{tmp_path}/train.jsonl", "validation_path": f"{tmp_path}/held-out.jsonl"},
+        trainer={
+            "total_steps": 50, "save_interval": 1, "max_checkpoints_to_keep": 1, "validation_interval": 1
+        },
+        selection={"metric": "validation/loss", "goal": "min", "patience": 3},
+    )  # fmt: skip
+    daemon = start_daemon(config)
+    with Synchronizer.open(config.job.dir, "trainer", poll=0.01) as sync:
+        made, shown = make_trainer(config, sync)
+        made.prepare()
+        assert made.train() == 0
+        made.shutdown()
+    daemon.close(tidy=True)
+    losses = [metrics["validation/loss"] for _, metrics in shown.records]
+    best = losses.index(min(losses)) + 1
+    assert len(losses) == best + 3 < 50
+    job = Job.at(config.job.dir)
+    assert "no better than" in read_end(job).reason
+    assert pinned(job) == [best]
+    left = sorted(int(name[12:]) for name in os.listdir(job.root) if name.startswith("global_step_"))
+    assert left == [best, best + 3], "the best and the last"
+    assert replace(read_pins(job)[best], pinned_at=0.0).reason.startswith("selection: validation/loss")

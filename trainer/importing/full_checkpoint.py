@@ -1,0 +1,180 @@
+"""Makes a step that verl saved with FSDP2 a full checkpoint of a new job, which `trainer train` resumes from.
+
+The training state of the engine `verl` has verl's own format: the files of each rank. Each is unpickled by
+`weights_only`, checked, and written again, so nothing that a file may hold is run, neither here nor at the resume.
+"""
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+
+from syncd.errors import ConfigError, CorruptDataError, UsageError, storage_errors
+from syncd.protocol.disk import list_if_there
+from syncd.protocol.layout import ACTOR, Job
+from trainer.checkpoints import TrainerState, begin_training, complete, sync_files
+from trainer.config.model import JobConfig
+from trainer.export import export
+from trainer.export.fsdp import rank_files, without_warning
+
+_KINDS = ("model", "optim", "extra_state")
+_WEIGHTS_ONLY = "for the weights alone: leave out --resume"
+_RECONSTRUCT = np.zeros(0).__reduce__()[0]
+_NUMPY: list[Any] = [
+    np.ndarray, np.dtype, type(np.dtype("uint32")),
+    (_RECONSTRUCT, "numpy.core.multiarray._reconstruct"), (_RECONSTRUCT, "numpy._core.multiarray._reconstruct"),
+]  # fmt: skip
+"""What the state of numpy's generator is pickled with, by numpy 1 and 2."""
+
+
+def write_full_checkpoint(config: JobConfig, source: str, step: int) -> None:
+    """Write a step of verl's as a full checkpoint into the directory of a new job, or nothing.
+
+    Args:
+        config: The new job's configuration.
+        source: The directory of verl's job.
+        step: Its step, with the files of FSDP's ranks in `actor/`.
+
+    Raises:
+        UsageError: The job directory is not empty.
+        ConfigError: The state is not of FSDP2, is of another dtype, or is of a critic or adapter.
+        NotReadyError: A rank's file is missing.
+        CorruptDataError: A file is damaged.
+        StorageError: The file system refused.
+    """
+    _check_config(config, source)
+    root, files = config.job.dir, RankFiles(f"{Job.at(source).step(step)}/{ACTOR}")
+    files.check(config)
+    if os.path.isdir(root) and os.listdir(root):
+        raise UsageError("the job directory is not empty", path=root, hint="give --job.dir DIR")
+    with storage_errors(root):
+        os.makedirs(root, exist_ok=True)
+    try:
+        _publish(config, source, step)
+        _write_training(Job.at(root, config.job.state_dir or None), files, step)
+    except BaseException:
+        shutil.rmtree(root, ignore_errors=True)
+        raise
+
+
+class RankFiles:
+    """The training state in `model_`, `optim_` and `extra_state_world_size_W_rank_R.pt`.
+
+    Args:
+        directory: Where they are.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        disk = Job.at(directory).disk
+        self.world_size = len(rank_files(disk, directory))
+        there = {entry.name for entry in list_if_there(disk, directory)}
+        if lacking := sorted(set(self.names()) - there):
+            raise ConfigError(f"the step has no {lacking[0]}", path=directory, hint=_WEIGHTS_ONLY)
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of all files."""
+        for rank in range(self.world_size):
+            for kind in _KINDS:
+                yield f"{kind}_world_size_{self.world_size}_rank_{rank}.pt"
+
+    def load(self, name: str) -> Any:
+        """Return what a file holds; its data is mapped, not read.
+
+        Raises:
+            ConfigError: It holds objects that only load by running code from it.
+            CorruptDataError: It is damaged.
+        """
+        path = f"{self._directory}/{name}"
+        try:
+            with without_warning(), torch.serialization.safe_globals(_NUMPY):
+                return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        except pickle.UnpicklingError as error:
+            text = "the file holds objects that only load by running code from it"
+            raise ConfigError(text, path=path, hint=_WEIGHTS_ONLY) from error
+        except (RuntimeError, EOFError, OSError) as error:
+            raise CorruptDataError("not a whole file of torch.save", path=path) from error
+
+    def check(self, config: JobConfig) -> None:
+        """Check that all files fit the configuration.
+
+        Raises:
+            ConfigError: They do not.
+            CorruptDataError: One is damaged.
+        """
+        for name in self.names():
+            found = self.load(name)
+            if name.startswith("model"):
+                self._check_weights(found, config, name)
+            elif name.startswith("optim"):
+                self._check_optimizer(found, name)
+
+    def _check_weights(self, found: Any, config: JobConfig, name: str) -> None:
+        if any("lora_" in key for key in found):
+            self._refuse(name, "adapters are not resumed")
+        dtypes = {str(one.dtype).removeprefix("torch.") for one in found.values() if one.is_floating_point()}
+        if dtypes != {config.model.dtype}:
+            there = ", ".join(sorted(dtypes))
+            self._refuse(name, f"its weights are {there}, and model.dtype is {config.model.dtype}")
+
+    def _check_optimizer(self, found: Any, name: str) -> None:
+        if not isinstance(found, Mapping) or not found.get("state"):
+            self._refuse(name, "it holds no state of an optimizer")
+        spread = any(
+            isinstance(one, DTensor) for values in found["state"].values() for one in values.values()
+        )
+        if not spread:
+            self._refuse(name, "it is no state of fsdp2, and of others none is resumed")
+
+    def _refuse(self, name: str, why: str) -> None:
+        raise ConfigError(why, path=f"{self._directory}/{name}", hint=_WEIGHTS_ONLY)
+
+
+def _check_config(config: JobConfig, source: str) -> None:
+    if config.engine.name != "verl" or config.engine.strategy not in ("fsdp", "fsdp2"):
+        what = f"{config.engine.name} with {config.engine.strategy}"
+        raise ConfigError(
+            f"only verl's FSDP is resumed, and this job is of {what}", path=source, hint=_WEIGHTS_ONLY
+        )
+    if config.critic.enabled or config.model.lora.rank:
+        what = "critics" if config.critic.enabled else "adapters"
+        raise ConfigError(f"{what} are not resumed", path=source, hint=_WEIGHTS_ONLY)
+
+
+def _publish(config: JobConfig, source: str, step: int) -> None:
+    """Publish the weights of the step as the job will publish its own, so that explorers begin with them."""
+    root = config.job.dir
+    scratch = f"{os.path.dirname(root)}/.{os.path.basename(root)}.import"
+    shutil.rmtree(scratch, ignore_errors=True)
+    state = ["--state-dir", config.job.state_dir] if config.job.state_dir else []
+    try:
+        export(
+            source, step, scratch, config.model.dtype if config.sync.dtype == "keep" else config.sync.dtype
+        )
+        command = [sys.executable, "-P", "-m", "syncd", "publish", root, str(step), scratch, *state]
+        done = subprocess.run(  # noqa: S603 - our own command
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False
+        )
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    if done.returncode:
+        raise CorruptDataError(f"step {step} could not be published: exit code {done.returncode}", path=root)
+
+
+def _write_training(job: Job, files: RankFiles, step: int) -> None:
+    save = uuid.uuid4().hex
+    directory = begin_training(job, step, save)
+    with storage_errors(directory):
+        for name in files.names():
+            torch.save(files.load(name), f"{directory}/{name}")
+    sync_files(job, directory, list(files.names()))
+    state = TrainerState(step, generation=1, world_size=files.world_size)
+    complete(job, step, state.document(), save=save)

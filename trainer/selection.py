@@ -1,0 +1,123 @@
+"""Which steps are best by a figure: those are pinned, and a run that finds no better one for long enough ends."""
+
+import contextlib
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+
+from syncd.errors import storage_error
+from syncd.protocol.disk import exists
+from syncd.protocol.documents import Fields
+from syncd.protocol.layout import Job
+from syncd.protocol.request import Pin, read_pins, remove_pin, write_pin
+from trainer.config.model import SelectionSection
+
+OF_VERSIONS = "eval/"
+"""Figures of this kind are of the step in `eval/step`, others of the step that has them."""
+
+_REASON = "selection: "
+"""How the reason of a pin begins that the trainer made; others are a person's and stay."""
+
+
+class Selection:
+    """Compares steps by a figure.
+
+    A step may be compared before it is sealed, or never be written: what is pinned are the best of those that are
+    there.
+
+    Args:
+        section: What is compared, and what follows from it.
+        job: The job.
+    """
+
+    def __init__(self, section: SelectionSection, job: Job) -> None:
+        self._section, self._job = section, job
+        self._best: float | None = None
+        self._since = 0
+        self._values: dict[int, float] = {}
+        self._is_settled = True
+        self._log = structlog.get_logger()
+
+    @property
+    def over(self) -> str:
+        """Return why the run ends, empty while it goes on."""
+        section = self._section
+        if not section.patience or self._since < section.patience:
+            return ""
+        return f"{section.metric} no better than {self._best:g} for {self._since} values"
+
+    def observe(self, metrics: Mapping[str, float], step: int) -> None:
+        """Compare the value that metrics of a step have, if they have one.
+
+        Args:
+            metrics: The metrics.
+            step: The step that they are of.
+        """
+        value = metrics.get(self._section.metric)
+        if value is None or not math.isfinite(value):
+            return
+        of_version = self._section.metric.startswith(OF_VERSIONS)
+        self._values[int(metrics["eval/step"]) if of_version else step] = value
+        self._is_settled = False
+        if self._best is None or self._gain(value, self._best) > self._section.min_delta:
+            self._best, self._since = value, 0
+        else:
+            self._since += 1
+
+    def keep(self) -> None:
+        """Pin the best steps that are there and unpin those that were; what the storage refuses is tried again."""
+        if self._is_settled or not self._section.metric or not self._section.keep_best:
+            return
+        try:
+            self._pin(self._present())
+        except OSError as error:
+            self._log.warning("pin_failed", reason=str(storage_error(error, self._job.pins)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resume needs, as plain JSON; empty where nothing is compared."""
+        if not self._section.metric:
+            return {}
+        values = [{"step": step, "value": value} for step, value in sorted(self._values.items())]
+        return {"metric": self._section.metric, "best": self._best, "since": self._since, "values": values}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from a state; one of another figure is forgotten, and so are pins of steps after it.
+
+        Raises:
+            CorruptDataError: It is not a state of a selection.
+        """
+        if state and state.get("metric") == self._section.metric:
+            fields = Fields(state, "trainer.json: selection")
+            self._best = None if state.get("best") is None else fields.number("best")
+            self._since = fields.integer("since")
+            self._values = {one.integer("step"): one.number("value") for one in fields.records("values")}
+        self._is_settled = False
+        self.keep()
+
+    def _gain(self, value: float, other: float) -> float:
+        return value - other if self._section.goal == "max" else other - value
+
+    def _present(self) -> list[int]:
+        """Return the best steps that are there, the best first; of equal ones the older."""
+        there = [step for step in self._values if exists(self._job.disk, self._job.step(step))]
+        there.sort(key=lambda step: (self._gain(0.0, self._values[step]), step))
+        best, newest = there[: self._section.keep_best], max(there, default=-1)
+        # Steps are sealed in order: what is older than a sealed one and is not there will not come.
+        self._values = {step: value for step, value in self._values.items() if step in best or step > newest}
+        self._is_settled = set(self._values) == set(best)
+        return best
+
+    def _pin(self, best: list[int]) -> None:
+        pins = read_pins(self._job)
+        ours = {step for step, pin in pins.items() if pin.reason.startswith(_REASON)}
+        for step in best:
+            if step not in pins:
+                reason = f"{_REASON}{self._section.metric} {self._values[step]:.6g}"
+                write_pin(self._job, Pin(step, reason, time.time()))
+                self._log.info("step_pinned", step=step, reason=reason)
+        for step in ours.difference(best):
+            with contextlib.suppress(FileNotFoundError):
+                remove_pin(self._job, step)
