@@ -115,7 +115,7 @@ def _measure(scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
             running.callback(contestant.client.close)
             running.callback(contestant.sender.close)
         for number in range(WARM + options.rounds):
-            _train(weights, changed, number)
+            _train(weights, changed)
             turn = number % len(FORMS)
             for form in [*FORMS][turn:] + [*FORMS][:turn]:
                 figures = contestants[form].save(number + 1)
@@ -126,10 +126,10 @@ def _measure(scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
     return {"machine": machine, "bytes": size, "share": options.share, "rounds": found}
 
 
-def _train(weights: Weights, changed: dict[str, torch.Tensor], number: int) -> None:
-    """Change the chosen values of each tensor by one unit in the last place, now up, now down."""
+def _train(weights: Weights, changed: dict[str, torch.Tensor]) -> None:
+    """Change the chosen values of each tensor by one unit in the last place, and back in the next round."""
     for name, tensor in weights.items():
-        tensor.view(torch.int16).view(-1)[changed[name]] += 1 if number % 2 else -1
+        tensor.view(torch.int16).view(-1)[changed[name]] ^= 1  # a finite value stays finite
 
 
 def _ratios(rounds: dict[str, list[dict[str, float]]], form: str, figure: str) -> list[float]:
