@@ -155,6 +155,9 @@ def epochs(tasks: Tasks, seed: str | None, epoch: int, position: int) -> Iterato
 
 _FILE = "tokenizer.json"
 
+_REFUSALS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What a chat template raises, besides errors of its own, for messages that it does not expect."""
+
 
 class Tokens(ABC):
     """What explorers need of a tokenizer.
@@ -276,7 +279,7 @@ class TransformersTokens(Tokens):
                 tokenize=False,
                 **arguments,
             )
-        except (TypeError, TemplateError) as error:
+        except (*_REFUSALS, TemplateError) as error:
             raise ValueError(f"the chat template refuses the messages: {error}") from error
         return str(made)
 

@@ -4,6 +4,7 @@ from typing import Any
 
 BAD_REQUEST, UNAUTHORISED, NOT_FOUND, CONFLICT, GONE = 400, 401, 404, 409, 410
 TOO_MANY, UNAVAILABLE = 429, 503
+_SERVER = 500
 
 
 class ApiError(Exception):
@@ -33,7 +34,7 @@ class ApiError(Exception):
     @property
     def document(self) -> dict[str, Any]:
         """Return the body of the answer."""
-        kind = "invalid_request_error" if self.status < UNAVAILABLE else "server_error"
+        kind = "server_error" if self.status >= _SERVER else "invalid_request_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 

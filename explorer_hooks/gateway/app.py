@@ -8,13 +8,14 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import structlog
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from explorer_hooks.follower.health import Health
-from explorer_hooks.gateway.api_errors import UNAUTHORISED, UNAVAILABLE, ApiError, refused
+from explorer_hooks.gateway.api_errors import BAD_REQUEST, UNAUTHORISED, UNAVAILABLE, ApiError, refused
 from explorer_hooks.gateway.chat import read_request
 from explorer_hooks.gateway.driver import SessionRequest
 from explorer_hooks.gateway.gateway import Gateway
@@ -26,6 +27,9 @@ MOST_BODY = 16 << 20
 _RETRY, _KEY = "x-stainless-retry-count", "idempotency-key"
 _TOO_LARGE, _BROKEN = 413, 500
 _PLAIN_ERRORS = {404: "there is no such route", 405: "the route takes another method"}
+
+_SHOWN = 300
+_LOG = structlog.get_logger()
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -45,7 +49,7 @@ class GatewayApp:
     def application(self) -> Starlette:
         """Return the application."""
         agents = [
-            Route(f"{base}{path}", handler, methods=[method])
+            Route(f"{base}{path}", _guarded(handler), methods=[method])
             for base in ("/v1", "/s/{session}/v1")
             for path, handler, method in (
                 ("/chat/completions", self._chat, "POST"),
@@ -53,19 +57,22 @@ class GatewayApp:
             )
         ]
         drivers = [
-            Route("/sessions", self._open, methods=["POST"]),
-            Route("/s/{session}", self._session, methods=["GET"]),
-            Route("/s/{session}/reward", self._reward, methods=["POST"]),
-            Route("/s/{session}/abandon", self._abandon, methods=["POST"]),
-            Route("/groups/{group:path}/drop", self._drop, methods=["POST"]),
+            Route(path, _guarded(handler), methods=[method])
+            for path, handler, method in (
+                ("/sessions", self._open, "POST"),
+                ("/s/{session}", self._session, "GET"),
+                ("/s/{session}/reward", self._reward, "POST"),
+                ("/s/{session}/abandon", self._abandon, "POST"),
+                ("/groups/{group:path}/drop", self._drop, "POST"),
+                ("/health", self._show_health, "GET"),
+            )
         ]
-        health = Route("/health", self._show_health, methods=["GET"])
         handlers: Any = {
             ApiError: _answered_error,
             SyncdError: _answered_failure,
             **dict.fromkeys(_PLAIN_ERRORS, _answered_plainly),
         }
-        return Starlette(routes=[*agents, *drivers, health], exception_handlers=handlers)
+        return Starlette(routes=[*agents, *drivers], exception_handlers=handlers)
 
     # --- agents -----------------------------------------------------------------------------------------------
 
@@ -127,6 +134,23 @@ class GatewayApp:
     def _check_driver(self, request: Request) -> None:
         if not hmac.compare_digest(_bearer(request).encode(), self._token.encode()):
             raise ApiError(UNAUTHORISED, "the bearer token is not the gateway's", code="unauthorised")
+
+
+def _guarded(handler: Handler) -> Handler:
+    """Return a handler that answers in JSON whatever happens."""
+
+    async def answered(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except (ApiError, SyncdError):
+            raise
+        except ClientDisconnect:
+            return Response(status_code=BAD_REQUEST)  # nobody reads it
+        except Exception as error:  # noqa: BLE001 - a request must not leave a traceback
+            _LOG.error("request_failed", path=request.url.path, problem=repr(error)[:_SHOWN])
+            return JSONResponse(ApiError(_BROKEN, "an error of the gateway", code="bug").document, _BROKEN)
+
+    return answered
 
 
 def _bearer(request: Request) -> str:

@@ -43,7 +43,14 @@ _ONLY: Mapping[str, tuple[object, ...]] = {
 }
 """Fields that are taken with these values alone."""
 
-_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+_RESERVED = (
+    *("add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents"),
+    *("max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors"),
+    *("tokenize", "tokenizer_kwargs", "tools", "truncation"),
+)
+"""Names that are no variables of templates, or that the gateway sets."""
+
+_ROLES = ("assistant", "developer", "system", "tool", "user")
 _ABOUT = {
     "n": "a session has one answer a turn; open a session for each rollout",
     "logprobs": "log-probs are recorded, and agents do not get them",
@@ -93,14 +100,21 @@ def read_request(body: object) -> ChatRequest:
     """
     if not isinstance(body, dict):
         raise refused("the body is not a JSON object", code="invalid_body")
+    try:
+        return _request(body)
+    except RecursionError:
+        raise refused("the body is nested too deeply", code="invalid_body") from None
+    except UnicodeEncodeError:
+        raise refused("a text of the body has half a character", code="invalid_body") from None
+
+
+def _request(body: Mapping[str, Any]) -> ChatRequest:
     _check_fields(body)
     messages = tuple(_message(one, at) for at, one in enumerate(_listed(body, "messages")))
     if not messages or messages[-1]["role"] == "assistant":
         raise refused("messages must end with one that the model answers", "messages")
     tools = _tools(body)
-    arguments = body.get("chat_template_kwargs") or {}
-    if not isinstance(arguments, dict):
-        raise refused("chat_template_kwargs is not an object", "chat_template_kwargs")
+    arguments = _template_arguments(body)
     options = body.get("stream_options") or {}
     return ChatRequest(
         messages,
@@ -142,7 +156,7 @@ def next_key(key: str, message: Message) -> str:
 def _digest(*parts: object) -> str:
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     digest = hasher()
-    digest.update(text.encode("utf-8", "surrogatepass"))
+    digest.update(text.encode())
     return digest.hexdigest()
 
 
@@ -169,6 +183,15 @@ def _max_tokens(body: Mapping[str, Any]) -> int | None:
     return min(given, default=None)
 
 
+def _template_arguments(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = body.get("chat_template_kwargs") or {}
+    if not isinstance(found, dict):
+        raise refused("chat_template_kwargs is not an object", "chat_template_kwargs")
+    if taken := [name for name in _RESERVED if name in found]:
+        raise refused(f"chat_template_kwargs may not have {taken[0]}", "chat_template_kwargs")
+    return found
+
+
 def _tools(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     choice = body.get("tool_choice")
     if choice not in (None, "auto", "none"):
@@ -190,9 +213,7 @@ def _tools(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
 def _message(found: object, at: int) -> Message:
     where = f"messages[{at}]"
     if not isinstance(found, dict) or found.get("role") not in _ROLES:
-        raise refused(
-            f"{where} is not a message with one of the roles {', '.join(sorted(_ROLES))}", "messages"
-        )
+        raise refused(f"{where} is not a message with one of the roles {', '.join(_ROLES)}", "messages")
     role = found["role"]
     made: dict[str, Any] = {"role": role, "content": _text(found.get("content"), where)}
     if role == "assistant":

@@ -1,12 +1,19 @@
 """What drivers ask for, read from the bodies of their requests, and what they are told."""
 
+import json
 import math
 from dataclasses import dataclass
 from typing import Any
 
 from explorer_hooks.gateway.api_errors import refused
 from explorer_hooks.gateway.sessions import Session
-from syncd.experience.model import MAX_NAME
+from syncd.experience.model import MAX_INFO, MAX_NAME
+
+MOST_REWARD = 1e18
+"""The largest reward that trainers take."""
+
+MOST_INFO = MAX_INFO // 2
+"""Characters of a reward's info as JSON."""
 
 _MOST_ATTEMPTS = 1 << 16
 
@@ -60,13 +67,29 @@ def read_reward(body: object) -> tuple[float, dict[str, Any]]:
     """Return the reward of a body, and what else it says.
 
     Raises:
-        ApiError: It is none.
+        ApiError: It is none, or cannot be stored.
     """
     found = body if isinstance(body, dict) else {}
-    reward, info = found.get("reward"), found.get("info", {})
-    is_number = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
-    if not is_number or not isinstance(info, dict):
-        raise refused('a reward is {"reward": a finite number, "info": an object or nothing}', "reward")
+    reward, info = _number(found.get("reward")), found.get("info", {})
+    if not abs(reward) <= MOST_REWARD or not isinstance(info, dict):
+        text = f'a reward is {{"reward": a number up to {MOST_REWARD:g}, "info": an object or nothing}}'
+        raise refused(text, "reward")
     if unknown := set(found) - {"reward", "info"}:
         raise refused(f"{min(unknown)[:80]} is not a field of a reward")
-    return float(reward or 0), info
+    try:
+        length = len(json.dumps(info, allow_nan=False))
+    except (ValueError, RecursionError) as error:
+        raise refused(f"info cannot be stored: {error}", "info") from error
+    if length > MOST_INFO:
+        raise refused(f"info has {length} characters as JSON; the limit is {MOST_INFO}", "info")
+    return reward, info
+
+
+def _number(value: object) -> float:
+    """Return a number, which is not finite if the value is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

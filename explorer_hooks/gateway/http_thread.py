@@ -20,6 +20,9 @@ from syncd.errors import ConfigError, StorageError, storage_errors
 TOKEN = "token"  # noqa: S105 - the name of a file
 _PRIVATE = 0o600
 _START, _STOP = 30.0, 10.0
+_GRACE = 2
+"""Seconds that open requests have at the end."""
+
 _CALL = 600.0
 """Seconds that a call into the event loop may take: the journal's disk may be slow."""
 _BACKLOG = 1024
@@ -40,7 +43,14 @@ class HttpThread:
         self._listener = listener
         application.router.lifespan_context = self._lifespan
         config = uvicorn.Config(
-            application, log_config=None, access_log=False, lifespan="on", server_header=False, ws="none"
+            application,
+            log_config=None,
+            access_log=False,
+            log_level="critical",  # requests that fail are reported by the application
+            lifespan="on",
+            server_header=False,
+            ws="none",
+            timeout_graceful_shutdown=_GRACE,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)

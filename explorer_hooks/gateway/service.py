@@ -112,7 +112,7 @@ class GatewayService:
             if not self._versions.is_ready():
                 self._gate.wait_until_usable()
             self._measure_room()
-            self._versions.update(_TURN, ask=self._file.sync.style is SyncStyle.EXPLORER_DRIVEN)
+            self._versions.update(_TURN, ask=self._asks())
             self._renew_allowance()
             is_over = play is not None and play.is_over()
             self._write(self._file.groups)
@@ -125,6 +125,11 @@ class GatewayService:
         if time.monotonic() - self._looked_at > _IDLE:
             self._looked_at = time.monotonic()
             self._http.call(self._gateway.drop_idle())
+
+    def _asks(self) -> bool:
+        """Return whether the trainer is asked for a version: none is needed while groups may begin."""
+        is_full = not self._room.has(len(self._gateway.sessions.groups))
+        return is_full and self._file.sync.style is SyncStyle.EXPLORER_DRIVEN
 
     def _measure_room(self) -> None:
         self._room.groups = self._versions.room() * self._file.groups

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from explorer_hooks.explorer.generation import Generator, GroupRequest, GroupResult
 from explorer_hooks.gateway.api_errors import UNAVAILABLE, ApiError, not_now, refused
-from syncd.errors import SyncdError
+from syncd.errors import EngineUnreachableError, SyncdError
 
 _PAUSE = 0.2
 """Seconds until an engine that could not answer is asked again."""
@@ -126,6 +126,8 @@ class TurnMaker:
                         problem = result.problem
                     elif result is not None:
                         left.pop(result.index).done(_answer(result))
+        except EngineUnreachableError as error:
+            problem = str(error)
         except SyncdError as error:
             self.failure, problem = error, str(error)
         now = time.monotonic()

@@ -1,6 +1,7 @@
 """The gateway over a scripted engine: exact tokens, branches, retries, attempts, its journal and what it refuses."""
 
 import asyncio
+import contextlib
 import json
 import shutil
 import subprocess
@@ -8,8 +9,12 @@ import sys
 
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.chat_model import make_tokenizer
+from support.experiences import fifo, write
 from support.gateway_bed import TOKEN, TOOL, GatewayBed, ScriptedEngine
+from support.jobs import ManualClock
 from support.paths import ROOT
 
 from explorer_hooks.gateway.answers import AnswerParser
@@ -18,6 +23,7 @@ from explorer_hooks.gateway.chat import read_request
 from explorer_hooks.gateway.journal import NAME
 from explorer_hooks.gateway.rows import experiences_of
 from syncd.errors import CorruptDataError, StorageError, UsageError
+from syncd.protocol.layout import Job
 
 HELLO = [{"role": "user", "content": "hello"}]
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1,  "b": [2]}}</tool_call>'
@@ -89,6 +95,26 @@ def test_branches_and_changed_histories_are_segments_and_shared_turns_are_learnt
     assert list(found[1].action_mask[:9]) == [False] * 9, "the first row has learnt it"
 
 
+def test_the_trainer_samples_a_group_of_the_gateway_whole_with_all_segments(tmp_path):
+    bed = GatewayBed(tmp_path / "state", numbered())
+    (tmp_path / "job").mkdir()
+    job = Job.at(tmp_path / "job")
+
+    async def main(bed):
+        for rollout in range(2):
+            session = await bed.session("g", rollout)
+            _, history = await bed.ask(session, HELLO)
+            for text in ("left", "right")[: 1 + rollout]:
+                await bed.ask(session, [*history, then(text)])
+            await bed.gateway.reward(session, {"reward": rollout})
+        return rows(bed)
+
+    write(job, "e0", bed.run(main))
+    batch = fifo(job, ManualClock(), groups=1).sample(1, generation=1)
+    assert [(one.rollout, one.segment) for one in batch.experiences] == [(0, 0), (1, 0), (1, 1)]
+    assert (batch.rollouts, batch.groups) == ((0, 1, 1), (0, 0, 0))
+
+
 def test_a_retry_gets_the_recorded_turn_and_the_same_request_without_being_one_is_a_branch(tmp_path):
     bed = GatewayBed(tmp_path, numbered(), group_size=1)
 
@@ -137,6 +163,10 @@ def test_sessions_are_idempotent_the_first_reward_counts_and_a_later_attempt_aba
         with pytest.raises(ApiError, match="rewarded"):
             await bed.ask(second, HELLO)
         for wrong in (
+            {"reward": 1e19},
+            {"reward": 10**400},
+            {"reward": 1, "info": {"x": float("nan")}},
+            {"reward": 1, "info": {"x": "y" * 40_000}},
             None,
             {},
             {"reward": "1"},
@@ -345,7 +375,44 @@ def test_nothing_is_answered_once_the_journal_cannot_be_written(tmp_path, monkey
     bed.run(main)
 
 
+WORDS = [
+    *(
+        "messages",
+        "role",
+        "content",
+        "user",
+        "assistant",
+        "tool",
+        "tool_calls",
+        "function",
+        "name",
+        "arguments",
+    ),
+    *(
+        "tools",
+        "type",
+        "text",
+        "tool_choice",
+        "auto",
+        "none",
+        "stream",
+        "stream_options",
+        "include_usage",
+        "n",
+    ),
+    *(
+        "max_tokens",
+        "temperature",
+        "stop",
+        "logit_bias",
+        "response_format",
+        "chat_template_kwargs",
+        "tokenize",
+    ),
+]
 REFUSED = [
+    ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
+    ({"messages": [{"role": []}]}, "messages"),
     ({"n": 2}, "n"),
     ({"logit_bias": {"5": 1}}, "logit_bias"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -368,6 +435,27 @@ def test_what_cannot_be_served_is_refused_by_name(more, param):
     with pytest.raises(ApiError) as error:
         read_request({"messages": HELLO, **more})
     assert (error.value.status, error.value.param) == (400, param)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.sampled_from(WORDS),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(WORDS) | st.text(max_size=5), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300)
+@given(st.dictionaries(st.sampled_from(WORDS), JSON) | JSON, st.lists(JSON, max_size=3))
+def test_garbage_is_refused_and_never_an_error_of_the_gateway(body, messages):
+    for one in (
+        body,
+        {"messages": messages},
+        {**(body if isinstance(body, dict) else {}), "messages": HELLO},
+    ):
+        with contextlib.suppress(ApiError):
+            read_request(one)
 
 
 def test_calls_of_tools_are_read_as_each_format_writes_them():
@@ -458,7 +546,7 @@ def test_the_example_of_a_driver_plays_groups_with_its_tool(tmp_path):
     assert {len(session.turns) for group in groups for session in group.rollouts.values()} == {2}
 
 
-def test_drivers_need_the_token_and_every_bad_request_is_answered_in_json(tmp_path):
+def test_drivers_need_the_token_and_every_bad_request_is_answered_in_json(tmp_path, monkeypatch):
     bed = GatewayBed(tmp_path, numbered())
     with bed.serving() as (driver, http):
         for path in ("/sessions", "/s/x/reward", "/s/x/abandon", "/groups/g/drop"):
@@ -474,7 +562,16 @@ def test_drivers_need_the_token_and_every_bad_request_is_answered_in_json(tmp_pa
         assert driver.post("/health")[0] == 405
         assert driver.post("/v1/chat/completions", {"messages": HELLO}, token="nobody")[0] == 404
         session = driver.session("g", 0)
-        assert driver.post(f"/s/{session['session']}/v1/chat/completions", [1])[0] == 400
+        path = f"/s/{session['session']}/v1/chat/completions"
+        assert driver.post(path, [1])[0] == 400
+        surrogate = {
+            "messages": [{"role": "user", "content": "\ud800"}],
+            "chat_template_kwargs": {"bos_token": 5},
+        }
+        assert driver.post(path, surrogate)[0] == 400
+        monkeypatch.setattr(bed.gateway, "turn", None)
+        status, told = driver.post(path, {"messages": HELLO})
+        assert (status, told["error"]["type"], told["error"]["code"]) == (500, "server_error", "bug")
         assert driver.post("/groups/g/drop")[1] == {"group": "g", "state": "driver"}
         assert http.url == driver.url
         assert driver.token == TOKEN

@@ -144,7 +144,8 @@ class GatewayDriver:
             with urllib.request.urlopen(request, timeout=60) as reply:
                 return reply.status, json.load(reply)
         except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
+            with error:
+                return error.code, json.load(error)
 
     def session(self, group, rollout, attempt=0):
         body = {"group": group, "task": f"task-{group}", "rollout": rollout, "attempt": attempt}
