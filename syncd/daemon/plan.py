@@ -113,7 +113,9 @@ def _first(snapshot: Snapshot, after: tuple[Decision, ...], policy: DaemonConfig
     steps = snapshot.steps
     gone = {decision.step for decision in removable(after, steps)}
     before = removable(decide(snapshot, policy), steps)
-    return tuple(decision for decision in before if decision.step in gone)
+    good = snapshot.version.last_good if snapshot.version else None
+    named = good.step if good else None  # by the version file, until the publish
+    return tuple(decision for decision in before if decision.step in gone and decision.step != named)
 
 
 def _is_short(snapshot: Snapshot) -> bool:

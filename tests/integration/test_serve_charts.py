@@ -110,7 +110,7 @@ def test_lanes_show_which_version_each_explorer_ran_when(pages, server):
     page.keyboard.press("Home")
     assert re.fullmatch(r"e0: 1\.1, proven, .* \(30 s\)", page.inner_text("#lanes .told"))
     assert second.locator(".gone.dead").count() == 1
-    assert re.fullmatch(r"1\.1, loaded, .*, then dead \(60 s\)", second.get_attribute("aria-valuetext"))
+    assert re.fullmatch(r"1\.1, loaded, .*, then dead \(1 min 0 s\)", second.get_attribute("aria-valuetext"))
 
 
 @pytest.mark.parametrize(("size", "scheme"), [(PHONE, "dark"), (DESK, "light")])
