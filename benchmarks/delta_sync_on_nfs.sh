@@ -1,6 +1,6 @@
 # benchmarks/delta_sync.py in the NFS bed; figures come to $BED/out:
 #
-#     BED=/var/tmp/delta-sync SIZE=2500M MEM=10G LIMIT=900 tests/beds/nfs-bed -o vers=4.2 benchmarks/delta_sync_on_nfs.sh
+#     BED=/var/tmp/delta-sync SIZE=4G MEM=12G LIMIT=900 tests/beds/nfs-bed -o vers=4.2 benchmarks/delta_sync_on_nfs.sh
 export PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1
 cd "$(dirname "$SCRIPT")/.."
 export PYTHONPATH=$PWD:$PWD/tests
