@@ -123,7 +123,7 @@ def test_a_server_that_already_runs_is_followed(tmp_path):
             "/dev/shm/syncd", f"{tmp_path}/stage"
         )
         typed(f"{line} --once --wait 120", tmp_path)
-        assert server.label == "1.3"
+        assert server.label.startswith("1.3.")  # and the beginning of the digest
     finally:
         server.stop()
     version = read_version(job)

@@ -277,7 +277,9 @@ def test_a_trainer_that_writes_the_last_good_step_again_need_not_wait():
 def test_on_a_full_disk_the_last_good_step_stays_until_the_version_no_longer_names_it():
     version = published(complete(5), previous=(1, 2), last_good=good(4))
     asked = Request("vacate", 4, "v", digest=digest(4))
-    looked = snapshot(*map(complete, (1, 3, 4, 5)), marker=3, version=version, requests=(asked,), crowded=True)
+    looked = snapshot(
+        *map(complete, (1, 3, 4, 5)), marker=3, version=version, requests=(asked,), crowded=True
+    )
     decided = plan(looked, replace(POLICY, keep_last=1))
     assert (decided.publish.pair, decided.publish.last_good) == ((2, 3), None)
     assert {one.step: one.rule for one in decided.decisions}[4] == "vacated"
