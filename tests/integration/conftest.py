@@ -40,8 +40,9 @@ def explorer(world):
     return world.open("explorer", "e0")
 
 
-@pytest.fixture(scope="session")
+# Playwright runs an event loop in this thread until it ends, and with one asyncio.run() of other tests fails.
+@pytest.fixture(scope="module")
 def browser():
-    """Return one browser for all tests of pages."""
+    """Return one browser for the tests of a file."""
     with started_browser() as started:
         yield started

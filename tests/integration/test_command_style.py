@@ -54,7 +54,7 @@ def test_each_value_has_a_name_that_the_page_explains():
     for place, param, _ in parameters():
         if takes_a_value(param) and not isinstance(param.type, click.Choice):
             assert param.metavar, f"{place} shows {type(param.type).__name__}"
-            used.add(re.sub(r"^\[(\w+)\]$", r"\1", param.metavar))
+            used.add(re.sub(r"^\[(\w+)\](\.{3})?$", r"\1", param.metavar))
     assert used == set(named_values())
 
 

@@ -93,7 +93,7 @@ def plain(words):
     [
         (["syncd", "st"], "status"),
         (["trainer", ""], "train stages import config plot export"),
-        (["explorer", ""], "run config"),
+        (["explorer", ""], "run serve config"),
         (["syncd", "--show-completion", ""], SHELLS),
         (["syncd", "pin", "JOB", ""], "12 5 1"),
         (["syncd", "pin", "JOB", "1"], "12 1"),
@@ -108,7 +108,7 @@ def plain(words):
         (["syncd", "init", "DIR", "--engine", ""], ENGINES),
         (["trainer", "train", "job.toml", "--engine.na"], "--engine.name"),
         (["trainer", "train", "job.toml", "--engine.name", "ve"], "verl verl_legacy"),
-        (["trainer", "train", "job.toml", "--engine.name=t"], "tinker"),
+        (["trainer", "train", "job.toml", "--engine.name=ti"], "tinker"),
         (["trainer", "stages", "job.toml", "--engine.packing="], "true false"),
         (["trainer", "train", "job.toml", "--allow-change", "critic.en"], "critic.enabled"),
         (["trainer", "import", "theirs.yaml", "--from", "t"], "trinity trl"),

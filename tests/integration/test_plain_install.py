@@ -19,6 +19,7 @@ CALLS = {
     ("trainer", "export"): (["JOB", "1", "OUT"], "trainer"),
     ("trainer", "import"): (["FILE"], "trainer"),
     ("explorer", "run"): (["FILE"], "explorer"),
+    ("explorer", "serve"): (["FILE"], "explorer"),
     ("explorer", "config"): (["schema"], "explorer"),
     ("syncd", "follow"): (
         ["JOB", "--hook", "transformers=json:dumps", "--once", "--wait", "0"],

@@ -369,6 +369,7 @@ def test_a_dead_trainer_and_explorer_with_one_name_keep_no_step(job, led):
     explorer(job, clock, "node-0", leases=(1,))
     write(job, 1, 2, 3)
     passes()
+    passes()
     assert steps_of(job) == [1, 3]
     passes(MINUTE)
     passes()

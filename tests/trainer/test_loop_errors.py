@@ -87,12 +87,15 @@ def full_checkpoints(job):
 
 
 def fail_at(monkeypatch, step, error):
-    """Have a look at the published version fail once so many steps are trained, until the run has ended."""
+    """Have a look at the published version fail once so many steps are trained, until the run has ended.
+
+    The first look is that of the start.
+    """
     get, asked = Client.latest_version, [0]
 
     def failing(sync):
         asked[0] += 1
-        if asked[0] > step:
+        if asked[0] > 1 + step:
             raise error
         return get(sync)
 
