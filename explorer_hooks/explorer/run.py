@@ -3,8 +3,6 @@
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
-import structlog
-
 from explorer_hooks.explorer.batches import BatchMaker
 from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.engine_gate import EngineGate, EngineVersions
@@ -18,11 +16,6 @@ from explorer_hooks.explorer.tasks import Tasks, hide_progress_bars, open_tokens
 from explorer_hooks.explorer.teacher import TaughtGenerator, Teacher
 from explorer_hooks.stopping import Stop
 from syncd.experience.writer import ExperienceWriter
-
-_LOCAL = "explorer_hooks.explorer.local:LocalEngine"
-"""What generates in this process; it is loaded only then, because it needs torch."""
-
-_LOG = structlog.get_logger()
 
 
 def run(file: ExplorerFile, health: str | None = None) -> str:

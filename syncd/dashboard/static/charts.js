@@ -2,12 +2,12 @@
 
 import { figure } from "./chart.js";
 import { node, put } from "./dom.js";
+import { request } from "./feed.js";
 import { clock, count, plain, size } from "./text.js";
 
 const SCHEMA = 1;
 const EVERY = 10000;
 const SOON = 1000;
-const ANSWER_WITHIN = 8000;
 
 export const section = {
   id: "charts",
@@ -26,7 +26,7 @@ const state = { next: 0, figures: new Map(), shown: null };
 
 async function ask(element) {
   try {
-    const answer = await fetch("charts.json", { cache: "no-store", signal: AbortSignal.timeout(ANSWER_WITHIN) });
+    const answer = await request("charts.json");
     const found = answer.ok ? await answer.json() : null;
     if (found?.schema_version === SCHEMA) {
       show(element, found);

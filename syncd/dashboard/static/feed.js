@@ -6,6 +6,11 @@ const ANSWER_WITHIN = 8000;
 const LEAST = 500;
 const MOST = 30000;
 
+// Asks once; fails if no answer has come after a while.
+export function request(address) {
+  return fetch(address, { cache: "no-store", signal: AbortSignal.timeout(ANSWER_WITHIN) });
+}
+
 // Args: the document's address, its schema_version, `show`, which is given each document of that version, and `tell`,
 // which is called after each answer and once a second.
 export class Feed {
@@ -28,7 +33,7 @@ export class Feed {
     this.asking = true;
     clearTimeout(this.timer);
     try {
-      const answer = await fetch(this.address, { cache: "no-store", signal: AbortSignal.timeout(ANSWER_WITHIN) });
+      const answer = await request(this.address);
       if (!answer.ok) {
         throw new Error(`status ${answer.status}`);
       }

@@ -4,11 +4,11 @@ import { times } from "./axes.js";
 import { drawn } from "./chart.js";
 import { more, node, put } from "./dom.js";
 import { ENGINES } from "./explorers.js";
+import { request } from "./feed.js";
 import { clock, lasting, plain } from "./text.js";
 
 const SCHEMA = 1;
 const EVERY = 10000;
-const ANSWER_WITHIN = 8000;
 const HEIGHT = 22;
 const COLOURS = 6;
 const ROOM = 7;
@@ -29,7 +29,7 @@ const state = { next: 0, found: null, text: "", width: 0 };
 
 async function ask(element) {
   try {
-    const answer = await fetch("lanes.json", { cache: "no-store", signal: AbortSignal.timeout(ANSWER_WITHIN) });
+    const answer = await request("lanes.json");
     const found = answer.ok ? await answer.json() : null;
     if (found?.schema_version === SCHEMA) {
       if (!state.found) {

@@ -1,11 +1,11 @@
 // One rollout: its tokens in the colour of the version that chose them, with log-probs, rewards and what else is known.
 
 import { chip, node } from "./dom.js";
+import { request } from "./feed.js";
 import { clock, count, plain } from "./text.js";
 
 const SCHEMA = 1;
 const AGAIN = 1000;
-const ANSWER_WITHIN = 8000;
 const COLOURS = 6;
 
 let wanted = 0;
@@ -30,7 +30,7 @@ export async function rollout(element, one, segment = 0, from = 0) {
 
 async function read(query) {
   try {
-    const answer = await fetch(`rollout.json?${query}`, { cache: "no-store", signal: AbortSignal.timeout(ANSWER_WITHIN) });
+    const answer = await request(`rollout.json?${query}`);
     const found = await answer.json();
     return found.schema_version === SCHEMA ? found : { state: "failed", error: { message: "reload the page", hint: null } };
   } catch {

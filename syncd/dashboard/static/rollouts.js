@@ -1,12 +1,12 @@
 // The rollouts that are kept, newest first, and one of them: from rollouts.json, asked for while the section is open.
 
 import { node, put, table } from "./dom.js";
+import { request } from "./feed.js";
 import { rollout } from "./rollout.js";
 import { clock, count, plain } from "./text.js";
 
 const SCHEMA = 1;
 const EVERY = 10000;
-const ANSWER_WITHIN = 8000;
 const FILTERS = [
   ["task", "task", "search"],
   ["group", "group", "search"],
@@ -69,7 +69,7 @@ async function ask() {
   state.next = performance.now() + EVERY;
   const query = asked();
   try {
-    const answer = await fetch(`rollouts.json?${query}`, { cache: "no-store", signal: AbortSignal.timeout(ANSWER_WITHIN) });
+    const answer = await request(`rollouts.json?${query}`);
     const found = answer.ok ? await answer.json() : null;
     if (query !== asked()) {
       return; // the filters have changed meanwhile, and were asked for
