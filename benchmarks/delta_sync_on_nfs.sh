@@ -15,12 +15,12 @@ done
 measure() {
   local name=$1
   shift
-  rm -rf "$A"/{copy,full,delta} /dev/shm/stage
-  $python benchmarks/delta_sync.py run "$A" /dev/shm/readers $OUT/$name.json "$@" >$OUT/$name.txt 2>$OUT/$name.err
+  rm -rf "$A"/{copy,full,delta,auto,xor,coo}
+  $python benchmarks/delta_sync.py "$A" $OUT/$name.json --mounts /dev/shm/readers "$@" >$OUT/$name.txt 2>$OUT/$name.err
 }
 measure delta_sync_128 --mib 128 --rounds 2 --readers 8,4,1 --rates 0.1,1
 code=$?
 measure delta_sync_auto --mib 128 --rounds 3 --readers 4 --rates 0.1 --ways full,auto || code=$?
-measure delta_sync_256 --mib 256 --rounds 1 --readers 4,1 --rates 0.1 || code=$?
+measure delta_sync_256 --mib 256 --rounds 1 --readers 4,1 --rates 0.1 --ways copy,full,delta || code=$?
 umount -f /dev/shm/readers/*
 exit $code

@@ -32,6 +32,10 @@ RARELY = 16
 STICKS = 0.9
 """The transport is changed once another one takes less than this part of the present one's time."""
 
+BEGINNING = 2
+"""Syncs through files in a row that are not counted because they are whole and begin deltas: the second may have a
+shortcut, which shows what changes take."""
+
 _MAX_PENDING = 4
 """Syncs whose loads are still waited for: explorers may load late."""
 
@@ -121,6 +125,7 @@ class MethodChooser:
         self._now = Measurements()
         self._pending: dict[int, tuple[int, Sent]] = {}
         self._last: Sent | None = None
+        self._beginning = 0
 
     def next_method(self, senders: Mapping[str, WeightSender], sent: Sent | None) -> str:
         """Return the transport of the next sync, and log why; if explorers' presences cannot be read, files.
@@ -139,8 +144,9 @@ class MethodChooser:
         now = self._now
         if sent is not None and sent != self._last:
             self._last = sent
-            self._pending[sent.step] = now.number, sent
             now.size = sent.size or now.size
+            if self._counts(sent):
+                self._pending[sent.step] = now.number, sent
         now.number += 1
         self._collect(self._sync.explorers.living().values())
         now.lacking = {name: reason for name in ORDER if (reason := _unavailable(senders, name))}
@@ -149,6 +155,12 @@ class MethodChooser:
             now.present = found.method
         self._log.info("method_chosen", way=found.method, reason=found.reason, trial=found.is_trial)
         return found.method
+
+    def _counts(self, sent: Sent) -> bool:
+        """Return whether a sync shows what the next ones by its transport take."""
+        begins = sent.method == FILES and sent.begins_deltas
+        self._beginning = self._beginning + 1 if begins else 0
+        return self._beginning == 0 or self._beginning > BEGINNING
 
     def _collect(self, living: Collection[Presence]) -> None:
         """Collect what has become known of the last syncs."""

@@ -6,7 +6,7 @@ removes that directory. One that was paused and wakes up can do none of this: th
 
 from dataclasses import dataclass
 
-from syncd.client.own_presence import Heartbeat
+from syncd.client.heartbeat import Heartbeat
 from syncd.context import Closing
 from syncd.errors import FencedError, LockHeldError, SyncdError, TermLostError
 from syncd.protocol.disk import Clock

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pkgutil import resolve_name
@@ -32,6 +32,7 @@ from trainer.next_action import (
     need_sync,
 )
 from trainer.rank0 import Rank0
+from trainer.step_figures import StepFigures
 from trainer.stopping import STOPPED, StopSignals
 from trainer.validation import validation_examples, validation_metrics
 
@@ -65,14 +66,11 @@ class Trainer:
         self._config = context.config
         self._broadcasts = BroadcastControl(context.sync) if context.sync is not None else None
         self._facts, self._vacated = LoopFacts(0), 0
-        self._waiting_since: float | None = None
         self._in_flight = False
         self._intact = True  # no training step is half done, and the samples' state is whole
         self._failures = 0
-        self._record: Metrics = {}
-        self._last: Batch | None = None
+        self._figures = StepFigures()
         self._validation: Sequence[Example] = ()
-        self._stepped_at = time.perf_counter()
         self._log = structlog.get_logger()
         self.exit_code: int | None = None
         """What `train` has returned, None before."""
@@ -122,7 +120,7 @@ class Trainer:
         Raises:
             SyncdError: The run cannot continue; the last good state is on disk.
         """
-        self._stepped_at = time.perf_counter()
+        self._figures.begin()
         try:
             while True:
                 action = self.next_action()
@@ -144,7 +142,7 @@ class Trainer:
         assert action is not None
         self._aside(Rank0.commit, self.engine.saved_step)
         if not isinstance(action, Sync | Save | Validate):
-            self._aside(self._report_figures)
+            self._aside(self._figures.report, self.train_step_num, self._facts.synced)
         return action
 
     def situation(self) -> LoopFacts:
@@ -166,27 +164,25 @@ class Trainer:
         """Train one step."""
         self._intact = False
         preparing = self.rank0.strategy.preparing() if self.rank0 else contextlib.nullcontext()
-        with preparing, self._timed("time/train_step"):
+        with preparing, self._figures.timed("time/train_step"):
             metrics = self.engine.train_step(batch)
         self._intact = True
-        self._record.update(metrics | self.engine.step_times)
-        self._note_pace(metrics.get("train/tokens"))
-        self._aside(self._add_sample_figures)
-        self._last = batch
+        self._figures.trained(batch, metrics | self.engine.step_times)
+        self._aside(self._figures.add_samples, self.train_step_num)
         return metrics
 
     def validate(self) -> None:
         """Measure the loss of `data.validation_path`; it belongs to this step."""
-        with self._timed("time/validation"):
+        with self._figures.timed("time/validation"):
             measured = validation_metrics(self._validation, self.engine.token_logprobs)
-        self._record.update(measured)
-        self._aside(self._compare, measured)
+        self._figures.add(measured)
+        self._aside(Rank0.compare, measured, self.train_step_num)
         self._note_fact(validated=self.train_step_num)
 
     def sync_weight(self) -> None:
         """Publish the weights of this step; a failure of the storage is counted, and the next sync tries again."""
         step = self.train_step_num
-        with self._timed("time/sync_weight"):
+        with self._figures.timed("time/sync_weight"):
             if self._begin_save(self._send):
                 self._note(f"step {step}: weights sent")
         self._note_fact(synced=step)
@@ -195,10 +191,10 @@ class Trainer:
         """Save a full checkpoint of this step, which publishes its weights too."""
         step = self.train_step_num
         save = partial(self._save, self._state_at(step), block=block_until_saved, as_hf=save_as_hf)
-        with self._timed("time/save_checkpoint"):
+        with self._figures.timed("time/save_checkpoint"):
             if self._begin_save(save, may_fail=not block_until_saved):
                 self._note_fact(saved=step, saved_as_hf=save_as_hf)
-                self._record["save/step"] = float(step)
+                self._figures.add({"save/step": float(step)})
                 self._note(f"step {step}: full checkpoint")
         self._note_fact(synced=step, tried=step)
 
@@ -260,7 +256,7 @@ class Trainer:
     def _do(self, action: Action) -> None:
         match action:
             case Train(batch):
-                self._note_waiting()
+                self._figures.waited()
                 self.train_step(batch)
             case Validate():
                 self.validate()
@@ -269,21 +265,8 @@ class Trainer:
             case Save(block, as_hf):
                 self.save_checkpoint(block_until_saved=block, save_as_hf=as_hf)
             case Idle(seconds):
-                self._waiting_since = self._waiting_since or time.perf_counter()
+                self._figures.waits()
                 time.sleep(seconds)
-
-    def _note_waiting(self) -> None:
-        since, self._waiting_since = self._waiting_since, None
-        self._record["time/sample_wait"] = 0.0 if since is None else time.perf_counter() - since
-
-    def _note_pace(self, tokens: float | None) -> None:
-        """Record the time since the end of the step before, and how many tokens were learnt in a second."""
-        since, self._stepped_at = self._stepped_at, time.perf_counter()
-        seconds = self._stepped_at - since
-        self._record["time/step"] = seconds
-        if tokens is not None:
-            self._record["perf/tokens_per_second"] = tokens / seconds
-            self._record["perf/train_tokens_per_second"] = tokens / self._record["time/train_step"]
 
     def _send(self, *, is_checkpoint: bool = False) -> None:
         """Publish the weights by the transport that the job's file names, or that is chosen now."""
@@ -319,7 +302,7 @@ class Trainer:
         self.wait_for_save()
         self._in_flight = self._tolerated(work, may_fail=may_fail)
         if self._in_flight:
-            self._record.update(self.engine.sync_metrics)
+            self._figures.add(self.engine.sync_metrics)
         return self._in_flight
 
     def _tolerated(self, work: Callable[[], None], *, may_fail: bool = True) -> bool:
@@ -331,7 +314,7 @@ class Trainer:
             if not may_fail or self._failures > self._config.sync.max_failures:
                 raise
             self._log.error("save_failed", step=self.train_step_num, reason=str(error), again=self._failures)
-            self._record["sync/failures"] = float(self._failures)
+            self._figures.add({"sync/failures": float(self._failures)})
             return False
         return True
 
@@ -349,7 +332,7 @@ class Trainer:
             self._in_flight = False
             self.engine.wait_for_save()
         self._aside(Rank0.commit, self.engine.saved_step)
-        self._aside(self._report_figures)
+        self._aside(self._figures.report, self.train_step_num, self._facts.synced)
         self._log.info("training_finished", step=self.train_step_num, reason=finish.reason)
         self._intact = self._intact and finish.intact
         error = finish.error or self._ranks.broadcast(self.rank0.failure if self.rank0 else None)
@@ -411,30 +394,3 @@ class Trainer:
     def _note(self, text: str) -> None:
         if self.rank0 is not None:
             self.rank0.sink.note(text)
-
-    def _add_sample_figures(self, rank0: Rank0) -> None:
-        self._record.update(rank0.strategy.metrics() | rank0.evaluations.next_figures())
-        self._record["time/sample"] = rank0.sample_seconds
-        self._compare(rank0, self._record)
-
-    def _compare(self, rank0: Rank0, metrics: Metrics) -> None:
-        rank0.selection.observe(metrics, self.train_step_num)
-
-    def _report_figures(self, rank0: Rank0) -> None:
-        """Report the figures of the last step, once all that belongs to it is done."""
-        if not self._record:
-            return
-        rank0.selection.keep()
-        step = self.train_step_num
-        rank0.sink.log({**self._record, "sync/step": float(self._facts.synced)}, step)
-        if self._last is not None and self._facts.synced == step:
-            rank0.sink.preview(self._last, step)
-        self._record, self._last = {}, None
-
-    @contextlib.contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._record[name] = time.perf_counter() - start

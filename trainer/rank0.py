@@ -21,6 +21,7 @@ from syncd.protocol.version import read_marker
 from trainer.auto_method import MethodChooser
 from trainer.checkpoints import TrainerState
 from trainer.config.model import JobConfig
+from trainer.engines.base import Metrics
 from trainer.experience.batch import SampleStrategy
 from trainer.experience.limits import UNLIMITED, Limits
 from trainer.next_action import (
@@ -131,6 +132,10 @@ class Rank0:
             self.failure = self.failure or error
         except Exception as error:  # noqa: BLE001 - raised here, the other ranks would not hear of it
             self.failure = self.failure or _bug(error)
+
+    def compare(self, figures: Metrics, step: int) -> None:
+        """Compare a step with those before by its figures."""
+        self.selection.observe(figures, step)
 
     def finish(self, step: int, reason: str, *, is_done: bool) -> None:
         """Note that the run has ended well, and tell explorers if the job is finished."""

@@ -12,8 +12,9 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypedDi
 
 from syncd.client.announce import StepAnnouncer
 from syncd.client.follow import Leased, VersionFollower, VersionReader, missing_job
+from syncd.client.heartbeat import Heartbeat
 from syncd.client.lookout import VersionLookout
-from syncd.client.own_presence import Heartbeat, OwnPresence, join
+from syncd.client.own_presence import OwnPresence, join
 from syncd.client.peers import Peers
 from syncd.client.sync_policy import NOTHING
 from syncd.client.wait import Pace, Poller, T

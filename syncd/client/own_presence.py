@@ -1,4 +1,4 @@
-"""This process's presence in a job: the one writer of its file, and the thread that keeps it alive.
+"""This process's presence in a job: the one writer of its file.
 
 The fields are kept here and written together, so the next write repairs one that failed.
 """
@@ -64,18 +64,33 @@ class OwnPresence:
         directory: The directory of the presences of its kind.
         identity: Its name.
         asked: The number that its asks continue from.
+        status: What it publishes first; `STOPPED` for a process that takes no part in the job and only leases steps.
     """
 
-    def __init__(self, disk: Disk, clock: Clock, directory: str, identity: str, asked: int = 0) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        directory: str,
+        identity: str,
+        asked: int = 0,
+        status: RunningStatus = RunningStatus.RUNNING,
+    ) -> None:
         info = {"process": asdict(Process.current())}
         self._wanted = Presence(
-            identity, incarnation=uuid.uuid4().hex, asked=asked, host=host_name(), pid=os.getpid(), info=info
+            identity,
+            status,
+            incarnation=uuid.uuid4().hex,
+            asked=asked,
+            host=host_name(),
+            pid=os.getpid(),
+            info=info,
         )
         self._publisher = Publisher(disk, clock, directory, self._wanted)
         self._disk, self._clock, self.identity = disk, clock, identity
         self._path = path_of(directory, identity)
         self._lock = threading.RLock()
-        self._base = RunningStatus.RUNNING
+        self._base = status
         self._asks = 0
         self._leases: Counter[int] = Counter()
         self._error: SyncdError | None = None
@@ -231,31 +246,6 @@ class OwnPresence:
             self._lost = True
             raise _held(self.identity, self._path)
         self._write()
-
-
-class Heartbeat:
-    """A thread that calls a function again and again until it is stopped.
-
-    Args:
-        beat: The function; it must not raise.
-        every: Seconds between two calls.
-    """
-
-    def __init__(self, beat: Callable[[], None], every: float) -> None:
-        self._beat, self._every = beat, every
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="syncd-heartbeat", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop, and wait for a call that is running."""
-        self._stop.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join(HEARTBEAT)
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._every):
-            self._beat()
 
 
 def join(job: Job, role: str, identity: str | None, poller: Poller) -> OwnPresence:

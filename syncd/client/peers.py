@@ -30,13 +30,15 @@ class Peers:
         self._liveness = Liveness(ttl)
         self._over_at_first: dict[str, str] | None = None
         self._found: dict[str, Presence] = {}
+        self._unreadable: dict[str, Presence] = {}
         self._ended: frozenset[str] = frozenset()
         self._silent: frozenset[str] = frozenset()
 
     def read(self) -> dict[str, Presence]:
         """Read and return the presences by identity; dead peers count as stopped."""
-        found = self._read()
+        found, unreadable = self._read()
         with self._lock:
+            self._unreadable = unreadable
             now = self._clock.monotonic()
             self._liveness.observe(now, [(name, (one.incarnation, one.beat)) for name, one in found.items()])
             self._found = found
@@ -68,6 +70,11 @@ class Peers:
         with self._lock:
             return self._found
 
+    def unreadable(self) -> dict[str, str]:
+        """Return, by identity, why the last read could not read the files of some peers, alive or not."""
+        with self._lock:
+            return {name: one.problem for name, one in self._unreadable.items()}
+
     def departed(self) -> list[Presence] | None:
         """Return the peers seen here if all of them had stopped or died by the last read, else None.
 
@@ -88,12 +95,12 @@ class Peers:
             return True
         return one.status is not RunningStatus.STOPPED and name in self._silent
 
-    def _read(self) -> dict[str, Presence]:
+    def _read(self) -> tuple[dict[str, Presence], dict[str, Presence]]:
         try:
             self._disk.refresh(self._directory)
         except MISSING:
-            return {}
-        return read_presences(self._disk, self._directory)[0]
+            return {}, {}
+        return read_presences(self._disk, self._directory)
 
 
 def process_of(presence: Presence) -> Process | None:

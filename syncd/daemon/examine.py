@@ -12,7 +12,7 @@ from typing import Any
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.protocol.delta_header import DeltaHeader
-from syncd.protocol.disk import MISSING, DirectoryEntry, Disk, exists, list_if_there
+from syncd.protocol.disk import MISSING, DirectoryEntry, Disk, FileStat, exists, list_if_there
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, RECEIPTS, Job, step_name
 from syncd.protocol.lineage import delta_problems, shortcut_problems
 from syncd.protocol.manifest import (
@@ -56,7 +56,8 @@ def examine_native(disk: Disk, root: str, step: int, before: Step | None = None)
 def examine_attempt(disk: Disk, root: str, step: int, directory: str) -> Step | None:
     """Return the state of an attempt to write a step, None for one that is gone.
 
-    Its size is that of what is written so far, so an attempt that makes progress is seen to change.
+    Its size is that of what is written so far. `touched` shows what leaves the size as it was: a rename, or a
+    temporary file that came and went between two looks.
 
     Args:
         disk: The file system.
@@ -67,10 +68,13 @@ def examine_attempt(disk: Disk, root: str, step: int, directory: str) -> Step | 
     path = f"{root}/{directory}"
     try:
         disk.list(path)  # an empty one is there, too: its writer was killed before it wrote anything
+        itself = disk.stat(path)
     except MISSING:
         return None
     receipts = list_if_there(disk, receipts_directory(path))
-    return _filling(step, directory, receipts, size=tree_size(disk, path))
+    below = list(_tree(disk, path))
+    touched = tuple(sorted(found.mtime_ns for found in (itself, *below)))
+    return _filling(step, directory, receipts, size=_size(below), touched=touched)
 
 
 def _filling(step: int, directory: str, receipts: Iterable[DirectoryEntry], **more: Any) -> Step:
@@ -150,12 +154,20 @@ def _count_shards(disk: Disk, path: str, manifest: Manifest, wrong: list[str]) -
 
 def tree_size(disk: Disk, path: str) -> int:
     """Return the bytes of all files below a directory, following no link; of those that this user may look at."""
-    total = 0
+    return _size(_tree(disk, path))
+
+
+def _size(found: Iterable[FileStat]) -> int:
+    return sum(one.size for one in found if one.kind != "directory")
+
+
+def _tree(disk: Disk, path: str) -> Iterator[FileStat]:
     for entry in list_if_there(disk, path):
         child = f"{path}/{entry.name}"
         with contextlib.suppress(*MISSING, PermissionError):
-            total += tree_size(disk, child) if entry.kind == "directory" else disk.stat(child).size
-    return total
+            yield disk.stat(child)
+            if entry.kind == "directory":
+                yield from _tree(disk, child)
 
 
 class VerifyLevel(StrEnum):

@@ -131,12 +131,13 @@ def totals(snapshot: Snapshot) -> dict[str, Any]:
         "bytes": snapshot.job_size,
         "free": snapshot.free,
         "leases": len(snapshot.leases),
-        "explorers": _living(snapshot.explorers),
-        "trainers": _living(snapshot.trainers),
+        "explorers": living(snapshot.explorers),
+        "trainers": living(snapshot.trainers),
     }
 
 
-def _living(modules: Mapping[str, Module]) -> int:
+def living(modules: Mapping[str, Module]) -> int:
+    """Return how many modules neither have stopped nor died."""
     return sum(module.alive and not _has_left(module) for module in modules.values())
 
 

@@ -7,6 +7,7 @@ from typing import cast
 
 from syncd.config import DaemonConfig
 from syncd.daemon.foreign import frameworks  # noqa: F401 - at start: by the time of a late import syncd may have been upgraded
+from syncd.daemon.report import living
 from syncd.daemon.service import Daemon
 from syncd.daemon.wake import Mode, Signals, WakePipe, Watcher
 from syncd.daemon.watchdog import Watchdog
@@ -264,6 +265,5 @@ def status_line(daemon: Daemon) -> str:
     if not daemon.leads:
         return f"standing by: {daemon.leader.standing_by}"
     version = daemon.snapshot.version
-    alive = [module for module in daemon.snapshot.explorers.values() if module.alive]
     published = f"step {version.step} published" if version else "nothing published yet"
-    return f"{published}, {len(alive)} explorers, lag {daemon.lag}"
+    return f"{published}, {living(daemon.snapshot.explorers)} explorers, lag {daemon.lag}"

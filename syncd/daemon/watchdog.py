@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from syncd.daemon.report import living
 from syncd.daemon.service import Daemon
 from syncd.errors import StuckError
 from syncd.observe import names
@@ -186,7 +187,7 @@ def describe(daemon: Daemon, status: str, found: MountTrouble | None, since: flo
         if version is None
         else {**(pair_document(version.pair) or {}), "published_at": version.published_at},
         "marker": snapshot.marker.step,
-        "explorers": sum(module.alive for module in snapshot.explorers.values()),
+        "explorers": living(snapshot.explorers),
         "lag": daemon.lag,
         "free": snapshot.free,
     }

@@ -43,19 +43,20 @@ class EngineState(StrEnum):
     STOPPED = "stopped"
 
     @property
-    def is_useless(self) -> bool:
-        """Return whether an engine in this state can do no work until something mends it."""
-        return self in (EngineState.UNREACHABLE, EngineState.WRONG, EngineState.DEAD)
-
-    @property
-    def is_behind(self) -> bool:
-        """Return whether it runs an older version because the newest one was given up."""
-        return self in (EngineState.REFUSED, EngineState.FAILED)
-
-    @property
     def is_trouble(self) -> bool:
-        """Return whether a person should see to it."""
-        return self.is_useless or self.is_behind
+        """Return whether a person should see to it: it can do no work, or runs an older version."""
+        return self in _TROUBLE
+
+
+_TROUBLE = frozenset(
+    {
+        EngineState.REFUSED,
+        EngineState.FAILED,
+        EngineState.UNREACHABLE,
+        EngineState.WRONG,
+        EngineState.DEAD,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ class Step:
         present: Writers (receipts) or shards that are there.
         expected: Writers or shards that there must be, None while unknown.
         size: Bytes of what is there.
+        touched: For an attempt, when it and each file and directory in it were last modified, as the file system
+            says: sorted, in nanoseconds.
         full: It is a full checkpoint.
         parent: For a delta, the step it changes.
         whole_size: Bytes that it would have if it were stored whole; `size` for what is.
@@ -80,6 +82,7 @@ class Step:
     present: int = 0
     expected: int | None = None
     size: int = 0
+    touched: tuple[int, ...] = ()
     full: bool = False
     parent: int | None = None
     whole_size: int = 0

@@ -146,6 +146,7 @@ class Sent:
         seconds: nccl: until all members had them. Else: until this rank's files were durable.
         is_done: Whether that transport delivered them; False if only the files did.
         is_received: Whether `seconds` is the time until explorers had them, so that their loads do not count.
+        begins_deltas: Whether files have the step whole, and the next one may be stored as changes of it.
     """
 
     method: str
@@ -154,6 +155,7 @@ class Sent:
     seconds: float
     is_done: bool
     is_received: bool = False
+    begins_deltas: bool = False
 
 
 @dataclass(frozen=True)

@@ -183,6 +183,28 @@ def test_what_was_looked_at_before_a_pause_has_not_been_unchanged_for_its_length
     assert not daemon.snapshot.rivals
 
 
+def test_a_file_that_came_and_went_between_two_looks_is_a_change_of_its_attempt(job):
+    """A writer's call fails after a while: it removes its temporary file, and the attempt has the size it had."""
+    daemon, _, clock = start(job)
+    for attempt in ("first", "second"):
+        StepWriter(job, 13, 1, attempt).begin()
+    daemon.tick(woken=True)
+    clock.at += 50
+    for attempt in ("first", "second"):
+        temporary = Path(job.attempt(13, attempt)) / "actor" / ".receipts" / ".00001-of-00001.json.0.tmp"
+        temporary.write_bytes(b"{}")
+        temporary.unlink()
+    daemon.tick()
+    clock.at += 50
+    daemon.tick()
+    daemon.tick()
+    assert len(daemon.snapshot.rivals) == 1, "50 s after a change"
+    clock.at += 11
+    daemon.tick()
+    daemon.tick()
+    assert not daemon.snapshot.rivals
+
+
 @pytest.mark.fault("a step is pruned while it is read")
 def test_a_leased_step_is_kept_until_its_reader_dies(job):
     daemon, heard, clock = start(job)

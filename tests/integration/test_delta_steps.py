@@ -20,6 +20,7 @@ from syncd.protocol.documents import encode, seal
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import read_manifest
+from syncd.protocol.presence import RunningStatus, read_presences
 from syncd.publishing import FollowingDisk, publish_export, read_export
 from syncd.synchronizer import Synchronizer
 from syncd.transports.delta.materialise import materialise
@@ -232,11 +233,11 @@ def test_a_step_is_whole_where_a_delta_does_not_fit_or_pay_and_says_why(name, pu
     published = publish(2, 1)
     assert published["kind"] == "weights"
     assert why in published["why_whole"]
-    assert sorted(os.listdir(job.root)) == [
+    assert set(os.listdir(job.root)) - {".syncd"} == {
         "global_step_1",
         "global_step_2",
         "latest_state_dict_iteration.txt",
-    ]
+    }
 
 
 def test_another_number_of_shards_is_a_whole_step(publish, model):
@@ -338,6 +339,48 @@ def test_a_link_that_is_removed_while_it_is_read_ends_with_try_again(verb, publi
     assert f"syncd pin {job.root} 2" in ended.value.hint
     assert contents(job.root) == {name: data for name, data in before.items() if "step_1/" not in name}
     assert not [name for name in os.listdir(tmp_path) if "made" in name]
+
+
+def test_the_parent_stays_while_its_changes_are_encoded(publish, model, job, tmp_path):
+    """Two steps are published meanwhile, after which nothing else keeps the parent."""
+    publish(1)
+    daemon, recorder, clock = start(job, keep_last=1)
+    daemon.tick()
+    export = read_export(FollowingDisk(), model.train().export(tmp_path / "next"))
+    readers = []
+
+    class Overtaken(FollowingDisk):
+        def read_at(self, path, offset, length):
+            if not readers:
+                readers.extend(read_presences(job.disk, job.explorers)[0].values())
+                overtake()
+            return super().read_at(path, offset, length)
+
+    def overtake():
+        for step in (2, 3):
+            publish(step)
+            clock.at += 10
+            for _ in range(2):
+                daemon.tick(woken=True)
+            assert daemon.snapshot.version.step == step
+        assert not daemon.is_left
+
+    assert publish_delta(job, 4, Overtaken(), export, 1).manifest.delta.parent == 1
+    assert [(one.status, one.leases) for one in readers] == [(RunningStatus.STOPPED, (1,))]
+    assert read_presences(job.disk, job.explorers)[0] == {}
+    daemon.tick(woken=True)
+    assert (daemon.snapshot.version.step, daemon.snapshot.version.parent) == (4, 1)
+    assert not {"explorer_joined", "explorer_left", "explorer_died"} & set(recorder.names())
+    materialise(job, 4, str(tmp_path / "made"))
+    assert contents(tmp_path / "made") == contents(tmp_path / "next")
+
+
+def test_a_step_is_whole_where_its_parent_cannot_be_leased(publish, model, job):
+    publish(1)
+    os.makedirs(os.path.dirname(job.explorers), exist_ok=True)
+    with open(job.explorers, "w", encoding="utf-8"):
+        model.train()
+    assert publish(2, 1)["why_whole"].startswith("the lease on step 1 cannot be written: ")
 
 
 class Failing(LocalDisk):

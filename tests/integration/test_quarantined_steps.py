@@ -68,7 +68,8 @@ def test_status_and_ls_show_what_is_quarantined(damaged, shell):
     assert (entry["step"], entry["reason"][:8]) == (2, "damaged:")
     assert {"name": "quarantined_step", "detail": f"step 2: {entry['reason']}"} in document["problems"]
     checked = shell("status", job.root, "--check")
-    assert (checked.code, checked.out.split()[-1]) == (0, "quarantined=1")
+    assert (checked.code, checked.out.split()[-1]) == (1, "quarantined=1")
+    assert "quarantined step 2: damaged:" in checked.out
     assert "quarantined step 2: damaged:" in shell("status", job.root).out
     rows = {row["step"]: row for row in shell("ls", job.root, "--json").document["steps"]}
     assert (rows[1]["quarantined"], rows[2]["quarantined"]) == (None, entry["reason"])

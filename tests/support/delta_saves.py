@@ -30,7 +30,7 @@ def explorer(job: Job, name: str, *reads: str) -> BeatingPublisher:
     return publisher
 
 
-_FILES = {"config.json": b"{}"}
+FILES = {"config.json": b"{}"}
 
 
 class Weights:
@@ -96,11 +96,11 @@ class DeltaTrainer:
 
     def store_whole(self, step: int, export) -> None:
         """Store a step in the job whose steps are all whole."""
-        self._save(self.plain, step, StepContent(export, _FILES))
+        self._save(self.plain, step, StepContent(export, FILES))
 
     def store_changes(self, step: int, export, must_be_whole: str = "", copy=None) -> None:
         """Store a step in the other one."""
-        self._save(self.sender, step, StepContent(export, _FILES, must_be_whole=must_be_whole), copy)
+        self._save(self.sender, step, StepContent(export, FILES, must_be_whole=must_be_whole), copy)
 
     def _save(self, sender: FilesystemSender, step: int, content: StepContent, copy=None) -> None:
         sender.send(step, self.ranks.broadcast(uuid.uuid4().hex), content, copy)

@@ -1,16 +1,22 @@
 """Lets one of the calls fail, or be the last one, with which this process works on files below a directory.
 
 Calls of all threads count but those of heartbeats, which come when they come. What is counted are Python's calls of
-the operating system; those that need room are told from those that only read.
+the operating system, and fallocate, which the writer of shards calls in the C library; those that need room are told
+from those that only read.
 """
 
+import ctypes
 import errno
 import os
 import signal
 import threading
 from functools import partial
+from types import SimpleNamespace
 
-_NEED_ROOM = ("open", "write", "pwritev", "ftruncate", "fsync", "mkdir", "rename")
+from syncd.transports.filesystem import shard
+
+_ALLOCATE = "fallocate"
+_NEED_ROOM = ("open", "write", "pwritev", "ftruncate", "fsync", "mkdir", "rename", _ALLOCATE)
 _OTHERS = ("read", "pread", "lstat", "scandir", "unlink", "rmdir")
 _NO_ROOM = ("ENOSPC", "EDQUOT")
 
@@ -31,14 +37,27 @@ class Fault:
         """The call that met the fault, empty if there are fewer calls."""
 
     def __enter__(self):
-        for name in (*_NEED_ROOM, *_OTHERS):
+        self._libc = shard._LIBC
+        shard._LIBC = SimpleNamespace(fallocate=self._allocate)
+        for name in {*_NEED_ROOM, *_OTHERS} - {_ALLOCATE}:
             self._real[name] = getattr(os, name)
             setattr(os, name, partial(self._call, name))
+        self._real[_ALLOCATE] = self._libc.fallocate
         return self
 
     def __exit__(self, *_):
+        shard._LIBC = self._libc
+        del self._real[_ALLOCATE]
         for name, real in self._real.items():
             setattr(os, name, real)
+
+    def _allocate(self, *given):
+        """Answer as the C library does."""
+        try:
+            return self._call(_ALLOCATE, *given)
+        except OSError as error:
+            ctypes.set_errno(error.errno)
+            return -1
 
     def _call(self, name, *given, **more):
         place = self._place(name, given)

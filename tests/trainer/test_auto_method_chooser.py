@@ -1,5 +1,7 @@
 """What feeds the choice of a way: what rank 0 knows of a sync, and what explorers say of their loads."""
 
+from dataclasses import replace
+
 import pytest
 from support.jobs import explorer
 
@@ -13,7 +15,7 @@ from syncd.transports.broadcast.send import BroadcastSender
 from syncd.transports.memory.send import MemorySender
 from syncd.transports.ranks import Ranks
 from trainer import auto_method
-from trainer.auto_method import ORDER, ExplorerLoad, Measured, MethodChooser, load_of, measured
+from trainer.auto_method import BEGINNING, ORDER, ExplorerLoad, Measured, MethodChooser, load_of, measured
 
 FILES, MEMORY, BROADCAST = ORDER
 
@@ -113,6 +115,31 @@ def test_a_late_load_report_is_still_counted(sync, made):
     e0.update(info=e0.presence.info | {"loaded": {"step": 1, "source": "files", "seconds": 3.0}})
     assert one.next_method(able, sent(FILES, 2)) is MEMORY
     assert given[-1].ways == {FILES: Measured(1, 1000, 4.0)}
+
+
+def test_files_are_measured_once_their_steps_are_stored_as_changes(sync, made):
+    one, given = made
+    e0, able = told(sync), {FILES: Available(), MEMORY: Available()}
+    method = one.next_method(able, None)
+    for step, begins in ((1, True), (2, True), (3, False)):
+        assert method is FILES, step
+        e0.update(
+            info=e0.presence.info | {"loaded": {"step": step, "source": "files", "seconds": 4.0 - step}}
+        )
+        method = one.next_method(able, replace(sent(FILES, step), begins_deltas=begins))
+    assert method is MEMORY
+    assert given[-1].ways == {FILES: Measured(3, 1000, 2.0)}
+
+
+def test_files_whose_steps_stay_whole_are_measured_as_that(sync, made):
+    one, given = made
+    e0 = told(sync)
+    known = []
+    for step in range(1, BEGINNING + 3):
+        e0.update(info=e0.presence.info | {"loaded": {"step": step, "source": "files", "seconds": 3.0}})
+        one.next_method({FILES: Available()}, replace(sent(FILES, step), begins_deltas=True))
+        known.append(list(given[-1].ways))
+    assert known == [[]] * BEGINNING + [[FILES]] * 2
 
 
 def test_consecutive_failures_are_counted(sync, made):

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +12,10 @@ torch = pytest.importorskip("torch", reason="the trainer needs torch")
 pytest.importorskip("pyarrow", reason="deltas need pyarrow")
 
 from structlog.testing import capture_logs  # noqa: E402
-from support.delta_saves import DeltaTrainer, Weights, assert_same, explorer, form_of  # noqa: E402
+from support.delta_saves import FILES, DeltaTrainer, Weights, assert_same, explorer, form_of  # noqa: E402
 from support.deltas import contents  # noqa: E402
 from support.jobs import steps_of  # noqa: E402
+from support.launching import until  # noqa: E402
 from support.paths import PYTHONPATH, TESTS  # noqa: E402
 
 from syncd.errors import StorageError  # noqa: E402
@@ -42,11 +44,14 @@ def test_a_run_of_steps_is_bit_for_bit_that_of_whole_saves(trainer, tmp_path):
     trainer.sender.prepare(weights.tensors.items())
     with capture_logs() as logs:
         trainer.store(1, weights.tensors.items)
+        begins = [trainer.sender.sent.begins_deltas]
         explorer(job, "reader", READS_DELTA)
         for step in range(2, 10):
             trainer.store(step, weights.train().tensors.items)
+            begins.append(trainer.sender.sent.begins_deltas)
     forms = [form_of(job, step) for step in range(1, 10)]
     assert forms == ["whole", "whole", "shortcut", "delta", "delta", "delta", "shortcut", "delta", "delta"]
+    assert begins == [False, True, True, False, False, False, True, False, False]
     for step in range(1, 10):
         assert_same(str(tmp_path), step, str(tmp_path))
     reasons = [log["why"] for log in logs if log["event"] == "storage_chosen"]
@@ -58,6 +63,19 @@ def test_a_run_of_steps_is_bit_for_bit_that_of_whole_saves(trainer, tmp_path):
         "3 deltas follow step 3 already",
         "every explorer reads deltas",
     ]
+
+
+def test_a_presence_that_cannot_be_read_does_not_end_deltas(trainer, tmp_path):
+    weights, job = Weights(), trainer.job
+    explorer(job, "reader", READS_DELTA)
+    path = Path(path_of(job.explorers, "reader"))
+    for step in range(1, 6):
+        there = path.read_bytes()
+        path.write_bytes(b"{" if step == 4 else there)
+        trainer.store(step, weights.train().tensors.items)
+        path.write_bytes(there)
+        assert_same(str(tmp_path), step, str(tmp_path))
+    assert [form_of(job, step) for step in range(1, 6)] == ["whole", "shortcut", "delta", "whole", "delta"]
 
 
 @pytest.mark.fault("the trainer's base is ahead of a save that failed")
@@ -156,6 +174,42 @@ def test_the_parent_of_a_delta_that_is_being_written_stays(tmp_path, monkeypatch
     assert_same(str(tmp_path), 4, str(tmp_path))
     assert trainer.client.own("trainer", "a lease").presence.leases == ()
     trainer.close()
+
+
+def test_the_job_is_read_while_weights_are_copied(trainer, tmp_path):
+    weights, job = Weights(), trainer.job
+    explorer(job, "reader", READS_DELTA)
+    for step in (1, 2, 3):
+        trainer.store(step, weights.train().tensors.items)
+
+    def leases():
+        return read_presence(job.disk, path_of(job.trainers, "trainer")).leases
+
+    def copied():
+        yield from weights.tensors.items()
+        until(lambda: 3 in leases())
+
+    assert 3 not in leases()
+    weights.train()
+    trainer.store_whole(4, weights.tensors.items)
+    trainer.store_changes(4, copied)
+    assert form_of(job, 4) == "delta"
+    assert_same(str(tmp_path), 4, str(tmp_path))
+
+
+def test_a_save_need_not_wait_for_the_one_before(trainer, tmp_path):
+    weights, job = Weights(), trainer.job
+    explorer(job, "reader", READS_DELTA)
+    for step in (1, 2, 3):
+        trainer.store(step, weights.train().tensors.items)
+    for step in (4, 5):
+        weights.train()
+        trainer.store_whole(step, weights.tensors.items)
+        trainer.sender.send(step, f"attempt-{step}", StepContent(weights.tensors.items, FILES))
+    trainer.sender.wait()
+    for step in (4, 5):
+        assert form_of(job, step) == "delta"
+        assert_same(str(tmp_path), step, str(tmp_path))
 
 
 def test_deltas_wait_for_a_daemon_that_publishes_them(trainer, tmp_path):

@@ -1,9 +1,11 @@
 """Publishes a directory of safetensors as a delta of an earlier step, or whole where a delta does not pay."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from syncd.errors import CorruptDataError, TryAgainError, UsageError
+from syncd.client.heartbeat import leasing
+from syncd.errors import CorruptDataError, StorageError, TryAgainError, UsageError
 from syncd.protocol.delta import ENCODING, DeltaTable, Target
 from syncd.protocol.digest import DEFAULT, digest_file, hasher
 from syncd.protocol.disk import Disk
@@ -77,7 +79,7 @@ def publish_delta(
     if export.kind != "weights":
         raise UsageError("an adapter is published whole", path=export.directory, hint="omit --delta-from")
     try:
-        with explain_removal(job, parent):
+        with _leased(job, parent), explain_removal(job, parent):
             write = _DeltaWriter(job, parent, disk, export, check=not allow_nonfinite).write
             manifest = publish_written(job, step, disk, export, write, rewind=rewind, probe=probe)
         return DeltaPublished(manifest, "" if manifest.delta else "it was sealed whole before")
@@ -91,6 +93,17 @@ def publish_delta(
 
 class _WholeError(Exception):
     """The step must be whole, for the reason that is the text."""
+
+
+@contextlib.contextmanager
+def _leased(job: Job, parent: int) -> Iterator[None]:
+    """Keep the parent, and by it its chain, until the step is announced."""
+    with contextlib.ExitStack() as lease:
+        try:
+            lease.enter_context(leasing(job, [parent]))
+        except StorageError as error:
+            raise _WholeError(f"the lease on step {parent} cannot be written: {error}") from error
+        yield
 
 
 def _why_whole(chain: Chain, disk: Disk, export: Export) -> str:

@@ -103,6 +103,8 @@ class FilesystemSender(WeightSender):
         """Begin to write a step; with a copy, write the same files into it."""
         self._attempt = step, attempt
         begin = self._saver.copy if self._stores_deltas else self._saver.save
+        if self._chooser is not None and self._stores_deltas and not self._saver.is_writing:
+            self._chooser.begin(self._saver.state())
         try:
             all_or_error(self.ranks, begin, step, attempt, content.export, content.files, copy, content.probe)
             if self._stores_deltas:
@@ -142,7 +144,8 @@ class FilesystemSender(WeightSender):
         try:
             self._saver.close()
         finally:
-            self._release()
+            if self._chooser is not None:
+                self._chooser.close()
 
     def _release(self) -> None:
         """Let the step go that the last one is stored as changes of: no save is in flight."""

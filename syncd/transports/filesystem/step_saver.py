@@ -38,10 +38,10 @@ Mode = Literal["background", "stream"]
 
 
 class _UnwrittenSave(NamedTuple):
-    """A save of which nothing is written yet: the walk that has copied it, or the tensors to stream."""
+    """A save of which nothing is written yet: what was copied, by which walk, or the tensors to stream."""
 
     save: ShareSave
-    walk: ExportWalk | None
+    copied: tuple[ExportWalk, ShardLayout] | None
     tensors: AnyExport
 
 
@@ -181,8 +181,8 @@ class StepSaver:
             self._job, step, self._world_size, attempt, self._clock, fence=self._fence, base=self._base
         )
         save = ShareSave(writer, companions or {}, copy, probe, self._clock.monotonic())
-        walk = self._copy(save, tensors) if self._mode == "background" else None
-        self._begun = _UnwrittenSave(save, walk, tensors)
+        copied = self._copy(save, tensors) if self._mode == "background" else None
+        self._begun = _UnwrittenSave(save, copied, tensors)
 
     def write(self, storage: Storage = WHOLE) -> None:
         """Do the second part of `save`: write what was copied, as all ranks have agreed to store it.
@@ -193,18 +193,18 @@ class StepSaver:
         begun, self._begun = self._begun, None
         if begun is None:
             raise UsageError("nothing was copied", hint="call copy first")
-        if begun.walk is None:
+        if begun.copied is None:
             self._stream(begun.save, begun.tensors)
             return
-        layout = ShardLayout(begun.walk.specs)
-        work = self._behind.submit(self._write_behind, begun.save, begun.walk, layout, storage)
+        walk, layout = begun.copied
+        work = self._behind.submit(self._write_behind, begun.save, walk, layout, storage)
         self._pending = begun.save, work, layout
 
     def state(self) -> ShareState:
         """Return what this rank knows before a step is stored, once its share is copied."""
         sealed = self._arenas.sealed
-        walk = self._begun.walk if self._begun else None
-        layout = ShardLayout(walk.specs) if walk else None
+        copied = self._begun.copied if self._begun else None
+        layout = copied[1] if copied else None
         return ShareState(
             (sealed.step, sealed.attempt) if sealed else None,
             self._arenas.refused or "no step was sealed since this trainer started",
@@ -228,6 +228,11 @@ class StepSaver:
         self._arenas.keep(save.writer.step, save.writer.attempt, layout)
 
     @property
+    def is_writing(self) -> bool:
+        """Return whether a save is in flight."""
+        return self._pending is not None
+
+    @property
     def failed(self) -> bool:
         """Return whether this rank's part of the save in flight has failed; `wait` raises why."""
         if self._pending is None:
@@ -244,13 +249,13 @@ class StepSaver:
             self._files.close()
             self._arenas.close()
 
-    def _copy(self, save: ShareSave, tensors: AnyExport) -> ExportWalk:
+    def _copy(self, save: ShareSave, tensors: AnyExport) -> tuple[ExportWalk, ShardLayout]:
         """Copy this rank's share into the buffer: training is blocked for this alone."""
         walk = self._walk(tensors)
         with self._guarded(save, walk):
             self._gather(walk)
             _require(walk)
-        return walk
+        return walk, ShardLayout(walk.specs)
 
     def _gather(self, walk: ExportWalk) -> None:
         buffer, end = self._arenas.next(), 0
@@ -270,14 +275,14 @@ class StepSaver:
                 share = CopiedShare(layout, self._arenas.next(), self._arenas.sealed)
                 is_sealed = self._files.write(save, walk, share, storage)
             self._encoded_ago = 0 if storage.parent else self._encoded_ago + 1
-            self._note_sent(save, walk)
+            self._note_sent(save, walk, begins_deltas=storage.keeps and not storage.is_delta)
             return is_sealed
         finally:
             self._arenas.tidy(layout.data_size, keeps=storage.keeps)
 
-    def _note_sent(self, save: ShareSave, walk: ExportWalk) -> None:
-        seconds = self._clock.monotonic() - save.begun
-        self.sent = Sent(FILES, save.writer.step, walk.total_size, seconds, is_done=True)
+    def _note_sent(self, save: ShareSave, walk: ExportWalk, *, begins_deltas: bool = False) -> None:
+        seconds, step = self._clock.monotonic() - save.begun, save.writer.step
+        self.sent = Sent(FILES, step, walk.total_size, seconds, is_done=True, begins_deltas=begins_deltas)
 
     def _stream(self, save: ShareSave, tensors: AnyExport) -> None:
         layout = self._planned(tensors)

@@ -1,12 +1,13 @@
 """Rank 0's side of the choice how a step is stored: what the job says of explorers, the parent and the version."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from syncd.errors import CorruptDataError, SyncdError, UsageError
+from syncd.errors import CorruptDataError, StorageError, SyncdError, UsageError
 from syncd.protocol.disk import MISSING
 from syncd.protocol.layout import Job
 from syncd.protocol.lineage import read_chain
@@ -31,10 +32,29 @@ _REMEMBERED = 4
 """Steps whose loads are still waited for: explorers may load late."""
 
 
+class _JobState(NamedTuple):
+    """What the job says before a step is stored.
+
+    Args:
+        parent: The leased parent; None if there is none.
+        why: Why there is none.
+        problem: Why explorers may not know the parent; empty if they do.
+        readers: Explorers that read deltas, by name.
+        unable: One that does not; empty if all do.
+    """
+
+    parent: Parent | None
+    why: str
+    problem: str
+    readers: Mapping[str, Presence]
+    unable: str
+
+
 class StorageChooser:
     """Chooses how each step is stored, and logs each change of the choice.
 
     A parent is leased before its chain is read, until `release`: no link is pruned while changes of it are written.
+    To write the lease and to read the chain takes milliseconds, on a slow mount more: `begin` does it in a thread.
 
     Args:
         job: The job.
@@ -57,6 +77,16 @@ class StorageChooser:
         self._parent: Parent | None = None  # of the last choice
         self._lease = ExitStack()
         self._logged: tuple[str, str] | None = None
+        self._helper = ThreadPoolExecutor(1, "storage")
+        self._ahead: Future[_JobState] | None = None
+
+    def begin(self, share: ShareState) -> None:
+        """Begin to read the job in a thread, for a choice that follows once all shares are copied.
+
+        Args:
+            share: What this rank knows: no save is in flight.
+        """
+        self._ahead = self._helper.submit(self._read_job, share)
 
     def note_failure(self) -> None:
         """Have the next step stored whole, and end the lease: a save has failed."""
@@ -65,7 +95,14 @@ class StorageChooser:
 
     def release(self) -> None:
         """End the lease on the parent: what was stored as its changes is announced, or will never be."""
+        ahead, self._ahead = self._ahead, None
+        wait([ahead] if ahead else [])
         self._lease.close()
+
+    def close(self) -> None:
+        """End the lease and the thread."""
+        self.release()
+        self._helper.shutdown()
 
     def next_storage(self, step: int, shares: Sequence[ShareState], must_be_whole: str) -> Storage:
         """Return how a step is stored, and log it if that has changed; whole if the job cannot be read.
@@ -91,25 +128,36 @@ class StorageChooser:
         return found
 
     def _facts(self, shares: Sequence[ShareState], must_be_whole: str) -> StorageFacts:
-        living = self._client.explorers.living()
-        readers = {name: one for name, one in living.items() if READS_DELTA in one.reads}
-        unable = next((name for name in living if name not in readers), "")
-        before, sealed = self._parent, shares[0].sealed
-        self._parent, why = self._read_parent(*sealed) if sealed and readers else (None, shares[0].why)
-        whole = must_be_whole or (_FAILED if self._has_failed else "") or self._unpublished(before)
+        job = self._job_state(shares[0])
+        self._parent = job.parent
         return StorageFacts(
             shares,
-            self._parent,
-            why,
-            whole,
-            len(readers),
-            unable,
+            job.parent,
+            job.why,
+            must_be_whole or (_FAILED if self._has_failed else "") or job.problem,
+            len(job.readers),
+            job.unable,
             self._every,
             self._limit,
             self._weighs_time,
-            self._readers_times(readers.values()),
+            self._readers_times(job.readers.values()),
             self._was_slower,
         )
+
+    def _job_state(self, share: ShareState) -> _JobState:
+        """Return what was read ahead, or read it now: a save was in flight before the share was copied."""
+        ahead, self._ahead = self._ahead, None
+        return ahead.result() if ahead else self._read_job(share)
+
+    def _read_job(self, share: ShareState) -> _JobState:
+        explorers = self._client.explorers
+        living = explorers.living()
+        readers = {name: one for name, one in living.items() if READS_DELTA in one.reads}
+        for name, problem in explorers.unreadable().items() if not readers else ():
+            raise StorageError(f"what explorer {name} reads is not known: {problem}")
+        unable = next((name for name in living if name not in readers), "")
+        parent, why = self._read_parent(*share.sealed) if share.sealed and readers else (None, share.why)
+        return _JobState(parent, why, self._unpublished(self._parent), readers, unable)
 
     def _readers_times(self, readers: Collection[Presence]) -> ReaderTimes:
         """Return what explorers say that they needed for the last steps, and how many hosts they are on."""
@@ -122,7 +170,7 @@ class StorageChooser:
 
     def _read_parent(self, step: int, attempt: str) -> tuple[Parent | None, str]:
         """Lease the last sealed step, and return it as the job has it; or why it is none to store changes of."""
-        self.release()
+        self._lease.close()
         own = self._client.own("trainer", "a lease on the parent of a delta")
         self._lease.enter_context(own.leasing([step], ends_later=True))
         self._job.disk.refresh(self._job.root)
