@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from syncd.views.job_view import JobViewer
 
 _OTHER_LINES = 16
+_LINES_OF_A_PROBLEM = 2
 
 
 class _StatusCommand(click.Command):
@@ -222,8 +223,9 @@ def _frame(source: _StatusSource, where: "Console") -> "RenderableType":
     from syncd.views import table  # noqa: PLC0415
 
     try:
-        rows = max(where.height - _OTHER_LINES, 3)
-        return table.status(source.read(), rows, problems_first=where.is_terminal)
+        document = source.read()
+        others = _OTHER_LINES + _LINES_OF_A_PROBLEM * len(document["problem_groups"])
+        return table.status(document, max(where.height - others, 3), problems_first=where.is_terminal)
     except StuckError as error:
         return Group(table.known(source.known()), Text(f"error: {error}", "bold red"))
     except SyncdError as error:

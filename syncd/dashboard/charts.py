@@ -6,10 +6,10 @@ time; a series takes a bounded number of points (`series`).
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from syncd.dashboard.chart_table import CHARTS, EVENTS, METRICS, MOST_LINES, Chart, Curve
 from syncd.dashboard.document import serving
 from syncd.dashboard.growing import GrowingFiles
 from syncd.dashboard.lanes import REPORTED_WITHIN, LaneCollector
@@ -28,120 +28,19 @@ SCHEMA = 1
 EVERY = 5.0
 """Seconds between two readings at least."""
 
-METRICS = "metrics.jsonl"
-"""The trainer's figures in the job directory: docs/monitors.md."""
-
 MOST_READ = 16 << 20
 """Bytes that one reading takes, of all files together: a second's work."""
 
 MOST_NAMES = 4096
-"""Explorers that are told apart; a journal may name any number."""
+"""Explorers, and metrics, that are told apart; a file may name any number."""
+
+MOST_LETTERS = 200
+"""Letters in the name of a metric that may be one of a family."""
 
 _TROUBLE = frozenset(state.value for state in EngineState if state.is_trouble)
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """A line of a chart.
-
-    Args:
-        label: What it is called.
-        sources: The metrics or fields that it shows; of several the first that a line has.
-        style: line; step, a value that holds until the next one; low and high, the edges of a filled band.
-    """
-
-    label: str
-    sources: tuple[str, ...]
-    style: str = "line"
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """One set of axes.
-
-    Args:
-        name: Its stable name.
-        title: Its heading.
-        unit: Of its values: empty, versions, seconds, bytes or explorers.
-        source: The file that it is from.
-        curves: Its lines.
-        missing: Why there may be no value.
-        from_zero: Whether zero belongs in the picture.
-    """
-
-    name: str
-    title: str
-    unit: str
-    source: str
-    curves: tuple[Curve, ...]
-    missing: str
-    from_zero: bool = False
-
-
-EVENTS = "events.jsonl"
-_NOT_YET = "Not recorded by the trainer yet"
-
-CHARTS = (
-    Chart(
-        "reward",
-        "Reward",
-        "",
-        METRICS,
-        (
-            Curve("mean", ("reward/mean",)),
-            Curve("lowest", ("reward/min",), "low"),
-            Curve("highest", ("reward/max",), "high"),
-        ),
-        _NOT_YET,
-    ),
-    Chart("loss", "Loss", "", METRICS, (Curve("loss", ("actor/pg_loss", "sft/loss")),), _NOT_YET),
-    Chart(
-        "staleness",
-        "Age of trained experiences",
-        "versions",
-        METRICS,
-        (Curve("mean", ("experience/age_mean",)), Curve("oldest", ("experience/age_max",))),
-        _NOT_YET,
-        from_zero=True,
-    ),
-    Chart(
-        "sync",
-        "Trainer blocked by a sync",
-        "seconds",
-        METRICS,
-        (Curve("blocked", ("time/sync_weight",)),),
-        _NOT_YET,
-        from_zero=True,
-    ),
-    Chart(
-        "latency",
-        "From marker to version",
-        "seconds",
-        EVENTS,
-        (Curve("latency", ("latency",)),),
-        "Not recorded by the daemon yet",
-        from_zero=True,
-    ),
-    Chart(
-        "saved",
-        "Saved by deltas, in all",
-        "bytes",
-        EVENTS,
-        (Curve("saved", ("saved",), "step"),),
-        "No version has changes of a parent yet",
-        from_zero=True,
-    ),
-    Chart(
-        "engines",
-        "Explorers and engines in trouble",
-        "explorers",
-        EVENTS,
-        (Curve("explorers", ("explorers",), "step"), Curve("in trouble", ("trouble",), "step")),
-        "No explorer was seen yet",
-        from_zero=True,
-    ),
-)
-"""The charts in the order of the page."""
+_FAMILIES = tuple(chart for chart in CHARTS if chart.family is not None)
 
 
 def _sources(file: str) -> dict[tuple[str, ...], ThinnedSeries]:
@@ -155,13 +54,17 @@ class MetricsCollector:
 
     def __init__(self) -> None:
         self.series = _sources(METRICS)
+        self.families: dict[str, dict[str, str]] = {chart.name: {} for chart in _FAMILIES}
+        """By chart: metrics of its family, in the order in which they came, and what their lines are called."""
         self._newest = -1
+        self._known: set[str] = set()
 
     def add(self, document: Mapping[str, Any]) -> None:
         """Take a line; one without step, time and metrics is skipped."""
         step, at, metrics = document.get("step"), _seconds(document.get("time")), document.get("metrics")
         if type(step) is not int or at is None or not isinstance(metrics, dict):
             return
+        self._find_families(metrics)
         for sources, series in self.series.items():
             name = next((name for name in sources if name in metrics), None)
             if step <= self._newest:
@@ -169,6 +72,22 @@ class MetricsCollector:
             if name is not None and isinstance(metrics[name], int | float | None):
                 series.add(Point(at, step, _finite(metrics[name])))
         self._newest = step
+
+    def _find_families(self, metrics: Mapping[str, Any]) -> None:
+        """Begin a line for each new metric of a family."""
+        for name in [name for name in metrics if name not in self._known and len(name) <= MOST_LETTERS]:
+            if len(self._known) >= MOST_NAMES:
+                return
+            self._known.add(name)
+            for chart in _FAMILIES:
+                if chart.family is not None and (found := chart.family.fullmatch(name)):
+                    self._begin(chart.name, name, found[1])
+
+    def _begin(self, chart: str, name: str, label: str) -> None:
+        family = self.families[chart]
+        family[name] = label
+        if len(family) <= MOST_LINES:
+            self.series[name,] = ThinnedSeries()
 
 
 class EventsCollector:
@@ -276,13 +195,23 @@ class ChartReader:
         found = {METRICS: self._metrics.collected.series, EVENTS: self._events.collected.series}
         until = self._events.collected.newest
         return {
-            "charts": [_document(chart, found[chart.source], until) for chart in CHARTS],
+            "charts": [
+                _document(chart, self._metrics.collected.families.get(chart.name), found[chart.source], until)
+                for chart in CHARTS
+            ],
             "files": [_progress(files) for files in (self._metrics, self._events)],
             "lanes": self._events.collected.lanes.document(),
         }
 
 
-def _document(chart: Chart, series: Mapping[tuple[str, ...], ThinnedSeries], until: float) -> dict[str, Any]:
+def _document(
+    chart: Chart,
+    family: Mapping[str, str] | None,
+    series: Mapping[tuple[str, ...], ThinnedSeries],
+    until: float,
+) -> dict[str, Any]:
+    members = [Curve(label, (name,)) for name, label in (family or {}).items()]
+    curves = chart.curves or members[:MOST_LINES]
     return {
         "name": chart.name,
         "title": chart.title,
@@ -290,7 +219,8 @@ def _document(chart: Chart, series: Mapping[tuple[str, ...], ThinnedSeries], unt
         "source": chart.source,
         "missing": chart.missing,
         "from_zero": chart.from_zero,
-        "series": [_curve(curve, series[curve.sources], until) for curve in chart.curves],
+        "left_out": max(len(members) - MOST_LINES, 0),
+        "series": [_curve(curve, series[curve.sources], until) for curve in curves],
     }
 
 

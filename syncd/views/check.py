@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import Any
 
 from syncd.errors import JobMissingError, StorageError, SyncdError, plain
-from syncd.protocol.engine_state import EngineState
+from syncd.views.attention import Severity, worst
 
 Document = Mapping[str, Any]
 
@@ -20,9 +20,13 @@ class CheckState(IntEnum):
     UNKNOWN = 3
 
 
+_STATES = {Severity.CRITICAL.value: CheckState.CRITICAL, Severity.WARNING.value: CheckState.WARNING}
+_MOST_DETAILS = 8
+
+
 @dataclass(frozen=True, slots=True)
 class CheckLimits:
-    """How old the newest version may be.
+    """How old the newest version of a job that has not finished may be.
 
     Args:
         warning: Seconds above which its age is a warning; None for no limit.
@@ -70,14 +74,18 @@ def check_failed(error: SyncdError) -> CheckResult:
 
 
 def _judge(document: Document, limits: CheckLimits) -> tuple[CheckState, str]:
+    urgent = [one for one in document["problem_groups"] if one["severity"] in _STATES]
+    state = _STATES.get(worst(urgent), CheckState.OK)
     version = document["version"]
     if version is None:
-        return CheckState.UNKNOWN, "nothing is published yet"
+        unknown = state if state is CheckState.CRITICAL else CheckState.UNKNOWN
+        return unknown, "; ".join(("nothing is published yet", *map(_told, urgent)))
+    text = f"version {version['generation']}.{version['step']} published {version['age']:.0f} s ago"
+    if (end := document["finished"]) is not None:
+        said = f"finished at step {end['step']}: {plain(end['reason'])}"
+        return state, "; ".join((said, text, *map(_told, urgent)))
     age, over = _age_state(version["age"], limits)
-    useless, behind = _engines_in_trouble(document)
-    engines = CheckState.CRITICAL if useless else CheckState.WARNING if behind else CheckState.OK
-    text = f"version {version['generation']}.{version['step']} published {version['age']:.0f} s ago{over}"
-    return max(age, engines), "; ".join((text, *useless, *behind))
+    return max(age, state), "; ".join((f"{text}{over}", *map(_told, urgent)))
 
 
 def _age_state(age: float, limits: CheckLimits) -> tuple[CheckState, str]:
@@ -89,20 +97,12 @@ def _age_state(age: float, limits: CheckLimits) -> tuple[CheckState, str]:
     return CheckState.OK, ""
 
 
-def _engines_in_trouble(document: Document) -> tuple[list[str], list[str]]:
-    """Return the engines that can do no work, and those that run an older version, each with why."""
-    useless, behind = [], []
-    for item in document["explorers"]:
-        engine = item["engine"]
-        if engine is None or item["alive"] is False:
-            continue
-        state = EngineState(engine["state"])
-        told = plain(f"engine of {item['id']} is {state.value}: {engine['reason']}")
-        if state.is_useless or (state.is_behind and not engine["ready"]):
-            useless.append(told)
-        elif state.is_behind:
-            behind.append(told)
-    return useless, behind
+def _told(group: Document) -> str:
+    """Return what is said of a group of problems, with its first details if there are several."""
+    if group["count"] == 1:
+        return plain(group["text"])
+    more = ", ..." if group["count"] > _MOST_DETAILS else ""
+    return plain(f"{group['text']} ({', '.join(group['details'][:_MOST_DETAILS])}{more})")
 
 
 def _unpiped(text: str) -> str:

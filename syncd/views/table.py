@@ -174,6 +174,8 @@ def age(seconds: float) -> str:
 
 def _grid(**rows: str | Text) -> Table:
     table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")  # a path that is longer than a line is broken, never cut
     for name, value in rows.items():
         table.add_row(Text(name, "bold"), value)
     return table

@@ -124,7 +124,7 @@ def nothing(_):
         (2, nothing, ["verify", "{job}", "99"]),
         (2, nothing, ["publish", "{job}", "1", "{job}/nothing-there"]),
         (3, nothing, ["status", "{job}/none", "--check"]),
-        (1, nothing, ["status", "{job}", "--check", "--warn-age", "0"]),
+        (1, lead, ["status", "{job}", "--check", "--warn-age", "0"]),
         (2, nothing, ["status", "{job}", "--check", "--max-age", "0"]),
         (3, nothing, ["verify", "{job}", "3"]),
         (4, nothing, ["wait", "{job}", "--newer-than", "9.9", "--timeout", "0"]),

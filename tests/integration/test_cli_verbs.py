@@ -20,11 +20,13 @@ from support.jobs import explorer, write_step
 from syncd.cli.wait import wait_for
 from syncd.errors import TimedOutError
 from syncd.protocol.engine_state import EngineReport, EngineState
+from syncd.protocol.job_end import JobEnd, mark_finished
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.manifest import decode_manifest, encode_manifest
 from syncd.protocol.presence import RunningStatus
 from syncd.protocol.request import read_pins
+from syncd.protocol.takeover import Candidate
 from syncd.protocol.version import Version, encode_version
 from syncd.protocol.writer import StepWriter
 
@@ -167,52 +169,54 @@ def test_check_before_the_first_version_is_unknown(shell, job):
 
 
 @pytest.mark.parametrize(
-    ("state", "ready", "code", "text"),
+    ("state", "ready", "code", "said"),
     [
-        ("proven", True, 0, "SYNCD OK - version 1.2 published 0 s ago | "),
-        ("loading", False, 0, "SYNCD OK - version 1.2 published 0 s ago | "),
-        (
-            "refused",
-            True,
-            1,
-            "SYNCD WARNING - version 1.2 published 0 s ago; engine of e0 is refused: why / how | ",
-        ),
-        (
-            "failed",
-            False,
-            2,
-            "SYNCD CRITICAL - version 1.2 published 0 s ago; engine of e0 is failed: why / how | ",
-        ),
-        (
-            "wrong",
-            False,
-            2,
-            "SYNCD CRITICAL - version 1.2 published 0 s ago; engine of e0 is wrong: why / how | ",
-        ),
-        (
-            "dead",
-            False,
-            2,
-            "SYNCD CRITICAL - version 1.2 published 0 s ago; engine of e0 is dead: why / how | ",
-        ),
-        (
-            "unreachable",
-            False,
-            2,
-            "SYNCD CRITICAL - version 1.2 published 0 s ago; engine of e0 is unreachable: why",
-        ),
+        ("proven", True, 0, ""),
+        ("loading", False, 0, ""),
+        ("refused", True, 1, "; refused load of e0: why / how"),
+        ("failed", False, 2, "; failed load of e0: why / how"),
+        ("wrong", False, 2, "; wrong engine of e0: why / how"),
+        ("dead", False, 2, "; dead engine of e0: why / how"),
+        ("unreachable", False, 2, "; unreachable engine of e0: why / how"),
     ],
 )
-def test_check_fails_while_an_engine_can_do_no_work(shell, published, state, ready, code, text):
+def test_check_fails_while_no_engine_can_do_any_work(shell, published, state, ready, code, said):
     publish(published, 2)
+    Candidate(published, SystemClock()).claim()
     report = EngineReport(EngineState(state), ready=ready, reason="why | how")
     presence = explorer(published, SystemClock(), "e0", info=report.document())
     done = shell("status", published.root, "--check")
     assert (done.code, done.err) == (code, "")
-    assert done.out.startswith(text)
+    name = ("OK", "WARNING", "CRITICAL")[code]
+    assert done.out.startswith(f"SYNCD {name} - version 1.2 published 0 s ago{said} | ")
     assert f" ready={ready:d} " in done.out
     presence.update(status=RunningStatus.STOPPED)
     assert shell("status", published.root, "--check").code == 0
+
+
+def test_check_counts_severities_as_the_page_does(shell, published):
+    publish(published, 2)
+    term = Candidate(published, SystemClock()).claim()
+    explorer(published, SystemClock(), "well")
+    wrong = EngineReport(EngineState.WRONG, ready=False, reason="other weights").document()
+    for name in ("e0", "e1"):
+        explorer(published, SystemClock(), name, info=wrong)
+    done = shell("status", published.root, "--check")
+    several = "2 engines run other weights than they report (e0: other weights, e1: other weights)"
+    assert done.out.startswith(f"SYNCD WARNING - version 1.2 published 0 s ago; {several} | ")
+    term.release()
+    done = shell("status", published.root, "--check")
+    assert (done.code, "; no daemon leads this job; 2 engines" in done.out) == (2, True)
+
+
+def test_a_finished_job_is_ok_however_old_its_version(shell, published):
+    publish(published, 2, age=9000)
+    limits = ("--warn-age", 30, "--max-age", 60)
+    assert shell("status", published.root, "--check", *limits).code == 2
+    mark_finished(published, JobEnd(2, "total_steps 2 reached"))
+    done = shell("status", published.root, "--check", *limits)
+    said = "SYNCD OK - finished at step 2: total_steps 2 reached; version 1.2 published 9000 s ago | "
+    assert (done.code, done.out.startswith(said)) == (0, True)
 
 
 def test_what_a_check_cannot_read_is_unknown_or_critical(shell, tmp_path, monkeypatch):

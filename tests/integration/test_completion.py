@@ -93,7 +93,7 @@ def plain(words):
     [
         (["syncd", "st"], "status"),
         (["trainer", ""], "train stages import config plot export"),
-        (["explorer", ""], "run serve config"),
+        (["explorer", ""], "run serve bench config"),
         (["syncd", "--show-completion", ""], SHELLS),
         (["syncd", "pin", "JOB", ""], "12 5 1"),
         (["syncd", "pin", "JOB", "1"], "12 1"),

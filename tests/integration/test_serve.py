@@ -7,6 +7,8 @@ import threading
 import time
 
 import pytest
+from beds import probe
+from beds.silent import silent
 from support.cli import ROOT, spawn
 from support.jobs import explorer, write_step
 from support.pages import TIMEOUT, served
@@ -270,9 +272,39 @@ def test_a_hung_poll_blocks_neither_the_page_nor_the_exit(job, tmp_path):
         assert page.process.wait(TIMEOUT) == 0
 
 
-def until(page, holds):
+def test_experiences_on_a_mount_that_never_answers_stop_nothing_else(tmp_path):
+    if (reason := probe.silent_mount()) is not None:
+        pytest.skip(reason)
+    job = Job.at(tmp_path / "job")
+    os.makedirs(f"{job.root}/experiences/e0")
+    with served(job.root, "--every", "0.5", "--rollouts") as page:
+        with silent(f"{job.root}/experiences"):
+            hangs = page.get("/rollouts.json").document
+            assert (hangs["serving"]["state"], hangs["rollouts"]) == ("starting", [])
+            for path in ("/data.json", "/charts.json", "/lanes.json"):
+                assert page.get(path).document["serving"]["state"] == "fresh", path
+            assert page.get("/rollout.json?explorer=e0&batch=1").document["state"] == "reading"
+        until(page, lambda found: found["serving"]["state"] == "fresh", "/rollouts.json")
+
+
+def test_a_mount_that_never_answers_hangs_neither_the_page_nor_its_end(tmp_path):
+    if (reason := probe.silent_mount()) is not None:
+        pytest.skip(reason)
+    job = Job.at(tmp_path / "job")
+    os.mkdir(job.root)
+    with served(job.root, "--every", "0.5", "--rollouts") as page:
+        assert page.get().document["serving"]["state"] == "fresh"
+        with silent(job.root):
+            for path in ("/data.json", "/charts.json", "/lanes.json", "/rollouts.json"):
+                assert until(page, lambda found: found["serving"]["looking_for"], path)["serving"]
+            assert page.get("/").status == 200
+            page.process.terminate()
+            assert page.process.wait(TIMEOUT) == 0
+
+
+def until(page, holds, path="/data.json"):
     ends = time.monotonic() + 2 * TIMEOUT
-    while not holds(found := page.get().document):
+    while not holds(found := page.get(path).document):
         assert time.monotonic() < ends, found["serving"]
         time.sleep(0.1)
     return found

@@ -25,6 +25,8 @@ def server(tmp_path_factory):
     os.makedirs(job.state)
     rewards = [{"reward/mean": step / 10, "reward/min": 0.0, "reward/max": 1.0} for step in range(10)]
     written = [line(step, **found, **{"actor/pg_loss": 0.5}) for step, found in enumerate(rewards)]
+    for number in range(8):
+        written[7]["metrics"][f"reward/parts/part \u202e{number}"] = number / 8
     written[4]["metrics"]["actor/pg_loss"] = 9.0
     written[6]["metrics"]["actor/pg_loss"] = None
     with open(f"{job.root}/metrics.jsonl", "w") as file:
@@ -69,12 +71,18 @@ def pages(browser):
 def test_charts_show_values_with_units_under_mouse_and_keys(pages, server):
     page = pages.open(server.url, DESK)
     page.wait_for_selector("#charts svg .curve")
-    reward, loss, _, _, latency, saved, _ = page.locator("#charts figure").all()
+    shown = {figure.locator("h3").inner_text(): figure for figure in page.locator("#charts figure").all()}
+    reward, loss, parts = shown["Reward"], shown["Loss"], shown["Parts of the reward"]
+    latency, saved = shown["From marker to version"], page.locator("#charts figure[hidden]").last
     assert "mean 0.9" in reward.inner_text()
     assert "range 0 to 1" in reward.inner_text()
     assert "latest: step 9" in reward.inner_text()
     assert "25 ms" in latency.inner_text()
-    assert saved.is_hidden()
+    assert [parts.locator(f".dot.of-{place}").count() for place in range(7)] == [1] * 6 + [0]
+    assert "part \ufffd5 0.625" in parts.inner_text()
+    assert "Parts of the reward: 2 figures more in metrics.jsonl." in page.inner_text("#charts")
+    assert "Evaluation" not in page.inner_text("#charts"), "not every job has evaluations"
+    assert saved.count() == 1
     assert "No version has changes of a parent yet: Saved by deltas, in all." in page.inner_text("#charts")
     assert loss.locator(".odd").count() == 1, "the value that is not finite is marked"
     assert len(re.findall("M", loss.locator(".curve").get_attribute("d"))) == 2, "and breaks the line"
@@ -121,6 +129,9 @@ def test_charts_fit_and_have_contrast(pages, server, size, scheme):
     assert page.evaluate(CONTRAST) == []
     figure, drawing = page.locator("#charts figure").first, page.locator("#charts svg").first
     assert drawing.bounding_box()["width"] <= figure.bounding_box()["width"]
+    last = drawing.locator("circle").last.bounding_box()
+    right = drawing.bounding_box()["x"] + drawing.bounding_box()["width"]
+    assert last["x"] + last["width"] <= right, "the newest value is seen"
 
 
 def test_an_old_or_partial_reading_is_called_so(pages, server):

@@ -12,6 +12,11 @@ from support.cli import command, environment
 from support.jobs import explorer, write_step
 from support.pages import TIMEOUT, served
 
+from syncd.config import DaemonConfig
+from syncd.dashboard.document import PageReader
+from syncd.dashboard.jobs import JobsSite, ServedJob
+from syncd.dashboard.routes import file_routes
+from syncd.dashboard.server import PageServer, serve_in_background
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.presence import Presence, Publisher
@@ -318,7 +323,7 @@ def test_an_empty_job_says_which_command_comes_next(show, tmp_path):
 
 @pytest.mark.parametrize("size", [PHONE, DESK])
 def test_the_overview_leads_to_each_job_and_back(show, job, tmp_path, size):
-    for name in ("new", "with <b>markup"):
+    for name in ("new", "with <b>mark-up-and-more"):
         os.makedirs(tmp_path / name / ".syncd")
     os.symlink(job.root, tmp_path / "grpo")
     with served("--root", tmp_path, "--every", "0.5") as server:
@@ -328,7 +333,7 @@ def test_the_overview_leads_to_each_job_and_back(show, job, tmp_path, size):
         assert [rows.nth(place).locator("a").inner_text() for place in range(3)] == [
             "grpo",
             "new",
-            "with <b>markup",
+            "with <b>mark-up-and-more",
         ]
         first = rows.first.inner_text()
         for text in ("critical", "1.3", "step 4", "at most 2 steps behind", "no daemon leads this job"):
@@ -337,9 +342,31 @@ def test_the_overview_leads_to_each_job_and_back(show, job, tmp_path, size):
         assert page.title() == "\u26a0 1 of 3 jobs \u00b7 syncd"
         assert page.evaluate("document.documentElement.scrollWidth") <= size[0], "nothing sticks out"
         assert page.evaluate(CONTRAST) == []
-        page.click("text=with <b>markup")
+        link = page.locator("text=with <b>mark-up-and-more")
+        assert size == PHONE or link.bounding_box()["height"] < 30, "no name is broken"
+        link.click()
         page.wait_for_selector("#progress code")
-        assert page.inner_text("#job") == "with <b>markup"
+        assert page.inner_text("#job") == "with <b>mark-up-and-more"
         page.click("#up")
         page.click("text=grpo")
         page.wait_for_selector("#tiles :text-is('1.3')")
+
+
+def test_a_job_that_is_served_no_longer_is_called_gone(show, job):
+    clock = SystemClock()
+    reader = PageReader(lambda: job, lambda _: DaemonConfig(), clock)
+    routes = file_routes(lambda: job, clock, 0.5, with_rollouts=False)
+    jobs = {"grpo": ServedJob(job.root, reader, routes, clock, 0.5, "../../")}
+    server = PageServer("127.0.0.1", 0, JobsSite(lambda: jobs, clock, 0.5))
+    stop = serve_in_background(server)
+    try:
+        page = show(url=f"http://127.0.0.1:{server.server_port}/jobs/grpo/")
+        page.wait_for_selector("#link.ok")
+        served_job = jobs.pop("grpo")
+        page.wait_for_selector("#notices :text('The server has had no such job since')")
+        assert page.inner_text("#link") == "gone"
+        assert page.locator("#tiles .tile").count() == 5, "what was known is still there"
+        jobs["grpo"] = served_job
+        page.wait_for_selector("#link.ok")
+    finally:
+        stop()

@@ -108,6 +108,16 @@ class Scene:
             "experience/age_mean": 0.4 + 0.1 * (step % 4),
             "experience/age_max": 1 + step % 2,
             "time/sync_weight": 0.06 + 0.01 * (step % 5),
+            "reward/parts/format": min(1.0, reward * 1.3),
+            "reward/parts/answer": reward * 0.8,
+            "response/truncated": 0.3 * 0.8**step,
+            "reward/equal_groups": 0.2 + 0.02 * step,
+            "rollout/k3_kl": 0.002 + 0.0004 * (step % 4),
+            "rollout/logprob_diff_mean": 0.011 + 0.001 * (step % 3),
+            "rollout/ess_token": 0.97 - 0.004 * (step % 5),
+            "perf/tokens_per_second": 5200 + 90 * (step % 3),
+            "perf/train_tokens_per_second": 9100 - 120 * (step % 4),
+            **({} if step % 3 else {"eval/math/reward": reward * 0.9, "eval/math/pass_at_8": reward**0.5}),
         }
         at = datetime.fromtimestamp(self.clock.time(), UTC).isoformat()
         with open(f"{self.job.root}/metrics.jsonl", "a", encoding="utf-8") as file:

@@ -7,15 +7,8 @@ import re
 import pytest
 from support.paths import ROOT
 
-from syncd.dashboard.charts import (
-    CHARTS,
-    EVENTS,
-    METRICS,
-    ChartReader,
-    EventsCollector,
-    MetricsCollector,
-    answer,
-)
+from syncd.dashboard.chart_table import CHARTS, EVENTS, METRICS, MOST_LINES
+from syncd.dashboard.charts import ChartReader, EventsCollector, MetricsCollector, answer
 from syncd.dashboard.growing import GrowingFiles
 from syncd.dashboard.lanes import MOST_KNOWN, MOST_LANES, MOST_SPANS
 from syncd.dashboard.poller import PollResult
@@ -228,6 +221,25 @@ def test_metrics_are_read_by_the_rule_of_their_file(tmp_path):
     path.write_text("".join(f"{json.dumps(each)}\n" for each in written[:5]))
     steps, values = read_history(str(path)).series("reward/mean")
     assert [(step, value) for _, step, value in reward] == list(zip(steps, values, strict=True))
+
+
+def test_each_metric_of_a_family_is_a_line_and_their_number_is_bounded(tmp_path):
+    evaluated = {"eval/math/pass_at_1": 0.5, "eval/reward": 0.25, "eval/math/tasks": 9, "eval/step": 3}
+    first = {f"reward/parts/p{number}": number for number in range(MOST_LINES)}
+    written = [
+        {**line(1), "metrics": {**first, "x" * 1000: 1.0}},
+        {**line(2), "metrics": {"reward/parts/late": 1.0, "reward/parts/p0": 7.0, **evaluated}},
+    ]
+    append(tmp_path / METRICS, "".join(f"{json.dumps(each)}\n" for each in written))
+    charts = {chart["name"]: chart for chart in ChartReader(lambda: Job.at(tmp_path))()["charts"]}
+    shown = {
+        name: {each["label"]: [value for _, _, value in each["points"]] for each in charts[name]["series"]}
+        for name in ("parts", "evaluation")
+    }
+    assert shown["evaluation"] == {"math/pass_at_1": [0.5], "reward": [0.25]}
+    assert list(shown["parts"]) == [f"p{number}" for number in range(MOST_LINES)]
+    assert shown["parts"]["p0"] == [0.0, 7.0]
+    assert (charts["parts"]["left_out"], charts["evaluation"]["left_out"]) == (1, 0)
 
 
 def event(name, at, **fields):

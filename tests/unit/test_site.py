@@ -52,6 +52,17 @@ def test_the_site_is_strict_and_belongs_to_the_repository(settings):
     assert (settings["docs_dir"], settings["site_dir"]) == ("docs", "out/site")
 
 
+def test_the_site_has_pages_alone_and_carries_what_draws_diagrams(settings):
+    others = {
+        path.relative_to(DOCS).parts[0] for path in DOCS.rglob("*.*") if path.suffix in (".py", ".html")
+    }
+    assert others <= {name.rstrip("/") for name in settings["exclude_docs"].split()} | {"__pycache__"}
+    makefile, theme = (ROOT / "Makefile").read_text(), (DOCS / "theme" / "main.html").read_text()
+    assert "cp .venv-docs/mermaid.min.js out/site/assets/javascripts/\n" in makefile
+    assert "'assets/javascripts/mermaid.min.js' | url" in theme
+    assert settings["theme"]["custom_dir"] == "docs/theme"
+
+
 def test_the_page_of_commands_is_up_to_date():
     assert commands_page.page() == commands_page.PAGE.read_text(), f"run {commands_page.COMMAND}"
 

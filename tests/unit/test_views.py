@@ -369,6 +369,7 @@ def test_a_narrow_terminal_leaves_columns_out_and_breaks_no_name(job, clock, wid
     assert max(map(len, lines)) <= width
     assert all(sum(line.split()[:1] == [name] for line in lines) == 1 for name in names)
     assert any("proven" in line for line in lines)
+    assert f"{job.root}/global_step_120000/actor" in "".join(line.strip() for line in lines), "not cut either"
     look = JobViewer(job, clock).read()
     steps = listing(look, decide(look.snapshot, DaemonConfig()), DaemonConfig())
     listed = shown(table.steps(steps), width).splitlines()

@@ -4,6 +4,7 @@
 
 import { moment, range, ticks, times, valued } from "./axes.js";
 import { node } from "./dom.js";
+import { plain } from "./text.js";
 
 const HEIGHT = 148;
 const EDGE = { top: 8, right: 10, bottom: 22, left: 56 };
@@ -38,8 +39,7 @@ export function figure(moved) {
       whole.hidden = !values.length;
       known.places = lead(chart).points;
       if (values.length) {
-        known.scale = scales(domain, range(values, chart.from_zero), drawing.parentElement.clientWidth || 320);
-        drawing.setAttribute("width", known.scale.width);
+        known.scale = scales(domain, range(values, chart.from_zero), drawing.getBoundingClientRect().width || 320);
         drawing.setAttribute("aria-label", `${title.textContent} over time`);
         drawing.replaceChildren(...grid(known.scale, chart.unit), ...chart.series.flatMap((each, place) => curve(chart, each, place, known.scale)), drawn("line", { class: "cursor", y1: EDGE.top, y2: HEIGHT - EDGE.bottom }));
       }
@@ -54,7 +54,7 @@ export function figure(moved) {
 
 // The series whose places the cursor visits.
 function lead(chart) {
-  return chart.series.reduce((most, each) => (each.points.length > most.points.length ? each : most));
+  return chart.series.reduce((most, each) => (each.points.length > most.points.length ? each : most), { points: [] });
 }
 
 function scales([begins, ends], [low, high], width) {
@@ -78,7 +78,7 @@ function grid(scale, unit) {
 }
 
 function curve(chart, series, place, scale) {
-  if (series.style === "low") {
+  if (series.style === "low" || !series.points.length) {
     return [];
   }
   if (series.style === "high") {
@@ -168,7 +168,7 @@ function readings(chart, at) {
     const found = each.points[nearest(each.points, at)];
     return found ? valued(found[2], chart.unit) : null;
   };
-  const lines = chart.series.map((each, place) => (each.style === "low" || each.style === "high" ? null : [`of-${place}`, each.label, value(each)]));
+  const lines = chart.series.map((each, place) => (each.style === "low" || each.style === "high" ? null : [`of-${place}`, plain(each.label), value(each)]));
   const [low, high] = ["low", "high"].map((style) => chart.series.find((each) => each.style === style));
   const area = low && high && value(low) ? [["band", "range", `${value(low)} to ${value(high)}`]] : [];
   return [...lines.filter((line) => line !== null && line[2] !== null), ...area];

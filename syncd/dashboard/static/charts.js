@@ -88,7 +88,10 @@ function told({ charts, files, serving }) {
       found.push(`${plain(file.name)}: ${count(file.ignored, "line", "lines")} could not be read.`);
     }
   }
-  const missing = charts.filter((chart) => chart.series.every((each) => !each.points.length));
+  for (const { title, left_out: more } of charts.filter((chart) => chart.left_out)) {
+    found.push(`${title}: ${count(more, "figure", "figures")} more in metrics.jsonl.`);
+  }
+  const missing = charts.filter((chart) => chart.missing && chart.series.every((each) => !each.points.length));
   for (const why of new Set(missing.map((chart) => chart.missing))) {
     found.push(`${why}: ${missing.filter((chart) => chart.missing === why).map((chart) => chart.title).join(", ")}.`);
   }

@@ -16,7 +16,7 @@ export function request(address) {
 export class Feed {
   constructor(address, schema, show, tell) {
     Object.assign(this, { address, schema, show, tell, latest: null, lost: null, asking: false });
-    Object.assign(this, { got: 0, failures: 0, next: 0, timer: 0 });
+    Object.assign(this, { isGone: false, got: 0, failures: 0, next: 0, timer: 0 });
   }
 
   start() {
@@ -32,15 +32,18 @@ export class Feed {
     }
     this.asking = true;
     clearTimeout(this.timer);
+    let status = 0;
     try {
       const answer = await request(this.address);
+      status = answer.status;
       if (!answer.ok) {
-        throw new Error(`status ${answer.status}`);
+        throw new Error(`status ${status}`);
       }
       this.take(await answer.json());
       this.failures = 0;
       this.lost = null;
     } catch {
+      this.isGone = status === 404;
       this.failures += 1;
       this.lost ??= new Date();
     } finally {
@@ -82,6 +85,9 @@ export class Feed {
     if (this.lost) {
       const wait = Math.max(0, (this.next - performance.now()) / 1000);
       const again = this.asking ? "now" : `in ${lasting(wait)}`;
+      if (this.isGone) {
+        return ["bad", `The server has had no such job since ${clock(this.lost / 1000)}: its directory is gone, or the server serves other jobs now.${known}`];
+      }
       return ["bad", `No answer from the server since ${clock(this.lost / 1000)}.${known} Next try ${again}.`];
     }
     if (this.latest && !this.fits()) {

@@ -6,6 +6,7 @@ import { count, lasting, pair, plain } from "./text.js";
 
 const SCHEMA = 1;
 const STYLES = { critical: "bad", warning: "wait", notice: "off", ok: "ok", unknown: "wait" };
+const LONG_NAME = 40;
 const COLUMNS = ["job", "health", "version", "trainer", "explorers", "what is wrong"];
 
 const place = (id) => document.getElementById(id);
@@ -24,7 +25,7 @@ function show({ serving, jobs }) {
 
 function row(job) {
   const state = node("span", `heart ${STYLES[job.severity]}`, word(job));
-  const link = node("a", "", plain(job.name));
+  const link = node("a", job.name.length > LONG_NAME ? "" : "whole", plain(job.name));
   link.href = job.href;
   link.title = plain(job.job);
   return ["", [link, state, version(job), trainer(job), explorers(job), plain(job.attention)]];

@@ -77,7 +77,7 @@ function tell() {
 
 function words() {
   if (feed.lost) {
-    return ["no answer", "bad"];
+    return [feed.isGone ? "gone" : "no answer", "bad"];
   }
   const state = feed.latest?.serving.state;
   return { undefined: ["connecting", "wait"], fresh: ["live", "ok"], starting: ["starting", "wait"] }[state] ?? [state, "bad"];
