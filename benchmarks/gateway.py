@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.chat_model import MARKS, TEMPLATE, make_tokenizer
 
 from explorer_hooks.explorer.generation import Generator, GroupRequest, GroupResult, Response
-from explorer_hooks.explorer.tasks import TransformersTokens
+from explorer_hooks.explorer.tokens import TransformersTokens
 from explorer_hooks.gateway.answers import AnswerParser
 from explorer_hooks.gateway.app import GatewayApp
 from explorer_hooks.gateway.gateway import Gateway, GatewayLimits

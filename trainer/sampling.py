@@ -1,5 +1,6 @@
 """Makes the sample strategy that the configuration asks for, and turns texts into tokens. Rank 0 samples for all."""
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -79,9 +80,9 @@ class Encoder:
     """Makes rows of a data set into tokens and prompt length.
 
     A row has `tokens` and `prompt_length`, or `prompt` and `response` as texts, or `messages`, of which the
-    last one is learnt. The end-of-sequence token follows a response that is text. A response of messages ends with
-    the end-of-turn token of the chat template: what the template writes after it is left out, because no model
-    generates it.
+    last one is learnt, with `tools` if the chat template shall name some. The end-of-sequence token follows a
+    response that is text. A response of messages ends with the end-of-turn token of the chat template: what the
+    template writes after it is left out, because no model generates it.
 
     Args:
         model: The model directory, whose tokenizer is used.
@@ -108,8 +109,8 @@ class Encoder:
         return tokenizer.encode(prompt), [*learnt, tokenizer.eos_token_id]
 
     def _messages(self, row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-        messages, tokenizer = row["messages"], self._tokenizer
-        options = {"tokenize": True, "return_dict": False}
+        messages, tokenizer = [_as_templates_take(one) for one in row["messages"]], self._tokenizer
+        options = {"tokenize": True, "return_dict": False, "tools": _parsed(row.get("tools"), list) or None}
         prompt = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, **options)
         whole = tokenizer.apply_chat_template(messages, **options)
         if whole[: len(prompt)] != prompt:
@@ -119,6 +120,30 @@ class Encoder:
     @cached_property
     def _tokenizer(self) -> Any:
         return load_tokenizer(self._model, trust=self._trust)
+
+
+def _as_templates_take(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message with the arguments of its calls as objects: OpenAI's format has them as JSON text."""
+    made = {name: value for name, value in message.items() if value is not None}
+    if "tool_calls" in made:
+        made["tool_calls"] = [
+            {**call, "function": _with_object(call["function"])} for call in made["tool_calls"]
+        ]
+        made.setdefault("content", "")
+    return made
+
+
+def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
+    return {**function, "arguments": _parsed(function.get("arguments"), dict)}
+
+
+def _parsed(found: Any, kind: type) -> Any:
+    """Return what a JSON text says if that is of a kind, else the value as it is."""
+    try:
+        parsed = json.loads(found) if isinstance(found, str) else found
+    except ValueError:
+        return found
+    return parsed if isinstance(parsed, kind) else found
 
 
 def _turn(tokenizer: Any, response: list[int]) -> list[int]:

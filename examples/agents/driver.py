@@ -1,6 +1,6 @@
 """Plays sums with a tool against `explorer serve`: a driver and its agent in one program.
 
-    python examples/agents/driver.py http://127.0.0.1:8100 ~/.local/state/syncd/gateway/JOB/e0/token --groups 4
+    python examples/agents/driver.py http://127.0.0.1:8100 TOKEN_FILE --groups 4
 
 The event `gateway_serving` of `explorer serve` names the address and the token file. `pip install openai`.
 """

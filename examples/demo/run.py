@@ -1,8 +1,12 @@
-"""The whole loop on one machine: `make demo`.
+"""The whole loop on one machine: `make demo`, and with an agent `make demo-agents`.
 
-A small model imitates a careless teacher of sums for half a minute. Then the job begins: `syncd watch`, a
-trainer of two ranks (verl, FSDP2, CPU), and two explorers that follow each version and write experiences, none of
-them waiting for the other. `syncd status` shows it live. The end is a summary computed from what happened.
+A small model imitates a careless teacher for half a minute. Then the job begins: `syncd watch`, a trainer (verl,
+FSDP2, CPU), and explorers that follow each version and write experiences, none of them waiting for the other.
+`syncd status` shows it live. The end is a summary computed from what happened.
+
+`make demo` teaches sums to a model that answers at once: a trainer of two ranks and two explorers.
+`make demo-agents` teaches a model to use a calculator: the explorer starts agents, whose `openai` client talks to the
+explorer's gateway.
 """
 
 import argparse
@@ -15,11 +19,13 @@ from pathlib import Path
 
 import job
 import tomli_w
+from job import AGENTS, SUMS, Demo
 from processes import ROOT, FailedError, Processes
 from servers import serving
 from summary import report, summarize
 
-OUT = ROOT / "out" / "demo"
+OUT = ROOT / "out"
+DEMOS = {"demo": SUMS, "demo-agents": AGENTS}
 SYNCD = [sys.executable, "-P", "-m", "syncd"]
 TRAINER = [sys.executable, "-P", "-m", "trainer"]
 EXPLORER = [sys.executable, "-P", "-m", "explorer_hooks"]
@@ -36,7 +42,7 @@ def main() -> int:
     try:
         with Processes(options.out) as processes:
             # vLLM 0.32.0 keeps the head of a tied model when it reloads on a CPU: docs/engines-vllm-sglang.md.
-            model = imitate(processes, options.out, tied=options.engine != "vllm")
+            model = imitate(processes, options.demo, options.out, tied=options.engine != "vllm")
             explore(processes, options, model)
     except KeyboardInterrupt:
         print("\nstopped; all processes have ended")
@@ -44,37 +50,40 @@ def main() -> int:
     except FailedError as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
-    return _end(options.out, time.monotonic() - began)
+    return _end(options.demo, options.out, time.monotonic() - began)
 
 
-def imitate(processes: Processes, out: Path, *, tied: bool) -> Path:
+def imitate(processes: Processes, demo: Demo, out: Path, *, tied: bool) -> Path:
     """Train on demonstrations; return the directory of the model."""
-    print("\n# a model to start from: it imitates a teacher whose answers are wrong in 40 of 100 cases")
-    make = [sys.executable, str(ROOT / "examples/arithmetic/make.py"), str(out / "base"), "--seed", "1"]
+    print(f"\n# a model to start from: {demo.teacher}")
+    make = [sys.executable, str(ROOT / demo.make), str(out / "base"), "--seed", "1"]
     processes.start("make", make if tied else [*make, "--untied"])
     processes.wait("make", 120)
-    config = _written(out / "sft.toml", job.imitation(out))
+    config = _written(out / "sft.toml", job.imitation(demo, out))
     processes.start("sft", [*TRAINER, "train", str(config)])
     processes.wait("sft", _LIMIT)
-    return out / "sft" / f"global_step_{job.SFT_STEPS}" / "actor"
+    return out / "sft" / f"global_step_{demo.sft_steps}" / "actor"
 
 
 def explore(processes: Processes, options: argparse.Namespace, model: Path) -> None:
     """Run the job until the trainer has done its steps and the explorers run its last version."""
-    servers = dict(serving(processes, model, job.EXPLORERS)) if options.engine == "vllm" else {}
-    print("\n# the job: a daemon, a trainer of two ranks, two explorers")
-    kind = {"kind": options.engine}
-    config = _written(options.out / "grpo.toml", job.reinforcement(options.out, model, kind, options.steps))
+    demo, steps = options.demo, options.steps or options.demo.steps
+    is_served = options.engine == "vllm"
+    servers = dict(serving(processes, model, demo.explorers, demo.server)) if is_served else {}
+    print(f"\n# the job: a daemon, a trainer ({demo.ranks} ranks), {len(demo.explorers)} explorers")
+    told = job.reinforcement(demo, options.out, model, {"kind": options.engine}, steps)
+    config = _written(options.out / "grpo.toml", told)
     place = options.out / "job"
     place.mkdir()
     daemon = processes.start("daemon", [*SYNCD, "watch", str(place), "--config", str(config)])
     processes.start("trainer", [*TRAINER, "train", str(config)])
-    for name in job.EXPLORERS:
+    beside = {"PYTHONPATH": f"{ROOT}:{(ROOT / demo.make).parent}"}
+    for name in demo.explorers:
         address = ["--explorer.engine.address", servers[name]] if servers else []
-        processes.start(name, [*EXPLORER, "run", str(config), "--name", name, *address])
+        processes.start(name, [*EXPLORER, "run", str(config), "--name", name, *address], beside)
     show = options.show or _show()
     show(processes, place, lambda: processes.running["trainer"].poll() is not None)
-    for name in ("trainer", *job.EXPLORERS):
+    for name in ("trainer", *demo.explorers):
         processes.wait(name, 120)
     subprocess.run([*SYNCD, "status", str(place)], check=True)
     daemon.terminate()
@@ -108,10 +117,11 @@ def _now_and_then(processes: Processes, place: Path, over: Callable[[], bool]) -
         subprocess.run([*SYNCD, "status", str(place)], check=False)
 
 
-def _end(out: Path, seconds: float) -> int:
+def _end(demo: Demo, out: Path, seconds: float) -> int:
     place = out / "job"
     plot = subprocess.run([*TRAINER, "plot", str(place)], check=True, capture_output=True, text=True)
-    found = summarize(place, {name: out / f"{name}.log" for name in job.EXPLORERS})
+    logs = {name: out / f"{name}.log" for name in demo.explorers}
+    found = summarize(place, logs, demo.least_rise)
     print(
         f"\n{report(found)}\nplot                 {plot.stdout.strip()}\ntook                 {seconds:.0f} s"
     )
@@ -128,14 +138,18 @@ def _written(path: Path, config: job.Config) -> Path:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=OUT, help="where everything goes; removed first")
+    parser.add_argument("demo", nargs="?", choices=DEMOS, default="demo", help="what is learnt")
+    parser.add_argument(
+        "--out", type=Path, help="where everything goes, out/DEMO unless given; removed first"
+    )
     parser.add_argument("--engine", choices=["transformers", "vllm"], default="transformers")
-    parser.add_argument("--steps", type=int, default=job.GRPO_STEPS, help="of reinforcement")
+    parser.add_argument("--steps", type=int, help="of reinforcement")
     parser.add_argument(
         "--plain", dest="show", action="store_const", const=_now_and_then, help="no live display"
     )
     options = parser.parse_args()
-    options.out = options.out.absolute()
+    options.out = (options.out or OUT / options.demo).absolute()
+    options.demo = DEMOS[options.demo]
     return options
 
 

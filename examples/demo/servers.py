@@ -4,7 +4,7 @@ import contextlib
 import http.client
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from processes import ROOT, FailedError, Processes
@@ -21,8 +21,16 @@ _ENVIRONMENT = {
 }
 
 
-def serving(processes: Processes, model: Path, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+def serving(
+    processes: Processes, model: Path, names: Iterable[str], options: Sequence[str]
+) -> Iterator[tuple[str, str]]:
     """Start a server for each name, one after the other, and yield name and address.
+
+    Args:
+        processes: Starts them.
+        model: The model's directory.
+        names: Names of explorers.
+        options: Further options of each server.
 
     Raises:
         FailedError: There is no vLLM, or it did not start.
@@ -33,7 +41,9 @@ def serving(processes: Processes, model: Path, names: Iterable[str]) -> Iterator
     for name in names:
         port = _free_port()
         server = f"vllm-{name}"
-        processes.start(server, _command(python, model, port), {**_ENVIRONMENT, "PYTHONPATH": ""})
+        processes.start(
+            server, [*_command(python, model, port), *options], {**_ENVIRONMENT, "PYTHONPATH": ""}
+        )
         processes.until(lambda port=port: _answers(port), STARTING, f"{server} to start")
         yield name, f"http://127.0.0.1:{port}"
 
@@ -43,7 +53,6 @@ def _command(python: str, model: Path, port: int) -> list[str]:
         "model": str(model),
         "served-model-name": "policy",
         "dtype": "float32",
-        "max-model-len": "32",
         "max-num-seqs": "64",
         "block-size": "32",
         "host": "127.0.0.1",

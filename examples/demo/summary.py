@@ -15,6 +15,7 @@ Document = Mapping[str, Any]
 PARTS = ("noticed", "verify", "stage", "prepare", "load", "prove", "confirm")
 """Parts of the time from a version's publication until the engine has confirmed it."""
 
+_PART = "reward/parts/"
 _ENDS = 5
 """Steps at either end whose mean reward is shown."""
 
@@ -46,6 +47,8 @@ class Summary:
         removed: How many steps each rule of retention removed.
         bytes_removed: Of these.
         explorers: By name.
+        least_rise: By how much the reward must rise.
+        parts: Means of each part of the reward, step by step.
     """
 
     rewards: Sequence[float]
@@ -55,6 +58,8 @@ class Summary:
     removed: Mapping[str, int]
     bytes_removed: int
     explorers: Mapping[str, Explored]
+    least_rise: float
+    parts: Mapping[str, Sequence[float]]
 
     @property
     def problems(self) -> list[str]:
@@ -69,39 +74,47 @@ class Summary:
             if len(one.differences) < len(one.applied):
                 unproven = len(one.applied) - len(one.differences)
                 found.append(f"{name} has not proven {unproven} of {len(one.applied)} versions")
-        if len(self.rewards) < 2 * _ENDS or self.after <= self.before:
-            found.append("the reward did not rise")
+        if len(self.rewards) < 2 * _ENDS or self.after <= self.before + self.least_rise:
+            found.append(f"the reward did not rise by more than {self.least_rise:g}")
         return found
 
     @property
     def before(self) -> float:
         """Return the mean reward of the first steps."""
-        return statistics.fmean(self.rewards[:_ENDS])
+        return _mean(self.rewards[:_ENDS])
 
     @property
     def after(self) -> float:
         """Return the mean reward of the last steps."""
-        return statistics.fmean(self.rewards[-_ENDS:])
+        return _mean(self.rewards[-_ENDS:])
 
 
-def summarize(job: Path, explorers: Mapping[str, Path]) -> Summary:
+def summarize(job: Path, explorers: Mapping[str, Path], least_rise: float) -> Summary:
     """Return the summary of a finished run.
 
     Args:
         job: The job directory.
         explorers: The log of each explorer, by its name.
+        least_rise: By how much the reward must rise.
     """
+    history = read_history(str(job / "metrics.jsonl"))
     events = list(_lines(job / ".syncd" / "events.jsonl"))
     published = [event for event in events if event["event"] == "version_published"]
     removed = [event for event in events if event["event"] == "step_pruned"]
     return Summary(
-        rewards=read_history(str(job / "metrics.jsonl")).series("reward/mean")[1],
+        rewards=history.series("reward/mean")[1],
         published=[_pair(event) for event in published],
         marker_to_version=[event["latency"] for event in published if "latency" in event],
         bytes_published=sum(event["bytes"] for event in published),
         removed=Counter(event["rule"] for event in removed),
         bytes_removed=sum(event["bytes"] for event in removed),
         explorers={name: _explored(log) for name, log in explorers.items()},
+        least_rise=least_rise,
+        parts={
+            name.removeprefix(_PART): history.series(name)[1]
+            for name in sorted({one for step in history.steps.values() for one in step})
+            if name.startswith(_PART)
+        },
     )
 
 
@@ -109,10 +122,7 @@ def report(summary: Summary) -> str:
     """Return the summary for people to read."""
     rules = ", ".join(f"{count} by {rule}" for rule, count in summary.removed.items())
     rows = [
-        (
-            "reward",
-            f"{summary.before:.3f} in the first {_ENDS} steps, {summary.after:.3f} in the last {_ENDS}",
-        ),
+        *((name, _ends(values)) for name, values in {"reward": summary.rewards, **summary.parts}.items()),
         ("versions published", f"{len(summary.published)}, the last is {_label(summary.published[-1])}"),
         ("marker to version", _percentiles(summary.marker_to_version)),
         ("bytes published", f"{summary.bytes_published / 1e6:.1f} MB"),
@@ -125,6 +135,15 @@ def report(summary: Summary) -> str:
         rows.append(("  proven", proven))
         rows.append(("  version to engine", _percentiles(one.latencies)))
     return "\n".join(f"{name:<20} {text}" for name, text in rows)
+
+
+def _ends(values: Sequence[float]) -> str:
+    first, last = _mean(values[:_ENDS]), _mean(values[-_ENDS:])
+    return f"{first:.3f} in the first {_ENDS} steps, {last:.3f} in the last {_ENDS}"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else 0.0
 
 
 def _explored(log: Path) -> Explored:

@@ -13,6 +13,7 @@ from syncd.errors import DOCS
 VERBS: Mapping[str, str] = {
     "run": "Generate and score responses to tasks, with the versions of a job.",
     "serve": "Record what agents do behind an OpenAI-style endpoint, as experiences.",
+    "bench": "Measure the steps of a job by its evaluation sets, and end.",
     "config": "Print the schema or the documentation of the keys that explorers read.",
 }
 """The line of help of each verb; `explorer_hooks.cli.<verb>` defines the command, under the same name."""

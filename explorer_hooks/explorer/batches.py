@@ -1,6 +1,7 @@
 """Makes one batch: tasks become groups, groups are scored, and a group that cannot be used is dropped."""
 
 import json
+import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,11 +12,13 @@ from typing import Any
 
 import structlog
 
+from explorer_hooks.explorer.curriculum import Curriculum, TaskMean, are_equal
 from explorer_hooks.explorer.engine_gate import EngineGate
 from explorer_hooks.explorer.generation import GroupRequest, GroupResult, Response, Sampling
 from explorer_hooks.explorer.own_files import TaskLedger
 from explorer_hooks.explorer.rewards import Score
-from explorer_hooks.explorer.tasks import Task, Tasks, epochs
+from explorer_hooks.tasks.order import TASK_SET, Tasks, epochs
+from explorer_hooks.tasks.task import Task
 from syncd.errors import ConfigError, EngineDeadError, UsageError
 from syncd.experience.model import MAX_INFO, Experience
 from syncd.protocol.version import Pair, label_of
@@ -48,6 +51,10 @@ class ExplorerBatch:
         unproven: Those that are not learnt, because their version is not known or was not proven.
         unreadable_versions: Responses whose tokens' versions the engine named so that they cannot be read.
         untaught_groups: Groups without the log-probs of the teacher although there is one.
+        equal_groups: Groups whose rewards are all the same.
+        skipped: Tasks that the curriculum left out.
+        measured: The task and the mean reward of each group, also of those dropped because all were the same.
+        task_sets: The mean reward of each group by the set of its task, if there are several sets.
         versions: Responses by the oldest version that took part in them.
         pairs: All versions that took part in one.
     """
@@ -59,6 +66,10 @@ class ExplorerBatch:
     unproven: int = 0
     unreadable_versions: int = 0
     untaught_groups: int = 0
+    equal_groups: int = 0
+    skipped: int = 0
+    measured: list[TaskMean] = field(default_factory=list)
+    task_sets: dict[str, list[float]] = field(default_factory=dict)
     versions: Counter[str] = field(default_factory=Counter)
     pairs: set[Pair] = field(default_factory=set)
 
@@ -93,10 +104,14 @@ class BatchMaker:
         ledger: Knows which tasks are done, and the seed of their order.
         sampling: Generates groups and scores responses; once it stops, an unfinished batch is given up.
         gate: Keeps work waiting until the engine may be given some.
+        curriculum: Says which tasks are taken.
     """
 
-    def __init__(self, tasks: Tasks, ledger: TaskLedger, sampling: Sampling, gate: EngineGate) -> None:
+    def __init__(
+        self, tasks: Tasks, ledger: TaskLedger, sampling: Sampling, gate: EngineGate, curriculum: Curriculum
+    ) -> None:
         self._tasks, self._ledger, self._sampling, self._gate = tasks, ledger, sampling, gate
+        self._curriculum = curriculum
         self._file = sampling.file
         self._failures, self._problem = 0, ""
 
@@ -104,7 +119,7 @@ class BatchMaker:
     def is_over(self) -> bool:
         """Return whether no task is left."""
         cursor = self._ledger.cursor
-        return 0 < self._file.explorer.epochs <= cursor.epoch + (cursor.position >= len(self._tasks.all))
+        return 0 < self._file.explorer.epochs <= cursor.epoch + (cursor.position >= self._tasks.epoch_length)
 
     def make(self) -> ExplorerBatch | None:
         """Return the next batch; None if it was told to stop, then nothing of the batch may be written.
@@ -129,14 +144,25 @@ class BatchMaker:
             unfinished = left
         return None
 
+    def done(self, batch: ExplorerBatch) -> None:
+        """Record how difficult the tasks of a batch were, once it is written.
+
+        Raises:
+            StorageError: It cannot be written.
+        """
+        self._curriculum.measured(batch.measured)
+
     def _coming(self, batch: ExplorerBatch) -> Iterator[EpochTask]:
         """Yield the next tasks, and record in the batch how far that is."""
         cursor, seed = self._ledger.cursor, self._ledger.state.seed or None
         for epoch, position, task in epochs(self._tasks, seed, cursor.epoch, cursor.position):
             if 0 < self._file.explorer.epochs <= epoch:
                 return
-            prompt = self._sampling.tokens.encode(task.prompt)
             batch.then = (epoch, position)
+            if not self._curriculum.takes(epoch, position, task.id):
+                batch.skipped += 1
+                continue
+            prompt = self._sampling.tokens.encode(task.prompt)
             if 0 < len(prompt) <= self._file.explorer.sampling.max_prompt_tokens:
                 yield EpochTask(epoch, position, task, prompt)
             else:
@@ -167,19 +193,34 @@ class BatchMaker:
             self._drop(batch, "teacher", result.untaught)
             return
         group = self._scored(asked, result, batch)
-        if group:
-            self._failures = 0
+        if group and not self._is_dropped_as_equal(asked, [one.reward for one in group], batch):
             batch.groups[asked.epoch, asked.position] = group
             batch.tokens += sum(len(response.tokens) for response in result.responses)
             batch.unproven += sum(sum(one.unproven or ()) for one in group)
             batch.unreadable_versions += result.unreadable_versions
             batch.untaught_groups += bool(result.untaught)
+            if len(self._tasks.sets) > 1:
+                means = batch.task_sets.setdefault(asked.task.info[TASK_SET], [])
+                means.append(statistics.fmean(one.reward for one in group))
             batch.versions.update(label_of((one.generation, one.step)) for one in group)
             batch.pairs |= {result.first, result.last}.union(*(one.versions for one in group))
 
+    def _is_dropped_as_equal(self, asked: EpochTask, rewards: Sequence[float], batch: ExplorerBatch) -> bool:
+        """Record the rewards of a group, and return whether it is dropped because all are the same."""
+        self._failures = 0
+        batch.measured.append((asked.task.id, statistics.fmean(rewards)))
+        if not are_equal(rewards):
+            return False
+        reward = self._file.explorer.reward
+        if reward.equal_groups == "drop" and batch.dropped["equal"] < reward.most_equal * self._file.groups:
+            batch.dropped["equal"] += 1
+            return True
+        batch.equal_groups += 1
+        return False
+
     def _scored(self, asked: EpochTask, result: GroupResult, batch: ExplorerBatch) -> list[Experience]:
         """Return the experiences of a group, none if one of its responses has no reward."""
-        scores = self._sampling.scores((asked.task, one) for one in result.responses)
+        (scores,) = self._sampling.scores([(asked.task, result.responses)])
         problem = next((score.problem for score in scores if score.reward is None), "")
         if problem:
             self._drop(batch, "reward", f"task {asked.task.id}: {problem}")

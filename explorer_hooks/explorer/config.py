@@ -3,10 +3,15 @@
 docs/explorer-run.md is made of the descriptions by `explorer config docs`.
 """
 
+import os
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from explorer_hooks.tasks.section import SET, TaskSetSection
+from syncd.errors import ConfigError
+from syncd.jobfile.evaluation import EvaluationSection
+from syncd.jobfile.problems import nearest
 from syncd.jobfile.sections import (
     Count,
     DataSection,
@@ -102,14 +107,46 @@ class TeacherSection(Section):
 class RewardSection(Section):
     """What a response is worth."""
 
-    function: str = "exact_match"
-    """exact_match, math, or package.module:function, called with prompt, response and task."""
+    function: str = "auto"
+    """auto (reasoning_gym's own for its tasks, else exact_match), exact_match, math, math_verify, module:function."""
+    functions: dict[str, float] = Field(default_factory=dict)
+    """Several functions with their weights, instead of `function`: { math = 1.0, "rewards:short" = 0.2 }."""
     timeout: Seconds = 30.0
     """Seconds that one call may take."""
     workers: Positive = 1
-    """Processes that score at the same time; exact_match and math need none."""
+    """Processes of each function; exact_match and math need none."""
+    retries: Count = 0
+    """Further calls of a function that raised, hung, ended its process or returned no number."""
+    pause: Seconds = 1.0
+    """Seconds before the first of them; before each next one twice as long, up to 60."""
+    equal_groups: Literal["keep", "drop"] = "keep"
+    """Groups whose rewards are all the same: drop: another task takes their place, and they are counted."""
+    most_equal: Positive = 4
+    """drop: such groups for one batch, in multiples of its groups; further ones are kept."""
     max_failures: Positive = 64
-    """Groups in a row that may be dropped before the run ends with an error."""
+    """Groups in a row that may fail before the run ends with an error."""
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """Return the functions by the name of their part: their own, or with its module where that is ambiguous."""
+        names = [function.rpartition(":")[2] for function in self.functions]
+        return {
+            function if names.count(name) > 1 else name: function
+            for name, function in zip(names, self.functions, strict=True)
+        }
+
+
+class CurriculumSection(Section):
+    """Tasks by their difficulty: those that are always or never solved are taken less often."""
+
+    enabled: bool = False
+    """Take a task of mean reward p with probability 4 p (1 - p); one that was never measured always."""
+    floor: Annotated[float, Field(gt=0, le=1)] = 0.05
+    """The lowest of these probabilities."""
+    lowest: float = 0.0
+    """The mean reward that counts as p = 0."""
+    highest: float = 1.0
+    """The mean reward that counts as p = 1."""
 
 
 class GatewaySection(Section):
@@ -127,8 +164,14 @@ class GatewaySection(Section):
     """Turns of a session at most."""
     history: Literal["exact", "template"] = "exact"
     """exact: a turn continues the recorded tokens; template: only if the chat template writes the same ones."""
+    segments: Literal["all", "last"] = "all"
+    """Which segments of a rollout are trained; last: the one alone that ends in its last turn."""
     tool_format: Literal["auto", "hermes", "llama3", "mistral", "none"] = "auto"
     """How the model writes calls of tools; auto: as its chat template shows."""
+
+
+ENVIRONMENTS = "verifiers:"
+"""What `explorer.agent.environment` begins with."""
 
 
 class AgentSection(Section):
@@ -138,10 +181,22 @@ class AgentSection(Section):
     """Started for each rollout, split into words as a shell does; its last line is the reward as JSON."""
     function: str = ""
     """package.module:function, called for each rollout with `base_url`, `api_key` and `task`; returns the reward."""
+    environment: str = ""
+    """verifiers:NAME, an environment of verifiers; it has tasks, tools and rewards of its own."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """environment: verifiers' configuration of it, its `env` table: `taskset`, its roles, its own keys."""
+    select: dict[str, Any] = Field(default_factory=dict)
+    """environment: which of its tasks are played, verifiers' `select` table: `limit`, `include`, `exclude`."""
+    episode: Literal["rollout", "group"] = "rollout"
+    """environment: what an episode is; group: all rollouts of a group, which it scores together."""
+    python: str = ""
+    """environment: the interpreter that has verifiers; this one unless given."""
+    processes: Positive = 1
+    """environment: processes that share the episodes."""
     concurrency: Positive = 8
-    """Rollouts that are played at the same time."""
+    """Rollouts, of an environment episodes, that are played at the same time."""
     timeout: Seconds = 600.0
-    """Seconds that a rollout may take; then the agent is killed, and the attempt abandoned."""
+    """Seconds that one of them may take; then the agent is killed, and the attempt abandoned."""
     retries: Count = 1
     """Further attempts at a rollout whose agent failed; after the last one the group is dropped."""
     reward: Literal["agent", "function"] = "agent"
@@ -150,18 +205,7 @@ class AgentSection(Section):
     @property
     def is_given(self) -> bool:
         """Return whether an agent plays the tasks."""
-        return bool(self.command or self.function)
-
-
-class EvaluationSection(Section):
-    """Greedy rollouts of held-out tasks, one each."""
-
-    tasks: str = ""
-    """JSONL of the held-out tasks; none unless given."""
-    every: Count = 1
-    """Versions from one evaluation to the next; 0 for none."""
-    limit: Count = 0
-    """Tasks of the file that are used, from its beginning; 0 for all."""
+        return bool(self.command or self.function or self.environment)
 
 
 class ExplorerSection(Section):
@@ -170,11 +214,13 @@ class ExplorerSection(Section):
     name: str = ""
     """The explorer's identity, unique in the job; host and process unless given. A restart needs the same one."""
     tasks: str = ""
-    """JSONL for `explorer run`: `prompt` (text, or a list of chat messages), `answer`, `id`, anything else."""
+    """`explorer run`: a JSONL or Parquet file; a directory or datasets:NAME (Hugging Face); reasoning_gym:NAME."""
     prompt_key: str = "prompt"
-    """The key of the prompt in the file; `messages` is also accepted."""
+    """The key of the prompt, text or messages; `messages` is also accepted."""
     answer_key: str = "answer"
-    """The key of the answer in the file."""
+    """The key of the answer."""
+    task_sets: Annotated[tuple[TaskSetSection, ...], Field(strict=False)] = ()
+    """Sets of tasks, instead of `tasks`: several at once, filters, columns, splits."""
     shuffle: bool = True
     """Shuffle the tasks of each epoch by job.seed, the identity and the epoch."""
     epochs: Count = 0
@@ -199,12 +245,20 @@ class ExplorerSection(Section):
     """A served model that is asked for its log-prob of each token of each response."""
     reward: RewardSection = RewardSection()
     """What a response is worth."""
+    curriculum: CurriculumSection = CurriculumSection()
+    """Tasks by their difficulty: those that are always or never solved are taken less often."""
     evaluation: EvaluationSection = EvaluationSection()
-    """Greedy rollouts of held-out tasks."""
+    """Rollouts of held-out tasks, greedy ones unless a set says more. Named sets are in tables of their own."""
     agent: AgentSection = AgentSection()
     """The agent that plays the tasks, in place of one response to each prompt."""
     gateway: GatewaySection = GatewaySection()
     """The OpenAI-style endpoint of `explorer serve` and of `[explorer.agent]`."""
+
+    def set_of(self, source: str, limit: int = 0) -> TaskSetSection:
+        """Return the keys of a set of which only the source was given."""
+        columns = {"prompt_key": self.prompt_key, "answer_key": self.answer_key}
+        given = {key: value for key, value in columns.items() if key in self.model_fields_set}
+        return TaskSetSection.model_validate({"source": source, "limit": limit, **given})
 
 
 Free = Annotated[dict[str, Any], Field(default_factory=dict)]
@@ -236,6 +290,34 @@ class ExplorerFile(JobFile):
     """The daemon's."""
     stages: tuple[dict[str, Any], ...] = Field(default=(), strict=False)
     """The trainer's."""
+
+    @property
+    def task_sets(self) -> tuple[TaskSetSection, ...]:
+        """Return the sets of tasks; none if drivers say what is played."""
+        section = self.explorer
+        if section.tasks:
+            return (section.set_of(section.tasks),)
+        return tuple(one for one in section.task_sets if not one.held_out)
+
+    def held_out(self, tasks: str, limit: int) -> TaskSetSection:
+        """Return the keys of held-out tasks: a source, or `set:` and the name of a set.
+
+        Raises:
+            ConfigError: No held-out set has that name.
+        """
+        if not tasks.startswith(SET):
+            return self.explorer.set_of(tasks, limit)
+        sets = {one.shown_name: one for one in self.explorer.task_sets if one.held_out}
+        name = tasks.removeprefix(SET)
+        if name not in sets:
+            hint = nearest(name, sets) or f'[[explorer.task_sets]] name = "{name}", held_out = true'
+            raise ConfigError(f"no held-out set of tasks is called {name}", hint=hint)
+        return sets[name].model_copy(update={"limit": limit or sets[name].limit})
+
+    @property
+    def directory(self) -> str:
+        """Return the directory of the file, to which relative paths are relative."""
+        return os.path.dirname(self.job.source)
 
     @property
     def groups(self) -> int:

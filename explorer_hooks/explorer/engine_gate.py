@@ -6,6 +6,7 @@ from collections.abc import Callable
 from explorer_hooks.explorer import pacing
 from explorer_hooks.explorer.evaluation import Evaluation
 from explorer_hooks.explorer.generation import BEFORE_THE_FIRST
+from explorer_hooks.explorer.job_watch import LAST
 from explorer_hooks.explorer.pacing import Allowance
 from explorer_hooks.explorer.weight_sources import WeightSource
 from explorer_hooks.follower.follower import TurnOutcome
@@ -21,7 +22,7 @@ _BREATH = 0.05
 """Seconds between two asks that are answered at once."""
 
 _POLL = 0.25
-"""Seconds between two polls for a version while groups are being generated."""
+"""Seconds between two polls for a version: while groups are being generated, and for the last one."""
 
 
 class EngineVersions:
@@ -51,6 +52,11 @@ class EngineVersions:
             return runs
         # An engine that runs no version runs what it was started with, which counts only before the first version.
         return BEFORE_THE_FIRST if self._published is None else None
+
+    @property
+    def digest(self) -> str:
+        """Return the digest of the weights that the engine runs, empty if it runs no version."""
+        return self.source.sync.confirmed_digest if self.source.runs is not None else ""
 
     def is_ready(self) -> bool:
         """Return whether the engine runs a published version, or before the first one what it was started with."""
@@ -159,4 +165,15 @@ class EngineGate:
         if not self._versions.is_ready() or not self._versions.source.is_published:
             return
         self._evaluated = pair
-        self._evaluation.applied(pair)
+        self._evaluation.applied(pair, self._versions.digest)
+
+    def finish(self) -> None:
+        """Load the last version, which may have come just before the end, and evaluate it."""
+        self._versions.source.wait_until_published()
+        if self._stop():
+            return
+        outcome, end = self.update(0.0), time.monotonic() + LAST
+        while outcome.kind == "unreachable" and not self._stop() and time.monotonic() < end:
+            time.sleep(_POLL)
+            outcome = self.update(0.0)
+        self.evaluate()

@@ -10,9 +10,10 @@ from explorer_hooks.explorer import pacing
 from explorer_hooks.explorer.batches import BatchMaker, ExplorerBatch
 from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.engine_gate import EngineGate, EngineVersions
-from explorer_hooks.explorer.job_watch import LAST, JobWatch
+from explorer_hooks.explorer.job_watch import JobWatch
 from explorer_hooks.explorer.own_files import Records, TaskLedger
 from explorer_hooks.explorer.pacing import Next
+from explorer_hooks.tasks.order import set_figures
 from syncd.client.sync_policy import SyncStyle
 from syncd.protocol.version import label_of
 
@@ -21,9 +22,6 @@ TURN = 1.0
 
 _BREATH = 0.05
 """Seconds between two asks that the trainer answers at once."""
-
-_POLL = 0.25
-"""Seconds between two polls for the last version."""
 
 _LOG = structlog.get_logger()
 
@@ -100,11 +98,13 @@ class Explorer:
         then = self._ledger.cursor.behind(*batch.then, batch=bool(batch.experiences))
         if not batch.experiences:
             self._ledger.move(then)
+            self._batches.done(batch)
             return
         seconds = time.monotonic() - begin
         if not self._is_published(batch):
             return
         path = self._ledger.write(batch.experiences, then)
+        self._batches.done(batch)
         self._record(batch, path, seconds)
         self._gate.evaluate()
         if self._sync.style is SyncStyle.FULLY_ASYNC:
@@ -157,13 +157,7 @@ class Explorer:
 
     def _finish(self) -> None:
         """Load the last version, which may have come just before the end, and evaluate it."""
-        self._source.wait_until_published()
-        if not self._stop():
-            outcome, end = self._gate.update(0.0), time.monotonic() + LAST
-            while outcome.kind == "unreachable" and not self._stop() and time.monotonic() < end:
-                time.sleep(_POLL)
-                outcome = self._gate.update(0.0)
-            self._gate.evaluate()
+        self._gate.finish()
         runs = self._source.runs
         version = label_of(runs) if runs else None
         _LOG.info("explorer_finished", batches=self._ledger.cursor.batches, version=version)
@@ -183,9 +177,12 @@ class Explorer:
             "tokens_per_s": round(batch.tokens / max(seconds, 1e-6), 3),
             "reward_mean": sum(rewards) / len(rewards),
             "versions": dict(batch.versions),
+            "task_sets": set_figures(batch.task_sets),
             "unproven_tokens": batch.unproven,
             "unreadable_versions": batch.unreadable_versions,
             "untaught_groups": batch.untaught_groups,
+            "equal_groups": batch.equal_groups,
+            "skipped": batch.skipped,
             "dropped": dict(batch.dropped),
         }
         self._waited = 0.0

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.rewards import Score, plain_task
-from explorer_hooks.explorer.scoring import Scorer
-from explorer_hooks.explorer.tasks import Task, Tokens
+from explorer_hooks.explorer.scoring import ScoredGroup, ScoredText, Scorer
 from explorer_hooks.explorer.token_versions import TokenVersions
+from explorer_hooks.explorer.tokens import Tokens
 from explorer_hooks.hook import Hook, Running
+from explorer_hooks.tasks.task import Task
 from syncd.experience.model import Span
 from syncd.protocol.version import Pair
 
@@ -137,9 +138,15 @@ class Sampling:
     scorer: Scorer
     stop: Callable[[], bool]
 
-    def scores(self, answered: Iterable[tuple[Task, Response]]) -> list[Score]:
-        """Return the score of each response to a task."""
-        return self.scorer.score([(task.text, one.text, plain_task(task)) for task, one in answered])
+    def scores(self, answered: Iterable[tuple[Task, Sequence[Response]]]) -> list[list[Score]]:
+        """Return the scores of all responses to each task."""
+        return self.scorer.score([scored_group(task, responses) for task, responses in answered])
+
+
+def scored_group(task: Task, responses: Sequence[Response]) -> ScoredGroup:
+    """Return the responses to a task as they are scored."""
+    texts = (ScoredText(one.text, len(one.tokens), one.truncated) for one in responses)
+    return ScoredGroup(task.text, plain_task(task), tuple(texts))
 
 
 PermittedVersion = Callable[[], Pair | None]

@@ -1,16 +1,26 @@
 """The job's file, as an explorer reads it: one error reports all problems."""
 
 import math
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from explorer_hooks.explorer.config import AgentSection, ExplorerFile, InferenceSection, TeacherSection
-from explorer_hooks.explorer.rewards import BUILT_IN
+from explorer_hooks.explorer.agent_checks import agent_problems, gateway_problems
+from explorer_hooks.explorer.config import (
+    AgentSection,
+    ExplorerFile,
+    InferenceSection,
+    TeacherSection,
+)
 from explorer_hooks.explorer.stages import stage_layers
+from explorer_hooks.explorer.task_checks import reward_problems, task_problems
+from explorer_hooks.tasks.section import SCHEMES
+from syncd.errors import ConfigError
 from syncd.experience.table import MAX_ROWS
+from syncd.jobfile.evaluation import set_problems
 from syncd.jobfile.keys import Keys
-from syncd.jobfile.loader import Loader, layer_of, read_toml
+from syncd.jobfile.loader import Layer, Loader, layer_of, read_toml, values_at
 from syncd.jobfile.problems import Problem
 from syncd.protocol.layout import is_identity
 
@@ -23,10 +33,12 @@ KEYS = Keys(
         "model.lora.adapter",
         "explorer.tasks",
         "explorer.evaluation.tasks",
+        "explorer.evaluation.sets.NAME.tasks",
         "explorer.follow.stage",
         "explorer.gateway.directory",
         "sync.memory_dir",
     ),
+    SCHEMES,
 )
 """The keys of the file, and those of them that name a file or directory."""
 
@@ -60,6 +72,32 @@ def load_served_file(path: str, overrides: Sequence[str] = ()) -> ExplorerFile:
     return SERVE_LOADER.load([layer_of(table, path), SERVE_LOADER.command_layer(overrides)], path)
 
 
+def load_bench_file(job: str, config: str | None, overrides: Sequence[str] = ()) -> ExplorerFile:
+    """Return what a file says to `explorer bench`, with the command line's `--section.key value` on top.
+
+    Args:
+        job: The job directory, whatever the file says.
+        config: The file; None for the configuration that the trainer keeps in the job directory.
+        overrides: Of the command line.
+
+    Raises:
+        ConfigError: The file cannot be read or is not TOML; else all its problems, in one error.
+        UsageError: The overrides are not `--section.key value`.
+    """
+    path = config or f"{job}/config.toml"
+    if config is None and not os.path.exists(path):
+        hint = f"explorer bench {job} --config grpo.toml"
+        raise ConfigError("no trainer has kept its configuration there", path=path, hint=hint)
+    table, _ = read_toml(path)
+    source = path if config is not None else str(next(iter(values_at(table, "job.source")), path))
+    layers = [
+        Layer(table, path, os.path.dirname(os.path.abspath(source))),
+        BENCH_LOADER.command_layer(overrides),
+    ]
+    file = BENCH_LOADER.load(layers, path)
+    return file.with_values(job={"dir": os.path.abspath(job), "source": os.path.abspath(source)})
+
+
 def documentation() -> str:
     """Return the last part of docs/explorer-run.md: every key of [explorer]."""
     return KEYS.documentation("explorer")
@@ -68,35 +106,20 @@ def documentation() -> str:
 def _run_checks(file: ExplorerFile) -> Iterator[Problem]:
     """Yield the problems for `explorer run` that no single key shows."""
     yield from _checks(file)
-    if not file.explorer.tasks:
-        yield Problem("explorer.tasks", "explorer.tasks is missing", "it names a JSONL file of tasks")
-    if file.explorer.agent.is_given:
-        yield from _gateway(file, "an agent ([explorer.agent])")
-    yield from _agent(file.explorer.agent)
-
-
-def _agent(agent: AgentSection) -> Iterator[Problem]:
-    if not agent.is_given and agent != AgentSection():
-        text = "[explorer.agent] needs explorer.agent.command or explorer.agent.function"
-        yield Problem("explorer.agent", text, 'function = "my_agent:run"')
-    if agent.command and agent.function:
-        yield Problem("explorer.agent", "[explorer.agent] has a command and a function", "leave one out")
-    if agent.function and not _is_import_path(agent.function):
-        text = f'explorer.agent.function = "{agent.function}" is not package.module:function'
-        yield Problem("explorer.agent.function", text)
-    if agent.function and agent.reward == "function":
-        text = "explorer.agent.function returns the reward, and explorer.agent.reward has another one read it"
-        yield Problem("explorer.agent.reward", text, 'a command, or reward = "agent"')
-    try:
-        shlex.split(agent.command)
-    except ValueError as error:
-        yield Problem("explorer.agent.command", f"explorer.agent.command is no command: {error}")
+    yield from task_problems(file)
+    yield from agent_problems(file)
 
 
 def _serve_checks(file: ExplorerFile) -> Iterator[Problem]:
     """Yield the problems for `explorer serve` that no single key shows."""
     yield from _checks(file)
-    yield from _gateway(file, "explorer serve")
+    yield from gateway_problems(file, "explorer serve")
+    if file.explorer.curriculum.enabled:
+        text = "explorer serve chooses no tasks"
+        yield Problem("explorer.curriculum.enabled", text, "leave [explorer.curriculum] out")
+    if file.explorer.evaluation.named():
+        text = "explorer serve evaluates nothing"
+        yield Problem("explorer.evaluation.tasks", text, "leave [explorer.evaluation] out")
     if file.explorer.agent != AgentSection():
         text = "explorer serve starts no agent"
         yield Problem("explorer.agent", text, "leave [explorer.agent] out, or: explorer run CONFIG")
@@ -105,18 +128,18 @@ def _serve_checks(file: ExplorerFile) -> Iterator[Problem]:
         yield Problem("stages", text, "explorer run CONFIG --stage NAME")
 
 
-def _gateway(file: ExplorerFile, who: str) -> Iterator[Problem]:
-    """Yield what does not go together with the gateway."""
-    section = file.explorer
-    if section.teacher.address:
-        text = f"{who} asks no teacher"
-        yield Problem("explorer.teacher.address", text, "leave [explorer.teacher] out")
-    if section.evaluation.tasks:
-        text = f"{who} evaluates nothing"
-        yield Problem("explorer.evaluation.tasks", text, "leave [explorer.evaluation] out")
-    if section.engine.spans == "off":
-        text = f'{who} needs the version of each token, and explorer.engine.spans = "off"'
-        yield Problem("explorer.engine.spans", text, "leave it out")
+def _bench_checks(file: ExplorerFile) -> Iterator[Problem]:
+    """Yield the problems for `explorer bench` that no single key shows."""
+    yield from _checks(file)
+    if file.explorer.agent.is_given:
+        text = "explorer bench has agents play nothing"
+        yield Problem("explorer.agent", text, "leave [explorer.agent] out")
+    if not file.explorer.evaluation.named():
+        text = "there is no evaluation set: explorer.evaluation.tasks is missing"
+        yield Problem("explorer.evaluation.tasks", text, "it names a JSONL file of tasks")
+    if file.stages:
+        text = "explorer bench takes no file with stages"
+        yield Problem("stages", text, "leave --config out: each stage's directory has its configuration")
 
 
 def _checks(file: ExplorerFile) -> Iterator[Problem]:
@@ -128,11 +151,8 @@ def _checks(file: ExplorerFile) -> Iterator[Problem]:
     if rows > MAX_ROWS:
         key = "explorer.groups" if file.explorer.groups else "data.groups"
         yield Problem(key, f"{rows} rollouts are too many for a batch, which holds {MAX_ROWS} at most")
-    reward = file.explorer.reward.function
-    if reward not in BUILT_IN and not _is_import_path(reward):
-        known = ", ".join(sorted(BUILT_IN))
-        text = f'explorer.reward.function = "{reward}" is neither {known} nor package.module:function'
-        yield Problem("explorer.reward.function", text)
+    yield from set_problems(file.explorer.evaluation)
+    yield from reward_problems(file)
 
 
 def _names(file: ExplorerFile) -> Iterator[Problem]:
@@ -213,12 +233,8 @@ def _command(engine: InferenceSection) -> Iterator[Problem]:
         yield Problem("explorer.engine.model", text, 'model = "policy", and --served-model-name policy')
 
 
-def _is_import_path(text: str) -> bool:
-    module, colon, name = text.partition(":")
-    return bool(colon) and all(part.isidentifier() for part in [*module.split("."), *name.split(".")])
-
-
 _REQUIRED, _HINT = ("job", "model", "explorer"), "explorer config docs"
 
 LOADER = Loader(KEYS, ExplorerFile, required=_REQUIRED, check=_run_checks, hint=_HINT)
+BENCH_LOADER = Loader(KEYS, ExplorerFile, required=_REQUIRED, check=_bench_checks, hint=_HINT)
 SERVE_LOADER = Loader(KEYS, ExplorerFile, required=_REQUIRED, check=_serve_checks, hint=_HINT)

@@ -15,8 +15,8 @@ from explorer_hooks.explorer.generation import Generator, GeneratorContext, Infe
 from explorer_hooks.explorer.own_server import serving
 from explorer_hooks.explorer.scoring import Scorer, open_scorer
 from explorer_hooks.explorer.served import ServerEngine
-from explorer_hooks.explorer.tasks import Tokens
 from explorer_hooks.explorer.tinker import TinkerInference
+from explorer_hooks.explorer.tokens import Tokens
 from explorer_hooks.explorer.weight_sources import EarlySource, WeightSource
 from explorer_hooks.follower.follower import Follower
 from explorer_hooks.follower.health import HealthServer
@@ -65,13 +65,17 @@ class FollowedEngine:
 
 
 @contextmanager
-def followed_engine(file: ExplorerFile, stop: Stop, health: str | None) -> Iterator[FollowedEngine]:
+def followed_engine(
+    file: ExplorerFile, stop: Stop, health: str | None, *, checks_first: bool = False
+) -> Iterator[FollowedEngine]:
     """Open the engine of a file, and follow the job with it.
 
     Args:
         file: The job's file.
         stop: Once it returns true, waits are given up.
         health: `HOST:PORT` to answer health checks at; None for nowhere.
+        checks_first: Whether every byte of a version is compared with its digest before the engine is touched, also
+            by engines that could do so while they load: then a damaged one costs nothing but itself.
 
     Raises:
         SyncdError: Something cannot be used; its exit code says what.
@@ -81,6 +85,8 @@ def followed_engine(file: ExplorerFile, stop: Stop, health: str | None) -> Itera
         server = opened.enter_context(HealthServer.serving(health)) if health is not None else None
         file = opened.enter_context(serving(file, stop))
         engine = _open_engine(file)
+        if checks_first:
+            engine.hook.checks_content = False
         follower = opened.enter_context(_open_follower(file, engine, listener, stop))
         if server is not None:
             server.health = partial(follower.health, watched=False)  # while it generates, nobody takes turns
@@ -91,13 +97,20 @@ def followed_engine(file: ExplorerFile, stop: Stop, health: str | None) -> Itera
         yield FollowedEngine(file, engine, follower, source)
 
 
-def open_reward(file: ExplorerFile) -> Scorer:
-    """Return what scores; its function is looked for beside the file, and in the working directory."""
-    reward, here = file.explorer.reward, os.getcwd()
-    directories = [os.path.dirname(file.job.source) or here, here]
-    return open_scorer(
-        reward.function, timeout=reward.timeout, workers=reward.workers, directories=directories
-    )
+def open_reward(file: ExplorerFile, function: str = "") -> Scorer:
+    """Return what scores; its functions are looked for beside the file, and in the working directory.
+
+    Args:
+        file: The job's file.
+        function: The function; what [explorer.reward] names unless given.
+
+    Raises:
+        ConfigError: It cannot be used.
+    """
+    section, here = file.explorer.reward, os.getcwd()
+    if function:
+        section = section.model_copy(update={"function": function, "functions": {}})
+    return open_scorer(section, [file.directory or here, here])
 
 
 def _open_engine(file: ExplorerFile) -> InferenceEngine:

@@ -8,12 +8,12 @@ every pattern here runs in time linear in its text.
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from explorer_hooks.explorer.tasks import Task
+from explorer_hooks.tasks.task import Task
 
 _SHOWN = 200
 
@@ -47,14 +47,24 @@ def math_reward(prompt: str, response: str, task: Mapping[str, Any]) -> float:  
 
     The task's answer may itself be a worked solution, as in many data sets.
     """
-    given, expected = final_answer(response), _answer(task)
-    if given is None:
-        return 0.0
+    given = final_answer(response)
+    return 0.0 if given is None else float(same_answer(given, expected_answer(task)))
+
+
+def expected_answer(task: Mapping[str, Any]) -> str:
+    """Return a task's answer: of a worked solution its final one."""
+    expected = _answer(task)
     worked = "\\boxed{" in expected or "####" in expected
-    return float(same_answer(given, (final_answer(expected) or expected) if worked else expected))
+    return (final_answer(expected) or expected) if worked else expected
 
 
 BUILT_IN: Mapping[str, Reward] = {"exact_match": exact_match, "math": math_reward}
+"""What is called in the explorer's process."""
+
+LIBRARY: Mapping[str, str] = {
+    name: f"explorer_hooks.explorer.reward_{name}:score" for name in ("math_verify", "reasoning_gym")
+}
+"""What is called in a process of its own; the name is that of the library that it needs."""
 
 
 def plain_task(task: Task) -> dict[str, Any]:
@@ -75,6 +85,32 @@ def score_of(returned: object) -> Score:
     if not math.isfinite(reward):
         return Score(None, problem=f"it returned {reward}")
     return Score(reward, _only_json(info))
+
+
+def scores_of(returned: object, count: int) -> list[Score]:
+    """Return the scores that a function's result means for a group: a list with one for each response."""
+    if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
+        problem = f"it returned {type(returned).__name__} instead of a list for the group"
+    elif len(returned) != count:
+        problem = f"it returned {len(returned)} rewards for {count} responses"
+    else:
+        return [score_of(one) for one in returned]
+    return [Score(None, problem=problem)] * count
+
+
+def combined(parts: Mapping[str, Score], weights: Mapping[str, float]) -> Score:
+    """Return the weighted sum of what several functions say of a response; info has each one's reward."""
+    info: dict[str, Any] = {}
+    reward = 0.0
+    for name, score in parts.items():
+        if score.reward is None:
+            return Score(None, problem=f"{name}: {score.problem}")
+        reward += weights[name] * score.reward
+        info[name] = score.reward
+        info |= {f"{name}.{key}": value for key, value in score.info.items()}
+    if not math.isfinite(reward):
+        return Score(None, problem=f"the weighted sum is {reward}")
+    return Score(reward, info)
 
 
 def _only_json(info: Mapping[str, Any]) -> Mapping[str, Any]:

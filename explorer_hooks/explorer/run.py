@@ -1,21 +1,26 @@
 """One explorer from its configuration to its end: everything is opened here, and closed in reverse order."""
 
+import sys
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
 from explorer_hooks.explorer.batches import BatchMaker
 from explorer_hooks.explorer.config import ExplorerFile
+from explorer_hooks.explorer.curriculum import DIFFICULTY, Curriculum
 from explorer_hooks.explorer.engine_gate import EngineGate, EngineVersions
-from explorer_hooks.explorer.evaluation import Evaluation
+from explorer_hooks.explorer.evaluation import Evaluation, PromptEvaluator
+from explorer_hooks.explorer.evaluation_sets import open_sets
 from explorer_hooks.explorer.explorer import Explorer
 from explorer_hooks.explorer.generation import Sampling
 from explorer_hooks.explorer.opening import followed_engine, open_reward
 from explorer_hooks.explorer.own_files import EVALUATIONS, METRICS, Records, TaskLedger, own_path
 from explorer_hooks.explorer.pacing import ahead_of
-from explorer_hooks.explorer.tasks import Tasks, hide_progress_bars, open_tokens, read_tasks
 from explorer_hooks.explorer.teacher import TaughtGenerator, Teacher
+from explorer_hooks.explorer.tokens import hide_progress_bars, open_tokens
 from explorer_hooks.stopping import Stop
+from explorer_hooks.tasks.sources import open_tasks
 from syncd.experience.writer import ExperienceWriter
+from syncd.observe import log
 
 
 def run(file: ExplorerFile, health: str | None = None) -> str:
@@ -29,11 +34,13 @@ def run(file: ExplorerFile, health: str | None = None) -> str:
         SyncdError: Something cannot be used, or failed for good; its exit code says what.
     """
     section = file.explorer
+    log.configure(section.log, sys.stderr)
     hide_progress_bars()
-    tasks, held_out = read_tasks(section.tasks, section.prompt_key, section.answer_key), _held_out(file)
+    tasks = open_tasks(file.task_sets, file.directory)
     tokens = open_tokens(file.model.path, trust_remote_code=file.model.trust_remote_code)
     with Stop().on_signals() as stop, ExitStack() as opened:
         scorer = opened.enter_context(closing(open_reward(file)))
+        sets = opened.enter_context(open_sets(file, scorer, lambda _, one: bool(one.every)))
         teacher = Teacher(section.teacher, tokens) if section.teacher.address else None
         followed = opened.enter_context(followed_engine(file, stop, health))
         file, source, follower = followed.file, followed.source, followed.follower
@@ -47,12 +54,12 @@ def run(file: ExplorerFile, health: str | None = None) -> str:
         draws = f"{seed}/{ledger.cursor.seed_text}"
         generator = followed.generator(tokens, versions.permitted, draws, stop)
         sampling = Sampling(file, tokens, generator, scorer, stop)
-        evaluation = None
-        if held_out is not None:
-            records = Records(own_path(job, name, EVALUATIONS), job.disk)
-            evaluation = Evaluation(held_out, records, sampling)
+        records = Records(own_path(job, name, EVALUATIONS), job.disk)
+        evaluation = Evaluation(sets, records, PromptEvaluator(sampling)) if sets else None
         gate = EngineGate(versions, evaluation, file.sync, stop)
-        batches = BatchMaker(tasks, ledger, _taught(sampling, teacher), gate)
+        difficulty = Records(own_path(job, name, DIFFICULTY), job.disk)
+        curriculum = Curriculum(section.curriculum, difficulty, seed)
+        batches = BatchMaker(tasks, ledger, _taught(sampling, teacher), gate, curriculum)
         metrics = Records(own_path(job, name, METRICS), job.disk)
         return Explorer(versions, gate, batches, ledger, file, metrics, stop).run()
 
@@ -62,10 +69,3 @@ def _taught(sampling: Sampling, teacher: Teacher | None) -> Sampling:
     if teacher is None:
         return sampling
     return replace(sampling, generator=TaughtGenerator(sampling.generator, teacher, sampling.stop))
-
-
-def _held_out(file: ExplorerFile) -> Tasks | None:
-    evaluation, section = file.explorer.evaluation, file.explorer
-    if not evaluation.tasks or not evaluation.every:
-        return None
-    return read_tasks(evaluation.tasks, section.prompt_key, section.answer_key, evaluation.limit)

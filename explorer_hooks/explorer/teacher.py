@@ -16,7 +16,7 @@ import structlog
 from explorer_hooks.explorer.config import TeacherSection
 from explorer_hooks.explorer.generation import Generator, GroupRequest, GroupResult
 from explorer_hooks.explorer.served import ASK, MAX_ANSWER, api_key, backoff, served_model
-from explorer_hooks.explorer.tasks import Tokens
+from explorer_hooks.explorer.tokens import Tokens
 from explorer_hooks.hooks.probing import CompletionsProbe, GenerateProbe, ServerProbe
 from explorer_hooks.http_client import HttpClient
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError

@@ -162,6 +162,11 @@ class Follower(Closing):
         label = running.label if is_known else UNKNOWN_LABEL
         return Running(label, running.paused, engine.unproven.by_label)
 
+    @property
+    def engine_reason(self) -> str:
+        """Return why the engine does not answer, or did not load the newest version; empty if nothing is wrong."""
+        return self._engine.reason
+
     def pair_named(self, label: str) -> Pair | None:
         """Return the pair that a label of this job names, None of any other label. Any thread may call this."""
         return pair_of(label) if self._versions.has_label(label) else None
@@ -235,6 +240,28 @@ class Follower(Closing):
             last = self._driver.load(found)
             if last.kind in _LAST or last.pair in self._driver.failed.given_up:
                 return last
+
+    def published_steps(self) -> tuple[int, ...]:
+        """Return the steps up to the published one that have a directory and were not abandoned, in order.
+
+        Raises:
+            SyncdError: It cannot be read which version is published.
+            OSError: The same.
+        """
+        self._versions.read()
+        newest = self._versions.newest
+        return (*self._versions.older_steps(), newest.step) if newest is not None else ()
+
+    def load_step(self, step: int) -> TurnOutcome:
+        """Load a step now, whatever the policy names; it is leased until another one is loaded.
+
+        Raises:
+            EngineDeadError: The engine can neither load it nor be restored.
+        """
+        self._poll()
+        pair = self._versions.pair
+        is_newest = pair is not None and pair[1] == step
+        return self._driver.load(self._versions.to_lease(pair) if pair is not None and is_newest else step)
 
     def is_current(self) -> bool:
         """Return whether the engine runs what the policy names."""

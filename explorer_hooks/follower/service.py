@@ -76,6 +76,9 @@ def serve(
             return
         ends = time.monotonic() + wait if once else math.inf
         outcome = follower.run(lambda: stop() or time.monotonic() >= ends, hear, once=once)
+        if once and outcome.kind == "nothing" and not stop():
+            why = follower.engine_reason or "no version was due"
+            outcome = TurnOutcome("nothing", reason=f"no version was loaded within {wait:g} s: {why}")
         listener("info", "follower_stopped", {"kind": outcome.kind, "reason": outcome.reason})
         if not stop() and (error := error_of(outcome, once=once)) is not None:
             raise error

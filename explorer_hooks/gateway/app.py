@@ -1,11 +1,13 @@
 """The gateway's routes.
 
-Agents name their session in the path or as API key; drivers show the token of the gateway's token file.
+Agents name their session in the path, as API key, or in the header `X-Session-ID`; drivers show the token of the
+gateway's token file.
 """
 
+import contextlib
 import hmac
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import structlog
@@ -24,7 +26,7 @@ from syncd.errors import SyncdError
 MOST_BODY = 16 << 20
 """Bytes of a request's body."""
 
-_RETRY, _KEY = "x-stainless-retry-count", "idempotency-key"
+_RETRY, _KEY, _SESSION = "x-stainless-retry-count", "idempotency-key", "x-session-id"
 _TOO_LARGE, _BROKEN = 413, 500
 _PLAIN_ERRORS = {404: "there is no such route", 405: "the route takes another method"}
 
@@ -54,6 +56,7 @@ class GatewayApp:
             for path, handler, method in (
                 ("/chat/completions", self._chat, "POST"),
                 ("/models", self._models, "GET"),
+                ("/reward", self._agent_reward, "POST"),
             )
         ]
         drivers = [
@@ -68,7 +71,7 @@ class GatewayApp:
             )
         ]
         handlers: Any = {
-            ApiError: _answered_error,
+            ApiError: self._answered_error,
             SyncdError: _answered_failure,
             **dict.fromkeys(_PLAIN_ERRORS, _answered_plainly),
         }
@@ -77,13 +80,13 @@ class GatewayApp:
     # --- agents -----------------------------------------------------------------------------------------------
 
     async def _chat(self, request: Request) -> Response:
-        session = _session_of(request)
-        body = await _body(request)
-        asked = read_request(body)
-        idempotency = request.headers.get(_KEY, "")
-        is_retry = bool(idempotency) or request.headers.get(_RETRY, "0") not in ("", "0")
-        key = f"{asked.key}/{idempotency[:100]}" if idempotency else asked.key
-        done = await self._gateway.turn(session, asked, key, is_retry=is_retry)
+        session = self._session_of(request)
+        with self._gateway.admitted(session):  # before the body is read: anybody may send megabytes
+            asked = read_request(await _body(request))
+            idempotency = request.headers.get(_KEY, "")
+            is_retry = bool(idempotency) or request.headers.get(_RETRY, "0") not in ("", "0")
+            key = f"{asked.key}/{idempotency[:100]}" if idempotency else asked.key
+            done = await self._gateway.turn(session, asked, key, is_retry=is_retry)
         if not asked.stream:
             return JSONResponse(done.document)
         # In one piece: clients do not send a request again whose stream has begun.
@@ -91,9 +94,20 @@ class GatewayApp:
         return Response(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
     async def _models(self, request: Request) -> Response:
-        self._gateway.session(_session_of(request))
+        self._gateway.session(self._session_of(request))
         model = {"id": self._gateway.model, "object": "model", "created": 0, "owned_by": "syncd"}
         return JSONResponse({"object": "list", "data": [model]})
+
+    async def _agent_reward(self, request: Request) -> Response:
+        if not self._gateway.limits.agents_reward:
+            raise refused("the agent says no reward here: its driver does, or [explorer.reward]", "reward")
+        return JSONResponse(await self._gateway.reward(self._session_of(request), await _body(request)))
+
+    def _session_of(self, request: Request) -> str:
+        """Return the session that the path names, else the API key, else the header."""
+        named = str(request.path_params.get("session") or _bearer(request))
+        header = request.headers.get(_SESSION, "")
+        return header if header and not self._gateway.sessions.knows(named) else named
 
     # --- drivers ----------------------------------------------------------------------------------------------
 
@@ -131,6 +145,13 @@ class GatewayApp:
         counts = {"groups": len(sessions.groups), "sessions": len(sessions.by_id)}
         return JSONResponse({**told, **counts}, 200 if is_ready else UNAVAILABLE)
 
+    async def _answered_error(self, _request: Request, error: ApiError) -> Response:
+        self._gateway.refused[error.code] += 1
+        headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+        if error.closes:
+            headers["Connection"] = "close"
+        return JSONResponse(error.document, error.status, headers)
+
     def _check_driver(self, request: Request) -> None:
         if not hmac.compare_digest(_bearer(request).encode(), self._token.encode()):
             raise ApiError(UNAUTHORISED, "the bearer token is not the gateway's", code="unauthorised")
@@ -142,7 +163,10 @@ def _guarded(handler: Handler) -> Handler:
     async def answered(request: Request) -> Response:
         try:
             return await handler(request)
-        except (ApiError, SyncdError):
+        except ApiError as error:
+            error.closes = not await _is_read(request)
+            raise
+        except SyncdError:
             raise
         except ClientDisconnect:
             return Response(status_code=BAD_REQUEST)  # nobody reads it
@@ -158,11 +182,6 @@ def _bearer(request: Request) -> str:
     return value.strip() if kind.lower() == "bearer" else ""
 
 
-def _session_of(request: Request) -> str:
-    """Return the session that the path names, else the API key."""
-    return str(request.path_params.get("session") or _bearer(request))
-
-
 async def _body(request: Request) -> Any:
     """Return the body as JSON.
 
@@ -170,7 +189,7 @@ async def _body(request: Request) -> Any:
         ApiError: It is none, or too large.
     """
     whole = bytearray()
-    async for part in request.stream():
+    async for part in _parts(request):
         whole += part
         if len(whole) > MOST_BODY:
             raise ApiError(_TOO_LARGE, f"the body is longer than {MOST_BODY} bytes", code="too_large")
@@ -180,9 +199,29 @@ async def _body(request: Request) -> Any:
         raise refused("the body is not JSON", code="invalid_body") from None
 
 
-async def _answered_error(_request: Request, error: ApiError) -> Response:
-    headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
-    return JSONResponse(error.document, error.status, headers)
+async def _is_read(request: Request) -> bool:
+    """Read what is left of a body that nobody needs, and return whether that was all: some never end."""
+    size = 0
+    with contextlib.suppress(ClientDisconnect):
+        async for part in _parts(request):
+            size += len(part)
+            if size > MOST_BODY:
+                return False
+    return True
+
+
+async def _parts(request: Request) -> AsyncIterator[bytes]:
+    """Yield what was not read yet of a body.
+
+    Raises:
+        ClientDisconnect: The client has gone.
+    """
+    while not getattr(request.state, "is_read", False):
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        request.state.is_read = not message.get("more_body", False)
+        yield message.get("body", b"")
 
 
 async def _answered_failure(_request: Request, error: SyncdError) -> Response:

@@ -3,27 +3,31 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import structlog
 
-from explorer_hooks.explorer.generation import GroupResult
-from explorer_hooks.explorer.tasks import Tokens
+from explorer_hooks.explorer.generation import GroupResult, Response
+from explorer_hooks.explorer.token_versions import TokenVersions
+from explorer_hooks.explorer.tokens import Tokens
 from explorer_hooks.gateway.answers import AnswerParser, Completion, Usage
 from explorer_hooks.gateway.api_errors import TOO_MANY, conflict, gone, missing, not_now, refused
 from explorer_hooks.gateway.chat import ChatRequest, next_key
-from explorer_hooks.gateway.driver import SessionRequest, described, read_reward
+from explorer_hooks.gateway.driver import RewardRequest, SessionRequest, described
 from explorer_hooks.gateway.journal import TurnJournal
-from explorer_hooks.gateway.sessions import Session, SessionGroup, Sessions, Turn
-from explorer_hooks.gateway.splice import Splicer
+from explorer_hooks.gateway.sessions import WRITTEN, SegmentChoice, Session, SessionGroup, Sessions, Turn
+from explorer_hooks.gateway.splice import PromptTooLongError, Splicer
 from explorer_hooks.gateway.turns import TurnMaker
 from syncd.errors import SyncdError
 
 _LOG = structlog.get_logger()
 _T = TypeVar("_T")
+_TOO_LONG = "context_length_exceeded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,8 @@ class GatewayLimits:
         max_turns: Turns of a session.
         idle: Seconds without a request after which a group is dropped.
         history: exact: an answer continues the recorded tokens; template: only if the template writes them too.
+        segments: Which segments of a session are trained.
+        agents_reward: Whether agents may end their sessions with a reward; else only drivers do.
     """
 
     group_size: int
@@ -45,6 +51,8 @@ class GatewayLimits:
     max_turns: int
     idle: float
     history: Literal["exact", "template"]
+    segments: SegmentChoice = "all"
+    agents_reward: bool = False
 
 
 class Gateway:
@@ -81,11 +89,27 @@ class Gateway:
         # One thread: tokenizers are not made for several.
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         self._replaced: set[str] = set()
+        self._requests: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        """Requests since the last batch that were answered with an error, by its code."""
+
+    def beside(
+        self, sessions: Sessions, journal: TurnJournal, maker: TurnMaker, limits: GatewayLimits
+    ) -> "Gateway":
+        """Return a gateway for other sessions of the same model; any number of groups may begin."""
+        parts = self._tokens, self._splicer, self._parser
+        made = Gateway(sessions, journal, *parts, maker, limits, lambda _: True, self.model)
+        made._tokenizing = self._tokenizing
+        return made
 
     # --- the driver -------------------------------------------------------------------------------------------
 
-    async def open(self, asked: SessionRequest) -> dict[str, Any]:
+    async def open(self, asked: SessionRequest, *, has_room: bool = False) -> dict[str, Any]:
         """Return the session of an attempt, which begins unless it has begun.
+
+        Args:
+            asked: The attempt.
+            has_room: Whether the caller has found that another group may begin; what it found may have changed since.
 
         Raises:
             ApiError: The group is over, has another task, the rollout has its reward or a later attempt, or no
@@ -94,7 +118,7 @@ class Gateway:
         if asked.group in self.sessions.over:
             raise conflict(f"the group is over: {self.sessions.over[asked.group]}")
         group = self.sessions.groups.get(asked.group)
-        if group is None and not self._has_room(len(self.sessions.groups)):
+        if group is None and not (has_room or self._has_room(len(self.sessions.groups))):
             raise not_now(TOO_MANY, "the trainer needs no further group yet", "no_room")
         if group is not None and group.task != asked.task:
             raise conflict(f"the group is of task {group.task}")
@@ -117,14 +141,20 @@ class Gateway:
         Raises:
             ApiError: There is no such session, it has no turn or one under way, or this is no reward.
         """
-        reward, info = read_reward(body)
+        asked = RewardRequest.read(body)
+        if asked.turns is not None and self.limits.segments == "last":
+            text = (
+                'explorer.gateway.segments = "last" trains one segment, which has no rewards of other turns'
+            )
+            raise refused(text, "turn_rewards")
         session = self._found(name)
         if session is None:
             return {"session": name, "state": self.sessions.ended[name]}
         if session.state == "open":
             if not session.turns or any(key[0] == name for key in self._pending):
                 raise conflict("no turn was recorded" if not session.turns else "a turn is under way")
-            await self._record({"kind": "reward", "session": name, "reward": reward, "info": info})
+            told = {"reward": asked.reward, "info": asked.info, "turn_rewards": asked.of_turns(session)}
+            await self._record({"kind": "reward", "session": name, **told})
         else:
             await self._journal.barrier()
         return described(session)
@@ -183,13 +213,40 @@ class Gateway:
         """Record that groups are about to be written."""
         await self._record({"kind": "batch", "number": number, "groups": groups})
 
-    async def end_batch(self, groups: list[str]) -> dict[str, int]:
-        """Record that they are written; return the groups dropped since the last batch, by reason."""
-        await self._record({"kind": "written", "groups": groups})
-        dropped, self.sessions.dropped = dict(self.sessions.dropped), type(self.sessions.dropped)()
-        return dropped
+    async def end_batch(self, groups: list[str]) -> dict[str, dict[str, int]]:
+        """Record that they are written; return what was dropped and refused since the last batch, by reason."""
+        figures = {"dropped": dict(self.sessions.dropped), "dropped_total": self.dropped()}
+        refused, self.refused = dict(self.refused), Counter()
+        await self._record({"kind": "written", "groups": groups, "reported": True})
+        return {**figures, "refused": refused}
+
+    async def give_up_batch(self) -> None:
+        """Record that the groups that were about to be written are not."""
+        await self._record({"kind": "written", "groups": []})
+
+    def dropped(self) -> dict[str, int]:
+        """Return the groups that were dropped since the run began, by reason."""
+        return dict(Counter(why for why in self.sessions.over.values() if why != WRITTEN))
 
     # --- agents -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def admitted(self, name: str) -> Iterator[None]:
+        """Let a request of an agent in while the block lasts.
+
+        Raises:
+            ApiError: The session is over or unknown, or has as many requests at once as it may have turns.
+        """
+        self._opened(name)
+        if self._requests[name] >= self.limits.max_turns:
+            raise not_now(TOO_MANY, "the session has too many requests at once", "too_many_requests")
+        self._requests[name] += 1
+        try:
+            yield
+        finally:
+            self._requests[name] -= 1
+            if not self._requests[name]:
+                del self._requests[name]
 
     async def turn(self, name: str, request: ChatRequest, key: str, *, is_retry: bool) -> Completion:
         """Return the model's answer, which is recorded before this returns.
@@ -203,9 +260,7 @@ class Gateway:
         Raises:
             ApiError: The session is over or unknown, the request cannot be served, or the engine is away.
         """
-        session = self._found(name)
-        if session is None or session.state != "open":
-            raise gone(f"the session is {session.state if session else self.sessions.ended[name]}")
+        session = self._opened(name)
         if is_retry and key in session.by_request:
             await self._journal.barrier()
             return self._completion(session, session.by_request[key])
@@ -223,7 +278,9 @@ class Gateway:
         place = (session.id, key)
         if place in self._pending:  # a branch: the same request again, and no retry
             place = (session.id, f"{key}/{secrets.token_hex(4)}")
-        task = asyncio.create_task(self._make(session, request, key))
+        offered = {str(tool["function"]["name"]) for tool in request.tools}
+        tools = session.tool_seconds(request.keys, offered, time.monotonic())
+        task = asyncio.create_task(self._make(session, request, key, tools))
         self._pending[place] = task
         task.add_done_callback(lambda done: self._ended(place, done))
         return task
@@ -233,21 +290,30 @@ class Gateway:
         if not task.cancelled():
             task.exception()  # whoever waits gets it; if nobody does, that is no error of the program
 
-    async def _make(self, session: Session, request: ChatRequest, key: str) -> Turn:
+    async def _make(
+        self, session: Session, request: ChatRequest, key: str, tools: Mapping[str, float]
+    ) -> Turn:
         limits = self.limits
         parent, added = await self._tokenized(self._prompt, session, request)
         prompt = [*(parent.whole if parent else ()), *added]
         if not 0 < len(prompt) <= limits.max_prompt_tokens:
             text = f"the prompt has {len(prompt)} tokens; the limit is {limits.max_prompt_tokens}"
-            raise refused(text, "messages", "context_length_exceeded")
+            raise refused(text, "messages", _TOO_LONG)
         most = min(request.max_tokens or limits.max_tokens, limits.max_tokens)
-        result = await self._maker.make(prompt, most)
+        earlier = session.drawn_before(prompt, most)
+        if earlier is None:
+            result = await self._maker.make(prompt, most)
+        else:
+            session.reserved.add(earlier)
+            result = _drawn(session.earlier[earlier])
         record = await self._tokenized(self._turn_record, session, request, key, result)
         if session.state != "open" or session.id not in self.sessions.by_id:
             raise gone("the session has ended meanwhile")
-        durable = self._applied({**record, "parent": parent.number if parent else None, "prompt": added})
+        place = {"parent": parent.number if parent else None, "prompt": added, "earlier": earlier}
+        durable = self._applied({**record, **place, **({"tools": tools} if tools else {})})
         turn = session.turns[-1]
         await durable
+        turn.answered_at = time.monotonic()
         return turn
 
     def _prompt(self, session: Session, request: ChatRequest) -> tuple[Turn | None, list[int]]:
@@ -258,6 +324,8 @@ class Gateway:
         """
         try:
             return self._spliced(session, request)
+        except PromptTooLongError as error:
+            raise refused(str(error), "messages", _TOO_LONG) from error
         except ValueError as error:
             raise refused(str(error), "messages", "template_error") from error
 
@@ -299,8 +367,7 @@ class Gateway:
 
     def _completion(self, session: Session, turn: Turn) -> Completion:
         usage = Usage(turn.length - len(turn.tokens), len(turn.tokens))
-        name = f"chatcmpl-{session.id[:12]}-{turn.number}"
-        return Completion(name, self.model, int(time.time()), turn.answer, usage)
+        return Completion(session.answer_id(turn), self.model, int(time.time()), turn.answer, usage)
 
     def _note_replaced(self, request: ChatRequest) -> None:
         new = set(request.replaced) - self._replaced
@@ -320,6 +387,17 @@ class Gateway:
         self.sessions.apply(record, time.monotonic())
         return durable
 
+    def _opened(self, name: str) -> Session:
+        """Return a session that is open.
+
+        Raises:
+            ApiError: It is over, or unknown.
+        """
+        session = self._found(name)
+        if session is None or session.state != "open":
+            raise gone(f"the session is {session.state if session else self.sessions.ended[name]}")
+        return session
+
     def _found(self, name: str) -> Session | None:
         """Return a session, None if its group is over.
 
@@ -330,3 +408,9 @@ class Gateway:
         if found is None and name not in self.sessions.ended:
             raise missing("there is no such session")
         return found
+
+
+def _drawn(turn: Turn) -> GroupResult:
+    """Return what the engine answered when a turn was drawn."""
+    versions = TokenVersions(tuple(turn.spans), turn.unproven)
+    return GroupResult(0, (Response(turn.tokens, turn.logprobs, versions=versions),))

@@ -77,7 +77,12 @@ class HttpThread:
     def call(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine in its event loop, and return the result. Called from another thread."""
         assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_CALL)
+        try:
+            result = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:  # the loop is closed: nothing is served any more
+            coroutine.close()
+            raise
+        return result.result(_CALL)
 
     def stop(self) -> None:
         """End the server."""

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from explorer_hooks.explorer.function_processes import FunctionProcesses
 from explorer_hooks.explorer.rewards import Score, score_of
-from explorer_hooks.explorer.scoring import ProcessScorer
 from explorer_hooks.hooks import process
 from syncd.errors import EngineUnreachableError
 
@@ -17,8 +17,8 @@ _SHOWN = 300
 class Player(Protocol):
     """Plays rollouts; several threads call it."""
 
-    def play(self, base_url: str, api_key: str, task: Mapping[str, Any]) -> Score:
-        """Play a rollout, and return the agent's reward, or what went wrong."""
+    def play(self, url: str, sessions: Sequence[str], task: Mapping[str, Any]) -> list[Score]:
+        """Play a task once in each session of the gateway at `url`; return the rewards, or what went wrong."""
 
     def close(self) -> None:
         """End the processes."""
@@ -40,8 +40,14 @@ class CommandPlayer:
         self._argv, self._timeout = shlex.split(command), timeout
         self._has_reward, self._stop = has_reward, stop
 
-    def play(self, base_url: str, api_key: str, task: Mapping[str, Any]) -> Score:
-        """Run the command, and return its reward, or what went wrong."""
+    def play(self, url: str, sessions: Sequence[str], task: Mapping[str, Any]) -> list[Score]:
+        """Run the command in each session, and return the rewards, or what went wrong."""
+        return [self._run(_base_url(url, session), session, task) for session in sessions]
+
+    def close(self) -> None:
+        """Do nothing: `stop` ends the commands."""
+
+    def _run(self, base_url: str, api_key: str, task: Mapping[str, Any]) -> Score:
         told = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key, "SYNCD_TASK": json.dumps(task)}
         try:
             end = process.run(self._argv, told, self._timeout, self._stop)
@@ -52,9 +58,6 @@ class CommandPlayer:
         if end.code:
             return Score(None, problem=f"it ended with {end.code}: {_last_line(end.err)}"[:_SHOWN])
         return _told(_last_line(end.out)) if self._has_reward else Score(0.0)
-
-    def close(self) -> None:
-        """Do nothing: `stop` ends the commands."""
 
 
 class FunctionPlayer:
@@ -71,15 +74,21 @@ class FunctionPlayer:
     """
 
     def __init__(self, function: str, timeout: float, workers: int, directories: Sequence[str]) -> None:
-        self._processes = ProcessScorer(function, timeout, workers, directories)
+        self._processes = FunctionProcesses(function, timeout, workers, directories)
 
-    def play(self, base_url: str, api_key: str, task: Mapping[str, Any]) -> Score:
-        """Call the function, and return its reward, or what went wrong."""
-        return self._processes.call({"base_url": base_url, "api_key": api_key, "task": dict(task)})
+    def play(self, url: str, sessions: Sequence[str], task: Mapping[str, Any]) -> list[Score]:
+        """Call the function for each session, and return the rewards, or what went wrong."""
+        asked = [(_base_url(url, session), session) for session in sessions]
+        calls = ({"base_url": base, "api_key": key, "task": dict(task)} for base, key in asked)
+        return [self._processes.call(call)[0] for call in calls]
 
     def close(self) -> None:
         """End the processes."""
         self._processes.close()
+
+
+def _base_url(url: str, session: str) -> str:
+    return f"{url}/s/{session}/v1"
 
 
 def _told(line: str) -> Score:

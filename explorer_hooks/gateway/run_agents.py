@@ -1,23 +1,34 @@
 """`explorer run` with `[explorer.agent]`: agents play the tasks through a gateway in this process."""
 
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from typing import Any
 
-from explorer_hooks.explorer.config import ExplorerFile
+from explorer_hooks.explorer.config import ENVIRONMENTS, ExplorerFile
+from explorer_hooks.explorer.curriculum import DIFFICULTY, Curriculum, TaskMean
+from explorer_hooks.explorer.evaluation import Evaluation
+from explorer_hooks.explorer.evaluation_sets import HeldOut, open_sets
 from explorer_hooks.explorer.opening import open_reward
-from explorer_hooks.explorer.rewards import plain_task
-from explorer_hooks.explorer.scoring import Scorer
-from explorer_hooks.explorer.tasks import read_tasks
+from explorer_hooks.explorer.own_files import EVALUATIONS, Records, own_path
+from explorer_hooks.explorer.rewards import Score, plain_task
+from explorer_hooks.explorer.scoring import ScoredGroup, Scorer
+from explorer_hooks.gateway.agent_evaluation import AgentEvaluator
+from explorer_hooks.gateway.environment import EnvironmentPlayer
+from explorer_hooks.gateway.environment_process import EnvironmentSettings
 from explorer_hooks.gateway.http_thread import HttpThread
 from explorer_hooks.gateway.players import CommandPlayer, FunctionPlayer, Player, directories_of
 from explorer_hooks.gateway.run_record import PlayedTasks
 from explorer_hooks.gateway.schedule import AgentSchedule, Attempt, ScheduleLimits
-from explorer_hooks.gateway.serve import opened_gateway
-from explorer_hooks.gateway.service import GatewayService
+from explorer_hooks.gateway.serve import model_name, opened_gateway
+from explorer_hooks.gateway.service import GatewayParts, GatewayService
 from explorer_hooks.stopping import Stop
-from syncd.errors import SyncdError
+from explorer_hooks.tasks.order import Tasks
+from explorer_hooks.tasks.sources import open_tasks
+from syncd.errors import ConfigError, SyncdError
+from syncd.observe import log
 
 _LISTEN = "127.0.0.1:0"
 _PAUSE = 0.1
@@ -34,35 +45,79 @@ def run_agents(file: ExplorerFile, health: str | None = None) -> str:
     Raises:
         SyncdError: Something cannot be used, or failed for good; its exit code says what.
     """
-    section = file.explorer
-    tasks = read_tasks(section.tasks, section.prompt_key, section.answer_key)
-    seed = f"{file.job.seed}/{section.name}" if section.shuffle else None
+    log.configure(file.explorer.log, sys.stderr)
     with (
         Stop().on_signals() as stop,
         closing(_open_player(file, stop)) as player,
         closing(open_reward(file)) as scorer,
-        opened_gateway(file, stop, health, _LISTEN, PlayedTasks(tasks.digest, seed or "")) as parts,
+        open_sets(file, scorer, lambda _, one: bool(one.every)) as sets,
     ):
-        limits = ScheduleLimits(section.epochs, section.agent.retries, section.reward.max_failures)
-        schedule = AgentSchedule(parts.gateway, tasks, seed, limits, parts.room.has)
+        judge = scorer if file.explorer.agent.reward == "function" else None
+        if judge is not None and any(one.needs_groups for one in (judge, *(held.scorer for held in sets))):
+            hint = "leave the argument `responses` out, and take `response`"
+            raise ConfigError(
+                "agents' rollouts are scored one by one, and a function wants groups", hint=hint
+            )
+        tasks = (
+            player.tasks
+            if isinstance(player, EnvironmentPlayer)
+            else open_tasks(file.task_sets, file.directory)
+        )
+        return _played(file, tasks, player, judge, sets, stop, health)
+
+
+def _played(
+    file: ExplorerFile,
+    tasks: Tasks,
+    player: Player,
+    judge: Scorer | None,
+    sets: Sequence[HeldOut],
+    stop: Stop,
+    health: str | None,
+) -> str:
+    """Have a player play tasks and evaluation sets, and return why that ended."""
+    section, agent = file.explorer, file.explorer.agent
+    seed = f"{file.job.seed}/{section.name}" if section.shuffle else None
+    with opened_gateway(file, stop, health, _LISTEN, PlayedTasks(tasks.digest, seed or "")) as parts:
+        failures, whole_groups = section.reward.max_failures, agent.episode == "group"
+        limits = ScheduleLimits(section.epochs, agent.retries, failures, whole_groups)
+        path = own_path(parts.writer.job, parts.writer.explorer, DIFFICULTY)
+        curriculum = Curriculum(section.curriculum, Records(path, parts.writer.job.disk), seed or "")
+        schedule = AgentSchedule(parts.gateway, tasks, seed, limits, parts.room.has, curriculum)
         parts.http.call(schedule.abandon_open())
-        judge = scorer if section.agent.reward == "function" else None
         threads = AgentThreads(schedule, player, judge, parts.http, stop)
-        with threads.playing(section.agent.concurrency):
-            return GatewayService(parts).run(threads)
+        with _evaluation(file, sets, parts) as evaluation, threads.playing(agent.concurrency):
+            return GatewayService(parts, evaluation).run(threads)
+
+
+@contextmanager
+def _evaluation(
+    file: ExplorerFile, sets: Sequence[HeldOut], parts: GatewayParts
+) -> Iterator[Evaluation | None]:
+    """Yield what measures versions, with players of its own: those of the training may all be busy."""
+    if not sets:
+        yield None
+        return
+    records = Records(own_path(parts.writer.job, parts.writer.explorer, EVALUATIONS), parts.writer.job.disk)
+    with closing(_open_player(file, parts.stop)) as player:
+        yield Evaluation(sets, records, AgentEvaluator(parts, player, file.explorer.agent))
 
 
 def _open_player(file: ExplorerFile, stop: Stop) -> Player:
     """Return what plays rollouts.
 
     Raises:
-        ConfigError: The function cannot be imported.
+        ConfigError: The function cannot be imported, or the environment cannot be played.
     """
-    agent = file.explorer.agent
+    agent, directories = file.explorer.agent, directories_of(file.job.source)
+    if agent.environment:
+        name = agent.environment.removeprefix(ENVIRONMENTS)
+        settings = EnvironmentSettings(name, agent.options, agent.select, agent.python, directories)
+        return EnvironmentPlayer(settings, agent.timeout, agent.processes, model_name(file), stop)
     if agent.command:
         has_reward = agent.reward == "agent"
         return CommandPlayer(agent.command, agent.timeout, has_reward=has_reward, stop=stop)
-    return FunctionPlayer(agent.function, agent.timeout, agent.concurrency, directories_of(file.job.source))
+    return FunctionPlayer(agent.function, agent.timeout, agent.concurrency, directories)
 
 
 class AgentThreads:
@@ -99,14 +154,23 @@ class AgentThreads:
         """Return whether all tasks are played."""
         return self._http.call(self._schedule.is_over())
 
+    @property
+    def skipped(self) -> int:
+        """Return how many tasks the curriculum left out."""
+        return self._schedule.skipped
+
+    def measured(self, rewards: Sequence[TaskMean]) -> None:
+        """Record the mean rewards of groups."""
+        self._schedule.curriculum.measured(rewards)
+
     def _work(self) -> None:
         try:
             while not self._is_ended() and self.failure is None:
-                attempt = self._http.call(self._schedule.next())
-                if attempt is None:
-                    time.sleep(_PAUSE)
+                attempts = self._http.call(self._schedule.next())
+                if attempts:
+                    self._play(attempts)
                 else:
-                    self._play(attempt)
+                    time.sleep(_PAUSE)
         except SyncdError as error:
             self.failure = error
         except Exception as error:  # noqa: BLE001 - the service would wait for ever
@@ -116,15 +180,24 @@ class AgentThreads:
     def _is_ended(self) -> bool:
         return self._stop() or self._ended.is_set()
 
-    def _play(self, attempt: Attempt) -> None:
-        task = plain_task(attempt.task)
-        score = self._player.play(f"{self._http.url}/s/{attempt.session}/v1", attempt.session, task)
+    def _play(self, attempts: Sequence[Attempt]) -> None:
+        task = plain_task(attempts[0].task)
+        scores = self._player.play(self._http.url, [one.session for one in attempts], task)
         if self._is_ended():
             return  # the agent may have been killed; the next start plays it anew
+        failed = next((score for score in scores if score.reward is None), None)
+        for attempt, score in zip(attempts, scores, strict=True):
+            self._end(attempt, failed or score, task)
+
+    def _end(self, attempt: Attempt, score: Score, task: dict[str, Any]) -> None:
+        """End an attempt with its reward, or abandon it."""
+        if self._http.call(self._schedule.is_rewarded(attempt)):
+            return
+        why = "agent"
         if self._judge is not None and not score.problem:
-            answer = self._http.call(self._schedule.answer(attempt))
-            score = self._judge.score([(attempt.task.text, answer, task)])[0]
+            answer, why = self._http.call(self._schedule.answer(attempt)), "reward"
+            ((score,),) = self._judge.score([ScoredGroup(attempt.task.text, task, (answer,))])
         if score.reward is None:
-            self._http.call(self._schedule.failed(attempt, score.problem))
+            self._http.call(self._schedule.failed(attempt, score.problem, why))
         else:
             self._http.call(self._schedule.rewarded(attempt, score.reward, dict(score.info)))

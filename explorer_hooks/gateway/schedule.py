@@ -5,16 +5,19 @@ where it was. Rollouts that the process before had not finished are played anew,
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
 
-from explorer_hooks.explorer.tasks import Task, Tasks, order
+from explorer_hooks.explorer.curriculum import Curriculum
+from explorer_hooks.explorer.scoring import ScoredText
 from explorer_hooks.gateway.api_errors import ApiError
 from explorer_hooks.gateway.driver import SessionRequest
 from explorer_hooks.gateway.gateway import Gateway
-from explorer_hooks.gateway.sessions import SessionGroup
+from explorer_hooks.gateway.sessions import SessionGroup, Turn
+from explorer_hooks.tasks.order import Tasks
+from explorer_hooks.tasks.task import Task
 from syncd.errors import ConfigError
 
 _LOG = structlog.get_logger()
@@ -45,11 +48,13 @@ class ScheduleLimits:
         epochs: Passes over the tasks; 0 for no end.
         retries: Further attempts at a rollout whose agent failed.
         max_failures: Groups in a row that may be dropped.
+        whole_groups: Whether all rollouts of a group are played together.
     """
 
     epochs: int
     retries: int
     max_failures: int
+    whole_groups: bool = False
 
 
 class AgentSchedule:
@@ -61,6 +66,7 @@ class AgentSchedule:
         seed: The seed of their order; None for the order of the file.
         limits: How much is played.
         has_room: Returns whether another group may begin when so many are open.
+        curriculum: Says which tasks are played.
     """
 
     def __init__(
@@ -70,7 +76,9 @@ class AgentSchedule:
         seed: str | None,
         limits: ScheduleLimits,
         has_room: Callable[[int], bool],
+        curriculum: Curriculum,
     ) -> None:
+        self.curriculum, self.skipped = curriculum, 0
         self._gateway, self._tasks, self._seed = gateway, tasks, seed
         self._limits, self._has_room = limits, has_room
         self._playing: set[tuple[str, int]] = set()
@@ -90,31 +98,42 @@ class AgentSchedule:
         groups = self._gateway.sessions.groups.values()
         return self._upcoming() is None and not self._playing and all(one.is_whole(size) for one in groups)
 
-    async def next(self) -> Attempt | None:
-        """Return the next attempt, with a session that has begun; None while there is none."""
-        found = self._open_rollout() or self._new_rollout()
-        if found is None:
-            return None
-        group, rollout, number = found
-        task = self._task(group)
-        self._playing.add((group, rollout))
-        told = await self._gateway.open(SessionRequest(group, task.id, rollout, number))
-        return Attempt(told["session"], group, rollout, task)
+    async def next(self) -> Sequence[Attempt]:
+        """Return the attempts that come next, to be played together, in sessions that have begun; none for now."""
+        if self._limits.whole_groups:
+            await self._drop_torn()
+        found = self._open_rollouts() or self._new_rollouts()
+        self._playing.update((group, rollout) for group, rollout, _ in found)
+        return [await self._begun(*place) for place in found]
 
     async def rewarded(self, attempt: Attempt, reward: float, info: dict[str, object]) -> None:
         """End an attempt with its reward; without a recorded turn it counts as failed."""
+        said = {"reward": reward, "info": info}
+        if "turn_rewards" in info:
+            said["turn_rewards"] = info.pop("turn_rewards")
         try:
-            await self._gateway.reward(attempt.session, {"reward": reward, "info": info})
+            await self._gateway.reward(attempt.session, said)
         except ApiError as error:
             await self.failed(attempt, error.message)
             return
+        self._end(attempt)
+
+    async def is_rewarded(self, attempt: Attempt) -> bool:
+        """Return whether the agent gave the reward by HTTP; then the attempt has ended, however the agent did."""
+        if self._gateway.session(attempt.session)["state"] != "rewarded":
+            return False
+        self._end(attempt)
+        return True
+
+    def _end(self, attempt: Attempt) -> None:
+        """Note that an attempt has its reward."""
         self._playing.discard((attempt.group, attempt.rollout))
         group = self._gateway.sessions.groups.get(attempt.group)
         if group is not None and group.is_whole(self._gateway.limits.group_size):
             self._dropped_in_row = 0
 
-    async def failed(self, attempt: Attempt, problem: str) -> None:
-        """Abandon an attempt, and after too many its group.
+    async def failed(self, attempt: Attempt, problem: str, why: str = "agent") -> None:
+        """Abandon an attempt, and after too many its group, which is counted under `why`.
 
         Raises:
             ConfigError: Too many groups in a row were dropped.
@@ -124,46 +143,73 @@ class AgentSchedule:
         _LOG.warning("attempt_failed", group=attempt.group, rollout=attempt.rollout, problem=problem)
         await self._gateway.abandon(attempt.session)
         if self._failures[place] > self._limits.retries and attempt.group in self._gateway.sessions.groups:
-            await self._gateway.drop(attempt.group, "agent")
+            await self._gateway.drop(attempt.group, why)
             self._dropped_in_row += 1
         self._playing.discard(place)
         if self._dropped_in_row >= self._limits.max_failures:
             message = f"{self._dropped_in_row} groups in a row were dropped, the last one because: {problem}"
             raise ConfigError(message, hint="try the agent on that task")
 
-    async def answer(self, attempt: Attempt) -> str:
-        """Return the text of the last answer of an attempt, empty if there is none."""
+    async def answer(self, attempt: Attempt) -> ScoredText:
+        """Return the last answer of an attempt, an empty one if there is none."""
         session = self._gateway.sessions.by_id.get(attempt.session)
-        return session.turns[-1].answer.content if session is not None and session.turns else ""
+        return last_answer(session.turns) if session is not None and session.turns else ScoredText("")
 
-    def _open_rollout(self) -> tuple[str, int, int] | None:
-        """Return a rollout of an open group that nobody plays, and the number of its next attempt."""
+    async def _begun(self, group: str, rollout: int, number: int) -> Attempt:
+        task = self._task(group)
+        # There was room when the place was taken. The trainer may need fewer groups by now: another thread tells it.
+        told = await self._gateway.open(SessionRequest(group, task.id, rollout, number), has_room=True)
+        return Attempt(told["session"], group, rollout, task)
+
+    async def _drop_torn(self) -> None:
+        """Drop groups that were played together and of which only a part has its reward."""
+        for group in list(self._gateway.sessions.groups.values()):
+            has_reward = any(one.state == "rewarded" for one in group.rollouts.values())
+            if has_reward and self._unplayed(group):
+                await self._gateway.drop(group.name, "agent")
+                self._dropped_in_row += 1
+
+    def _open_rollouts(self) -> list[tuple[str, int, int]]:
+        """Return rollouts of an open group that nobody plays, and the numbers of their next attempts."""
         for group in self._gateway.sessions.groups.values():
-            for rollout in range(self._gateway.limits.group_size):
-                number = _next_attempt(group, rollout)
-                if number is not None and (group.name, rollout) not in self._playing:
-                    return group.name, rollout, number
-        return None
+            if found := self._unplayed(group):
+                return found if self._limits.whole_groups else found[:1]
+        return []
 
-    def _new_rollout(self) -> tuple[str, int, int] | None:
-        upcoming = self._upcoming()
-        if upcoming is None or not self._has_room(len(self._gateway.sessions.groups)):
-            return None
-        self._last = upcoming
-        return f"{upcoming[0]}.{upcoming[1]}", 0, 0
+    def _unplayed(self, group: SessionGroup) -> list[tuple[str, int, int]]:
+        """Return the rollouts of a group that nobody plays; none while another one of an episode is played."""
+        rollouts = range(self._gateway.limits.group_size)
+        if self._limits.whole_groups and any((group.name, one) in self._playing for one in rollouts):
+            return []
+        numbers = [(one, _next_attempt(group, one)) for one in rollouts]
+        return [
+            (group.name, one, number)
+            for one, number in numbers
+            if number is not None and (group.name, one) not in self._playing
+        ]
+
+    def _new_rollouts(self) -> list[tuple[str, int, int]]:
+        if not self._has_room(len(self._gateway.sessions.groups)):
+            return []
+        count = self._gateway.limits.group_size if self._limits.whole_groups else 1
+        while (upcoming := self._upcoming()) is not None:
+            self._last = upcoming
+            group = f"{upcoming[0]}.{upcoming[1]}"
+            if self.curriculum.takes(*upcoming, self._task(group).id):
+                return [(group, rollout, 0) for rollout in range(count)]
+            self.skipped += 1
+        return []
 
     def _upcoming(self) -> tuple[int, int] | None:
         """Return epoch and position of the next task, None behind the last epoch."""
         epoch, position = self._last
-        if position + 1 >= len(self._tasks.all):
+        if position + 1 >= self._tasks.epoch_length:
             epoch, position = epoch + 1, -1
         return None if 0 < self._limits.epochs <= epoch else (epoch, position + 1)
 
     def _task(self, group: str) -> Task:
         epoch, position = _place(group)
-        count = len(self._tasks.all)
-        places = order(count, self._seed, epoch) if self._seed is not None else range(count)
-        return self._tasks.all[places[position]]
+        return self._tasks[self._tasks.order(self._seed, epoch)[position]]
 
 
 def _next_attempt(group: SessionGroup, rollout: int) -> int | None:
@@ -177,3 +223,9 @@ def _next_attempt(group: SessionGroup, rollout: int) -> int | None:
 def _place(group: str) -> tuple[int, int]:
     epoch, _, position = group.partition(".")
     return int(epoch), int(position)
+
+
+def last_answer(turns: Sequence[Turn]) -> ScoredText:
+    """Return the answer of the last of some turns, as reward functions get it."""
+    last = turns[-1]
+    return ScoredText(last.answer.content, len(last.tokens), last.answer.finish == "length")

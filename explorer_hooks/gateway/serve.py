@@ -12,7 +12,7 @@ from explorer_hooks.explorer.config import ExplorerFile
 from explorer_hooks.explorer.engine_gate import EngineVersions
 from explorer_hooks.explorer.opening import FollowedEngine, followed_engine
 from explorer_hooks.explorer.pacing import ahead_of
-from explorer_hooks.explorer.tasks import Tokens, TransformersTokens, hide_progress_bars, open_tokens
+from explorer_hooks.explorer.tokens import Tokens, TransformersTokens, hide_progress_bars, open_tokens
 from explorer_hooks.gateway.answers import AnswerParser
 from explorer_hooks.gateway.app import GatewayApp
 from explorer_hooks.gateway.gateway import Gateway, GatewayLimits
@@ -77,8 +77,8 @@ def opened_gateway(
         run = GatewayRun(writer, journal, tasks or PlayedTasks())
         sessions = run.resumed()
         versions, room = _versions(followed, writer), Room()
-        maker = opened.enter_context(closing(_open_maker(followed, tokens, versions, stop)))
-        limits, model = _limits(file), _model_name(file)
+        maker = opened.enter_context(closing(open_maker(followed, tokens, versions, stop, file.temperature)))
+        limits, model = _limits(file), model_name(file)
         gateway = Gateway(sessions, journal, tokens, splicer, parser, maker, limits, room.has, model)
         journal.start(sessions.needs, sessions.rest)
         app = GatewayApp(gateway, own_token(directory), partial(followed.follower.health, watched=False))
@@ -86,7 +86,7 @@ def opened_gateway(
         token_file = os.path.join(directory, TOKEN)
         _LOG.info("gateway_serving", url=http.url, token_file=token_file, **run.told(sessions))
         followed.follower.sync.describe({"gateway": {"url": http.url}})
-        yield GatewayParts(followed, versions, room, writer, run, gateway, http, stop)
+        yield GatewayParts(followed, tokens, versions, room, writer, run, gateway, http, stop)
 
 
 def _versions(followed: FollowedEngine, writer: ExperienceWriter) -> EngineVersions:
@@ -95,8 +95,17 @@ def _versions(followed: FollowedEngine, writer: ExperienceWriter) -> EngineVersi
     return EngineVersions(followed.source, lambda: writer.upcoming - 1, batches_per_step, ahead_of(file))
 
 
-def _open_maker(followed: FollowedEngine, tokens: Tokens, versions: EngineVersions, stop: Stop) -> TurnMaker:
+def open_maker(
+    followed: FollowedEngine, tokens: Tokens, versions: EngineVersions, stop: Stop, temperature: float
+) -> TurnMaker:
     """Return what has the engine generate turns.
+
+    Args:
+        followed: The engine.
+        tokens: The model's tokenizer.
+        versions: Which version the engine runs.
+        stop: Once it returns true, pending turns are given up.
+        temperature: At which tokens are drawn.
 
     Raises:
         ConfigError: The server names no model, or not the version of each token.
@@ -110,7 +119,7 @@ def _open_maker(followed: FollowedEngine, tokens: Tokens, versions: EngineVersio
         threads=1 if is_local else section.engine.concurrency,
         rows=section.engine.rows if is_local else 1,
         hold=section.gateway.hold,
-        temperature=followed.file.temperature,
+        temperature=temperature,
     )
 
 
@@ -128,11 +137,13 @@ def _open_parts(file: ExplorerFile, tokens: Tokens) -> tuple[Splicer, AnswerPars
     if not ends:
         hint = "generation_config.json names eos_token_id"
         raise ConfigError("the model has no token that ends an answer", path=path, hint=hint)
-    return Splicer(tokens, ends), AnswerParser(file.explorer.gateway.tool_format, template)
+    longest = max(map(len, tokens.tokenizer.get_vocab()))
+    most = longest * file.explorer.sampling.max_prompt_tokens
+    return Splicer(tokens, ends, most), AnswerParser(file.explorer.gateway.tool_format, template)
 
 
 def _limits(file: ExplorerFile) -> GatewayLimits:
-    section = file.explorer
+    section, agent = file.explorer, file.explorer.agent
     return GatewayLimits(
         file.data.group_size,
         section.sampling.max_tokens,
@@ -140,10 +151,13 @@ def _limits(file: ExplorerFile) -> GatewayLimits:
         section.gateway.max_turns,
         section.gateway.idle,
         section.gateway.history,
+        section.gateway.segments,
+        agents_reward=agent.is_given and agent.reward == "agent",
     )
 
 
-def _model_name(file: ExplorerFile) -> str:
+def model_name(file: ExplorerFile) -> str:
+    """Return what answers call the model."""
     return file.explorer.engine.model or os.path.basename(file.model.path.rstrip("/"))
 
 

@@ -6,6 +6,7 @@ only what it writes behind the end of the recorded answer.
 """
 
 import json
+import math
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,10 @@ _MARK = f"mark{secrets.token_hex(8)}"
 """Stands for what an answer says, to find where a template writes it; no chat has this text."""
 
 _CONFIGURATIONS = ("generation_config.json", "config.json")
+
+
+class PromptTooLongError(ValueError):
+    """A text has more characters than as many tokens as are allowed can have."""
 
 
 class ChatTemplate(Protocol):
@@ -42,14 +47,15 @@ class Splicer:
     Args:
         template: Its tokenizer and chat template.
         ends: The text of each token that ends an answer, by its id.
+        most: Characters of a text at most: a longer one would take seconds to cut, while others wait.
     """
 
-    def __init__(self, template: ChatTemplate, ends: Mapping[int, str]) -> None:
-        self._template, self.ends = template, ends
+    def __init__(self, template: ChatTemplate, ends: Mapping[int, str], most: float = math.inf) -> None:
+        self._template, self.ends, self._most = template, ends, most
 
     def prompt(self, request: ChatRequest) -> list[int]:
         """Return the tokens of a whole history as the template writes it."""
-        return self._template.ids_of(self._text(request, request.messages, answers=True))
+        return self._ids_of(self._text(request, request.messages, answers=True))
 
     def continuation(self, request: ChatRequest, at: int, last: int) -> list[int] | None:
         """Return the tokens that the template writes after an answer, None if that cannot be told.
@@ -78,10 +84,15 @@ class Splicer:
         if behind != tail[:place] and behind[:end] != tail[:end]:
             return None
         # Cut behind a special token, text has the same tokens as in its place.
-        found = self._template.ids_of(tail[place:])
+        found = self._ids_of(tail[place:])
         if not found or found[0] != token:
             return None
         return found[1:] if last == token else found
+
+    def _ids_of(self, text: str) -> list[int]:
+        if len(text) > self._most:
+            raise PromptTooLongError(f"the prompt has {len(text)} characters; the limit is {self._most}")
+        return self._template.ids_of(text)
 
     def _text(self, request: ChatRequest, messages: Sequence[Message], *, answers: bool) -> str:
         tools, arguments = request.tools, request.template_arguments

@@ -13,6 +13,9 @@ from explorer_hooks.explorer.generation import Generator, GroupRequest, GroupRes
 from explorer_hooks.gateway.api_errors import UNAVAILABLE, ApiError, not_now, refused
 from syncd.errors import EngineUnreachableError, SyncdError
 
+AWAY = "engine_away"
+"""The code of the error that says that a turn has waited in vain for the engine."""
+
 _PAUSE = 0.2
 """Seconds until an engine that could not answer is asked again."""
 
@@ -132,7 +135,7 @@ class TurnMaker:
             self.failure, problem = error, str(error)
         now = time.monotonic()
         for turn in [turn for turn in left.values() if now > turn.until or self.failure]:
-            turn.done(not_now(UNAVAILABLE, f"the engine is away: {problem}", "engine_away"))
+            turn.done(not_now(UNAVAILABLE, f"the engine is away: {problem}", AWAY))
         return [turn for turn in left.values() if now <= turn.until and not self.failure]
 
 

@@ -12,6 +12,9 @@ from syncd.jobfile.problems import shown
 
 Schema = Mapping[str, Any]
 
+NAME = "NAME"
+"""What stands in dotted names for the name of a table that the user chooses: explorer.evaluation.sets.NAME.tasks."""
+
 _CLOSE = 0.6
 _KINDS = {
     "integer": "a whole number",
@@ -41,6 +44,7 @@ class Key:
         fixed: Whether a later start must agree with it.
         is_text: Whether it takes text and nothing else.
         is_free: Whether it is a table of keys that are checked elsewhere.
+        is_repeated: Whether it stands in a table of which there may be several: `[[table]]`.
     """
 
     name: str
@@ -51,6 +55,7 @@ class Key:
     fixed: bool
     is_text: bool
     is_free: bool
+    is_repeated: bool
 
 
 class Keys:
@@ -59,10 +64,12 @@ class Keys:
     Args:
         model: What the file is checked by.
         paths: Keys that name a file or directory.
+        schemes: What begins, before a colon, a value of these keys that names no file.
     """
 
-    def __init__(self, model: "type[BaseModel]", paths: Sequence[str]) -> None:
+    def __init__(self, model: "type[BaseModel]", paths: Sequence[str], schemes: Sequence[str] = ()) -> None:
         self.model, self.paths = model, tuple(paths)
+        self.schemes = tuple(f"{scheme}:" for scheme in schemes)
 
     @cached_property
     def all(self) -> Mapping[str, Key]:
@@ -76,18 +83,25 @@ class Keys:
 
     def expected(self, key: str) -> str:
         """Return in words what a key or a table takes."""
-        return self.all[key].expected if key in self.all else _KINDS["object"]
+        if key in self.all:
+            return self.all[key].expected
+        return "a list of tables" if self.is_repeated(key) else _KINDS["object"]
+
+    def is_repeated(self, table: str) -> bool:
+        """Return whether there may be several tables of this name."""
+        return self._resolved(self._at(table)).get("type") == "array"
 
     def owner(self, path: Sequence[str | int]) -> str:
         """Return the dotted name of the known key or table that a path leads to or into, empty if to none."""
         name = ""
         for part in path:
-            longer = f"{name}.{part}" if name else str(part)
-            if longer not in self.all and longer not in self.tables:
+            if isinstance(part, int) and name in self.tables:
+                continue  # which of several tables
+            prefix = f"{name}." if name else ""
+            longer = next((one for one in (f"{prefix}{part}", f"{prefix}{NAME}") if self._is_known(one)), "")
+            if not longer:
                 break
             name = longer
-            if name in self.all:
-                break
         return name
 
     def nearest(self, unknown: str) -> str | None:
@@ -117,29 +131,48 @@ class Keys:
         """
         return "\n".join(["## Keys\n", *_sections(self, under)])
 
+    def _is_known(self, name: str) -> bool:
+        return name in self.all or name in self.tables
+
     @cached_property
     def _schema(self) -> Schema:
         return self.model.model_json_schema()
 
     def _walk(self, table: str = "") -> Iterator[tuple[str, tuple[Key, ...]]]:
         """Yield the dotted name of a table, and of each one in it, with its own keys; the whole file has no name."""
-        place = self._resolved(self._at(table))
+        place, is_repeated = self._table(self._at(table)), bool(table) and self.is_repeated(table)
         prefix = f"{table}." if table else ""
         below = {f"{prefix}{name}": part for name, part in place["properties"].items()}
-        inner = [name for name, part in below.items() if "properties" in self._resolved(part)]
+        inner = [name for name, part in below.items() if "properties" in self._table(part)]
         required = {f"{prefix}{name}" for name in place.get("required", ())}
         yield (
             table,
-            tuple(self._key(name, below[name], name in required) for name in below if name not in inner),
+            tuple(
+                self._key(name, below[name], required=name in required, is_repeated=is_repeated)
+                for name in below
+                if name not in inner
+            ),
         )
         for name in inner:
             yield from self._walk(name)
+        for name in (name for name, part in below.items() if self._named_part(part)):
+            yield from self._walk(f"{name}.{NAME}")
 
     def _at(self, name: str) -> Schema:
         place = self._schema
         for part in name.split(".") if name else ():
-            place = self._resolved(place)["properties"][part]
+            place = self._named_part(place) if part == NAME else self._table(place)["properties"][part]
         return place
+
+    def _table(self, schema: Schema) -> Schema:
+        """Return the schema of a table, of each one if there may be several."""
+        resolved = self._resolved(schema)
+        return self._resolved(resolved.get("items", {})) if resolved.get("type") == "array" else resolved
+
+    def _named_part(self, schema: Schema) -> Schema:
+        """Return the schema of each table in a table of tables of known keys, nothing for any other schema."""
+        part = self._resolved(schema).get("additionalProperties")
+        return part if isinstance(part, dict) and "properties" in self._resolved(part) else {}
 
     def _resolved(self, schema: Schema) -> Schema:
         """Return the schema that a reference names, the schema itself if it is not a reference."""
@@ -150,7 +183,7 @@ class Keys:
         # A section's own description is used if the key has none.
         return str(schema.get("description") or self._resolved(schema).get("description", ""))
 
-    def _key(self, name: str, schema: Schema, required: bool) -> Key:  # noqa: FBT001 - a fact, not a switch
+    def _key(self, name: str, schema: Schema, *, required: bool, is_repeated: bool) -> Key:
         resolved = self._resolved(schema)
         is_free = resolved.get("type") == "object"
         return Key(
@@ -162,6 +195,7 @@ class Keys:
             schema.get("fixed", False),
             resolved.get("type") == "string",
             is_free,
+            is_repeated,
         )
 
     def _words(self, schema: Schema) -> str:
@@ -205,7 +239,8 @@ def _sections(keys: Keys, under: str) -> Iterator[str]:
         if under and table != under and not table.startswith(f"{under}."):
             continue
         own = [key for key in keys.all.values() if key.name.rpartition(".")[0] == table]
-        yield f"### [{table}]\n\n{about}\n\n{_table(own, table)}\n"
+        title = f"[[{table}]]" if keys.is_repeated(table) else f"[{table}]"
+        yield f"### {title}\n\n{about}\n\n{_table(own, table)}\n"
     for key in (key for key in keys.all.values() if "." not in key.name and not under):
         name = f"[{key.name}]" if key.is_free else f"[[{key.name}]]"
         yield f"### {name}\n\n{key.about}\n"

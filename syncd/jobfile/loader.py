@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import ValidationError
 
 from syncd.errors import ConfigError, UsageError
-from syncd.jobfile.keys import Keys
+from syncd.jobfile.keys import NAME, Keys
 from syncd.jobfile.problems import Problem, error_of, shown
 from syncd.jobfile.sections import JobFile
 
@@ -194,14 +194,16 @@ def _schema_problems(keys: Keys, error: ValidationError, layers: Sequence[Layer]
 
 
 def _schema_problem(keys: Keys, path: Sequence[str | int], kind: str, layers: Sequence[Layer]) -> Problem:
-    key, whole = keys.owner(path), ".".join(str(part) for part in path)
+    known, whole = keys.owner(path), ".".join(str(part) for part in path)
+    named = [str(part) for part in path if not isinstance(part, int)]  # which of several tables, or of a list
+    key = ".".join(named[: known.count(".") + 1]) if known else ""
     if kind == "extra_forbidden":
         near = keys.nearest(whole)
         return Problem(whole, f"unknown key {whole}", f"did you mean {near}?" if near else None)
-    if kind == "missing" and whole == key:
+    if kind == "missing" and path[-1] == key.rpartition(".")[2]:
         return Problem(key, f"{key} is missing")
-    given = next((value for layer in reversed(layers) for value in values_at(layer.table, key)), None)
-    return Problem(key, f"{key} = {shown(given)} is not {keys.expected(key)}")
+    given = next((value for layer in reversed(layers) for value in values_at(layer.table, key, path)), None)
+    return Problem(key, f"{key} = {shown(given)} is not {keys.expected(known)}")
 
 
 def _where(key: str, layers: Sequence[Layer]) -> str:
@@ -211,22 +213,44 @@ def _where(key: str, layers: Sequence[Layer]) -> str:
     )
 
 
-def values_at(table: Mapping[str, Any], key: str) -> list[Any]:
-    """Return the value of a dotted key in a list, an empty list if the table does not give it."""
+def values_at(table: Mapping[str, Any], key: str, path: Sequence[str | int] = ()) -> list[Any]:
+    """Return the value of a dotted key in a list, an empty list if the table does not give it.
+
+    Args:
+        table: The table.
+        key: The key.
+        path: Where a problem with it is; says which one of several tables is meant.
+    """
     place: Any = table
+    numbers = iter([part for part in path if isinstance(part, int)])
     for part in key.split("."):
+        if isinstance(place, list):
+            number = next(numbers, 0)
+            place = place[number] if number < len(place) else None
         if not isinstance(place, dict) or part not in place:
             return []
         place = place[part]
     return [place]
 
 
+def _paths_in(keys: Keys, table: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the keys that name a file or directory, those in tables that the user names with these names."""
+    for key in keys.paths:
+        above, _, below = key.partition(f".{NAME}.")
+        names = [
+            name for found in values_at(table, above) if below and isinstance(found, dict) for name in found
+        ]
+        yield from (f"{above}.{name}.{below}" for name in names)
+        if not below:
+            yield key
+
+
 def _with_absolute_paths(keys: Keys, layer: Layer) -> dict[str, Any]:
     """Return a layer's table with its paths made absolute; empty paths and values that are not text stay."""
     table: dict[str, Any] = dict(layer.table)
-    for key in keys.paths:
+    for key in _paths_in(keys, layer.table):
         for path in values_at(table, key):
-            if isinstance(path, str) and path:
+            if isinstance(path, str) and path and not path.startswith(keys.schemes):
                 expanded = os.path.expandvars(os.path.expanduser(path))
                 place: Any = os.path.normpath(os.path.join(layer.directory, expanded))
                 for part in reversed(key.split(".")):
@@ -237,7 +261,7 @@ def _with_absolute_paths(keys: Keys, layer: Layer) -> dict[str, Any]:
 
 def _unset_variables(keys: Keys, layer: Layer) -> list[Problem]:
     found = []
-    for key in keys.paths:
+    for key in _paths_in(keys, layer.table):
         for path in values_at(layer.table, key):
             if isinstance(path, str) and (left := _VARIABLE.search(os.path.expandvars(path))):
                 text = f"{key} = {shown(path)} names {left[0]}, which is not set"

@@ -8,7 +8,7 @@ from click.shell_completion import CompletionItem
 
 from syncd.completion import matching
 from syncd.console import UncheckedPath
-from syncd.jobfile.keys import Keys
+from syncd.jobfile.keys import NAME, Keys
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -50,7 +50,9 @@ class JobFileCommand(click.Command):
         return matching(known, incomplete)
 
     def _options(self) -> Mapping[str, str]:
-        return {f"--{name}": key.about for name, key in self._keys().all.items() if "." in name}
+        keys = self._keys().all.items()
+        given = {name: key.about for name, key in keys if "." in name and not key.is_repeated}
+        return {f"--{name}": about for name, about in given.items() if f".{NAME}." not in name}
 
 
 def config_argument(check: Callable[[str, str], str]) -> Callable[[F], F]:

@@ -154,7 +154,7 @@ class DataSection(Section):
     replay: ReplaySection = ReplaySection()
     """Old groups, drawn again."""
     sft_path: str = Field(default="", json_schema_extra=FIXED)
-    """JSONL or Parquet of examples: `tokens` and `prompt_length`, `prompt` and `response`, or `messages`."""
+    """JSONL or Parquet of examples: `tokens` and `prompt_length`, `prompt` and `response`, `messages` and `tools`."""
     sft_ratio: Share = Field(default=0.0, json_schema_extra=FIXED)
     """Share of SFT examples in each batch of experiences; algorithm sft uses only examples."""
     max_length: Positive = Field(default=4096, json_schema_extra=FIXED)

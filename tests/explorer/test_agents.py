@@ -1,15 +1,22 @@
 """Agents of users: commands and functions that play tasks, and those that hang, flood, fail or send garbage."""
 
 import contextlib
+import itertools
 import json
 import os
 import random
 import shlex
 import sys
+import textwrap
 import threading
 import time
+import urllib.error
+import urllib.request
+from types import SimpleNamespace
 
 import pytest
+import safetensors.torch
+import structlog
 from support.chat_model import write_chat_model
 from support.gateway_bed import GatewayBed, ScriptedEngine
 from support.paths import ROOT
@@ -17,14 +24,27 @@ from support.served_process import MINUTES, ServedProcess
 from support.synchronizers import Threads, World
 
 from explorer_hooks.cli.main import run as command_line
-from explorer_hooks.explorer.scoring import BuiltInScorer
-from explorer_hooks.explorer.tasks import read_tasks
+from explorer_hooks.explorer.config import AgentSection, CurriculumSection, RewardSection
+from explorer_hooks.explorer.curriculum import DIFFICULTY, Curriculum
+from explorer_hooks.explorer.evaluation_sets import HeldOut
+from explorer_hooks.explorer.load import load_file
+from explorer_hooks.explorer.own_files import EVALUATIONS, METRICS, Records, own_path
+from explorer_hooks.explorer.rewards import Score
+from explorer_hooks.explorer.scoring import BuiltInScorer, open_scorer
+from explorer_hooks.gateway import agent_evaluation
+from explorer_hooks.gateway.agent_evaluation import AgentEvaluator
 from explorer_hooks.gateway.players import CommandPlayer, FunctionPlayer
-from explorer_hooks.gateway.run_agents import AgentThreads
+from explorer_hooks.gateway.run_agents import AgentThreads, run_agents
 from explorer_hooks.gateway.schedule import AgentSchedule, ScheduleLimits
-from syncd.errors import ConfigError
+from explorer_hooks.gateway.turns import TurnMaker
+from explorer_hooks.tasks.section import TaskSetSection
+from explorer_hooks.tasks.sources import open_tasks
+from explorer_hooks.tasks.task import Task
+from syncd.cli.main import run as syncd_command
+from syncd.errors import ConfigError, EngineDeadError
 from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
+from syncd.jobfile.evaluation import EvaluationSet
 from syncd.synchronizer import Synchronizer
 
 ASK = """
@@ -54,17 +74,32 @@ def player_of(code, timeout=60.0, *, has_reward=True, stop=lambda: False):
     )
 
 
-def played(tmp_path, player, *, tasks=1, size=1, retries=0, max_failures=99, judge=None, threads=2):
-    """Play each task once; return the bed, and why playing failed."""
+def played(
+    tmp_path,
+    player,
+    *,
+    tasks=1,
+    size=1,
+    retries=0,
+    max_failures=99,
+    judge=None,
+    threads=2,
+    more=(),
+    say=lambda _: "abc",
+    **limits,
+):
+    """Play each task once, with `more` in its line; return the bed, and why playing failed."""
+    tmp_path.mkdir(exist_ok=True)
     path = tmp_path / "tasks.jsonl"
-    path.write_text(
-        "".join(json.dumps({"prompt": f"task {n}", "answer": "abc"}) + "\n" for n in range(tasks))
-    )
-    bed = GatewayBed(tmp_path / "state", ScriptedEngine(None), group_size=size)
-    bed.engine.say = lambda prompt: [*bed.ids("abc"), 0]
+    rows = [{"prompt": f"task {n}", "answer": "abc", **dict(more)} for n in range(tasks)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    bed = GatewayBed(tmp_path / "state", ScriptedEngine(None), group_size=size, **limits)
+    bed.engine.say = lambda prompt: [*bed.ids(say(prompt)), 0]
     with bed.serving() as (_, http):
         limits = ScheduleLimits(1, retries, max_failures)
-        schedule = AgentSchedule(bed.gateway, read_tasks(str(path)), "seed", limits, lambda _: True)
+        tasks = open_tasks([TaskSetSection(source=str(path))])
+        curriculum = Curriculum(CurriculumSection(), Records(str(tmp_path / "difficulty.jsonl")), "")
+        schedule = AgentSchedule(bed.gateway, tasks, "seed", limits, lambda _: True, curriculum)
         agents = AgentThreads(schedule, player, judge, http, lambda: False)
         with agents.playing(threads):
             end = time.monotonic() + MINUTES
@@ -85,6 +120,13 @@ def test_a_command_plays_a_rollout_and_its_last_line_is_the_reward(tmp_path, kin
     assert [(one.state, one.reward) for one in sessions] == [("rewarded", reward)] * 4
     assert set(bed.sessions.groups) == {"0.0", "0.1"}
     assert sessions[0].info == ({"why": "length"} if kind == "good" else {})
+
+
+def test_a_group_that_was_begun_is_played_although_the_trainer_needs_fewer_by_then(tmp_path):
+    """The schedule finds room, and before the group's first session begins the service has made it less."""
+    bed, failure = played(tmp_path, player_of(KINDS["number"]), groups=0)
+    assert failure is None
+    assert [group.rewards for group in bed.sessions.groups.values()] == [[0.5]]
 
 
 @pytest.mark.parametrize(
@@ -114,6 +156,94 @@ def test_a_reward_function_reads_the_last_answer(tmp_path):
     bed, failure = played(tmp_path, player, judge=BuiltInScorer("exact_match"))
     assert failure is None
     assert [one.reward for group in bed.sessions.groups.values() for one in group.rollouts.values()] == [1.0]
+
+
+HTTP = """
+def reward(body, key="any"):
+    headers = {"Authorization": f"Bearer {key}"}
+    data = json.dumps(body).encode()
+    try:
+        url = os.environ["OPENAI_BASE_URL"] + "/reward"
+        return urllib.request.urlopen(urllib.request.Request(url, data, headers)).status
+    except urllib.error.HTTPError as error:
+        return error.code
+"""
+
+
+def test_an_agent_gives_its_reward_by_http_and_the_first_one_counts_however_it_ends(tmp_path):
+    """It ends with an error after the call, and what it printed before is no reward."""
+    player = player_of(
+        HTTP + "early = reward({'reward': 1})\n"
+        "ask('x'); ask('y')\n"
+        "said = [early, reward({'reward': 3, 'turn_rewards': [1, 1]})]\n"
+        "said.append(reward({'reward': 2, 'turn_rewards': [1.5, 0.5]}))\n"
+        "said.append(reward({'reward': 7}))\n"
+        "open(task['id'], 'w').write(json.dumps(said))\n"
+        "print(5); raise RuntimeError('no idea')"
+    )
+    tasks = tmp_path / "said"
+    bed, failure = played(tmp_path, player, agents_reward=True, more={"id": str(tasks)})
+    assert failure is None
+    (session,) = bed.sessions.groups["0.0"].rollouts.values()
+    assert (session.reward, session.turn_rewards, session.attempt) == (2.0, [1.5, 0.5], 0)
+    assert json.loads(tasks.read_text()) == [409, 400, 200, 200]
+
+
+def test_an_agent_may_not_give_a_reward_by_http_where_others_do(tmp_path):
+    code = HTTP + "ask('x'); print(reward({'reward': 1}))"
+    bed, failure = played(tmp_path, player_of(code))
+    assert failure is None
+    (session,) = bed.sessions.groups["0.0"].rollouts.values()
+    assert session.reward == 400.0
+
+
+def test_an_agent_says_the_rewards_of_its_turns_and_wrong_ones_are_a_failed_attempt(tmp_path):
+    code = "ask('x'); ask('y'); print(json.dumps({'reward': 1, 'turn_rewards': [0.25, 0.75], 'why': 'so'}))"
+    bed, failure = played(tmp_path / "good", player_of(code))
+    assert failure is None
+    (session,) = bed.sessions.groups["0.0"].rollouts.values()
+    assert (session.turn_rewards, session.info) == ([0.25, 0.75], {"why": "so"})
+    bed, failure = played(tmp_path / "bad", player_of(code.replace("0.25, ", "")), max_failures=1)
+    assert "turn_rewards has 1 rewards, and the session 2 turns" in str(failure)
+
+
+REWARDS = """
+import math, os, time
+def reward(prompt, response, task):
+    number = int(prompt.split()[-1])
+    if number == 0:
+        raise RuntimeError("no idea")
+    if number == 1:
+        time.sleep(600)
+    if number == 2:
+        os._exit(1)
+    return ["very good", math.nan, math.inf, None, [1.0], {"reward": "high"}, 0.5][number - 3]
+"""
+
+
+def test_rewards_that_raise_hang_die_or_are_none_cost_their_groups_alone_and_are_counted(tmp_path):
+    (tmp_path / "bad_rewards.py").write_text(REWARDS)
+    section = RewardSection(function="bad_rewards:reward", timeout=3.0, workers=2)
+    judge = open_scorer(section, [str(tmp_path)])
+    player = player_of("ask('x')", has_reward=False)
+    with structlog.testing.capture_logs() as logs, contextlib.closing(judge):
+        bed, failure = played(tmp_path, player, tasks=10, judge=judge)
+    assert failure is None
+    assert bed.sessions.dropped == {"reward": 9}
+    problems = " ".join(one["problem"] for one in logs if one["event"] == "attempt_failed")
+    for said in (
+        "no idea",
+        "more than 3 s",
+        "ended its process",
+        "returned str",
+        "nan",
+        "inf",
+        "NoneType",
+        "list",
+    ):
+        assert said in problems
+    (group,) = bed.sessions.groups.values()
+    assert group.rollouts[0].reward == 0.5
 
 
 def test_a_function_plays_in_a_process_that_is_replaced_if_it_hangs(tmp_path):
@@ -146,6 +276,46 @@ def test_a_stopped_explorer_kills_its_agents(tmp_path):
     thread.join(MINUTES)
     with pytest.raises(ProcessLookupError):
         os.kill(int(note.read_text()), 0)
+
+
+def page_block(after):
+    """Return the indented text of docs/agents.md that follows a line of its first section."""
+    page = (ROOT / "docs" / "agents.md").read_text().partition("\n## An agent of your own\n")[2]
+    assert after in page
+    lines = page.partition(after)[2].partition("\n\n")[2].splitlines()
+    end = next(at for at, line in enumerate(lines) if line and not line.startswith(" "))
+    return textwrap.dedent("\n".join(lines[:end]))
+
+
+def test_the_agent_of_the_page_is_twenty_lines_and_plays_in_the_job_that_the_page_begins_with(
+    tmp_path, capsys
+):
+    place, model = tmp_path / "mine", tmp_path / "model"
+    write_chat_model(model)
+    assert syncd_command(["init", str(place), "--model", str(model), "--engine", "transformers"]) == 0
+    agent, table, job = (
+        page_block("`agent.py` beside"),
+        page_block("In `job.toml`, take"),
+        place / "job.toml",
+    )
+    assert len([line for line in agent.splitlines() if line]) <= 20
+    (place / "agent.py").write_text(agent)
+    text = job.read_text()
+    job.write_text(text + table)
+    assert command_line(["run", str(job), "--dry-run"]) == 78, "the page says to take [explorer.reward] out"
+    assert "explorer.reward.function means nothing where the agent says its reward" in capsys.readouterr().err
+    reward = next(part for part in text.split("\n\n") if part.startswith("[explorer.reward]"))
+    job.write_text(text.replace(reward, "") + table)
+    assert command_line(["run", str(job), "--dry-run"]) == 0
+    call = '<tool_call>{"name": "look_up", "arguments": {"about": 1}}</tool_call>'
+    said = iter([call, "it is abc", "I do not know"])
+    player = FunctionPlayer("agent:run", MINUTES, 1, [str(place)])
+    bed, failure = played(tmp_path / "bed", player, size=2, threads=1, say=lambda _: next(said))
+    assert failure is None
+    sessions = bed.sessions.groups["0.0"].rollouts.values()
+    assert [(len(one.turns), one.reward) for one in sessions] == [(2, 1.0), (1, 0.0)]
+    told = bed.tokenizer.decode(bed.engine.prompts[1])
+    assert 'there is nothing about {"about": 1}' in told
 
 
 KILLS = int(os.environ.get("SYNCD_KILLS", "1"))
@@ -235,6 +405,10 @@ def _await_turns(process, journal, count):
     ("more", "said"),
     [
         (["--explorer.agent.command", "true"], "has a command and a function"),
+        (
+            ["--explorer.gateway.segments", "last", "--algorithm.turn_rewards", "true"],
+            "leaves turns out, whose rewards",
+        ),
         (["--explorer.agent.function", "agent"], "is not package.module:function"),
         (["--explorer.agent.reward", "function"], "returns the reward"),
         (
@@ -242,6 +416,10 @@ def _await_turns(process, journal, count):
             "needs explorer.agent.command or",
         ),
         (["--explorer.teacher.address", "http://127.0.0.1:1"], "asks no teacher"),
+        (
+            ["--explorer.evaluation.tasks", "tasks.jsonl", "--explorer.evaluation.reward", "math"],
+            "the agent itself says what",
+        ),
         (["--explorer.agent.function", "", "--explorer.agent.command", "a 'b"], "is no command"),
     ],
 )
@@ -252,3 +430,130 @@ def test_what_does_not_go_together_with_an_agent_is_an_error_before_anything_is_
     assert said in capsys.readouterr().err
     assert command_line(["serve", str(job[0]), "--name", "e0"]) == 78
     assert "explorer serve starts no agent" in capsys.readouterr().err
+
+
+NOTING = """
+import openai, random
+
+def run(base_url, api_key, task):
+    client = openai.OpenAI(base_url=base_url, api_key=api_key)
+    history = [{"role": "user", "content": task["prompt"]}]
+    for _ in range(2):
+        answer = client.chat.completions.create(model="policy", messages=history).choices[0].message
+        history += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": "Sure?"}]
+    reward = random.choice([0.0, 0.5, 1.0])
+    with open("NOTES", "a") as notes:
+        notes.write(f"{task['id']} {reward}\\n")
+    return reward
+"""
+
+
+@pytest.mark.slow
+def test_agents_play_evaluation_sets_of_which_nothing_is_trained(job):
+    file, world = job
+    place = file.parent
+    (place / "agent.py").write_text(NOTING.replace("NOTES", f"{place}/notes"))
+    rows = [{"prompt": f"Held {n}?", "id": f"held-{n}"} for n in range(3)]
+    (place / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = file.read_text().replace("epochs = 1", 'epochs = 1\nname = "e0"')
+    file.write_text(
+        f'{text}[explorer.evaluation.sets.held]\ntasks = "held.jsonl"\nsamples = 4\n'
+        "temperature = 0.8\ncorrect = 0.5\nk = [2]\nmax_tokens = 6\n"
+    )
+    with Synchronizer.open(world.root, "trainer", timeout=MINUTES) as trainer:
+        state = safetensors.torch.load_file(place / "model" / "model.safetensors")
+        trainer.set_model_state_dict(state, 3)
+        trainer.wait_for(lambda: trainer.latest_version() is not None)
+        assert run_agents(load_file(str(file))) == "all tasks are done"
+    (line,) = Records(own_path(world.job, "e0", EVALUATIONS)).all()
+    notes = [note.split() for note in (place / "notes").read_text().splitlines()]
+    played = [[float(reward) for name, reward in notes if name == f"held-{n}"] for n in range(3)]
+    assert [len(one) for one in played] == [4, 4, 4]
+    pairs = [pair for one in played for pair in itertools.combinations(one, 2)]
+    assert (line["set"], line["generation"], line["step"], line["tasks"]) == ("held", 1, 3, 3)
+    assert line["reward"] == pytest.approx(sum(map(sum, played)) / 12)
+    assert line["best_at_2"] == pytest.approx(sum(map(max, pairs)) / len(pairs))
+    assert line["pass_at_2"] == pytest.approx(sum(max(pair) >= 0.5 for pair in pairs) / len(pairs))
+    assert 0 < line["tokens"] <= 6 * 2 * 12
+    numbers = sorted(batch_paths.numbers(world.job, batch_paths.batches(world.job, "e0")))
+    paths = [batch_paths.batch(world.job, "e0", number) for number in numbers]
+    rows = [row for path in paths for row in decode_batch(world.job.disk.read(path, 1 << 28), path)]
+    assert {row.task for row in rows} == {f"sum-{n}" for n in range(TASKS)}, "nothing that was held out"
+    assert len(rows) == 2 * TASKS
+
+
+@pytest.mark.parametrize("is_dead", [False, True], ids=["away", "dead"])
+def test_an_evaluation_ends_once_a_turn_has_waited_in_vain_for_the_engine(tmp_path, monkeypatch, is_dead):
+    """Else each rollout would wait as long, while nobody follows the job, and what failed would be a figure."""
+    bed, asked = GatewayBed(tmp_path / "state", ScriptedEngine(lambda _: [])), []
+
+    class Patient:
+        """Asks once, and then hangs as an agent may that tries again."""
+
+        def play(self, url, sessions, _):
+            asked.extend(sessions)
+            body = json.dumps({"messages": [{"role": "user", "content": "x"}]}).encode()
+            with contextlib.suppress(urllib.error.HTTPError):
+                urllib.request.urlopen(f"{url}/s/{sessions[0]}/v1/chat/completions", body).close()
+            ended.wait(MINUTES)
+            return [Score(None, problem="the engine is away")]
+
+    def maker(*_):
+        made = TurnMaker(ScriptedEngine(lambda _: []), threads=1, rows=1, hold=0.3, temperature=1.0)
+        made.failure = EngineDeadError("it is dead") if is_dead else None
+        return made
+
+    ended = threading.Event()
+    monkeypatch.setattr(agent_evaluation, "open_maker", maker)
+    followed = SimpleNamespace(follower=SimpleNamespace(health=lambda **_: (True, {})))
+    parts = SimpleNamespace(
+        gateway=bed.gateway, followed=followed, tokens=None, versions=None, stop=lambda: False
+    )
+    tasks = [Task(f"held-{n}", "x", None, {}) for n in range(9)]
+    held_out = HeldOut("held", EvaluationSet(tasks="t"), tasks, 8, BuiltInScorer("exact_match"), "key")
+    evaluator = AgentEvaluator(parts, Patient(), AgentSection(command="true", concurrency=1))
+    try:
+        if is_dead:
+            with pytest.raises(EngineDeadError):
+                evaluator.outcomes(held_out, (1, 3))
+        else:
+            assert evaluator.outcomes(held_out, (1, 3)) is None
+    finally:
+        ended.set()
+        bed.close()
+    assert len(asked) == 1
+
+
+@pytest.mark.slow
+def test_groups_of_equal_rewards_are_dropped_and_solved_tasks_left_out(job):
+    """Tasks of an even number are always solved; the others are worth something else each time."""
+    file, world = job
+    code = "ask(task['prompt']); import random; print(1 if int(task['id']) % 2 == 0 else random.random())"
+    command = shlex.join([sys.executable, "-c", ASK + code])
+    text = file.read_text().replace('function = "agent:run"', f"command = {json.dumps(command)}")
+    file.write_text(text.replace("epochs = 1", 'epochs = 5\nname = "e0"'))
+    rows = [{"prompt": "x", "id": str(number)} for number in range(4)]
+    (file.parent / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = ["--explorer.reward.equal_groups=drop", "--explorer.curriculum.enabled=true"]
+    with Synchronizer.open(world.root, "trainer", timeout=MINUTES):
+        assert run_agents(load_file(str(file), keys)) == "all tasks are done"
+    numbers = sorted(batch_paths.numbers(world.job, batch_paths.batches(world.job, "e0")))
+    paths = [batch_paths.batch(world.job, "e0", number) for number in numbers]
+    written = [row for path in paths for row in decode_batch(world.job.disk.read(path, 1 << 28), path)]
+    assert {row.task for row in written} == {"1", "3"}
+    groups = {row.group for row in written}
+    lines = Records(own_path(world.job, "e0", METRICS)).all()
+    measured = [
+        one for line in Records(own_path(world.job, "e0", DIFFICULTY)).all() for one in line["rewards"]
+    ]
+    solved = [task for task, mean in measured if task in "02"]
+    assert len(measured) == len(groups) + len(solved)
+    # Both were played in the first epoch. Of the 20 places of all epochs most of theirs were left out.
+    assert 2 <= len(solved) <= 7
+    dropped, skipped = (
+        sum(line["dropped"].get("equal", 0) for line in lines),
+        sum(line["skipped"] for line in lines),
+    )
+    assert 0 < dropped <= len(solved)
+    # What came behind the last batch is in no line.
+    assert 0 < skipped <= 20 - len(groups) - len(solved)

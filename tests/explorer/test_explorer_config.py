@@ -54,6 +54,35 @@ def test_paths_are_relative_to_the_file_and_other_keys_have_defaults(write, tmp_
     assert file.temperature == 1.0
 
 
+def test_sources_that_are_no_files_stay_as_they_are_and_sets_are_read_beside_the_file(write, tmp_path):
+    for source in ("reasoning_gym:gcd", "datasets:some/sums"):
+        (section,) = load_file(write(), ["--explorer.tasks", source]).task_sets
+        assert (section.source, section.prompt_key) == (source, "prompt")
+    (section,) = load_file(write(LEAST + "prompt_key = 'question'")).task_sets
+    assert (section.source, section.prompt_key) == (str(tmp_path / "tasks.jsonl"), "question")
+    tables = "[[explorer.task_sets]]\nsource = 'a.jsonl'\n[[explorer.task_sets]]\nsource = 'b.jsonl'\n"
+    file = load_file(write(LEAST.replace('tasks = "tasks.jsonl"', "") + tables))
+    assert ([one.source for one in file.task_sets], file.directory) == (["a.jsonl", "b.jsonl"], str(tmp_path))
+
+
+def test_a_held_out_set_is_measured_and_not_taken(write):
+    held_out = (
+        "[[explorer.task_sets]]\nname = 'h'\nsource = 'a.jsonl'\nsplit = 'test'\nheld_out = true\nlimit = 7\n"
+    )
+    file = load_file(write(LEAST + held_out + "[explorer.evaluation]\ntasks = 'set:h'\nlimit = 5"))
+    assert [one.shown_name for one in file.task_sets] == ["tasks"]
+    found = file.held_out(file.explorer.evaluation.tasks, 5)
+    assert (found.source, found.split, found.limit, file.held_out("set:h", 0).limit) == (
+        "a.jsonl",
+        "test",
+        5,
+        7,
+    )
+    with pytest.raises(ConfigError, match="no held-out set of tasks is called hh") as caught:
+        file.held_out("set:hh", 0)
+    assert caught.value.hint == "did you mean h?"
+
+
 def test_the_command_line_overrides_the_file(write, tmp_path):
     more = [
         "--explorer.engine.kind=vllm",
@@ -100,8 +129,30 @@ def test_the_command_line_overrides_the_file(write, tmp_path):
             ["the server needs a command with {port}"],
         ),
         ("[explorer.engine]\naddress = 'http://h:1'", ['means nothing to kind = "transformers"']),
-        ("[explorer.reward]\nfunction = 'maths'", ["neither exact_match, math nor package.module:function"]),
+        ("[explorer.reward]\nfunction = 'maths'", ["neither auto, exact_match, math,", "did you mean math?"]),
+        (
+            "[explorer.reward]\nfunction = 'math'\nfunctions = { math = 1 }",
+            ["[explorer.reward] has one function and several"],
+        ),
+        ("[explorer.reward]\nfunctions = { maths = 1 }", ['"maths" is neither', "did you mean math?"]),
         ("name = '../e0'", ["is not a name for files"]),
+        (
+            "[[explorer.task_sets]]\nsource = 'a.jsonl'",
+            ["explorer.tasks names one set of tasks, and [[explorer.task_sets]] others"],
+        ),
+        (
+            "[[explorer.task_sets]]\nsource = 'a.jsonl'\nheld_out = true\nweight = 2",
+            ['the held-out set of tasks "a" is not measured', "has a weight, and is never taken"],
+        ),
+        (
+            "[[explorer.task_sets]]\nsorce = 'a'\n[[explorer.task_sets]]\nsource = 'b'\nweight = 'x'",
+            [
+                "unknown key explorer.task_sets.0.sorce",
+                "did you mean explorer.task_sets.source?",
+                "explorer.task_sets.source is missing",
+                'explorer.task_sets.weight = "x" is not a number above 0',
+            ],
+        ),
         ("[algorithm]\ntemperature = 0.0", ["algorithm.temperature = 0.0 is not above 0"]),
         (
             "[explorer.engine]\nkind='vllm'\naddress='http://h:1'\n[algorithm]\ntemperature = 0.7",

@@ -21,7 +21,7 @@ from explorer_hooks.explorer.generation import (
 from explorer_hooks.explorer.local import LocalGenerator, draw, sequence_limits
 from explorer_hooks.explorer.served import ServerGenerator, served_model
 from explorer_hooks.explorer.server_apis import ApiChoice
-from explorer_hooks.explorer.tasks import PlainTokens, _plain, open_tokens
+from explorer_hooks.explorer.tokens import PlainTokens, _plain, open_tokens
 from explorer_hooks.hook import Running
 from explorer_hooks.hooks.transformers import TransformersHook
 from explorer_hooks.http_client import HttpClient

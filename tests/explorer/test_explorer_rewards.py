@@ -1,18 +1,28 @@
 """Rewards: final answers and when two are the same; functions of one's own that hang, die and lie."""
 
+import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 
 import pytest
+from support.synchronizers import eventually
 
+from explorer_hooks.explorer import scoring
+from explorer_hooks.explorer.config import RewardSection
 from explorer_hooks.explorer.rewards import (
     BUILT_IN,
     MAX_ANSWER,
     MAX_RESPONSE,
     final_answer,
+    plain_task,
     same_answer,
     score_of,
 )
-from explorer_hooks.explorer.scoring import open_scorer
+from explorer_hooks.explorer.scoring import BuiltInScorer, ScoredGroup, ScoredText, open_scorer
+from explorer_hooks.tasks.section import TaskSetSection
+from explorer_hooks.tasks.sources import open_tasks
 from syncd.errors import ConfigError
 
 
@@ -171,36 +181,180 @@ def score(prompt, response, task):
         raise ValueError("of no worth")
     if response == "nan":
         return float("nan")
+    if response == "text":
+        return "much"
     return {"reward": float(response), "task": task["id"], "prompt": prompt}
+
+def short(tokens, truncated):
+    return 0.0 if truncated else 1.0 / tokens
+
+def best(responses, tokens, task):
+    if "list" in responses:
+        return [1.0]
+    if "text" in responses:
+        return "much"
+    longest = max(map(len, responses))
+    return [{"reward": float(len(one) == longest), "of": len(responses)} for one in responses]
+
+def flaky(response):
+    with open(response, "a") as file:
+        file.write("x")
+    if os.path.getsize(response) < 3:
+        raise ConnectionError("the judge is busy")
+    return 1.0
+
+def positional(given, answer, task):
+    return 1.0
 """
 
 
 @pytest.fixture
-def places(tmp_path):
+def scorer(tmp_path):
+    """Return a function that opens a scorer with functions of its own; all are closed in the end."""
     (tmp_path / "own_reward.py").write_text(FUNCTIONS)
-    return [str(tmp_path)]
+    opened = []
+
+    def one(**keys):
+        opened.append(open_scorer(RewardSection(**keys), [str(tmp_path)]))
+        return opened[-1]
+
+    yield one
+    for each in opened:
+        each.close()
+
+
+def group(*texts, **task):
+    """Return a group of responses of so many tokens as characters; those that end in `...` are cut off."""
+    responses = tuple(ScoredText(text, len(text), text.endswith("...")) for text in texts)
+    return ScoredGroup("p", {"id": "t", "answer": "4", **task}, responses)
 
 
 @pytest.mark.slow
-def test_a_function_that_hangs_dies_raises_or_returns_nan_loses_one_score(places):
-    scores = open_scorer("own_reward:score", timeout=6.0, workers=2, directories=places)
-    try:
-        responses = ["1", "hang", "2", "die", "3", "raise", "4", "nan", "5"]
-        found = scores.score([("p", response, {"id": "t"}) for response in responses])
-    finally:
-        scores.close()
-    assert [score.reward for score in found] == [1.0, None, 2.0, None, 3.0, None, 4.0, None, 5.0]
+def test_a_function_that_hangs_dies_raises_or_returns_no_number_loses_one_score(scorer):
+    function = scorer(function="own_reward:score", timeout=6.0, workers=2)
+    texts = ["1", "hang", "2", "die", "3", "raise", "4", "nan", "5", "text"]
+    first, last = function.score([group(*texts[:4]), group(*texts[4:])])
+    found = [*first, *last]
+    assert [len(first), [score.reward for score in found]] == [
+        4,
+        [1.0, None, 2.0, None, 3.0, None, 4.0, None, 5.0, None],
+    ]
     assert found[0].info == {"task": "t", "prompt": "p"}
-    problems = [score.problem for score in found if score.reward is None]
-    assert problems == [
+    assert [score.problem for score in found if score.reward is None] == [
         "it took more than 6 s",
         "it ended its process",
         "ValueError: of no worth",
         "it returned nan",
+        "it returned str instead of a number",
     ]
 
 
-@pytest.mark.parametrize("function", ["own_reward:missing", "no_such_module:score"])
-def test_a_reward_function_that_cannot_be_imported_is_an_error_at_once(places, function):
-    with pytest.raises(ConfigError, match=function):
-        open_scorer(function, timeout=30.0, workers=1, directories=places)
+def test_several_functions_are_weighted_and_each_is_in_the_info(scorer):
+    """1.0 x (the answer is right) + 0.5 / tokens, or nothing if it was cut off, + 2 x (none is longer)."""
+    function = scorer(functions={"exact_match": 1.0, "own_reward:short": 0.5, "own_reward:best": 2})
+    assert function.needs_groups
+    ((right, wrong, cut),) = function.score([group("4", "12345", "5...")])
+    assert (right.reward, wrong.reward, cut.reward) == (1.0 + 0.5, 0.1 + 2.0, 0.0)
+    assert right.info == {"exact_match": 1.0, "short": 1.0, "best": 0.0, "best.of": 3}
+    assert wrong.info == {"exact_match": 0.0, "short": 0.2, "best": 1.0, "best.of": 3}
+    # A part that fails: no reward, and its name. The next group has its own.
+    spoilt, good = function.score([group("4", "list"), group("4")])
+    assert [score.problem for score in spoilt] == ["best: it returned 1 rewards for 2 responses"] * 2
+    assert good[0].reward == 3.5
+    ((text, _),) = function.score([group("text", "1")])
+    assert text.problem == "best: it returned str instead of a list for the group"
+
+
+def test_a_call_that_fails_is_tried_again_so_many_times(scorer, tmp_path):
+    paths = [str(tmp_path / name) for name in ("one", "two")]
+    ((score,),) = scorer(function="own_reward:flaky", retries=2, pause=0.01).score([group(paths[0])])
+    assert (score.reward, os.path.getsize(paths[0])) == (1.0, 3)
+    ((score,),) = scorer(function="own_reward:flaky", retries=1, pause=0.01).score([group(paths[1])])
+    assert (score.problem, os.path.getsize(paths[1])) == ("ConnectionError: the judge is busy", 2)
+
+
+def test_a_pause_before_a_retry_ends_when_the_scorer_is_closed(scorer, tmp_path):
+    function = scorer(function="own_reward:flaky", retries=9, pause=50.0)
+    path = tmp_path / "one"
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(function.score([group(str(path))])))
+    thread.start()
+    eventually(path.exists)
+    function.close()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert found[0][0].reward is None
+
+
+@pytest.mark.parametrize("name", ["missing", "positional"])
+def test_a_reward_function_that_cannot_be_used_is_an_error_at_once(scorer, name):
+    with pytest.raises(ConfigError, match=f"own_reward:{name} cannot be used"):
+        scorer(function=f"own_reward:{name}")
+    with pytest.raises(ConfigError, match="no_such_module:score"):
+        scorer(functions={"own_reward:short": 1.0, "no_such_module:score": 1.0})
+
+
+def test_auto_compares_with_the_answer_unless_the_task_was_generated(scorer):
+    function = scorer()
+    assert not function.needs_groups
+    assert [[one.reward for one in scores] for scores in function.score([group("4", "5"), group("5")])] == [
+        [1.0, 0.0],
+        [0.0],
+    ]
+
+
+def test_auto_opens_what_scores_generated_tasks_once_for_all_threads(scorer, monkeypatch):
+    opened = []
+
+    def slow(*_):
+        opened.append(BuiltInScorer("exact_match"))
+        time.sleep(0.2)
+        return opened[-1]
+
+    monkeypatch.setattr(scoring, "_open_one", slow)
+    function = scoring.AutoScorer(RewardSection(), ())
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(function.score, [[group("4", reasoning_gym={})]] * 4))
+    assert [scores[0][0].reward for scores in found] == [1.0] * 4
+    assert len(opened) == 1
+
+
+@pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="pip install 'syncd[tasks]'")
+def test_tasks_of_reasoning_gym_are_scored_as_it_does(scorer):
+    """A wrong answer may be worth something there."""
+    options = {"min_word_len": 5, "max_word_len": 5}
+    section = TaskSetSection(source="reasoning_gym:spell_backward", size=4, seed=2, options=options)
+    task = open_tasks([section])[3]
+    import reasoning_gym  # once the product has imported it, without what its parser warns of
+
+    texts = (task.answer, f"I say <answer> {task.answer} </answer>", "nothing", task.answer[:-1] + "!")
+    given = ScoredGroup(task.text, plain_task(task), tuple(map(ScoredText, texts)))
+    mixed = scorer().score([group("4"), given, group("5")])
+    data = reasoning_gym.create_dataset("spell_backward", seed=2, size=4, **options)
+    expected = [data.score_answer(text, data[3]) for text in (task.answer, task.answer, texts[2], texts[3])]
+    assert [[one.reward for one in scores] for scores in mixed] == [[1.0], expected, [0.0]]
+    assert expected[0] == 1.0
+    assert len(set(expected)) > 1
+
+
+@pytest.mark.skipif(find_spec("math_verify") is None, reason="pip install 'syncd[tasks]'")
+def test_math_verify_knows_equal_expressions_and_runs_in_a_process_of_its_own(scorer):
+    function = scorer(function="math_verify")
+    equal = [
+        r"so \\boxed{\\frac{1}{2}}",
+        "it is 0.5",
+        r"$\\sqrt{\\frac{1}{4}}$",
+        "it is 0.4",
+        "",
+        "\\boxed{" * 50,
+    ]
+    solution = "half of it\n#### 1/2"
+    both = function.score([group(*equal, answer="1/2"), group("0.5", answer=solution)])
+    assert [[one.reward for one in scores] for scores in both] == [[1.0, 1.0, 1.0, 0.0, 0.0, 0.0], [1.0]]
+
+
+def test_a_reward_of_a_library_that_is_not_installed_names_the_extra(scorer, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="the library of the reward math_verify is not installed") as caught:
+        scorer(function="math_verify")
+    assert caught.value.hint == "pip install 'syncd[tasks]'"

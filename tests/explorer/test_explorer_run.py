@@ -1,5 +1,7 @@
 """`explorer run` with a real daemon: styles, evaluation, pacing and its end, here and as processes of its own."""
 
+import contextlib
+import itertools
 import json
 import os
 import re
@@ -27,7 +29,7 @@ from explorer_hooks.cli.main import run as command_line
 from explorer_hooks.explorer import own_files as own
 from explorer_hooks.explorer.load import load_file
 from explorer_hooks.explorer.run import run
-from explorer_hooks.explorer.tasks import open_tokens
+from explorer_hooks.explorer.tokens import open_tokens
 from syncd.errors import EngineDeadError
 from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
@@ -273,11 +275,35 @@ def test_two_explorers_share_the_batches_that_the_trainer_needs(world, weights, 
 
 def test_each_published_version_is_evaluated_once(world, weights, file):
     trainer = Trainer(world, weights, steps=4)
-    explore(file, "e0", "--explorer.evaluation.every", "1")
+    drawn = {"tasks": Path(file).parent / "drawn.jsonl", "every": 2, "samples": 6, "temperature": 0.7}
+    drawn |= {"correct": 1.0, "k": [1, 3], "reward": "reply:score", "max_tokens": 2}
+    tasks = ({"prompt": f"{n}+{n}=", "answer": "", "id": f"t{n}"} for n in range(3))
+    drawn["tasks"].write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    # The text alone decides, so that the figures can be computed from the texts.
+    reply = "def score(prompt, response, task):\n    open('replies', 'a').write(f'{len(response) % 2}\\n')\n"
+    (Path(file).parent / "reply.py").write_text(f"{reply}    return float(len(response) % 2)\n")
+    sets = [f"--explorer.evaluation.sets.drawn.{key}={value}" for key, value in drawn.items()]
+    with contextlib.chdir(Path(file).parent):
+        explore(file, "e0", "--explorer.evaluation.every", "1", *sets)
     trainer.end()
     lines = records(own.own_path(world.job, "e0", own.EVALUATIONS))
+    of_set = [line for line in lines if line.get("set") == "drawn"]
+    lines = [line for line in lines if "set" not in line]
     assert [(line["generation"], line["step"]) for line in lines] == [(1, 0), (1, 2), (1, 4)]
     assert all(line["tasks"] == 5 and 0 <= line["reward"] <= 1 for line in lines)
+    assert [line["step"] for line in of_set] == [0, 4], "every second version"
+    assert [bool(line["digest"]) for line in of_set] == [False, True]
+    replies = [float(line) for line in (Path(file).parent / "replies").read_text().split()]
+    assert len(replies) == 2 * 3 * 6
+    for at, line in enumerate(of_set):
+        rewards = [replies[18 * at + 6 * task :][:6] for task in range(3)]
+        choices = [choice for one in rewards for choice in itertools.combinations(one, 3)]
+        mean = pytest.approx(sum(map(sum, rewards)) / 18)
+        assert (line["reward"], line["pass_at_1"]) == (mean, mean)
+        best = pytest.approx(sum(map(max, choices)) / len(choices))
+        assert (line["pass_at_3"], line["best_at_3"]) == (best, best)
+        assert (line["tasks"], line["failed"]) == (3, 0)
+        assert line["tokens"] <= 2 * 18
     metrics = records(own.own_path(world.job, "e0", own.METRICS))
     assert [line["batch"] for line in metrics] == list(range(1, len(metrics) + 1))
     assert all(line["rollouts"] == GROUPS * SIZE for line in metrics)
@@ -375,6 +401,49 @@ def test_groups_whose_reward_fails_are_dropped_and_replaced(world, weights, file
         sum(line["dropped"].get("reward", 0) for line in records(own.own_path(world.job, "e0", own.METRICS)))
         > 0
     )
+
+
+def test_equal_groups_are_dropped_and_counted_and_the_curriculum_leaves_out_what_is_solved(
+    world, weights, file, tmp_path
+):
+    """Tasks 0, 2, 4 are always solved, the others never equally. Restarted, it goes on and takes no place twice."""
+    (tmp_path / "parity.py").write_text(
+        "def score(responses, task):\n"
+        "    return [1.0 if int(task['id']) % 2 == 0 else at / 2 for at, _ in enumerate(responses)]\n"
+    )
+    rows = [{"prompt": f"{number}+1=", "id": str(number)} for number in range(6)]
+    (tmp_path / "six.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = [
+        f"--explorer.tasks={tmp_path}/six.jsonl",
+        "--explorer.reward.function=parity:score",
+        "--sync.style=fully_async",
+    ]
+    keys += [
+        "--explorer.reward.equal_groups=drop",
+        "--explorer.curriculum.enabled=true",
+        "--explorer.ahead=100",
+    ]
+    trainer = Trainer(world, weights, steps=2, style="fully_async")
+    for batch in ("3", "9"):
+        explore(file, "e0", *keys, "--explorer.max_batches", batch)
+    trainer.end()
+    made = [one for batch in batches(world, "e0") for one in batch]
+    assert len(made) == 9 * GROUPS * SIZE
+    assert {one.task for one in made} == {"1", "3", "5"}
+    assert len({one.group for one in made}) == 9 * GROUPS
+    lines = records(own.own_path(world.job, "e0", own.METRICS))
+    dropped, skipped = (
+        sum(line["dropped"].get("equal", 0) for line in lines),
+        sum(line["skipped"] for line in lines),
+    )
+    measured = records(own.own_path(world.job, "e0", "difficulty.jsonl"))
+    means = [tuple(one) for line in measured for one in line["rewards"]]
+    assert sum(mean == 1.0 for name, mean in means if name in "024") >= 3
+    assert {name for name, _ in means} == set("012345")
+    # 18 groups of three tasks take six epochs, in which three solved tasks come 18 times: most are left out.
+    assert dropped + skipped >= 15
+    assert skipped > dropped >= 3
+    assert all(line["equal_groups"] == 0 for line in lines)
 
 
 # --- with a server --------------------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ from explorer_hooks.explorer.generation import BEFORE_THE_FIRST, GeneratorContex
 from explorer_hooks.explorer.rewards import Score
 from explorer_hooks.explorer.served import ServerGenerator
 from explorer_hooks.explorer.server_apis import SCALE_OUT, ApiChoice
-from explorer_hooks.explorer.tasks import Task
 from explorer_hooks.explorer.token_versions import TokenVersions
 from explorer_hooks.hook import Running, Unproven
 from explorer_hooks.http_client import HttpClient
+from explorer_hooks.tasks.task import Task
 from syncd.errors import ConfigError
 from syncd.experience.model import Span
 from syncd.protocol.version import pair_of

@@ -14,7 +14,9 @@ from support.synchronizers import eventually
 
 from explorer_hooks.explorer import own_files as own
 from explorer_hooks.explorer.own_files import LedgerState, Records, TaskCursor, TaskLedger
-from explorer_hooks.explorer.tasks import epochs, order, read_tasks
+from explorer_hooks.tasks.order import epochs
+from explorer_hooks.tasks.section import TaskSetSection
+from explorer_hooks.tasks.sources import open_tasks
 from syncd.errors import ConfigError, CorruptDataError, FencedError
 from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
@@ -31,6 +33,10 @@ def lines(tmp_path, *rows):
     return str(path)
 
 
+def read(path, **keys):
+    return open_tasks([TaskSetSection(source=path, **keys)])
+
+
 def test_tasks_keep_all_fields_of_their_line(tmp_path):
     messages = [{"role": "user", "content": "3+4?"}]
     path = lines(
@@ -39,15 +45,15 @@ def test_tasks_keep_all_fields_of_their_line(tmp_path):
         "\n",
         {"messages": messages, "answer": 7},
     )
-    first, second = read_tasks(path).all
+    first, second = read(path)
     assert (first.id, first.prompt, first.answer, first.info) == ("a", "1+1=", "2", {"level": 3})
     assert (second.id, second.prompt, second.answer, second.text) == ("line-3", messages, 7, "3+4?")
-    assert len(read_tasks(path, limit=1).all) == 1
+    assert len(read(path, limit=1)) == 1
 
 
 def test_prompt_and_answer_keys_can_be_renamed(tmp_path):
     path = lines(tmp_path, {"question": "1+1=", "solution": "2"})
-    (task,) = read_tasks(path, "question", "solution").all
+    (task,) = read(path, prompt_key="question", answer_key="solution")
     assert (task.prompt, task.answer) == ("1+1=", "2")
 
 
@@ -65,25 +71,30 @@ def test_prompt_and_answer_keys_can_be_renamed(tmp_path):
 )
 def test_a_malformed_task_line_is_named(tmp_path, row, what):
     with pytest.raises(ConfigError, match=what) as caught:
-        read_tasks(lines(tmp_path, {"prompt": "fine"}, row))
+        read(lines(tmp_path, {"prompt": "fine"}, row))
     assert caught.value.path.endswith("tasks.jsonl:2")
 
 
 def test_a_missing_or_empty_task_file_is_a_config_error(tmp_path):
-    with pytest.raises(ConfigError, match="no task"):
-        read_tasks(lines(tmp_path, "\n"))
+    with pytest.raises(ConfigError, match="there is no task"):
+        read(lines(tmp_path, "\n"))
     with pytest.raises(ConfigError, match="file of tasks is missing"):
-        read_tasks(str(tmp_path / "missing"))
+        read(str(tmp_path / "missing"))
 
 
-def test_the_task_order_is_determined_by_seed_identity_and_epoch():
-    assert order(50, "0/e0", 1) == order(50, "0/e0", 1)
-    assert sorted(order(50, "0/e0", 1)) == list(range(50))
-    assert len({tuple(order(50, seed, epoch)) for seed in ("0/e0", "0/e1", "1/e0") for epoch in (0, 1)}) == 6
+def test_the_task_order_is_determined_by_seed_identity_and_epoch(tmp_path):
+    tasks = read(lines(tmp_path, *({"prompt": f"p{number}"} for number in range(50))))
+    assert sorted(tasks.order("0/e0", 1)) == list(range(50))
+    # As releases before this one ordered them: their explorers resume.
+    places = list(range(50))
+    random.Random("0/e0/1").shuffle(places)
+    assert tasks.order("0/e0", 1) == places
+    seeds = ("0/e0", "0/e1", "1/e0")
+    assert len({tuple(tasks.order(seed, epoch)) for seed in seeds for epoch in (0, 1)}) == 6
 
 
 def test_a_resumed_epoch_continues_the_same_task_order(tmp_path):
-    tasks = read_tasks(lines(tmp_path, *({"prompt": f"p{number}"} for number in range(5))))
+    tasks = read(lines(tmp_path, *({"prompt": f"p{number}"} for number in range(5))))
     straight = epochs(tasks, "s", 0, 0)
     seen = [next(straight) for _ in range(17)]
     for cut, (epoch, position, _) in enumerate(seen[:-1]):

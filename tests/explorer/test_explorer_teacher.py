@@ -8,8 +8,8 @@ from support.fake_servers import Answer, VanishError
 from support.teaching import TeachingSglang, TeachingVllm, groups, other_tokenizer, section
 
 from explorer_hooks.explorer.generation import Generator, GroupRequest, GroupResult, Response
-from explorer_hooks.explorer.tasks import PlainTokens, _plain
 from explorer_hooks.explorer.teacher import TaughtGenerator, Teacher
+from explorer_hooks.explorer.tokens import PlainTokens, _plain
 from syncd.errors import ConfigError, EngineUnreachableError
 
 LONG = 60.0

@@ -209,7 +209,7 @@ def test_status_and_its_check_show_the_state_of_a_real_engine(bed):
     engine = until(lambda: (found := shown_engine(bed))["state"] == "failed" and found, "its load has failed")
     assert (engine["ready"], engine["failures"], engine["given_up"][0]["step"]) == (True, 1, 2)
     code, out = bed.status("--check")
-    assert (code, "; engine of e0 is failed: " in out) == (1, True), out
+    assert (code, "; failed load of e0: " in out) == (1, True), out
     bed.engine.process.kill()
     until(lambda: shown_engine(bed)["state"] == "unreachable", "it does not answer")
     code, out = bed.status("--check")
@@ -366,10 +366,19 @@ def test_a_flipped_byte_is_refused_unless_only_headers_are_verified(bed, more, c
     assert ("load" in bed.engine.seen()["log"]) is (code == 0)
 
 
-def test_once_times_out_with_exit_code_4(bed):
+def test_once_times_out_with_exit_code_4_and_why(bed):
     process = bed.follow("--once", "--wait", 0.1)
     _, err = process.communicate(timeout=LONG)
     assert process.returncode == 4, err
+    assert "error: no version was loaded within 0.1 s: no version was due" in err
+
+
+def test_once_says_which_server_did_not_answer(bed):
+    process = bed.start("follow", bed.job.root, "--hook", "vllm=http://127.0.0.1:9", "--once", "--wait", 1)
+    _, err = process.communicate(timeout=LONG)
+    assert process.returncode == 4, err
+    said = "error: no version was loaded within 1 s: GET /weight_info was not answered: Connection refused"
+    assert said in err
 
 
 @pytest.mark.fault("a dead explorer counts for ever")

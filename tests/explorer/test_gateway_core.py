@@ -95,6 +95,71 @@ def test_branches_and_changed_histories_are_segments_and_shared_turns_are_learnt
     assert list(found[1].action_mask[:9]) == [False] * 9, "the first row has learnt it"
 
 
+def test_turns_have_rewards_of_their_own_in_the_row_that_learns_them(tmp_path):
+    """By hand: answers of nine tokens; the second one begins behind what the template writes between the two."""
+    bed = GatewayBed(tmp_path, numbered(), group_size=1)
+
+    async def main(bed):
+        session = await bed.session()
+        _, one = await bed.ask(session, HELLO)
+        left, _ = await bed.ask(session, [*one, then("left")])
+        await bed.ask(session, [*one, then("right")])
+        assert left["content"]
+        names = [bed.sessions.by_id[session].answer_id(turn) for turn in bed.sessions.by_id[session].turns]
+        for wrong, said in (
+            ([1.0, 2.0], "turn_rewards has 2 rewards, and the session 3 turns"),
+            ([1.0, 2.0, 3.0], "turn_rewards add up to 6 where the reward is 2"),
+            ({names[0]: 1.0, "chatcmpl-x": 1.0}, "chatcmpl-x is no answer of the session"),
+            ([1.0, "x", 1.0], "turn_rewards is no list of numbers"),
+            ([1.0, float("nan"), 1.0], "turn_rewards is no list of numbers"),
+            ("no", "turn_rewards is no list of numbers"),
+        ):
+            with pytest.raises(ApiError, match=said):
+                await bed.gateway.reward(session, {"reward": 2, "turn_rewards": wrong})
+        by_id = {names[2]: -0.5, names[0]: 2.5}
+        await bed.gateway.reward(session, {"reward": 2, "turn_rewards": by_id})
+        return rows(bed)
+
+    found = bed.run(main)
+    gap = len(bed.ids("\n<|user|>left<|end|>\n<|assistant|>"))
+    assert [row.turn_rewards for row in found] == [((9, 2.5), (18 + gap, 0.0)), ((19 + gap, -0.5),)]
+    again = GatewayBed(tmp_path, numbered(), group_size=1)
+    again.close()
+    assert [row.turn_rewards for row in rows(again)] == [row.turn_rewards for row in found], "replayed"
+
+
+def test_the_last_segment_alone_is_trained_if_so_wished_and_its_turns_are_all_learnt_there(tmp_path):
+    """By hand: a branch, then a summary: three segments; two turns are in the last one, and three are not."""
+    bed = GatewayBed(tmp_path, numbered(), group_size=1, segments="last")
+
+    async def main(bed):
+        session = await bed.session()
+        _, one = await bed.ask(session, HELLO)
+        await bed.ask(session, [*one, then("left")])
+        await bed.ask(session, [*one, then("right")])
+        _, summed = await bed.ask(session, [then("a summary")])
+        await bed.ask(session, [*summed, then("go on")])
+        with pytest.raises(ApiError, match='segments = "last" trains one segment'):
+            await bed.gateway.reward(session, {"reward": 1.0, "turn_rewards": [0, 0, 0, 0, 1.0]})
+        await bed.gateway.reward(session, {"reward": 1.0, "info": {"why": "good"}})
+        return [experiences_of(bed.sessions.groups["g"], "g", 1.0, choice) for choice in ("last", "all")]
+
+    (row,), every = bed.run(main)
+    assert (row.segment, row.segments, row.reward, row.turn_rewards) == (0, 1, 1.0, None)
+    assert row.tokens == every[-1].tokens
+    assert list(row.action_mask) == list(every[-1].action_mask), "its turns are in no other segment"
+    assert sum(row.action_mask) == 18
+    assert row.info == {
+        "turns": 2,
+        "attempt": 0,
+        "score": {"why": "good"},
+        "truncated": False,
+        "untrained_turns": 3,
+    }
+    assert len(every) == 3
+    assert all("untrained_turns" not in one.info for one in every)
+
+
 def test_the_trainer_samples_a_group_of_the_gateway_whole_with_all_segments(tmp_path):
     bed = GatewayBed(tmp_path / "state", numbered())
     (tmp_path / "job").mkdir()
@@ -458,6 +523,20 @@ def test_garbage_is_refused_and_never_an_error_of_the_gateway(body, messages):
             read_request(one)
 
 
+def test_histories_differ_by_their_tools_and_not_by_ids_and_spaces_of_calls():
+    def key(name="f", number="1", arguments='{"x": 1}', tool="f", **more):
+        call = {"id": number, "type": "function", "function": {"name": name, "arguments": arguments}}
+        answer = {"role": "assistant", "content": "so", "tool_calls": [call], **more}
+        tools = [{"type": "function", "function": {"name": tool}}]
+        result = {"role": "tool", "content": "2"}
+        return read_request({"messages": [*HELLO, answer, result], "tools": tools}).key
+
+    same = [key(), key(number="2"), key(arguments='{"x":1}'), key(reasoning="hm"), key(content=" so ")]
+    assert len(set(same)) == 1
+    others = [key(tool="g"), key(name="g"), key(arguments='{"x": 2}'), key(content="thus")]
+    assert len({*same, *others}) == 5
+
+
 def test_calls_of_tools_are_read_as_each_format_writes_them():
     def read(tool_format, text, **more):
         answer = AnswerParser(tool_format, "<think></think>").parse(
@@ -509,6 +588,9 @@ def test_an_unmodified_client_calls_a_tool_over_two_turns(tmp_path, stream):
             client.chat.completions.create(messages=history, model="policy")
         (row,) = rows(bed)
         assert row.segments == 1
+        (count, seconds) = row.info["tools"]["add"]
+        assert (count, list(row.info["tools"])) == (1, ["add"])
+        assert seconds > 0
         assert [
             token for token, own in zip(row.tokens[row.prompt_length :], row.action_mask, strict=True) if own
         ] == [

@@ -1,5 +1,6 @@
 """`explorer serve` as a process with a model of its own: eight sessions, a kill and a version in the middle."""
 
+import copy
 import os
 
 import pytest
@@ -10,6 +11,7 @@ from support.served_process import ServedProcess
 from support.synchronizers import Threads, World
 
 from explorer_hooks.cli.main import run as command_line
+from syncd.cli.main import run as syncd_command
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +49,24 @@ def test_eight_sessions_at_once_with_a_kill_and_a_version_in_the_middle_are_reco
     models, world, served
 ):
     record_sessions(models[1], world, served, 1e-4)
+
+
+def test_versions_that_are_adapters_are_recorded_exactly_too(models, world, tmp_path):
+    """As above; step 1 is an adapter, by which the answers change."""
+    peft = pytest.importorskip("peft", reason="needs peft")
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    adapted = peft.get_peft_model(copy.deepcopy(models[1][0]), config).eval()
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, 0, 0.2)
+    adapted.save_pretrained(str(tmp_path / "adapter"))
+    table = "[model.lora]\nrank = 4\nalpha = 8"
+    served = ServedProcess(write_file(tmp_path / "job.toml", models[0], table))
+    publish = ["publish", str(world.root), "1", str(tmp_path / "adapter")]
+    try:
+        record_sessions({0: models[1][0], 1: adapted}, world, served, 1e-4, lambda: syncd_command(publish))
+    finally:
+        served.end()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.chat_model import MARKS, TEMPLATE, make_tokenizer
 
-from explorer_hooks.explorer.tasks import TransformersTokens
+from explorer_hooks.explorer.tokens import TransformersTokens
 from explorer_hooks.gateway.chat import read_request
 from explorer_hooks.gateway.splice import Splicer
 
@@ -64,12 +64,20 @@ AS_TEXT = (
 )
 """Takes the arguments of calls as text."""
 
+IN_TWO_PARTS = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% for c in m.tool_calls or [] %}"
+    "<|call|>{{ c.function | tojson }}<|end|>{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""Ends what an answer says, and then each of its calls."""
+
 OWN = {
     "own": (TEMPLATE, ["<|end|>"], "tools system"),
     "thinking": (THINKING, ["<|im_end|>"], "tools system"),
     "instructed": (INSTRUCTED, ["</s>"], "tools system"),
     "ended-by-role": (ENDED_BY_ROLE, ["<|user|>", "<|tool|>"], "tools system"),
     "closed": (CLOSED, ["<|end|>"], "system"),
+    "in-two-parts": (IN_TWO_PARTS, ["<|end|>"], "tools system"),
     "as-text": (AS_TEXT, ["<|end|>"], "tools system"),
 }
 SHIPPED = {
@@ -191,6 +199,21 @@ def test_recorded_tokens_stay_whatever_the_text_would_be_cut_into(data):
     said = {"role": "assistant", "content": answer}
     whole = splicer.prompt(read_request({"messages": [hello, said, then]}))
     assert tokenizer.decode([*prompt, *single, 0, *added]) == tokenizer.decode(whole)
+
+
+def test_the_first_end_behind_an_answer_counts_and_reasoning_that_comes_back_does_not():
+    """Two messages behind one answer, of roles that both end it; and reasoning that is written behind an answer."""
+    tokenizer, splicer = _splicer(ENDED_BY_ROLE, ["<|user|>", "<|tool|>"])
+    after = [{"role": "tool", "content": "3"}, {"role": "user", "content": "and"}]
+    history = [{"role": "user", "content": "add"}, {"role": "assistant", "content": "x"}]
+    found = splicer.continuation(read_request({"messages": [*history, *after]}), 1, 5)
+    assert tokenizer.decode(found) == "<|tool|>3<|user|>and<|assistant|>"
+    reasoning = "{% if loop.last %}{{ m.reasoning_content }}{% endif %}"
+    late = "{% for m in messages %}{{ m.content }}" + reasoning + "<|end|>{% endfor %}"
+    tokenizer, splicer = _splicer(late, ["<|end|>"])
+    history[1]["reasoning_content"] = "hm"
+    found = splicer.continuation(read_request({"messages": [*history, after[1]]}), 1, 5)
+    assert tokenizer.decode(found) == "<|end|>and<|end|>"
 
 
 def test_a_template_that_changes_what_it_wrote_gives_no_continuation():

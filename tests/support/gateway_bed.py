@@ -8,8 +8,8 @@ import urllib.error
 import urllib.request
 
 from explorer_hooks.explorer.generation import Generator, GroupResult, Response
-from explorer_hooks.explorer.tasks import TransformersTokens
 from explorer_hooks.explorer.token_versions import TokenVersions
+from explorer_hooks.explorer.tokens import TransformersTokens
 from explorer_hooks.gateway.answers import AnswerParser
 from explorer_hooks.gateway.app import GatewayApp
 from explorer_hooks.gateway.chat import read_request
@@ -55,10 +55,13 @@ class GatewayBed:
         hold: Seconds that a turn waits for the engine.
         groups: Groups that have room.
         template: Shows how answers are read.
+        characters: Of a prompt at most.
         **limits: Of `GatewayLimits`.
     """
 
-    def __init__(self, directory, engine, *, hold=5.0, groups=100, template=TEMPLATE, **limits):
+    def __init__(
+        self, directory, engine, *, hold=5.0, groups=100, template=TEMPLATE, characters=1 << 20, **limits
+    ):
         self.engine, self.tokenizer = engine, make_tokenizer()
         tokens = TransformersTokens(self.tokenizer)
         ends = {at: MARKS[at] for at in (0, 1)}
@@ -82,7 +85,7 @@ class GatewayBed:
             self.sessions,
             self.journal,
             tokens,
-            Splicer(tokens, ends),
+            Splicer(tokens, ends, characters),
             AnswerParser("auto", template),
             self.maker,
             GatewayLimits(**{**all_limits, "history": "exact", **limits}),

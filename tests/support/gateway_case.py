@@ -77,7 +77,7 @@ def play(driver, group, rollout, turns, gate):
     return patiently(lambda: driver.reward(session, float(rollout)))
 
 
-def record_sessions(models, world, served, tolerance):
+def record_sessions(models, world, served, tolerance, publish=None):
     """Play eight sessions at once, twice; kill the gateway and publish a version in the middle, and compare.
 
     Args:
@@ -85,6 +85,7 @@ def record_sessions(models, world, served, tolerance):
         world: The job.
         served: The gateway's process.
         tolerance: How far log-probs may be from those of transformers in float32.
+        publish: Publishes the version of step 1; the trainer does unless given.
     """
     driver = served.await_answer()
     assert (served.directory / "token").stat().st_mode & 0o777 == 0o600
@@ -109,7 +110,10 @@ def record_sessions(models, world, served, tolerance):
                 served.kill()
                 served.start()
                 served.await_answer()
-                trainer.set_model_state_dict(models[1].state_dict(), 1)
+                if publish is None:
+                    trainer.set_model_state_dict(models[1].state_dict(), 1)
+                else:
+                    publish()
                 end = time.monotonic() + MINUTES
                 while world.explorer("e0").applied != (1, 1):
                     assert time.monotonic() < end, served.said

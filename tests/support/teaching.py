@@ -7,8 +7,8 @@ import pytest
 
 from explorer_hooks.explorer.config import TeacherSection
 from explorer_hooks.explorer.generation import GroupResult, Response
-from explorer_hooks.explorer.tasks import open_tokens
 from explorer_hooks.explorer.teacher import Teacher
+from explorer_hooks.explorer.tokens import open_tokens
 from support import small_qwen
 from support.fake_engines import FakeSglang, FakeVllm
 from support.fake_servers import Answer

@@ -5,6 +5,7 @@ from typing import Any
 
 from syncd.config import load as load_daemon
 from syncd.errors import ConfigError
+from syncd.jobfile.evaluation import PREFIX, produced_by
 from syncd.jobfile.loader import Layer, Loader, layer_of, read_toml
 from syncd.jobfile.problems import Problem, nearest
 from syncd.protocol.layout import is_identity
@@ -190,6 +191,13 @@ def _selection(config: JobConfig) -> Iterator[Problem]:
     if section.metric.startswith("validation/") and not config.data.validation_path:
         text = f'selection.metric = "{section.metric}" needs data.validation_path'
         yield Problem("selection.metric", text)
+    produced = produced_by(config.explorer)
+    if section.metric.startswith(PREFIX) and produced is not None and section.metric not in produced:
+        text = f'selection.metric = "{section.metric}" is a figure of no set of [explorer.evaluation]'
+        hint = (
+            nearest(section.metric, produced) or "explorer.evaluation.tasks, or explorer.evaluation.sets.NAME"
+        )
+        yield Problem("selection.metric", text, hint)
 
 
 def optimizer_problems(config: JobConfig) -> Iterator[Problem]:

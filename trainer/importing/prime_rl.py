@@ -200,7 +200,7 @@ _ROWS: tuple[Row, ...] = (
     by_hand("explorer.tasks and explorer.reward.function: an environment's rows as JSONL, its rubric as your"
             f" function; several turns are your own explorer ({DOCS}/explorers.md)",
             f"{_ORCHESTRATOR}.env.*", f"{_ORCHESTRATOR}.train.env.*"),
-    by_hand("explorer.evaluation.tasks: JSONL like explorer.tasks", f"{_ORCHESTRATOR}.eval.*"),
+    by_hand("explorer.evaluation.tasks: sources as of explorer.tasks", f"{_ORCHESTRATOR}.eval.*"),
     by_hand("data.max_age: the age up to which an experience counts", f"{_ORCHESTRATOR}.max_off_policy_steps"),
     by_hand(f"explorer.teacher with algorithm.teacher_coef: {DOCS}/engines.md#a-teacher",
             f"{_ORCHESTRATOR}.teacher_model.*",

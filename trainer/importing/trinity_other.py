@@ -32,10 +32,10 @@ OTHER_ROWS: tuple[Row, ...] = (
     unneeded("speed alone", "algorithm.optimizer.fused", "algorithm.optimizer.foreach"),
     unsupported("data pipelines are your own program: they write explorer.tasks, or change rewards in your function",
                 "data_processor.*", "service.*", off=(0, "")),
-    by_hand("explorer.tasks: JSONL with a prompt and an answer a line", f"{_TASKS}.taskset.path",
+    by_hand("explorer.task_sets: JSONL, Parquet, a data set", f"{_TASKS}.taskset.path",
             f"{_TASKS}.taskset.split",
             f"{_TASKS}.taskset.subset_name", f"{_TASKS}.tasksets.*"),
-    by_hand("explorer.evaluation.tasks: JSONL like explorer.tasks", f"{_TASKS}.eval_tasksets.*"),
+    by_hand("explorer.evaluation.tasks: sources as of explorer.tasks", f"{_TASKS}.eval_tasksets.*"),
     by_hand("a system prompt is a message of each task", f"{_TASKS}.taskset.format.system_prompt",
             f"{_TASKS}.taskset.format.system_prompt_key"),
     by_hand("explorer.reward.function: exact_match, math, or package.module:function with (prompt, response, task); a"

@@ -9,9 +9,11 @@ matplotlib is imported when it is needed, without pyplot: no window, no global s
 import itertools
 import math
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from syncd.errors import (
@@ -29,21 +31,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+LineStyle = str | tuple[int, tuple[int, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class PlotCurve:
     """A curve of a panel.
 
     Args:
-        names: The metric; of several names the first that a step has.
-        label: What it is called in the legend.
-        style: Of the line, as matplotlib has it.
+        names: The metric; of several names the first that a step has. A name with `*` stands for all metrics that it
+            matches, up to `MOST_MATCHES`: a curve for each, called by its name.
+        label: What it is called in the legend; begins the labels of a name with `*`.
+        style: Of the line, as matplotlib has it; those of a name with `*` differ.
         band: The metrics between which the area is filled, if any.
         of_versions: Whether it is of evaluations, by the step of the version.
     """
 
     names: tuple[str, ...]
     label: str = ""
-    style: str = "-"
+    style: LineStyle = "-"
     band: tuple[str, str] | None = None
     of_versions: bool = False
 
@@ -73,6 +79,7 @@ REWARD = PlotPanel(
     (
         PlotCurve(("reward/mean",), band=("reward/min", "reward/max")),
         PlotCurve(("eval/reward",), "evaluation", "--", of_versions=True),
+        PlotCurve(("eval/*/reward",), "evaluation ", of_versions=True),
     ),
     bands="mean, and from min to max",
 )
@@ -118,7 +125,16 @@ SHARES = PlotPanel(
     from_zero=True,
 )
 
-PANELS = (REWARD, LOSS, SPEED, KL, AGE, TIMES, SIZES, SHARES)
+PASSES = PlotPanel(
+    "Held-out tasks that are solved (pass@k)",
+    "share",
+    (PlotCurve(("eval/*pass_at_*",), of_versions=True),),
+    from_zero=True,
+)
+
+TOOLS = PlotPanel("Time of a tool", "seconds", (PlotCurve(("tools/*/seconds",)),), from_zero=True)
+
+PANELS = (REWARD, LOSS, SPEED, PASSES, KL, AGE, TIMES, TOOLS, SIZES, SHARES)
 """In the order of the figure's places."""
 
 
@@ -128,6 +144,16 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 SIZE = (16.0, 7.5)
 """Inches."""
 
+MOST_MATCHES = 6
+"""Curves of a name with `*`."""
+
+_EVERYWHERE = re.compile("^(eval|tools)/|/(reward|seconds)$")
+"""What names of a panel with `*` all have, and labels need not say."""
+
+_IN_TITLE = 2
+"""Curves up to which their labels fit into the line of the title."""
+
+_STYLES: Sequence[LineStyle] = ("-", "--", "-.", ":", (0, (1, 3)), (0, (6, 3, 1, 3, 1, 3)))
 _DOTS_BELOW = 25
 """Points below which each is marked."""
 
@@ -141,6 +167,10 @@ class _Job:
     colour: str
     history: History
     evaluations: History
+
+    def source(self, line: PlotCurve) -> History:
+        """Return where a curve is recorded."""
+        return self.evaluations if line.of_versions else self.history
 
 
 def plot(job_dirs: Sequence[str] | str, out: str) -> str:
@@ -220,18 +250,20 @@ def _new_figure() -> "Figure":
 
 
 def _axes(figure: "Figure") -> "Iterator[Axes]":
-    """Yield the axes of a 2x3 figure, of which two parts are two panels, one above the other; all share the steps."""
+    """Yield the axes of a 2x3 figure that share the steps; four parts are two panels, one above the other."""
     grid = figure.add_gridspec(2, 3)
     first = figure.add_subplot(grid[0, 0])
     yield first
-    left, right = (grid[1, column].subgridspec(2, 1) for column in (0, 2))
-    for place in (grid[0, 1], grid[0, 2], left[0], left[1], grid[1, 1], right[0], right[1]):
-        yield figure.add_subplot(place, sharex=first)
+    yield figure.add_subplot(grid[0, 1], sharex=first)
+    for part in ((0, 2), (1, 0), (1, 1), (1, 2)):
+        halves = grid[part].subgridspec(2, 1)
+        yield figure.add_subplot(halves[0], sharex=first)
+        yield figure.add_subplot(halves[1], sharex=first)
 
 
 def _draw(axes: "Axes", panel: PlotPanel, jobs: Sequence[_Job]) -> None:
     drawn = []
-    for line in panel.lines:
+    for line in _expanded(panel, jobs):
         found = [_curve(axes, line, job) for job in jobs]
         drawn += [line] if any(found) else []
     if panel.bands and len(jobs) == 1:
@@ -241,7 +273,20 @@ def _draw(axes: "Axes", panel: PlotPanel, jobs: Sequence[_Job]) -> None:
         axes.set_yticks([])
         axes.text(0.5, 0.5, "not recorded", ha="center", va="center", color="0.6", transform=axes.transAxes)
     else:
-        _key(axes, drawn, inside=bool(panel.bands))
+        _key(axes, drawn, inside=bool(panel.bands) or len(drawn) > _IN_TITLE)
+
+
+def _expanded(panel: PlotPanel, jobs: Sequence[_Job]) -> Iterator[PlotCurve]:
+    """Yield the curves of a panel, those of a name with `*` one by one."""
+    for line in panel.lines:
+        if not any("*" in name for name in line.names):
+            yield line
+            continue
+        recorded = {name for job in jobs for its in job.source(line).steps.values() for name in its}
+        found = sorted(name for name in recorded if fnmatchcase(name, line.names[0]))[:MOST_MATCHES]
+        for name, style in zip(found, _STYLES, strict=False):
+            label = line.label + _EVERYWHERE.sub("", name)
+            yield replace(line, names=(name,), label=label, style=style)
 
 
 def _dress(axes: "Axes", panel: PlotPanel) -> None:
@@ -260,18 +305,17 @@ def _dress(axes: "Axes", panel: PlotPanel) -> None:
 def _key(axes: "Axes", lines: Sequence[PlotCurve], *, inside: bool) -> None:
     """Say which line is what: in the line of the title, where no curve can be, unless bands are explained there."""
     named = [line for line in lines if line.label]
-    handles = [axes.plot([], [], line.style, color="0.3", label=line.label)[0] for line in named]
+    handles = [axes.plot([], [], linestyle=line.style, color="0.3", label=line.label)[0] for line in named]
     where: dict[str, Any] = {"loc": "lower right"}
     if not inside:
-        where |= {"bbox_to_anchor": (1, 1), "borderaxespad": 0.2}
+        where |= {"bbox_to_anchor": (1, 1), "borderaxespad": 0.2, "ncols": max(len(handles), 1)}
     if handles:
-        axes.legend(handles=handles, fontsize=8, frameon=False, ncols=len(handles), **where)
+        axes.legend(handles=handles, fontsize=8, frameon=False, **where)
 
 
 def _curve(axes: "Axes", line: PlotCurve, job: _Job) -> bool:
     """Draw a curve, and say whether there was one."""
-    source = job.evaluations if line.of_versions else job.history
-    steps, values = source.series(*line.names)
+    steps, values = job.source(line).series(*line.names)
     if not any(map(math.isfinite, values)):
         return False
     style: dict[str, Any] = {"color": job.colour, "linestyle": line.style}

@@ -43,6 +43,7 @@ method = "{method}"
 memory_dir = "{memory}"
 style = "{style}"
 dtype = "keep"
+delta = "off"
 timeout = 60
 ready_timeout = 30
 broadcast_timeout = 10

@@ -56,7 +56,7 @@ class StepMetrics:
             for name, value in one.tops.items():
                 whole.top(name, value)
         means = {name: value / (whole.weights.get(name) or 1.0) for name, value in whole.sums.items()}
-        return means | whole.tops | _sample_sizes(means)
+        return means | whole.tops | _spreads(means, whole.weights)
 
 
 MISMATCH = (
@@ -91,29 +91,34 @@ def measure_difference(
     if not len(apart):
         return
     ratio = apart.clamp(-MOST, MOST).exp()
-    means = (apart.abs(), ratio, -apart, ratio - 1 - apart, ratio**2 - 1)
+    means = (apart.abs(), ratio, -apart, ratio - 1 - apart, ratio**2)
     for name, values in zip(MISMATCH, means, strict=True):
         figures.mean(name, float(values.mean()), len(apart))
     figures.top("rollout/logprob_diff_max", float(apart.abs().max()))
 
 
 def measure_rollouts(figures: StepMetrics, log_ratios: Sequence[float]) -> None:
-    """Record the mean ratio of whole rollouts, and r ** 2 - 1 of it, from the sums of their log-ratios."""
+    """Record the mean ratio of whole rollouts, and its square, from the sums of their log-ratios."""
     if log_ratios:
         ratio = torch.tensor(log_ratios, dtype=torch.float64).clamp(-MOST, MOST).exp()
-        for name, values in zip(OF_ROLLOUTS, (ratio, ratio**2 - 1), strict=True):
+        for name, values in zip(OF_ROLLOUTS, (ratio, ratio**2), strict=True):
             figures.mean(name, float(values.mean()), len(log_ratios))
 
 
-def _sample_sizes(found: Mapping[str, float]) -> Metrics:
-    """Return the effective sample size of importance weights as a share: mean(r) ** 2 / mean(r ** 2), Kong 1992.
+def _spreads(found: Mapping[str, float], weights: Mapping[str, float]) -> Metrics:
+    """Return how much importance weights differ, of tokens and of rollouts, from the means of r and of r ** 2.
 
-    1 where all ratios are equal; the same of tokens and of rollouts.
+    chi2: mean(r ** 2) - 1, of which only the square was gathered: less 1, small squares would all be 0. ess: the
+    effective sample size as a share, mean(r) ** 2 / mean(r ** 2), Kong 1992; 1 where all ratios are equal.
     """
     pairs = {"rollout/ess_token": (MISMATCH[1], MISMATCH[4]), "rollout/ess_seq": OF_ROLLOUTS}
-    return {
-        name: found[ratio] ** 2 / (1 + found[chi2]) for name, (ratio, chi2) in pairs.items() if ratio in found
-    }
+    made: Metrics = {}
+    for name, (ratio, chi2) in pairs.items():
+        if ratio in found:
+            is_measured = weights.get(chi2, 0.0) > 0
+            made[chi2] = found[chi2] - 1 if is_measured else 0.0
+            made[name] = found[ratio] ** 2 / found[chi2] if is_measured else 0.0
+    return made
 
 
 def batch_metrics(batch: Batch) -> Metrics:
@@ -135,6 +140,7 @@ def batch_metrics(batch: Batch) -> Metrics:
         "response/tool_tokens_mean": sum(others) / len(rewards),
         **_parts(batch),
         **_truncated(batch),
+        **_tools(batch),
         **_teacher_metrics(batch),
     }
 
@@ -163,6 +169,30 @@ def _truncated(batch: Batch) -> Metrics:
     last = [row for row in batch.experiences if row.segment == row.segments - 1]
     told = [row.info["truncated"] for row in last if isinstance(row.info.get("truncated"), bool)]
     return {"response/truncated": statistics.fmean(told)} if told else {}
+
+
+def _tools(batch: Batch) -> Metrics:
+    """Return of each tool that agents called its mean seconds and its calls a rollout, by what `info.tools` says."""
+    counts: dict[str, int] = {}
+    seconds: dict[str, float] = {}
+    for row in batch.firsts:
+        told = row.info.get("tools")
+        for name, pair in told.items() if isinstance(told, Mapping) else ():
+            if _is_time(pair) and (name in counts or len(counts) < MOST_PARTS):
+                counts[name] = counts.get(name, 0) + pair[0]
+                seconds[name] = seconds.get(name, 0.0) + pair[1]
+    means = {f"tools/{name}/seconds": seconds[name] / counts[name] for name in sorted(counts)}
+    return means | {f"tools/{name}/calls": counts[name] / len(batch.firsts) for name in sorted(counts)}
+
+
+def _is_time(pair: object) -> bool:
+    """Return whether this is a number of calls, and the sum of their seconds."""
+    return (
+        isinstance(pair, list | tuple)
+        and len(pair) == 2  # noqa: PLR2004 - count and seconds
+        and all(isinstance(value, int | float) for value in pair)
+        and pair[0] > 0
+    )
 
 
 def _teacher_metrics(batch: Batch) -> Metrics:

@@ -1,0 +1,152 @@
+"""A task, and what every source of tasks provides."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from syncd.errors import ConfigError
+from syncd.experience.model import MAX_NAME
+
+_SHOWN = 40
+_MESSAGES = "messages"
+
+Prompt = str | Sequence[Mapping[str, str]]
+"""Text for the model, or messages from which the tokenizer's chat template makes text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task.
+
+    Args:
+        id: Its name: its id in the source, or its line or row.
+        prompt: What the model is asked.
+        answer: Its answer in the source, None if it has none.
+        info: All other fields of its row, as JSON has them.
+    """
+
+    id: str
+    prompt: Prompt
+    answer: Any
+    info: Mapping[str, Any]
+
+    @property
+    def text(self) -> str:
+        """Return the prompt as text: for messages, their contents."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        return "\n".join(message["content"] for message in self.prompt)
+
+
+class TaskSet(Protocol):
+    """The tasks of one source. A source reads or generates them; everything else uses this.
+
+    Two sets with the same digest have the same tasks in the same order, in every process.
+    """
+
+    @property
+    def digest(self) -> str:
+        """Return the digest of the tasks."""
+
+    def __len__(self) -> int:
+        """Return how many there are, at least one."""
+
+    def __getitem__(self, index: int, /) -> Task:
+        """Return one of them.
+
+        Raises:
+            ConfigError: It cannot be made.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTasks:
+    """Tasks that were read at the start.
+
+    Args:
+        digest: The digest of what they were read from.
+        all: The tasks.
+    """
+
+    digest: str
+    all: tuple[Task, ...]
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self.all)
+
+    def __getitem__(self, index: int, /) -> Task:
+        """Return one of them."""
+        return self.all[index]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What the fields of a row are called.
+
+    Args:
+        prompt: The prompt; `messages` is also accepted.
+        answer: The answer.
+        id: The task's name.
+    """
+
+    prompt: str = "prompt"
+    answer: str = "answer"
+    id: str = "id"
+
+    def check(self, names: Sequence[str], where: str) -> None:
+        """Check that a table has a prompt.
+
+        Raises:
+            ConfigError: It has none; the hint names its columns.
+        """
+        if self.prompt not in names and _MESSAGES not in names:
+            raise ConfigError(
+                f'there is no column "{self.prompt}" and none called "{_MESSAGES}"',
+                path=where,
+                hint=f'prompt_key = "{names[0] if names else "NAME"}", or another one of: {", ".join(names)}',
+            )
+
+
+def task_of(row: dict[str, Any], where: str, unnamed: str, columns: Columns) -> Task:
+    """Return the task of a row, which is used up.
+
+    Args:
+        row: Its fields, as JSON has them.
+        where: What errors call it.
+        unnamed: Its name if it has no id.
+        columns: What its fields are called.
+
+    Raises:
+        ConfigError: It has neither text nor messages, or its id cannot be used.
+    """
+    prompt = row.pop(columns.prompt, None) or row.pop(_MESSAGES, None)
+    name = row.pop(columns.id, None)
+    _check_prompt(prompt, where, columns.prompt)
+    named = str(name) if isinstance(name, str | int) and name != "" else unnamed
+    if len(named) > MAX_NAME or not named.isprintable():
+        raise ConfigError(f"id is not a text of 1 to {MAX_NAME} characters", path=where)
+    return Task(named, prompt, row.pop(columns.answer, None), row)
+
+
+def plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row as JSON has it: other values, such as dates, become text."""
+    made: dict[str, Any] = json.loads(json.dumps(row, default=str))
+    return made
+
+
+def _check_prompt(prompt: Any, where: str, key: str) -> None:
+    if isinstance(prompt, str) and prompt:
+        return
+    if isinstance(prompt, list) and prompt and all(map(_is_message, prompt)):
+        return
+    shown = json.dumps(prompt)[:_SHOWN]
+    hint = f'"{key}": "text", or "{_MESSAGES}": [{{"role": "user", "content": "text"}}]'
+    raise ConfigError(f"{key} = {shown} is neither text nor messages", path=where, hint=hint)
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, dict) and all(
+        isinstance(message.get(name), str) for name in ("role", "content")
+    )

@@ -1,0 +1,171 @@
+"""Later attempts at a rollout, what they take of those before, and how dropped groups are counted, over restarts."""
+
+import asyncio
+import shutil
+
+import pytest
+from support.gateway_bed import GatewayBed, ScriptedEngine
+
+from explorer_hooks.gateway.journal import NAME
+from explorer_hooks.gateway.rows import experiences_of
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def numbered():
+    """Return an engine whose n-th answer is the letter n."""
+    count = iter(range(1000))
+    engine = ScriptedEngine(None)
+    engine.say = lambda prompt: [40 + next(count), 0]
+    return engine
+
+
+async def go_on(bed, session, history, *texts):
+    """Take a turn after each text, and return the answers and the history."""
+    said = []
+    for text in texts:
+        one, history = await bed.ask(session, [*history, {"role": "user", "content": text}])
+        said.append(one["content"])
+    return said, history
+
+
+@pytest.mark.fault("rollouts that are interrupted are drawn again until a short one survives")
+def test_a_later_attempt_gets_the_answers_that_were_drawn_and_goes_on_behind_them_also_after_a_kill(tmp_path):
+    """Three attempts, the last one in another process: each prompt of the rollout has one answer."""
+    bed = GatewayBed(tmp_path / "first", numbered(), group_size=1)
+
+    async def begin(bed):
+        first = await bed.session()
+        said, _ = await go_on(bed, first, [], "a", "b", "c")
+        second = await bed.session(attempt=1)
+        again, _ = await go_on(bed, second, [], "a")
+        assert again == said[:1], "the second attempt ends behind its first turn"
+        other, _ = await go_on(bed, await bed.session("other"), [], "a")
+        assert other != again, "another rollout has draws of its own"
+        return said
+
+    said = bed.run(begin)
+    assert len(bed.engine.prompts) == 4
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+
+    async def end(bed):
+        third = await bed.session(attempt=2)
+        again, history = await go_on(bed, third, [], "a", "b", "c")
+        assert again == said
+        assert bed.engine.prompts == []
+        await go_on(bed, third, history, "d")
+        await go_on(bed, third, [], "a")  # the same request once more is a branch, which was not drawn before
+        assert len(bed.engine.prompts) == 2
+        await bed.gateway.reward(third, {"reward": 1.0})
+        return experiences_of(bed.sessions.groups["g"], "g", 1.0)
+
+    resumed = GatewayBed(tmp_path / "second", numbered(), group_size=1)
+    row, branch = resumed.run(end)
+    first = bed.sessions.by_id
+    assert (row.info["turns"], row.info["attempt"], branch.info["turns"]) == (4, 2, 1)
+    learnt = [
+        token for token, own in zip(row.tokens[row.prompt_length :], row.action_mask, strict=True) if own
+    ]
+    assert learnt == [40, 0, 41, 0, 42, 0, 40, 0]
+    again = GatewayBed(tmp_path / "second", numbered(), group_size=1)
+    again.close()
+    assert experiences_of(again.sessions.groups["g"], "g", 1.0) == [row, branch]
+    assert first.keys() == {
+        one.id for group in bed.sessions.groups.values() for one in group.rollouts.values()
+    }
+
+
+def test_what_was_drawn_is_not_given_for_another_limit_of_tokens_or_twice(tmp_path):
+    bed = GatewayBed(tmp_path, ScriptedEngine(lambda prompt: [40, 41, 42, 0]), group_size=1)
+
+    async def main(bed):
+        first = await bed.session()
+        await bed.ask(first, HELLO, max_tokens=2)
+        await bed.ask(first, HELLO)
+        second = await bed.session(attempt=1)
+        await bed.ask(second, HELLO, max_tokens=3)
+        assert len(bed.engine.prompts) == 3, (
+            "cut at 2, or ended by itself at 4: neither is an answer with 3 at most"
+        )
+        both = await asyncio.gather(
+            bed.ask(second, HELLO, max_tokens=2), bed.ask(second, HELLO, max_tokens=2)
+        )
+        assert len(bed.engine.prompts) == 4, "one of two requests at once"
+        assert [said["content"] for said, _ in both] == [bed.tokenizer.decode([40, 41])] * 2
+        await bed.ask(second, HELLO)
+        assert len(bed.engine.prompts) == 4
+
+    bed.run(main)
+
+
+def test_what_was_drawn_is_not_given_for_another_prompt_of_the_same_length(tmp_path):
+    bed = GatewayBed(tmp_path, numbered(), group_size=1)
+
+    async def main(bed):
+        said = [
+            (await go_on(bed, await bed.session(attempt=attempt), [], text))[0]
+            for attempt, text in enumerate(("x", "y", "x"))
+        ]
+        first, other = bed.engine.prompts
+        assert len(first) == len(other)
+        assert said[0] == said[2] != said[1]
+
+    bed.run(main)
+
+
+def test_each_dropped_group_is_reported_once_however_often_the_gateway_is_killed(tmp_path):
+    """By hand: two dropped, killed twice, a batch that reports them, killed, one more dropped."""
+
+    def restarted(main):
+        bed = GatewayBed(tmp_path, numbered(), group_size=1)
+        return bed.run(main)
+
+    async def drop_two(bed):
+        for name in ("a", "b"):
+            await bed.session(name)
+            await bed.gateway.drop(name, "agent")
+
+    async def nothing(bed):
+        return dict(bed.sessions.dropped), bed.gateway.dropped()
+
+    async def write_one(bed):
+        session = await bed.session("c")
+        await bed.ask(session, HELLO)
+        await bed.gateway.reward(session, {"reward": 1.0})
+        await bed.gateway.begin_batch(1, ["c"])
+        await bed.gateway.give_up_batch()
+        await bed.gateway.begin_batch(1, ["c"])
+        return (await bed.gateway.end_batch(["c"]))["dropped"]
+
+    async def drop_one(bed):
+        await bed.session("d")
+        await bed.gateway.drop("d", "idle")
+        return await nothing(bed)
+
+    restarted(drop_two)
+    assert restarted(nothing) == restarted(nothing) == ({"agent": 2}, {"agent": 2})
+    assert restarted(write_one) == {"agent": 2}
+    assert restarted(nothing) == ({}, {"agent": 2})
+    assert restarted(drop_one) == ({"idle": 1}, {"agent": 2, "idle": 1})
+
+
+def test_records_behind_the_end_of_their_session_say_nothing(tmp_path):
+    """A journal that is rewritten while a turn, its reward and the end of its group wait to be written."""
+    bed = GatewayBed(tmp_path, numbered(), group_size=1)
+
+    async def main(bed):
+        session = await bed.session()
+        await bed.ask(session, HELLO)
+        await bed.gateway.reward(session, {"reward": 1.0})
+        await bed.gateway.drop("g", "driver")
+
+    bed.run(main)
+    lines = (tmp_path / NAME).read_bytes().splitlines(keepends=True)
+    over = bed.sessions.rest()
+    bed.sessions.apply({"kind": "turn", "session": next(iter(over["ended"]))})
+    late = [line for line in lines if b'"kind":"over"' not in line and b'"kind":"session"' not in line]
+    rest = b'{"kind":"over","groups":{"g":"driver"},"ended":{},"dropped":{"driver":1}}\n'
+    (tmp_path / NAME).write_bytes(rest + b"".join(late))
+    again = GatewayBed(tmp_path, numbered(), group_size=1)
+    again.close()
+    assert (again.sessions.over, again.sessions.dropped) == ({"g": "driver"}, {"driver": 1})

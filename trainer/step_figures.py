@@ -1,0 +1,71 @@
+"""The figures of one step: gathered while it is trained, sent and saved, and reported once all of that is done."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from trainer.engines.base import Metrics
+from trainer.experience.batch import Batch
+from trainer.rank0 import Rank0
+
+
+class StepFigures:
+    """Gathers the figures of the step that is being done; times are in seconds. Each rank has one, rank 0 reports."""
+
+    def __init__(self) -> None:
+        self._values: Metrics = {}
+        self._batch: Batch | None = None
+        self._waiting_since: float | None = None
+        self._ended_at = time.perf_counter()
+
+    def begin(self) -> None:
+        """Count the time of the first step from now on."""
+        self._ended_at = time.perf_counter()
+
+    def add(self, figures: Metrics) -> None:
+        """Add figures."""
+        self._values.update(figures)
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add how long the block takes."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._values[name] = time.perf_counter() - start
+
+    def waits(self) -> None:
+        """Note that there is no batch to train on."""
+        self._waiting_since = self._waiting_since or time.perf_counter()
+
+    def waited(self) -> None:
+        """Add how long there was none."""
+        since, self._waiting_since = self._waiting_since, None
+        self._values["time/sample_wait"] = 0.0 if since is None else time.perf_counter() - since
+
+    def trained(self, batch: Batch, figures: Metrics) -> None:
+        """Add the figures of a trained batch, the time since the end of the step before, and tokens a second."""
+        self._batch = batch
+        self.add(figures)
+        before, self._ended_at = self._ended_at, time.perf_counter()
+        seconds = self._values["time/step"] = self._ended_at - before
+        if (tokens := figures.get("train/tokens")) is not None:
+            self._values["perf/tokens_per_second"] = tokens / seconds
+            self._values["perf/train_tokens_per_second"] = tokens / self._values["time/train_step"]
+
+    def add_samples(self, rank0: Rank0, step: int) -> None:
+        """Add what rank 0 knows of samples and evaluations, and compare the step with those before."""
+        self.add(rank0.strategy.metrics() | rank0.evaluations.next_figures())
+        self._values["time/sample"] = rank0.sample_seconds
+        rank0.compare(self._values, step)
+
+    def report(self, rank0: Rank0, step: int, synced: int) -> None:
+        """Report what was gathered; `synced` is the last step whose weights went out."""
+        if not self._values:
+            return
+        rank0.selection.keep()
+        rank0.sink.log({**self._values, "sync/step": float(synced)}, step)
+        if self._batch is not None and synced == step:
+            rank0.sink.preview(self._batch, step)
+        self._values, self._batch = {}, None
