@@ -44,7 +44,7 @@ def init(directory, model, recipe, engine=None):
 def test_the_loaders_read_what_is_written(tmp_path, model, recipe, engine):
     from explorer_hooks.explorer.load import load_file
     from explorer_hooks.explorer.served import ServerEngine
-    from explorer_hooks.explorer.tasks import read_tasks
+    from explorer_hooks.tasks.sources import open_tasks
     from trainer.config.load import load_config
     from trainer.config.model_files import check_model
 
@@ -63,7 +63,7 @@ def test_the_loaders_read_what_is_written(tmp_path, model, recipe, engine):
         return
     file = load_file(str(place / "job.toml"))
     assert file.explorer.engine.kind == engine
-    assert len(read_tasks(file.explorer.tasks).all) >= job.data.groups
+    assert len(open_tasks(file.task_sets)) >= job.data.groups
     if engine != "transformers":
         assert not file.explorer.engine.address
         assert ("--enable-lora" in file.explorer.engine.command) == (recipe == "lora")
@@ -74,9 +74,11 @@ def test_the_loaders_read_what_is_written(tmp_path, model, recipe, engine):
 
 @pytest.mark.parametrize(("recipe", "engine"), COMBINATIONS)
 def test_the_batch_files_are_valid_and_the_reward_scores_its_tasks(tmp_path, model, recipe, engine):
+    from explorer_hooks.explorer.config import RewardSection
     from explorer_hooks.explorer.rewards import plain_task
-    from explorer_hooks.explorer.scoring import open_scorer
-    from explorer_hooks.explorer.tasks import read_tasks
+    from explorer_hooks.explorer.scoring import ScoredGroup, ScoredText, open_scorer
+    from explorer_hooks.tasks.section import TaskSetSection
+    from explorer_hooks.tasks.sources import open_tasks
 
     assert init(tmp_path, model, recipe, engine) == 0
     written = sorted(path.name for path in tmp_path.glob("*.sbatch"))
@@ -92,12 +94,11 @@ def test_the_batch_files_are_valid_and_the_reward_scores_its_tasks(tmp_path, mod
         assert (done.returncode, done.stderr) == (0, b"")
     if engine is None:
         return
-    tasks = read_tasks(str(tmp_path / "tasks.jsonl")).all
-    scorer = open_scorer("reward:score", timeout=60.0, workers=1, directories=[str(tmp_path)])
+    tasks = open_tasks([TaskSetSection(source=str(tmp_path / "tasks.jsonl"))])
+    scorer = open_scorer(RewardSection(function="reward:score", timeout=60.0), [str(tmp_path)])
     try:
-        right, wrong = scorer.score(
-            [("p", tasks[0].answer, plain_task(tasks[0])), ("p", "no", plain_task(tasks[0]))]
-        )
+        texts = (ScoredText(tasks[0].answer), ScoredText("no"))
+        ((right, wrong),) = scorer.score([ScoredGroup("p", plain_task(tasks[0]), texts)])
     finally:
         scorer.close()
     assert (right.reward, wrong.reward) == (1.0, 0.0)

@@ -20,6 +20,7 @@ CALLS = {
     ("trainer", "import"): (["FILE"], "trainer"),
     ("explorer", "run"): (["FILE"], "explorer"),
     ("explorer", "serve"): (["FILE"], "explorer"),
+    ("explorer", "bench"): (["JOB", "--config", "FILE"], "explorer"),
     ("explorer", "config"): (["schema"], "explorer"),
     ("syncd", "follow"): (
         ["JOB", "--hook", "transformers=json:dumps", "--once", "--wait", "0"],

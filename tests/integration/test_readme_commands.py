@@ -25,9 +25,11 @@ _ONE_MACHINE = "integration/test_init.py::test_the_command_for_one_machine_train
 RUN_BY = {
     "README.md#Install": BY_HAND,
     "README.md#Quickstart": _QUICKSTART,
+    "make setup": BY_HAND,
     "make demo": BY_HAND,
     "make demo-daemon": BY_HAND,
     "make demo-vllm": BY_HAND,
+    "make demo-agents": BY_HAND,
     "syncd watch /ckpt/job --state-dir /var/tmp/syncd-state": (
         "integration/test_readme_commands.py::test_a_foreign_job_is_read_as_it_is"
     ),
@@ -36,6 +38,7 @@ RUN_BY = {
         "trainer/test_launch_names.py::test_a_job_of_several_processes_ends_without_meeting_another_trainer"
     ),
     "srun trainer train grpo.toml": _SLURM,
+    "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --port 8000": BY_HAND,
     "syncd follow /ckpt/job --hook vllm=http://127.0.0.1:8000 --stage /dev/shm/syncd": (
         "integration/test_readme_commands.py::test_a_server_that_already_runs_is_followed"
     ),

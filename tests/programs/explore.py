@@ -43,8 +43,10 @@ def explore(options, follower, engine):
         for step in range(1, options.steps + 1):
             writer.write(rollouts(options.name, step, follower.applied or BEFORE_THE_FIRST, engine))
             time.sleep(options.pause)
-            waits = style is not SyncStyle.FULLY_ASYNC
-            if not waits or explorer_needs_sync(step, options.interval):
+            # Who never waits may be done before a trainer that starts slowly: the last step but one waits for a version.
+            unmet = step == options.steps - 1 and follower.applied is None
+            waits = style is not SyncStyle.FULLY_ASYNC or unmet
+            if style is SyncStyle.FULLY_ASYNC or explorer_needs_sync(step, options.interval):
                 follower.turn(LIMIT if waits else 0.0, ask=style is SyncStyle.EXPLORER_DRIVEN)
 
 

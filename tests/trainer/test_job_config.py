@@ -61,8 +61,8 @@ def test_the_saved_config_has_all_keys_and_loads_as_the_same_configuration(file,
     for key in KEYS.all:
         place = table
         for part in key.split("."):
-            assert part in place or key == "stages", key
-            place = place.get(part)
+            assert part in place or key.startswith("stages"), key  # tables that only a file with stages has
+            place = place.get(part, {})
     again = load_config(path)
     assert same(again, config)
     assert again.job.dir == config.job.dir == f"{tmp_path}/job"

@@ -13,7 +13,7 @@ from syncd.errors import ConfigError, JobMissingError, NotReadyError, StorageErr
 from syncd.jsonl import append
 from trainer.monitors.base import MonitoredRun
 from trainer.monitors.jsonl import Jsonl
-from trainer.reporting.evaluations import EVERY, EvaluationWatch
+from trainer.reporting.evaluations import EVERY, EvaluationWatch, evaluation_history
 from trainer.reporting.plot import draw, plot
 
 FULL = {
@@ -33,6 +33,7 @@ FULL = {
     "rollout/ess_seq": 0.4,
     "reward/equal_groups": 0.25,
     "response/truncated": 0.125,
+    "tools/add/seconds": 1.5,
 }
 
 
@@ -73,17 +74,26 @@ def test_the_suffix_sets_the_format_of_the_picture(new_job, tmp_path, suffix, st
 
 
 def test_every_panel_shows_its_metrics(new_job):
-    figure = draw([new_job("job", (1, FULL), (2, FULL | {"reward/mean": 0.7}))])
-    assert curves(figure, "Reward") == [[(1, 0.5), (2, 0.7)]]
+    job = new_job("job", (1, FULL), (2, FULL | {"reward/mean": 0.7}))
+    evaluated(job, "e0", (1, 2, 0.25, 4), of_set="math", pass_at_1=0.25, pass_at_4=0.75)
+    figure = draw([job])
+    assert curves(figure, "Reward") == [[(1, 0.5), (2, 0.7)], [(2, 0.25)]]
+    assert curves(figure, "Held-out tasks that are solved (pass@k)") == [[(2, 0.25)], [(2, 0.75)]]
     assert curves(figure, "Loss") == [[(1, 0.1), (2, 0.1)], [(1, 0.3), (2, 0.3)]]
     assert curves(figure, "KL") == [[(1, 0.01), (2, 0.01)]]
     assert curves(figure, "Age of experiences") == [[(1, 1.0), (2, 1.0)]]
     assert curves(figure, "Time of syncs and saves") == [[(1, 0.2), (2, 0.2)], [(1, 2.0), (2, 2.0)]]
     filled = {axes.get_title(loc="left") for axes in figure.axes if axes.collections}
     assert filled == {"Reward", "Age of experiences"}
+    legends = {axes.get_title(loc="left"): axes.get_legend() for axes in figure.axes}
+    assert [text.get_text() for text in legends["Reward"].get_texts()] == ["evaluation math"]
+    passed = legends["Held-out tasks that are solved (pass@k)"].get_texts()
+    assert [text.get_text() for text in passed] == ["math/pass_at_1", "math/pass_at_4"]
     assert curves(figure, "Tokens that are learnt") == [[(1, 100.0), (2, 100.0)], [(1, 200.0), (2, 200.0)]]
     assert curves(figure, "Effective sample size") == [[(1, 0.9), (2, 0.9)], [(1, 0.4), (2, 0.4)]]
     assert curves(figure, "Groups and rollouts") == [[(1, 0.25), (2, 0.25)], [(1, 0.125), (2, 0.125)]]
+    assert curves(figure, "Time of a tool") == [[(1, 1.5), (2, 1.5)]]
+    assert [text.get_text() for text in legends["Time of a tool"].get_texts()] == ["add"]
     assert texts(figure) == []
 
 
@@ -115,7 +125,7 @@ def test_each_evaluation_is_told_once_in_the_order_of_versions(new_job):
     assert watch.next_figures() == {}
 
 
-def evaluated(job, explorer, *versions):
+def evaluated(job, explorer, *versions, of_set="", **figures):
     """Append evaluations as `explorer run` writes them: generation, step, reward, tasks."""
     for generation, step, reward, tasks in versions:
         line = {
@@ -126,8 +136,47 @@ def evaluated(job, explorer, *versions):
             "failed": 1,
             "at": 5.0,
         }
+        line |= ({"set": of_set} if of_set else {}) | figures
         os.makedirs(f"{job}/explorers/{explorer}", exist_ok=True)
         append(f"{job}/explorers/{explorer}/evaluations.jsonl", [line])
+
+
+def test_figures_of_sets_are_told_under_their_names_each_set_once(new_job):
+    job, now = new_job("job"), [0.0]
+    watch = EvaluationWatch(job, lambda: now[0])
+    evaluated(job, "e0", (1, 2, 0.5, 4))
+    now[0] += EVERY
+    assert watch.next_figures()["eval/reward"] == 0.5
+    evaluated(job, "e0", (1, 2, 0.25, 4), of_set="math", pass_at_4=0.75)
+    evaluated(job, "e0", (1, 3, 0.125, 4))
+    now[0] += EVERY
+    assert watch.next_figures() == {
+        "eval/step": 2.0,
+        "eval/math/reward": 0.25,
+        "eval/math/tasks": 4.0,
+        "eval/math/failed": 1.0,
+        "eval/math/pass_at_4": 0.75,
+    }
+    assert watch.next_figures()["eval/step"] == 3.0
+
+
+def test_of_a_version_the_last_line_of_the_newest_settings_counts(new_job):
+    job = new_job("job")
+    evaluated(job, "e0", (1, 2, 0.1, 8), key="old", at=1.0)
+    evaluated(job, "e0", (1, 2, 0.2, 8), (1, 2, 0.4, 6), key="new", at=2.0)
+    evaluated(job, "e1", (1, 2, 0.8, 2), key="new", at=2.0)
+    (means,) = evaluation_history(job).steps.values()
+    assert (means["eval/reward"], means["eval/tasks"]) == (pytest.approx(0.5), 8.0), "(0.4 * 6 + 0.8 * 2) / 8"
+
+
+def test_a_measured_step_takes_nothing_back_if_only_bench_measured_it(new_job):
+    job = new_job("job")
+    evaluated(job, "e0", (1, 2, 0.2, 4), (1, 4, 0.4, 4), (1, 6, 0.6, 4))
+    evaluated(job, "bench", (2, 2, 0.1, 4), bench=True)
+    assert evaluation_history(job).series("eval/reward") == ([2, 4, 6], [0.1, 0.4, 0.6])
+    evaluated(job, "bench", (2, 6, 0.9, 4), bench=True)
+    evaluated(job, "e0", (2, 4, 0.5, 4))
+    assert evaluation_history(job).series("eval/reward") == ([2, 4, 6], [0.1, 0.5, 0.9])
 
 
 def test_after_a_resume_the_curve_shows_the_latest_run_only(new_job):
@@ -139,7 +188,7 @@ def test_after_a_resume_the_curve_shows_the_latest_run_only(new_job):
 def test_an_sft_plot_has_a_loss_and_marks_other_panels_as_not_recorded(new_job):
     figure = draw([new_job("job", (1, {"sft/loss": 2.0}), (2, {"sft/loss": 1.0}))])
     assert curves(figure, "Loss") == [[(1, 2.0), (2, 1.0)]]
-    assert texts(figure) == ["not recorded"] * 7
+    assert texts(figure) == ["not recorded"] * 9
 
 
 def test_non_finite_values_are_gaps_and_a_curve_of_gaps_is_omitted(new_job):
@@ -156,6 +205,7 @@ def test_unreadable_lines_are_counted_in_the_picture(new_job):
     job = new_job("job", (1, FULL))
     with open(f"{job}/metrics.jsonl", "a") as file:
         file.write('[1]\n{"step":2,"metr')
+    evaluated(job, "e0", (1, 1, 0.5, 4), pass_at_1=0.5)
     assert texts(draw([job])) == ["lines of metrics.jsonl that could not be read: 2"]
 
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from support.chat_model import make_tokenizer
 from support.trainers import small_config, write_experiences
 
 from syncd.errors import ConfigError
@@ -184,6 +185,27 @@ def test_only_the_last_turn_up_to_its_end_token_is_learnt(tmp_path, kind, conten
     expected = [*(tokenizer.convert_tokens_to_ids(letter) for letter in content), end]
     assert list(tokens[prompt_length:]) == expected
     assert tokens[:prompt_length].count(end) == 3
+
+
+def test_calls_of_tools_are_learnt_as_the_template_writes_them_from_objects_and_from_text(tmp_path):
+    """OpenAI's format has arguments as JSON text, and Parquet has None for what a message lacks."""
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    called = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><|end|>'
+    told = f"<|system|>You may call <tool_call>:{json.dumps(tool)}<|end|>\n"
+    expected = f"{told}<|user|>ab<|end|>\n<|assistant|>{called}"
+    for arguments, tools in (({"a": 1}, [tool]), ('{"a": 1}', json.dumps([tool]))):
+        call = {"id": "x", "type": "function", "function": {"name": "add", "arguments": arguments}}
+        row = {
+            "messages": [
+                {"role": "user", "content": "ab", "tool_calls": None},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+            ],
+            "tools": tools,
+        }
+        tokens, prompt = Encoder(str(tmp_path), trust=False)(row)
+        assert [tokenizer.decode(part) for part in (tokens, tokens[prompt:])] == [expected, called]
 
 
 ROWS = [(2, 3), (8, 2), (3, 9), (7, 1), (40, 5)]

@@ -71,6 +71,30 @@ def test_evaluations_are_of_the_step_that_they_name(job):
     assert "eval/reward 0.5" in read_pins(job)[2].reason
 
 
+def test_a_figure_of_a_set_keeps_steps_and_ends_the_run_whenever_other_sets_are_found(job, tmp_path):
+    now = [0.0]
+    watch = EvaluationWatch(job.root, lambda: now[0])
+    its = Selection(SelectionSection(metric="eval/math/pass_at_4", patience=2), job)
+    seal(job, 2, 4, 6)
+    os.makedirs(f"{job.root}/explorers/e0")
+    for of_set, step, value in (
+        ("", 2, 0.9),
+        ("math", 2, 0.5),
+        ("math", 4, 0.25),
+        ("", 6, 0.9),
+        ("math", 6, 0.5),
+    ):
+        line = {"generation": 1, "step": step, "set": of_set, "reward": value, "pass_at_4": value}
+        with open(f"{job.root}/explorers/e0/evaluations.jsonl", "a") as file:
+            file.write(json.dumps(line) + "\n")
+        assert not its.over
+        now[0] += EVERY
+        its.observe(watch.next_figures(), step + 3)
+        its.keep()
+        assert pinned(job) == ([2] if of_set or step > 2 else [])
+    assert its.over == "eval/math/pass_at_4 no better than 0.5 for 2 values"
+
+
 def test_a_pin_of_a_person_stays(job):
     seal(job, 1, 2)
     write_pin(job, Pin(1, "for the paper", 1.0))

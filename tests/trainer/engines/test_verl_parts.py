@@ -158,10 +158,14 @@ def test_response_lengths_exclude_tool_tokens_which_are_counted_separately():
 def test_figures_of_rewards_count_rollouts_and_groups_once():
     """Two groups, of which one is flat; parts and truncation are of the rollouts that say them."""
     infos = [
-        {"truncated": False, "score": {"format": 1, "hint": "text", "close": True}},
-        {"truncated": True, "score": {"format": 0.5}},
-        {"score": [1]},
-        {},
+        {
+            "truncated": False,
+            "score": {"format": 1, "hint": "text", "close": True},
+            "tools": {"add": [2, 3.0]},
+        },
+        {"truncated": True, "score": {"format": 0.5}, "tools": {"add": [9, 9.0]}},
+        {"score": [1], "tools": {"add": [1, 1.5], "find": [1, 0.25], "odd": [0, 1], "no": "time"}},
+        {"tools": 7},
     ]
     rows = [
         samples.row_of([1, 1], reward=0.5, group="g", rollout=0, segment=0, segments=2),
@@ -179,6 +183,12 @@ def test_figures_of_rewards_count_rollouts_and_groups_once():
     assert {name for name in found if name.startswith("reward/parts/")} == {
         "reward/parts/format",
         "reward/parts/close",
+    }
+    assert {name: value for name, value in found.items() if name.startswith("tools/")} == {
+        "tools/add/seconds": 1.5,
+        "tools/add/calls": 1.0,
+        "tools/find/seconds": 0.25,
+        "tools/find/calls": pytest.approx(1 / 3),
     }
     mixed = figures.batch_metrics(samples.batch_of(1, sizes=(2, 2)))
     assert mixed["reward/equal_groups"] == 0.5

@@ -14,15 +14,20 @@ torch = pytest.importorskip("torch", reason="the trainer needs torch")
 pytest.importorskip("verl", reason="losses are verl's")
 
 from support import samples  # noqa: E402
+from support.experiences import fifo, write  # noqa: E402
+from support.gateway_bed import GatewayBed, ScriptedEngine  # noqa: E402
+from support.jobs import ManualClock  # noqa: E402
 
+from explorer_hooks.gateway.rows import experiences_of  # noqa: E402
 from syncd.errors import ConfigError  # noqa: E402
 from syncd.experience.model import TurnReward  # noqa: E402
+from syncd.protocol.layout import Job  # noqa: E402
 from syncd.transports.ranks import Ranks  # noqa: E402
 from trainer.config.algorithms import ALGORITHMS, SFT  # noqa: E402
 from trainer.config.model import AlgorithmSection  # noqa: E402
 from trainer.engines.verl import segments  # noqa: E402
 from trainer.engines.verl.checks import resolve  # noqa: E402
-from trainer.engines.verl.figures import StepMetrics  # noqa: E402
+from trainer.engines.verl.figures import StepMetrics, measure_rollouts  # noqa: E402
 from trainer.engines.verl.rows import fill, prepare_step, rollout_rows  # noqa: E402
 
 pytestmark = [pytest.mark.group("engines"), pytest.mark.slow]
@@ -218,6 +223,16 @@ def test_mismatch_by_hand():
     )
 
 
+def test_policies_that_are_far_apart_have_a_sample_size():
+    """Squares of ratios of 1e-9 and less are nothing beside 1; log-ratios are cut at 20."""
+    figures = StepMetrics()
+    measure_rollouts(figures, [-30.0, -19.0])
+    ones, squares = (math.exp(-20 * power) + math.exp(-19 * power) for power in (1, 2))
+    found = figures.over(Ranks())
+    assert found["rollout/ess_seq"] == pytest.approx(ones**2 / (2 * squares))
+    assert found["rollout/chi2_seq"] == -1.0
+
+
 def turns(*rewards):
     return [TurnReward(end, reward) for end, reward in rewards]
 
@@ -257,6 +272,30 @@ def test_a_token_gets_the_rewards_from_its_own_turn_on(verl):
     assert torch.cat(
         [row[mask] for row, mask in zip(advantages, masks, strict=True)]
     ).tolist() == pytest.approx(whitened.tolist(), rel=1e-5)
+
+
+def test_rewards_that_an_agent_gives_its_turns_reach_its_tokens(verl, tmp_path):
+    """Two rollouts through gateway, batch and sampler; without values, lambda 1 leaves the rewards still to come."""
+    bed = GatewayBed(tmp_path / "state", ScriptedEngine(lambda prompt: [10, 11, 0]))
+    (tmp_path / "job").mkdir()
+    job = Job.at(tmp_path / "job")
+
+    async def main(bed):
+        for rollout, its in enumerate(([0.25, 2.0], [-1.0, 0.5])):
+            session = await bed.session("g", rollout)
+            _, history = await bed.ask(session, [{"role": "user", "content": "hello"}])
+            await bed.ask(session, [*history, {"role": "user", "content": "go on"}])
+            await bed.gateway.reward(session, {"reward": sum(its), "turn_rewards": its})
+        return experiences_of(bed.sessions.groups["g"], "g", 1.0)
+
+    write(job, "e0", bed.run(main))
+    batch = fifo(job, ManualClock(), groups=1).sample(1, generation=1)
+    gap = [0.0] * len(bed.ids("\n<|user|>go on<|end|>\n<|assistant|>"))
+    gae = AlgorithmSection(name="ppo", advantage="gae", turn_rewards=True, lam=1.0)
+    zeros = [torch.zeros(len(row.action_mask)) for row in batch.experiences]
+    _, returns = verl.advantages.gae(gae, batch, zeros)
+    expected = [[2.25] * 3 + gap + [2.0] * 3, [-0.5] * 3 + gap + [0.5] * 3]
+    assert [row.tolist() for row in returns] == [pytest.approx(its) for its in expected]
 
 
 def test_rewards_of_turns_are_refused_where_no_rollout_has_any(verl):
