@@ -12,14 +12,19 @@ SEED ?= 1
 FAULTS ?= 100
 RACES ?= 200
 MINUTES ?= 60
+MERMAID := 12.3.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-vllm demo-daemon test test-fast publish-races test-gpu test-faults test-kills-ppo test-kills-lora test-proof test-slurm test-vllm test-sglang test-tinker test-verl08 test-verl-legacy test-megatron lint format test-install docs soak soak-simulator soak-parts broadcast-faults delta-versions bench learn clean
+.PHONY: help setup demo demo-vllm demo-agents demo-daemon test test-fast publish-races test-gpu test-faults test-kills-ppo test-kills-lora test-proof test-slurm test-vllm test-sglang test-verifiers test-tinker test-verl08 test-verl-legacy test-megatron lint format test-install docs soak soak-simulator soak-parts broadcast-faults agent-kills delta-versions bench learn learn-tasks learn-verifiers clean
 
 ## help: this list
 help:
 	@echo 'make TARGET; the first run of each sets up its environment.'
 	@awk -F ': ' '/^## / { printf "  %-18s%s\n", substr($$1, 4), substr($$0, length($$1) + 3) }' $(MAKEFILE_LIST)
+
+## setup: .venv alone, for machines that have no network later
+setup: $(DEMO)
+	@echo '$(VENV) is ready, for make demo and for you: source $(BIN)/activate'
 
 ## demo: the whole loop: daemon, trainer, two explorers (3 minutes)
 demo: $(DEMO)
@@ -28,6 +33,10 @@ demo: $(DEMO)
 ## demo-vllm: the same with a real vLLM server for each explorer, on the CPU: 3.4 GB more to install
 demo-vllm: $(DEMO) $(if $(SYNCD_VLLM_PYTHON),,.venv-vllm/.ready)
 	$(BIN)/python examples/demo/run.py --engine vllm --out out/demo-vllm
+
+## demo-agents: an agent with a tool learns to use it (4 minutes); ENGINE=vllm: with a real vLLM server
+demo-agents: $(DEMO) $(if $(filter vllm,$(ENGINE)),$(if $(SYNCD_VLLM_PYTHON),,.venv-vllm/.ready))
+	$(BIN)/python examples/demo/run.py demo-agents --engine $(or $(ENGINE),transformers)
 
 ## demo-daemon: the daemon alone, in half a minute
 demo-daemon: $(DEMO)
@@ -100,6 +109,11 @@ test-sglang: $(READY) $(if $(SYNCD_SGLANG_PYTHON),,.venv-sglang/.ready)
 		tests/explorer/engines/test_sglang_adapters_real.py tests/explorer/engines/test_sglang_matrix_real.py \
 		tests/explorer/engines/test_sglang_lora_training_real.py tests/explorer/engines/test_sglang_gateway_real.py $(PYTEST_ARGS)
 
+# Environments of verifiers behind the gateway; SYNCD_VERIFIERS_PYTHON names the interpreter of another environment.
+## test-verifiers: environments of a real verifiers (SYNCD_VERIFIERS_PYTHON, else it is installed)
+test-verifiers: $(READY) $(if $(SYNCD_VERIFIERS_PYTHON),,.venv-verifiers/.ready)
+	$(BIN)/python -m pytest tests/explorer/engines/test_verifiers_real.py $(PYTEST_ARGS)
+
 # The engine `tinker` and explorers against a real tinker server on the CPU; SYNCD_TINKER_PYTHON names another one's Python.
 ## test-tinker: a real tinker server on the CPU (SYNCD_TINKER_PYTHON, else it is installed)
 test-tinker: $(READY) $(if $(SYNCD_TINKER_PYTHON),,.venv-tinker/.ready)
@@ -155,10 +169,14 @@ test-install:
 ## docs: the site, from docs/ and docstrings, into out/site
 docs: .venv-docs/.ready
 	.venv-docs/bin/zensical build --strict --clean
+	cp .venv-docs/mermaid.min.js out/site/assets/javascripts/
 
 .venv-docs/.ready: setup.cfg constraints.txt
 	$(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	# Diagrams are drawn without asking another host: docs/theme/main.html names this file.
+	npm pack --silent --pack-destination .venv-docs mermaid@$(MERMAID)
+	tar -xzf .venv-docs/mermaid-$(MERMAID).tgz -C .venv-docs --strip-components 2 package/dist/mermaid.min.js
 	touch $@
 
 ## soak: both soaks, one after the other: a little more than an hour
@@ -183,6 +201,11 @@ broadcast-faults: $(READY)
 	SYNCD_BROADCAST_FAULTS=$(FAULTS) SYNCD_SEED=$(SEED) \
 		$(BIN)/python -m pytest tests/explorer/broadcast/test_broadcast_faults.py
 
+# Agents, gateways, engines and writers, half with agents of `explorer run`, half with a driver of `explorer serve`.
+## agent-kills: a thousand kills of agents, gateways, engines and writers (KILLS, SEED)
+agent-kills: $(READY)
+	PYTHONPATH=.:tests $(BIN)/python -m agent_kills --kills $(or $(KILLS),1000) --seed $(SEED)
+
 # VERSIONS by deltas and keyframes (make test: 50), beside readers and daemons that die, rewinds and rollbacks.
 ## delta-versions: a thousand versions by deltas while everything else happens (VERSIONS, SEED)
 delta-versions: $(READY)
@@ -197,9 +220,17 @@ bench: $(READY)
 learn: $(READY)
 	$(BIN)/python benchmarks/learning.py --png docs/learning.png
 
+## learn-tasks: three generators of reasoning_gym at once, 50 steps, three seeds (20 minutes)
+learn-tasks: $(READY)
+	$(BIN)/python benchmarks/learning_tasks.py
+
+## learn-verifiers: three environments of verifiers, 50 steps each (an hour)
+learn-verifiers: $(READY) $(if $(SYNCD_VERIFIERS_PYTHON),,.venv-verifiers/.ready)
+	$(BIN)/python examples/environments/train.py --python $(or $(SYNCD_VERIFIERS_PYTHON),$(CURDIR)/.venv-verifiers/bin/python)
+
 $(DEMO): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[trainer,explorer,plot]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[trainer,explorer,gateway,plot]' 'openai >=2'
 	touch $@
 
 $(READY): setup.cfg pyproject.toml constraints.txt
@@ -208,10 +239,13 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,lint]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]' \
 		|| echo 'playwright cannot be installed here: the tests of pages in a browser are skipped'
+	# 45 MB beside what is there already; two of its parts are compiled where the index has no wheels.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tasks]' \
+		|| echo 'reasoning-gym and math-verify cannot be installed here: their tests are skipped'
 	# Chat templates, where Python does not look: with trl 1.16 installed, verl imports from it what it has no more.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/chat-templates trl==1.16.0
 	touch $@ $(DEMO)
 
 ## clean: remove environments, builds and caches
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-tinker .venv-verl08 .venv-verl-legacy .venv-megatron .venv-docs .venv-install build dist out/site .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-tinker .venv-verifiers .venv-verl08 .venv-verl-legacy .venv-megatron .venv-docs .venv-install build dist out/site .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
