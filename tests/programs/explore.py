@@ -43,7 +43,7 @@ def explore(options, follower, engine):
         for step in range(1, options.steps + 1):
             writer.write(rollouts(options.name, step, follower.applied or BEFORE_THE_FIRST, engine))
             time.sleep(options.pause)
-            # Who never waits may be done before a trainer that starts slowly: the last step but one waits for a version.
+            # Who never waits may be done before a slow trainer has begun: the last step but one waits for a version.
             unmet = step == options.steps - 1 and follower.applied is None
             waits = style is not SyncStyle.FULLY_ASYNC or unmet
             if style is SyncStyle.FULLY_ASYNC or explorer_needs_sync(step, options.interval):
