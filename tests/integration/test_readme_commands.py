@@ -38,7 +38,7 @@ RUN_BY = {
         "trainer/test_launch_names.py::test_a_job_of_several_processes_ends_without_meeting_another_trainer"
     ),
     "srun trainer train grpo.toml": _SLURM,
-    "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --port 8000": BY_HAND,
+    "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --host 127.0.0.1 --port 8000": BY_HAND,
     "syncd follow /ckpt/job --hook vllm=http://127.0.0.1:8000 --stage /dev/shm/syncd": (
         "integration/test_readme_commands.py::test_a_server_that_already_runs_is_followed"
     ),
