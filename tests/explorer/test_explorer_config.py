@@ -133,7 +133,10 @@ def test_the_command_line_overrides_the_file(write, tmp_path):
         ),
         (
             "[explorer.engine]\nkind = 'sglang'\ncommand = 'serve {port}'",
-            ["needs a command with {model}", 'command = "python -m sglang.launch_server --model-path {model}'],
+            [
+                "needs a command with {model}",
+                'command = "python -m sglang.launch_server --model-path {model}',
+            ],
         ),
         ("[explorer.engine]\naddress = 'http://h:1'", ['means nothing to kind = "transformers"']),
         ("[explorer.reward]\nfunction = 'maths'", ["neither auto, exact_match, math,", "did you mean math?"]),
