@@ -1,5 +1,6 @@
 """`syncd init`: what it writes is read by the real loaders, trains, is in the wheel, and never replaces a file."""
 
+import configparser
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from syncd.cli.main import run
 COMBINATIONS = [
     (recipe, engine) for recipe in RECIPES for engine in (ENGINES if recipe != "sft" else (None,))
 ]
-DEFINITION = ROOT / "examples" / "slurm" / "syncd.def"
+DEFINITION = ROOT / "syncd" / "recipes" / "syncd.def"
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +90,7 @@ def test_the_batch_files_are_valid_and_the_reward_scores_its_tasks(tmp_path, mod
     }
     expected = ["trainer.sbatch"] if engine is None else [array[engine], "together.sbatch", "trainer.sbatch"]
     assert written == expected
+    assert (tmp_path / "syncd.def").read_text() == DEFINITION.read_text()
     for name in written:
         done = subprocess.run(["bash", "-n", tmp_path / name], check=False, capture_output=True)
         assert (done.returncode, done.stderr) == (0, b"")
@@ -135,6 +137,28 @@ def test_it_needs_no_package_of_an_extra(tmp_path):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "sbatch together.sbatch job.toml job" in done.stdout
+
+
+def test_the_image_installs_extras_that_exist_with_and_without_a_checkout():
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    installs = re.findall(r"(?m)^ +(# )?pip install (.*)$", DEFINITION.read_text())
+    assert [("-c /src/constraints.txt" in line, "syncd-*.whl" in line) for _, line in installs] == [
+        (True, False),
+        (False, True),
+        (True, False),
+    ]
+    extras = [re.search(r"\[([a-z,]+)\]", line)[1].split(",") for _, line in installs]
+    assert extras[0] == extras[1]
+    assert {name for names in extras for name in names} <= set(settings.options("options.extras_require"))
+    assert [bool(comment) for comment, _ in installs] == [False, True, True]
+
+
+def test_one_node_is_enough_for_each_batch_file(tmp_path, model):
+    for recipe, engine in COMBINATIONS:
+        assert init(tmp_path / f"{recipe}-{engine}", model, recipe, engine) == 0
+    for path in tmp_path.glob("*/*.sbatch"):
+        assert set(re.findall(r"(?m)^#SBATCH .*--nodes=(\d+)", path.read_text())) == {"1"}, path
 
 
 @pytest.mark.slow

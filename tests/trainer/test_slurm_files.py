@@ -77,7 +77,7 @@ def test_a_requeued_trainer_ends_with_the_state_of_an_undisturbed_run(bed, tmp_p
         bed,
         tmp_path,
         f"""
-sbatch {FILES}/trainer.sbatch config.toml {disturbed}
+sbatch --nodes 2 {FILES}/trainer.sbatch config.toml {disturbed}
 wait_for 400 lines 4
 # What --signal=B:USR2@120 does at the end of the time.
 scancel --signal=USR2 --batch 1
