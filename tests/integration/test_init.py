@@ -2,7 +2,6 @@
 
 import configparser
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.cli import environment
 from support.paths import ROOT
+from support.readme import line_of, typed
 
 from syncd.cli.init import ENGINES, RECIPES
 from syncd.cli.main import run
@@ -191,24 +191,28 @@ def test_the_wheel_of_what_the_image_copies_has_the_recipes(tmp_path):
     assert any(name.endswith("share/syncd/monitoring/syncd.rules.yml") for name in names)
 
 
+SMALL = {"total_steps": 2, "groups": 4, "group_size": 2, "max_tokens": 4}
+"""What makes a job short; the commands are typed as they are."""
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_the_command_for_one_machine_trains(tmp_path, model):
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("recipe", "weights"), [("grpo", "model.safetensors.index.json"), ("lora", "adapter_model.safetensors")]
+)
+def test_the_commands_for_one_machine_train(tmp_path, model, recipe, weights):
     pytest.importorskip("verl", reason="the trainer needs verl")
-    assert init(tmp_path, model, "lora", "transformers") == 0
-    few = "--trainer.total_steps=2 --data.groups=4 --data.group_size=2 --explorer.sampling.max_tokens=4"
-    page = (ROOT / "docs" / "getting-started.md").read_text().split("\n## On one machine\n")[1]
-    trainer, explorer = re.search(r"(?m)^ {4}(trainer .*) & (explorer .*)$", page).groups()
-    line = f"{trainer} {few} & {explorer} {few}; code=$?; wait %1 && exit $code"
-    done = subprocess.run(
-        ["bash", "-c", line], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        env={
-            **environment(), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
-            "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
-        },
-        timeout=500, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    assert init(tmp_path, model, recipe, "transformers") == 0
+    text = (tmp_path / "job.toml").read_text()
+    for key, value in SMALL.items():
+        text = re.sub(rf"(?m)^{key} = \d+", f"{key} = {value}", text)
+    (tmp_path / "job.toml").write_text(text)
+    both = line_of("trainer train job.toml & explorer run job.toml")
+    line = f"{both}; code=$?; wait %1 && (exit $code) && trainer plot job && trainer export job 2 out"
+    typed(line, tmp_path, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     metrics = [json.loads(line) for line in (tmp_path / "job" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics] == [1, 2]
-    assert (tmp_path / "job" / "global_step_2" / "actor" / "adapter_model.safetensors").is_file()
+    assert (tmp_path / "job" / "global_step_2" / "actor" / weights).is_file()
+    assert list((tmp_path / "job").glob("*.png"))
+    assert (tmp_path / "out").is_dir()
