@@ -200,7 +200,7 @@ SMALL = {"total_steps": 2, "groups": 4, "group_size": 2, "max_tokens": 4}
 @pytest.mark.parametrize(
     ("recipe", "weights"), [("grpo", "model.safetensors.index.json"), ("lora", "adapter_model.safetensors")]
 )
-def test_the_commands_for_one_machine_train(tmp_path, model, recipe, weights):
+def test_the_command_for_one_machine_trains(tmp_path, model, recipe, weights):
     pytest.importorskip("verl", reason="the trainer needs verl")
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
     assert init(tmp_path, model, recipe, "transformers") == 0
