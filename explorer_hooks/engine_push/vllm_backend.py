@@ -3,7 +3,7 @@
 This module is loaded by vLLM, in its own environment, through the entry point `vllm.general_plugins` of this
 package, and needs nothing but torch and vLLM. An engine that was started as follows uses it:
 
-    vllm serve MODEL --weight-transfer-config '{"backend": "syncd"}'
+    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --host 127.0.0.1 --weight-transfer-config '{"backend": "syncd"}'
 
 vLLM's own back ends are for a sender that has an accelerator which no worker has, or shares one by pickled handles of
 CUDA IPC. Over gloo the sender needs no accelerator. Shared memory is named in JSON; nothing here reads a pickle.

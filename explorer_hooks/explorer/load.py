@@ -42,6 +42,12 @@ KEYS = Keys(
 )
 """The keys of the file, and those of them that name a file or directory."""
 
+_SERVERS = {
+    "vllm": "env VLLM_SERVER_DEV_MODE=1 vllm serve {model} --host {host} --port {port}",
+    "sglang": "python -m sglang.launch_server --model-path {model} --host {host} --port {port}",
+}
+"""Commands that start a server, by kind of engine; no shell runs them."""
+
 
 def load_file(path: str, overrides: Sequence[str] = (), stage: str | None = None) -> ExplorerFile:
     """Return what a file says to explorers, with the command line's `--section.key value` on top.
@@ -227,7 +233,7 @@ def _command(engine: InferenceSection) -> Iterator[Problem]:
     lacking = [name for name in ("{model}", "{port}") if not any(name in word for word in words)]
     if "{model}" in lacking or (lacking and not engine.address):
         text = f"the server needs a command with {' and '.join(lacking)}"
-        yield Problem("explorer.engine.command", text, 'command = "vllm serve {model} --port {port}"')
+        yield Problem("explorer.engine.command", text, f'command = "{_SERVERS[engine.kind]}"')
     if not engine.model and engine.reload == "restart":
         text = 'explorer.engine.reload = "restart" needs explorer.engine.model: else it has another name each time'
         yield Problem("explorer.engine.model", text, 'model = "policy", and --served-model-name policy')

@@ -14,7 +14,7 @@ from syncd.stall.verbs import MountVerb, pending_calls
 ENGINES = ("vllm", "sglang", "transformers")
 RECIPES = ("sft", "grpo", "lora")
 _SOURCE = Path(__file__).parents[1] / "recipes"
-_ENGINE, _JOB = "@ENGINE@", "job"
+_ENGINE, _JOB, _IMAGE = "@ENGINE@", "job", "syncd.def"
 
 
 def job_files(recipe: str, engine: str | None, model: str) -> dict[str, str]:
@@ -28,11 +28,11 @@ def job_files(recipe: str, engine: str | None, model: str) -> dict[str, str]:
     text = _read(f"{recipe}.toml").replace("@DOCS@", DOCS)
     text = text.replace("@MODEL@", json.dumps(model, ensure_ascii=False))
     if engine is None:
-        copied = ["examples.jsonl", "trainer.sbatch"]
+        copied = ["examples.jsonl", "trainer.sbatch", _IMAGE]
     else:
         text = text.replace(_ENGINE, _engine_table(recipe, engine))
         array = "explorers.sbatch" if engine == "transformers" else f"explorers-{engine}.sbatch"
-        copied = ["tasks.jsonl", "reward.py", "trainer.sbatch", array, "together.sbatch"]
+        copied = ["tasks.jsonl", "reward.py", "trainer.sbatch", array, "together.sbatch", _IMAGE]
     return {"job.toml": text, **{name: _read(name) for name in copied}}
 
 
@@ -120,7 +120,7 @@ def next_commands(directory: str, engine: str | None) -> list[str]:
     help="The model's directory.",
 )
 def init(directory: str, recipe: str, engine: str | None, model: str) -> None:
-    r"""Write a commented job file, sbatch files, tasks, a reward function and an empty job into DIR.
+    r"""Write a commented job file, files for Slurm, tasks, a reward function and an empty job into DIR.
 
     Prints what to run next.
 

@@ -126,7 +126,17 @@ def test_the_command_line_overrides_the_file(write, tmp_path):
         ),
         (
             "[explorer.engine]\nkind = 'vllm'\ncommand = 'serve {model}'",
-            ["the server needs a command with {port}"],
+            [
+                "the server needs a command with {port}",
+                'command = "env VLLM_SERVER_DEV_MODE=1 vllm serve {model} --host {host} --port {port}"',
+            ],
+        ),
+        (
+            "[explorer.engine]\nkind = 'sglang'\ncommand = 'serve {port}'",
+            [
+                "needs a command with {model}",
+                'command = "python -m sglang.launch_server --model-path {model}',
+            ],
         ),
         ("[explorer.engine]\naddress = 'http://h:1'", ['means nothing to kind = "transformers"']),
         ("[explorer.reward]\nfunction = 'maths'", ["neither auto, exact_match, math,", "did you mean math?"]),

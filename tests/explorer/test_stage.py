@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from syncd.transports.filesystem.directory import payload_of
 from syncd.transports.filesystem.stage import HostStage, StageFullError, StageSource
 
 PROGRAM = Path(__file__).parent / "programs" / "take.py"
+NOBODY = 65534
 ROWS = 3 << 16
 """Rows of 8 floats of each shard: two reads a shard."""
 
@@ -179,6 +182,26 @@ def test_a_stage_that_others_may_use_is_refused(job, tmp_path):
     with pytest.raises(ConfigError, match="others may use"):
         HostStage(str(tmp_path / "stage"), job.root)
     stage.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acts as two users: needs root")
+def test_a_stage_of_another_user_is_not_shared(job):
+    place = tempfile.mkdtemp(dir="/dev/shm")
+    os.chmod(place, 0o1777)
+    first = HostStage(f"{place}/stage", job.root)
+    os.seteuid(NOBODY)
+    try:
+        HostStage(f"{place}/stage", job.root)
+        own = Path(f"{place}/stage.{NOBODY}")
+        assert (own.stat().st_uid, stat.S_IMODE(own.stat().st_mode)) == (NOBODY, 0o700)
+        assert len(list(own.iterdir())) == 1
+        own.chmod(0o755)
+        with pytest.raises(ConfigError, match="others may use"):
+            HostStage(f"{place}/stage", job.root)
+    finally:
+        os.seteuid(0)
+        first.close()
+        shutil.rmtree(place)
 
 
 def test_a_stage_on_a_network_mount_is_refused(job, tmp_path, monkeypatch):

@@ -25,7 +25,9 @@ from syncd.publishing import FollowingDisk, publish_export, read_export
 from syncd.synchronizer import Synchronizer
 from syncd.transports.delta.materialise import materialise
 from syncd.transports.delta.publish import publish_delta
+from syncd.transports.filesystem.directory_receiver import DirectoryOptions
 from syncd.transports.filesystem.receive import FilesystemReceiver
+from syncd.transports.filesystem.stage import HostStage
 
 CONTAINER = "actor/delta-00001-of-00001.safetensors"
 
@@ -541,6 +543,22 @@ def test_what_a_killed_reader_left_below_tmpdir_is_removed_by_the_next_start(cha
     with Client.open(job.root, "explorer", "e0") as client:
         FilesystemReceiver(client)
         assert contents(temporary) == {}
+
+
+def test_a_follower_whose_stage_could_read_deltas_warns_once_without_the_packages(job, tmp_path, monkeypatch):
+    heard = []
+    options = DirectoryOptions(report=lambda *event, **fields: heard.append((*event, fields)))
+    found = "syncd.transports.filesystem.packages.find_spec"
+    monkeypatch.setattr(found, lambda name: None if name == "pyarrow" else name)
+    with Client.open(job.root, "explorer", "e0") as client:
+        stage = HostStage(str(tmp_path / "stage"), job.root)
+        for receiver in (FilesystemReceiver(client, options), FilesystemReceiver(client, options, stage)):
+            assert [receiver.reads(), receiver.reads()] == [(), ()]
+            receiver.close()
+        reason = {"reason": "not installed: pyarrow", "hint": "pip install 'syncd[delta]'"}
+        assert heard == [("warning", "deltas_disabled", reason)], "without a stage none are read anyway"
+        monkeypatch.undo()
+        assert FilesystemReceiver(client, options, stage).reads() == ("delta",)
 
 
 def test_only_the_commands_that_need_it_load_the_codec(chain, job, tmp_path):

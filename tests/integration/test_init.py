@@ -1,7 +1,7 @@
 """`syncd init`: what it writes is read by the real loaders, trains, is in the wheel, and never replaces a file."""
 
+import configparser
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.cli import environment
 from support.paths import ROOT
+from support.readme import line_of, typed
 
 from syncd.cli.init import ENGINES, RECIPES
 from syncd.cli.main import run
@@ -19,7 +20,7 @@ from syncd.cli.main import run
 COMBINATIONS = [
     (recipe, engine) for recipe in RECIPES for engine in (ENGINES if recipe != "sft" else (None,))
 ]
-DEFINITION = ROOT / "examples" / "slurm" / "syncd.def"
+DEFINITION = ROOT / "syncd" / "recipes" / "syncd.def"
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +90,7 @@ def test_the_batch_files_are_valid_and_the_reward_scores_its_tasks(tmp_path, mod
     }
     expected = ["trainer.sbatch"] if engine is None else [array[engine], "together.sbatch", "trainer.sbatch"]
     assert written == expected
+    assert (tmp_path / "syncd.def").read_text() == DEFINITION.read_text()
     for name in written:
         done = subprocess.run(["bash", "-n", tmp_path / name], check=False, capture_output=True)
         assert (done.returncode, done.stderr) == (0, b"")
@@ -137,6 +139,28 @@ def test_it_needs_no_package_of_an_extra(tmp_path):
     assert "sbatch together.sbatch job.toml job" in done.stdout
 
 
+def test_the_image_installs_extras_that_exist_with_and_without_a_checkout():
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    installs = re.findall(r"(?m)^ +(# )?pip install (.*)$", DEFINITION.read_text())
+    assert [("-c /src/constraints.txt" in line, "syncd-*.whl" in line) for _, line in installs] == [
+        (True, False),
+        (False, True),
+        (True, False),
+    ]
+    extras = [re.search(r"\[([a-z,]+)\]", line)[1].split(",") for _, line in installs]
+    assert extras[0] == extras[1]
+    assert {name for names in extras for name in names} <= set(settings.options("options.extras_require"))
+    assert [bool(comment) for comment, _ in installs] == [False, True, True]
+
+
+def test_one_node_is_enough_for_each_batch_file(tmp_path, model):
+    for recipe, engine in COMBINATIONS:
+        assert init(tmp_path / f"{recipe}-{engine}", model, recipe, engine) == 0
+    for path in tmp_path.glob("*/*.sbatch"):
+        assert set(re.findall(r"(?m)^#SBATCH .*--nodes=(\d+)", path.read_text())) == {"1"}, path
+
+
 @pytest.mark.slow
 def test_the_wheel_of_what_the_image_copies_has_the_recipes(tmp_path):
     """The image takes no .git, no environment and no output of the checkout."""
@@ -167,24 +191,28 @@ def test_the_wheel_of_what_the_image_copies_has_the_recipes(tmp_path):
     assert any(name.endswith("share/syncd/monitoring/syncd.rules.yml") for name in names)
 
 
+SMALL = {"total_steps": 2, "groups": 4, "group_size": 2, "max_tokens": 4}
+"""What makes a job short; the commands are typed as they are."""
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_the_command_for_one_machine_trains(tmp_path, model):
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("recipe", "weights"), [("grpo", "model.safetensors.index.json"), ("lora", "adapter_model.safetensors")]
+)
+def test_the_command_for_one_machine_trains(tmp_path, model, recipe, weights):
     pytest.importorskip("verl", reason="the trainer needs verl")
-    assert init(tmp_path, model, "lora", "transformers") == 0
-    few = "--trainer.total_steps=2 --data.groups=4 --data.group_size=2 --explorer.sampling.max_tokens=4"
-    page = (ROOT / "docs" / "getting-started.md").read_text().split("\n## On one machine\n")[1]
-    trainer, explorer = re.search(r"(?m)^ {4}(trainer .*) & (explorer .*)$", page).groups()
-    line = f"{trainer} {few} & {explorer} {few}; code=$?; wait %1 && exit $code"
-    done = subprocess.run(
-        ["bash", "-c", line], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        env={
-            **environment(), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
-            "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
-        },
-        timeout=500, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    assert init(tmp_path, model, recipe, "transformers") == 0
+    text = (tmp_path / "job.toml").read_text()
+    for key, value in SMALL.items():
+        text = re.sub(rf"(?m)^{key} = \d+", f"{key} = {value}", text)
+    (tmp_path / "job.toml").write_text(text)
+    both = line_of("trainer train job.toml & explorer run job.toml")
+    line = f"{both}; code=$?; wait %1 && (exit $code) && trainer plot job && trainer export job 2 out"
+    typed(line, tmp_path, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     metrics = [json.loads(line) for line in (tmp_path / "job" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics] == [1, 2]
-    assert (tmp_path / "job" / "global_step_2" / "actor" / "adapter_model.safetensors").is_file()
+    assert (tmp_path / "job" / "global_step_2" / "actor" / weights).is_file()
+    assert list((tmp_path / "job").glob("*.png"))
+    assert (tmp_path / "out").is_dir()

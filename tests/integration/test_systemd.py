@@ -303,6 +303,7 @@ def test_the_user_unit_runs_the_daemon_without_root(machine, by_hand):
     wanted = "nothing published yet, 0 explorers, lag 0"
     machine.until(lambda: shown("StatusText")["StatusText"] == wanted)
     assert shown("ActiveState", "NRestarts") == {"ActiveState": "active", "NRestarts": "0"}
+    assert wanted in by_hand("systemctl", "--user", "status", unit)
     by_hand("systemctl", "--user", "reload", unit)
     by_hand("systemctl", "--user", "disable", "--now", unit)
     assert shown("Result", "ExecMainStatus") == {"Result": "success", "ExecMainStatus": "0"}

@@ -243,9 +243,19 @@ def test_without_deltas_or_memory_for_them_all_steps_are_whole(tmp_path, sync, l
     trainer.close()
 
 
+def test_an_explorer_without_a_stage_is_named_once_with_the_key_that_gives_it_one(trainer):
+    with capture_logs() as logs:
+        trainer.store(1, Weights().tensors.items)
+        explorer(trainer.job, "e0")
+        for step in (2, 3):
+            trainer.store(step, Weights().tensors.items)
+    found = [(log["step"], "explorer.follow" in log.get("hint", "")) for log in logs if "form" in log]
+    assert found == [(1, False), (2, True)]
+
+
 def test_missing_packages_are_named_at_the_start(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "syncd.transports.filesystem.send.find_spec", lambda name: None if name == "pyarrow" else name
+        "syncd.transports.filesystem.packages.find_spec", lambda name: None if name == "pyarrow" else name
     )
     with capture_logs() as logs:
         trainer = DeltaTrainer(str(tmp_path))

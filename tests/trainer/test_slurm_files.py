@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from beds import probe
 from support.checker import sealed
+from support.readme import line_of
 from support.trainers import ENVIRONMENT
-from test_kills import STEPS, damaged, final_state, finish, new_job
+from test_kills import STEPS, WHOLE, damaged, final_state, finish, new_job, write_config
 
 from syncd.protocol.layout import Job
 from syncd.protocol.version import read_version
@@ -77,7 +78,7 @@ def test_a_requeued_trainer_ends_with_the_state_of_an_undisturbed_run(bed, tmp_p
         bed,
         tmp_path,
         f"""
-sbatch {FILES}/trainer.sbatch config.toml {disturbed}
+sbatch --nodes 2 {FILES}/trainer.sbatch config.toml {disturbed}
 wait_for 400 lines 4
 # What --signal=B:USR2@120 does at the end of the time.
 scancel --signal=USR2 --batch 1
@@ -104,6 +105,15 @@ job_is 1 Restarts=2
     record_line(
         f"Slurm: 2 requeues, {len(steps)} steps trained for {STEPS}, state and weights as undisturbed"
     )
+
+
+def test_srun_trains_with_one_rank_a_task(bed, tmp_path):
+    job = new_job(tmp_path, "job")
+    Path(write_config(job, WHOLE)).rename(tmp_path / "grpo.toml")
+    in_bed(bed, tmp_path, line_of("srun trainer train").replace("srun", "srun -N2 -n2"))
+    version = read_version(Job.at(job))
+    assert version is not None
+    assert version.step == STEPS
 
 
 STUBS = {

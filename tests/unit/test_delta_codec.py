@@ -263,8 +263,12 @@ def test_what_is_no_tile_is_refused(old, new, width):
 def test_a_read_only_target_and_a_strided_array_are_refused():
     old = weights(100)
     frame = encode(old, changed(old, 0.5))
-    with pytest.raises(UsageError, match="read-only"):
+    with pytest.raises(UsageError, match="read-only") as error:
         apply(old.tobytes(), frame)
+    assert error.value.hint == "target = bytearray(target)"
+    with pytest.raises(UsageError, match="no frame") as error:
+        fold(old, [])
+    assert error.value.hint == "fold(base, [encode(base, result)])"
     with pytest.raises(UsageError, match="contiguous"):
         encode(old[::2], old[::2])
 

@@ -29,6 +29,12 @@ SHARE = ShareState((7, "a"), "", True, 100 * MIB, TIMES)
 FACTS = StorageFacts((SHARE, SHARE), Parent(7, "sha256:0", (), ChainLength(1, 6, 12 * MIB)), readers=2)
 
 
+def test_explorers_that_cannot_read_deltas_get_a_hint_and_their_absence_does_not():
+    assert not choose_storage(replace(FACTS, readers=0)).hint
+    assert 'stage = "/dev/shm/syncd"' in choose_storage(replace(FACTS, readers=0, unable="e0")).hint
+    assert not choose_storage(replace(FACTS, unable="e0")).hint
+
+
 def chosen(facts: StorageFacts) -> tuple[str, str]:
     found = choose_storage(facts)
     return found.form, found.why

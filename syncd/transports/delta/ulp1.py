@@ -153,7 +153,7 @@ def apply(target: Bytes, encoded: EncodedFrame) -> bool:
     if words.size != frame.length:
         raise CorruptDataError(f"a tile of {words.size} bytes where the frame has {frame.length}")
     if not words.flags.writeable:
-        raise UsageError("the target is read-only")
+        raise UsageError("the target is read-only", hint="target = bytearray(target)")
     found = _digest(words)
     if found == frame.after:
         return False
@@ -187,7 +187,7 @@ def fold(base: Bytes, frames: Iterable[EncodedFrame]) -> EncodedFrame:
             raise CorruptDataError("frames of two tiles cannot become one")
         apply(result, encoded)
     if not places:
-        raise UsageError("there is no frame to fold")
+        raise UsageError("there is no frame to fold", hint="fold(base, [encode(base, result)])")
     ((target, tile),) = places
     return encode(base, result, width=tile.width, offset=tile.offset, target=target)
 

@@ -6,7 +6,6 @@ Imports no torch.
 import contextlib
 import os
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from syncd.errors import ConfigError, CorruptDataError, RefusedError
@@ -27,6 +26,7 @@ from syncd.transports.filesystem.directory import (
     payload_of,
 )
 from syncd.transports.filesystem.directory_receiver import DirectoryOptions, DirectoryReceiver
+from syncd.transports.filesystem.packages import INSTALL_HINT, missing_packages
 from syncd.transports.filesystem.stage import (
     HostStage,
     StagedCopy,
@@ -60,14 +60,26 @@ class FilesystemReceiver(DirectoryReceiver):
         self._stage = stage
         self._scratch: HostStage | None = None
         self._is_full = False
+        self._has_warned = False
         if stage is None:
             sweep_scratch(client.job.root, client.clock)
 
     def reads(self) -> tuple[str, ...]:
         """Return what can be received at no cost beside steps that are stored whole."""
         has_room = self._options.changes if self._stage is None else not self._is_full
-        can_read = has_room and "weights" in self._options.kinds and can_decode()
-        return (READS_DELTA,) if can_read else ()
+        if not has_room or "weights" not in self._options.kinds:
+            return ()
+        if missing := missing_packages():
+            self._warn(missing)
+            return ()
+        return (READS_DELTA,)
+
+    def _warn(self, missing: list[str]) -> None:
+        """Report once that deltas could be read here if packages were installed."""
+        if not self._has_warned:
+            self._has_warned = True
+            reason = f"not installed: {', '.join(missing)}"
+            self._options.report("warning", "deltas_disabled", reason=reason, hint=INSTALL_HINT)
 
     def sweep(self) -> None:
         """Remove the copies that no process of this host uses."""
@@ -147,7 +159,7 @@ class FilesystemReceiver(DirectoryReceiver):
         manifest = leased.manifest
         if manifest is None or not can_decode():
             message = f"step {leased.version.step} is a delta, and numpy or pyarrow is not installed"
-            raise RefusedError(message, path=leased.path, hint="pip install 'syncd[delta]'")
+            raise RefusedError(message, path=leased.path, hint=INSTALL_HINT)
         self._require_sizes(leased, manifest)
         payload, version = payload_of(manifest), replace(leased.version, kind="weights")
         try:
@@ -254,5 +266,5 @@ class FilesystemReceiver(DirectoryReceiver):
 
 
 def can_decode() -> bool:
-    """Return whether the modules that decode deltas are installed."""
-    return all(find_spec(module) for module in ("numpy", "pyarrow"))
+    """Return whether the packages that decode deltas are installed."""
+    return not missing_packages()

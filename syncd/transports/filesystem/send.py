@@ -2,7 +2,6 @@
 
 import contextlib
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Self
 
 import structlog
@@ -12,6 +11,7 @@ from syncd.errors import SyncdError
 from syncd.protocol.layout import Job
 from syncd.protocol.writer import StepWriter
 from syncd.transports.base import FILES, Export, SendContext, Sent, StepContent, WeightSender
+from syncd.transports.filesystem.packages import INSTALL_HINT, missing_packages
 from syncd.transports.filesystem.shard import StepCopy
 from syncd.transports.filesystem.step_saver import StepSaver
 from syncd.transports.filesystem.storage_choice import WHOLE, Storage
@@ -20,9 +20,6 @@ from syncd.transports.ranks import Ranks, all_or_error
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "keep": None}
 """What `sync.dtype` casts floating-point tensors to; None keeps each as it is."""
-
-_NEEDED = ("numpy", "pyarrow")
-"""What deltas are encoded with: the extra `delta`."""
 
 
 class FilesystemSender(WeightSender):
@@ -172,9 +169,8 @@ def _stores_deltas(context: SendContext) -> bool:
     settings = context.settings
     if settings.delta == "off" or settings.mode == "stream" or context.base is not None:
         return False
-    lacking = [name for name in _NEEDED if find_spec(name) is None]
-    missing = next(filter(None, context.ranks.gather(lacking)), None)
+    missing = next(filter(None, context.ranks.gather(missing_packages())), None)
     if missing and context.ranks.rank == 0:
         reason = f"not installed: {', '.join(missing)}"
-        structlog.get_logger().warning("deltas_disabled", reason=reason, hint="pip install 'syncd[delta]'")
+        structlog.get_logger().warning("deltas_disabled", reason=reason, hint=INSTALL_HINT)
     return not missing

@@ -134,7 +134,8 @@ class HostStage:
     """The staged copies of one job on this host.
 
     Args:
-        directory: The directory of all jobs' copies; created with mode 0700.
+        directory: The directory of all jobs' copies; created with mode 0700. Where it is another user's, `.UID` is
+            appended.
         job_root: The job directory.
         clock: This host's clock.
         stalled: Seconds for which another process's copy may make no progress.
@@ -148,10 +149,9 @@ class HostStage:
     ) -> None:
         self._clock, self._stalled = clock or SystemClock(), stalled
         self._disk = LocalDisk()
-        self._root = os.path.realpath(directory)
-        self._own = f"{self._root}/{_job_key(job_root)}.{Process.current().boot[:8] or '00000000'}"
         try:
-            os.makedirs(self._root, 0o700, exist_ok=True)
+            self._root = _own_root(directory)
+            self._own = f"{self._root}/{_job_key(job_root)}.{Process.current().boot[:8] or '00000000'}"
             is_network = mount_of(self._root).is_network
             if not is_network:
                 _private(self._own)
@@ -353,6 +353,17 @@ def _names(directory: str) -> list[str]:
         return os.listdir(directory)
     except FileNotFoundError:
         return []
+
+
+def _own_root(directory: str) -> str:
+    """Return a directory, created; if it is another user's, the one of this user beside it."""
+    root = os.path.realpath(directory)
+    os.makedirs(root, 0o700, exist_ok=True)
+    if os.access(root, os.W_OK | os.X_OK, effective_ids=True):
+        return root
+    own = f"{root}.{os.geteuid()}"
+    _private(own)
+    return own
 
 
 def _private(path: str) -> None:

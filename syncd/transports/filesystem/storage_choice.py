@@ -23,6 +23,10 @@ AGAIN = 16
 
 
 _ALL_READ = "every explorer reads deltas"
+_STAGE_HINT = (
+    'give an explorer a stage that has room: [explorer.follow] stage = "/dev/shm/syncd", or'
+    " syncd follow JOB --hook HOOK --stage /dev/shm/syncd"
+)
 _SLOWER = "explorers have whole weights earlier than changes"
 
 
@@ -106,6 +110,7 @@ class Storage:
         why: Why the step is stored so.
         times: What was expected; None if not all of it was measured.
         is_slower: Whether changes would take longer than whole weights.
+        hint: What makes explorers read deltas; empty where they do, or where there is none.
     """
 
     parent: Parent | None = None
@@ -114,6 +119,7 @@ class Storage:
     why: str = ""
     times: StorageTimes | None = None
     is_slower: bool = True
+    hint: str = ""
 
     @property
     def form(self) -> str:
@@ -129,7 +135,7 @@ WHOLE = Storage()
 def choose_storage(now: StorageFacts) -> Storage:
     """Return how the next step is stored."""
     if not now.readers:
-        return Storage(why="no living explorer reads deltas")
+        return Storage(why="no living explorer reads deltas", hint=_STAGE_HINT if now.unable else "")
     if now.parent is None:
         return Storage(keeps=True, why=now.why_no_parent)
     if problem := _no_changes(now.shares):

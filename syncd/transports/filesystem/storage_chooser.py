@@ -76,7 +76,7 @@ class StorageChooser:
         self._generation: int | None = None
         self._parent: Parent | None = None  # of the last choice
         self._lease = ExitStack()
-        self._logged: tuple[str, str] | None = None
+        self._logged: tuple[str, str, str] | None = None
         self._helper = ThreadPoolExecutor(1, "storage")
         self._ahead: Future[_JobState] | None = None
 
@@ -121,11 +121,15 @@ class StorageChooser:
             self.release()
         self._has_failed, self._was_slower = False, found.is_slower
         self._forms = {**dict(list(self._forms.items())[-_REMEMBERED:]), step: found.form}
-        if self._logged != (found.form, found.why):
-            self._logged = found.form, found.why
-            expected = found.times.rounded() if found.times else {}
-            self._log.info("storage_chosen", step=step, form=found.form, why=found.why, **expected)
+        self._log_change(step, found)
         return found
+
+    def _log_change(self, step: int, found: Storage) -> None:
+        if self._logged != (found.form, found.why, found.hint):
+            self._logged = found.form, found.why, found.hint
+            expected = found.times.rounded() if found.times else {}
+            hint = {"hint": found.hint} if found.hint else {}
+            self._log.info("storage_chosen", step=step, form=found.form, why=found.why, **hint, **expected)
 
     def _facts(self, shares: Sequence[ShareState], must_be_whole: str) -> StorageFacts:
         job = self._job_state(shares[0])

@@ -1,0 +1,67 @@
+"""The trainer's commands of README.md, typed in bash, with an engine that is a few numbers."""
+
+import json
+
+import pytest
+
+pytest.importorskip("torch", reason="the trainer needs torch")
+
+from support.paths import PYTHONPATH
+from support.readme import line_of, typed
+from support.trainers import write_experiences
+
+from syncd.protocol.layout import Job
+from syncd.protocol.version import read_version
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+CONFIG = """
+[job]
+dir = "job"
+[model]
+path = "none"
+[engine]
+name = "tests.tiny"
+device = "cpu"
+[data]
+groups = 2
+group_size = 2
+[trainer]
+total_steps = 2
+"""
+STAGES = """
+[[stages]]
+name = "first"
+[stages.trainer]
+total_steps = 1
+[[stages]]
+name = "second"
+[stages.model]
+path = "none"
+"""
+
+
+def new_job(directory):
+    directory.mkdir(parents=True)
+    write_experiences(directory, 4)
+
+
+@pytest.mark.parametrize("start", ["trainer train grpo.toml", "torchrun"])
+def test_the_trainer_alone_and_under_torchrun_trains(tmp_path, start):
+    new_job(tmp_path / "job")
+    (tmp_path / "grpo.toml").write_text(CONFIG)
+    line = line_of(start).replace("--nnodes 4 --nproc-per-node 8", "--standalone --nproc-per-node 2")
+    typed(line, tmp_path, PYTHONPATH=PYTHONPATH, OMP_NUM_THREADS="1")
+    version = read_version(Job.at(tmp_path / "job"))
+    assert version is not None, "the daemon that rank 0 started has published"
+    assert version.step == 2
+
+
+def test_the_stages_of_a_file_train_one_after_the_other(tmp_path):
+    for name in ("first", "second"):
+        new_job(tmp_path / "job" / name)
+    (tmp_path / "grpo.toml").write_text(CONFIG + STAGES)
+    typed("trainer stages grpo.toml", tmp_path, PYTHONPATH=PYTHONPATH, OMP_NUM_THREADS="1")
+    for name, steps in (("first", [1]), ("second", [1, 2])):
+        lines = (tmp_path / "job" / name / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == steps
