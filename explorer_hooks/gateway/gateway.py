@@ -302,14 +302,16 @@ class Gateway:
         most = min(request.max_tokens or limits.max_tokens, limits.max_tokens)
         earlier = session.drawn_before(prompt, most)
         if earlier is None:
+            limit: int | None = most
             result = await self._maker.make(prompt, most)
         else:
             session.reserved.add(earlier)
-            result = _drawn(session.earlier[earlier])
+            limit, result = session.earlier[earlier].most, _drawn(session.earlier[earlier])
         record = await self._tokenized(self._turn_record, session, request, key, result)
         if session.state != "open" or session.id not in self.sessions.by_id:
             raise gone("the session has ended meanwhile")
-        place = {"parent": parent.number if parent else None, "prompt": added, "earlier": earlier}
+        number = parent.number if parent else None
+        place = {"parent": number, "prompt": added, "earlier": earlier, "most": limit}
         durable = self._applied({**record, **place, **({"tools": tools} if tools else {})})
         turn = session.turns[-1]
         await durable

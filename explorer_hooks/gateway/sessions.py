@@ -58,6 +58,7 @@ class Turn:
         answer: What the answer says.
         length: Tokens up to the end of the answer.
         tools: Seconds from the answer that called tools to the request that this turn answers, by the tool's name.
+        most: How many tokens it might have had; None if an older journal does not say so.
         answered_at: When the answer was given, on the monotonic clock; 0 if another process gave it, or if a request
             has come already that continues it.
     """
@@ -72,6 +73,7 @@ class Turn:
     answer: ModelAnswer
     length: int
     tools: Mapping[str, float] = field(default_factory=dict)
+    most: int | None = None
     answered_at: float = 0.0
 
     @property
@@ -90,9 +92,14 @@ class Turn:
         return [token for turn in self.path for part in (turn.prompt, turn.tokens) for token in part]
 
     def answers(self, prompt: Sequence[int], most: int) -> bool:
-        """Return whether this is what an engine may answer to a prompt with so many tokens at most."""
+        """Return whether this is what an engine may answer to a prompt with so many tokens at most.
+
+        What was cut at its most tokens would have gone on with more. What was cut before has come to the end of the
+        model's positions, where every answer ends.
+        """
         size = len(self.tokens)
-        fits = size == most if self.answer.finish == "length" else size <= most
+        is_at_most = self.answer.finish == "length" and size == (self.most or size)
+        fits = size == most if is_at_most else size <= most
         is_as_long = self.length - size == len(prompt)
         return fits and is_as_long and self.whole[: len(prompt)] == list(prompt)
 
@@ -312,6 +319,7 @@ class Sessions:
             ),
             before + len(record["prompt"]) + len(record["tokens"]),
             record.get("tools", {}),
+            record.get("most"),
         )
         session.turns.append(turn)
         if record.get("earlier") is not None:

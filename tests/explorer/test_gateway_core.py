@@ -16,13 +16,14 @@ from support.experiences import fifo, write
 from support.gateway_bed import TOKEN, TOOL, GatewayBed, ScriptedEngine
 from support.jobs import ManualClock
 from support.paths import ROOT
+from support.served_process import MINUTES
 
 from explorer_hooks.gateway.answers import AnswerParser
 from explorer_hooks.gateway.api_errors import ApiError
 from explorer_hooks.gateway.chat import read_request
 from explorer_hooks.gateway.journal import NAME
 from explorer_hooks.gateway.rows import experiences_of
-from syncd.errors import CorruptDataError, StorageError, UsageError
+from syncd.errors import CorruptDataError, EngineDeadError, StorageError, UsageError
 from syncd.protocol.layout import Job
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -288,6 +289,32 @@ def test_an_engine_that_is_away_is_waited_for_and_then_answered_with_503(tmp_pat
         return said, len(bed.sessions.by_id[session].turns)
 
     assert bed.run(main)[1] == 1
+
+
+def broken(_):
+    raise RuntimeError("CUDA out of memory")
+
+
+def test_an_engine_that_raises_is_dead_and_nobody_waits_for_it(tmp_path):
+    """An error of torch is none of ours: it ends no thread, is the gateway's failure, and makes health say so."""
+    bed = GatewayBed(tmp_path, ScriptedEngine(broken))
+
+    async def main(bed):
+        session = await bed.session()
+        for text in ("one", "two"):
+            with pytest.raises(ApiError, match="CUDA out of memory") as error:
+                await asyncio.wait_for(bed.ask(session, [then(text)]), MINUTES)
+            assert error.value.status == 503
+
+    with bed.serving() as (driver, http):
+        assert driver.get("/health")[0] == 200
+        http.call(main(bed))
+        status, told = driver.get("/health")
+    assert (status, told["ready"], told["reason"]) == (503, False, str(bed.gateway.failure))
+    failure = bed.gateway.failure
+    assert isinstance(failure, EngineDeadError)
+    assert "the engine failed: RuntimeError" in str(failure)
+    assert failure.hint
 
 
 def test_history_as_the_template_writes_it_continues_only_what_it_writes(tmp_path):
