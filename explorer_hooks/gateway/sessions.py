@@ -43,6 +43,10 @@ MOST_ENDED = 10_000
 """Sessions of groups that are over of which is known how they ended: for requests that come twice."""
 
 
+MOST_OVER = 100_000
+"""Groups that are over whose names are known."""
+
+
 @dataclass(slots=True)
 class Turn:
     """A recorded answer.
@@ -137,6 +141,8 @@ class Session:
     """Which of them are turns of this session too, by their indices."""
     reserved: set[int] = field(default_factory=set)
     """Which of them are, or are about to be: what this process alone knows."""
+    limit: str = ""
+    """What its last request has met: `turns`, `context`, or nothing; what this process alone knows."""
 
     @property
     def drawn(self) -> list[Turn]:
@@ -218,7 +224,9 @@ class Sessions:
         self.replaced: set[str] = set()
         """Sessions that another attempt has replaced, of groups that are open."""
         self.over: dict[str, str] = {}
-        """What became of groups: `written`, or why they were dropped."""
+        """What became of groups: `written`, or why they were dropped; of the last `MOST_OVER`."""
+        self.forgotten: Counter[str] = Counter()
+        """Groups that are not among these any more, by what became of them."""
         self.ended: dict[str, SessionState] = {}
         """How sessions ended whose group is over or that another attempt has replaced; the last `MOST_ENDED`."""
         self.pending: dict[int, tuple[str, ...]] = {}
@@ -260,6 +268,12 @@ class Sessions:
         """Return the groups whose rollouts all have a reward, in the order in which they began."""
         return [group for group in self.groups.values() if group.is_whole(size)]
 
+    def all_dropped(self) -> Counter[str]:
+        """Return the groups that were dropped since the run began, by reason."""
+        found = self.forgotten + Counter(self.over.values())
+        del found[WRITTEN]
+        return found
+
     def settled(self, upcoming: int) -> dict[str, Any]:
         """Return the record of what became of groups that were about to be written when the process ended.
 
@@ -280,6 +294,7 @@ class Sessions:
         """Return the record of what is known of groups and sessions that are over."""
         return {
             "kind": "over",
+            "forgotten": dict(self.forgotten),
             "groups": dict(self.over),
             "ended": dict(self.ended),
             "dropped": dict(self.dropped),
@@ -354,12 +369,15 @@ class Sessions:
     def _over(self, record: Record) -> None:
         self.ended.update(record["ended"])
         self.dropped.update(record.get("dropped", {}))
+        self.forgotten.update(record.get("forgotten", {}))
         for name, why in record["groups"].items():
             self._forget(name, why)
 
     def _forget(self, name: str, why: str) -> None:
         group = self.groups.pop(name, None)
         self.over[name] = why
+        if len(self.over) > MOST_OVER:
+            self.forgotten[self.over.pop(next(iter(self.over)))] += 1
         self.replaced -= group.replaced if group is not None else set()
         for session in group.rollouts.values() if group is not None else ():
             self._end(session, session.state if session.state != "open" else "abandoned")

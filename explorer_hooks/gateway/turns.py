@@ -16,6 +16,9 @@ from syncd.errors import EngineDeadError, EngineUnreachableError, SyncdError
 AWAY = "engine_away"
 """The code of the error that says that a turn has waited in vain for the engine."""
 
+ENGINE_REFUSED = "engine_refused"
+"""The code of the error that says that the engine does not take a prompt."""
+
 _PAUSE = 0.2
 """Seconds until an engine that could not answer is asked again."""
 
@@ -152,7 +155,7 @@ def _broken(error: Exception) -> EngineDeadError:
 
 def _answer(result: GroupResult) -> GroupResult | ApiError:
     if result.problem:
-        return refused(f"the engine refuses it: {result.problem}", "messages", "engine_refused")
+        return refused(f"the engine refuses it: {result.problem}", "messages", ENGINE_REFUSED)
     return result
 
 

@@ -1,5 +1,6 @@
 """Environments as agents without verifiers: what is refused, groups that are played together, sessions by header."""
 
+import contextlib
 import json
 import sys
 import threading
@@ -96,6 +97,49 @@ def test_what_a_process_has_started_ends_with_it_also_if_it_was_killed(tmp_path)
         player.close()
 
 
+NOISY = """#!/bin/sh
+read asked
+echo started >> STARTS
+echo '{"tasks": [{"id": "a", "digest": "0"}]}'
+read asked
+echo LINE
+sleep 600
+"""
+
+
+@pytest.mark.parametrize("line", ["a warning", "[1]"])
+def test_a_process_that_writes_what_is_no_answer_is_replaced(tmp_path, line):
+    python, starts = tmp_path / "python", tmp_path / "starts"
+    python.write_text(NOISY.replace("STARTS", str(starts)).replace("LINE", f"'{line}'"))
+    python.chmod(0o700)
+    settings = EnvironmentSettings("sums", {}, {}, str(python), [])
+    player = EnvironmentPlayer(settings, MINUTES, 1, "policy", lambda: False)
+    try:
+        for count in (1, 2):
+            (score,) = player.play("http://127.0.0.1:9", ["session"], {"place": 0})
+            assert score.problem == f"its process wrote what is no answer: {line!r}"
+            assert len(starts.read_text().split()) == count
+    finally:
+        player.close()
+
+
+def test_a_group_of_which_a_rollout_ends_at_a_limit_is_counted_as_that_and_not_played_again(tmp_path):
+    bed, player = bed_of(tmp_path, max_turns=1), Together()
+    play = player.play
+
+    def longer(url, sessions, task):
+        play(url, sessions, task)
+        with contextlib.suppress(urllib.error.HTTPError):
+            play(url, sessions[-1:], task)
+        return [Score(None, problem="it raised")] * len(sessions)
+
+    player.play = longer
+    played_together(tmp_path, bed, player, retries=3)
+    assert bed.sessions.over == {"0.0": "turns", "0.1": "turns"}
+    assert set(bed.sessions.ended.values()) == {"abandoned"}
+    assert len(bed.sessions.ended) == 6, "one attempt each"
+
+
 def is_running(pid):
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as file:
@@ -144,8 +188,8 @@ def played_together(tmp_path, bed, player, retries=1, tasks=2):
     assert agents.failure is None
 
 
-def bed_of(tmp_path, size=3):
-    bed = GatewayBed(tmp_path / "state", ScriptedEngine(None), group_size=size)
+def bed_of(tmp_path, size=3, **limits):
+    bed = GatewayBed(tmp_path / "state", ScriptedEngine(None), group_size=size, **limits)
     bed.engine.say = lambda prompt: [*bed.ids("abc"), 0]
     return bed
 

@@ -179,6 +179,29 @@ def test_each_dropped_group_is_reported_once_however_often_the_gateway_is_killed
     assert restarted(drop_one) == ({"idle": 1}, {"agent": 2, "idle": 1})
 
 
+def test_names_of_old_groups_are_forgotten_and_their_count_is_not(tmp_path, monkeypatch):
+    """A run of weeks ends millions of groups; what is kept of them is bounded, in the process and in its journal."""
+    monkeypatch.setattr("explorer_hooks.gateway.sessions.MOST_OVER", 3)
+
+    async def drop(bed):
+        first = len(bed.sessions.over)
+        for number in range(5):
+            name = f"{first}.{number}"
+            await bed.session(name)
+            await bed.gateway.drop(name, "agent" if number % 2 else "idle")
+        return bed.gateway.dropped()
+
+    assert GatewayBed(tmp_path, numbered(), group_size=1).run(drop) == {"idle": 3, "agent": 2}
+    bed = GatewayBed(tmp_path, numbered(), group_size=1)
+    assert bed.run(drop) == {"idle": 6, "agent": 4}
+    assert list(bed.sessions.over) == ["3.2", "3.3", "3.4"]
+    assert (tmp_path / NAME).read_text().splitlines()[0].count('"0.') == 3, "rewritten at the start"
+    again = GatewayBed(tmp_path, numbered(), group_size=1)
+    again.close()
+    assert again.gateway.dropped() == {"idle": 6, "agent": 4}
+    assert again.sessions.dropped == {"idle": 6, "agent": 4}, "none of them is reported yet"
+
+
 def test_records_behind_the_end_of_their_session_say_nothing(tmp_path):
     """A journal that is rewritten while a turn, its reward and the end of its group wait to be written."""
     bed = GatewayBed(tmp_path, numbered(), group_size=1)

@@ -23,7 +23,7 @@ from explorer_hooks.gateway.api_errors import ApiError
 from explorer_hooks.gateway.chat import read_request
 from explorer_hooks.gateway.journal import NAME
 from explorer_hooks.gateway.rows import experiences_of
-from syncd.errors import CorruptDataError, EngineDeadError, StorageError, UsageError
+from syncd.errors import CorruptDataError, EngineDeadError, StorageError, TimedOutError, UsageError
 from syncd.protocol.layout import Job
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -315,6 +315,21 @@ def test_an_engine_that_raises_is_dead_and_nobody_waits_for_it(tmp_path):
     assert isinstance(failure, EngineDeadError)
     assert "the engine failed: RuntimeError" in str(failure)
     assert failure.hint
+
+
+def test_a_call_that_the_gateways_thread_does_not_end_is_an_error_with_a_code(tmp_path, monkeypatch):
+    monkeypatch.setattr("explorer_hooks.gateway.http_thread._CALL", 0.05)
+    bed = GatewayBed(tmp_path, numbered())
+
+    async def broken():
+        raise TimeoutError("its own")
+
+    with bed.serving() as (_, http):
+        with pytest.raises(TimedOutError, match=r"the gateway did nothing for 0\.05 s") as error:
+            http.call(asyncio.Event().wait())
+        assert (error.value.exit_code, bool(error.value.hint)) == (4, True)
+        with pytest.raises(TimeoutError, match="its own"):
+            http.call(broken())
 
 
 def test_history_as_the_template_writes_it_continues_only_what_it_writes(tmp_path):
