@@ -641,6 +641,43 @@ def test_an_unmodified_client_calls_a_tool_over_two_turns(tmp_path, stream):
         ]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("reverse", [False, True], ids=["as called", "reversed"])
+def test_an_answer_that_calls_two_tools_is_continued_by_both_results(tmp_path, stream, reverse):
+    """One segment with the exact tokens, whichever result comes first; the time of each tool is that of both."""
+    bed = GatewayBed(tmp_path, ScriptedEngine(None), group_size=1, max_tokens=200)
+    calls = "".join(
+        f'<tool_call>{{"name": "{name}",  "arguments": {{}}}}</tool_call>' for name in ("add", "find")
+    )
+    call, end = [*bed.ids(calls), 0], [*bed.ids("three"), 0]
+    tool = bed.tokenizer.convert_tokens_to_ids("<|tool|>")
+    bed.engine.say = lambda prompt: end if tool in prompt else call
+    find = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
+
+    with bed.serving() as (driver, _):
+        session = driver.session("g", 0)
+        client = openai.OpenAI(base_url=session["base_url"], api_key="any")
+        asked = {"model": "policy", "tools": [TOOL, find], "stream": stream}
+        said = _said(client.chat.completions.create(messages=HELLO, **asked), stream)
+        made = said["tool_calls"]
+        assert [one["function"]["name"] for one in made] == ["add", "find"]
+        assert len({one["id"] for one in made}) == 2
+        results = [
+            {"role": "tool", "tool_call_id": one["id"], "content": f"of {one['function']['name']}"}
+            for one in (made[::-1] if reverse else made)
+        ]
+        done = client.chat.completions.create(messages=[*HELLO, said, *results], **asked)
+        assert _said(done, stream)["content"] == "three"
+        driver.reward(session, 1.0)
+        (row,) = rows(bed)
+    order = ("find", "add") if reverse else ("add", "find")
+    between = bed.ids("\n" + "".join(f"<|tool|>of {name}<|end|>\n" for name in order) + "<|assistant|>")
+    assert list(row.tokens[row.prompt_length :]) == [*call, *between, *end]
+    assert list(row.action_mask) == [True] * len(call) + [False] * len(between) + [True] * len(end)
+    assert (row.segments, row.info["turns"]) == (1, 2)
+    assert {name: count for name, (count, _) in row.info["tools"].items()} == {"add": 1, "find": 1}
+
+
 def _said(answer, stream):
     """Return the message of an answer, put together from the chunks of a stream as agents do."""
     if not stream:
