@@ -103,12 +103,11 @@ def draw(
             if step + 1 == steps or stop() or not bool(running.any()):
                 break
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
+            places = mask.sum(1, keepdim=True) - 1
             made = model(
                 token[:, None],
                 attention_mask=mask,
-                position_ids=(mask.sum(1, keepdim=True) - 1).clamp(
-                    max=ends.positions - 1
-                ),  # of rows that have ended
+                position_ids=places.clamp(max=ends.positions - 1),  # rows that have ended go on meanwhile
                 past_key_values=cache,
                 use_cache=True,
             )

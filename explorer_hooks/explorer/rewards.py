@@ -126,7 +126,7 @@ def _only_json(info: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in info.items():
         try:
             found[name] = _plain(value, frozenset())
-        except RecursionError:
+        except (ArithmeticError, RecursionError, TypeError, ValueError):
             found[name] = _shown(value)
     return found
 

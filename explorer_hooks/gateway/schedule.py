@@ -133,16 +133,25 @@ class AgentSchedule:
         if group is not None and group.is_whole(self._gateway.limits.group_size):
             self._dropped_in_row = 0
 
-    async def failed(self, attempt: Attempt, problem: str, why: str = "agent") -> None:
+    async def failed(
+        self, attempt: Attempt, problem: str, why: str = "agent", causes: Sequence[Attempt] = ()
+    ) -> None:
         """Abandon an attempt without a reward, and after too many its group, which is counted under `why`.
 
         If the agent ended where its turns or its context do, each further attempt would get the same answers and end
         there: its group is dropped at once, counted as that, and no failure.
 
+        Args:
+            attempt: The attempt.
+            problem: What went wrong.
+            why: What failed.
+            causes: Which attempts of its episode went wrong, if others than this one may have.
+
         Raises:
             ConfigError: Too many groups in a row were dropped.
         """
-        await self._failed(attempt, problem, why, self._limit_met(attempt) if why == "agent" else "")
+        limit = self._limit_met(causes or (attempt,)) if why == "agent" else ""
+        await self._failed(attempt, problem, why, limit)
 
     async def _failed(self, attempt: Attempt, problem: str, why: str, limit: str = "") -> None:
         place = (attempt.group, attempt.rollout)
@@ -161,12 +170,13 @@ class AgentSchedule:
             message = f"{self._dropped_in_row} groups in a row were dropped, the last one because: {problem}"
             raise ConfigError(message, hint="try the agent on that task")
 
-    def _limit_met(self, attempt: Attempt) -> str:
-        """Return the limit that the last request of an attempt has met behind a turn; of an episode any rollout's."""
-        group = self._gateway.sessions.groups.get(attempt.group)
-        sessions = list(group.rollouts.values()) if group is not None else []
-        own = [one for one in sessions if self._limits.whole_groups or one.id == attempt.session]
-        return next((one.limit for one in own if one.limit and one.turns), "")
+    def _limit_met(self, attempts: Sequence[Attempt]) -> str:
+        """Return the limit that the last request of one of some attempts has met behind a turn."""
+        known = self._gateway.sessions.groups
+        groups = [known[one.group] for one in attempts if one.group in known]
+        ids = {one.session for one in attempts}
+        sessions = [one for group in groups for one in group.rollouts.values() if one.id in ids]
+        return next((one.limit for one in sessions if one.limit and one.turns), "")
 
     async def _give_up(self, group: str, why: str) -> None:
         """Drop a group, and forget the failures of its rollouts."""

@@ -42,7 +42,6 @@ WRITTEN = "written"
 MOST_ENDED = 10_000
 """Sessions of groups that are over of which is known how they ended: for requests that come twice."""
 
-
 MOST_OVER = 100_000
 """Groups that are over whose names are known."""
 

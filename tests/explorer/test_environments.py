@@ -123,7 +123,15 @@ def test_a_process_that_writes_what_is_no_answer_is_replaced(tmp_path, line):
         player.close()
 
 
-def test_a_group_of_which_a_rollout_ends_at_a_limit_is_counted_as_that_and_not_played_again(tmp_path):
+@pytest.mark.parametrize(
+    ("failed", "why", "attempts"),
+    [((0, 1, 2), "turns", 1), ((2,), "turns", 1), ((0,), "agent", 3)],
+    ids=["the episode", "that rollout", "another rollout"],
+)
+def test_a_group_of_which_a_rollout_ends_at_a_limit_is_counted_as_that_and_not_played_again(
+    tmp_path, failed, why, attempts
+):
+    """The last rollout meets the limit. If it is another one that fails, the episode may succeed the next time."""
     bed, player = bed_of(tmp_path, max_turns=1), Together()
     play = player.play
 
@@ -131,13 +139,13 @@ def test_a_group_of_which_a_rollout_ends_at_a_limit_is_counted_as_that_and_not_p
         play(url, sessions, task)
         with contextlib.suppress(urllib.error.HTTPError):
             play(url, sessions[-1:], task)
-        return [Score(None, problem="it raised")] * len(sessions)
+        return [Score(None, problem="it raised") if at in failed else Score(1.0) for at in range(3)]
 
     player.play = longer
-    played_together(tmp_path, bed, player, retries=3)
-    assert bed.sessions.over == {"0.0": "turns", "0.1": "turns"}
+    played_together(tmp_path, bed, player, retries=2)
+    assert bed.sessions.over == {"0.0": why, "0.1": why}
     assert set(bed.sessions.ended.values()) == {"abandoned"}
-    assert len(bed.sessions.ended) == 6, "one attempt each"
+    assert len(bed.sessions.ended) == 6 * attempts
 
 
 def is_running(pid):

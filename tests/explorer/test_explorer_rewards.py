@@ -190,6 +190,7 @@ def test_what_is_no_json_in_an_info_costs_itself_alone():
         "why": "so",
         "set": "{1}",
     }
+    assert score_of({"reward": 1, "huge": Fraction(10**400)}).info["huge"].startswith("Fraction(1000")
     loop = [0.5]
     loop.append(loop)
     deep = leaf = {}
