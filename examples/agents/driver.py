@@ -31,7 +31,10 @@ def agent(client: openai.OpenAI, question: str) -> str:
     """Answer a question in at most three turns; the model may call the tool."""
     history: list[Any] = [{"role": "user", "content": question}]
     for _ in range(3):
-        done = client.chat.completions.create(model="policy", messages=history, tools=[TOOL])
+        try:
+            done = client.chat.completions.create(model="policy", messages=history, tools=[TOOL])
+        except openai.BadRequestError:  # the history is too long for another turn
+            break
         message = done.choices[0].message
         history.append(message.model_dump(exclude_none=True))
         if not message.tool_calls:

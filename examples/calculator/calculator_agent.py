@@ -28,7 +28,10 @@ def run(base_url: str, api_key: str, task: dict[str, Any]) -> dict[str, float]:
     history: list[Any] = [{"role": "user", "content": task["prompt"]}]
     called = False
     for _ in range(TURNS):
-        done = client.chat.completions.create(model="policy", messages=history, tools=[TOOL])
+        try:
+            done = client.chat.completions.create(model="policy", messages=history, tools=[TOOL])
+        except openai.BadRequestError:  # the history is too long for another turn
+            break
         message = done.choices[0].message
         history.append(message.model_dump(exclude_none=True))
         if not message.tool_calls:
@@ -39,7 +42,7 @@ def run(base_url: str, api_key: str, task: dict[str, Any]) -> dict[str, float]:
             {"role": "tool", "tool_call_id": call.id, "content": calculated(call.function.arguments)}
             for call in message.tool_calls
         ]
-    return {"reward": 0.0, "called": 1.0}
+    return {"reward": 0.0, "called": float(called)}
 
 
 def calculated(arguments: str) -> str:

@@ -159,7 +159,7 @@ class GatewaySection(Section):
     hold: Seconds = 300.0
     """Seconds that a turn waits for an engine that is away or loads a version; then the answer is 503."""
     idle: Seconds = 3600.0
-    """Seconds without a request after which an unfinished group is dropped."""
+    """serve: seconds without a request after which an unfinished group is dropped; run: `agent.timeout` counts."""
     max_turns: Positive = 64
     """Turns of a session at most."""
     history: Literal["exact", "template"] = "exact"

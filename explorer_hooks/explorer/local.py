@@ -75,15 +75,17 @@ def draw(
         model: A causal language model.
         ends: What ends and pads.
         requests: Prompts, none empty and all shorter than the model's positions; the first request says how many
-            responses there are to each, of how many tokens, fewer if the model's positions run out, and at which
-            temperature: logits are divided by it; 0 for the most probable token, whose log-prob is at temperature 1.
+            responses there are to each, of how many tokens, fewer if the model's positions run out behind a prompt,
+            and at which temperature: logits are divided by it; 0 for the most probable token, whose log-prob is at
+            temperature 1.
         generator: Draws the tokens.
         stop: Called after each token; once it returns true, the tokens so far are returned.
     """
     device = next(model.parameters()).device
     tokens, mask = _padded([request.prompt for request in requests], ends.pad, device)
     samples, temperature = requests[0].samples, requests[0].temperature
-    steps = max(min(requests[0].max_tokens, ends.positions - tokens.shape[1]), 1)
+    rooms = [min(requests[0].max_tokens, ends.positions - len(one.prompt)) for one in requests]
+    room, steps = torch.tensor(rooms, device=device).repeat_interleave(samples), max(rooms)
     chosen, logprobs = [], []
     running = torch.ones(len(requests) * samples, dtype=torch.bool, device=device)
     last = torch.tensor(sorted(ends.ends), dtype=torch.long, device=device)
@@ -97,19 +99,20 @@ def draw(
             token, logprob = _chosen(logits, temperature, generator)
             chosen.append(token)
             logprobs.append(logprob)
-            running &= ~torch.isin(token, last)
+            running &= ~torch.isin(token, last) & (room > step + 1)
             if step + 1 == steps or stop() or not bool(running.any()):
                 break
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
+            places = mask.sum(1, keepdim=True) - 1
             made = model(
                 token[:, None],
                 attention_mask=mask,
-                position_ids=mask.sum(1, keepdim=True) - 1,
+                position_ids=places.clamp(max=ends.positions - 1),  # rows that have ended go on meanwhile
                 past_key_values=cache,
                 use_cache=True,
             )
             cache, logits = made.past_key_values, made.logits[:, -1]
-    return _grouped(torch.stack(chosen, 1), torch.stack(logprobs, 1), ends.ends, samples)
+    return _grouped(torch.stack(chosen, 1), torch.stack(logprobs, 1), ends.ends, room.tolist(), samples)
 
 
 def _chosen(
@@ -135,12 +138,13 @@ def _padded(
 
 
 def _grouped(
-    tokens: torch.Tensor, logprobs: torch.Tensor, ends: frozenset[int], samples: int
+    tokens: torch.Tensor, logprobs: torch.Tensor, ends: frozenset[int], rooms: Sequence[int], samples: int
 ) -> list[list[Response]]:
     drawn = []
-    for row, values in zip(tokens.tolist(), logprobs.tolist(), strict=True):
-        length = next((at + 1 for at, token in enumerate(row) if token in ends), None)
-        drawn.append(Response(row[:length], values[:length], truncated=length is None))
+    for row, values, room in zip(tokens.tolist(), logprobs.tolist(), rooms, strict=True):
+        length = next((at + 1 for at, token in enumerate(row[:room]) if token in ends), None)
+        cut = length or room
+        drawn.append(Response(row[:cut], values[:cut], truncated=length is None))
     return [drawn[at : at + samples] for at in range(0, len(drawn), samples)]
 
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from numbers import Integral, Real
 from typing import Any
 
 from explorer_hooks.tasks.task import Task
@@ -78,10 +79,13 @@ def score_of(returned: object) -> Score:
     if isinstance(returned, Mapping):
         info = {str(name): value for name, value in returned.items() if name != "reward"}
         returned = returned.get("reward")
+    problem = f"it returned {type(returned).__name__} instead of a number"
+    if isinstance(returned, str | bytes | bytearray):  # float would read "0.7"
+        return Score(None, problem=problem)
     try:
         reward = float(returned)  # type: ignore[arg-type] # whatever it is: numpy's numbers and booleans too
     except (TypeError, ValueError, OverflowError):
-        return Score(None, problem=f"it returned {type(returned).__name__} instead of a number")
+        return Score(None, problem=problem)
     if not math.isfinite(reward):
         return Score(None, problem=f"it returned {reward}")
     return Score(reward, _only_json(info))
@@ -113,13 +117,45 @@ def combined(parts: Mapping[str, Score], weights: Mapping[str, float]) -> Score:
     return Score(reward, info)
 
 
-def _only_json(info: Mapping[str, Any]) -> Mapping[str, Any]:
+def _only_json(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an info as plain data, whatever classes the function has its numbers from.
+
+    A value that JSON does not have, such as NaN or a set, becomes text; what is beside it stays what it is.
+    """
+    found = {}
+    for name, value in info.items():
+        try:
+            found[name] = _plain(value, frozenset())
+        except (ArithmeticError, RecursionError, TypeError, ValueError):
+            found[name] = _shown(value)
+    return found
+
+
+def _plain(value: Any, above: frozenset[int]) -> Any:
+    """Return a value as plain data.
+
+    Args:
+        value: The value.
+        above: The ids of the containers that it is in.
+    """
     try:
-        # PlainTokens data, whatever classes the function has its numbers from.
-        plain: Mapping[str, Any] = json.loads(json.dumps(info, allow_nan=False))
+        return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError):
-        return {name: repr(value)[:_SHOWN] for name, value in info.items()}
-    return plain
+        inside = above | {id(value)}
+    if isinstance(value, Mapping) and id(value) not in above:
+        return {str(key): _plain(one, inside) for key, one in value.items()}
+    if isinstance(value, list | tuple) and id(value) not in above:
+        return [_plain(one, inside) for one in value]
+    if isinstance(value, Real) and math.isfinite(value):
+        return int(value) if isinstance(value, Integral) else float(value)
+    return _shown(value)
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)[:_SHOWN]
+    except RecursionError:
+        return f"<{type(value).__name__}>"
 
 
 def _answer(task: Mapping[str, Any]) -> str:

@@ -141,6 +141,9 @@ class GatewayApp:
 
     async def _show_health(self, _request: Request) -> Response:
         is_ready, told = self._health()
+        failure = self._gateway.failure
+        if failure is not None:
+            is_ready, told = False, {**told, "ready": False, "reason": str(failure)}
         sessions = self._gateway.sessions
         counts = {"groups": len(sessions.groups), "sessions": len(sessions.by_id)}
         return JSONResponse({**told, **counts}, 200 if is_ready else UNAVAILABLE)

@@ -25,6 +25,7 @@ GRACE = 15.0
 
 _END = 5.0
 _LOOK = 0.2
+_SHOWN = 80
 
 WorkerAnswer = dict[str, Any]
 """What the process answers: a JSON object, with `problem` if something went wrong."""
@@ -82,7 +83,7 @@ class EnvironmentProcess:
     @property
     def is_running(self) -> bool:
         """Return whether it can be asked."""
-        return not self._has_ended
+        return not self._has_ended and self._process.returncode is None
 
     def ask(self, asked: Mapping[str, Any], timeout: float) -> WorkerAnswer:
         """Return the answer to a request for an episode; if there is none in time, the process is killed.
@@ -133,20 +134,39 @@ class EnvironmentProcess:
             self._process.stdin.flush()
 
     def _read(self) -> None:
-        """Hand answers to those who wait, until the process has ended."""
+        """Hand answers to those who wait, until the process has ended or writes what is none."""
+        problem = ""
+        try:
+            problem = self._hand_over()
+        finally:
+            self.kill()
+            with self._lock:
+                self._has_ended, left = True, list(self._waiting.values())
+            for waiting in left:
+                text = problem or f"its process ended with {self._process.returncode}"
+                waiting.set_result({"problem": text})
+
+    def _hand_over(self) -> str:
+        """Hand answers to those who wait; return what is wrong with a line that is none, nothing at the end."""
         assert self._process.stdout is not None
-        with self._process.stdout as answers:
-            for line in answers:
-                answer: WorkerAnswer = json.loads(line)
+        with self._process.stdout as lines:
+            for line in lines:
+                answer = _answer(line)
+                if answer is None:
+                    return f"its process wrote what is no answer: {line.strip()[:_SHOWN]!r}"
                 with self._lock:
                     waiting = self._waiting.pop(answer.get("id", 0), None)
                 if waiting is not None:
                     waiting.set_result(answer)
-        self.kill()
-        with self._lock:
-            self._has_ended, left = True, list(self._waiting.values())
-        for waiting in left:
-            waiting.set_result({"problem": f"its process ended with {self._process.returncode}"})
+        return ""
+
+
+def _answer(line: str) -> WorkerAnswer | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("id", 0), int) else None
 
 
 def _started(settings: EnvironmentSettings) -> "subprocess.Popen[str]":
@@ -164,6 +184,7 @@ def _started(settings: EnvironmentSettings) -> "subprocess.Popen[str]":
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             text=True,
+            errors="replace",
             start_new_session=True,
         )
     except OSError as error:

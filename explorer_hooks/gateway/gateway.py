@@ -16,18 +16,20 @@ from explorer_hooks.explorer.generation import GroupResult, Response
 from explorer_hooks.explorer.token_versions import TokenVersions
 from explorer_hooks.explorer.tokens import Tokens
 from explorer_hooks.gateway.answers import AnswerParser, Completion, Usage
-from explorer_hooks.gateway.api_errors import TOO_MANY, conflict, gone, missing, not_now, refused
+from explorer_hooks.gateway.api_errors import TOO_MANY, ApiError, conflict, gone, missing, not_now, refused
 from explorer_hooks.gateway.chat import ChatRequest, next_key
 from explorer_hooks.gateway.driver import RewardRequest, SessionRequest, described
 from explorer_hooks.gateway.journal import TurnJournal
-from explorer_hooks.gateway.sessions import WRITTEN, SegmentChoice, Session, SessionGroup, Sessions, Turn
+from explorer_hooks.gateway.sessions import SegmentChoice, Session, SessionGroup, Sessions, Turn
 from explorer_hooks.gateway.splice import PromptTooLongError, Splicer
-from explorer_hooks.gateway.turns import TurnMaker
+from explorer_hooks.gateway.turns import ENGINE_REFUSED, TurnMaker
 from syncd.errors import SyncdError
 
 _LOG = structlog.get_logger()
 _T = TypeVar("_T")
-_TOO_LONG = "context_length_exceeded"
+_TOO_LONG, _MAX_TURNS = "context_length_exceeded", "max_turns"
+_LIMITS = {_TOO_LONG: "context", ENGINE_REFUSED: "context", _MAX_TURNS: "turns"}
+"""Which limit of a session an error means, by its code; an engine refuses the tokens of a prompt by their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +228,7 @@ class Gateway:
 
     def dropped(self) -> dict[str, int]:
         """Return the groups that were dropped since the run began, by reason."""
-        return dict(Counter(why for why in self.sessions.over.values() if why != WRITTEN))
+        return dict(self.sessions.all_dropped())
 
     # --- agents -----------------------------------------------------------------------------------------------
 
@@ -264,16 +266,17 @@ class Gateway:
         if is_retry and key in session.by_request:
             await self._journal.barrier()
             return self._completion(session, session.by_request[key])
-        task = self._pending.get((name, key)) if is_retry else None
-        if task is None:
-            task = self._started(session, request, key)
-        # The client may give up waiting; the turn is recorded, for its retry.
-        return self._completion(session, await asyncio.shield(task))
+        with _limits_noted(session):
+            task = self._pending.get((name, key)) if is_retry else None
+            if task is None:
+                task = self._started(session, request, key)
+            # The client may give up waiting; the turn is recorded, for its retry.
+            return self._completion(session, await asyncio.shield(task))
 
     def _started(self, session: Session, request: ChatRequest, key: str) -> "asyncio.Task[Turn]":
         under_way = sum(name == session.id for name, _ in self._pending)
         if len(session.turns) + under_way >= self.limits.max_turns:
-            raise refused(f"the session has had its {self.limits.max_turns} turns", code="max_turns")
+            raise refused(f"the session has had its {self.limits.max_turns} turns", code=_MAX_TURNS)
         self._note_replaced(request)
         place = (session.id, key)
         if place in self._pending:  # a branch: the same request again, and no retry
@@ -302,14 +305,16 @@ class Gateway:
         most = min(request.max_tokens or limits.max_tokens, limits.max_tokens)
         earlier = session.drawn_before(prompt, most)
         if earlier is None:
+            limit: int | None = most
             result = await self._maker.make(prompt, most)
         else:
             session.reserved.add(earlier)
-            result = _drawn(session.earlier[earlier])
+            limit, result = session.earlier[earlier].most, _drawn(session.earlier[earlier])
         record = await self._tokenized(self._turn_record, session, request, key, result)
         if session.state != "open" or session.id not in self.sessions.by_id:
             raise gone("the session has ended meanwhile")
-        place = {"parent": parent.number if parent else None, "prompt": added, "earlier": earlier}
+        number = parent.number if parent else None
+        place = {"parent": number, "prompt": added, "earlier": earlier, "most": limit}
         durable = self._applied({**record, **place, **({"tools": tools} if tools else {})})
         turn = session.turns[-1]
         await durable
@@ -408,6 +413,17 @@ class Gateway:
         if found is None and name not in self.sessions.ended:
             raise missing("there is no such session")
         return found
+
+
+@contextmanager
+def _limits_noted(session: Session) -> Iterator[None]:
+    """Note which limit of its session a request meets in the block, if it meets one."""
+    try:
+        yield
+    except ApiError as error:
+        session.limit = _LIMITS.get(error.code, "")
+        raise
+    session.limit = ""
 
 
 def _drawn(turn: Turn) -> GroupResult:

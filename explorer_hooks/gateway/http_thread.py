@@ -15,7 +15,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from explorer_hooks.follower.health import health_address
-from syncd.errors import ConfigError, StorageError, storage_errors
+from syncd.errors import ConfigError, StorageError, TimedOutError, storage_errors
 
 TOKEN = "token"  # noqa: S105 - the name of a file
 _PRIVATE = 0o600
@@ -75,14 +75,24 @@ class HttpThread:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def call(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine in its event loop, and return the result. Called from another thread."""
+        """Run a coroutine in its event loop, and return the result. Called from another thread.
+
+        Raises:
+            TimedOutError: The loop, or what the coroutine waits for, stands.
+        """
         assert self._loop is not None
         try:
             result = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         except RuntimeError:  # the loop is closed: nothing is served any more
             coroutine.close()
             raise
-        return result.result(_CALL)
+        try:
+            return result.result(_CALL)
+        except TimeoutError as error:
+            if result.done():  # an error of the coroutine's own
+                raise
+            hint = "dmesg | tail: does the disk of explorer.gateway.directory answer?"
+            raise TimedOutError(f"the gateway did nothing for {_CALL:g} s", hint=hint) from error
 
     def stop(self) -> None:
         """End the server."""

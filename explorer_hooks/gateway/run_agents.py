@@ -186,11 +186,14 @@ class AgentThreads:
         if self._is_ended():
             return  # the agent may have been killed; the next start plays it anew
         failed = next((score for score in scores if score.reward is None), None)
+        causes = [one for one, score in zip(attempts, scores, strict=True) if score.reward is None]
         for attempt, score in zip(attempts, scores, strict=True):
-            self._end(attempt, failed or score, task)
+            self._end(attempt, failed or score, task, causes)
 
-    def _end(self, attempt: Attempt, score: Score, task: dict[str, Any]) -> None:
-        """End an attempt with its reward, or abandon it."""
+    def _end(
+        self, attempt: Attempt, score: Score, task: dict[str, Any], causes: Sequence[Attempt] = ()
+    ) -> None:
+        """End an attempt with its reward, or abandon it because of those of its episode that went wrong."""
         if self._http.call(self._schedule.is_rewarded(attempt)):
             return
         why = "agent"
@@ -198,6 +201,6 @@ class AgentThreads:
             answer, why = self._http.call(self._schedule.answer(attempt)), "reward"
             ((score,),) = self._judge.score([ScoredGroup(attempt.task.text, task, (answer,))])
         if score.reward is None:
-            self._http.call(self._schedule.failed(attempt, score.problem, why))
+            self._http.call(self._schedule.failed(attempt, score.problem, why, causes))
         else:
             self._http.call(self._schedule.rewarded(attempt, score.reward, dict(score.info)))

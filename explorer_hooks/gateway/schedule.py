@@ -114,7 +114,7 @@ class AgentSchedule:
         try:
             await self._gateway.reward(attempt.session, said)
         except ApiError as error:
-            await self.failed(attempt, error.message)
+            await self._failed(attempt, error.message, "agent")
             return
         self._end(attempt)
 
@@ -128,27 +128,61 @@ class AgentSchedule:
     def _end(self, attempt: Attempt) -> None:
         """Note that an attempt has its reward."""
         self._playing.discard((attempt.group, attempt.rollout))
+        self._failures.pop((attempt.group, attempt.rollout), None)
         group = self._gateway.sessions.groups.get(attempt.group)
         if group is not None and group.is_whole(self._gateway.limits.group_size):
             self._dropped_in_row = 0
 
-    async def failed(self, attempt: Attempt, problem: str, why: str = "agent") -> None:
-        """Abandon an attempt, and after too many its group, which is counted under `why`.
+    async def failed(
+        self, attempt: Attempt, problem: str, why: str = "agent", causes: Sequence[Attempt] = ()
+    ) -> None:
+        """Abandon an attempt without a reward, and after too many its group, which is counted under `why`.
+
+        If the agent ended where its turns or its context do, each further attempt would get the same answers and end
+        there: its group is dropped at once, counted as that, and no failure.
+
+        Args:
+            attempt: The attempt.
+            problem: What went wrong.
+            why: What failed.
+            causes: Which attempts of its episode went wrong, if others than this one may have.
 
         Raises:
             ConfigError: Too many groups in a row were dropped.
         """
+        limit = self._limit_met(causes or (attempt,)) if why == "agent" else ""
+        await self._failed(attempt, problem, why, limit)
+
+    async def _failed(self, attempt: Attempt, problem: str, why: str, limit: str = "") -> None:
         place = (attempt.group, attempt.rollout)
-        self._failures[place] += 1
-        _LOG.warning("attempt_failed", group=attempt.group, rollout=attempt.rollout, problem=problem)
+        told = {"problem": problem, **({"limit": limit} if limit else {})}
+        _LOG.warning("attempt_failed", group=attempt.group, rollout=attempt.rollout, **told)
         await self._gateway.abandon(attempt.session)
-        if self._failures[place] > self._limits.retries and attempt.group in self._gateway.sessions.groups:
-            await self._gateway.drop(attempt.group, why)
-            self._dropped_in_row += 1
+        if attempt.group in self._gateway.sessions.groups:
+            self._failures[place] += 1
+            if limit:
+                await self._give_up(attempt.group, limit)
+            elif self._failures[place] > self._limits.retries:
+                await self._give_up(attempt.group, why)
+                self._dropped_in_row += 1
         self._playing.discard(place)
         if self._dropped_in_row >= self._limits.max_failures:
             message = f"{self._dropped_in_row} groups in a row were dropped, the last one because: {problem}"
             raise ConfigError(message, hint="try the agent on that task")
+
+    def _limit_met(self, attempts: Sequence[Attempt]) -> str:
+        """Return the limit that the last request of one of some attempts has met behind a turn."""
+        known = self._gateway.sessions.groups
+        groups = [known[one.group] for one in attempts if one.group in known]
+        ids = {one.session for one in attempts}
+        sessions = [one for group in groups for one in group.rollouts.values() if one.id in ids]
+        return next((one.limit for one in sessions if one.limit and one.turns), "")
+
+    async def _give_up(self, group: str, why: str) -> None:
+        """Drop a group, and forget the failures of its rollouts."""
+        await self._gateway.drop(group, why)
+        for rollout in range(self._gateway.limits.group_size):
+            self._failures.pop((group, rollout), None)
 
     async def answer(self, attempt: Attempt) -> ScoredText:
         """Return the last answer of an attempt, an empty one if there is none."""
@@ -166,7 +200,7 @@ class AgentSchedule:
         for group in list(self._gateway.sessions.groups.values()):
             has_reward = any(one.state == "rewarded" for one in group.rollouts.values())
             if has_reward and self._unplayed(group):
-                await self._gateway.drop(group.name, "agent")
+                await self._give_up(group.name, "agent")
                 self._dropped_in_row += 1
 
     def _open_rollouts(self) -> list[tuple[str, int, int]]:

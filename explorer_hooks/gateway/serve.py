@@ -1,5 +1,6 @@
 """`explorer serve`: the gateway's endpoint, and beside it what follows the job and writes whole groups."""
 
+import math
 import os
 import uuid
 from collections.abc import Iterator
@@ -78,7 +79,7 @@ def opened_gateway(
         sessions = run.resumed()
         versions, room = _versions(followed, writer), Room()
         maker = opened.enter_context(closing(open_maker(followed, tokens, versions, stop, file.temperature)))
-        limits, model = _limits(file), model_name(file)
+        limits, model = limits_of(file), model_name(file)
         gateway = Gateway(sessions, journal, tokens, splicer, parser, maker, limits, room.has, model)
         journal.start(sessions.needs, sessions.rest)
         app = GatewayApp(gateway, own_token(directory), partial(followed.follower.health, watched=False))
@@ -142,14 +143,17 @@ def _open_parts(file: ExplorerFile, tokens: Tokens) -> tuple[Splicer, AnswerPars
     return Splicer(tokens, ends, most), AnswerParser(file.explorer.gateway.tool_format, template)
 
 
-def _limits(file: ExplorerFile) -> GatewayLimits:
+def limits_of(file: ExplorerFile) -> GatewayLimits:
+    """Return what a file allows."""
     section, agent = file.explorer, file.explorer.agent
+    # Agents that the explorer starts are bounded by their own timeout, and so are their groups.
+    idle = math.inf if agent.is_given else section.gateway.idle
     return GatewayLimits(
         file.data.group_size,
         section.sampling.max_tokens,
         section.sampling.max_prompt_tokens,
         section.gateway.max_turns,
-        section.gateway.idle,
+        idle,
         section.gateway.history,
         section.gateway.segments,
         agents_reward=agent.is_given and agent.reward == "agent",

@@ -42,6 +42,9 @@ WRITTEN = "written"
 MOST_ENDED = 10_000
 """Sessions of groups that are over of which is known how they ended: for requests that come twice."""
 
+MOST_OVER = 100_000
+"""Groups that are over whose names are known."""
+
 
 @dataclass(slots=True)
 class Turn:
@@ -58,6 +61,7 @@ class Turn:
         answer: What the answer says.
         length: Tokens up to the end of the answer.
         tools: Seconds from the answer that called tools to the request that this turn answers, by the tool's name.
+        most: How many tokens it might have had; None if an older journal does not say so.
         answered_at: When the answer was given, on the monotonic clock; 0 if another process gave it, or if a request
             has come already that continues it.
     """
@@ -72,6 +76,7 @@ class Turn:
     answer: ModelAnswer
     length: int
     tools: Mapping[str, float] = field(default_factory=dict)
+    most: int | None = None
     answered_at: float = 0.0
 
     @property
@@ -90,9 +95,14 @@ class Turn:
         return [token for turn in self.path for part in (turn.prompt, turn.tokens) for token in part]
 
     def answers(self, prompt: Sequence[int], most: int) -> bool:
-        """Return whether this is what an engine may answer to a prompt with so many tokens at most."""
+        """Return whether this is what an engine may answer to a prompt with so many tokens at most.
+
+        What was cut at its most tokens would have gone on with more. What was cut before has come to the end of the
+        model's positions, where every answer ends.
+        """
         size = len(self.tokens)
-        fits = size == most if self.answer.finish == "length" else size <= most
+        is_at_most = self.answer.finish == "length" and size == (self.most or size)
+        fits = size == most if is_at_most else size <= most
         is_as_long = self.length - size == len(prompt)
         return fits and is_as_long and self.whole[: len(prompt)] == list(prompt)
 
@@ -130,6 +140,8 @@ class Session:
     """Which of them are turns of this session too, by their indices."""
     reserved: set[int] = field(default_factory=set)
     """Which of them are, or are about to be: what this process alone knows."""
+    limit: str = ""
+    """What its last request has met: `turns`, `context`, or nothing; what this process alone knows."""
 
     @property
     def drawn(self) -> list[Turn]:
@@ -211,7 +223,9 @@ class Sessions:
         self.replaced: set[str] = set()
         """Sessions that another attempt has replaced, of groups that are open."""
         self.over: dict[str, str] = {}
-        """What became of groups: `written`, or why they were dropped."""
+        """What became of groups: `written`, or why they were dropped; of the last `MOST_OVER`."""
+        self.forgotten: Counter[str] = Counter()
+        """Groups that are not among these any more, by what became of them."""
         self.ended: dict[str, SessionState] = {}
         """How sessions ended whose group is over or that another attempt has replaced; the last `MOST_ENDED`."""
         self.pending: dict[int, tuple[str, ...]] = {}
@@ -253,6 +267,12 @@ class Sessions:
         """Return the groups whose rollouts all have a reward, in the order in which they began."""
         return [group for group in self.groups.values() if group.is_whole(size)]
 
+    def all_dropped(self) -> Counter[str]:
+        """Return the groups that were dropped since the run began, by reason."""
+        found = self.forgotten + Counter(self.over.values())
+        del found[WRITTEN]
+        return found
+
     def settled(self, upcoming: int) -> dict[str, Any]:
         """Return the record of what became of groups that were about to be written when the process ended.
 
@@ -273,6 +293,7 @@ class Sessions:
         """Return the record of what is known of groups and sessions that are over."""
         return {
             "kind": "over",
+            "forgotten": dict(self.forgotten),
             "groups": dict(self.over),
             "ended": dict(self.ended),
             "dropped": dict(self.dropped),
@@ -312,6 +333,7 @@ class Sessions:
             ),
             before + len(record["prompt"]) + len(record["tokens"]),
             record.get("tools", {}),
+            record.get("most"),
         )
         session.turns.append(turn)
         if record.get("earlier") is not None:
@@ -346,12 +368,15 @@ class Sessions:
     def _over(self, record: Record) -> None:
         self.ended.update(record["ended"])
         self.dropped.update(record.get("dropped", {}))
+        self.forgotten.update(record.get("forgotten", {}))
         for name, why in record["groups"].items():
             self._forget(name, why)
 
     def _forget(self, name: str, why: str) -> None:
         group = self.groups.pop(name, None)
         self.over[name] = why
+        if len(self.over) > MOST_OVER:
+            self.forgotten[self.over.pop(next(iter(self.over)))] += 1
         self.replaced -= group.replaced if group is not None else set()
         for session in group.rollouts.values() if group is not None else ():
             self._end(session, session.state if session.state != "open" else "abandoned")

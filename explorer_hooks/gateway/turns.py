@@ -11,13 +11,18 @@ from dataclasses import dataclass
 
 from explorer_hooks.explorer.generation import Generator, GroupRequest, GroupResult
 from explorer_hooks.gateway.api_errors import UNAVAILABLE, ApiError, not_now, refused
-from syncd.errors import EngineUnreachableError, SyncdError
+from syncd.errors import EngineDeadError, EngineUnreachableError, SyncdError
 
 AWAY = "engine_away"
 """The code of the error that says that a turn has waited in vain for the engine."""
 
+ENGINE_REFUSED = "engine_refused"
+"""The code of the error that says that the engine does not take a prompt."""
+
 _PAUSE = 0.2
 """Seconds until an engine that could not answer is asked again."""
+
+_SHOWN = 300
 
 Done = Callable[[GroupResult | ApiError], None]
 
@@ -133,15 +138,24 @@ class TurnMaker:
             problem = str(error)
         except SyncdError as error:
             self.failure, problem = error, str(error)
+        except Exception as error:  # noqa: BLE001 - whoever waits for these turns would wait for ever
+            self.failure = _broken(error)
+            problem = str(self.failure)
         now = time.monotonic()
         for turn in [turn for turn in left.values() if now > turn.until or self.failure]:
             turn.done(not_now(UNAVAILABLE, f"the engine is away: {problem}", AWAY))
         return [turn for turn in left.values() if now <= turn.until and not self.failure]
 
 
+def _broken(error: Exception) -> EngineDeadError:
+    """Return the failure that an error means that is not of this project's tree, such as one of torch."""
+    hint = "nvidia-smi, or syncd verify JOB --deep; then start it again"
+    return EngineDeadError(f"the engine failed: {type(error).__name__}: {error}"[:_SHOWN], hint=hint)
+
+
 def _answer(result: GroupResult) -> GroupResult | ApiError:
     if result.problem:
-        return refused(f"the engine refuses it: {result.problem}", "messages", "engine_refused")
+        return refused(f"the engine refuses it: {result.problem}", "messages", ENGINE_REFUSED)
     return result
 
 

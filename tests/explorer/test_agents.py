@@ -1,6 +1,8 @@
 """Agents of users: commands and functions that play tasks, and those that hang, flood, fail or send garbage."""
 
+import asyncio
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -36,6 +38,7 @@ from explorer_hooks.gateway.agent_evaluation import AgentEvaluator
 from explorer_hooks.gateway.players import CommandPlayer, FunctionPlayer
 from explorer_hooks.gateway.run_agents import AgentThreads, run_agents
 from explorer_hooks.gateway.schedule import AgentSchedule, ScheduleLimits
+from explorer_hooks.gateway.serve import limits_of
 from explorer_hooks.gateway.turns import TurnMaker
 from explorer_hooks.tasks.section import TaskSetSection
 from explorer_hooks.tasks.sources import open_tasks
@@ -48,7 +51,7 @@ from syncd.jobfile.evaluation import EvaluationSet
 from syncd.synchronizer import Synchronizer
 
 ASK = """
-import json, os, sys, time, urllib.request
+import json, os, sys, time, urllib.error, urllib.request
 task = json.loads(os.environ["SYNCD_TASK"])
 def ask(text):
     body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
@@ -149,6 +152,89 @@ def test_an_agent_that_fails_is_tried_again_and_then_its_group_is_dropped_and_co
     assert bed.sessions.dropped == {"agent": 2}
     assert bed.sessions.over == {"0.0": "agent", "0.1": "agent"}
     assert list(bed.sessions.ended.values()) == ["abandoned"] * 4, "two attempts each"
+
+
+LONGER = "\nwhile True: ask('and so on ' * (number := number + 20))"
+"""Asks for more and more until it is refused, which ends it with an error."""
+
+
+@pytest.mark.fault("a rollout that is as long as it may be is lost as a failure of its agent")
+@pytest.mark.parametrize(
+    ("limit", "why"), [({"max_turns": 2}, "turns"), ({"max_prompt_tokens": 300}, "context")], ids=str
+)
+def test_an_attempt_that_ends_at_a_limit_is_counted_as_that_and_not_tried_again(tmp_path, limit, why):
+    """Each attempt gets the same answers, so it would end there again; and it is no failure that ends the run."""
+    player = player_of(f"number = 0{LONGER}")
+    bed, failure = played(tmp_path, player, tasks=2, retries=3, max_failures=1, threads=1, **limit)
+    assert failure is None
+    assert bed.sessions.dropped == {why: 2}
+    assert list(bed.sessions.ended.values()) == ["abandoned"] * 2, "one attempt each"
+
+
+def test_an_agent_that_fails_behind_a_limit_or_before_its_first_turn_has_failed(tmp_path):
+    """It goes on with a shorter history and then raises; and one whose task alone is too long took no turn."""
+    code = "ask('x')\ntry:\n    ask('y ' * 999)\nexcept urllib.error.HTTPError:\n    ask('z')\nask('no'[:no])"
+    bed, failure = played(tmp_path / "a", player_of(code), max_prompt_tokens=300, max_failures=1)
+    assert "name 'no' is not defined" in str(failure)
+    assert bed.sessions.dropped == {"agent": 1}
+    bed, failure = played(tmp_path / "b", player_of("ask('y ' * 999)"), max_prompt_tokens=300, max_failures=1)
+    assert "HTTP Error 400" in str(failure)
+    assert bed.sessions.dropped == {"agent": 1}
+
+
+@pytest.mark.fault("a rollout that is as long as it may be is lost as a failure of its agent")
+def test_the_agent_of_the_page_has_a_reward_also_at_a_limit(tmp_path):
+    (tmp_path / "agent.py").write_text(page_block("`agent.py` beside"))
+    call = '<tool_call>{"name": "look_up", "arguments": {"about": 1}}</tool_call>'
+    player = FunctionPlayer("agent:run", MINUTES, 1, [str(tmp_path)])
+    bed, failure = played(tmp_path / "bed", player, max_turns=2, threads=1, say=lambda _: call)
+    assert failure is None
+    (session,) = bed.sessions.groups["0.0"].rollouts.values()
+    assert (len(session.turns), session.reward, session.attempt) == (2, 0.0, 0)
+
+
+def test_what_the_schedule_knows_of_failures_goes_with_their_groups(tmp_path):
+    bed = GatewayBed(tmp_path / "state", ScriptedEngine(lambda _: [7, 0]), group_size=2)
+    (tmp_path / "tasks.jsonl").write_text("".join(f'{{"prompt": "{n}"}}\n' for n in range(4)))
+    tasks = open_tasks([TaskSetSection(source=str(tmp_path / "tasks.jsonl"))])
+    curriculum = Curriculum(CurriculumSection(), Records(str(tmp_path / "difficulty.jsonl")), "")
+
+    async def main(bed):
+        schedule = AgentSchedule(
+            bed.gateway, tasks, None, ScheduleLimits(1, 1, 99), lambda _: True, curriculum
+        )
+        for at in range(8):  # all rollouts of three groups fail twice, those of the last one once
+            one, other = [(await schedule.next())[0] for _ in range(2)]
+            if at < 7:
+                await schedule.failed(one, "no idea")
+                await schedule.failed(other, "no idea")
+                continue
+            for attempt in (one, other):
+                await bed.ask(attempt.session, [{"role": "user", "content": "x"}])
+                await schedule.rewarded(attempt, 1.0, {})
+        assert await schedule.is_over()
+        return len(schedule._failures), dict(bed.sessions.dropped)
+
+    assert bed.run(main) == (0, {"agent": 3})
+
+
+@pytest.mark.parametrize("agent", [True, False], ids=["run", "serve"])
+def test_a_slow_tool_is_not_taken_for_an_idle_group_where_the_explorer_plays_it(tmp_path, agent):
+    """`explorer run` bounds each attempt itself, by `explorer.agent.timeout`, however long that is."""
+    path = tmp_path / "job.toml"
+    text = '[job]\ndir = "job"\n[model]\npath = "model"\n[data]\ngroups = 1\ngroup_size = 1\n[explorer]\n'
+    played = '[explorer.agent]\ncommand = "true"\ntimeout = 7200\n' if agent else ""
+    path.write_text(f'{text}tasks = "t"\n{played}[explorer.gateway]\nidle = 0.001\n')
+    limits = dataclasses.asdict(limits_of(load_file(str(path))))
+    bed = GatewayBed(tmp_path / "state", ScriptedEngine(lambda _: [7, 0]), **limits)
+
+    async def main(bed):
+        await bed.ask(await bed.session(), [{"role": "user", "content": "x"}])
+        await asyncio.sleep(0.01)  # the tool
+        await bed.gateway.drop_idle()
+        return bed.sessions.over
+
+    assert bed.run(main) == ({} if agent else {"g": "idle"})
 
 
 def test_a_reward_function_reads_the_last_answer(tmp_path):

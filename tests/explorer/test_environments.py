@@ -1,5 +1,6 @@
 """Environments as agents without verifiers: what is refused, groups that are played together, sessions by header."""
 
+import contextlib
 import json
 import sys
 import threading
@@ -96,6 +97,57 @@ def test_what_a_process_has_started_ends_with_it_also_if_it_was_killed(tmp_path)
         player.close()
 
 
+NOISY = """#!/bin/sh
+read asked
+echo started >> STARTS
+echo '{"tasks": [{"id": "a", "digest": "0"}]}'
+read asked
+echo LINE
+sleep 600
+"""
+
+
+@pytest.mark.parametrize("line", ["a warning", "[1]"])
+def test_a_process_that_writes_what_is_no_answer_is_replaced(tmp_path, line):
+    python, starts = tmp_path / "python", tmp_path / "starts"
+    python.write_text(NOISY.replace("STARTS", str(starts)).replace("LINE", f"'{line}'"))
+    python.chmod(0o700)
+    settings = EnvironmentSettings("sums", {}, {}, str(python), [])
+    player = EnvironmentPlayer(settings, MINUTES, 1, "policy", lambda: False)
+    try:
+        for count in (1, 2):
+            (score,) = player.play("http://127.0.0.1:9", ["session"], {"place": 0})
+            assert score.problem == f"its process wrote what is no answer: {line!r}"
+            assert len(starts.read_text().split()) == count
+    finally:
+        player.close()
+
+
+@pytest.mark.parametrize(
+    ("failed", "why", "attempts"),
+    [((0, 1, 2), "turns", 1), ((2,), "turns", 1), ((0,), "agent", 3)],
+    ids=["the episode", "that rollout", "another rollout"],
+)
+def test_a_group_of_which_a_rollout_ends_at_a_limit_is_counted_as_that_and_not_played_again(
+    tmp_path, failed, why, attempts
+):
+    """The last rollout meets the limit. If it is another one that fails, the episode may succeed the next time."""
+    bed, player = bed_of(tmp_path, max_turns=1), Together()
+    play = player.play
+
+    def longer(url, sessions, task):
+        play(url, sessions, task)
+        with contextlib.suppress(urllib.error.HTTPError):
+            play(url, sessions[-1:], task)
+        return [Score(None, problem="it raised") if at in failed else Score(1.0) for at in range(3)]
+
+    player.play = longer
+    played_together(tmp_path, bed, player, retries=2)
+    assert bed.sessions.over == {"0.0": why, "0.1": why}
+    assert set(bed.sessions.ended.values()) == {"abandoned"}
+    assert len(bed.sessions.ended) == 6 * attempts
+
+
 def is_running(pid):
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as file:
@@ -144,8 +196,8 @@ def played_together(tmp_path, bed, player, retries=1, tasks=2):
     assert agents.failure is None
 
 
-def bed_of(tmp_path, size=3):
-    bed = GatewayBed(tmp_path / "state", ScriptedEngine(None), group_size=size)
+def bed_of(tmp_path, size=3, **limits):
+    bed = GatewayBed(tmp_path / "state", ScriptedEngine(None), group_size=size, **limits)
     bed.engine.say = lambda prompt: [*bed.ids("abc"), 0]
     return bed
 

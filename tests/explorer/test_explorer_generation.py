@@ -1,5 +1,7 @@
 """Generation: log-probs are those of the model, and each group says truthfully which versions made it."""
 
+import asyncio
+import copy
 import dataclasses
 import sys
 import threading
@@ -18,14 +20,16 @@ from explorer_hooks.explorer.generation import (
     version_after,
     version_of,
 )
-from explorer_hooks.explorer.local import LocalGenerator, draw, sequence_limits
+from explorer_hooks.explorer.local import LocalGenerator, SequenceLimits, draw, sequence_limits
 from explorer_hooks.explorer.served import ServerGenerator, served_model
 from explorer_hooks.explorer.server_apis import ApiChoice
 from explorer_hooks.explorer.tokens import PlainTokens, _plain, open_tokens
+from explorer_hooks.gateway.api_errors import ApiError
+from explorer_hooks.gateway.turns import TurnMaker
 from explorer_hooks.hook import Running
 from explorer_hooks.hooks.transformers import TransformersHook
 from explorer_hooks.http_client import HttpClient
-from syncd.errors import ConfigError, EngineUnreachableError
+from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "arithmetic"))
 
@@ -104,6 +108,43 @@ def test_greedy_decoding_takes_the_most_probable_token_within_max_positions(mode
     with torch.inference_mode():
         logits = model(torch.tensor([[*prompt, *one.tokens]])).logits[0]
     assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == one.tokens
+
+
+def test_a_long_prompt_cuts_no_other_answer_of_its_batch(model, tokens):
+    """Each row has the room that its own prompt leaves, and the log-probs that it has alone."""
+    endless = SequenceLimits(frozenset(), 0, 32)
+    prompts = [tokens.encode(text) for text in ("1+2=" * 7, "3=", "1+2=3+")]
+    asks = [GroupRequest(prompt, 2, 20, 0.0) for prompt in prompts]
+
+    def drawn(requests):
+        return draw(model, endless, requests, torch.Generator(), lambda: False)
+
+    together, alone = drawn(asks), [group for ask in asks for group in drawn([ask])]
+    assert [[len(one.tokens) for one in group] for group in together] == [[4, 4], [20, 20], [20, 20]]
+    assert [[one.tokens for one in group] for group in together] == [
+        [one.tokens for one in group] for group in alone
+    ]
+    for prompt, group in zip(prompts, together, strict=True):
+        for one in group:
+            values = expected(model, prompt, one.tokens)
+            assert (values - torch.tensor(one.logprobs)).abs().max() < 1e-4
+
+
+def test_a_model_whose_weights_are_not_finite_fails_the_turn_maker(model, tokens):
+    spoilt = copy.deepcopy(model)
+    with torch.no_grad():
+        next(spoilt.parameters()).fill_(float("nan"))
+    context = GeneratorContext(tokens, None, None, None, "seed", lambda: False)
+    local = LocalGenerator(TransformersHook(spoilt), context, rows=4)
+    maker = TurnMaker(local, threads=1, rows=4, hold=LONG, temperature=1.0)
+
+    async def main():
+        with pytest.raises(ApiError, match="the engine failed: RuntimeError"):
+            await asyncio.wait_for(maker.make(tokens.encode("1+2="), 4), LONG)
+
+    asyncio.run(main())
+    maker.close()
+    assert isinstance(maker.failure, EngineDeadError)
 
 
 def test_generated_groups_carry_the_version_they_were_made_with(model, tokens):

@@ -1,9 +1,12 @@
 """Rewards: final answers and when two are the same; functions of one's own that hang, die and lie."""
 
+import json
+import math
 import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from importlib.util import find_spec
 
 import pytest
@@ -156,7 +159,13 @@ def test_a_reward_function_may_return_a_number_or_a_dict_with_reward(returned, r
     assert score_of(returned).reward == reward
 
 
-@pytest.mark.parametrize("returned", [float("nan"), float("inf"), None, "much", {"score": 1}, [1], 10**400])
+TEXTS = ["0.7", " 1 ", b"1", bytearray(b"1"), {"reward": "0.7"}]
+"""What Python's float takes, and what is no number."""
+
+
+@pytest.mark.parametrize(
+    "returned", [float("nan"), float("inf"), None, "much", {"score": 1}, [1], 10**400, *TEXTS]
+)
 def test_an_invalid_return_value_is_a_problem_without_a_reward(returned):
     score = score_of(returned)
     assert score.reward is None
@@ -166,6 +175,30 @@ def test_an_invalid_return_value_is_a_problem_without_a_reward(returned):
 def test_reward_info_is_converted_to_plain_data():
     assert score_of({"reward": 1, "why": ("a", 1)}).info == {"why": ["a", 1]}
     assert score_of({"reward": 1, "set": {1}}).info == {"set": "{1}"}
+
+
+class Scalar(Fraction):
+    """A number of another library's."""
+
+
+def test_what_is_no_json_in_an_info_costs_itself_alone():
+    """By hand: one value that is not finite, at any depth, leaves the parts beside it what they are."""
+    assert score_of({"reward": 1, "a": 0.5, "b": math.nan}).info == {"a": 0.5, "b": "nan"}
+    parts = {"parts": {"x": 1, "y": [0.25, math.inf, None, True], 3: Scalar(1, 2)}, "why": "so", "set": {1}}
+    assert score_of({"reward": 1, **parts}).info == {
+        "parts": {"x": 1, "y": [0.25, "inf", None, True], "3": 0.5},
+        "why": "so",
+        "set": "{1}",
+    }
+    assert score_of({"reward": 1, "huge": Fraction(10**400)}).info["huge"].startswith("Fraction(1000")
+    loop = [0.5]
+    loop.append(loop)
+    deep = leaf = {}
+    for _ in range(5000):
+        leaf["in"] = leaf = {}
+    found = score_of({"reward": 1, "loop": loop, "deep": deep, "a": 0.5}).info
+    assert (found["loop"], found["a"]) == ([0.5, "[0.5, [...]]"], 0.5)
+    json.dumps(found, allow_nan=False)
 
 
 FUNCTIONS = """

@@ -1,6 +1,7 @@
 """Later attempts at a rollout, what they take of those before, and how dropped groups are counted, over restarts."""
 
 import asyncio
+import json
 import shutil
 
 import pytest
@@ -98,6 +99,35 @@ def test_what_was_drawn_is_not_given_for_another_limit_of_tokens_or_twice(tmp_pa
     bed.run(main)
 
 
+def test_an_answer_that_was_cut_by_the_models_positions_is_not_drawn_again(tmp_path):
+    """It has fewer tokens than it might have had. A limit below its length is another one, and so is cut anew."""
+    bed = GatewayBed(tmp_path / "new", numbered(), group_size=1)
+    count = iter(range(1000))
+    bed.engine.say = lambda prompt: [40 + next(count)] * 3
+
+    async def main(bed):
+        said = [(await bed.ask(await bed.session(attempt=attempt), HELLO))[0] for attempt in range(3)]
+        assert said[0] == said[1] == said[2]
+        assert len(bed.engine.prompts) == 1, "drawn once"
+        last = await bed.session(attempt=3)
+        await bed.ask(last, HELLO, max_tokens=2)
+        assert len(bed.engine.prompts) == 2, "cut at 2"
+        await bed.ask(last, HELLO, max_tokens=3)
+        assert len(bed.engine.prompts) == 2
+        return last
+
+    last = bed.run(main)
+    lines = (tmp_path / "new" / NAME).read_text().splitlines()
+    old = [
+        json.dumps({key: value for key, value in json.loads(line).items() if key != "most"}) for line in lines
+    ]
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / NAME).write_text("".join(f"{line}\n" for line in old))
+    again = GatewayBed(tmp_path / "old", numbered(), group_size=1)
+    again.close()
+    assert [len(turn.tokens) for turn in again.sessions.by_id[last].turns] == [2, 3]
+
+
 def test_what_was_drawn_is_not_given_for_another_prompt_of_the_same_length(tmp_path):
     bed = GatewayBed(tmp_path, numbered(), group_size=1)
 
@@ -147,6 +177,29 @@ def test_each_dropped_group_is_reported_once_however_often_the_gateway_is_killed
     assert restarted(write_one) == {"agent": 2}
     assert restarted(nothing) == ({}, {"agent": 2})
     assert restarted(drop_one) == ({"idle": 1}, {"agent": 2, "idle": 1})
+
+
+def test_names_of_old_groups_are_forgotten_and_their_count_is_not(tmp_path, monkeypatch):
+    """A run of weeks ends millions of groups; what is kept of them is bounded, in the process and in its journal."""
+    monkeypatch.setattr("explorer_hooks.gateway.sessions.MOST_OVER", 3)
+
+    async def drop(bed):
+        first = len(bed.sessions.over)
+        for number in range(5):
+            name = f"{first}.{number}"
+            await bed.session(name)
+            await bed.gateway.drop(name, "agent" if number % 2 else "idle")
+        return bed.gateway.dropped()
+
+    assert GatewayBed(tmp_path, numbered(), group_size=1).run(drop) == {"idle": 3, "agent": 2}
+    bed = GatewayBed(tmp_path, numbered(), group_size=1)
+    assert bed.run(drop) == {"idle": 6, "agent": 4}
+    assert list(bed.sessions.over) == ["3.2", "3.3", "3.4"]
+    assert (tmp_path / NAME).read_text().splitlines()[0].count('"0.') == 3, "rewritten at the start"
+    again = GatewayBed(tmp_path, numbered(), group_size=1)
+    again.close()
+    assert again.gateway.dropped() == {"idle": 6, "agent": 4}
+    assert again.sessions.dropped == {"idle": 6, "agent": 4}, "none of them is reported yet"
 
 
 def test_records_behind_the_end_of_their_session_say_nothing(tmp_path):

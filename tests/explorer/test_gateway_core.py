@@ -16,13 +16,14 @@ from support.experiences import fifo, write
 from support.gateway_bed import TOKEN, TOOL, GatewayBed, ScriptedEngine
 from support.jobs import ManualClock
 from support.paths import ROOT
+from support.served_process import MINUTES
 
 from explorer_hooks.gateway.answers import AnswerParser
 from explorer_hooks.gateway.api_errors import ApiError
 from explorer_hooks.gateway.chat import read_request
 from explorer_hooks.gateway.journal import NAME
 from explorer_hooks.gateway.rows import experiences_of
-from syncd.errors import CorruptDataError, StorageError, UsageError
+from syncd.errors import CorruptDataError, EngineDeadError, StorageError, TimedOutError, UsageError
 from syncd.protocol.layout import Job
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -288,6 +289,47 @@ def test_an_engine_that_is_away_is_waited_for_and_then_answered_with_503(tmp_pat
         return said, len(bed.sessions.by_id[session].turns)
 
     assert bed.run(main)[1] == 1
+
+
+def broken(_):
+    raise RuntimeError("CUDA out of memory")
+
+
+def test_an_engine_that_raises_is_dead_and_nobody_waits_for_it(tmp_path):
+    """An error of torch is none of ours: it ends no thread, is the gateway's failure, and makes health say so."""
+    bed = GatewayBed(tmp_path, ScriptedEngine(broken))
+
+    async def main(bed):
+        session = await bed.session()
+        for text in ("one", "two"):
+            with pytest.raises(ApiError, match="CUDA out of memory") as error:
+                await asyncio.wait_for(bed.ask(session, [then(text)]), MINUTES)
+            assert error.value.status == 503
+
+    with bed.serving() as (driver, http):
+        assert driver.get("/health")[0] == 200
+        http.call(main(bed))
+        status, told = driver.get("/health")
+    assert (status, told["ready"], told["reason"]) == (503, False, str(bed.gateway.failure))
+    failure = bed.gateway.failure
+    assert isinstance(failure, EngineDeadError)
+    assert "the engine failed: RuntimeError" in str(failure)
+    assert failure.hint
+
+
+def test_a_call_that_the_gateways_thread_does_not_end_is_an_error_with_a_code(tmp_path, monkeypatch):
+    monkeypatch.setattr("explorer_hooks.gateway.http_thread._CALL", 0.05)
+    bed = GatewayBed(tmp_path, numbered())
+
+    async def broken():
+        raise TimeoutError("its own")
+
+    with bed.serving() as (_, http):
+        with pytest.raises(TimedOutError, match=r"the gateway did nothing for 0\.05 s") as error:
+            http.call(asyncio.Event().wait())
+        assert (error.value.exit_code, bool(error.value.hint)) == (4, True)
+        with pytest.raises(TimeoutError, match="its own"):
+            http.call(broken())
 
 
 def test_history_as_the_template_writes_it_continues_only_what_it_writes(tmp_path):
@@ -597,6 +639,43 @@ def test_an_unmodified_client_calls_a_tool_over_two_turns(tmp_path, stream):
             *call,
             *end,
         ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("reverse", [False, True], ids=["as called", "reversed"])
+def test_an_answer_that_calls_two_tools_is_continued_by_both_results(tmp_path, stream, reverse):
+    """One segment with the exact tokens, whichever result comes first; the time of each tool is that of both."""
+    bed = GatewayBed(tmp_path, ScriptedEngine(None), group_size=1, max_tokens=200)
+    calls = "".join(
+        f'<tool_call>{{"name": "{name}",  "arguments": {{}}}}</tool_call>' for name in ("add", "find")
+    )
+    call, end = [*bed.ids(calls), 0], [*bed.ids("three"), 0]
+    tool = bed.tokenizer.convert_tokens_to_ids("<|tool|>")
+    bed.engine.say = lambda prompt: end if tool in prompt else call
+    find = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
+
+    with bed.serving() as (driver, _):
+        session = driver.session("g", 0)
+        client = openai.OpenAI(base_url=session["base_url"], api_key="any")
+        asked = {"model": "policy", "tools": [TOOL, find], "stream": stream}
+        said = _said(client.chat.completions.create(messages=HELLO, **asked), stream)
+        made = said["tool_calls"]
+        assert [one["function"]["name"] for one in made] == ["add", "find"]
+        assert len({one["id"] for one in made}) == 2
+        results = [
+            {"role": "tool", "tool_call_id": one["id"], "content": f"of {one['function']['name']}"}
+            for one in (made[::-1] if reverse else made)
+        ]
+        done = client.chat.completions.create(messages=[*HELLO, said, *results], **asked)
+        assert _said(done, stream)["content"] == "three"
+        driver.reward(session, 1.0)
+        (row,) = rows(bed)
+    order = ("find", "add") if reverse else ("add", "find")
+    between = bed.ids("\n" + "".join(f"<|tool|>of {name}<|end|>\n" for name in order) + "<|assistant|>")
+    assert list(row.tokens[row.prompt_length :]) == [*call, *between, *end]
+    assert list(row.action_mask) == [True] * len(call) + [False] * len(between) + [True] * len(end)
+    assert (row.segments, row.info["turns"]) == (1, 2)
+    assert {name: count for name, (count, _) in row.info["tools"].items()} == {"add": 1, "find": 1}
 
 
 def _said(answer, stream):

@@ -90,8 +90,8 @@ SHIPPED = {
     "lfm2": (["<|im_end|>"], "tools system"),
     "lfm2_v2": (["<|im_end|>"], "tools system"),
     "llama3": (["<|eot_id|>"], "system"),
-    "llama3_1": (["<|eot_id|>", "<|eom_id|>"], "tools system"),
-    "llama3_2": (["<|eot_id|>"], "tools system"),
+    "llama3_1": (["<|eot_id|>", "<|eom_id|>"], "tools system single"),
+    "llama3_2": (["<|eot_id|>"], "tools system single"),
     "nemotron_3_nano": (["<|im_end|>"], "tools system"),
     "phi3": (["<|end|>"], "system"),
     "phi3_5": (["<|end|>"], "system"),
@@ -100,7 +100,10 @@ SHIPPED = {
     "qwen3_instruct_2507": (["<|im_end|>"], "tools system"),
     "qwen3_5_think": (["<|im_end|>"], "tools system"),
 }
-"""Templates that trl ships: the tokens that end an answer, and what they take besides questions and answers."""
+"""Templates that trl ships: the tokens that end an answer, and what they take besides questions and answers.
+
+single: they refuse an answer that calls several tools.
+"""
 
 DIRECTORY = Path(os.environ.get("SYNCD_CHAT_TEMPLATES", f"{sys.prefix}/chat-templates/trl/chat_templates"))
 """Where they are. trl is not installed beside verl, which then imports from it what it does not have any more."""
@@ -133,7 +136,10 @@ def _splicer(template, ends):
 
 @st.composite
 def conversations(draw, kinds):
-    """Draw messages whose contents each have a word of their own, the last one after an answer."""
+    """Draw messages whose contents each have a word of their own, and the place of the last answer.
+
+    Behind it are the results of all its calls, several if the template takes several, or a question.
+    """
     words = (f"w{number}x" for number in itertools.count())
 
     def said(role, **more):
@@ -143,21 +149,25 @@ def conversations(draw, kinds):
     for turn in range(draw(st.integers(1, 3))):
         made.append(said("user"))
         if "tools" in kinds and draw(st.booleans()):
-            call = {
-                "name": "add",
-                "arguments": json.dumps({"why": next(words), "n": draw(st.integers(0, 99))}),
-            }
-            named = {"id": f"call{turn}abcd", "type": "function", "function": call}
-            made += [
-                said("assistant", tool_calls=[named]),
-                said("tool", tool_call_id=named["id"], name="add"),
+            several = draw(st.integers(1, 3)) if "single" not in kinds else 1
+            calls = [
+                _call(next(words), draw(st.integers(0, 99)), f"call{turn}abc{n}") for n in range(several)
             ]
+            made.append(said("assistant", tool_calls=calls))
+            made += [said("tool", tool_call_id=call["id"], name="add") for call in calls]
         else:
             made += [said("assistant"), said("user")]
         made.append(said("assistant"))
     last = draw(st.sampled_from([at for at, one in enumerate(made) if one["role"] == "assistant"]))
-    after = made[last + 1 :][:1] or [said("user")]
-    return {"messages": [*made[: last + 1], *after], "tools": [TOOL] if "tools" in kinds else None}
+    after = list(itertools.takewhile(lambda one: one["role"] != "assistant", made[last + 1 :])) or [
+        said("user")
+    ]
+    return last, {"messages": [*made[: last + 1], *after], "tools": [TOOL] if "tools" in kinds else None}
+
+
+def _call(why, number, name):
+    called = {"name": "add", "arguments": json.dumps({"why": why, "n": number})}
+    return {"id": name, "type": "function", "function": called}
 
 
 @pytest.mark.parametrize(("template", "ends", "kinds"), list(_cases()))
@@ -166,9 +176,9 @@ def test_a_continuation_is_the_end_of_the_whole_text_token_by_token(template, en
 
     @settings(max_examples=25)
     @given(conversations(kinds))
-    def check(body):
+    def check(drawn):
+        at, body = drawn
         request = read_request(body)
-        at = len(request.messages) - 2
         cut = splicer.continuation(request, at, tokenizer.convert_tokens_to_ids("a"))
         assert cut is not None, "a false split"
         end, *after = cut
@@ -182,6 +192,22 @@ def test_a_continuation_is_the_end_of_the_whole_text_token_by_token(template, en
         assert not any(one["content"].split()[0] in text for one in old)
 
     check()
+
+
+@pytest.mark.parametrize(
+    ("template", "ends", "kinds"), [one for one in _cases() if "single" in one.values[2]]
+)
+def test_templates_that_take_one_call_an_answer_refuse_two(template, ends, kinds):
+    """The gateway answers with 400: what such a template cannot write, it cannot continue."""
+    _, splicer = _splicer(template, ends)
+    calls = [_call("sum", number, f"call{number}abcd") for number in range(2)]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "3"} for call in calls]
+    history = [{"role": "user", "content": "add"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    request = read_request({"messages": [*history, *results], "tools": [TOOL]})
+    with pytest.raises(ValueError, match="single tool-calls"):
+        splicer.continuation(request, 1, 0)
+    with pytest.raises(ValueError, match="single tool-calls"):
+        splicer.prompt(request)
 
 
 @pytest.mark.fault("an agent's later turns are cut into tokens anew")

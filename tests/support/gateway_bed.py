@@ -142,13 +142,11 @@ class GatewayDriver:
     def post(self, path, body=None, token=None):
         """Return status and document of an answer."""
         headers = {"Authorization": f"Bearer {token or self.token}", "Content-Type": "application/json"}
-        request = urllib.request.Request(self.url + path, json.dumps(body or {}).encode(), headers)
-        try:
-            with urllib.request.urlopen(request, timeout=60) as reply:
-                return reply.status, json.load(reply)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, json.load(error)
+        return _answer(urllib.request.Request(self.url + path, json.dumps(body or {}).encode(), headers))
+
+    def get(self, path):
+        """Return status and document of an answer."""
+        return _answer(urllib.request.Request(self.url + path))
 
     def session(self, group, rollout, attempt=0):
         body = {"group": group, "task": f"task-{group}", "rollout": rollout, "attempt": attempt}
@@ -163,3 +161,12 @@ class GatewayDriver:
         status, told = self.post(f"/s/{session['session']}/reward", {"reward": reward, "info": info})
         assert status == 200, told
         return told
+
+
+def _answer(request):
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return reply.status, json.load(reply)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
