@@ -25,7 +25,7 @@ from explorer_hooks.explorer.generation import (
     Response,
 )
 from explorer_hooks.hooks.transformers import TransformersHook
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, EngineDeadError
 from syncd.protocol.version import pair_of
 
 _ENDLESS = 1 << 20
@@ -118,8 +118,17 @@ def draw(
 def _chosen(
     logits: torch.Tensor, temperature: float, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a token and its log-prob for each row."""
+    """Return a token and its log-prob for each row.
+
+    Raises:
+        EngineDeadError: A logit is no number. Greedy choice would take it, and to draw from it kills a GPU's context.
+    """
     logprobs = (logits.float() / (temperature or 1.0)).log_softmax(-1)
+    if bool(logprobs.isnan().any()):
+        hint = "syncd verify JOB --deep; then start it again"
+        raise EngineDeadError(
+            "the model's logits are no numbers: its weights are not finite, or overflow", hint=hint
+        )
     if temperature:
         token = torch.multinomial(logprobs.exp(), 1, generator=generator)
     else:
