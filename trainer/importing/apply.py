@@ -108,7 +108,7 @@ def _apply_row(
         outcome.unneeded |= dict.fromkeys(own, row.about)
     elif row.kind == "by hand":
         outcome.by_hand |= dict.fromkeys(own, row.about)
-    elif row.kind == "unsupported" and not any(key in ours for key in row.ours):
+    elif row.kind == "unsupported" and not any(is_below(key, row.ours) for key in ours):
         outcome.refusals += [
             Refusal(key, row.about, row.instead or f"--without {key}")
             for key in keys

@@ -1,4 +1,4 @@
-"""The keys of Trinity-RFT about its cluster, data and workflows: most belong to servers, or to your own explorer."""
+"""The keys of Trinity-RFT about its cluster, data and workflows: most belong to servers, agents and rewards."""
 
 from syncd.errors import DOCS
 from trainer.importing.rows import Row, by_hand, unneeded, unsupported
@@ -30,18 +30,30 @@ OTHER_ROWS: tuple[Row, ...] = (
                 instead="--algorithm.old_logprobs recompute, and algorithm.options.policy_loss.rollout_correction"),
     unsupported("the optimizer is AdamW", "algorithm.optimizer.optimizer_type", off=("adam", "adamw")),
     unneeded("speed alone", "algorithm.optimizer.fused", "algorithm.optimizer.foreach"),
-    unsupported("data pipelines are your own program: they write explorer.tasks, or change rewards in your function",
-                "data_processor.*", "service.*", off=(0, "")),
-    by_hand("explorer.task_sets: JSONL, Parquet, a data set", f"{_TASKS}.taskset.path",
-            f"{_TASKS}.taskset.split",
-            f"{_TASKS}.taskset.subset_name", f"{_TASKS}.tasksets.*"),
-    by_hand("explorer.evaluation.tasks: sources as of explorer.tasks", f"{_TASKS}.eval_tasksets.*"),
-    by_hand("a system prompt is a message of each task", f"{_TASKS}.taskset.format.system_prompt",
-            f"{_TASKS}.taskset.format.system_prompt_key"),
-    by_hand("explorer.reward.function: exact_match, math, or package.module:function with (prompt, response, task); a"
-            f" workflow of several turns is your own explorer ({DOCS}/explorers.md)",
-            f"{_TASKS}.default_*", f"{_TASKS}.taskset.default_*", f"{_TASKS}.taskset.workflow_args.*",
-            f"{_TASKS}.taskset.reward_fn_args.*", "explorer.auxiliary_models.*"),
+    unsupported("pipelines are not run: filters of tasks are where and limit of [[explorer.task_sets]], dynamic"
+                f" sampling is explorer.reward.equal_groups, other rewards are functions ({DOCS}/tasks.md)",
+                "data_processor.*", "service.*", off=(0, ""),
+                instead="--without KEY, for dynamic sampling with --explorer.reward.equal_groups drop"),
+    by_hand(f"each is a table [[explorer.task_sets]], with weight ({DOCS}/tasks.md#order)", f"{_TASKS}.tasksets.*"),
+    by_hand("each is a table [[explorer.task_sets]] with held_out = true, measured by explorer.evaluation.tasks ="
+            f' "set:NAME" with samples and temperature ({DOCS}/tasks.md#held-out-tasks)',
+            f"{_TASKS}.eval_tasksets.*"),
+    by_hand("a system message of each row stands in its prompt: a column of messages"
+            f" ({DOCS}/tasks.md#sources)", f"{_TASKS}.taskset.format.system_prompt_key"),
+    unsupported("a response begins with what the chat template writes", f"{_TASKS}.taskset.format.reply_prefix",
+                off=()),
+    by_hand("a workflow of one turn is [[explorer.task_sets]] with system (math_workflow has one of its own) and"
+            f" explorer.reward.function; one of several turns is [explorer.agent] ({DOCS}/agents.md)",
+            f"{_TASKS}.default_workflow_type", f"{_TASKS}.taskset.default_workflow_type",
+            f"{_TASKS}.default_eval_workflow_type", f"{_TASKS}.taskset.workflow_args.*"),
+    by_hand("explorer.reward.function: exact_match, math, math_verify or package.module:function;"
+            f" explorer.reward.functions: several with weights ({DOCS}/import.md#rewards)",
+            f"{_TASKS}.default_reward_fn_type", f"{_TASKS}.taskset.default_reward_fn_type",
+            f"{_TASKS}.taskset.reward_fn_args.*"),
+    by_hand("a model that judges is a server, which a reward function or an agent asks"
+            f" ({DOCS}/explorer-run.md#rewards)",
+            "explorer.auxiliary_models.*"),
+    by_hand(f"tasks and rewards: {DOCS}/tasks.md", f"{_TASKS}.default_*", f"{_TASKS}.taskset.default_*"),
     unsupported("rollouts are sampled from the whole distribution", f"{_TASKS}.taskset.rollout_args.top_p",
                 "model.top_p",
                 off=(1, 1.0)),
@@ -50,9 +62,12 @@ OTHER_ROWS: tuple[Row, ...] = (
                 off=(-1, 0)),
     unsupported("rollouts are sampled from the whole distribution", "model.repetition_penalty", off=(1, 1.0)),
     unsupported("responses have no least length", "model.min_response_tokens", off=(0, 1)),
-    unsupported("tasks are taken in a shuffled order, or in the file's: explorer.shuffle",
+    unneeded("job.seed is for everything", f"{_TASKS}.taskset.data_selector.seed",
+             f"{_TASKS}.taskset.task_selector.seed"),
+    unsupported(f"tasks are taken in order, shuffled, or by their rewards ({DOCS}/tasks.md#difficulty)",
                 f"{_TASKS}.taskset.data_selector.*", f"{_TASKS}.taskset.task_selector.*",
-                off=("sequential", "random", "shuffle", 42), instead="--without KEY --explorer.shuffle false"),
+                instead="--without KEY --explorer.curriculum.enabled true",
+                ours=("explorer.curriculum.enabled", "explorer.shuffle")),
     unneeded("how Trinity-RFT reads its data set", f"{_TASKS}.taskset.*", f"{_TASKS}.*"),
     by_hand("examples beside rollouts: data.sft_path, with data.sft_ratio", f"{_BUFFER}.auxiliary_buffers.*"),
     by_hand("data.sft_path: JSONL or Parquet with prompt and response, or messages",
@@ -78,7 +93,8 @@ OTHER_ROWS: tuple[Row, ...] = (
              "model.tinker.*", "model.external_model.*", "model.logprobs", "model.fully_sharded_loras",
              "model.max_cpu_loras"),
     unsupported("one adapter is trained", "model.lora_configs.*"),
-    unneeded("settings of the engine: give them to the server that you start", "explorer.rollout_model.*"),
+    unneeded("settings of the engine: arguments of explorer.engine.command, or of the server that you start",
+             "explorer.rollout_model.*"),
     unneeded("explorers evaluate the model that training starts from anyway", "explorer.eval_on_startup"),
     unneeded("of its scheduler: explorer.engine.concurrency, .timeout and .retries, and explorer.ahead",
              "explorer.max_*",
