@@ -328,3 +328,37 @@ def test_a_step_that_is_larger_than_a_batch_is_shared_out(importer: Importer) ->
     assert "a step is 2 batches of 512 groups: start 2 explorers, or a multiple of them" in importer.said
     small = importer.explorer("run.sh", _verl(data__train_batch_size=256, data__train_files="/d/a.jsonl"))
     assert small.explorer.groups is None
+
+
+def test_an_option_that_a_message_names_is_enough(importer: Importer) -> None:
+    text = _trl(lr_scheduler_type="linear", warmup_steps=3, use_peft=True)
+    refusal = importer.refusal("grpo.yaml", text)
+    assert "--algorithm.optimizer.schedule cosine" in refusal
+    assert "--model.lora.targets all-linear" in refusal
+    given = ("--algorithm.optimizer.schedule", "cosine", "--model.lora.targets", "all-linear")
+    assert importer.run("grpo.yaml", text, *given) == 0
+    written = flat(tomllib.loads(importer.job.read_text()))
+    assert (written["algorithm.optimizer.schedule"], written["algorithm.optimizer.warmup_steps"]) == (
+        "cosine",
+        3,
+    )
+    assert (written["model.lora.targets"], written["model.lora.rank"]) == ("all-linear", 16)
+    assert "--algorithm.name NAME" in importer.refusal("run.sh", _verl(algorithm__adv_estimator="remax"))
+    assert importer.run("run.sh", _verl(algorithm__adv_estimator="remax"), "--algorithm.name", "rloo") == 0
+
+
+def test_a_command_names_the_file_that_it_builds_upon(importer: Importer) -> None:
+    command = "python3 -m verl.trainer.main_ppo --config-path=config --config-name="
+    assert importer.run("run.sh", f"{command}ppo_megatron_trainer.yaml {_verl()}") == 0
+    assert tomllib.loads(importer.job.read_text())["engine"]["strategy"] == "megatron"
+    assert importer.run("run.sh", f"{command}'ppo_trainer' {_verl()}") == 0
+    assert tomllib.loads(importer.job.read_text())["engine"]["strategy"] == "fsdp"
+    assert "--cfg job --resolve" in importer.refusal("run.sh", f"{command}mine {_verl()}")
+
+
+def test_a_flag_with_several_values_keeps_them_all(importer: Importer) -> None:
+    flags = " ".join(f"--{key} {value}" for key, value in TRL.items() if key != "use_vllm")
+    command = f"accelerate launch train.py {flags} --use_peft --lora_target_modules q_proj v_proj --seed 3"
+    assert importer.run("run.sh", command, "--from", "trl") == 0
+    written = flat(tomllib.loads(importer.job.read_text()))
+    assert (written["model.lora.targets"], written["job.seed"]) == (["q_proj", "v_proj"], 3)

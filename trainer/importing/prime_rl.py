@@ -61,7 +61,7 @@ def _pacing(given: Given) -> dict[str, Any]:
 
 def _schedule(given: Given) -> dict[str, Any]:
     table = f"{_TRAINER}.scheduler"
-    style = given.text(f"{table}.type")
+    style = objective.style_of(given, given.text(f"{table}.type"))
     if style == "cosine" and given.number(f"{table}.min_lr", 0.0):
         raise CannotMapError("cosine ends at 0 here", f"--set {table}.min_lr=0")
     return objective.schedule(style, given.whole(f"{table}.warmup_steps", 0 if style == "constant" else 10))

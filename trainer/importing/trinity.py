@@ -32,7 +32,10 @@ _COLUMNS = {
     "subset": "subset_name", "split": "split", "prompt_key": "format.prompt_key", "answer_key": "format.response_key",
 }  # fmt: skip
 _ONE_TURN = frozenset(f"{begin}{kind}_workflow" for begin in ("", "async_") for kind in ("simple", "math"))
-"""Workflows whose messages are a system prompt and the question; `math` has a prompt of its own if none is given."""
+"""Workflows whose messages are a system prompt and the question."""
+
+_MATH = "math_reward"
+"""The reward with which the workflows `math` have a system prompt of their own, if none is given."""
 
 _TYPES = {
     "ppo": ("gae", "vanilla"),
@@ -183,6 +186,7 @@ def _clip_grad(given: Given) -> dict[str, Any]:
 def _schedule(given: Given) -> dict[str, Any]:
     total = "trainer.total_steps" if "trainer.total_steps" in given else "buffer.total_steps"
     style = given.text(f"{_OPTIMIZER}.warmup_style", given.text(f"{_OPTIMIZER}.lr_scheduler_type"))
+    style = objective.style_of(given, style)
     warmup = objective.warmup_updates(
         given, f"{_OPTIMIZER}.lr_warmup_steps", f"{_OPTIMIZER}.lr_warmup_steps_ratio", total, 1
     )
@@ -281,7 +285,9 @@ def _messages(given: Given) -> dict[str, Any]:
     workflow = given.get("buffer.explorer_input.default_workflow_type")
     workflow = given.get(f"{_TASKSET}.default_workflow_type", workflow)
     system = given.get(f"{_TASKSET}.format.system_prompt")
-    if workflow not in _ONE_TURN or (system is None and "math" in workflow):
+    reward = given.get("buffer.explorer_input.default_reward_fn_type", _MATH)
+    has_own = "math" in str(workflow) and given.get(f"{_TASKSET}.default_reward_fn_type", reward) == _MATH
+    if workflow not in _ONE_TURN or (system is None and has_own):
         return {}
     return {"system": system} if system else {"chat": True}
 

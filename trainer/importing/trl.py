@@ -193,8 +193,9 @@ def _schedule(given: Given) -> dict[str, Any]:
         if given.whole("max_steps") <= 0:
             raise CannotMapError("is a share of steps that the file does not count", "--set warmup_steps=N")
         warmup = int(given.number("warmup_ratio") * given.whole("max_steps"))
-    found = objective.schedule(given.text("lr_scheduler_type"), warmup)
-    if found["algorithm.optimizer.schedule"] == "constant" and given.text("lr_scheduler_type") == "constant":
+    style = objective.style_of(given, given.text("lr_scheduler_type"))
+    found = objective.schedule(style, warmup)
+    if given.text("lr_scheduler_type") == "constant":
         found["algorithm.optimizer.warmup_steps"] = 0
     return found
 
@@ -230,7 +231,7 @@ def _engine(given: Given) -> dict[str, Any]:
 def _lora(given: Given) -> dict[str, Any]:
     if not given.flag("use_peft"):
         return {}
-    targets = given.get("lora_target_modules")
+    targets = given.chosen.get("model.lora.targets", given.get("lora_target_modules"))
     if targets is None:
         raise CannotMapError(
             "leaves the layers to peft, which chooses by the model", "--model.lora.targets all-linear"
@@ -363,7 +364,9 @@ _ROWS: tuple[Row, ...] = (
     unsupported(f"tools and environments are an agent's ({DOCS}/agents.md), whose turns explorer.gateway.max_turns"
                 " bounds", "max_tool_calling_iterations", off=(), instead=tasks.AGENT, ours=tasks.AGENTS),
     unsupported("the chat template takes no arguments here", "chat_template_kwargs.*"),
-    unsupported("another file is read by the command", "config", "config_file", off=(),
+    unneeded("accelerate's own file, which says how the model is spread; of it an import needs num_processes",
+             "config_file"),
+    unsupported("another file is read by the command", "config", off=(),
                 instead="import that file, with --set KEY=VALUE for the rest"),
     joint(("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "eval_strategy",
            "dataset_prompt_column", "system_prompt"),

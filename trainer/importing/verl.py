@@ -126,7 +126,7 @@ def _schedule(given: Given) -> dict[str, Any]:
     warmup = objective.warmup_updates(
         given, f"{optim}.lr_warmup_steps", f"{optim}.lr_warmup_steps_ratio", total, updates(given)
     )
-    return objective.schedule(style, warmup)
+    return objective.schedule(objective.style_of(given, style), warmup)
 
 
 def _correction(given: Given) -> dict[str, Any]:

@@ -32,11 +32,24 @@ _SIZES = (
     "context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size",
 )  # fmt: skip
 _ROLLOUT = "actor_rollout_ref.rollout"
+_MEGATRON_FILE = "ppo_megatron_trainer"
+_STRATEGIES = one_of(fsdp="fsdp", fsdp2="fsdp2", megatron="megatron")
 _DTYPES = one_of(fp32="float32", float32="float32", bf16="bfloat16", bfloat16="bfloat16")
 
 
+def _strategy(given: Given) -> str:
+    """Return the strategy: what is given, else that of the file on which the configuration builds."""
+    if f"{_ACTOR}.strategy" not in given.values and _MEGATRON_FILE in (given.get("defaults") or ()):
+        return "megatron"
+    return given.text(f"{_ACTOR}.strategy")
+
+
 def _is_megatron(given: Given) -> bool:
-    return given.text(f"{_ACTOR}.strategy") == "megatron"
+    return _strategy(given) == "megatron"
+
+
+def _engine_strategy(given: Given) -> dict[str, Any]:
+    return {"engine.strategy": _STRATEGIES(_strategy(given))}
 
 
 def _fsdp(name: str, ours: str, convert: Callable[[Any], Any], *, off: Any) -> Row:
@@ -159,7 +172,8 @@ MODEL_ROWS: tuple[Row, ...] = (
     unneeded("speed and memory alone", f"{_MODEL}.use_shm", f"{_MODEL}.use_liger", f"{_MODEL}.use_fused_kernels",
              f"{_MODEL}.fused_kernel_options.*", f"{_MODEL}.tiled_mlp.*", f"{_MODEL}.mtp.*",
              f"{_MODEL}.enable_activation_offload"),
-    mapped(f"{_ACTOR}.strategy", "engine.strategy", one_of(fsdp="fsdp", fsdp2="fsdp2", megatron="megatron")),
+    joint((f"{_ACTOR}.strategy", "defaults"), ("engine.strategy",), _engine_strategy,
+          f"megatron too where {_MEGATRON_FILE} is built upon"),
     _offload("param_offload", "engine.offload_params"),
     _offload("optimizer_offload", "engine.offload_optimizer"),
     _fsdp("model_dtype", "model.dtype", _DTYPES, off="float32"),
@@ -252,6 +266,7 @@ OTHER_ROWS: tuple[Row, ...] = (
     unsupported("trainer and explorers are separate processes already", "trainer.v1.trainer_mode", off=("sync",),
                 instead="--sync.style fully_async --sync.interval STEPS", ours=("sync.style",)),
     unneeded("read by other modes of the trainer, or how steps move inside it", "trainer.v1.*", "trainer.use_v1",
+             "trainer.use_legacy_worker_impl",
              "transfer_queue.*", "skip.*", "async_training.*"),
     unneeded("explorers evaluate the model that training starts from anyway", "trainer.val_before_train"),
     unsupported("a run that only evaluates is explorer bench JOB", "trainer.val_only", off=(False,)),
