@@ -143,9 +143,14 @@ def _length(given: Given) -> dict[str, Any]:
     return {"explorer.epochs": given.whole("num_train_epochs")}
 
 
+def _when(given: Given, strategy: str) -> str:
+    """Return when something happens; `no` is false where YAML is read."""
+    return "no" if given.get(strategy) is False else given.text(strategy)
+
+
 def _every(given: Given, key: str, strategy: str, ours: str) -> dict[str, Any]:
     """Return an interval in training steps; TRL counts updates."""
-    how = given.text(strategy)
+    how = _when(given, strategy)
     if how == "no":
         return {ours: 0}
     if how != "steps":
@@ -161,7 +166,7 @@ def _every(given: Given, key: str, strategy: str, ours: str) -> dict[str, Any]:
 
 def _measured(given: Given) -> dict[str, Any]:
     """Return how evaluations sample: as TRL does in training."""
-    if given.text("eval_strategy") == "no":
+    if _when(given, "eval_strategy") == "no":
         return {}
     samples = given.whole("num_generations_eval", given.whole("num_generations"))
     return {
@@ -180,7 +185,7 @@ def _task_sets(given: Given) -> dict[str, Any]:
     subset = given.text("dataset_config")
     train, test = (given.text(f"dataset_{split}_split", split) for split in ("train", "test"))
     sets = [tasks.data_set(name, subset=subset, split=train, **columns)]
-    if given.text("eval_strategy") == "no":
+    if _when(given, "eval_strategy") == "no":
         return {"explorer.task_sets": sets}
     held_out = f"{os.path.basename(name.rstrip('/'))}-{test}"
     sets.append(tasks.data_set(name, name=held_out, subset=subset, split=test, held_out=True, **columns))

@@ -147,6 +147,10 @@ def _critic_schedule(given: Given) -> dict[str, Any]:
 
 
 MODEL_ROWS: tuple[Row, ...] = (
+    unsupported("Hydra composes other files into this one", "defaults", "defaults.*",
+                off=(["ppo_trainer"], ["ppo_trainer", "_self_"], ["ppo_megatron_trainer"],
+                     ["ppo_megatron_trainer", "_self_"]),
+                instead="import the whole: add --cfg job --resolve to its command, > whole.yaml"),
     mapped(f"{_MODEL}.path", "model.path", as_text, "a directory; a name on the hub is downloaded first"),
     mapped(f"{_MODEL}.trust_remote_code", "model.trust_remote_code", as_flag),
     mapped(f"{_MODEL}.enable_gradient_checkpointing", "model.gradient_checkpointing", as_flag),
@@ -200,7 +204,8 @@ MODEL_ROWS: tuple[Row, ...] = (
              f"{_ACTOR}.use_torch_compile", f"{_ACTOR}.pad_to_length*", f"{_ACTOR}.entropy_from_logits*",
              f"{_ACTOR}.entropy_checkpointing", f"{_ACTOR}.use_fused_kernels", f"{_ACTOR}.use_prefix_grouper",
              f"{_ACTOR}.use_remove_padding", f"{_ACTOR}.load_weight"),
-    joint((*(f"{_MEGATRON}.{name}" for name in _SIZES), f"{_MEGATRON}.sequence_parallel", f"{_MEGATRON}.dtype"),
+    joint((*(f"{_MEGATRON}.{name}" for name in _SIZES), f"{_MEGATRON}.sequence_parallel", f"{_MEGATRON}.dtype",
+           f"{_ACTOR}.strategy", "defaults"),
           (*(f"engine.options.{name}" for name in _SIZES), "engine.options.sequence_parallel", "model.dtype",
            "engine.compute_dtype"), _split, "with strategy megatron"),
     joint((f"{_MEGATRON}.override_transformer_config.*",), ("engine.options.override_transformer_config",),
@@ -299,8 +304,4 @@ OTHER_ROWS: tuple[Row, ...] = (
     unsupported("the chat template takes no arguments here", "data.apply_chat_template_kwargs.*",
                 instead="put them into the template of the model's directory"),
     unneeded("how verl loads its data set", "data.*"),
-    unsupported("Hydra composes other files into this one", "defaults", "defaults.*",
-                off=(["ppo_trainer"], ["ppo_trainer", "_self_"], ["ppo_megatron_trainer"],
-                     ["ppo_megatron_trainer", "_self_"]),
-                instead="import the whole: add --cfg job --resolve to its command, > whole.yaml"),
 )  # fmt: skip
