@@ -37,6 +37,17 @@ def test_the_pages_function_scores_a_row_of_verl_as_verl_does(tmp_path: Path) ->
     assert names["score"]("#### 71", task.info) == 0.0
 
 
+def test_the_pages_function_gives_a_group_to_a_reward_of_trl() -> None:
+    def accuracy(prompts: list[str], completions: list[str], solution: list[str], **_: Any) -> list[float]:
+        assert prompts == ["1 + 1?", "1 + 1?"]
+        return [float(one == true) for one, true in zip(completions, solution, strict=True)]
+
+    code = next(block for block in _blocks(_page("import.md")) if "from my_rewards" in block)
+    names: dict[str, Any] = {"accuracy": accuracy}
+    exec(re.sub(r"from my_rewards .*", "", code), names)
+    assert names["score"](["2", "3"], {"prompt": "1 + 1?", "solution": "2"}) == [1.0, 0.0]
+
+
 def _blocks(page: str) -> Iterator[str]:
     """Yield the page's indented blocks."""
     for block in re.findall(r"(?:^(?: {4}.*)?\n)+", page, re.MULTILINE):

@@ -7,7 +7,8 @@ _TASKS = "buffer.explorer_input"
 _BUFFER = "buffer.trainer_input"
 
 OTHER_ROWS: tuple[Row, ...] = (
-    unsupported("trainer and explorers are separate programs: import once, and start those that you need", "mode",
+    unsupported("trainer and explorers are separate programs: import once, and start those that you need; bench is"
+                f" explorer bench, serve is explorer serve ({DOCS}/evaluation.md#bench)", "mode",
                 off=("both", "train", "explore"), instead="--without mode"),
     unsupported("samples are fifo, replayed, mixed with examples (data.sft_ratio) or bounded in age (data.max_age)",
                 "algorithm.sample_strategy", off=("default", "warmup"),
@@ -99,9 +100,11 @@ OTHER_ROWS: tuple[Row, ...] = (
     unneeded("of its scheduler: explorer.engine.concurrency, .timeout and .retries, and explorer.ahead",
              "explorer.max_*",
              "explorer.concurrent_mode", "explorer.dynamic_timeout.*", "explorer.over_rollout.wait_after_min",
-             "explorer.over_rollout.return_partial_tasks", "explorer.bench_*", "explorer.proxy_port",
+             "explorer.over_rollout.return_partial_tasks", "explorer.proxy_port",
              "explorer.*_interval",
              "explorer.listen_address", "explorer.min_running_model_num", "explorer.db_url"),
+    unneeded(f"explorer bench JOB --steps chooses what is measured ({DOCS}/evaluation.md#bench)",
+             "explorer.bench_*"),
     unsupported("each batch is whole", "explorer.over_rollout.ratio", off=(0, 0.0)),
     unneeded("names and limits of its synchronizer", "synchronizer.*"),
     unsupported("FSDP keeps parameters on the GPU or moves them itself", "trainer.offload_policy", off=(False,),
