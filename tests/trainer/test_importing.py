@@ -1,4 +1,6 @@
-"""`trainer import`: twenty configurations of four projects, as our own loader and the explorer's read the result."""
+"""`trainer import`: twenty configurations that were composed for it, as our own loader and the explorer's read the
+result. Public examples of the four projects, with their sources, are in test_importing_examples.py.
+"""
 
 import os
 import subprocess
@@ -32,7 +34,8 @@ MAPPED: dict[str, Case] = {
         "algorithm.optimizer.clip_grad": 0.5, "algorithm.optimizer.warmup_steps": 5, "data.groups": 24,
         "data.group_size": 6, "sync.method": "nccl", "sync.style": "trainer_driven", "sync.interval": 2,
         "trainer.save_interval": 40, "engine.options.max_token_len_per_gpu": 6000, "explorer.epochs": 2,
-        "explorer.prompt_key": "question", "explorer.answer_key": "result", "explorer.evaluation.every": 10,
+        "explorer.task_sets": [{"source": "datasets:some/sums", "split": "train", "prompt_key": "question",
+                                "answer_key": "result"}], "explorer.evaluation.every": 10,
         "explorer.sampling.max_tokens": 700}),
     "trinity-dapo.yaml": (("--without", "data_processor"), {
         "algorithm.name": "grpo", "algorithm.clip_ratio_low": 0.15, "algorithm.clip_ratio_high": 0.3,
@@ -120,13 +123,15 @@ REFUSED: dict[str, dict[str, str]] = {
         "algorithm.algorithm_type": "mix is not supported", "algorithm.sample_strategy": "data.sft_ratio",
         "synchronizer.sync_interval, explorer.eval_interval": "10 cannot be divided by 3",
         "trainer.grad_clp": "did you mean trainer.grad_clip"},
-    "trinity-dapo.yaml": {"data_processor.experience_pipeline.operators.0.name": "your own program"},
+    "trinity-dapo.yaml": {
+        "data_processor.experience_pipeline.operators.0.name": "--explorer.reward.equal_groups drop"},
     "verl-refused.yaml": {
         "algorithm.adv_estimator": "greedy rollout", "algorithm.use_kl_in_reward": "not supported",
-        "algorithm.filter_groups.enable": "sampled again", "data.truncation": "never cut",
+        "algorithm.filter_groups.enable, algorithm.filter_groups.metric": "compares acc",
+        "data.truncation": "never cut",
         "data.train_batch_size, actor_rollout_ref.actor.ppo_mini_batch_size": "100 cannot be divided by 64",
         "actor_rollout_ref.rollout.name": "known are vllm", "actor_rollout_ref.rollout.top_p": "whole distribution",
-        "actor_rollout_ref.rollout.multi_turn.enable": "own explorer",
+        "actor_rollout_ref.rollout.multi_turn.enable": "--explorer.agent.function",
         "actor_rollout_ref.actor.shufle": "did you mean actor_rollout_ref.actor.shuffle"},
     "verl-arrays.sh": {"actor_rollout_ref.actor.optim.lr": "only the script's run"},
     "prime-refused.toml": {
@@ -149,7 +154,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_there_are_twenty_files_and_each_is_tested() -> None:
-    names = {path.name for path in DATA.iterdir()}
+    names = {path.name for path in DATA.iterdir() if path.is_file()}
     assert len(names) >= 20
     assert names == set(MAPPED) | set(REFUSED)
 
@@ -171,7 +176,9 @@ def test_a_file_becomes_one_that_trainer_and_explorer_read(
     if written["algorithm.name"] != "sft":
         is_served = written["explorer.engine.kind"] != "transformers"
         server = ("--explorer.engine.address", "http://x:1", "--explorer.engine.processed_logprobs", "true")
-        file = load_file(str(job), ("--explorer.tasks", "tasks.jsonl", *(server if is_served else ())))
+        chosen = ("explorer.tasks", "explorer.task_sets", "explorer.agent.environment")
+        tasks = () if any(key in written for key in chosen) else ("--explorer.tasks", "tasks.jsonl")
+        file = load_file(str(job), (*tasks, *(server if is_served else ())))
         assert file.explorer.engine.kind == written["explorer.engine.kind"]
 
 
@@ -211,7 +218,9 @@ def test_every_target_is_a_key_and_every_key_has_one_first_row() -> None:
     for table in TABLES.values():
         for row in table.rows:
             for key in row.ours:
-                assert key in known or key.startswith(("engine.options", "algorithm.options")), (
+                assert key in known or key.startswith(
+                    ("engine.options", "algorithm.options", "explorer.task_sets")
+                ), (
                     table.name,
                     key,
                 )

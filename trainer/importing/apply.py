@@ -108,7 +108,7 @@ def _apply_row(
         outcome.unneeded |= dict.fromkeys(own, row.about)
     elif row.kind == "by hand":
         outcome.by_hand |= dict.fromkeys(own, row.about)
-    elif row.kind == "unsupported" and not any(key in ours for key in row.ours):
+    elif row.kind == "unsupported" and not any(is_below(key, row.ours) for key in ours):
         outcome.refusals += [
             Refusal(key, row.about, row.instead or f"--without {key}")
             for key in keys
@@ -130,13 +130,19 @@ def _map(row: Row, keys: Sequence[str], given: Given, ours: Mapping[str, Any], o
     try:
         found = row.convert(given) if row.convert else {}
     except CannotMapError as error:
-        if not all(key in ours for key in row.ours):
-            refused = few(own or keys)
-            outcome.refusals.append(Refusal(refused, error.why, error.instead or _instead(row)))
+        instead = error.instead or _instead(row)
+        if not _is_chosen(row, instead, ours):
+            outcome.refusals.append(Refusal(few(own or keys), error.why, instead))
         return
     for key, value in found.items():
         if value is not None:
             _enter(key, Entry(value, few(own or keys), bool(own)), outcome)
+
+
+def _is_chosen(row: Row, instead: str, ours: Mapping[str, Any]) -> bool:
+    """Return whether the user gives all that the row sets, or one that the message names."""
+    named = {word.removeprefix("--").rstrip(",") for word in instead.split() if word.startswith("--")}
+    return all(key in ours for key in row.ours) or any(key in ours for key in named)
 
 
 def few(keys: Sequence[str]) -> str:

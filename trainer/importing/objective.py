@@ -29,10 +29,14 @@ def name_of(estimator: str, loss: str) -> dict[str, Any]:
     """
     for name, known, lacking in ((estimator, ADVANTAGES | {GAE}, LACKING), (loss, LOSSES, LACKING_LOSSES)):
         if name in lacking:
-            raise CannotMapError(f"{name} is not supported: {lacking[name]}", "trainer config algorithms")
+            raise CannotMapError(
+                f"{name} is not supported: {lacking[name]}",
+                "trainer config algorithms, and --algorithm.name NAME",
+            )
         if name not in known:
             raise CannotMapError(
-                f"{name!r} is neither an estimator nor a loss here", "trainer config algorithms"
+                f"{name!r} is neither an estimator nor a loss here",
+                "trainer config algorithms, and --algorithm.name NAME",
             )
     if estimator == GAE:
         other = {} if loss == "vanilla" else {"algorithm.loss": loss}
@@ -88,6 +92,11 @@ def options_of(loss: str, values: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in values.items()
         if name in reads and value is not None
     }
+
+
+def style_of(given: Given, style: str, table: str = OPTIMIZER) -> str:
+    """Return what a learning rate does: what the user chose, else what the file says."""
+    return str(given.chosen.get(f"{table}.schedule", style))
 
 
 def schedule(style: str, warmup: float, table: str = OPTIMIZER) -> dict[str, Any]:

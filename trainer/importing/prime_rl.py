@@ -1,9 +1,10 @@
 """The keys of prime-rl: of the file that its `rl` command takes."""
 
+import re
 from typing import Any
 
 from syncd.errors import DOCS
-from trainer.importing import objective
+from trainer.importing import objective, tasks
 from trainer.importing.rows import (
     CannotMapError,
     Given,
@@ -20,6 +21,7 @@ from trainer.importing.rows import (
     unneeded,
     unsupported,
 )
+from trainer.importing.tasks import AGENTS
 
 _ORCHESTRATOR = "orchestrator"
 _TRAINER = "trainer"
@@ -27,6 +29,9 @@ _SAMPLING = (f"{_ORCHESTRATOR}.train.sampling", f"{_ORCHESTRATOR}.sampling")
 _MODEL = f"{_TRAINER}.model"
 _GROUP = (f"{_ORCHESTRATOR}.group_size", f"{_ORCHESTRATOR}.rollouts_per_example")
 _LEVEL = ("max_async_level", f"{_ORCHESTRATOR}.max_async_level")
+_SOURCE = f"{_ORCHESTRATOR}.train.source"
+_FILTERS = ("filters", "pre_batch_filters", "post_batch_filters")
+_FILTER = re.compile(rf"{re.escape(_ORCHESTRATOR)}\.({'|'.join(_FILTERS)})\.")
 _WHOLE = "the whole sequence length of a server"
 
 
@@ -56,7 +61,7 @@ def _pacing(given: Given) -> dict[str, Any]:
 
 def _schedule(given: Given) -> dict[str, Any]:
     table = f"{_TRAINER}.scheduler"
-    style = given.text(f"{table}.type")
+    style = objective.style_of(given, given.text(f"{table}.type"))
     if style == "cosine" and given.number(f"{table}.min_lr", 0.0):
         raise CannotMapError("cosine ends at 0 here", f"--set {table}.min_lr=0")
     return objective.schedule(style, given.whole(f"{table}.warmup_steps", 0 if style == "constant" else 10))
@@ -113,6 +118,38 @@ def _kinds(given: Given) -> dict[str, Any]:
     return {"monitor.kinds": ["wandb"], "monitor.project": given.text("wandb.project", "prime-rl")}
 
 
+def _environment(given: Given) -> dict[str, Any]:
+    """Return the environment of verifiers, if there is one; its `env` table is ours too."""
+    table = f"{_SOURCE}.0.env."
+    env = {key.removeprefix(table): value for key, value in given.values.items() if key.startswith(table)}
+    taskset, kind = (env.pop(name, None) for name in ("taskset.id", "id"))
+    others = any(not key.startswith(f"{_SOURCE}.0.") for key in given.values if key.startswith(f"{_SOURCE}."))
+    has_lists = any(part.isdigit() for key in env for part in key.split("."))
+    if tasks.are_chosen(given) or others or has_lists or not isinstance(taskset, str):
+        return {}
+    for key, value in env.items():
+        if key.endswith("runtime.type") and value != "subprocess":
+            raise CannotMapError("environments run on the explorer's host", f"--set {table}{key}=subprocess")
+    name = f"verifiers:{kind}+{taskset}" if kind else f"verifiers:{taskset}"
+    options = {f"explorer.agent.options.{key}": value for key, value in env.items()}
+    return {"explorer.agent.environment": name, **options}
+
+
+def _filters(given: Given) -> dict[str, Any]:
+    """Return that groups without an advantage are replaced; no other filter may be enforced."""
+    tables = {key.rpartition(".")[0] for key in given.values if _FILTER.match(key) and key.endswith(".type")}
+    replaced = False
+    for table in sorted(tables):
+        is_zero = given.text(f"{table}.type") == "zero_advantage"
+        is_enforced = given.flag(f"{table}.enforce", default=is_zero)
+        if is_enforced and not is_zero:
+            raise CannotMapError(
+                "leaves rollouts out, which is not done here", f"--set {table}.enforce=false"
+            )
+        replaced |= is_enforced and "pre_batch" in table
+    return {"explorer.reward.equal_groups": "drop" if replaced else None}
+
+
 _ROWS: tuple[Row, ...] = (
     unsupported("prime-rl's losses mask by their own bounds, and none of verl's is the same: choose one",
                 f"{_TRAINER}.loss.*", ours=("algorithm.name",),
@@ -135,7 +172,7 @@ _ROWS: tuple[Row, ...] = (
     unsupported("a step has groups, not tokens", f"{_ORCHESTRATOR}.token_batch_size", off=(),
                 instead="--without KEY --set orchestrator.batch_size=ROLLOUTS"),
     joint((f"{_ORCHESTRATOR}.batch_size",), ("explorer.engine.kind",), lambda _: {"explorer.engine.kind": "vllm"},
-          "prime-rl's engine is vLLM; here a server that you start"),
+          "prime-rl's engine is vLLM: explorer.engine.command starts one, explorer.engine.address names one"),
     joint(_LEVEL, ("sync.style", "explorer.ahead"), _pacing, '0 is sync.style = "fixed"'),
     joint((f"{_MODEL}.seq_len", "seq_len"), ("engine.packing", "engine.options.use_dynamic_bsz",
           "engine.options.max_token_len_per_gpu"), _packed,
@@ -197,18 +234,40 @@ _ROWS: tuple[Row, ...] = (
              f"{_TRAINER}.tokenizer.*",
              f"{_ORCHESTRATOR}.tokenizer.*", f"{_ORCHESTRATOR}.renderer.*", f"{_ORCHESTRATOR}.use_*"),
     mapped(f"{_ORCHESTRATOR}.eval.interval", "explorer.evaluation.every", as_whole, "in versions, which are steps"),
-    by_hand("explorer.tasks and explorer.reward.function: an environment's rows as JSONL, its rubric as your"
-            f" function; several turns are your own explorer ({DOCS}/explorers.md)",
-            f"{_ORCHESTRATOR}.env.*", f"{_ORCHESTRATOR}.train.env.*"),
-    by_hand("explorer.evaluation.tasks: sources as of explorer.tasks", f"{_ORCHESTRATOR}.eval.*"),
+    unsupported("algorithm, sampling and group size are those of all environments", f"{_SOURCE}.*.algo.*",
+                f"{_SOURCE}.*.sampling.*", f"{_SOURCE}.*.group_size"),
+    unsupported("environments of verifiers are those of its v1 API, not of v0", f"{_SOURCE}.*.legacy.*",
+                instead="--explorer.agent.environment verifiers:NAME, of an environment that was ported",
+                ours=AGENTS),
+    by_hand("environments run on the explorer's host, with verifiers 0.4; several have an explorer with a file each"
+            f" ({DOCS}/agents.md#environments-of-verifiers)", f"{_SOURCE}.*"),
+    joint((f"{_SOURCE}.*.env.*",), ("explorer.agent.environment", "explorer.agent.options"), _environment,
+          "of one source, with its taskset's id; options are the same table"),
+    by_hand(f"explorer.agent.environment, with explorer.agent.options: verifiers:NAME ({DOCS}/agents.md"
+            "#environments-of-verifiers)", f"{_ORCHESTRATOR}.env.*", f"{_ORCHESTRATOR}.train.env.*"),
+    by_hand("held-out tasks are explorer.evaluation.tasks, which a function or a command as agent plays; environments"
+            f" play none ({DOCS}/evaluation.md#with-agents)", f"{_ORCHESTRATOR}.eval.*"),
     by_hand("data.max_age: the age up to which an experience counts", f"{_ORCHESTRATOR}.max_off_policy_steps"),
     by_hand(f"explorer.teacher with algorithm.teacher_coef: {DOCS}/engines.md#a-teacher",
             f"{_ORCHESTRATOR}.teacher_model.*",
             "teacher_inference.*"),
-    unsupported("tasks are not chosen by their rewards, and rollouts not left out", f"{_ORCHESTRATOR}.buffer.*",
-                f"{_ORCHESTRATOR}.filters.*", f"{_ORCHESTRATOR}.verification.*",
-                f"{_ORCHESTRATOR}.strict_async_level",
-                off=(False, True, 0, 0.0, "gibberish", "repetition", "zero_advantage")),
+    joint(tuple(f"{_ORCHESTRATOR}.{name}.*.{key}" for name in _FILTERS for key in ("type", "enforce")),
+          ("explorer.reward.equal_groups",), _filters,
+          "zero_advantage in pre_batch_filters: such groups are replaced"),
+    unneeded("of filters that only count", *(f"{_ORCHESTRATOR}.{name}.*" for name in _FILTERS)),
+    unsupported("groups of rewards that are all the same are replaced, whatever the reward is"
+                f" ({DOCS}/tasks.md#difficulty)", f"{_ORCHESTRATOR}.buffer.online_difficulty_filtering",
+                off=(False,), instead="--explorer.reward.equal_groups drop", ours=("explorer.reward.equal_groups",)),
+    unneeded("job.seed is for everything", f"{_ORCHESTRATOR}.buffer.seed"),
+    unsupported(f"tasks are taken by their rewards in one way ({DOCS}/tasks.md#difficulty)",
+                f"{_ORCHESTRATOR}.buffer.*", f"{_SOURCE}.*.curriculum.*", off=(0, 0.0),
+                instead="--explorer.curriculum.enabled true", ours=("explorer.curriculum.enabled",)),
+    unsupported("rollouts are not left out, and staleness is bounded by explorer.ahead and data.max_age",
+                f"{_ORCHESTRATOR}.verification.*", f"{_ORCHESTRATOR}.strict_async_level",
+                off=(False, True, 0, 0.0)),
+    unsupported(f"distillation is explorer.teacher ({DOCS}/engines.md#a-teacher), and other estimators are verl's",
+                f"{_ORCHESTRATOR}.algo.*", off=("grpo",), instead="--without KEY --algorithm.advantage NAME",
+                ours=("algorithm.advantage", "algorithm.teacher_coef")),
     mapped(f"{_ORCHESTRATOR}.seed", "job.seed", as_whole),
     unneeded("how rollouts are requested and limited: explorer.engine", f"{_ORCHESTRATOR}.*"),
     joint(("wandb.project", f"{_TRAINER}.wandb.project", "wandb"), ("monitor.kinds", "monitor.project"), _kinds,

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from trainer.importing.read_yaml import read_scalar
@@ -25,6 +26,14 @@ _SUM = re.compile(r"\$\(\((.*?)\)\)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _LEFT = re.compile(r"[$`]")
 _SKIPPED = frozenset({"export", "local", "readonly"})
+_LISTS = frozenset(
+    {"lora_target_modules", "lora_modules_to_save", "reward_funcs", "reward_weights", "report_to"}
+)
+"""Arguments of TRL's scripts that take several values."""
+
+_COMPOSED = "defaults"
+"""The key of the files that Hydra composes; `--config-name` names one."""
+
 _MOST = 1 << 53
 
 _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
@@ -54,9 +63,20 @@ def read_command(text: str) -> dict[str, Any]:
             variables[match[1]] = value if same else None
         elif match := _DELETED.fullmatch(word):
             _add(found, match[1], Unresolved("is deleted by the command"))
-    for name, value in _flags(words) if not found else ():
-        _add(found, name, _value(value, variables) if value is not None else True)
-    return found
+    flags = dict[str, Any]()
+    for name, values in _flags(words):
+        read = [_value(value, variables) for value in values]
+        if not found:
+            _add(flags, name, _flag_value(read))
+        elif name == "config-name" and len(read) == 1:
+            flags[_COMPOSED] = [str(read[0]).removesuffix(".yaml")]
+    return {**found, **flags}
+
+
+def _flag_value(values: Sequence[Any]) -> Any:
+    """Return true for a flag alone, and a list for several values."""
+    unknown = next((value for value in values if isinstance(value, Unresolved)), None)
+    return unknown or (values[0] if len(values) == 1 else list(values) or True)
 
 
 def _words(text: str) -> list[str]:
@@ -66,13 +86,13 @@ def _words(text: str) -> list[str]:
     return [word for word in shlex.split(spread, comments=True) if word not in _SKIPPED]
 
 
-def _flags(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield `--name value`, `--name=value` and `--name` alone."""
+def _flags(words: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield `--name value`, `--name=value` and `--name` alone, each with its values."""
     for place, word in enumerate(words):
         if match := _FLAG.fullmatch(word):
-            after = words[place + 1] if place + 1 < len(words) else "--"
-            is_alone = match[2] is None and after.startswith("--")
-            yield match[1], None if is_alone else match[2] if match[2] is not None else after
+            after = list(takewhile(lambda one: not one.startswith("--"), words[place + 1 :]))
+            values = after if match[1] in _LISTS else after[:1]
+            yield match[1], values if match[2] is None else [match[2]]
 
 
 def _add(found: dict[str, Any], name: str, value: Any) -> None:

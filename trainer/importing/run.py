@@ -1,27 +1,30 @@
 """Imports one file: reads it, maps it, has our own loader read the result, and only then writes it."""
 
 import contextlib
-import math
 import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tomli_w
-
-from syncd.errors import ConfigError, UsageError, storage_errors
+from syncd.errors import DOCS, ConfigError, UsageError, storage_errors
+from syncd.experience.table import MAX_ROWS
 from syncd.jobfile.loader import COMMAND_LINE, layer_of, parse_overrides
 from trainer.config.algorithms import SFT
 from trainer.config.load import LOADER, load_config, resolved
 from trainer.config.model import KEYS, JobConfig
 from trainer.importing.apply import Entry, Outcome, Refusal, apply, is_below
+from trainer.importing.job_text import job_text
 from trainer.importing.read_source import read_setting, read_source, resolve
 from trainer.importing.rows import Table
 from trainer.importing.start import enter_start
 from trainer.importing.tables import table_of
+from trainer.importing.tasks import TASKS
 
-_WIDTH = 44
+_SERVERS = {
+    "vllm": "env VLLM_SERVER_DEV_MODE=1 vllm serve {model} --host {host} --port {port} --enable-scale-out",
+    "sglang": "python -m sglang.launch_server --model-path {model} --host {host} --port {port}",
+}
 NEEDED = ("job.dir", "model.path")
 """Keys without which no job's file is one."""
 
@@ -83,8 +86,9 @@ def import_config(
     outcome = apply(table, resolve(values, table.defaults), ours, without)
     outcome.refusals += _missing(outcome)
     outcome.refusals += _taken(outcome, to)
-    outcome.by_hand |= ({} if checkpoint and not resume else _elsewhere(outcome)) | _warm(outcome)
     _drop_explorer(outcome)
+    outcome.by_hand |= {} if checkpoint and not resume else _elsewhere(outcome)
+    outcome.by_hand |= _taskless(outcome) | _served(outcome) | _warm(outcome)
     _make_room(outcome)
     start = enter_start(outcome, checkpoint, to, resume=resume)
     if outcome.refusals:
@@ -145,6 +149,27 @@ def _elsewhere(outcome: Outcome) -> dict[str, str]:
     return {entry.origin: f"{entry.value} is no directory here; if it is a name on the hub: {command}"}
 
 
+def _taskless(outcome: Outcome) -> dict[str, str]:
+    """Return how tasks are named, where the file names none that explorers read."""
+    name = outcome.entries.get("algorithm.name")
+    if (name is not None and name.value == SFT) or any(key in outcome.entries for key in TASKS):
+        return {}
+    return {
+        "the tasks": f"--explorer.tasks FILE, or a data set, a generator, an environment: {DOCS}/tasks.md"
+    }
+
+
+def _served(outcome: Outcome) -> dict[str, str]:
+    """Return how a server is started or named, where the file does neither."""
+    kind = outcome.entries.get("explorer.engine.kind")
+    if kind is None or any(f"explorer.engine.{name}" in outcome.entries for name in ("address", "command")):
+        return {}
+    if kind.value not in _SERVERS:
+        return {}
+    start = f"--explorer.engine.command '{_SERVERS[kind.value]}' has each explorer start one"
+    return {"the server": f"{start}, --explorer.engine.address URL names one that runs"}
+
+
 def _warm(outcome: Outcome) -> dict[str, str]:
     """Return what a server needs whose rollouts are sampled at another temperature than 1."""
     names = ("algorithm.temperature", "explorer.engine.kind")
@@ -172,9 +197,23 @@ def _make_room(outcome: Outcome) -> None:
     """Let as many experiences wait as two steps have, where that is more than by default."""
     sizes = [outcome.entries.get(f"data.{name}") for name in ("groups", "group_size")]
     if all(size is not None and isinstance(size.value, int) for size in sizes):
-        rows = math.prod(size.value for size in sizes if size)
-        if rows > KEYS.all["data.max_waiting"].default:
-            outcome.entries.setdefault("data.max_waiting", Entry(2 * rows, "the experiences of two steps"))
+        groups, size = (size.value for size in sizes if size)
+        if groups * size > KEYS.all["data.max_waiting"].default:
+            room = Entry(2 * groups * size, "the experiences of two steps")
+            outcome.entries.setdefault("data.max_waiting", room)
+        _share_out(outcome, groups, size)
+
+
+def _share_out(outcome: Outcome, groups: int, size: int) -> None:
+    """Let several explorers write the batches of a step that is larger than a batch."""
+    kind = outcome.entries.get("explorer.engine.kind")
+    if groups * size <= MAX_ROWS or size > MAX_ROWS or kind is None or "explorer.groups" in outcome.entries:
+        return
+    own = max(number for number in range(1, MAX_ROWS // size + 1) if groups % number == 0)
+    outcome.entries["explorer.groups"] = Entry(own, f"a batch has {MAX_ROWS} rollouts at most")
+    count = groups // own
+    note = f"a step is {count} batches of {own} groups: start {count} explorers, or a multiple of them"
+    outcome.by_hand["the explorers"] = note
 
 
 def _head(table: Table, path: str) -> str:
@@ -203,41 +242,3 @@ def _write(text: str, path: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     load_config(path)
-
-
-def job_text(entries: Mapping[str, Entry], head: str) -> str:
-    """Return entries as TOML, table by table in the order of docs/configuration.md.
-
-    Args:
-        entries: By their dotted names.
-        head: The first lines, as comments.
-    """
-    lines = [f"# {line}".rstrip() for line in head.splitlines()]
-    for table in sorted({_table(key) for key in entries}, key=lambda name: (_place(name)[0], name)):
-        lines += ["", f"[{table}]"]
-        own = [key for key in entries if _table(key) == table]
-        lines += [_line(key, entries[key]) for key in sorted(own, key=_place)]
-    return "\n".join([*lines, ""])
-
-
-def _table(key: str) -> str:
-    return key.rpartition(".")[0]
-
-
-def _place(name: str) -> tuple[int, int, str]:
-    """Return where a key or table stands: as in the documentation, what is not there last in its section."""
-    sections, keys = list(JobConfig.model_fields), list(KEYS.all)
-    place = keys.index(name) if name in keys else len(keys)
-    return sections.index(name.partition(".")[0]), place, name
-
-
-def _line(key: str, entry: Entry) -> str:
-    name, value = key.rpartition(".")[2], entry.value
-    is_list = isinstance(value, list | tuple)
-    inline = f"[{', '.join(map(_value, value))}]" if is_list else _value(value)
-    origin = entry.origin if entry.is_given else f"default of {entry.origin}"
-    return f"{f'{name} = {inline}':{_WIDTH}}  # {origin}"
-
-
-def _value(value: Any) -> str:
-    return tomli_w.dumps({"x": value}).removeprefix("x = ").strip()

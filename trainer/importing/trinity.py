@@ -3,7 +3,7 @@
 from typing import Any
 
 from trainer.config.algorithms import ALGORITHMS
-from trainer.importing import objective
+from trainer.importing import objective, tasks
 from trainer.importing.rows import (
     CannotMapError,
     Given,
@@ -26,6 +26,16 @@ _TYPE = "algorithm.algorithm_type"
 _OPTIMIZER = "algorithm.optimizer"
 _LOSS_ARGS = "algorithm.policy_loss_fn_args"
 _SYNC = "synchronizer"
+
+_TASKSET = "buffer.explorer_input.taskset"
+_COLUMNS = {
+    "subset": "subset_name", "split": "split", "prompt_key": "format.prompt_key", "answer_key": "format.response_key",
+}  # fmt: skip
+_ONE_TURN = frozenset(f"{begin}{kind}_workflow" for begin in ("", "async_") for kind in ("simple", "math"))
+"""Workflows whose messages are a system prompt and the question."""
+
+_MATH = "math_reward"
+"""The reward with which the workflows `math` have a system prompt of their own, if none is given."""
 
 _TYPES = {
     "ppo": ("gae", "vanilla"),
@@ -176,6 +186,7 @@ def _clip_grad(given: Given) -> dict[str, Any]:
 def _schedule(given: Given) -> dict[str, Any]:
     total = "trainer.total_steps" if "trainer.total_steps" in given else "buffer.total_steps"
     style = given.text(f"{_OPTIMIZER}.warmup_style", given.text(f"{_OPTIMIZER}.lr_scheduler_type"))
+    style = objective.style_of(given, style)
     warmup = objective.warmup_updates(
         given, f"{_OPTIMIZER}.lr_warmup_steps", f"{_OPTIMIZER}.lr_warmup_steps_ratio", total, 1
     )
@@ -250,6 +261,35 @@ def _lora(given: Given) -> dict[str, Any]:
         "model.lora.exclude": [excluded] if isinstance(excluded, str) else excluded,
         "model.lora.adapter": given.text(f"{table}.path") or None,
     }
+
+
+def _task_sets(given: Given) -> dict[str, Any]:
+    """Return the data set of the tasks, as Trinity-RFT loads it; what is no data set is left to the user."""
+    path, kind = given.all.get(f"{_TASKSET}.path"), given.all.get(f"{_TASKSET}.storage_type", "file")
+    if is_sft(given) or tasks.are_chosen(given) or not isinstance(path, str) or kind != "file":
+        return {}
+    keys = {name: given.text(f"{_TASKSET}.{theirs}") for name, theirs in _COLUMNS.items()}
+    return {"explorer.task_sets": [tasks.data_set(path, **keys, **_messages(given))]}
+
+
+def _shuffle(value: Any) -> bool:
+    known = {"sequential": False, "shuffle": True}
+    if value not in known:
+        how = "--explorer.shuffle true, or by their rewards: --explorer.curriculum.enabled true"
+        raise CannotMapError("takes tasks by another rule than sequential and shuffle", how)
+    return known[value]
+
+
+def _messages(given: Given) -> dict[str, Any]:
+    """Return how a workflow of one turn makes messages of a question; others make their own."""
+    workflow = given.get("buffer.explorer_input.default_workflow_type")
+    workflow = given.get(f"{_TASKSET}.default_workflow_type", workflow)
+    system = given.get(f"{_TASKSET}.format.system_prompt")
+    reward = given.get("buffer.explorer_input.default_reward_fn_type", _MATH)
+    has_own = "math" in str(workflow) and given.get(f"{_TASKSET}.default_reward_fn_type", reward) == _MATH
+    if workflow not in _ONE_TURN or (system is None and has_own):
+        return {}
+    return {"system": system} if system else {"chat": True}
 
 
 def _sft_path(given: Given) -> dict[str, Any]:
@@ -330,11 +370,15 @@ _ROWS: tuple[Row, ...] = (
           "model.lora.adapter"), _lora, "one adapter"),
     mapped("model.temperature", "algorithm.temperature", as_number),
     mapped("buffer.explorer_input.taskset.rollout_args.temperature", "algorithm.temperature", as_number),
-    mapped("buffer.explorer_input.taskset.format.prompt_key", "explorer.prompt_key", as_text),
-    mapped("buffer.explorer_input.taskset.format.response_key", "explorer.answer_key", as_text),
+    joint((f"{_TASKSET}.path", f"{_TASKSET}.storage_type", *(f"{_TASKSET}.{name}" for name in _COLUMNS.values()),
+           f"{_TASKSET}.format.system_prompt"), ("explorer.task_sets",), _task_sets,
+          "of files; system with simple_workflow and math_workflow"),
+    *(mapped(f"{_TASKSET}.{name}_selector.selector_type", "explorer.shuffle", _shuffle, "sequential or shuffle")
+      for name in ("task", "data")),
     joint(("buffer.trainer_input.experience_buffer.path",), ("data.sft_path",), _sft_path, "with sft"),
     mapped("explorer.rollout_model.engine_type", "explorer.engine.kind", one_of(
-           vllm="vllm", vllm_async="vllm", sglang="sglang", tinker="tinker"), "a server that you start"),
+           vllm="vllm", vllm_async="vllm", sglang="sglang", tinker="tinker"),
+           "a server: explorer.engine.command starts one, explorer.engine.address names one"),
     joint(("explorer.eval_interval", f"{_SYNC}.sync_interval"), ("explorer.evaluation.every",), _evaluations,
           "in versions"),
     mapped(f"{_SYNC}.sync_method", "sync.method", one_of(nccl="nccl", checkpoint="checkpoint", memory="memory",

@@ -1,4 +1,4 @@
-"""The keys of Trinity-RFT about its cluster, data and workflows: most belong to servers, or to your own explorer."""
+"""The keys of Trinity-RFT about its cluster, data and workflows: most belong to servers, agents and rewards."""
 
 from syncd.errors import DOCS
 from trainer.importing.rows import Row, by_hand, unneeded, unsupported
@@ -7,7 +7,8 @@ _TASKS = "buffer.explorer_input"
 _BUFFER = "buffer.trainer_input"
 
 OTHER_ROWS: tuple[Row, ...] = (
-    unsupported("trainer and explorers are separate programs: import once, and start those that you need", "mode",
+    unsupported("trainer and explorers are separate programs: import once, and start those that you need; bench is"
+                f" explorer bench, serve is explorer serve ({DOCS}/evaluation.md#bench)", "mode",
                 off=("both", "train", "explore"), instead="--without mode"),
     unsupported("samples are fifo, replayed, mixed with examples (data.sft_ratio) or bounded in age (data.max_age)",
                 "algorithm.sample_strategy", off=("default", "warmup"),
@@ -30,18 +31,30 @@ OTHER_ROWS: tuple[Row, ...] = (
                 instead="--algorithm.old_logprobs recompute, and algorithm.options.policy_loss.rollout_correction"),
     unsupported("the optimizer is AdamW", "algorithm.optimizer.optimizer_type", off=("adam", "adamw")),
     unneeded("speed alone", "algorithm.optimizer.fused", "algorithm.optimizer.foreach"),
-    unsupported("data pipelines are your own program: they write explorer.tasks, or change rewards in your function",
-                "data_processor.*", "service.*", off=(0, "")),
-    by_hand("explorer.task_sets: JSONL, Parquet, a data set", f"{_TASKS}.taskset.path",
-            f"{_TASKS}.taskset.split",
-            f"{_TASKS}.taskset.subset_name", f"{_TASKS}.tasksets.*"),
-    by_hand("explorer.evaluation.tasks: sources as of explorer.tasks", f"{_TASKS}.eval_tasksets.*"),
-    by_hand("a system prompt is a message of each task", f"{_TASKS}.taskset.format.system_prompt",
-            f"{_TASKS}.taskset.format.system_prompt_key"),
-    by_hand("explorer.reward.function: exact_match, math, or package.module:function with (prompt, response, task); a"
-            f" workflow of several turns is your own explorer ({DOCS}/explorers.md)",
-            f"{_TASKS}.default_*", f"{_TASKS}.taskset.default_*", f"{_TASKS}.taskset.workflow_args.*",
-            f"{_TASKS}.taskset.reward_fn_args.*", "explorer.auxiliary_models.*"),
+    unsupported("pipelines are not run: filters of tasks are where and limit of [[explorer.task_sets]], dynamic"
+                f" sampling is explorer.reward.equal_groups, other rewards are functions ({DOCS}/tasks.md)",
+                "data_processor.*", "service.*", off=(0, ""),
+                instead="--without KEY, for dynamic sampling with --explorer.reward.equal_groups drop"),
+    by_hand(f"each is a table [[explorer.task_sets]], with weight ({DOCS}/tasks.md#order)", f"{_TASKS}.tasksets.*"),
+    by_hand("each is a table [[explorer.task_sets]] with held_out = true, measured by explorer.evaluation.tasks ="
+            f' "set:NAME" with samples and temperature ({DOCS}/tasks.md#held-out-tasks)',
+            f"{_TASKS}.eval_tasksets.*"),
+    by_hand("a system message of each row stands in its prompt: a column of messages"
+            f" ({DOCS}/tasks.md#sources)", f"{_TASKS}.taskset.format.system_prompt_key"),
+    unsupported("a response begins with what the chat template writes", f"{_TASKS}.taskset.format.reply_prefix",
+                off=()),
+    by_hand("a workflow of one turn is [[explorer.task_sets]] with system (math_workflow has one of its own) and"
+            f" explorer.reward.function; one of several turns is [explorer.agent] ({DOCS}/agents.md)",
+            f"{_TASKS}.default_workflow_type", f"{_TASKS}.taskset.default_workflow_type",
+            f"{_TASKS}.default_eval_workflow_type", f"{_TASKS}.taskset.workflow_args.*"),
+    by_hand("explorer.reward.function: exact_match, math, math_verify or package.module:function;"
+            f" explorer.reward.functions: several with weights ({DOCS}/import.md#rewards)",
+            f"{_TASKS}.default_reward_fn_type", f"{_TASKS}.taskset.default_reward_fn_type",
+            f"{_TASKS}.taskset.reward_fn_args.*"),
+    by_hand("a model that judges is a server, which a reward function or an agent asks"
+            f" ({DOCS}/explorer-run.md#rewards)",
+            "explorer.auxiliary_models.*"),
+    by_hand(f"tasks and rewards: {DOCS}/tasks.md", f"{_TASKS}.default_*", f"{_TASKS}.taskset.default_*"),
     unsupported("rollouts are sampled from the whole distribution", f"{_TASKS}.taskset.rollout_args.top_p",
                 "model.top_p",
                 off=(1, 1.0)),
@@ -50,9 +63,12 @@ OTHER_ROWS: tuple[Row, ...] = (
                 off=(-1, 0)),
     unsupported("rollouts are sampled from the whole distribution", "model.repetition_penalty", off=(1, 1.0)),
     unsupported("responses have no least length", "model.min_response_tokens", off=(0, 1)),
-    unsupported("tasks are taken in a shuffled order, or in the file's: explorer.shuffle",
+    unneeded("job.seed is for everything", f"{_TASKS}.taskset.data_selector.seed",
+             f"{_TASKS}.taskset.task_selector.seed"),
+    unsupported(f"tasks are taken in order, shuffled, or by their rewards ({DOCS}/tasks.md#difficulty)",
                 f"{_TASKS}.taskset.data_selector.*", f"{_TASKS}.taskset.task_selector.*",
-                off=("sequential", "random", "shuffle", 42), instead="--without KEY --explorer.shuffle false"),
+                instead="--without KEY --explorer.curriculum.enabled true",
+                ours=("explorer.curriculum.enabled", "explorer.shuffle")),
     unneeded("how Trinity-RFT reads its data set", f"{_TASKS}.taskset.*", f"{_TASKS}.*"),
     by_hand("examples beside rollouts: data.sft_path, with data.sft_ratio", f"{_BUFFER}.auxiliary_buffers.*"),
     by_hand("data.sft_path: JSONL or Parquet with prompt and response, or messages",
@@ -78,14 +94,17 @@ OTHER_ROWS: tuple[Row, ...] = (
              "model.tinker.*", "model.external_model.*", "model.logprobs", "model.fully_sharded_loras",
              "model.max_cpu_loras"),
     unsupported("one adapter is trained", "model.lora_configs.*"),
-    unneeded("settings of the engine: give them to the server that you start", "explorer.rollout_model.*"),
+    unneeded("settings of the engine: arguments of explorer.engine.command, or of the server that you start",
+             "explorer.rollout_model.*"),
     unneeded("explorers evaluate the model that training starts from anyway", "explorer.eval_on_startup"),
     unneeded("of its scheduler: explorer.engine.concurrency, .timeout and .retries, and explorer.ahead",
              "explorer.max_*",
              "explorer.concurrent_mode", "explorer.dynamic_timeout.*", "explorer.over_rollout.wait_after_min",
-             "explorer.over_rollout.return_partial_tasks", "explorer.bench_*", "explorer.proxy_port",
+             "explorer.over_rollout.return_partial_tasks", "explorer.proxy_port",
              "explorer.*_interval",
              "explorer.listen_address", "explorer.min_running_model_num", "explorer.db_url"),
+    unneeded(f"explorer bench JOB --steps chooses what is measured ({DOCS}/evaluation.md#bench)",
+             "explorer.bench_*"),
     unsupported("each batch is whole", "explorer.over_rollout.ratio", off=(0, 0.0)),
     unneeded("names and limits of its synchronizer", "synchronizer.*"),
     unsupported("FSDP keeps parameters on the GPU or moves them itself", "trainer.offload_policy", off=(False,),

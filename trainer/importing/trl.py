@@ -1,9 +1,10 @@
 """The keys of TRL's GRPOConfig, of the training arguments below it, and of its scripts."""
 
+import os
 from typing import Any
 
 from syncd.errors import DOCS
-from trainer.importing import objective
+from trainer.importing import objective, tasks
 from trainer.importing.rows import (
     CannotMapError,
     Given,
@@ -142,9 +143,14 @@ def _length(given: Given) -> dict[str, Any]:
     return {"explorer.epochs": given.whole("num_train_epochs")}
 
 
+def _when(given: Given, strategy: str) -> str:
+    """Return when something happens; `no` is false where YAML is read."""
+    return "no" if given.get(strategy) is False else given.text(strategy)
+
+
 def _every(given: Given, key: str, strategy: str, ours: str) -> dict[str, Any]:
     """Return an interval in training steps; TRL counts updates."""
-    how = given.text(strategy)
+    how = _when(given, strategy)
     if how == "no":
         return {ours: 0}
     if how != "steps":
@@ -158,14 +164,43 @@ def _every(given: Given, key: str, strategy: str, ours: str) -> dict[str, Any]:
     }
 
 
+def _measured(given: Given) -> dict[str, Any]:
+    """Return how evaluations sample: as TRL does in training."""
+    if _when(given, "eval_strategy") == "no":
+        return {}
+    samples = given.whole("num_generations_eval", given.whole("num_generations"))
+    return {
+        "explorer.evaluation.samples": samples,
+        "explorer.evaluation.temperature": given.number("temperature", 1.0),
+    }
+
+
+def _task_sets(given: Given) -> dict[str, Any]:
+    """Return the data set's split for training and, if it is measured, the one for tests."""
+    name = given.all.get("dataset_name")
+    if tasks.are_chosen(given) or not isinstance(name, str):
+        return {}
+    column = given.text("dataset_prompt_column")
+    columns = {"prompt_key": column, "system": given.text("system_prompt"), "chat": bool(column)}
+    subset = given.text("dataset_config")
+    train, test = (given.text(f"dataset_{split}_split", split) for split in ("train", "test"))
+    sets = [tasks.data_set(name, subset=subset, split=train, **columns)]
+    if _when(given, "eval_strategy") == "no":
+        return {"explorer.task_sets": sets}
+    held_out = f"{os.path.basename(name.rstrip('/'))}-{test}"
+    sets.append(tasks.data_set(name, name=held_out, subset=subset, split=test, held_out=True, **columns))
+    return {"explorer.task_sets": sets, "explorer.evaluation.tasks": f"set:{held_out}"}
+
+
 def _schedule(given: Given) -> dict[str, Any]:
     warmup = given.number("warmup_steps")
     if given.number("warmup_ratio") and not warmup:
         if given.whole("max_steps") <= 0:
             raise CannotMapError("is a share of steps that the file does not count", "--set warmup_steps=N")
         warmup = int(given.number("warmup_ratio") * given.whole("max_steps"))
-    found = objective.schedule(given.text("lr_scheduler_type"), warmup)
-    if found["algorithm.optimizer.schedule"] == "constant" and given.text("lr_scheduler_type") == "constant":
+    style = objective.style_of(given, given.text("lr_scheduler_type"))
+    found = objective.schedule(style, warmup)
+    if given.text("lr_scheduler_type") == "constant":
         found["algorithm.optimizer.warmup_steps"] = 0
     return found
 
@@ -201,7 +236,7 @@ def _engine(given: Given) -> dict[str, Any]:
 def _lora(given: Given) -> dict[str, Any]:
     if not given.flag("use_peft"):
         return {}
-    targets = given.get("lora_target_modules")
+    targets = given.chosen.get("model.lora.targets", given.get("lora_target_modules"))
     if targets is None:
         raise CannotMapError(
             "leaves the layers to peft, which chooses by the model", "--model.lora.targets all-linear"
@@ -267,6 +302,9 @@ _ROWS: tuple[Row, ...] = (
           "in steps, not updates"),
     joint(("eval_steps", "eval_strategy"), ("explorer.evaluation.every",),
           lambda given: _every(given, "eval_steps", "eval_strategy", "explorer.evaluation.every"), "in versions"),
+    joint(("eval_strategy", "num_generations_eval", "num_generations", "temperature"),
+          ("explorer.evaluation.samples", "explorer.evaluation.temperature"), _measured,
+          "TRL evaluates as it samples"),
     mapped("save_total_limit", "trainer.max_checkpoints_to_keep", as_whole),
     mapped("learning_rate", "algorithm.optimizer.lr", as_number),
     mapped("weight_decay", "algorithm.optimizer.weight_decay", as_number),
@@ -298,7 +336,8 @@ _ROWS: tuple[Row, ...] = (
     mapped("max_completion_length", "explorer.sampling.max_tokens", as_whole),
     mapped("shuffle_dataset", "explorer.shuffle", as_flag),
     joint(("use_vllm", "vllm_server_base_url", "vllm_server_host", "vllm_server_port"),
-          ("explorer.engine.kind", "explorer.engine.address"), _engine, "a server that you start"),
+          ("explorer.engine.kind", "explorer.engine.address"), _engine,
+          "without vLLM transformers; explorer.engine.command starts a server"),
     joint(("vllm_importance_sampling_correction", "vllm_importance_sampling_mode", "vllm_importance_sampling_cap"),
           ("algorithm.options.policy_loss.rollout_correction",), _correction,
           "with use_vllm; a mask is a threshold with the lower bound 0"),
@@ -314,33 +353,41 @@ _ROWS: tuple[Row, ...] = (
     unsupported("rollouts are sampled with no other settings", "generation_kwargs.*", "vllm_structured_outputs_regex",
                 "vllm_guided_decoding_regex"),
     unsupported("long responses are learnt like others", "mask_truncated_completions", off=(False,),
-                instead="give them a reward of your own: explorer.reward.function"),
+                instead="--set mask_truncated_completions=False, and a reward function that takes `truncated`"
+                f" ({DOCS}/explorer-run.md#rewards)"),
     unsupported("the reference is the model that training starts from", "sync_ref_model", off=(False,)),
     unneeded("only sync_ref_model reads it", "ref_model_mixup_alpha", "ref_model_sync_steps"),
     unsupported("all learnt tokens count", "top_entropy_quantile", off=(1, 1.0)),
     unsupported("responses are not left out by their divergence", "off_policy_mask_threshold", off=()),
     unsupported("the KL loss is not weighted", "use_bias_correction_kl", off=(False,)),
-    unsupported("one reward for each response: add them in your function", "reward_weights",
-                "multi_objective_aggregation",
-                off=("sum_then_normalize",), instead="--explorer.reward.function package.module:function",
-                ours=("explorer.reward.function",)),
+    unsupported("rewards are added before advantages are computed", "multi_objective_aggregation",
+                off=("sum_then_normalize",), instead="--set multi_objective_aggregation=sum_then_normalize"),
+    unsupported(f"weights stand beside their functions ({DOCS}/explorer-run.md#rewards)", "reward_weights", off=(),
+                instead="--explorer.reward.functions '{ \"package.module:function\" = WEIGHT }'",
+                ours=("explorer.reward.functions", "explorer.reward.function")),
     unsupported("models are trained as they are", "disable_dropout", "cast_lm_head_to_fp32", off=(False,)),
-    unsupported(f"tools need your own explorer ({DOCS}/explorers.md)", "max_tool_calling_iterations", off=()),
+    unsupported(f"tools and environments are an agent's ({DOCS}/agents.md), whose turns explorer.gateway.max_turns"
+                " bounds", "max_tool_calling_iterations", off=(), instead=tasks.AGENT, ours=tasks.AGENTS),
     unsupported("the chat template takes no arguments here", "chat_template_kwargs.*"),
-    unsupported("another file is read by the command", "config", "config_file", off=(),
+    unneeded("accelerate's own file, which says how the model is spread; of it an import needs num_processes",
+             "config_file"),
+    unsupported("another file is read by the command", "config", off=(),
                 instead="import that file, with --set KEY=VALUE for the rest"),
-    by_hand("explorer.task_sets: JSONL, Parquet, a data set", "dataset_name", "dataset_config",
-            "dataset_train_split", "dataset_prompt_column", "datasets.*"),
-    by_hand("explorer.evaluation.tasks: sources as of explorer.tasks", "dataset_test_split"),
-    by_hand("explorer.reward.function: exact_match, math, or package.module:function with (prompt, response, task)",
-            "reward_funcs", "reward_model_name_or_path"),
-    by_hand("a system prompt is a message of each task", "system_prompt"),
+    joint(("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "eval_strategy",
+           "dataset_prompt_column", "system_prompt"),
+          ("explorer.task_sets", "explorer.evaluation.tasks"), _task_sets,
+          "the split for tests too, with eval_strategy; a name of dataset_prompt_column makes messages"),
+    by_hand(f"each is a table [[explorer.task_sets]] ({DOCS}/tasks.md)", "datasets.*"),
+    by_hand("explorer.reward.function: exact_match, math, math_verify or package.module:function;"
+            f" explorer.reward.functions: several with weights ({DOCS}/import.md#rewards)",
+            "reward_funcs"),
+    by_hand("a reward model is a server, which explorer.reward.function asks, and asks again by"
+            f" explorer.reward.retries ({DOCS}/explorer-run.md#rewards)", "reward_model_name_or_path"),
     by_hand("resume is by the job's directory; another start is by model.path", "resume_from_checkpoint"),
     unneeded(_SPEED, "gradient_checkpointing_kwargs*", "ds3_gather_for_generation", "deepspeed*", "fsdp*",
              "use_liger_kernel", "use_liger_loss", "torch_compile*", "tf32", "dataloader_*", "remove_unused_columns",
              "use_transformers_paged", "cache_implementation", "accelerator_config*", "ddp_*", "mixed_precision",
              "num_machines", "use_deepspeed", "main_process_port", "per_device_eval_batch_size",
-             "num_generations_eval",
              "device_map", "model_revision", "vllm_*", "lora_task_type", "average_tokens_across_devices"),
     unneeded("logging and the hub, which are others' here", "logging_*", "log_*", "num_completions_to_print",
              "push_to_hub",

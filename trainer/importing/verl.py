@@ -4,7 +4,7 @@ from typing import Any
 
 from syncd.errors import DOCS
 from trainer.config.algorithms import GAE
-from trainer.importing import objective
+from trainer.importing import objective, tasks
 from trainer.importing.rows import (
     CannotMapError,
     Given,
@@ -27,6 +27,8 @@ _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _LOSS = f"{_ACTOR}.policy_loss.loss_mode"
 _ESTIMATOR = "algorithm.adv_estimator"
+_REWARDS = ("reward", "seq_reward", "seq_final_reward")
+"""What `filter_groups.metric` calls the reward itself."""
 
 
 def _loss(given: Given) -> str:
@@ -124,7 +126,7 @@ def _schedule(given: Given) -> dict[str, Any]:
     warmup = objective.warmup_updates(
         given, f"{optim}.lr_warmup_steps", f"{optim}.lr_warmup_steps_ratio", total, updates(given)
     )
-    return objective.schedule(style, warmup)
+    return objective.schedule(objective.style_of(given, style), warmup)
 
 
 def _correction(given: Given) -> dict[str, Any]:
@@ -159,6 +161,33 @@ def _monitors(value: Any) -> list[str]:
             f"{', '.join(sorted(others))} is not there", "--monitor.kinds '[\"tensorboard\"]'"
         )
     return own
+
+
+def _tasks(given: Given) -> dict[str, Any]:
+    """Return the files of tasks, which are read as they are, and their columns."""
+    named = ((f"{name}_key", given.get(f"data.{name}_key")) for name in ("prompt", "answer"))
+    columns = {name: as_text(value) for name, value in named if value is not None}
+    found = {f"explorer.{name}": value for name, value in columns.items()}
+    if tasks.are_chosen(given):
+        return found
+    train, held_out = (tasks.files_of(given.all.get(f"data.{name}_files")) for name in ("train", "val"))
+    measured = {"explorer.evaluation.tasks": held_out[0]} if len(held_out) == 1 else {}
+    if len(train) > 1:
+        sets = {"explorer.task_sets": tasks.file_sets(train, columns)}
+        return {**sets, **measured, **(found if measured else {})}
+    return {**found, **measured, "explorer.tasks": train[0] if train else None}
+
+
+def _filter_groups(given: Given) -> dict[str, Any]:
+    """Return that groups of equal rewards are replaced; verl may compare something else."""
+    if not given.flag("algorithm.filter_groups.enable"):
+        return {}
+    metric = given.text("algorithm.filter_groups.metric", "reward")
+    if metric not in _REWARDS:
+        raise CannotMapError(
+            f"compares {metric}, and here rewards are compared", "--explorer.reward.equal_groups drop"
+        )
+    return {"explorer.reward.equal_groups": "drop"}
 
 
 def _interval(value: Any) -> int:
@@ -206,8 +235,12 @@ _ALGORITHM_ROWS: tuple[Row, ...] = (
     unsupported("a penalty in rewards is not supported", "algorithm.use_kl_in_reward", off=(False,),
                 instead="--set algorithm.use_kl_in_reward=False, and a KL loss: --algorithm.kl_coef 0.001"),
     unneeded("only the penalty in rewards reads it", "algorithm.kl_penalty", "algorithm.kl_ctrl.*"),
-    unsupported("groups are never sampled again for their rewards", "algorithm.filter_groups.enable", off=(False,)),
-    unneeded("only filter_groups.enable reads it", "algorithm.filter_groups.*"),
+    joint(("algorithm.filter_groups.enable", "algorithm.filter_groups.metric"), ("explorer.reward.equal_groups",),
+          _filter_groups, f"with {', '.join(_REWARDS)} as metric: such groups are replaced"),
+    by_hand("explorer.reward.most_equal: groups of equal rewards that are replaced for one batch, in multiples of its"
+            f" groups; further ones are kept ({DOCS}/tasks.md#difficulty)",
+            "algorithm.filter_groups.max_num_gen_batches"),
+    unneeded("how many groups are requested at once: explorer.engine.concurrency", "algorithm.filter_groups.*"),
     unsupported("weights by preference are not supported", "algorithm.use_pf_ppo", off=(False,)),
     unneeded("only use_pf_ppo reads it", "algorithm.pf_ppo.*"),
     unsupported("rejection of rollouts is not supported", "algorithm.rollout_correction.rollout_rs", off=(),
@@ -271,16 +304,22 @@ _TRAINING_ROWS: tuple[Row, ...] = (
     unneeded("only resume_mode reads it", "trainer.resume_from_path"),
     mapped("data.seed", "job.seed", as_whole),
     mapped("data.shuffle", "explorer.shuffle", as_flag),
-    mapped("data.prompt_key", "explorer.prompt_key", as_text),
     mapped("data.max_prompt_length", "explorer.sampling.max_prompt_tokens", as_whole, "longer ones are skipped"),
     mapped("data.max_response_length", "explorer.sampling.max_tokens", as_whole),
     unsupported("long prompts are skipped and never cut", "data.truncation", off=("error",),
                 instead="--set data.truncation=error"),
-    by_hand("explorer.task_sets: JSONL, Parquet, a data set", "data.train_files"),
-    by_hand("explorer.evaluation.tasks: sources as of explorer.tasks", "data.val_files"),
-    by_hand("explorer.reward.function: exact_match, math, or package.module:function with (prompt, response, task)",
+    by_hand("the answer is in reward_model.ground_truth: have explorer.reward.function read it"
+            f" ({DOCS}/import.md#rewards)", "data.train_files"),
+    by_hand("of several files each is a table [explorer.evaluation.sets.NAME] with tasks = FILE"
+            f" ({DOCS}/evaluation.md#sets)", "data.val_files"),
+    joint(("data.train_files", "data.val_files", "data.prompt_key", "data.answer_key"),
+          ("explorer.tasks", "explorer.task_sets", "explorer.evaluation.tasks", "explorer.prompt_key",
+           "explorer.answer_key"), _tasks, "Parquet and JSONL as they are; several files are several sets"),
+    by_hand("explorer.reward.function: exact_match, math, math_verify or package.module:function;"
+            f" explorer.reward.functions: several with weights ({DOCS}/import.md#rewards)",
             "custom_reward_function.*", "reward.custom_reward_function.*", "reward.reward_manager.*",
-            "reward_model.reward_manager", "data.reward_fn_key"),
+            "reward_model.reward_manager", "reward_model.reward_kwargs.*", "reward.reward_kwargs.*",
+            "data.reward_fn_key"),
 )  # fmt: skip
 
 _DEFAULTS = {

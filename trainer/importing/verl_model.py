@@ -21,6 +21,7 @@ from trainer.importing.rows import (
     unneeded,
     unsupported,
 )
+from trainer.importing.tasks import AGENT, AGENTS
 
 _MODEL = "actor_rollout_ref.model"
 _ACTOR = "actor_rollout_ref.actor"
@@ -31,11 +32,24 @@ _SIZES = (
     "context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size",
 )  # fmt: skip
 _ROLLOUT = "actor_rollout_ref.rollout"
+_MEGATRON_FILE = "ppo_megatron_trainer"
+_STRATEGIES = one_of(fsdp="fsdp", fsdp2="fsdp2", megatron="megatron")
 _DTYPES = one_of(fp32="float32", float32="float32", bf16="bfloat16", bfloat16="bfloat16")
 
 
+def _strategy(given: Given) -> str:
+    """Return the strategy: what is given, else that of the file on which the configuration builds."""
+    if f"{_ACTOR}.strategy" not in given.values and _MEGATRON_FILE in (given.get("defaults") or ()):
+        return "megatron"
+    return given.text(f"{_ACTOR}.strategy")
+
+
 def _is_megatron(given: Given) -> bool:
-    return given.text(f"{_ACTOR}.strategy") == "megatron"
+    return _strategy(given) == "megatron"
+
+
+def _engine_strategy(given: Given) -> dict[str, Any]:
+    return {"engine.strategy": _STRATEGIES(_strategy(given))}
 
 
 def _fsdp(name: str, ours: str, convert: Callable[[Any], Any], *, off: Any) -> Row:
@@ -133,6 +147,10 @@ def _critic_schedule(given: Given) -> dict[str, Any]:
 
 
 MODEL_ROWS: tuple[Row, ...] = (
+    unsupported("Hydra composes other files into this one", "defaults", "defaults.*",
+                off=(["ppo_trainer"], ["ppo_trainer", "_self_"], ["ppo_megatron_trainer"],
+                     ["ppo_megatron_trainer", "_self_"]),
+                instead="import the whole: add --cfg job --resolve to its command, > whole.yaml"),
     mapped(f"{_MODEL}.path", "model.path", as_text, "a directory; a name on the hub is downloaded first"),
     mapped(f"{_MODEL}.trust_remote_code", "model.trust_remote_code", as_flag),
     mapped(f"{_MODEL}.enable_gradient_checkpointing", "model.gradient_checkpointing", as_flag),
@@ -158,7 +176,8 @@ MODEL_ROWS: tuple[Row, ...] = (
     unneeded("speed and memory alone", f"{_MODEL}.use_shm", f"{_MODEL}.use_liger", f"{_MODEL}.use_fused_kernels",
              f"{_MODEL}.fused_kernel_options.*", f"{_MODEL}.tiled_mlp.*", f"{_MODEL}.mtp.*",
              f"{_MODEL}.enable_activation_offload"),
-    mapped(f"{_ACTOR}.strategy", "engine.strategy", one_of(fsdp="fsdp", fsdp2="fsdp2", megatron="megatron")),
+    joint((f"{_ACTOR}.strategy", "defaults"), ("engine.strategy",), _engine_strategy,
+          f"megatron too where {_MEGATRON_FILE} is built upon"),
     _offload("param_offload", "engine.offload_params"),
     _offload("optimizer_offload", "engine.offload_optimizer"),
     _fsdp("model_dtype", "model.dtype", _DTYPES, off="float32"),
@@ -185,7 +204,8 @@ MODEL_ROWS: tuple[Row, ...] = (
              f"{_ACTOR}.use_torch_compile", f"{_ACTOR}.pad_to_length*", f"{_ACTOR}.entropy_from_logits*",
              f"{_ACTOR}.entropy_checkpointing", f"{_ACTOR}.use_fused_kernels", f"{_ACTOR}.use_prefix_grouper",
              f"{_ACTOR}.use_remove_padding", f"{_ACTOR}.load_weight"),
-    joint((*(f"{_MEGATRON}.{name}" for name in _SIZES), f"{_MEGATRON}.sequence_parallel", f"{_MEGATRON}.dtype"),
+    joint((*(f"{_MEGATRON}.{name}" for name in _SIZES), f"{_MEGATRON}.sequence_parallel", f"{_MEGATRON}.dtype",
+           f"{_ACTOR}.strategy", "defaults"),
           (*(f"engine.options.{name}" for name in _SIZES), "engine.options.sequence_parallel", "model.dtype",
            "engine.compute_dtype"), _split, "with strategy megatron"),
     joint((f"{_MEGATRON}.override_transformer_config.*",), ("engine.options.override_transformer_config",),
@@ -211,23 +231,32 @@ MODEL_ROWS: tuple[Row, ...] = (
 
 OTHER_ROWS: tuple[Row, ...] = (
     mapped(f"{_ROLLOUT}.name", "explorer.engine.kind", one_of(vllm="vllm", sglang="sglang", hf="transformers"),
-           "a server that you start; explorer.engine.address names it"),
+           "a server: explorer.engine.command starts one, explorer.engine.address names one"),
     unsupported("rollouts are sampled from the whole distribution", f"{_ROLLOUT}.top_k", off=(-1, 0)),
     unsupported("rollouts are sampled from the whole distribution", f"{_ROLLOUT}.top_p", off=(1, 1.0)),
     unsupported("rollouts are sampled", f"{_ROLLOUT}.do_sample", off=(True,)),
     unsupported("a response ends at the end token", f"{_ROLLOUT}.ignore_eos", off=(False,)),
-    unsupported(f"several turns and tools need your own explorer ({DOCS}/explorers.md)",
-                f"{_ROLLOUT}.multi_turn.enable",
-                off=(False,)),
-    unsupported(f"an agent's loop is your own explorer ({DOCS}/explorers.md)",
+    unsupported(f"several turns and tools are an agent's, in a file of yours ({DOCS}/agents.md)",
+                f"{_ROLLOUT}.multi_turn.enable", off=(False,), instead=AGENT, ours=AGENTS),
+    unsupported(f"tools and partners of a dialogue are an agent's ({DOCS}/agents.md)",
+                f"{_ROLLOUT}.multi_turn.tool_config_path", f"{_ROLLOUT}.multi_turn.function_tool_path",
+                f"{_ROLLOUT}.multi_turn.interaction_config_path", "data.tool_config_path", "data.function_tool_path",
+                off=(), instead=AGENT, ours=AGENTS),
+    unsupported(f"an agent's loop is a function or a command that takes its turns by HTTP ({DOCS}/agents.md)",
                 f"{_ROLLOUT}.agent.agent_loop_config_path",
                 f"{_ROLLOUT}.agent.default_agent_loop", f"{_ROLLOUT}.agent.custom_async_server.path",
-                off=("single_turn_agent",)),
+                off=("single_turn_agent",), instead=AGENT, ours=AGENTS),
     unsupported("each group has n rollouts", f"{_ROLLOUT}.over_sample_rate", off=(0, 0.0)),
     unsupported("explorers record no routes", f"{_ROLLOUT}.enable_rollout_routing_replay", off=(False,)),
-    unneeded("read with multi_turn.enable alone", f"{_ROLLOUT}.multi_turn.*"),
-    by_hand("explorer.evaluation.samples and explorer.evaluation.temperature", f"{_ROLLOUT}.val_kwargs.*"),
-    unneeded("settings of the engine: give them to the server that you start", f"{_ROLLOUT}.*"),
+    unneeded("the agent's own loop; explorer.gateway.max_turns and explorer.gateway.tool_format bound and read it",
+             f"{_ROLLOUT}.multi_turn.*"),
+    mapped(f"{_ROLLOUT}.val_kwargs.n", "explorer.evaluation.samples", as_whole),
+    mapped(f"{_ROLLOUT}.val_kwargs.temperature", "explorer.evaluation.temperature", as_number, "0 is greedy"),
+    unneeded("verl validates at val_kwargs.temperature, whatever it says", f"{_ROLLOUT}.val_kwargs.do_sample"),
+    by_hand("evaluations draw from the whole distribution, so figures differ from verl's"
+            f" ({DOCS}/evaluation.md#sets)", f"{_ROLLOUT}.val_kwargs.*"),
+    unneeded("settings of the engine: arguments of explorer.engine.command, or of the server that you start",
+             f"{_ROLLOUT}.*"),
     unneeded("the reference model is spread as the policy is", "actor_rollout_ref.ref.*"),
     unneeded("profiling, and what full checkpoints hold, are fixed here", f"{_ACTOR}.profiler.*",
              f"{_ACTOR}.checkpoint.*",
@@ -242,6 +271,7 @@ OTHER_ROWS: tuple[Row, ...] = (
     unsupported("trainer and explorers are separate processes already", "trainer.v1.trainer_mode", off=("sync",),
                 instead="--sync.style fully_async --sync.interval STEPS", ours=("sync.style",)),
     unneeded("read by other modes of the trainer, or how steps move inside it", "trainer.v1.*", "trainer.use_v1",
+             "trainer.use_legacy_worker_impl",
              "transfer_queue.*", "skip.*", "async_training.*"),
     unneeded("explorers evaluate the model that training starts from anyway", "trainer.val_before_train"),
     unsupported("a run that only evaluates is explorer bench JOB", "trainer.val_only", off=(False,)),
@@ -252,21 +282,26 @@ OTHER_ROWS: tuple[Row, ...] = (
              "trainer.validation_data_dir", "trainer.default_hdfs_dir", "trainer.del_local_ckpt_after_load",
              "trainer.esi_redundant_time", "trainer.checkpoint_callback_class",
              "trainer.remove_previous_ckpt_in_save"),
-    unsupported("a reward model is your own function that calls a server", "reward_model.enable",
+    unsupported("a reward model is a server, which explorer.reward.function asks, and asks again by"
+                f" explorer.reward.retries ({DOCS}/explorer-run.md#rewards)", "reward_model.enable",
                 "reward.reward_model.enable", off=(False,),
                 instead="--explorer.reward.function package.module:function", ours=("explorer.reward.function",)),
-    by_hand("explorer.reward.function calls it itself", "sandbox_fusion.url", "reward.sandbox_fusion.url"),
+    by_hand(f"explorer.reward.function calls it itself ({DOCS}/explorer-run.md#rewards)", "sandbox_fusion.url",
+            "reward.sandbox_fusion.url"),
     unneeded("of a reward model or sandbox that is not used", "reward_model.*", "reward.*", "sandbox_fusion.*"),
-    mapped("data.answer_key", "explorer.answer_key", as_text),
-    by_hand("cut the data set yourself, or explorer.evaluation.limit", "data.train_max_samples",
+    by_hand("limit of [[explorer.task_sets]] takes the first tasks, verl a random choice unless data.shuffle is false"
+            f" ({DOCS}/tasks.md#sources)", "data.train_max_samples"),
+    by_hand("explorer.evaluation.limit takes the first tasks, verl a random choice unless data.shuffle is false",
             "data.val_max_samples"),
-    unsupported("the data set is a file", "data.custom_cls.path", off=(), instead="write its rows to explorer.tasks"),
+    unsupported(f"a class that makes data sets is not loaded ({DOCS}/tasks.md#sources)", "data.custom_cls.path",
+                off=(), instead="write its rows to Parquet or JSONL: --explorer.tasks FILE",
+                ours=("explorer.tasks", "explorer.task_sets", *AGENTS)),
+    unsupported(f"tasks are taken in order, shuffled, or by their rewards ({DOCS}/tasks.md#difficulty)",
+                "data.sampler.class_path", off=(), instead="--explorer.curriculum.enabled true",
+                ours=("explorer.curriculum.enabled", "explorer.shuffle")),
+    unsupported("tasks are read once, at the start", "data.datagen.path", off=(),
+                instead="--without data.datagen, and its tasks in a file: --explorer.tasks FILE"),
     unsupported("the chat template takes no arguments here", "data.apply_chat_template_kwargs.*",
                 instead="put them into the template of the model's directory"),
-    unsupported("tools need your own explorer", "data.tool_config_path", "data.function_tool_path", off=()),
     unneeded("how verl loads its data set", "data.*"),
-    unsupported("Hydra composes other files into this one", "defaults", "defaults.*",
-                off=(["ppo_trainer"], ["ppo_trainer", "_self_"], ["ppo_megatron_trainer"],
-                     ["ppo_megatron_trainer", "_self_"]),
-                instead="import the whole: add --cfg job --resolve to its command, > whole.yaml"),
 )  # fmt: skip
