@@ -36,7 +36,7 @@ def happen(world):
     """Let chance do something between two steps."""
     what, chance = world.random, world.random.random()
     if chance < 0.10:
-        world.restart(what.choice(READERS), late=what.random() < 0.3)
+        world.restart(what.choice(READERS), late=what.random() < 0.4)
     elif chance < 0.13:
         world.fail_over()
     elif chance < 0.17:

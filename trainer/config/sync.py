@@ -17,7 +17,9 @@ def sync_problems(config: JobConfig) -> Iterator[Problem]:
         text = 'sync.delta = "on" means nothing with sync.mode = "stream", which keeps no weights to compare with'
         yield Problem(KEY, text, 'sync.mode = "background", or sync.delta = "auto"')
     if config.engine.name == TINKER:
-        text = 'sync.delta = "on" means nothing to engine.name = "tinker": its steps are addresses or adapters'
+        text = (
+            'sync.delta = "on" means nothing to engine.name = "tinker": its steps are addresses or adapters'
+        )
         yield Problem(KEY, text, 'sync.delta = "auto"')
     elif config.model.publishes_adapters:
         text = 'sync.delta = "on" means nothing to steps that are adapters'
