@@ -65,6 +65,26 @@ def test_a_run_of_steps_is_bit_for_bit_that_of_whole_saves(trainer, tmp_path):
     ]
 
 
+@pytest.mark.fault("the shards of a fused FP8 weight damage each other")
+def test_fp8_weights_and_their_scales_are_bit_for_bit_those_of_whole_saves(tmp_path):
+    """A step of bytes is stored as such: nothing is cast, and the scales change with the weights."""
+    trainer = DeltaTrainer(str(tmp_path), sync={"dtype": "keep"})
+    tensors = {name: torch.randn(256, 1024).to(torch.float8_e4m3fn) for name in ("q", "k", "v")}
+    tensors |= {f"{name}_scale": torch.rand(256) for name in ("q", "k", "v")}
+    explorer(trainer.job, "reader", READS_DELTA)
+    for step in range(1, 6):
+        trainer.store(step, tensors.items)
+        made = assert_same(str(tmp_path), step, str(tmp_path))
+        assert form_of(trainer.job, step) == ("whole", "shortcut", "delta", "delta", "delta")[step - 1]
+        if made.kind == "delta":
+            assert made.size < sum(shard.size for shard in made.whole_shards) / 8
+        for name in ("q", "k", "v"):
+            bits = tensors[name].view(torch.uint8)
+            bits[torch.rand(bits.shape) < 0.02] ^= 1
+            tensors[f"{name}_scale"][step] *= 1.5
+    trainer.close()
+
+
 def test_a_presence_that_cannot_be_read_does_not_end_deltas(trainer, tmp_path):
     weights, job = Weights(), trainer.job
     explorer(job, "reader", READS_DELTA)
