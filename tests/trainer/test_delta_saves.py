@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
+from safetensors.torch import load_file  # noqa: E402
+
 pytest.importorskip("pyarrow", reason="deltas need pyarrow")
 
 from structlog.testing import capture_logs  # noqa: E402
@@ -78,6 +80,12 @@ def test_fp8_weights_and_their_scales_are_bit_for_bit_those_of_whole_saves(tmp_p
         assert form_of(trainer.job, step) == ("whole", "shortcut", "delta", "delta", "delta")[step - 1]
         if made.kind == "delta":
             assert made.size < sum(shard.size for shard in made.whole_shards) / 8
+        (shard,) = Path(trainer.plain_job.step(step), "actor").glob("*.safetensors")
+        stored = load_file(shard)
+        assert all(
+            torch.equal(stored[name].view(torch.uint8), one.view(torch.uint8))
+            for name, one in tensors.items()
+        )
         for name in ("q", "k", "v"):
             bits = tensors[name].view(torch.uint8)
             bits[torch.rand(bits.shape) < 0.02] ^= 1
