@@ -49,7 +49,7 @@ def happen(world):
 
 def lose_the_leader(world):
     """Kill the leader while steps wait: in every run, whatever the seed."""
-    world.wait(lambda version: version.step == world.parent)
+    world.wait(lambda version: version.step == world.parent and world.leader())
     world.fail_over()
     world.train()
     world.wait(lambda version: version.step == world.parent)
