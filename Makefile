@@ -206,7 +206,7 @@ broadcast-faults: $(READY)
 agent-kills: $(READY)
 	PYTHONPATH=.:tests $(BIN)/python -m agent_kills --kills $(or $(KILLS),1000) --seed $(SEED)
 
-# VERSIONS by deltas and keyframes (make test: 50), beside readers and daemons that die, rewinds and rollbacks.
+# VERSIONS by deltas and keyframes (make test: 50): readers die and come back, daemons fail over, rewinds, rollbacks.
 ## delta-versions: a thousand versions by deltas while everything else happens (VERSIONS, SEED)
 delta-versions: $(READY)
 	SYNCD_DELTA_VERSIONS=$(or $(VERSIONS),1000) SYNCD_SEED=$(SEED) \

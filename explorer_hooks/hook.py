@@ -249,6 +249,14 @@ class ChangesHook(Hook):
     def takes_changes(self) -> bool:
         """Return whether changes are quicker than files: the memory can be read as the bytes of a file."""
 
+    def fill_seconds(self) -> float | None:
+        """Return what it took to read the last version and to put it into memory, None if that was not measured.
+
+        Waiting for whoever uses the memory does not count. The trainer compares these times of whole versions with
+        those of changes.
+        """
+        return None
+
 
 class UntouchedError(LoadFailedError):
     """The engine refused the weights before it wrote anything."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from explorer_hooks.follower.proof import UnprovenError
 from explorer_hooks.follower.prover import Prover, UnprovenLoads
 from explorer_hooks.follower.versions import KnownVersions
-from explorer_hooks.hook import Hook, Running, UntouchedError
+from explorer_hooks.hook import ChangesHook, Hook, Running, UntouchedError
 from syncd.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, SyncdError
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import EngineState, Proof
@@ -173,6 +173,10 @@ class Engine:
         self.unproven.end(is_proven=True)
         self._update(running)
         self.is_proven = proven
+
+    def fill_seconds(self) -> float | None:
+        """Return what it took to put the last version into memory of this process; None for other engines."""
+        return self._hook.fill_seconds() if isinstance(self._hook, ChangesHook) else None
 
     def _load_and_prove(self, directory: WeightDirectory, timings: LoadTimings) -> bool:
         """Load a version and return whether the engine has proven it, before it works again if it can."""

@@ -211,7 +211,7 @@ class EngineDriver:
         self._bytes += held.size
         self.failed.clear()
         seconds = round(sum(spent for part, spent in timings.items() if part != _NOTICED), 6)
-        loaded = {"step": held.pair[1], "source": held.source, "seconds": seconds}
+        loaded = {"step": held.pair[1], "source": held.source, "seconds": seconds, **self._filled(held)}
         facts = {"staged": held.staged_at, "loaded": loaded, "timings": dict(timings), "bytes": self._bytes}
         self._publish(facts, loads=self._reporter.report.loads + 1, load_seconds=seconds)
         self._engine.keep(held)
@@ -231,6 +231,11 @@ class EngineDriver:
         if is_proven and proof and has_grown(proof):
             self._reporter.event("warning", "proof_difference_grew", version=version, **figures)
         return TurnOutcome("applied", held.pair, timings=dict(timings))
+
+    def _filled(self, held: HeldDirectory) -> dict[str, float]:
+        """Return what the trainer weighs where no copy was staged: how long reading and filling took."""
+        filled = self._engine.fill_seconds() if held.source == "files" else None
+        return {} if filled is None else {"filled": round(filled, 6)}
 
     def _report_failure(self, pair: Pair, error: SyncdError | OSError) -> TurnOutcome:
         reason, version = str(error), label_of(pair)

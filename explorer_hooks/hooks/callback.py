@@ -112,6 +112,10 @@ class CallbackHook(PhaseHook, ProbingHook, ChangesHook):
         """Return whether the tensors can be read as the bytes of a file."""
         return self.parameters is not None and self.parameters.takes_changes()
 
+    def fill_seconds(self) -> float | None:
+        """Return what it took to read the last version and to fill the parameters; None without them."""
+        return self.parameters.seconds if self.parameters is not None else None
+
     def current_version(self) -> Running:
         """Return what `current` returns; without it, what was committed last."""
         if self._current is None:

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 import torch
 
 from syncd.errors import LoadFailedError, RefusedError
+from syncd.protocol.local_disk import SystemClock
 from syncd.transports.base import WeightDirectory
+from syncd.transports.filesystem.directory import LoadTimings
 from syncd.transports.filesystem.fill_changes import ParameterVersion
 from syncd.transports.filesystem.fill_tensors import LoadCounts, check_fit, offered
 from syncd.transports.tensors import TensorMeta
@@ -35,6 +37,7 @@ class ModelParameters:
         """What the last load did."""
         self.label: str | None = None
         """The label of the version that was loaded last, None if none was, or if they hold something else."""
+        self._timings = LoadTimings(SystemClock())
         self._direct, self._cast = direct, cast
         held = self._targets().metas
         self._holds: Mapping[str, TensorMeta] | None = None if cast else held
@@ -48,6 +51,11 @@ class ModelParameters:
         """
         return self._holds
 
+    @property
+    def seconds(self) -> float | None:
+        """Return what it took to read the last version, to make it of changes and to fill the tensors."""
+        return sum(self._timings.values()) if self.label is not None else None
+
     def prepare(self, target: WeightDirectory) -> None:
         """Refuse a version that does not fit; one that is stored as changes is made and proved, nothing is written.
 
@@ -55,7 +63,9 @@ class ModelParameters:
             RefusedError: It does not fit, or is damaged.
         """
         targets = self._targets()
-        self._version.prepare(target, targets, check_fit(target, targets, cast=self._cast))
+        self._timings.clear()
+        with self._timings.part("prepare"):
+            self._version.prepare(target, targets, check_fit(target, targets, cast=self._cast))
 
     def load(self, target: WeightDirectory) -> None:
         """Fill the tensors with a version.
@@ -68,7 +78,8 @@ class ModelParameters:
             found = check_fit(target, self._targets(), cast=self._cast)
         except RefusedError as error:  # `prepare` did not refuse it, so this is a failed load
             raise LoadFailedError(error.message, path=error.path) from error
-        self.loaded = self._version.load(target, self._targets(), found, direct=self._direct)
+        with self._timings.part("load"):
+            self.loaded = self._version.load(target, self._targets(), found, direct=self._direct)
         self._holds, self.label = offered(target), target.label
 
     def forget(self) -> None:

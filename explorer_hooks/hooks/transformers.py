@@ -156,6 +156,10 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
         """Return whether the model is in main memory, and of the dtypes of the version that runs."""
         return self.parameters.takes_changes()
 
+    def fill_seconds(self) -> float | None:
+        """Return what it took to read the last version and to fill the parameters."""
+        return self.parameters.seconds
+
     def receive_context(self, client: Client, stop: Callable[[], bool]) -> ReceiveContext:
         """Return a context with the model's parameters."""
         return ReceiveContext(client, stop, self.parameters.tensors)

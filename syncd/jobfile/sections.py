@@ -199,7 +199,7 @@ class SyncSection(Section):
     probe: bool = True
     """Send with each version what the model answers to a few fixed tokens, to compare engines with: proof.md."""
     delta: Literal["auto", "on", "off"] = "auto"
-    """on: store steps as changes while every explorer reads deltas; auto: only where that is quicker (delta.md)."""
+    """on: store steps as changes while every explorer reads deltas, not with stream or adapters; auto: if quicker."""
     keyframe_every: Positive = 32
     """The most deltas that follow a step that is stored whole."""
     max_chain_bytes: Count = 0

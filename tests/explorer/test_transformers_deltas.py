@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch")
 
 from support.deltas import SHARDS, write_delta, write_keyframe  # noqa: E402
+from support.jobs import ManualClock  # noqa: E402
 from support.proven import answer, probe_of  # noqa: E402
 from test_follow_deltas import (  # noqa: E402
     CONTAINER,
@@ -35,6 +36,7 @@ from syncd.protocol.local_disk import SystemClock  # noqa: E402
 from syncd.publishing import FollowingDisk, publish_export, read_export  # noqa: E402
 from syncd.transports.delta.publish import publish_delta  # noqa: E402
 from syncd.transports.filesystem.directory import LoadTimings  # noqa: E402
+from syncd.transports.filesystem.storage_times import reader_seconds  # noqa: E402
 
 ROWS = [[(7 * row + 3 * at) % 29 + 1 for at in range(9)] for row in range(3)]
 KINDS = {"float16": torch.float16, "float32": torch.float32, "bool": torch.bool}
@@ -167,6 +169,38 @@ def test_a_model_whose_memory_is_another_version_is_read_whole(scene, loader):
     scene.delta(3)
     assert loader.load(3) == {3}
     assert holds(loader.hook, scene.model)
+
+
+def test_a_model_says_how_long_reading_and_filling_took_and_waiting_does_not_count(scene, opened):
+    """The trainer weighs whole weights and deltas by it: no stage of this process says it."""
+    hook = opened(Holder(scene.model))
+    follower = scene.follow("e0", hook)
+    told = []
+    for step in (1, 2):
+        scene.delta(step) if step > 1 else scene.whole(step)
+        applied(follower, step)
+        info = scene.presence().info
+        assert "stage" not in info["timings"]
+        told.append(reader_seconds(info, step))
+        assert told[-1] == pytest.approx(hook.parameters.seconds, abs=1e-6)
+        assert 0 < told[-1] <= info["timings"]["prepare"] + info["timings"]["load"] + 1e-5
+    assert set(hook.parameters._timings) == {"prepare", "load"}
+    assert min(hook.parameters._timings.values()) > 0
+
+
+def test_waiting_for_generations_is_not_what_a_model_says(scene, monkeypatch):
+    hook = transformers(Holder(scene.model))
+    scene._stack.callback(hook.close)
+    follower, clock = scene.follow("e0", hook), ManualClock()
+    hook.parameters._timings = LoadTimings(clock)
+    shut, load = hook._gate.shut, hook.parameters._version.load
+    monkeypatch.setattr(hook._gate, "shut", lambda: (clock.sleep(100.0), shut()))
+    monkeypatch.setattr(
+        hook.parameters._version, "load", lambda *given, **more: (clock.sleep(2.0), load(*given, **more))[1]
+    )
+    scene.whole(1)
+    applied(follower, 1)
+    assert reader_seconds(scene.presence().info, 1) == 2.0
 
 
 def test_a_damaged_delta_is_refused_before_any_parameter_is_touched(scene, loader):

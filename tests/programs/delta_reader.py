@@ -1,8 +1,8 @@
 """A host's explorer that reads every version through a stage: delta_reader.py JOB STAGE NAME OUT
 
-Appends to OUT, for each version that it was given a directory of: "PAIR MANIFEST-DIGEST CONTENT-DIGEST". A version
-that was removed or written again before its lease was confirmed is left for the next one; any other error is told,
-and ends it with 1. It runs until it is killed.
+Appends to OUT, for each version that it was given a directory of: "PAIR MANIFEST-DIGEST CONTENT-DIGEST KIND". A
+version that was removed or written again before its lease was confirmed is left for the next one; any other error is
+told, and ends it with 1. It runs until it is killed.
 """
 
 import sys
@@ -34,7 +34,7 @@ def main(job, stage, name, out):
             except TryAgainError:
                 time.sleep(0.01)
                 continue
-            log.write(f"{version.generation}.{version.step} {version.digest} {content}\n")
+            log.write(f"{version.generation}.{version.step} {version.digest} {content} {version.kind}\n")
             log.flush()
             client.confirm(version)
             known = version.pair

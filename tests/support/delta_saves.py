@@ -83,9 +83,9 @@ class DeltaTrainer:
         settings = SyncSection(save_timeout=60.0, **({"delta": "on"} | self.sync))
         context = SendContext(self.job, self.ranks, settings, self.client, memory=self.memory)
         self.sender = FilesystemSender.open(context)
-        self.plain = FilesystemSender.open(
-            SendContext(self.plain_job, self.ranks, SyncSection(delta="off", save_timeout=60.0))
-        )
+        same = {key: value for key, value in self.sync.items() if key == "dtype"}
+        plain = SyncSection(delta="off", save_timeout=60.0, **same)
+        self.plain = FilesystemSender.open(SendContext(self.plain_job, self.ranks, plain))
 
     def store(self, step: int, export, must_be_whole: str = "", copy=None) -> None:
         """Store a step in both jobs, and have the daemon publish it."""

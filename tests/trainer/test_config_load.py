@@ -151,6 +151,34 @@ def test_an_unknown_key_is_reported_with_its_file_and_the_closest_key(write):
     assert said == f"unknown key sync.intervall: {path} | did you mean sync.interval?"
 
 
+ADAPTERS = "[model.lora]\nrank = 8\n"
+MERGED = ADAPTERS + 'publish = "merged"\n'
+TINKER = '[engine]\nname = "tinker"\noptions = {url = "http://127.0.0.1:1"}\n'
+
+
+@pytest.mark.parametrize(
+    ("table", "mode", "why", "hint"),
+    [
+        ("", "stream", 'with sync.mode = "stream"', 'sync.mode = "background", or sync.delta = "auto"'),
+        (ADAPTERS, "background", "steps that are adapters", 'model.lora.publish = "merged", or sync.delta'),
+        (TINKER, "background", 'engine.name = "tinker"', 'sync.delta = "auto"'),
+    ],
+)
+def test_deltas_are_refused_where_no_step_could_be_one(write, table, mode, why, hint):
+    path = write(table)
+    said = refused(path, "--sync.delta", "on", "--sync.mode", mode)
+    assert said.startswith('sync.delta = "on" means nothing')
+    assert why in said
+    assert hint in said
+    for delta in ("auto", "off"):
+        assert load_config(path, ["--sync.delta", delta, "--sync.mode", mode]).sync.delta == delta
+
+
+@pytest.mark.parametrize("table", ["", MERGED])
+def test_deltas_of_whole_weights_are_accepted(write, table):
+    assert load_config(write(table), ["--sync.delta", "on"]).sync.delta == "on"
+
+
 def test_an_unknown_key_of_the_command_line_is_reported_as_such(write):
     said = refused(write(), "--sync_interval", "2")
     assert said == "unknown key sync_interval: the command line | did you mean sync.interval?"

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
+from safetensors.torch import load_file  # noqa: E402
+
 pytest.importorskip("pyarrow", reason="deltas need pyarrow")
 
 from structlog.testing import capture_logs  # noqa: E402
@@ -63,6 +65,32 @@ def test_a_run_of_steps_is_bit_for_bit_that_of_whole_saves(trainer, tmp_path):
         "3 deltas follow step 3 already",
         "every explorer reads deltas",
     ]
+
+
+@pytest.mark.fault("the shards of a fused FP8 weight damage each other")
+def test_fp8_weights_and_their_scales_are_bit_for_bit_those_of_whole_saves(tmp_path):
+    """A step of bytes is stored as such: nothing is cast, and the scales change with the weights."""
+    trainer = DeltaTrainer(str(tmp_path), sync={"dtype": "keep"})
+    tensors = {name: torch.randn(256, 1024).to(torch.float8_e4m3fn) for name in ("q", "k", "v")}
+    tensors |= {f"{name}_scale": torch.rand(256) for name in ("q", "k", "v")}
+    explorer(trainer.job, "reader", READS_DELTA)
+    for step in range(1, 6):
+        trainer.store(step, tensors.items)
+        made = assert_same(str(tmp_path), step, str(tmp_path))
+        assert form_of(trainer.job, step) == ("whole", "shortcut", "delta", "delta", "delta")[step - 1]
+        if made.kind == "delta":
+            assert made.size < sum(shard.size for shard in made.whole_shards) / 8
+        (shard,) = Path(trainer.plain_job.step(step), "actor").glob("*.safetensors")
+        stored = load_file(shard)
+        assert all(
+            torch.equal(stored[name].view(torch.uint8), one.view(torch.uint8))
+            for name, one in tensors.items()
+        )
+        for name in ("q", "k", "v"):
+            bits = tensors[name].view(torch.uint8)
+            bits[torch.rand(bits.shape) < 0.02] ^= 1
+            tensors[f"{name}_scale"][step] *= 1.5
+    trainer.close()
 
 
 def test_a_presence_that_cannot_be_read_does_not_end_deltas(trainer, tmp_path):

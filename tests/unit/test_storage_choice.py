@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from syncd.protocol.layout import Job
+from syncd.protocol.presence import Presence
 from syncd.transports.filesystem.storage_choice import (
     AGAIN,
     Parent,
@@ -11,13 +13,14 @@ from syncd.transports.filesystem.storage_choice import (
     StorageFacts,
     choose_storage,
 )
+from syncd.transports.filesystem.storage_chooser import StorageChooser
 from syncd.transports.filesystem.storage_times import (
     ReaderTimes,
     ShareTimes,
     StorageTimes,
     TimedBytes,
     estimate,
-    staged_seconds,
+    reader_seconds,
 )
 from syncd.transports.keyframes import ChainLength, chain_problem
 
@@ -117,10 +120,32 @@ def test_a_choice_stays_where_the_difference_may_be_noise():
 
 def test_what_an_explorer_s_presence_says_of_a_step():
     info = {"loaded": {"step": 7, "source": "stage", "seconds": 2}, "timings": {"stage": 1.5, "load": 0.5}}
-    assert staged_seconds(info, 7) == 1.5
-    assert staged_seconds(info, 8) is None
-    assert staged_seconds({**info, "timings": {"load": 0.5}}, 7) is None
-    assert staged_seconds({"loaded": "nonsense"}, 7) is None
+    assert reader_seconds(info, 7) == 1.5
+    assert reader_seconds(info, 8) is None
+    assert reader_seconds({**info, "timings": {"load": 0.5}}, 7) is None
+    assert reader_seconds({"loaded": "nonsense"}, 7) is None
+
+
+def test_what_a_model_of_an_explorer_s_process_says_of_a_step():
+    loaded = {"step": 7, "source": "files", "seconds": 9.0, "filled": 0.75}
+    timings = {"prepare": 0.5, "load": 8.5}
+    assert reader_seconds({"loaded": loaded, "timings": timings}, 7) == 0.75
+    assert reader_seconds({"loaded": loaded, "timings": timings}, 8) is None
+    del loaded["filled"]
+    assert reader_seconds({"loaded": loaded, "timings": timings}, 7) is None
+
+
+def test_the_slowest_model_of_a_process_replaces_what_was_assumed(tmp_path):
+    def explorer(name, filled):
+        loaded = {"step": 7, "source": "files", "seconds": 9.0, "filled": filled}
+        return Presence(name, incarnation=name, host=name, info={"loaded": loaded, "timings": {"load": 9.0}})
+
+    chooser = StorageChooser(Job.at(str(tmp_path)), None, 32, 0, weighs_time=True)
+    assert chooser._readers_times([explorer("a", 0.5)]) == ReaderTimes(1), "it does not know step 7"
+    for form, told in (("whole", (0.75, None)), ("delta", (0.75, 0.75))):
+        chooser._forms = {7: form}
+        assert chooser._readers_times([explorer("a", 0.5), explorer("b", 0.75)]) == ReaderTimes(2, *told)
+    chooser.close()
 
 
 def test_events_have_the_times_rounded():

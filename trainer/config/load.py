@@ -35,6 +35,7 @@ from trainer.config.lora import lora_problems
 from trainer.config.megatron import MEGATRON, megatron_problems
 from trainer.config.model import KEYS, AlgorithmSection, JobConfig, OptimizerSection
 from trainer.config.options import algorithm_problems, engine_problems
+from trainer.config.sync import sync_problems
 from trainer.config.tinker import TINKER, tinker_problems
 from trainer.plugins import SAMPLE_STRATEGY, unknown_name
 
@@ -129,6 +130,7 @@ def check(config: JobConfig) -> Iterator[Problem]:
         yield from verl_problems(config)
     elif config.engine.name == TINKER:
         yield from tinker_problems(config)
+    yield from sync_problems(config)
     yield from _daemon(config.daemon)
 
 

@@ -20,7 +20,7 @@ from syncd.transports.filesystem.storage_choice import (
     StorageFacts,
     choose_storage,
 )
-from syncd.transports.filesystem.storage_times import ReaderTimes, staged_seconds
+from syncd.transports.filesystem.storage_times import ReaderTimes, reader_seconds
 from syncd.transports.keyframes import ChainLength
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class StorageChooser:
     def _readers_times(self, readers: Collection[Presence]) -> ReaderTimes:
         """Return what explorers say that they needed for the last steps, and how many hosts they are on."""
         for step, form in self._forms.items():
-            found = [seconds for one in readers if (seconds := staged_seconds(one.info, step)) is not None]
+            found = [seconds for one in readers if (seconds := reader_seconds(one.info, step)) is not None]
             if found:
                 self._told[form] = max(found)
         hosts = {one.host or one.identity for one in readers}

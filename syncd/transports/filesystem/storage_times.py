@@ -1,7 +1,8 @@
 """How long it takes until explorers have a step, by how it is stored: an estimate of what was measured last.
 
 The trainer measures what it writes and what it takes to encode changes; explorers say in their presences what it took
-to make a step whole on their host. What nobody has measured yet follows from the bandwidth of the trainer's writes.
+to make a step whole on their host, or to put it into a model of their process. What nobody has measured yet follows
+from the bandwidth of the trainer's writes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +52,8 @@ class ReaderTimes(NamedTuple):
 
     Args:
         hosts: Number of their hosts, which read at the same time.
-        whole: Seconds in which the slowest has made its copy of a step that is stored whole; None if unknown.
+        whole: Seconds in which the slowest has its copy of a step that is stored whole, or a model filled with it;
+            None if unknown.
         changes: The same of a delta.
     """
 
@@ -91,12 +93,17 @@ def estimate(shares: Sequence[ShareTimes], readers: ReaderTimes) -> StorageTimes
     return StorageTimes(write + read, max(write, encode) + store + applied, encode + store + applied)
 
 
-def staged_seconds(info: Mapping[str, object], step: int) -> float | None:
-    """Return what an explorer's presence says that its copy of a step took; None if it does not say."""
+def reader_seconds(info: Mapping[str, object], step: int) -> float | None:
+    """Return what an explorer's presence says that a step took it; None if it does not say.
+
+    That is its host's copy, or where there is none, what it took to read the step and to fill a model with it.
+    """
     try:
         fields = Fields(info, "info")
-        if fields.record("loaded").integer("step") != step:
+        loaded = fields.record("loaded")
+        if loaded.integer("step") != step:
             return None
-        return fields.record("timings").number("stage")
+        has_copy = loaded.text("source", "stage") != "files"
+        return fields.record("timings").number("stage") if has_copy else loaded.number("filled")
     except CorruptDataError:
         return None
