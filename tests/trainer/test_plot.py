@@ -33,7 +33,12 @@ FULL = {
     "rollout/ess_seq": 0.4,
     "reward/equal_groups": 0.25,
     "response/truncated": 0.125,
+    "reward/parts/format": 0.75,
+    "time/forward": 0.3,
+    "time/backward": 0.6,
+    "time/optimizer": 0.1,
     "tools/add/seconds": 1.5,
+    "tools/add/calls": 2.5,
 }
 
 
@@ -94,6 +99,11 @@ def test_every_panel_shows_its_metrics(new_job):
     assert curves(figure, "Groups and rollouts") == [[(1, 0.25), (2, 0.25)], [(1, 0.125), (2, 0.125)]]
     assert curves(figure, "Time of a tool") == [[(1, 1.5), (2, 1.5)]]
     assert [text.get_text() for text in legends["Time of a tool"].get_texts()] == ["add"]
+    assert curves(figure, "Calls of a tool") == [[(1, 2.5), (2, 2.5)]]
+    assert curves(figure, "Parts of the reward") == [[(1, 0.75), (2, 0.75)]]
+    assert [text.get_text() for text in legends["Parts of the reward"].get_texts()] == ["format"]
+    passes = curves(figure, "Time of passes")
+    assert [values[0][1] for values in passes] == [0.3, 0.6, 0.1]
     assert texts(figure) == []
 
 
@@ -189,7 +199,7 @@ def test_after_a_resume_the_curve_shows_the_latest_run_only(new_job):
 def test_an_sft_plot_has_a_loss_and_marks_other_panels_as_not_recorded(new_job):
     figure = draw([new_job("job", (1, {"sft/loss": 2.0}), (2, {"sft/loss": 1.0}))])
     assert curves(figure, "Loss") == [[(1, 2.0), (2, 1.0)]]
-    assert texts(figure) == ["not recorded"] * 9
+    assert texts(figure) == ["not recorded"] * 12
 
 
 def test_non_finite_values_are_gaps_and_a_curve_of_gaps_is_omitted(new_job):
