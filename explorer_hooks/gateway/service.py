@@ -140,6 +140,7 @@ class GatewayService:
             self._renew_allowance()
             is_over = play is not None and play.is_over()
             self._write(self._file.groups)
+            self._run.note(len(self._gateway.sessions.groups))
             if is_over and not self._write(1):
                 reason = "all tasks are done"
                 break
@@ -280,6 +281,7 @@ class GatewayService:
             **figures,
         }
         self._metrics.add(line)
+        self._run.note(len(self._gateway.sessions.groups), now=True)
         shown = {key: value for key, value in line.items() if key != "at"}
         self._source.sync.describe({"explorer": shown}, now=False)
         _LOG.info("batch_written", path=path, **shown)
