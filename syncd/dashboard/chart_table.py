@@ -90,7 +90,11 @@ CHARTS = (
         "Groups and rollouts",
         "share",
         METRICS,
-        (Curve("equal groups", ("reward/equal_groups",)), Curve("cut off", ("response/truncated",))),
+        (
+            Curve("equal groups", ("reward/equal_groups",)),
+            Curve("dropped as equal", ("reward/equal_groups_dropped",)),
+            Curve("cut off", ("response/truncated",)),
+        ),
         from_zero=True,
     ),
     Chart(

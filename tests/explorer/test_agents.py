@@ -555,5 +555,6 @@ def test_groups_of_equal_rewards_are_dropped_and_solved_tasks_left_out(job):
         sum(line["skipped"] for line in lines),
     )
     assert 0 < dropped <= len(solved)
+    assert sum(row.info.get("equal_dropped", 0) for row in written) == pytest.approx(dropped)
     # What came behind the last batch is in no line.
     assert 0 < skipped <= 20 - len(groups) - len(solved)

@@ -27,6 +27,7 @@ PLACES = {
     "time/optimizer": ("Time of passes", "Time of passes"),
     "response/truncated": ("Groups and rollouts", "Groups and rollouts"),
     "reward/equal_groups": ("Groups and rollouts", "Groups and rollouts"),
+    "reward/equal_groups_dropped": ("Groups and rollouts", "Groups and rollouts"),
     "reward/parts/NAME": ("Parts of the reward", "Parts of the reward"),
     "eval/reward": ("Reward", "Evaluation"),
     "eval/pass_at_K": ("Held-out tasks that are solved (pass@k)", "Evaluation"),

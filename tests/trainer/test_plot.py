@@ -32,6 +32,7 @@ FULL = {
     "rollout/ess_token": 0.9,
     "rollout/ess_seq": 0.4,
     "reward/equal_groups": 0.25,
+    "reward/equal_groups_dropped": 0.5,
     "response/truncated": 0.125,
     "reward/parts/format": 0.75,
     "time/forward": 0.3,
@@ -96,7 +97,8 @@ def test_every_panel_shows_its_metrics(new_job):
     assert [text.get_text() for text in passed] == ["math/pass_at_1", "math/pass_at_4"]
     assert curves(figure, "Tokens that are learnt") == [[(1, 100.0), (2, 100.0)], [(1, 200.0), (2, 200.0)]]
     assert curves(figure, "Effective sample size") == [[(1, 0.9), (2, 0.9)], [(1, 0.4), (2, 0.4)]]
-    assert curves(figure, "Groups and rollouts") == [[(1, 0.25), (2, 0.25)], [(1, 0.125), (2, 0.125)]]
+    shares = curves(figure, "Groups and rollouts")
+    assert [values[0][1] for values in shares] == [0.25, 0.5, 0.125]
     assert curves(figure, "Time of a tool") == [[(1, 1.5), (2, 1.5)]]
     assert [text.get_text() for text in legends["Time of a tool"].get_texts()] == ["add"]
     assert curves(figure, "Calls of a tool") == [[(1, 2.5), (2, 2.5)]]

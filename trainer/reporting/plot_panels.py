@@ -92,7 +92,11 @@ SIZES = PlotPanel(
 SHARES = PlotPanel(
     "Groups and rollouts",
     "share",
-    (PlotCurve(("reward/equal_groups",), "equal"), PlotCurve(("response/truncated",), "cut off", "--")),
+    (
+        PlotCurve(("reward/equal_groups",), "equal"),
+        PlotCurve(("reward/equal_groups_dropped",), "dropped", ":"),
+        PlotCurve(("response/truncated",), "cut off", "--"),
+    ),
     from_zero=True,
 )
 
