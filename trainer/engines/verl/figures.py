@@ -158,7 +158,7 @@ def _equal_groups(batch: Batch) -> float:
 def _equal_groups_dropped(batch: Batch) -> Metrics:
     """Return the share of groups that explorers dropped because all rewards were the same, if they say it."""
     said = [row.info.get("equal_dropped") for row in batch.firsts]
-    told = [float(one) for one in said if type(one) in (int, float) and 0 <= one < math.inf]
+    told = [float(one) for one in said if isinstance(one, int | float) and 0 <= one < math.inf]
     dropped = sum(told)
     return {"reward/equal_groups_dropped": dropped / (dropped + len(told))} if told else {}
 
