@@ -22,6 +22,10 @@ BY_HAND = "docs/first-contact.md"
 _QUICKSTART = "integration/test_readme_quickstart.py::test_every_command_of_the_quickstart_succeeds"
 _SLURM = "trainer/test_getting_started.py::test_the_commands_of_the_page_train_a_model_on_slurm"
 _ONE_MACHINE = "integration/test_init.py::test_the_command_for_one_machine_trains"
+_AGENT = (
+    "explorer/test_agents.py"
+    "::test_the_agent_of_the_page_is_twenty_lines_and_plays_in_the_job_that_the_page_begins_with"
+)
 RUN_BY = {
     "README.md#Install": BY_HAND,
     "README.md#Quickstart": _QUICKSTART,
@@ -46,6 +50,7 @@ RUN_BY = {
     "explorer serve grpo.toml --name e0": (
         "explorer/test_gateway_serve.py::test_eight_sessions_at_once_with_a_kill_and_a_version_in_the_middle_are_recorded_exactly"
     ),
+    "README.md#An agent of your own": _AGENT,
     "getting-started.md#Environment": BY_HAND,
     "getting-started.md#Check the mount": _SLURM,
     "getting-started.md#A model": _SLURM,
@@ -76,8 +81,9 @@ def line_of(start):
 def test_each_command_is_run_by_a_test_or_shown_with_its_output():
     used = set()
     for section, is_first, command in commands():
-        # "The end" of getting-started is typed with its section.
-        known = command if command in RUN_BY else section if is_first or "getting" in section else ""
+        # "The end" of getting-started is typed with its section; the agent is a file, which its test reads.
+        is_whole = is_first or "getting" in section or RUN_BY.get(section) == _AGENT
+        known = command if command in RUN_BY else section if is_whole else ""
         assert known in RUN_BY, f"{section}: nothing runs {command!r}"
         used.add(known)
     assert used == set(RUN_BY)
