@@ -242,8 +242,9 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	# 45 MB beside what is there already; two of its parts are compiled where the index has no wheels.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tasks]' \
 		|| echo 'reasoning-gym and math-verify cannot be installed here: their tests are skipped'
-	# Chat templates, where Python does not look: with trl 1.16 installed, verl imports from it what it has no more.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/chat-templates trl==1.16.0
+	# Chat templates and a real vocabulary, where Python does not look: with trl 1.16 installed, verl imports from it what it
+	# has no more.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/chat-templates trl==1.16.0 mistral-common==1.13.1
 	touch $@ $(DEMO)
 
 ## clean: remove environments, builds and caches

@@ -18,7 +18,7 @@ from typing import Any
 
 from syncd.errors import CorruptDataError, SyncdError, storage_error, storage_errors
 from syncd.protocol.disk import MISSING, Disk, list_if_there, remove_tree, temporary_name
-from syncd.protocol.documents import encode, read_document
+from syncd.protocol.documents import Fields, encode, read_document
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, Job, parse_step_name
 from syncd.protocol.manifest import missing_files, read_manifest
 from trainer.config.model import JobConfig
@@ -47,6 +47,7 @@ class TrainerState:
         sampler: The state of the sample strategy.
         critic: Whether the training state holds a critic's.
         selection: What steps have been compared.
+        evaluations: Which evaluations have been given to the monitors.
     """
 
     step: int
@@ -55,6 +56,7 @@ class TrainerState:
     sampler: Mapping[str, Any] = field(default_factory=dict)
     critic: bool = False
     selection: Mapping[str, Any] = field(default_factory=dict)
+    evaluations: Mapping[str, Any] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """Return it as plain JSON."""
@@ -253,8 +255,13 @@ def read_state(job: Job, step: int) -> TrainerState:
                 "the critic's part of the training state is missing", path=f"{training}/{CRITIC}"
             )
         numbers = fields.integer("step"), fields.integer("generation"), fields.integer("world_size", least=1)
-        selection = fields.record("selection").document if "selection" in fields.document else {}
-        return TrainerState(*numbers, fields.record("sampler").document, critic, selection)
+        later = [_record_or_empty(fields, name) for name in ("selection", "evaluations")]
+        return TrainerState(*numbers, fields.record("sampler").document, critic, *later)
+
+
+def _record_or_empty(fields: Fields, name: str) -> Mapping[str, Any]:
+    """Return a part of the state that older trainers did not write."""
+    return fields.record(name).document if name in fields.document else {}
 
 
 def _is_full(job: Job, step: int) -> bool:

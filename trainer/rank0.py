@@ -99,10 +99,8 @@ class Rank0:
         clear_finished(self.sync.job)
         if state.sampler:
             self.strategy.load_state_dict(state.sampler)
-        self.selection.load_state_dict(state.selection)
-        with contextlib.suppress(CorruptDataError):  # the daemon is about to replace the file
-            if (newest := self.sync.latest_version()) is not None and newest.step > state.step:
-                self.evaluations.abandon(newest.generation, state.step)
+        self.evaluations.resume(state.evaluations, state.step, self._abandoned_generation(state.step))
+        self.selection.load_state_dict(state.selection, self.evaluations.known())
         roll_back_explorers(self.sync, state.step, self.config.model.path)
         self.sync.set_status(RunningStatus.RUNNING)
 
@@ -139,6 +137,7 @@ class Rank0:
 
     def finish(self, step: int, reason: str, *, is_done: bool) -> None:
         """Note that the run has ended well, and tell explorers if the job is finished."""
+        self.selection.observe_all(self.evaluations.known())
         self.selection.keep()
         if is_done:
             mark_finished(self.sync.job, JobEnd(step, reason))
@@ -150,8 +149,8 @@ class Rank0:
     def state_at(self, step: int) -> dict[str, object]:
         """Return the loop's state, to be saved with this step; its samples are consumed once that is durable."""
         samples, critic = self.strategy.state_dict(), self.config.critic.enabled
-        selection = self.selection.state_dict()
-        self._uncommitted = TrainerState(step, self._generation, self._world_size, samples, critic, selection)
+        told = self.selection.state_dict(), self.evaluations.state_dict()
+        self._uncommitted = TrainerState(step, self._generation, self._world_size, samples, critic, *told)
         return self._uncommitted.document()
 
     def commit(self, saved_step: int) -> None:
@@ -175,6 +174,13 @@ class Rank0:
         if isinstance(due, Finish):
             return replace(due, error=timed_out, is_done=self._is_done(now.step))
         return due or self._train_or_wait(now.step)
+
+    def _abandoned_generation(self, step: int) -> int:
+        """Return the newest generation whose versions beyond the step, from which the run resumes, are abandoned."""
+        with contextlib.suppress(CorruptDataError):  # the daemon is about to replace the file
+            if (newest := self.sync.latest_version()) is not None:
+                return newest.generation if newest.step > step else newest.generation - 1
+        return 0
 
     def _read_generation(self) -> None:
         try:

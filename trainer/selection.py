@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import structlog
@@ -38,6 +38,7 @@ class Selection:
         self._best: float | None = None
         self._since = 0
         self._values: dict[int, float] = {}
+        self._compared: set[int] = set()
         self._is_settled = True
         self._log = structlog.get_logger()
 
@@ -50,7 +51,7 @@ class Selection:
         return f"{section.metric} no better than {self._best:g} for {self._since} values"
 
     def observe(self, metrics: Mapping[str, float], step: int) -> None:
-        """Compare the value that metrics of a step have, if they have one.
+        """Compare the value that metrics of a step have, if they have one; an evaluated version counts once.
 
         Args:
             metrics: The metrics.
@@ -59,8 +60,12 @@ class Selection:
         value = metrics.get(self._section.metric)
         if value is None or not math.isfinite(value):
             return
-        of_version = self._section.metric.startswith(OF_VERSIONS)
-        self._values[int(metrics["eval/step"]) if of_version else step] = value
+        if self._section.metric.startswith(OF_VERSIONS):
+            step = int(metrics["eval/step"])
+            if step in self._compared:
+                return
+            self._compared.add(step)
+        self._values[step] = value
         self._is_settled = False
         if self._best is None or self._gain(value, self._best) > self._section.min_delta:
             self._best, self._since = value, 0
@@ -82,21 +87,39 @@ class Selection:
         if not self._section.metric:
             return {}
         values = [{"step": step, "value": value} for step, value in sorted(self._values.items())]
-        return {"metric": self._section.metric, "best": self._best, "since": self._since, "values": values}
+        known = {"metric": self._section.metric, "best": self._best, "since": self._since}
+        return known | {"values": values, "compared": sorted(self._compared)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any], evaluations: Iterable[Mapping[str, float]] = ()
+    ) -> None:
         """Resume from a state; one of another figure is forgotten, and so are pins of steps after it.
+
+        Args:
+            state: What `state_dict` returned.
+            evaluations: All that are known of the run. Those that the state does not have are compared before a pin
+                is removed; under another figure they say what is best, and not that the run has gone on for too long.
 
         Raises:
             CorruptDataError: It is not a state of a selection.
         """
-        if state and state.get("metric") == self._section.metric:
+        is_of_figure = bool(state) and state.get("metric") == self._section.metric
+        if is_of_figure:
             fields = Fields(state, "trainer.json: selection")
             self._best = None if state.get("best") is None else fields.number("best")
             self._since = fields.integer("since")
             self._values = {one.integer("step"): one.number("value") for one in fields.records("values")}
+            self._compared = set(fields.integers("compared"))
+        self.observe_all(evaluations)
+        self._since = self._since if is_of_figure else 0
         self._is_settled = False
         self.keep()
+
+    def observe_all(self, evaluations: Iterable[Mapping[str, float]]) -> None:
+        """Compare evaluated versions, those that were compared before left out."""
+        if self._section.metric.startswith(OF_VERSIONS):
+            for figures in evaluations:
+                self.observe(figures, int(figures["eval/step"]))
 
     def _gain(self, value: float, other: float) -> float:
         return value - other if self._section.goal == "max" else other - value

@@ -2,9 +2,12 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from explorer_hooks.explorer.config import CurriculumSection
 from explorer_hooks.explorer.own_files import Records
+from syncd.errors import UsageError
+from syncd.experience.model import Experience
 
 DIFFICULTY = "difficulty.jsonl"
 """A line for each batch: the task and the mean reward of each group that was measured with it."""
@@ -73,3 +76,19 @@ class Curriculum:
 def are_equal(rewards: Sequence[float]) -> bool:
     """Return whether the rewards of a group are all the same: it teaches nothing to estimators that compare."""
     return len(set(rewards)) == 1
+
+
+def with_dropped(rows: Sequence[Experience], dropped: int) -> list[Experience]:
+    """Return a batch that tells the trainer how many groups of equal rewards were dropped for it.
+
+    They are shared among its groups, each of which may be trained in another step; the first row of each says it.
+    """
+    share = dropped / len({row.group for row in rows})
+    return [_with_info(row, share) if row.rollout == 0 and row.segment == 0 else row for row in rows]
+
+
+def _with_info(row: Experience, share: float) -> Experience:
+    try:
+        return replace(row, info={**row.info, "equal_dropped": round(share, 6)})
+    except UsageError:  # its info is full
+        return row

@@ -9,12 +9,14 @@ import structlog
 from explorer_hooks.explorer import pacing
 from explorer_hooks.explorer.batches import BatchMaker, ExplorerBatch
 from explorer_hooks.explorer.config import ExplorerFile
+from explorer_hooks.explorer.curriculum import with_dropped
 from explorer_hooks.explorer.engine_gate import EngineGate, EngineVersions
 from explorer_hooks.explorer.job_watch import JobWatch
 from explorer_hooks.explorer.own_files import Records, TaskLedger
 from explorer_hooks.explorer.pacing import Next
 from explorer_hooks.tasks.order import set_figures
 from syncd.client.sync_policy import SyncStyle
+from syncd.experience.model import Experience
 from syncd.protocol.version import label_of
 
 TURN = 1.0
@@ -103,7 +105,7 @@ class Explorer:
         seconds = time.monotonic() - begin
         if not self._is_published(batch):
             return
-        path = self._ledger.write(batch.experiences, then)
+        path = self._ledger.write(self._told(batch), then)
         self._batches.done(batch)
         self._record(batch, path, seconds)
         self._gate.evaluate()
@@ -161,6 +163,11 @@ class Explorer:
         runs = self._source.runs
         version = label_of(runs) if runs else None
         _LOG.info("explorer_finished", batches=self._ledger.cursor.batches, version=version)
+
+    def _told(self, batch: ExplorerBatch) -> list[Experience]:
+        """Return the rows of a batch, which say what was dropped for it, if groups of equal rewards are."""
+        drops = self._settings.reward.equal_groups == "drop"
+        return with_dropped(batch.experiences, batch.dropped["equal"]) if drops else batch.experiences
 
     # --- the record -------------------------------------------------------------------------------------------
 

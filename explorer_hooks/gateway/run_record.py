@@ -1,11 +1,14 @@
 """Which journal belongs to which job: the run of a gateway is named in both, and in the groups that it writes.
 
 A journal that is not this job's, because the host was lost or the job was made anew, says nothing about it. Then a
-new run begins, and what an earlier one has not written is lost; that is reported.
+new run begins, and what an earlier one has not written is lost. That is reported, and its groups are counted by the
+number of open ones, which the job's record has.
 """
 
+import contextlib
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import structlog
@@ -13,12 +16,20 @@ import structlog
 from explorer_hooks.explorer.own_files import own_path
 from explorer_hooks.gateway.journal import TurnJournal
 from explorer_hooks.gateway.sessions import Sessions
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, StorageError
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.disk import MISSING
 from syncd.protocol.documents import encode, read_document
 
 STATE = "gateway.json"
+
+HOST = "host"
+"""Why groups were dropped whose journal is lost."""
+
+EVERY = 5.0
+"""Seconds between two records of the number of open groups, unless a batch was written."""
+
+_GROUPS = "groups"
 _LOG = structlog.get_logger()
 
 
@@ -42,11 +53,20 @@ class GatewayRun:
         writer: Writes under the gateway's identity.
         journal: What it has recorded.
         tasks: What it plays.
+        clock: Monotonic seconds.
     """
 
-    def __init__(self, writer: ExperienceWriter, journal: TurnJournal, tasks: PlayedTasks) -> None:
-        self._writer, self._journal, self._tasks = writer, journal, tasks
+    def __init__(
+        self,
+        writer: ExperienceWriter,
+        journal: TurnJournal,
+        tasks: PlayedTasks,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._writer, self._journal, self._tasks, self._clock = writer, journal, tasks, clock
         self._path = own_path(writer.job, writer.explorer, STATE)
+        self._noted: int | None = None
+        self._noted_at = clock()
         self.name = ""
 
     def group(self, name: str) -> str:
@@ -56,12 +76,14 @@ class GatewayRun:
     def resumed(self) -> Sessions:
         """Return what the journal says of this run; begin a new one if it says nothing.
 
+        A new one is the job's once `confirm` was called: until then a start finds the same again.
+
         Raises:
             ConfigError: It played other tasks.
             CorruptDataError: The journal or the job's record of it is damaged.
             StorageError: It cannot be read or written.
         """
-        known = self._known()
+        known, lost = self._known()
         sessions = Sessions()
         records = self._journal.records()
         first = next(records, None)
@@ -72,32 +94,64 @@ class GatewayRun:
                 sessions.apply(record, time.monotonic())
             sessions.apply(sessions.settled(self._writer.upcoming))
             return sessions
-        self._begin(known, found)
+        self._begin(found)
+        if known:
+            reason = "this host's journal is not that of the job"
+            _LOG.warning("journal_lost", run=known, groups=lost, reason=reason)
+            counted = {HOST: lost} if lost else {}
+            sessions.apply(
+                {"kind": "over", "groups": {}, "ended": {}, "dropped": counted, "forgotten": counted}
+            )
         return sessions
+
+    def confirm(self, sessions: Sessions) -> None:
+        """Make the run the job's, once its journal has all of it.
+
+        Raises:
+            FencedError: A later process writes under this identity.
+            StorageError: The job's record cannot be written.
+        """
+        self._note(len(sessions.groups))
+
+    def note(self, groups: int, *, now: bool = False) -> None:
+        """Record how many groups are open; what the storage refuses is tried again at the next call.
+
+        Args:
+            groups: Their number.
+            now: Whether to record it however soon after the last time.
+
+        Raises:
+            FencedError: A later process writes under this identity.
+        """
+        if groups != self._noted and (now or self._clock() - self._noted_at >= EVERY):
+            with contextlib.suppress(StorageError):
+                self._note(groups)
 
     def told(self, sessions: Sessions) -> dict[str, int]:
         """Return the figures of what was resumed."""
         return {"groups": len(sessions.groups), "sessions": len(sessions.by_id)}
 
-    def _known(self) -> str:
+    def _known(self) -> tuple[str, int]:
+        """Return the job's run and how many groups it had open, an empty name if there is none."""
         try:
             found = read_document(self._writer.job.disk, self._path)
         except MISSING:
-            return ""
+            return "", 0
         if PlayedTasks(found.text("digest"), found.text("seed")) != self._tasks:
             raise ConfigError(
                 f"the tasks or their order have changed since explorer {self._writer.explorer} began",
                 path=self._path,
                 hint=f"give another --name, or start over: rm {self._path}",
             )
-        return found.text("run")
+        return found.text("run"), found.integer(_GROUPS) if _GROUPS in found.document else 0
 
-    def _begin(self, known: str, found: str) -> None:
-        if known:
-            _LOG.warning("journal_lost", run=known, reason="this host's journal is not that of the job")
+    def _begin(self, found: str) -> None:
         aside = f"{self._journal.path}.{found}" if found else ""
         if aside:
             _LOG.warning("journal_set_aside", path=aside)
         self.name = uuid.uuid4().hex[:8]
         self._journal.begin({"kind": "run", "run": self.name}, aside)
-        self._writer.replace(self._path, encode({"run": self.name, **asdict(self._tasks)}))
+
+    def _note(self, groups: int) -> None:
+        self._writer.replace(self._path, encode({"run": self.name, _GROUPS: groups, **asdict(self._tasks)}))
+        self._noted, self._noted_at = groups, self._clock()

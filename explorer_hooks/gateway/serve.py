@@ -82,6 +82,7 @@ def opened_gateway(
         limits, model = limits_of(file), model_name(file)
         gateway = Gateway(sessions, journal, tokens, splicer, parser, maker, limits, room.has, model)
         journal.start(sessions.needs, sessions.rest)
+        run.confirm(sessions)
         app = GatewayApp(gateway, own_token(directory), partial(followed.follower.health, watched=False))
         http = opened.enter_context(HttpThread.serving(app.application(), listener))
         token_file = os.path.join(directory, TOKEN)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from explorer_hooks.explorer.curriculum import TaskMean, are_equal
+from explorer_hooks.explorer.curriculum import TaskMean, are_equal, with_dropped
 from explorer_hooks.explorer.engine_gate import EngineGate, EngineVersions
 from explorer_hooks.explorer.evaluation import Evaluation
 from explorer_hooks.explorer.job_watch import JobWatch
@@ -140,6 +140,7 @@ class GatewayService:
             self._renew_allowance()
             is_over = play is not None and play.is_over()
             self._write(self._file.groups)
+            self._run.note(len(self._gateway.sessions.groups))
             if is_over and not self._write(1):
                 reason = "all tasks are done"
                 break
@@ -194,7 +195,7 @@ class GatewayService:
             return True
         self._http.call(self._gateway.begin_batch(self._writer.upcoming, list(found)))
         try:
-            path = self._writer.write(batch)
+            path = self._writer.write(self._told(batch))
         except UsageError as error:
             _LOG.warning("batch_unusable", groups=list(found), problem=str(error))
             self._http.call(self._gateway.give_up_batch())
@@ -215,6 +216,11 @@ class GatewayService:
         self._drop([group.name for group in chosen], "equal")
         self._measured(chosen)
         return bool(chosen)
+
+    def _told(self, batch: list[Experience]) -> list[Experience]:
+        """Return the rows of a batch, which say what was dropped for it, if groups of equal rewards are."""
+        drops = self._file.explorer.reward.equal_groups == "drop"
+        return with_dropped(batch, self._gateway.sessions.dropped["equal"]) if drops else batch
 
     def _measured(self, groups: Iterable[SessionGroup]) -> None:
         """Tell what plays how difficult tasks were."""
@@ -280,6 +286,7 @@ class GatewayService:
             **figures,
         }
         self._metrics.add(line)
+        self._run.note(len(self._gateway.sessions.groups), now=True)
         shown = {key: value for key, value in line.items() if key != "at"}
         self._source.sync.describe({"explorer": shown}, now=False)
         _LOG.info("batch_written", path=path, **shown)

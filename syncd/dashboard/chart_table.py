@@ -32,7 +32,7 @@ class Chart:
     Args:
         name: Its stable name.
         title: Its heading.
-        unit: Of its values: empty, versions, seconds, bytes, explorers, nats, share or a second.
+        unit: Of its values: empty, versions, seconds, bytes, explorers, nats, share, a rollout or a second.
         source: The file that it is from.
         curves: Its lines; none if it has a family.
         missing: Why there may be no value; empty if a job need not have any.
@@ -90,17 +90,30 @@ CHARTS = (
         "Groups and rollouts",
         "share",
         METRICS,
-        (Curve("equal groups", ("reward/equal_groups",)), Curve("cut off", ("response/truncated",))),
+        (
+            Curve("equal groups", ("reward/equal_groups",)),
+            Curve("dropped as equal", ("reward/equal_groups_dropped",)),
+            Curve("cut off", ("response/truncated",)),
+        ),
         from_zero=True,
     ),
     Chart(
         "tools",
-        "Calls of tools",
+        "Time of a tool",
         "seconds",
         METRICS,
         (),
         from_zero=True,
         family=re.compile("tools/(.+)/seconds"),
+    ),
+    Chart(
+        "tool_calls",
+        "Calls of a tool",
+        "a rollout",
+        METRICS,
+        (),
+        from_zero=True,
+        family=re.compile("tools/(.+)/calls"),
     ),
     Chart(
         "mismatch",
@@ -126,6 +139,18 @@ CHARTS = (
         (
             Curve("with waits", ("perf/tokens_per_second",)),
             Curve("in training", ("perf/train_tokens_per_second",)),
+        ),
+        from_zero=True,
+    ),
+    Chart(
+        "passes",
+        "Time of passes",
+        "seconds",
+        METRICS,
+        (
+            Curve("forward", ("time/forward",)),
+            Curve("backward", ("time/backward",)),
+            Curve("optimizer", ("time/optimizer",)),
         ),
         from_zero=True,
     ),

@@ -365,8 +365,8 @@ def test_a_stopped_explorer_kills_its_agents(tmp_path):
 
 
 def page_block(after):
-    """Return the indented text of docs/agents.md that follows a line of its first section."""
-    page = (ROOT / "docs" / "agents.md").read_text().partition("\n## An agent of your own\n")[2]
+    """Return the indented text that follows a line of README's section about agents."""
+    page = (ROOT / "README.md").read_text().partition("\n## An agent of your own\n")[2].partition("\n## ")[0]
     assert after in page
     lines = page.partition(after)[2].partition("\n\n")[2].splitlines()
     end = next(at for at, line in enumerate(lines) if line and not line.startswith(" "))
@@ -381,7 +381,7 @@ def test_the_agent_of_the_page_is_twenty_lines_and_plays_in_the_job_that_the_pag
     assert syncd_command(["init", str(place), "--model", str(model), "--engine", "transformers"]) == 0
     agent, table, job = (
         page_block("`agent.py` beside"),
-        page_block("In `job.toml`, take"),
+        page_block("`job.toml`, take `[explorer.reward]` out"),
         place / "job.toml",
     )
     assert len([line for line in agent.splitlines() if line]) <= 20
@@ -641,5 +641,6 @@ def test_groups_of_equal_rewards_are_dropped_and_solved_tasks_left_out(job):
         sum(line["skipped"] for line in lines),
     )
     assert 0 < dropped <= len(solved)
+    assert sum(row.info.get("equal_dropped", 0) for row in written) == pytest.approx(dropped)
     # What came behind the last batch is in no line.
     assert 0 < skipped <= 20 - len(groups) - len(solved)

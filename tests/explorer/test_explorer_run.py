@@ -444,6 +444,11 @@ def test_equal_groups_are_dropped_and_counted_and_the_curriculum_leaves_out_what
     assert dropped + skipped >= 15
     assert skipped > dropped >= 3
     assert all(line["equal_groups"] == 0 for line in lines)
+    told = [[one.info.get("equal_dropped") for one in batch] for batch in batches(world, "e0")]
+    assert [sum(filter(None, batch)) for batch in told] == [line["dropped"].get("equal", 0) for line in lines]
+    assert all(sum(one is not None for one in batch) == GROUPS for batch in told), (
+        "the first row of each group"
+    )
 
 
 # --- with a server --------------------------------------------------------------------------------------------

@@ -1,17 +1,23 @@
 """`explorer serve` as a process with a model of its own: eight sessions, a kill and a version in the middle."""
 
 import copy
+import itertools
+import json
 import os
+import shutil
+import time
+from pathlib import Path
 
 import pytest
 import torch
 from support.chat_model import write_chat_model
-from support.gateway_case import record_sessions, write_file
-from support.served_process import ServedProcess
+from support.gateway_case import SIZE, play, record_sessions, write_file
+from support.served_process import MINUTES, ServedProcess, patiently
 from support.synchronizers import Threads, World
 
 from explorer_hooks.cli.main import run as command_line
 from syncd.cli.main import run as syncd_command
+from syncd.synchronizer import Synchronizer
 
 pytestmark = pytest.mark.slow
 
@@ -67,6 +73,32 @@ def test_versions_that_are_adapters_are_recorded_exactly_too(models, world, tmp_
         record_sessions({0: models[1][0], 1: adapted}, world, served, 1e-4, lambda: syncd_command(publish))
     finally:
         served.end()
+
+
+def test_the_open_groups_of_a_lost_host_are_counted_in_the_next_batch(world, served, file):
+    """Two groups are open, one with a turn; the gateway and its journal's directory go, and another one begins."""
+    driver = served.await_answer()
+    with Synchronizer.open(world.root, "trainer", timeout=MINUTES):
+        play(driver, "g0", 0, 1, lambda _: None)
+        patiently(lambda: driver.session("g1", 0))
+        own = Path(world.root, "explorers", "e0")
+        end = time.monotonic() + MINUTES
+        while json.loads((own / "gateway.json").read_text())["groups"] != 2:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        served.kill()
+        shutil.rmtree(served.directory)
+        served.start()
+        driver = served.await_answer()
+        for group, rollout in itertools.product(("h0", "h1"), range(SIZE)):
+            play(driver, group, rollout, 1, lambda _: None)
+        while not (own / "metrics.jsonl").exists():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+    assert served.wait() == 0
+    assert any("journal_lost" in line and '"groups": 2' in line for line in served.said), served.said
+    (line,) = map(json.loads, (own / "metrics.jsonl").read_text().splitlines())
+    assert (line["dropped"], json.loads((own / "gateway.json").read_text())["groups"]) == ({"host": 2}, 0)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.chat_model import MARKS, TEMPLATE, make_tokenizer
+from support.real_vocabulary import real_tokenizer, vocabulary_file
 
 from explorer_hooks.explorer.tokens import TransformersTokens
 from explorer_hooks.gateway.chat import read_request
@@ -170,11 +171,31 @@ def _call(why, number, name):
     return {"id": name, "type": "function", "function": called}
 
 
-@pytest.mark.parametrize(("template", "ends", "kinds"), list(_cases()))
-def test_a_continuation_is_the_end_of_the_whole_text_token_by_token(template, ends, kinds):
-    tokenizer, splicer = _splicer(template, ends)
+def _real_splicer(template, ends):
+    """Return a splicer whose text is cut by the vocabulary of a real model, with the template's special tokens."""
+    tokenizer = real_tokenizer()
+    tokenizer.add_tokens(list(dict.fromkeys([*ends, *SPECIAL.findall(template)])), special_tokens=True)
+    tokenizer.chat_template, tokenizer.eos_token, tokenizer.bos_token = template, ends[0], "<s>"
+    return tokenizer, Splicer(
+        TransformersTokens(tokenizer), {tokenizer.convert_tokens_to_ids(e): e for e in ends}
+    )
 
-    @settings(max_examples=25)
+
+NEEDS_FILE = pytest.mark.skipif(vocabulary_file() is None, reason="no mistral-common: make prepares it")
+VOCABULARIES = (
+    pytest.param(_splicer, 25, id="bytes-and-merges"),
+    pytest.param(_real_splicer, 100, id="tekken", marks=NEEDS_FILE),
+)
+"""By how many examples each."""
+
+
+@pytest.mark.fault("an agent's history splits although nothing of it has changed")
+@pytest.mark.parametrize(("template", "ends", "kinds"), list(_cases()))
+@pytest.mark.parametrize(("make", "examples"), VOCABULARIES)
+def test_a_continuation_is_the_end_of_the_whole_text_token_by_token(make, examples, template, ends, kinds):
+    tokenizer, splicer = make(template, ends)
+
+    @settings(max_examples=examples)
     @given(conversations(kinds))
     def check(drawn):
         at, body = drawn
@@ -211,20 +232,25 @@ def test_templates_that_take_one_call_an_answer_refuse_two(template, ends, kinds
 
 
 @pytest.mark.fault("an agent's later turns are cut into tokens anew")
-@settings(max_examples=50)
-@given(st.data())
-def test_recorded_tokens_stay_whatever_the_text_would_be_cut_into(data):
+@pytest.mark.parametrize(("make", "examples"), VOCABULARIES)
+def test_recorded_tokens_stay_whatever_the_text_would_be_cut_into(make, examples):
     """The answer is recorded in tokens that its text is never cut into; the next prompt has just these."""
-    tokenizer, splicer = _splicer(TEMPLATE, list(MARKS[:1]))
-    answer = data.draw(st.text(st.sampled_from("thecallinan "), min_size=1, max_size=20))
-    single = [tokenizer.convert_tokens_to_ids("Ġ" if one == " " else one) for one in answer]
+    tokenizer, splicer = make(TEMPLATE, list(MARKS[:1]))
+    end = tokenizer.convert_tokens_to_ids(MARKS[0])
     hello, then = {"role": "user", "content": "hello"}, {"role": "user", "content": "and then"}
-    prompt = splicer.prompt(read_request({"messages": [hello]}))
-    sent = {"role": "assistant", "content": answer.strip()}
-    added = splicer.continuation(read_request({"messages": [hello, sent, then]}), 1, 0)
-    said = {"role": "assistant", "content": answer}
-    whole = splicer.prompt(read_request({"messages": [hello, said, then]}))
-    assert tokenizer.decode([*prompt, *single, 0, *added]) == tokenizer.decode(whole)
+
+    @settings(max_examples=2 * examples)
+    @given(st.text(st.sampled_from("thecallinan "), min_size=1, max_size=20))
+    def check(answer):
+        single = [tokenizer.convert_tokens_to_ids("Ġ" if one == " " else one) for one in answer]
+        prompt = splicer.prompt(read_request({"messages": [hello]}))
+        sent = {"role": "assistant", "content": answer.strip()}
+        added = splicer.continuation(read_request({"messages": [hello, sent, then]}), 1, end)
+        said = {"role": "assistant", "content": answer}
+        whole = splicer.prompt(read_request({"messages": [hello, said, then]}))
+        assert tokenizer.decode([*prompt, *single, end, *added]) == tokenizer.decode(whole)
+
+    check()
 
 
 def test_the_first_end_behind_an_answer_counts_and_reasoning_that_comes_back_does_not():

@@ -29,6 +29,10 @@ _TRAINER = "trainer/test_readme_trainer.py"
 _SYSTEMD = "integration/test_systemd.py::test_the_user_unit_runs_the_daemon_without_root"
 _CLI = "trainer/test_trainer_cli.py"
 _CONFIG = f"{_CLI}::test_the_config_command_prints_schema_docs_and_algorithms"
+_AGENT = (
+    "explorer/test_agents.py"
+    "::test_the_agent_of_the_page_is_twenty_lines_and_plays_in_the_job_that_the_page_begins_with"
+)
 RUN_BY = {
     "README.md#Install": BY_HAND,
     "README.md#Quickstart": _QUICKSTART,
@@ -54,6 +58,7 @@ RUN_BY = {
     "explorer serve grpo.toml --name e0": (
         "explorer/test_gateway_serve.py::test_eight_sessions_at_once_with_a_kill_and_a_version_in_the_middle_are_recorded_exactly"
     ),
+    "README.md#An agent of your own": _AGENT,
     "getting-started.md#Environment": BY_HAND,
     "getting-started.md#Check the mount": _SLURM,
     "getting-started.md#A model": _SLURM,
@@ -113,8 +118,9 @@ HOME=$PWD syncd install-units --user
 def test_each_command_is_run_by_a_test_or_shown_with_its_output():
     used, shown = set(), (ROOT / BY_HAND).read_text()
     for section, is_first, command in commands():
-        # "The end" of getting-started is typed with its section.
-        known = command if command in RUN_BY else section if is_first or "getting" in section else ""
+        # "The end" of getting-started is typed with its section; the agent is a file, which its test reads.
+        is_whole = is_first or "getting" in section or RUN_BY.get(section) == _AGENT
+        known = command if command in RUN_BY else section if is_whole else ""
         assert known in RUN_BY, f"{section}: nothing runs {command!r}"
         # The page was typed in the checkout.
         typed_there = command.replace("/shared/syncd/", "").replace("'/shared/syncd[", "'.[")

@@ -32,8 +32,14 @@ FULL = {
     "rollout/ess_token": 0.9,
     "rollout/ess_seq": 0.4,
     "reward/equal_groups": 0.25,
+    "reward/equal_groups_dropped": 0.5,
     "response/truncated": 0.125,
+    "reward/parts/format": 0.75,
+    "time/forward": 0.3,
+    "time/backward": 0.6,
+    "time/optimizer": 0.1,
     "tools/add/seconds": 1.5,
+    "tools/add/calls": 2.5,
 }
 
 
@@ -91,9 +97,15 @@ def test_every_panel_shows_its_metrics(new_job):
     assert [text.get_text() for text in passed] == ["math/pass_at_1", "math/pass_at_4"]
     assert curves(figure, "Tokens that are learnt") == [[(1, 100.0), (2, 100.0)], [(1, 200.0), (2, 200.0)]]
     assert curves(figure, "Effective sample size") == [[(1, 0.9), (2, 0.9)], [(1, 0.4), (2, 0.4)]]
-    assert curves(figure, "Groups and rollouts") == [[(1, 0.25), (2, 0.25)], [(1, 0.125), (2, 0.125)]]
+    shares = curves(figure, "Groups and rollouts")
+    assert [values[0][1] for values in shares] == [0.25, 0.5, 0.125]
     assert curves(figure, "Time of a tool") == [[(1, 1.5), (2, 1.5)]]
     assert [text.get_text() for text in legends["Time of a tool"].get_texts()] == ["add"]
+    assert curves(figure, "Calls of a tool") == [[(1, 2.5), (2, 2.5)]]
+    assert curves(figure, "Parts of the reward") == [[(1, 0.75), (2, 0.75)]]
+    assert [text.get_text() for text in legends["Parts of the reward"].get_texts()] == ["format"]
+    passes = curves(figure, "Time of passes")
+    assert [values[0][1] for values in passes] == [0.3, 0.6, 0.1]
     assert texts(figure) == []
 
 
@@ -113,12 +125,13 @@ def test_each_evaluation_is_told_once_in_the_order_of_versions(new_job):
     job, now = new_job("job"), [0.0]
     evaluated(job, "e0", (1, 1, 0.125, 8))
     watch = EvaluationWatch(job, lambda: now[0])
+    assert watch.next_figures()["eval/step"] == 1.0
     evaluated(job, "e0", (1, 3, 0.5, 8), (1, 2, 0.25, 8))
     assert watch.next_figures() == {}, "it looks every few seconds"
     now[0] += EVERY
     told = [watch.next_figures() for _ in range(3)]
     assert told[0] == {"eval/step": 2.0, "eval/reward": 0.25, "eval/tasks": 8.0, "eval/failed": 1.0}
-    assert [one.get("eval/step") for one in told] == [2.0, 3.0, None], "the first was there at the start"
+    assert [one.get("eval/step") for one in told] == [2.0, 3.0, None]
     with open(f"{job}/explorers/e0/evaluations.jsonl", "a") as file:
         file.write('{"generation": 1, "step": true, "reward": 9}\nnot json\n{"generation": 1, "st')
     now[0] += EVERY
@@ -188,7 +201,7 @@ def test_after_a_resume_the_curve_shows_the_latest_run_only(new_job):
 def test_an_sft_plot_has_a_loss_and_marks_other_panels_as_not_recorded(new_job):
     figure = draw([new_job("job", (1, {"sft/loss": 2.0}), (2, {"sft/loss": 1.0}))])
     assert curves(figure, "Loss") == [[(1, 2.0), (2, 1.0)]]
-    assert texts(figure) == ["not recorded"] * 9
+    assert texts(figure) == ["not recorded"] * 12
 
 
 def test_non_finite_values_are_gaps_and_a_curve_of_gaps_is_omitted(new_job):

@@ -8,12 +8,15 @@ import pytest
 
 pytest.importorskip("torch", reason="the trainer needs torch")
 
-from support.trainers import make_trainer, small_config
+from support.trainers import make_trainer, prepared_trainer, small_config, write_experiences
 
+from syncd.errors import CorruptDataError
+from syncd.jsonl import append
 from syncd.protocol.job_end import read_end
 from syncd.protocol.layout import Job
 from syncd.protocol.request import Pin, read_pins, write_pin
 from syncd.synchronizer import Synchronizer
+from trainer.checkpoints import read_state
 from trainer.config.model import SelectionSection
 from trainer.launch.daemon import start_daemon
 from trainer.reporting.evaluations import EVERY, EvaluationWatch
@@ -140,14 +143,74 @@ def test_a_storage_that_refuses_pins_does_not_end_the_run(job, monkeypatch):
 
 def test_evaluations_of_abandoned_versions_are_not_given(tmp_path):
     now = [0.0]
+    first = EvaluationWatch(str(tmp_path), lambda: now[0])
+    first.resume({}, 4, 1)
     watch = EvaluationWatch(str(tmp_path), lambda: now[0])
-    watch.abandon(1, 4)
-    os.makedirs(tmp_path / "explorers" / "e0")
-    lines = [{"generation": g, "step": s, "reward": 0.5} for g, s in ((1, 4), (1, 6), (2, 6))]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (tmp_path / "explorers" / "e0" / "evaluations.jsonl").write_text(text)
+    watch.resume(json.loads(json.dumps(first.state_dict())), 8, 2)
+    evaluated(str(tmp_path), (1, 4, 0.5), (1, 6, 0.5), (2, 6, 0.5), (2, 9, 0.5), (3, 9, 0.5))
     now[0] += EVERY
-    assert [watch.next_figures().get("eval/step") for _ in range(3)] == [4.0, 6.0, None]
+    assert [figures["eval/step"] for figures in watch.known()] == [4.0, 6.0, 9.0]
+    assert [watch.next_figures().get("eval/step") for _ in range(4)] == [4.0, 6.0, 9.0, None]
+    with pytest.raises(CorruptDataError, match="told"):
+        watch.resume({"told": [[1, 2]]}, 8, 2)
+
+
+def evaluated(job, *versions):
+    """Append evaluations as `explorer run` writes them: generation, step, reward."""
+    os.makedirs(f"{job}/explorers/e0", exist_ok=True)
+    lines = [{"generation": of, "step": step, "reward": reward} for of, step, reward in versions]
+    append(f"{job}/explorers/e0/evaluations.jsonl", lines)
+
+
+def test_evaluations_that_came_after_the_last_checkpoint_count_after_a_kill(tmp_path, monkeypatch):
+    """Killed at step 5 after the checkpoint of step 4: what was found at 5 and written since is found again, once."""
+    monkeypatch.setattr("trainer.reporting.evaluations.EVERY", 0.0)
+    write_experiences(tmp_path, 8)
+    config = small_config(
+        tmp_path,
+        trainer={"total_steps": 7, "save_interval": 4},
+        selection={"metric": "eval/reward", "patience": 9},
+    )
+    job = Job.at(str(tmp_path))
+    with prepared_trainer(config) as (made, shown):
+        evaluated(tmp_path, (1, 3, 0.25))
+        while len(shown.records) < 5:
+            made._do(made.next_action())
+            if made.train_step_num == 4:
+                evaluated(tmp_path, (1, 2, 0.75))
+        assert [figures.get("eval/step") for _, figures in shown.records] == [3, None, None, None, 2]
+        assert pinned(job) == [2]
+    evaluated(tmp_path, (1, 4, 0.5))
+    daemon = start_daemon(config)
+    with prepared_trainer(config) as (made, shown):
+        assert made.train_step_num == 4
+        assert pinned(job) == [2], "retention removes a step that is not pinned for a moment"
+        assert made.train() == 0
+        assert made.rank0.selection.state_dict()["since"] == 1, "0.25, 0.75, 0.5: each once"
+    daemon.close()
+    assert [(at, figures.get("eval/step")) for at, figures in shown.records] == [(5, 2), (6, 4), (7, None)]
+    assert [values["step"] for values in read_state(job, 7).selection["values"]] == [2]
+
+
+def test_an_evaluation_that_is_there_at_the_end_of_the_run_is_compared(tmp_path):
+    write_experiences(tmp_path, 4)
+    config = small_config(tmp_path, trainer={"total_steps": 3}, selection={"metric": "eval/reward"})
+    with prepared_trainer(config) as (made, _):
+        while made.train_step_num < 3:
+            made._do(made.next_action())
+        evaluated(tmp_path, (1, 2, 0.5))
+        assert made.train() == 0
+    assert pinned(Job.at(str(tmp_path))) == [2]
+
+
+def test_another_figure_begins_with_what_is_known_and_does_not_end_the_run_for_it(job):
+    seal(job, 2, 4, 6)
+    its = Selection(SelectionSection(metric="eval/reward", patience=2), job)
+    figures = [{"eval/step": float(step), "eval/reward": 1.0 / step} for step in (2, 4, 6)]
+    its.load_state_dict({"metric": "validation/loss", "best": 1.0, "since": 0, "values": []}, figures)
+    assert (pinned(job), its.over) == ([2], "")
+    its.observe_all(figures)
+    assert its.over == "", "each was compared before"
 
 
 def test_a_run_ends_early_and_its_best_checkpoint_outlives_retention(tmp_path):

@@ -5,6 +5,7 @@ figures of a step have it under the names `eval/`, those of a named set under `e
 `eval/step`.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from syncd.jsonl import read
+from syncd.protocol.documents import Fields
 from trainer.monitors.jsonl import History
 
 EVERY = 5.0
@@ -95,22 +97,55 @@ def evaluation_history(directory: str) -> History:
 class EvaluationWatch:
     """Gives the figures of each evaluation once, in the order of versions.
 
+    Its state is part of each full checkpoint: what a run gave after its checkpoint, and what was written while it was
+    down, a resume gives.
+
     Args:
-        directory: The job directory; what is there already was reported by an earlier start.
+        directory: The job directory.
         clock: Monotonic seconds.
     """
 
     def __init__(self, directory: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory, self._clock = directory, clock
-        self._told = set(read_evaluations(directory))
-        self._sizes = self._seen()
+        self._told: set[MeasuredPlace] = set()
+        self._abandoned: set[tuple[int, int]] = set()
         self._pending: dict[MeasuredPlace, SetFigures] = {}
-        self._at = clock()
-        self._abandoned = (0, 0)
+        self._sizes: dict[str, int] = {}
+        self._at = -math.inf
 
-    def abandon(self, generation: int, step: int) -> None:
-        """Give nothing of versions up to a generation that are beyond a step, from which the run has resumed."""
-        self._abandoned = (generation, step)
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was given and what was abandoned, as plain JSON."""
+        return {"told": sorted(map(list, self._told)), "abandoned": sorted(map(list, self._abandoned))}
+
+    def resume(self, state: Mapping[str, Any], step: int, generation: int) -> None:
+        """Go on from a state; versions beyond the step are abandoned.
+
+        Args:
+            state: What `state_dict` returned; an empty one of an older trainer knows what is there.
+            step: The step from which the run resumes.
+            generation: The newest whose versions beyond that step do not belong to the run.
+
+        Raises:
+            CorruptDataError: It is not a state of evaluations.
+        """
+        there = set(read_evaluations(self._directory))
+        # What is there beyond the step was measured by an earlier run, whatever its generation.
+        self._told = {place for place in there if place.step > step or (step and not state)}
+        if state:
+            fields = Fields(state, "trainer.json: evaluations")
+            self._told |= {_told_place(entry, fields) for entry in fields.items("told")}
+            self._abandoned = {_abandoned_after(entry, fields) for entry in fields.items("abandoned")}
+        kept = {one for one in self._abandoned if one[0] > generation or one[1] < step}
+        self._abandoned = kept | {(generation, step)}
+
+    def known(self) -> list[Means]:
+        """Return the figures of all versions that the run has not abandoned, in order, given or not."""
+        places = {
+            place: measured
+            for place, measured in read_evaluations(self._directory).items()
+            if not self._is_abandoned(place)
+        }
+        return [_figures(dict(its)) for _, its in groupby(places.items(), key=lambda one: one[0][:2])]
 
     def next_figures(self) -> Means:
         """Return the figures of the oldest version of which some were not given, empty if there is none."""
@@ -120,23 +155,22 @@ class EvaluationWatch:
         if not self._pending:
             return {}
         oldest = min(self._pending)[:2]
-        figures = {"eval/step": float(oldest[1])}
-        for place in [place for place in self._pending if place[:2] == oldest]:
-            self._told.add(place)
-            figures |= self._pending.pop(place).named(place.of_set)
-        return figures
+        its = {place: self._pending.pop(place) for place in sorted(self._pending) if place[:2] == oldest}
+        self._told.update(its)
+        return _figures(its)
 
     def _look(self) -> None:
         sizes = self._seen()
         if sizes != self._sizes:
             self._sizes = sizes
-            known = read_evaluations(self._directory)
-            (generation, step), told = self._abandoned, self._told
             self._pending = {
                 place: measured
-                for place, measured in known.items()
-                if place not in told and not (place.generation <= generation and place.step > step)
+                for place, measured in read_evaluations(self._directory).items()
+                if place not in self._told and not self._is_abandoned(place)
             }
+
+    def _is_abandoned(self, place: MeasuredPlace) -> bool:
+        return any(place.generation <= newest and place.step > last for newest, last in self._abandoned)
 
     def _seen(self) -> dict[str, int]:
         found = {}
@@ -144,6 +178,28 @@ class EvaluationWatch:
             with suppress(OSError):
                 found[path] = os.stat(path).st_size
         return found
+
+
+def _figures(version: Mapping[MeasuredPlace, SetFigures]) -> Means:
+    """Return the figures of a version by all of its sets."""
+    figures = {"eval/step": float(next(iter(version)).step)}
+    for place, measured in version.items():
+        figures |= measured.named(place.of_set)
+    return figures
+
+
+def _told_place(entry: Any, fields: Fields) -> MeasuredPlace:
+    match entry:
+        case [int(generation), int(step), str(of_set)]:
+            return MeasuredPlace(generation, step, of_set)
+    raise fields.wrong("told", "a list of generation, step and set")
+
+
+def _abandoned_after(entry: Any, fields: Fields) -> tuple[int, int]:
+    match entry:
+        case [int(generation), int(step)]:
+            return generation, step
+    raise fields.wrong("abandoned", "a list of generation and step")
 
 
 def _files(directory: str) -> Iterator[str]:

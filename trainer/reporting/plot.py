@@ -1,4 +1,4 @@
-"""Curves of one job or several as one picture: reward and evaluations, loss, KL, age, speed, times, sample sizes.
+"""Curves of one job or several as one picture; `trainer.reporting.plot_panels` says which.
 
     plot("/shared/job", "job.png")
     plot(["/shared/seed-1", "/shared/seed-2", "/shared/seed-3"], "seeds.svg")
@@ -25,133 +25,30 @@ from syncd.errors import (
 )
 from trainer.monitors.jsonl import METRICS, History, read_history
 from trainer.reporting.evaluations import evaluation_history
+from trainer.reporting.plot_panels import HALVES, LARGE, PANELS, LineStyle, PlotCurve, PlotPanel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-LineStyle = str | tuple[int, tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class PlotCurve:
-    """A curve of a panel.
-
-    Args:
-        names: The metric; of several names the first that a step has. A name with `*` stands for all metrics that it
-            matches, up to `MOST_MATCHES`: a curve for each, called by its name.
-        label: What it is called in the legend; begins the labels of a name with `*`.
-        style: Of the line, as matplotlib has it; those of a name with `*` differ.
-        band: The metrics between which the area is filled, if any.
-        of_versions: Whether it is of evaluations, by the step of the version.
-    """
-
-    names: tuple[str, ...]
-    label: str = ""
-    style: LineStyle = "-"
-    band: tuple[str, str] | None = None
-    of_versions: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PlotPanel:
-    """One set of axes.
-
-    Args:
-        title: Its title.
-        unit: Of its values.
-        lines: Its curves.
-        bands: What the filled areas are, where there are some.
-        from_zero: Whether zero belongs in the picture.
-    """
-
-    title: str
-    unit: str
-    lines: tuple[PlotCurve, ...]
-    bands: str = ""
-    from_zero: bool = False
-
-
-REWARD = PlotPanel(
-    "Reward",
-    "",
-    (
-        PlotCurve(("reward/mean",), band=("reward/min", "reward/max")),
-        PlotCurve(("eval/reward",), "evaluation", "--", of_versions=True),
-        PlotCurve(("eval/*/reward",), "evaluation ", of_versions=True),
-    ),
-    bands="mean, and from min to max",
-)
-LOSS = PlotPanel(
-    "Loss",
-    "",
-    (PlotCurve(("actor/pg_loss", "sft/loss")), PlotCurve(("validation/loss",), "validation", "--")),
-)
-KL = PlotPanel("KL", "", (PlotCurve(("actor/kl_loss", "actor/ppo_kl")),))
-AGE = PlotPanel(
-    "Age of experiences",
-    "versions",
-    (PlotCurve(("experience/age_mean",), band=("experience/age_mean", "experience/age_max")),),
-    bands="mean, and up to max",
-    from_zero=True,
-)
-TIMES = PlotPanel(
-    "Time of syncs and saves",
-    "seconds",
-    (PlotCurve(("time/sync_weight",), "sync"), PlotCurve(("time/save_checkpoint",), "save", "--")),
-    from_zero=True,
-)
-
-SPEED = PlotPanel(
-    "Tokens that are learnt",
-    "a second",
-    (
-        PlotCurve(("perf/tokens_per_second",), "with waits"),
-        PlotCurve(("perf/train_tokens_per_second",), "in training", "--"),
-    ),
-    from_zero=True,
-)
-SIZES = PlotPanel(
-    "Effective sample size",
-    "share",
-    (PlotCurve(("rollout/ess_token",), "tokens"), PlotCurve(("rollout/ess_seq",), "rollouts", "--")),
-    from_zero=True,
-)
-SHARES = PlotPanel(
-    "Groups and rollouts",
-    "share",
-    (PlotCurve(("reward/equal_groups",), "equal"), PlotCurve(("response/truncated",), "cut off", "--")),
-    from_zero=True,
-)
-
-PASSES = PlotPanel(
-    "Held-out tasks that are solved (pass@k)",
-    "share",
-    (PlotCurve(("eval/*pass_at_*",), of_versions=True),),
-    from_zero=True,
-)
-
-TOOLS = PlotPanel("Time of a tool", "seconds", (PlotCurve(("tools/*/seconds",)),), from_zero=True)
-
-PANELS = (REWARD, LOSS, SPEED, PASSES, KL, AGE, TIMES, TOOLS, SIZES, SHARES)
-"""In the order of the figure's places."""
-
-
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Colours of jobs in turn, distinct also for colour-blind people and in print."""
 
-SIZE = (16.0, 7.5)
+SIZE = (20.0, 7.5)
 """Inches."""
 
 MOST_MATCHES = 6
 """Curves of a name with `*`."""
 
-_EVERYWHERE = re.compile("^(eval|tools)/|/(reward|seconds)$")
+_EVERYWHERE = re.compile("^(eval|tools|reward/parts)/|/(reward|seconds|calls)$")
 """What names of a panel with `*` all have, and labels need not say."""
 
-_IN_TITLE = 2
-"""Curves up to which their labels fit into the line of the title."""
+_IN_TITLE = 58
+"""Letters that fit into the line of the title, together with the labels of curves."""
+
+_SAMPLE = 6
+"""Letters that the sample of a line takes before its label."""
 
 _STYLES: Sequence[LineStyle] = ("-", "--", "-.", ":", (0, (1, 3)), (0, (6, 3, 1, 3, 1, 3)))
 _DOTS_BELOW = 25
@@ -250,13 +147,16 @@ def _new_figure() -> "Figure":
 
 
 def _axes(figure: "Figure") -> "Iterator[Axes]":
-    """Yield the axes of a 2x3 figure that share the steps; four parts are two panels, one above the other."""
-    grid = figure.add_gridspec(2, 3)
-    first = figure.add_subplot(grid[0, 0])
+    """Yield the axes of the panels, which share the steps."""
+    columns = (len(LARGE) + len(HALVES)) // 2
+    grid = figure.add_gridspec(2, columns)
+    places = (grid[number] for number in range(2 * columns))
+    first = figure.add_subplot(next(places))
     yield first
-    yield figure.add_subplot(grid[0, 1], sharex=first)
-    for part in ((0, 2), (1, 0), (1, 1), (1, 2)):
-        halves = grid[part].subgridspec(2, 1)
+    for place in itertools.islice(places, len(LARGE) - 1):
+        yield figure.add_subplot(place, sharex=first)
+    for place in places:
+        halves = place.subgridspec(2, 1)
         yield figure.add_subplot(halves[0], sharex=first)
         yield figure.add_subplot(halves[1], sharex=first)
 
@@ -273,7 +173,8 @@ def _draw(axes: "Axes", panel: PlotPanel, jobs: Sequence[_Job]) -> None:
         axes.set_yticks([])
         axes.text(0.5, 0.5, "not recorded", ha="center", va="center", color="0.6", transform=axes.transAxes)
     else:
-        _key(axes, drawn, inside=bool(panel.bands) or len(drawn) > _IN_TITLE)
+        letters = len(panel.title) + sum(len(line.label) + _SAMPLE for line in drawn if line.label)
+        _key(axes, drawn, inside=bool(panel.bands) or letters > _IN_TITLE)
 
 
 def _expanded(panel: PlotPanel, jobs: Sequence[_Job]) -> Iterator[PlotCurve]:

@@ -193,6 +193,14 @@ def test_figures_of_rewards_count_rollouts_and_groups_once():
     mixed = figures.batch_metrics(samples.batch_of(1, sizes=(2, 2)))
     assert mixed["reward/equal_groups"] == 0.5
     assert "response/truncated" not in mixed
+    assert "reward/equal_groups_dropped" not in mixed
+    said = zip(
+        batch.experiences,
+        ({"equal_dropped": 2.5}, {}, {"equal_dropped": "x"}, {"equal_dropped": 0.5}),
+        strict=True,
+    )
+    dropped = replace(batch, experiences=tuple(replace(row, info=info) for row, info in said))
+    assert figures.batch_metrics(dropped)["reward/equal_groups_dropped"] == 3 / (3 + 2)
     assert figures.batch_metrics(samples.batch_of(1, sizes=()))["reward/equal_groups"] == 0.0
 
 

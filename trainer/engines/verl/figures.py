@@ -1,5 +1,6 @@
 """Metrics of one step: gathered pass by pass on each rank, then combined over all ranks."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -138,6 +139,7 @@ def batch_metrics(batch: Batch) -> Metrics:
         "response/length_mean": sum(lengths) / len(rewards),  # of a rollout, over all its segments
         "response/tokens": float(sum(lengths)),
         "response/tool_tokens_mean": sum(others) / len(rewards),
+        **_equal_groups_dropped(batch),
         **_parts(batch),
         **_truncated(batch),
         **_tools(batch),
@@ -151,6 +153,14 @@ def _equal_groups(batch: Batch) -> float:
     for row, group in zip(batch.experiences, batch.groups, strict=True):
         rewards.setdefault(group, set()).add(row.reward)
     return sum(len(found) == 1 for found in rewards.values()) / max(len(rewards), 1)
+
+
+def _equal_groups_dropped(batch: Batch) -> Metrics:
+    """Return the share of groups that explorers dropped because all rewards were the same, if they say it."""
+    said = [row.info.get("equal_dropped") for row in batch.firsts]
+    told = [float(one) for one in said if isinstance(one, int | float) and 0 <= one < math.inf]
+    dropped = sum(told)
+    return {"reward/equal_groups_dropped": dropped / (dropped + len(told))} if told else {}
 
 
 def _parts(batch: Batch) -> Metrics:
