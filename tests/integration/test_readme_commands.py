@@ -170,7 +170,7 @@ def test_the_demo_of_the_daemon_holds(tmp_path):
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     (tmp_path / ".venv/.demo").touch()
-    said = typed(line_of("make demo-daemon"), tmp_path, MAKEFLAGS="")
+    said = typed(line_of("make demo-daemon"), tmp_path, MAKEFLAGS="--no-print-directory")
     assert "$ kill -9 the daemon" in said
     assert said.endswith("everything held\n")
 
