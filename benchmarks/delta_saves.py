@@ -1,13 +1,16 @@
 """What it costs the trainer to store steps as deltas: blocked time and time until durable, against whole saves.
 
-    python benchmarks/delta_saves.py [--gib 0.5] [--rounds 9] [--share 0.015] [--json FILE] [--dir DIR]
+    python benchmarks/delta_saves.py [--gib 0.5] [--rounds 18] [--share 0.015] [--json FILE] [--dir DIR]
 
 Three senders store the same weights in turn in one process, each in a job with a real daemon and an explorer that
-reads deltas: whole (`delta = "off"`), delta, and shortcut (a step that must be whole). Each round begins with another
-one. Ratios are taken within a round. A round changes a share of the values by one unit in the last place.
+reads deltas: whole (`delta = "off"`), delta, and shortcut (a step that must be whole). Rounds take all orders in
+turn, and each save begins once the daemon of the one before has had time to remove an old step, which takes a processor:
+else the one that comes behind a large step seems slower. Ratios are taken within a round. A round changes a share of
+the values by one unit in the last place.
 """
 
 import argparse
+import itertools
 import os
 import shutil
 import statistics
@@ -35,6 +38,11 @@ from syncd.transports.ranks import Ranks
 
 FORMS = {"whole": ("off", ""), "delta": ("on", ""), "shortcut": ("on", "the benchmark asks for it")}
 """What is compared: `sync.delta`, and why a step must be whole."""
+
+ORDERS = tuple(itertools.permutations(FORMS))
+
+SETTLES = 0.4
+"""Seconds until a save begins after the one before."""
 
 WARM = 3
 """Rounds that do not count: the first step is whole, the second shows the share of changes."""
@@ -94,7 +102,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gib", type=float, default=0.5, help="size of the weights")
-    parser.add_argument("--rounds", type=int, default=9, help=f"rounds that count, after {WARM} that do not")
+    parser.add_argument("--rounds", type=int, default=18, help=f"rounds that count, after {WARM} that do not")
     parser.add_argument("--share", type=float, default=0.015, help="of the values that change in a round")
     parser.add_argument("--json", default="out/delta_saves.json", help="where to write the figures")
     parser.add_argument("--dir", default=None, help="where to work; its file system is what is measured")
@@ -116,8 +124,8 @@ def _measure(scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
             running.callback(contestant.sender.close)
         for number in range(WARM + options.rounds):
             _train(weights, changed)
-            turn = number % len(FORMS)
-            for form in [*FORMS][turn:] + [*FORMS][:turn]:
+            for form in ORDERS[number % len(ORDERS)]:
+                time.sleep(SETTLES)
                 figures = contestants[form].save(number + 1)
                 found[form] += [figures] if number >= WARM else []
             loads.append(round(os.getloadavg()[0], 1))

@@ -54,6 +54,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("out", type=Path, help="the figures of each round, JSON")
     parser.add_argument("--mounts", type=Path, help="where each reader has a mount of its own: 1, 2, ...")
     parser.add_argument("--mib", type=int, default=128)
+    parser.add_argument("--weights", help="a file with the weights before and after a step, instead of --mib")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--readers", type=_list_of(int), default="8,4,1")
     parser.add_argument("--rates", type=_list_of(float), default="0", help="GB/s of each link; 0: no limit")
@@ -171,7 +172,7 @@ def run(options: argparse.Namespace, bed: Host, stage: str) -> None:
     readers = [
         part("b", "read", bed.seen_by(n), ways, f"{stage}/r{n}") for n in range(1, max(options.readers) + 1)
     ]
-    trainer = part("a", "train", options.place, ways, options.mib)
+    trainer = part("a", "train", options.place, ways, options.weights or options.mib)
     rows: list[dict[str, Any]] = []
     try:
         for one in (trainer, *readers):

@@ -1,6 +1,6 @@
 """The processes of delta_sync.py: a trainer that stores steps, and readers that fetch them, one after the other.
 
-    python benchmarks/delta_sync_parts.py train DIR WAYS MIB
+    python benchmarks/delta_sync_parts.py train DIR WAYS MIB_OR_FILE
     python benchmarks/delta_sync_parts.py read DIR WAYS STAGE
 
 A line of standard input is `WAY STEP FORM`. The trainer answers with the form, the time at which the step was durable
@@ -57,12 +57,19 @@ def _answer(*words: object) -> None:
 Work = Callable[[str, int, str], Sequence[object]]
 
 
-def _trainer(place: str, ways: Sequence[str], mib: str) -> Work:
-    """Return what changes the weights, and stores them in one of the ways."""
+def _trainer(place: str, ways: Sequence[str], weights_of: str) -> Work:
+    """Return what changes the weights, and stores them in one of the ways.
+
+    Args:
+        place: The directory of the jobs.
+        ways: What is compared.
+        weights_of: MiB of weights, or a file with those before and after a step, as `delta.trained` returns them.
+    """
     import torch  # noqa: PLC0415
 
     torch.set_num_threads(1)
-    one, other = trained(_RATE, int(mib) << 19)
+    is_size = weights_of.isdecimal()
+    one, other = trained(_RATE, int(weights_of) << 19) if is_size else np.load(weights_of)
     words, before = one.copy(), other
     flat = torch.from_numpy(words.view(np.int16)).view(torch.bfloat16)
     weights = {f"p{number}": part for number, part in enumerate(torch.split(flat, 1 << 22))}
