@@ -5,8 +5,8 @@
 Three senders store the same weights in turn in one process, each in a job with a real daemon and an explorer that
 reads deltas: whole (`delta = "off"`), delta, and shortcut (a step that must be whole). Rounds take all orders in
 turn, and each save begins once the daemon of the one before has had time to remove an old step, which takes a
-processor: else the one that comes behind a large step seems slower. Ratios are taken within a round. A round changes a
-share of the values by one unit in the last place.
+processor: else the one that comes behind a large step seems slower. Ratios are taken within a round. A round changes
+a share of the values by one unit in the last place.
 """
 
 import argparse
