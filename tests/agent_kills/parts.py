@@ -148,9 +148,11 @@ class Parts:
         return self.driver or self.explorer
 
     def finish(self):
-        """Let an explorer that only serves write what is whole, and tell it to stop."""
-        end = time.monotonic() + 60
-        while self.driver is not None and self._open_groups() and time.monotonic() < end:
+        """Let an explorer that only serves write what is whole, as long as it gets on, and tell it to stop."""
+        end, least = time.monotonic() + 60, len(self.tasks)
+        while self.driver is not None and (left := self._open_groups()) and time.monotonic() < end:
+            if left < least:
+                end, least = time.monotonic() + 60, left
             time.sleep(0.05)
         if self.driver is not None:
             self.explorer.end(signal.SIGTERM)
