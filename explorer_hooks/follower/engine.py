@@ -47,6 +47,8 @@ class Engine:
         self.dead: EngineDeadError | None = None
         self.wrong: LoadFailedError | None = None
         """Why it answers as weights of no version; only another load can mend that."""
+        self.start_problem: LoadFailedError | None = None
+        """Why its start weights are not the job's; None if they are, or if nobody knows."""
         self.is_proven = False
         """Whether it has answered the probe of what it runs."""
         self.unproven = UnprovenLoads()
@@ -74,6 +76,8 @@ class Engine:
             return EngineState.UNREACHABLE, self.reason
         if self.wrong is not None:
             return EngineState.WRONG, str(self.wrong)
+        if self.label is None and self.start_problem is not None:
+            return EngineState.WRONG, str(self.start_problem)
         if not self.is_known:
             return EngineState.WRONG, f"it runs {self.label!r}, which is no version of this job"
         return None

@@ -7,7 +7,7 @@ from typing import Any
 
 from explorer_hooks.follower.engine import Engine
 from explorer_hooks.follower.policy import FollowOptions, TurnOutcome, is_within
-from explorer_hooks.follower.proof import UnprovenError, has_grown
+from explorer_hooks.follower.proof import UnprovenError, has_grown, other_start
 from explorer_hooks.follower.prover import Prover
 from explorer_hooks.follower.reporter import Reporter
 from explorer_hooks.follower.versions import FailedVersions, Fetcher, KnownVersions
@@ -79,6 +79,8 @@ class EngineDriver:
                 self._reporter.event("warning", "engine_connection_failed", reason=engine.reason)
         elif not was_reachable or engine.applied != before:
             self._accept_running()
+        else:
+            self._calibrate()
         self._is_polled = True
         self._publish()
 
@@ -305,7 +307,7 @@ class EngineDriver:
             self._engine.prove_running(held.directory)
 
     def _calibrate(self) -> None:
-        """Compare the engine with the trainer while it runs its start weights, once."""
+        """Compare the engine with the trainer while it runs its start weights, once there is a baseline."""
         engine = self._engine
         if self._is_calibrated or not engine.is_reachable or engine.label is not None:
             return
@@ -317,6 +319,7 @@ class EngineDriver:
             return
         if proof is not None:
             self._is_calibrated = True
+            engine.start_problem = None if proof.is_proven else other_start(proof)
             name = "engine_calibrated" if proof.is_proven else "start_model_differs"
             self._reporter.event("info" if proof.is_proven else "warning", name, **self._figures())
             self._test_reload()
