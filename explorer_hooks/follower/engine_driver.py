@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from explorer_hooks.follower.engine import Engine
+from explorer_hooks.follower.engine import Engine, InterruptedLoadError
 from explorer_hooks.follower.policy import FollowOptions, TurnOutcome, is_within
 from explorer_hooks.follower.proof import UnprovenError, has_grown, other_start
 from explorer_hooks.follower.prover import Prover
@@ -62,6 +62,8 @@ class EngineDriver:
         self._bytes = 0
         self._trouble: GivenUp | None = None
         """Why the newest version that was tried does not run, None if it does."""
+        self._troubled: Pair | None = None
+        """That version."""
         self._is_polled = self._is_calibrated = False
 
     @property
@@ -209,7 +211,7 @@ class EngineDriver:
         self._reporter.publish(EngineState.LOADING, label_of(pair), now=False, ready=False)
 
     def _report_applied(self, held: HeldDirectory, timings: LoadTimings) -> TurnOutcome:
-        self.position, self._trouble = held.pair, None
+        self.position, self._trouble, self._troubled = held.pair, None, None
         self._bytes += held.size
         self.failed.clear()
         seconds = round(sum(spent for part, spent in timings.items() if part != _NOTICED), 6)
@@ -258,7 +260,8 @@ class EngineDriver:
             self._give_up(pair, reason, refused=True)
             self._publish_event("error", "load_refused", {**event, "hint": error.hint})
             return TurnOutcome("refused", pair, reason)
-        again = self.failed.fail(pair)
+        # What may be the network's is no answer about the version.
+        again = self.failed.interrupt(pair) if isinstance(error, InterruptedLoadError) else self.failed.fail(pair)
         self._note_trouble(pair, reason, is_given_up=not again)
         name = "proof_failed" if isinstance(error, UnprovenError) else "load_failed"
         self._publish_event("warning", name, {**event, "again": again, **self._figures()})
@@ -274,7 +277,7 @@ class EngineDriver:
         """Note why a version does not run, and that a load failed."""
         report, newest = self._reporter.report, self._versions.newest
         digest = newest.digest if newest is not None and newest.pair == pair else ""
-        self._trouble = GivenUp(pair[1], digest, reason, refused)
+        self._trouble, self._troubled = GivenUp(pair[1], digest, reason, refused), pair
         given_up = (*report.given_up, self._trouble) if is_given_up else report.given_up
         self._reporter.report = replace(report, failures=report.failures + 1, given_up=given_up)
 
@@ -290,13 +293,18 @@ class EngineDriver:
     def _accept_running(self) -> None:
         """Report what an engine runs that is polled for the first time or came back, and keep its files."""
         engine = self._engine
+        died, engine.died_loading = engine.died_loading, None
+        if died is not None:
+            again = self.failed.fail(died)
+            self._note_trouble(died, "the engine ended while it loaded it", is_given_up=not again)
         self._is_calibrated = False
         self._calibrate()
         level = "info" if engine.is_known else "warning"
         fields = {"known": engine.is_known, "version": engine.label, "suspect": engine.is_suspect}
         self._reporter.event(level, "engine_runs", **fields)
-        if engine.applied is not None and self.position is None:
-            self.position = engine.applied
+        has_arrived = engine.applied is not None and engine.applied == self._troubled
+        if engine.applied is not None and (self.position is None or has_arrived):
+            self.position, self._trouble, self._troubled = engine.applied, None, None
             self._keep_running(engine.applied)
 
     def _keep_running(self, pair: Pair) -> None:

@@ -163,7 +163,7 @@ class Follower(Closing):
         is_start = running.label is None and not self.started_elsewhere
         is_known = is_start or self._versions.has_label(running.label)
         label = running.label if is_known else UNKNOWN_LABEL
-        return Running(label, running.paused, engine.unproven.by_label)
+        return Running(label, running.paused or engine.is_suspect, engine.unproven.by_label)
 
     @property
     def engine_reason(self) -> str:
@@ -208,10 +208,10 @@ class Follower(Closing):
     def may_work(self) -> bool:
         """Return whether the engine may be given work.
 
-        It may if it answers, runs a version of the job or its start model, has not failed to prove that, and is at
-        most `max_lag` steps behind.
+        It may if it answers, is not half loaded, runs a version of the job or its start model, has not failed to
+        prove that, and is at most `max_lag` steps behind.
         """
-        if self._engine.disorder() is not None:
+        if self._engine.disorder() is not None or self._engine.is_suspect:
             return False
         with contextlib.suppress(SyncdError, OSError):
             self._versions.read()
