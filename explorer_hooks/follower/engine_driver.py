@@ -16,6 +16,7 @@ from syncd.errors import (
     EngineUnreachableError,
     LoadFailedError,
     RefusedError,
+    StorageError,
     SyncdError,
     TryAgainError,
     UsageError,
@@ -28,6 +29,9 @@ from syncd.transports.filesystem.directory import HeldDirectory, LoadTimings
 
 _NOTICED = "noticed"
 """The age of a version when it was read: a part of the timings, but not of the load."""
+
+_MAY_PASS = (InterruptedLoadError, StorageError, OSError)
+"""What may be the fault of a network, a mount or a full disk: it says nothing about the version."""
 
 
 class EngineDriver:
@@ -260,8 +264,8 @@ class EngineDriver:
             self._give_up(pair, reason, refused=True)
             self._publish_event("error", "load_refused", {**event, "hint": error.hint})
             return TurnOutcome("refused", pair, reason)
-        # What may be the network's is no answer about the version.
-        again = self.failed.interrupt(pair) if isinstance(error, InterruptedLoadError) else self.failed.fail(pair)
+        is_answer = not isinstance(error, _MAY_PASS)
+        again = self.failed.fail(pair) if is_answer else self.failed.interrupt(pair)
         self._note_trouble(pair, reason, is_given_up=not again)
         name = "proof_failed" if isinstance(error, UnprovenError) else "load_failed"
         self._publish_event("warning", name, {**event, "again": again, **self._figures()})
