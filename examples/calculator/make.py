@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=12000)
     parser.add_argument("--tasks", type=int, default=2000)
     parser.add_argument("--held-out", type=int, default=200, help="tasks of the evaluation")
-    parser.add_argument("--untied", action="store_true", help="a head that is not the embedding")
+    parser.add_argument("--tied", action="store_true", help="the head is the embedding")
     options = parser.parse_args()
     logging.disable_progress_bar()
     place = options.directory
@@ -37,7 +37,7 @@ def main() -> None:
     write_tasks(place / "held-out.jsonl", options.seed, options.held_out, "test")
     with open(place / "sft.jsonl", encoding="ascii") as file:
         read = [json.loads(line)["messages"] for line in islice(file, READ)]
-    parameters = make_model(place / "model", options.seed, read, tied=not options.untied)
+    parameters = make_model(place / "model", options.seed, read, tied=options.tied)
     print(f"{place}: a model of {parameters} parameters, {options.conversations} conversations")
 
 

@@ -43,8 +43,7 @@ def main() -> int:
     began = time.monotonic()
     try:
         with Processes(options.out) as processes:
-            # vLLM 0.32.0 keeps the head of a tied model when it reloads on a CPU: docs/engines-vllm-sglang.md.
-            model = imitate(processes, options, tied=options.engine != "vllm")
+            model = imitate(processes, options)
             explore(processes, options, model)
     except KeyboardInterrupt:
         print("\nstopped; all processes have ended")
@@ -55,12 +54,12 @@ def main() -> int:
     return _end(options.demo, options.out, time.monotonic() - began)
 
 
-def imitate(processes: Processes, options: argparse.Namespace, *, tied: bool) -> Path:
+def imitate(processes: Processes, options: argparse.Namespace) -> Path:
     """Train on demonstrations; return the directory of the model."""
     demo, out, seed = options.demo, options.out, options.seed
     print(f"\n# a model to start from: {demo.teacher}")
     make = [sys.executable, str(ROOT / demo.make), str(out / "base"), "--seed", str(seed)]
-    processes.start("make", make if tied else [*make, "--untied"])
+    processes.start("make", make)
     processes.wait("make", _STUCK)
     config = _written(out / "sft.toml", job.imitation(demo, out, seed))
     processes.start("sft", [*TRAINER, "train", str(config)])

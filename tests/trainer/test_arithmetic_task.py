@@ -103,7 +103,7 @@ def test_make_writes_model_tasks_and_demonstrations(made, model):
     assert not {task["id"] for task in trained} & {task["id"] for task in held_out}
     assert 200_000 < sum(parameter.numel() for parameter in model.parameters()) < 500_000
     assert model.dtype == torch.float32
-    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    assert model.get_input_embeddings().weight is not model.get_output_embeddings().weight
 
 
 def test_equal_seeds_make_equal_files_and_other_seeds_others(made, tmp_path):
