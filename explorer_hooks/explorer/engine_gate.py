@@ -135,8 +135,9 @@ class EngineGate:
             if self._versions.is_ready():
                 return True
             if time.monotonic() > end:
+                why = f": {reason}" if (reason := self._versions.source.reason) else ""
                 raise EngineDeadError(
-                    f"the engine has run no usable version for {self._settings.timeout:g} s",
+                    f"the engine has run no usable version for {self._settings.timeout:g} s{why}",
                     hint=f"syncd status {self._versions.source.sync.job.root}",
                 )
             if self.update(PIECE).kind == "ended":

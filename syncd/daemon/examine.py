@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError
+from syncd.protocol.delta import read_weights_header
 from syncd.protocol.delta_header import DeltaHeader
 from syncd.protocol.disk import MISSING, DirectoryEntry, Disk, FileStat, exists, list_if_there
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, RECEIPTS, Job, step_name
@@ -249,7 +250,8 @@ def _sound_headers(
     for record in manifest.shards:
         progress()
         try:
-            header = read_header(job.disk, f"{path}/{record.name}", progress)
+            read = read_header if manifest.kind == "delta" else read_weights_header
+            header = read(job.disk, f"{path}/{record.name}", progress)
         except (*MISSING, CorruptDataError) as error:
             wrong.append(f"{record.name}: {error}")
             continue

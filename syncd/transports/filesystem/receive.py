@@ -6,6 +6,7 @@ Imports no torch.
 import contextlib
 import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from syncd.errors import ConfigError, CorruptDataError, RefusedError
@@ -20,6 +21,7 @@ from syncd.transports.base import (
     StoredChanges,
     WeightDirectory,
 )
+from syncd.transports.filesystem.copy_files import check_copy
 from syncd.transports.filesystem.directory import (
     HeldDirectory,
     LoadTimings,
@@ -108,7 +110,7 @@ class FilesystemReceiver(DirectoryReceiver):
         source = self._stage_source(leased, payload, self._stage)
         staged = self._stage.find(source) if self._stage and leased.manifest else None
         if staged is not None:
-            return self._held_copy(version, staged, payload)
+            return self._held_copy(version, staged, payload, verified=False)
         tensors = read_tensors(self._disk, leased.path, payload.shards)
         directory = WeightDirectory(
             version, leased.path, payload.shards, tensors, probe=payload.probe, base=payload.base
@@ -199,15 +201,17 @@ class FilesystemReceiver(DirectoryReceiver):
         try:
             self._scratch = self._scratch or open_scratch(job.root, self._client.clock)
             return self._scratch.provide(
-                self._stage_source(leased, payload, self._scratch), self._options.stop
+                self._stage_source(leased, payload, self._scratch), self._options.stop, self._options.report
             )
         except (StageFullError, ConfigError) as error:
             message = f"step {step} is a delta, and without a stage it cannot be made whole: {error.message}"
             hint = f"follow with --stage DIR (explorer run: explorer.follow.stage), or {materialise_hint(job, step)}"
             raise RefusedError(message, path=error.path, hint=hint) from error
 
-    def _held_copy(self, version: Version, staged: StagedCopy, payload: PayloadFiles) -> HeldDirectory:
-        """Return a staged copy as a version that hooks load; every byte of it was checked when it was made."""
+    def _held_copy(
+        self, version: Version, staged: StagedCopy, payload: PayloadFiles, *, verified: bool = True
+    ) -> HeldDirectory:
+        """Return a staged copy as a version that hooks load; unless `verified`, it is hashed when it is used."""
         with contextlib.ExitStack() as undo:
             undo.callback(staged.close)
             tensors = read_tensors(LocalDisk(), staged.path, payload.shards)
@@ -217,11 +221,11 @@ class FilesystemReceiver(DirectoryReceiver):
             staged.path,
             payload.shards,
             tensors,
-            verified=True,
+            verified=verified,
             probe=payload.probe,
             base=payload.base,
         )
-        check = self._content_check(LocalDisk(), staged.path, payload, lambda: False)
+        check = partial(check_copy, staged.path, payload.records, lambda: False)
         return HeldDirectory(directory, "stage", payload.size, staged.close, check=check)
 
     def _loadable(self, leased: "Leased") -> Version:
@@ -258,7 +262,7 @@ class FilesystemReceiver(DirectoryReceiver):
 
     def _stage_copy(self, stage: HostStage, source: StageSource) -> StagedCopy:
         try:
-            staged = stage.provide(source, self._options.stop)
+            staged = stage.provide(source, self._options.stop, self._options.report)
         except StageFullError:
             self._is_full = True
             raise
