@@ -26,6 +26,7 @@ from explorer_hooks.gateway.turns import TurnMaker
 from explorer_hooks.stopping import Stop
 from syncd.errors import ConfigError
 from syncd.experience.writer import ExperienceWriter
+from syncd.extras import install_command
 
 LISTEN = "127.0.0.1:8100"
 """Where `explorer serve` answers unless the file says otherwise."""
@@ -66,7 +67,7 @@ def opened_gateway(
     hide_progress_bars()
     tokens = open_tokens(file.model.path, trust_remote_code=file.model.trust_remote_code)
     if not isinstance(tokens, TransformersTokens):
-        raise ConfigError("the gateway needs transformers", hint="pip install 'syncd[gateway]'")
+        raise ConfigError("the gateway needs transformers", hint=install_command("gateway"))
     splicer, parser = _open_parts(file, tokens)
     with ExitStack() as opened:
         listener = opened.enter_context(closing(listening(file.explorer.gateway.listen or listen)))

@@ -17,6 +17,7 @@ from support.jobs import start, steps_of, write_step
 
 from syncd.client.client import Client
 from syncd.errors import RefusedError, SyncdError, TryAgainError
+from syncd.extras import install_command
 from syncd.protocol.documents import encode, seal
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
@@ -613,7 +614,7 @@ def test_a_follower_whose_stage_could_read_deltas_warns_once_without_the_package
         for receiver in (FilesystemReceiver(client, options), FilesystemReceiver(client, options, stage)):
             assert [receiver.reads(), receiver.reads()] == [(), ()]
             receiver.close()
-        reason = {"reason": "not installed: pyarrow", "hint": "pip install 'syncd[delta]'"}
+        reason = {"reason": "not installed: pyarrow", "hint": install_command("delta")}
         assert heard == [("warning", "deltas_disabled", reason)], "without a stage none are read anyway"
         monkeypatch.undo()
         assert FilesystemReceiver(client, options, stage).reads() == ("delta",)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from syncd.errors import ConfigError, CorruptDataError, RefusedError
+from syncd.extras import install_command
 from syncd.protocol.layout import ACTOR
 from syncd.protocol.lineage import ancestors, materialise_hint
 from syncd.protocol.local_disk import LocalDisk
@@ -28,7 +29,7 @@ from syncd.transports.filesystem.directory import (
     payload_of,
 )
 from syncd.transports.filesystem.directory_receiver import DirectoryOptions, DirectoryReceiver
-from syncd.transports.filesystem.packages import INSTALL_HINT, missing_packages
+from syncd.transports.filesystem.packages import missing_packages
 from syncd.transports.filesystem.stage import (
     HostStage,
     StagedCopy,
@@ -81,7 +82,7 @@ class FilesystemReceiver(DirectoryReceiver):
         if not self._has_warned:
             self._has_warned = True
             reason = f"not installed: {', '.join(missing)}"
-            self._options.report("warning", "deltas_disabled", reason=reason, hint=INSTALL_HINT)
+            self._options.report("warning", "deltas_disabled", reason=reason, hint=install_command("delta"))
 
     def sweep(self) -> None:
         """Remove the copies that no process of this host uses."""
@@ -161,7 +162,7 @@ class FilesystemReceiver(DirectoryReceiver):
         manifest = leased.manifest
         if manifest is None or not can_decode():
             message = f"step {leased.version.step} is a delta, and numpy or pyarrow is not installed"
-            raise RefusedError(message, path=leased.path, hint=INSTALL_HINT)
+            raise RefusedError(message, path=leased.path, hint=install_command("delta"))
         self._require_sizes(leased, manifest)
         payload, version = payload_of(manifest), replace(leased.version, kind="weights")
         try:
