@@ -4,8 +4,8 @@ Each directory from `/` down, each symbolic link on the way and the last file mu
 nobody else may write to it: neither everybody nor a group, nor by an access control list, whose mask the group's bits
 show. A sticky directory passes, because others cannot rename or remove what this user or root has in it.
 
-Levels are checked from `/` down. Once one has passed, nobody else can put something else in its place, so the next one
-is looked up in what was checked.
+Levels are checked from `/` down. Once one has passed, nobody else can put something else in its place, so the next
+one is looked up in what was checked.
 """
 
 import errno
