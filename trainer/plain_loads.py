@@ -103,10 +103,9 @@ def only_plain_data(directory: str) -> Iterator[None]:
 
 def _refused(error: BaseException, path: str) -> CorruptDataError:
     """Return the error for what would run code; of torch's pages of text the name alone."""
-    if named := _NAME.search(str(error)):
+    if named := _NAME.search(f"{error} {error.__cause__}"):
         return CorruptDataError(f"{RUNS_CODE}: {named[1]}", path=path, hint=f"ls -lR {path}")
-    last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-    return CorruptDataError(f"the training state cannot be read: {last}", path=path)
+    return CorruptDataError("the training state cannot be read: it is not whole, or no plain data", path=path)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 docs/explorer-run.md is made of the descriptions by `explorer config docs`.
 """
 
+import math
 import os
 from typing import Annotated, Any, Literal
 
@@ -18,6 +19,7 @@ from syncd.jobfile.sections import (
     Count,
     DataSection,
     JobFile,
+    Names,
     NoneText,
     Positive,
     Seconds,
@@ -203,11 +205,32 @@ class AgentSection(Section):
     """Further attempts at a rollout whose agent failed; after the last one the group is dropped."""
     reward: Literal["agent", "function"] = "agent"
     """Where rewards come from: the agent itself, or `[explorer.reward]`, which reads the last answer."""
+    reward_range: tuple[float, float] = Field(default=(0.0, 1.0), strict=False)
+    """The least and the largest reward that the agent may give; of an environment any unless given."""
+    http_reward: bool = True
+    """Let the agent, and so all that it starts, give its reward by HTTP; the first one counts."""
+    answer: Literal["scorer", "agent"] = "scorer"
+    """command: who gets the task's answer: what gives the reward; agent: the command in any case."""
+    pass_env: Names = ()
+    """command, environment: further variables of the explorer that it gets; secrets are not among the usual ones."""
 
     @property
     def is_given(self) -> bool:
         """Return whether an agent plays the tasks."""
         return bool(self.command or self.function or self.environment)
+
+    @property
+    def rewards_by_http(self) -> bool:
+        """Return whether it may give its reward by HTTP."""
+        return bool(self.command or self.function) and self.reward == "agent" and self.http_reward
+
+    @property
+    def allowed_rewards(self) -> tuple[float, float]:
+        """Return the least and the largest reward that it may give."""
+        is_bound = self.reward == "agent" and (
+            self.command or self.function or "reward_range" in self.model_fields_set
+        )
+        return self.reward_range if is_bound else (-math.inf, math.inf)
 
 
 class ExplorerSection(Section):

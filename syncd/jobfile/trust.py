@@ -19,7 +19,7 @@ from syncd.protocol.trust import WeakLevel, weak_level
 OPTION = "--trust-job-file"
 
 FUNCTION = "function"
-"""What marks a key whose value names code only if it is `module:function`; other marked keys do whenever they are set."""
+"""What marks a key whose value names code only if it is `module:function`; other marked keys do whenever set."""
 
 _SIGNS = (STATE, MARKER, TRACKER, STAGES)
 

@@ -71,7 +71,7 @@ def test_threads_of_a_library_are_bound_too(place):
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_states_of_generators_and_metadata_of_distributed_checkpoints_are_data(tmp_path):
-    state = {"rng": {"numpy": np.random.get_state(), "cpu": torch.get_rng_state()}, "lr": 0.1}
+    state = {"rng": {"numpy": np.random.get_state(), "cpu": torch.get_rng_state()}, "lr": 0.1}  # noqa: NPY002 - what verl saves
     torch.save(state, tmp_path / "state.pt")
     dcp.save({"a": torch.ones(3), "b": 7}, storage_writer=dcp.FileSystemWriter(tmp_path), no_dist=True)
     with only_plain_data(str(tmp_path)):
@@ -86,9 +86,7 @@ def test_states_of_generators_and_metadata_of_distributed_checkpoints_are_data(t
 def test_after_the_block_and_in_it_alone_it_holds(place, monkeypatch):
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     for name in ("torch.load", "pickle.load"):
-        with pytest.raises(CorruptDataError), only_plain_data(str(place)):
-            with only_plain_data(str(place)):
-                pass
+        with pytest.raises(CorruptDataError), only_plain_data(str(place)), only_plain_data(str(place)):
             READERS[name](place)
     assert os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] == "1"
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
