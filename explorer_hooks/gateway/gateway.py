@@ -1,10 +1,11 @@
 """What agents and drivers ask of the gateway; all of it runs in one event loop, which alone changes sessions."""
 
 import asyncio
+import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ class GatewayLimits:
         history: exact: an answer continues the recorded tokens; template: only if the template writes them too.
         segments: Which segments of a session are trained.
         agents_reward: Whether agents may end their sessions with a reward; else only drivers do.
+        reward_range: The least and the largest reward, also in size of a turn.
     """
 
     group_size: int
@@ -55,6 +57,16 @@ class GatewayLimits:
     history: Literal["exact", "template"]
     segments: SegmentChoice = "all"
     agents_reward: bool = False
+    reward_range: tuple[float, float] = (-math.inf, math.inf)
+
+    def reward_problem(self, reward: float, turns: Iterable[float] = ()) -> str:
+        """Return why a reward, or that of one of its turns, is none that an agent may give; empty if it may."""
+        low, high = self.reward_range
+        most = max(abs(low), abs(high))
+        wrong = [] if low <= reward <= high else [reward]
+        wrong += [one for one in turns if abs(one) > most]
+        where = f"explorer.agent.reward_range = [{low:g}, {high:g}]"
+        return f"the reward {wrong[0]:g} is outside of {where}" if wrong else ""
 
 
 class Gateway:
@@ -155,7 +167,10 @@ class Gateway:
         if session.state == "open":
             if not session.turns or any(key[0] == name for key in self._pending):
                 raise conflict("no turn was recorded" if not session.turns else "a turn is under way")
-            told = {"reward": asked.reward, "info": asked.info, "turn_rewards": asked.of_turns(session)}
+            turns = asked.of_turns(session)
+            if problem := self.limits.reward_problem(asked.reward, turns or ()):
+                raise refused(problem, "reward")
+            told = {"reward": asked.reward, "info": asked.info, "turn_rewards": turns}
             await self._record({"kind": "reward", "session": name, **told})
         else:
             await self._journal.barrier()

@@ -158,7 +158,8 @@ def limits_of(file: ExplorerFile) -> GatewayLimits:
         idle,
         section.gateway.history,
         section.gateway.segments,
-        agents_reward=agent.is_given and agent.reward == "agent",
+        agents_reward=agent.rewards_by_http,
+        reward_range=agent.allowed_rewards,
     )
 
 
