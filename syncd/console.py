@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncd._version import __version__
-from syncd.errors import SyncdError, plain, storage_error
+from syncd.errors import SyncdError, plain, storage_error, unexpected
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -310,8 +309,7 @@ def _known(error: Exception, program: str, args: Sequence[str]) -> SyncdError:
         known: SyncdError = storage_error(error, None)
         known.hint = _hint(error)
         return known
-    message = f"a bug in {program} {__version__}: {type(error).__name__}: {error}"
-    return SyncdError(message, hint=f"report what this prints: {shlex.join([program, '--debug', *args])}")
+    return unexpected(error, program, f"report what this prints: {shlex.join([program, '--debug', *args])}")
 
 
 def _hint(error: OSError) -> str | None:

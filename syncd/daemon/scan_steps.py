@@ -21,10 +21,17 @@ LIST_EVERY = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Rejected:
-    """Why a step is not published, and which file of it could not be read, empty when all could."""
+    """Why a step is not published.
+
+    Args:
+        problem: Why.
+        unread: Which file of it could not be read, empty when all could.
+        is_retried: Its content may be good: the next full scan lets it be verified again.
+    """
 
     problem: str
     unread: str = ""
+    is_retried: bool = False
 
 
 @dataclass(slots=True)
@@ -65,6 +72,9 @@ class StepScanner:
         Args:
             version: What is published.
         """
+        self._rejected = {
+            key: rejected for key, rejected in self._rejected.items() if not rejected.is_retried
+        }
         self._begin(version)
         self._scan_listed(everything=True)
 
@@ -118,18 +128,19 @@ class StepScanner:
         )
         self._marked_to = tracker
 
-    def reject(self, step: Step, problem: str, unread: str = "") -> Step:
+    def reject(self, step: Step, problem: str, unread: str = "", *, is_retried: bool = False) -> Step:
         """Count a step as damaged from now on, as long as its content is the one that was found wrong.
 
         Args:
             step: The step.
             problem: What was found.
             unread: The file that could not be read, if that is all: once it can be read, the step is verified again.
+            is_retried: Nothing was found wrong with it: it is verified again after the next full scan.
 
         Returns:
             The step as it is known now.
         """
-        rejected = self._rejected[(step.step, step.digest)] = _Rejected(problem, unread)
+        rejected = self._rejected[(step.step, step.digest)] = _Rejected(problem, unread, is_retried)
         known = self._known.get(step.step)
         if known and known.step.digest == step.digest:
             known.step = _damaged(known.step, rejected)
@@ -259,7 +270,7 @@ class StepScanner:
             return step or self._layouts.examine(
                 self._disk, self._job.root, directory, number, self._progress
             )
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - one step costs itself only
             obstacle = required_obstacle(error, f"{self._job.root}/{directory}")
         known = before or Step(number, directory, NATIVE if is_native else UNKNOWN_LAYOUT)
         return replace(known, state=StepState.DAMAGED, problem=str(obstacle), unreadable=True)
@@ -287,7 +298,7 @@ class StepScanner:
         assert number is not None  # its name made it an attempt
         try:
             return examine_attempt(self._disk, self._job.root, number, name)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - one attempt costs itself only
             obstacle = required_obstacle(error, f"{self._job.root}/{name}")
             return Step(number, name, problem=str(obstacle), unreadable=True)
 
@@ -297,7 +308,7 @@ def _unchanged(known: _Known, looked: float) -> float:
 
 
 def _damaged(step: Step, rejected: _Rejected) -> Step:
-    is_unread = bool(rejected.unread)
+    is_unread = bool(rejected.unread) or rejected.is_retried
     return replace(
         step,
         state=StepState.DAMAGED,

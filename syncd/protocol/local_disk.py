@@ -149,17 +149,18 @@ class LocalDisk:
         apply_to_path(path, modes)  # its maker may have been killed before it did this
 
     def _make_directory(self, path: str, modes: Modes) -> None:
-        if os.path.isdir(path):
-            return
-        parent = os.path.dirname(path)
-        self._make_directory(parent, modes)
-        try:
-            os.mkdir(path, modes.directory & 0o777)
-        except FileExistsError:
-            if not os.path.isdir(path):
-                raise
-        apply_to_path(path, modes)
-        self.sync_directory(parent)
+        missing = list[str]()
+        while not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for path in reversed(missing):
+            try:
+                os.mkdir(path, modes.directory & 0o777)
+            except FileExistsError:
+                if not os.path.isdir(path):
+                    raise
+            apply_to_path(path, modes)
+            self.sync_directory(os.path.dirname(path))
 
     def remove_directory(self, path: str) -> None:
         self._guard(path)
