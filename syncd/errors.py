@@ -216,7 +216,8 @@ def unexpected(error: Exception, program: str = "syncd", hint: str | None = None
 
 def calls_of(error: BaseException | None) -> list[str]:
     """Return where an error came up: file, line and function of each call, the innermost last."""
-    found, frame = list[str](), error and error.__traceback__
+    found = list[str]()
+    frame = error.__traceback__ if error else None
     while frame is not None:
         code = frame.tb_frame.f_code
         found.append(f"{os.path.basename(code.co_filename)}:{frame.tb_lineno} {code.co_name}")

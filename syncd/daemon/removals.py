@@ -72,6 +72,7 @@ class Removals:
         self._decisions: dict[int, tuple[bool, str]] = {}
         self._noted: tuple[Decision, ...] = ()
         self._left_since: dict[str, float] = {}
+        self._searched: Mapping[int, Step] | None = None
         self._broken: set[int] = set()
         self._stuck: Mapping[str, Obstacle] = {}
         self._failure = ""
@@ -104,6 +105,9 @@ class Removals:
             snapshot: What the scan found.
             again: Look for what could not be put back before, too.
         """
+        if snapshot.steps is self._searched and not again:
+            return False
+        self._searched = snapshot.steps
         parents = {number: step.parent for number, step in snapshot.steps.items()}
         lost = {number for number, parent in parents.items() if parent is not None and parent not in parents}
         is_news, self._broken = not lost <= self._broken, lost
@@ -149,8 +153,9 @@ class Removals:
             if decision.step in snapshot.steps
             and self._may_be_tried(self._path(snapshot.steps[decision.step]))
         ]
-        dead = self._dead(snapshot) if doomed else {}
-        links = Links(self._job, snapshot.steps)
+        if not doomed:
+            return snapshot
+        dead, links = self._dead(snapshot), Links(self._job, snapshot.steps)
         for first in range(0, len(doomed), _BATCH):
             snapshot = self._remove_some(doomed[first : first + _BATCH], dead, links, snapshot)
         return snapshot

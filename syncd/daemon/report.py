@@ -342,9 +342,9 @@ def symptoms(snapshot: Snapshot) -> Iterator[Problem]:
         yield "tracker", f"no full checkpoint is removed, it may name any: {snapshot.tracker_problem}"
     for problem in snapshot.obstacles:
         yield "obstacle", problem
-    for step in (*snapshot.steps.values(), *snapshot.rivals):
-        if step.unreadable and step.is_attempt:  # a step's own directory is shown as damaged
-            yield "obstacle", step.problem
+    # A step's own directory is shown as damaged.
+    attempts = (step for step in (*snapshot.steps.values(), *snapshot.rivals) if step.is_attempt)
+    yield from (("obstacle", attempt.problem) for attempt in attempts if attempt.unreadable)
     if snapshot.version_problem:
         yield "version", snapshot.version_problem
     if version and version.kind != "remote" and _is_missing(snapshot, version.step):

@@ -55,7 +55,7 @@ class StepScanner:
         self._job, self._clock, self._disk, self._progress = job, clock, job.disk, progress
         self._known: dict[int, _Known] = {}
         self._attempts: dict[str, _Known] = {}
-        self._collected: dict[int, Step] = {}
+        self._collected: Mapping[int, Step] = {}
         self._rejected: dict[tuple[int, str], _Rejected] = {}
         self._bad_shortcuts: dict[tuple[int, str], str] = {}
         self._unsettled: frozenset[int] = frozenset()
@@ -155,26 +155,32 @@ class StepScanner:
             known.step = _with_bad_shortcut(known.step, problem)
             self._changed = True
 
-    def collect(self, looked: float) -> tuple[dict[int, Step], tuple[Step, ...]]:
+    def collect(self, looked: float) -> tuple[Mapping[int, Step], tuple[Step, ...]]:
         """Return the steps, with the latest attempt where a step has no directory, and the other attempts.
 
         Args:
             looked: When the scan began, on this host's clock: all that may change was looked at since.
         """
-        found, rivals = dict(self._steps(looked)), []
+        steps = self._steps(looked)
+        if not self._attempts:
+            return steps, ()
+        found, rivals = dict(steps), []
         for _, known in sorted(self._attempts.items(), key=lambda item: (-item[1].since, item[0])):
             attempt = replace(known.step, unchanged_for=_unchanged(known, looked))
             if found.setdefault(attempt.step, attempt) is not attempt:
                 rivals.append(attempt)
         return found, tuple(rivals)
 
-    def _steps(self, looked: float) -> dict[int, Step]:
-        # With thousands of sealed steps this is the cost of an idle tick: only what still changes is built again.
-        steps = dict(self._collected)
+    def _steps(self, looked: float) -> Mapping[int, Step]:
+        # With thousands of sealed steps this is the cost of an idle tick: only what still changes is built again, and
+        # where nothing does, the mapping is the same one, which is compared at no cost.
         if self._changed:
-            steps = {number: known.step for number, known in self._known.items()}
-            self._unsettled = frozenset(number for number, step in steps.items() if not _is_settled(step))
-            self._changed = False
+            self._collected = {number: known.step for number, known in self._known.items()}
+            unsettled = (number for number, step in self._collected.items() if not _is_settled(step))
+            self._unsettled, self._changed = frozenset(unsettled), False
+        if not self._unsettled:
+            return self._collected
+        steps = dict(self._collected)
         for number in self._unsettled:
             known = self._known[number]
             unchanged = _unchanged(known, looked)
