@@ -8,6 +8,7 @@ import contextlib
 import errno
 import functools
 import importlib
+import io
 import keyword
 import math
 import os
@@ -220,7 +221,7 @@ def run(group: click.Group, program: str, args: Sequence[str]) -> int:
         program: Its name.
         args: What follows the name.
     """
-    _open_closed_streams()
+    _prepare_streams()
     try:
         code = _invoke(group, program, list(args))
         sys.stdout.flush()
@@ -238,11 +239,15 @@ def run(group: click.Group, program: str, args: Sequence[str]) -> int:
     return code
 
 
-def _open_closed_streams() -> None:
+def _prepare_streams() -> None:
     """Open the standard streams that this process was started without, on /dev/null.
 
-    Their descriptors must be taken, so that no file of a job becomes the standard output of a child process.
+    Their descriptors must be taken, so that no file of a job becomes the standard output of a child process. What the
+    encoding of a stream lacks is spelt out: a name of a job may hold any character.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     for number, (name, mode) in enumerate(_STREAMS):
         if getattr(sys, name) is None:
             descriptor = os.open(os.devnull, os.O_RDWR)

@@ -41,7 +41,8 @@ def decide(snapshot: Snapshot, policy: DaemonConfig) -> tuple[Decision, ...]:
     """Return a decision for each step of a snapshot, by step."""
     steps = sorted(snapshot.steps.values(), key=lambda step: step.step)
     if snapshot.version is None:
-        return tuple(_keep(step.step, "unpublished", "nothing is published yet") for step in steps)
+        why = snapshot.version_problem or "nothing is published yet"
+        return tuple(_keep(step.step, "unpublished", why) for step in steps)
     strong = _strong_rule(snapshot, policy)
     decided = {step.step: strong(step) for step in steps}
     weak = [step for step in steps if decided[step.step] is None]

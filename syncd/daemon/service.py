@@ -128,7 +128,7 @@ class Daemon:
         except SyncdError as error:
             return self._fail(error)
         except OSError as error:
-            return self._fail(storage_error(error, self.job.root))
+            return self._fail(_with_hint(storage_error(error, self.job.root), error))
         except Exception as error:  # noqa: BLE001 - the next tick may succeed, and standbys see no heartbeat until then
             return self._fail(unexpected(error))
         self._recover()
@@ -373,3 +373,10 @@ class Daemon:
             self._reporter.publish_mount(self.trouble, None)
             self.report(names.JOB_RECOVERED, "info", after=str(self.error))
         self.error, self.trouble, self._retry = None, None, _RETRY_LEAST
+
+
+def _with_hint(known: StorageError, error: OSError) -> StorageError:
+    """Return an error with the command that permits what was denied; other errors have the hint of their mount."""
+    obstacle = obstacle_to_reading(error, str(known.path)) if isinstance(error, PermissionError) else None
+    known.hint = obstacle.hint if obstacle else known.hint
+    return known

@@ -70,6 +70,9 @@ class Disk(Protocol):
     def replace(self, path: str, data: Data, *, via: str | None = None, private: bool = False) -> None:
         """Write `data` durably to a temporary file, then rename it over `path`.
 
+        Nobody of syncd makes a directory where a file belongs. One that is there may be somebody's: it is moved
+        beside it, to a name that ends in `.aside`, and stays.
+
         Args:
             path: The name that readers use.
             data: The whole new content, or its pieces.
@@ -116,9 +119,18 @@ class Clock(Protocol):
         """Let `seconds` pass."""
 
 
+_HEAD = 200
+"""Bytes of a name that its temporary one begins with: names have 255."""
+
+
 def temporary_name(name: str) -> str:
-    """Return a name no one else uses for the file that will become `name`."""
-    return f".{name}.{uuid.uuid4().hex[:12]}.tmp"
+    """Return a name no one else uses for the file that will become `name`, however long that is."""
+    head = (
+        name
+        if len(name.encode(errors="replace")) <= _HEAD
+        else name.encode(errors="replace")[:_HEAD].decode(errors="ignore")
+    )
+    return f".{head}.{uuid.uuid4().hex[:12]}.tmp"
 
 
 def is_temporary(name: str) -> bool:

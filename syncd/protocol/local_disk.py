@@ -10,6 +10,7 @@ import functools
 import os
 import stat as stat_module
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TypeVar
@@ -122,7 +123,11 @@ class LocalDisk:
         modes = self._modes()
         try:
             _write(temporary, data, PRIVATE if private else modes)
-            self.rename(temporary, path)
+            try:
+                self.rename(temporary, path)
+            except IsADirectoryError:
+                os.rename(path, f"{path}.{uuid.uuid4().hex[:12]}.aside")
+                self.rename(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)

@@ -7,11 +7,12 @@ from typing import Any
 
 from syncd.config import DaemonConfig
 from syncd.daemon.chains import Lengths, change_figures
+from syncd.daemon.plan import ROOM
 from syncd.daemon.report import lag_of, symptoms
 from syncd.daemon.retention import Decision
 from syncd.daemon.snapshot import Module, Snapshot
 from syncd.protocol.engine_state import EngineReport, EngineState, engine_of
-from syncd.protocol.mount import MountState
+from syncd.protocol.mount import MountState, mount_trouble
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import pair_document
@@ -25,6 +26,9 @@ STATUS_SCHEMA = 2
 """The `schema_version` of what `status` and the page show."""
 
 _POLICY = "keep_last keep_every keep_full max_bytes partial_grace keep_previous prune prune_foreign"
+
+_FEWEST_INODES = 16
+"""Files that a publish and a heartbeat need at once, and some more."""
 
 _LONGEST = 4096
 """The most characters of a text in a presence file that are shown."""
@@ -71,7 +75,7 @@ def problems(view: JobView) -> list[tuple[str, str]]:
     found += list(view.problems.items())
     found += _engine_problems(view)
     found += [("dead", name) for name, heart in sorted(view.hearts.items()) if heart is Heart.DEAD]
-    found += [("mount", trouble)] if (trouble := _mount_trouble(view.known)) else []
+    found += [("mount", trouble)] if (trouble := _mount_trouble(view)) else []
     heart = view.lead.heart if view.lead else Heart.LEFT
     if heart in (Heart.DEAD, Heart.LEFT):
         found.append(("daemon", "no daemon leads this job"))
@@ -117,12 +121,20 @@ def known(found: HostFile | None, root: str, at: float) -> Document:
     return {"job": root, "at": at, "known": said}
 
 
-def _mount_trouble(known: HostFile | None) -> str:
-    """Return what a daemon of this host reports about the mount, empty if nothing is wrong."""
-    mount = known.document.get("mount") if known is not None and known.is_current else None
-    if not isinstance(mount, dict) or mount.get("state") == MountState.OK:
+def _mount_trouble(view: JobView) -> str:
+    """Return what a daemon of this host reports about the mount, or that it is full; empty if nothing is wrong."""
+    mount = view.known.document.get("mount") if view.known is not None and view.known.is_current else None
+    if isinstance(mount, dict) and mount.get("state") != MountState.OK:
+        return f"{mount.get('state')}: {mount.get('detail')}; {mount.get('hint')}"
+    state = MountState.OK
+    if view.snapshot.free is not None and view.snapshot.free < ROOM:
+        state = MountState.FULL
+    elif view.inodes is not None and view.inodes < _FEWEST_INODES:
+        state = MountState.NO_INODES
+    if state is MountState.OK:
         return ""
-    return f"{mount.get('state')}: {mount.get('detail')}; {mount.get('hint')}"
+    trouble = mount_trouble(state, view.job.root)
+    return f"{trouble.state}: {trouble.message}; {trouble.hint}"
 
 
 def _by_step(snapshot: Snapshot) -> list[Step]:
