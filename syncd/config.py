@@ -204,7 +204,9 @@ def _table(path: str, read: Callable[[str], bytes]) -> dict[str, Any]:
     try:
         document = parse_config(read(path), path)
     except OSError as error:
-        raise ConfigError(f"cannot be read ({error.strerror})", path=path) from error
+        raise ConfigError(
+            f"cannot be read ({error.strerror})", path=path, hint=f"ls -lL {shlex.quote(str(path))}"
+        ) from error
     table = document.get("daemon", {})
     if not isinstance(table, dict):
         raise ConfigError("[daemon] is not a table", path=path)
