@@ -62,7 +62,7 @@ MAPPED: dict[str, Case] = {
         "explorer.sampling.max_prompt_tokens": 400, "explorer.epochs": 4, "explorer.engine.kind": "vllm",
         "explorer.evaluation.every": 5, "trainer.save_interval": 25, "monitor.kinds": ["wandb"],
         "job.dir": "checkpoints/sums/grpo", "algorithm.optimizer.weight_decay": 0.01}),
-    "verl-arrays.sh": (("--set", "actor_rollout_ref.actor.optim.lr=5e-6"), {
+    "verl-arrays.sh": (("--set", "actor_rollout_ref.actor.optim.lr=5e-6", "--data.group_size", "8"), {
         "algorithm.name": "rloo", "algorithm.optimizer.lr": 5e-6, "engine.options.max_token_len_per_gpu": 7000,
         "engine.options.use_dynamic_bsz": True, "explorer.engine.kind": "sglang", "trainer.total_steps": 90,
         "model.attn_implementation": "flash_attention_2"}),

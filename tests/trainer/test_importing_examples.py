@@ -166,8 +166,9 @@ EXAMPLES: dict[str, Example] = {
         "explorer.agent.options.taskset.dataset_subset": "default"}, GRPO, ("--algorithm.name grpo",)),
     "prime-math-30b.toml": Example(f"{PRIME}:examples/advanced/qwen3-30b-a3b/math.toml", {
         "sync.method": "nccl", "model.attn_implementation": "flash_attention_3", "trainer.save_interval": 100,
-        "explorer.evaluation.every": 25, "data.groups": 512, "data.group_size": 1},
-        (*GRPO, "--without", "trainer.model.ep"), ("trainer.model.ep", "--engine.strategy megatron")),
+        "explorer.evaluation.every": 25, "data.groups": 512, "data.group_size": 8},
+        (*GRPO, "--data.group_size", "8", "--without", "trainer.model.ep"),
+        ("trainer.model.ep", "--engine.strategy megatron")),
     "prime-reverse-lora.toml": Example(f"{PRIME}:configs/ci/integration/reverse-text-lora/start.toml", {
         "model.lora.rank": 8, "algorithm.optimizer.lr": 5e-5, "trainer.total_steps": 15, "data.groups": 8},
         GRPO, ("--algorithm.name grpo",)),

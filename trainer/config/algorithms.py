@@ -140,6 +140,9 @@ GAE = "gae"
 OF_TURNS = frozenset({GAE, "reinforce_plus_plus"})
 """The estimators that take rewards of tokens, and so of turns; the others add up a rollout's."""
 
+OF_GROUPS = ADVANTAGES - {"reinforce_plus_plus"}
+"""The estimators that compare the rollouts of a group."""
+
 _PAIRS = "verl 0.9 has no loss over pairs of responses"
 _SCORED = "verl 0.9 has no loss over single responses that are called good or bad"
 _REWARDS = "verl 0.9 has no training of reward models"

@@ -67,10 +67,12 @@ class OptimizerSection(Section):
     """Largest norm of the gradient."""
     warmup_steps: Count = Field(default=0, json_schema_extra=FIXED)
     """Updates over which the learning rate rises from 0."""
-    schedule: Literal["constant", "cosine"] = Field(default="constant", json_schema_extra=FIXED)
-    """What the learning rate does after that."""
+    schedule: Literal["constant", "cosine", "linear"] = Field(default="constant", json_schema_extra=FIXED)
+    """What the learning rate does after that: stay, or fall by half a cosine or in a straight line."""
     schedule_steps: Count = Field(default=0, json_schema_extra=FIXED)
-    """Updates after which cosine reaches its end; `trainer.total_steps` unless given."""
+    """Updates after which cosine or linear reaches its end; `trainer.total_steps` unless given."""
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = Field(default=0.0, json_schema_extra=FIXED)
+    """cosine: where it ends, as a share of the peak."""
 
 
 class AlgorithmSection(Section):
@@ -128,7 +130,7 @@ class CriticOptimizerSection(OptimizerSection):
     lr: Above0 = Field(default=1e-5, json_schema_extra=FIXED)
     """Peak learning rate."""
     schedule_steps: Count = Field(default=0, json_schema_extra=FIXED)
-    """Updates of the critic after which cosine reaches its end; `trainer.total_steps` unless given."""
+    """Updates of the critic after which cosine or linear reaches its end; `trainer.total_steps` unless given."""
 
 
 class CriticSection(Section):
