@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="the trainer needs torch")
 pytest.importorskip("verl", reason="the engine is verl's")
 
 from syncd.errors import ConfigError  # noqa: E402
-from trainer.engines.verl.models import _refusals  # noqa: E402
+from trainer.engines.verl.refusals import refusals  # noqa: E402
 
 pytestmark = pytest.mark.group("engines")
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.group("engines")
     ],
 )
 def test_a_model_that_cannot_be_built_is_a_fault_of_the_file(error, hint):
-    with pytest.raises(ConfigError, match="the model cannot be built") as caught, _refusals("/models/a b"):
+    with pytest.raises(ConfigError, match="the model cannot be built") as caught, refusals("/models/a b"):
         raise error
     assert caught.value.exit_code == 78
     assert hint in caught.value.hint
@@ -38,11 +38,12 @@ def test_a_model_that_cannot_be_built_is_a_fault_of_the_file(error, hint):
     ],
 )
 def test_what_is_no_fault_of_the_model_stays_what_it_is(error):
-    with pytest.raises(type(error)) as caught, _refusals("/models/m"):
+    with pytest.raises(type(error)) as caught, refusals("/models/m"):
         raise error
     assert caught.value is error
 
 
+@pytest.mark.filterwarnings("ignore:.* engine is not available:UserWarning")
 def test_a_model_type_that_transformers_does_not_know_is_refused(tmp_path):
     from support.stand_ins import leave_model
 

@@ -2,14 +2,11 @@
 
 import contextlib
 import io
-import pickle
-import shlex
 import warnings
 from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError
 from tensordict import TensorDict
 from transformers import get_linear_schedule_with_warmup
 from transformers.utils import logging as transformers_logging
@@ -17,8 +14,6 @@ from verl.trainer.config import CheckpointConfig
 from verl.workers.config import EngineConfig, HFModelConfig, OptimizerConfig
 from verl.workers.engine import EngineRegistry
 
-from syncd.errors import ConfigError
-from syncd.transports.ranks import lost_rank
 from trainer.config.critic import critic_path
 from trainer.config.megatron import MEGATRON
 from trainer.config.model import JobConfig, OptimizerSection
@@ -30,15 +25,10 @@ from trainer.engines.verl.megatron_model import (
     megatron_model_config,
     megatron_optimizer_config,
 )
+from trainer.engines.verl.refusals import refusals
 
 _SAVED = ["model", "optimizer", "extra"]
 """What a full checkpoint has; weights for explorers are written elsewhere."""
-
-_REFUSALS = (
-    *(ValueError, TypeError, AssertionError, ImportError, OSError, KeyError, EOFError, RuntimeError),
-    *(pickle.UnpicklingError, SafetensorError),
-)
-"""What verl, transformers and torch raise for a model that they do not take, or cannot read."""
 
 
 class Answering(Protocol):
@@ -78,7 +68,7 @@ def build_model(config: JobConfig, device: str, *, forward_only: bool = False) -
     Raises:
         ConfigError: verl or transformers refuse the configuration or the model.
     """
-    with _refusals(config.model.path, has_adapters=config.model.lora.rank > 0):
+    with refusals(config.model.path, has_adapters=config.model.lora.rank > 0):
         return _policy(config, device, forward_only=forward_only)
 
 
@@ -111,7 +101,7 @@ def build_critic(config: JobConfig, device: str) -> Model:
     """
     # torch says so of any head with a bias; nothing changes its output in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
-    with _refusals(critic_path(config)):
+    with refusals(critic_path(config)):
         model = _build(
             "value_model",
             config.engine.strategy,
@@ -148,31 +138,6 @@ def _build(
         )
         model.initialize()  # type: ignore[attr-defined]
     return model
-
-
-@contextlib.contextmanager
-def _refusals(path: str, *, has_adapters: bool = False) -> Iterator[None]:
-    """Raise what verl, transformers and torch say of a model that they do not take, or cannot read, as ours."""
-    try:
-        yield
-    except _REFUSALS as error:
-        if isinstance(error, torch.OutOfMemoryError) or lost_rank(error) is not None:
-            raise
-        hint = _hint(error, path, has_adapters=has_adapters)
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise ConfigError(f"the model cannot be built: {reason}", path=path, hint=hint) from error
-
-
-def _hint(error: Exception, path: str, *, has_adapters: bool) -> str:
-    if isinstance(error, ImportError) and error.name == "trl":
-        return (
-            "pip uninstall trl: where it is installed, verl imports from it what newer releases do not have"
-        )
-    if "does not recognize this architecture" in str(error):
-        return "pip install --upgrade transformers, or name a model that it has"
-    if has_adapters and isinstance(error, ValueError):
-        return "model.lora.targets names linear layers only"
-    return f"hf download ORG/MODEL --local-dir {shlex.quote(path)}  # if a file of it is damaged"
 
 
 @contextlib.contextmanager
