@@ -184,6 +184,14 @@ KL_TYPES = frozenset(
 )
 """What verl's `kl_loss_type` may be; with `+` the gradient is that of k2."""
 
+REWARD_KL_TYPES = frozenset(kind for kind in KL_TYPES if not kind.endswith("+"))
+"""What verl's `kl_penalty` may be: rewards have no gradient, so `+` would change nothing."""
+
+
+def needs_start_model(section: AlgorithmSection) -> bool:
+    """Return whether log-probs of the initial model are needed."""
+    return section.name != SFT and (section.kl_coef > 0 or section.reward_kl_coef > 0)
+
 
 def estimator_and_loss(section: AlgorithmSection) -> tuple[str, str]:
     """Return verl's advantage estimator and policy loss, empty where there is none (sft) or the name is unknown."""

@@ -22,6 +22,7 @@ from trainer.config.algorithms import (
     LOSSES,
     OF_GAE,
     OF_GROUPS,
+    REWARD_KL_TYPES,
     SFT,
     VERL,
     clip_bounds,
@@ -220,6 +221,10 @@ def verl_problems(config: JobConfig) -> Iterator[Problem]:
     if section.loss_agg_mode:
         yield from _one_of("algorithm.loss_agg_mode", section.loss_agg_mode, AGGREGATIONS)
     yield from _one_of("algorithm.kl_type", section.kl_type, KL_TYPES)
+    yield from _one_of("algorithm.reward_kl_type", section.reward_kl_type, REWARD_KL_TYPES)
+    if section.reward_kl_coef and section.name == SFT:
+        key = "algorithm.reward_kl_coef"
+        yield Problem(key, f'{key} means nothing to algorithm.name = "{SFT}"', "leave it out")
     yield from _name(section.name)
     yield from _supported("algorithm.loss", section.loss, loss_names(), LACKING_LOSSES)
     yield from _supported("algorithm.advantage", section.advantage, ADVANTAGES | {GAE}, LACKING)

@@ -98,6 +98,10 @@ class AlgorithmSection(Section):
     """Weight of the KL loss against the initial model; above 0 a second copy is kept, except with LoRA."""
     kl_type: str = Field(default="low_var_kl", json_schema_extra=FIXED)
     """verl's KL estimator."""
+    reward_kl_coef: Annotated[float, Field(ge=0)] = Field(default=0.0, json_schema_extra=FIXED)
+    """KL in the reward: what each token's reward loses per nat of KL from the initial model, before the update."""
+    reward_kl_type: str = Field(default="kl", json_schema_extra=FIXED)
+    """verl's KL estimator for that."""
     teacher_coef: Annotated[float, Field(ge=0)] = Field(default=0.0, json_schema_extra=FIXED)
     """Distillation: how much each token's advantage loses per nat that it is likelier here than for the teacher."""
     norm_advantage: bool | NoneText = Field(default=None, json_schema_extra=FIXED)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from syncd.jobfile.evaluation import PREFIX
 from syncd.jobfile.problems import Problem, nearest
-from trainer.config.algorithms import LOSSES, SFT, VERL, estimator_and_loss
+from trainer.config.algorithms import LOSSES, SFT, VERL, estimator_and_loss, needs_start_model
 from trainer.config.model import JobConfig
 from trainer.config.options import correction
 
@@ -27,7 +27,9 @@ teacher/reverse_kl teacher/logprob_diff_mean teacher/tokens time/old_logprobs
 """
 _OF_EXAMPLES = "sft/loss data/epoch"
 _OF_VALIDATION = "validation/loss validation/tokens"
-_OF_KL = "actor/kl_loss time/reference"
+_OF_KL = "actor/kl_loss"
+_OF_REWARD_KL = "actor/reward_kl_penalty"
+_OF_START_MODEL = "time/reference"
 _OF_CORRECTION = "rollout/is_weight_mean rollout/is_out_of_bounds"
 _OF_CRITIC = """
 critic/vf_loss critic/vf_clipfrac critic/value_mean critic/return_mean critic/explained_variance critic/grad_norm
@@ -57,6 +59,8 @@ def _produced(config: JobConfig) -> frozenset[str]:
         _OF_EXAMPLES: is_sft or config.data.sft_ratio > 0,
         _OF_VALIDATION: bool(config.data.validation_path),
         _OF_KL: not is_sft and algorithm.kl_coef > 0,
+        _OF_REWARD_KL: not is_sft and algorithm.reward_kl_coef > 0,
+        _OF_START_MODEL: needs_start_model(algorithm),
         _OF_CORRECTION: not is_sft and correction(algorithm.options) is not None,
         _OF_CRITIC: config.critic.enabled,
     }

@@ -50,6 +50,7 @@ def _problems(config: JobConfig) -> Iterator[Problem]:
         # Their means are of one micro-batch: they would depend on how rows are split.
         "algorithm.entropy_coeff": section.entropy_coeff,
         "algorithm.kl_coef": section.kl_coef,
+        "algorithm.reward_kl_coef": section.reward_kl_coef,
         'algorithm.optimizer.schedule = "linear"': section.optimizer.schedule == "linear",
         **_given_options(section),
     }
