@@ -277,6 +277,8 @@ class Gateway:
         under_way = sum(name == session.id for name, _ in self._pending)
         if len(session.turns) + under_way >= self.limits.max_turns:
             raise refused(f"the session has had its {self.limits.max_turns} turns", code=_MAX_TURNS)
+        if request.tools and self._parser.tool_format == "untold":
+            raise refused("the model's chat template tells it of no tools", "tools")
         self._note_replaced(request)
         place = (session.id, key)
         if place in self._pending:  # a branch: the same request again, and no retry
@@ -352,7 +354,7 @@ class Gateway:
         versions = result.versions_of(response)
         ended = response.tokens[-1] in self._splicer.ends
         text = self._tokens.raw_text(response.tokens[:-1] if ended else response.tokens)
-        answer = self._parser.parse(text, has_tools=bool(request.tools), is_whole=ended)
+        answer = self._parser.parse(text, tools=request.tools, is_whole=ended)
         return {
             "kind": "turn",
             "session": session.id,
