@@ -3,11 +3,11 @@
 import json
 import secrets
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from explorer_hooks.gateway.chat import Message, parsed_arguments
+from explorer_hooks.gateway.messages import Message, parsed_arguments
 from explorer_hooks.gateway.tool_formats import ToolFormat, Tools, read_calls
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -100,6 +100,25 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token that the model drew: its text alone, and the natural logarithm of its probability."""
+
+    text: str
+    logprob: float
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Return it as answers have it; without bytes if the token is a part of a character."""
+        is_part = "\ufffd" in self.text
+        return {
+            "token": self.text,
+            "logprob": self.logprob,
+            "bytes": None if is_part else list(self.text.encode()),
+            "top_logprobs": [],
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """An answer on its way to the agent.
 
@@ -109,6 +128,7 @@ class Completion:
         created: Seconds since the epoch.
         answer: What the response says.
         usage: Tokens of prompt and answer.
+        logprobs: The tokens of the answer, all that the model drew; None if nobody asked for them.
     """
 
     id: str
@@ -116,11 +136,13 @@ class Completion:
     created: int
     answer: ModelAnswer
     usage: Usage
+    logprobs: Sequence[TokenLogprob] | None = None
 
     @property
     def document(self) -> dict[str, Any]:
         """Return the answer to a request that is no stream."""
-        choice = {"index": 0, "message": self._said(), "logprobs": None, "finish_reason": self.answer.finish}
+        said, finish = self._said(), self.answer.finish
+        choice = {"index": 0, "message": said, "logprobs": self._logprobs(), "finish_reason": finish}
         return {**self._head("chat.completion"), "choices": [choice], "usage": self.usage.document}
 
     def chunks(self, *, usage: bool) -> Iterator[str]:
@@ -128,8 +150,8 @@ class Completion:
         said = {key: value for key, value in self._said().items() if value is not None}
         if "tool_calls" in said:
             said["tool_calls"] = [{"index": at, **call} for at, call in enumerate(said["tool_calls"])]
-        for delta, finish in ((said, None), ({}, self.answer.finish)):
-            choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        for delta, logprobs, finish in ((said, self._logprobs(), None), ({}, None, self.answer.finish)):
+            choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
             yield self._line([choice])
         if usage:
             yield self._line([], usage=self.usage.document)
@@ -140,6 +162,11 @@ class Completion:
 
     def _line(self, choices: list[dict[str, Any]], **more: Any) -> str:
         return f"data: {json.dumps({**self._head('chat.completion.chunk'), 'choices': choices, **more})}\n\n"
+
+    def _logprobs(self) -> dict[str, Any] | None:
+        if self.logprobs is None:
+            return None
+        return {"content": [one.document for one in self.logprobs], "refusal": None}
 
     def _said(self) -> dict[str, Any]:
         answer = self.answer

@@ -176,6 +176,7 @@ def limits_of(file: ExplorerFile) -> GatewayLimits:
         section.gateway.history,
         section.gateway.segments,
         agents_reward=agent.is_given and agent.reward == "agent",
+        tolerates=section.gateway.harmless_fields == "tolerate",
     )
 
 

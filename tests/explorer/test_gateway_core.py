@@ -523,9 +523,12 @@ REFUSED = [
     ({"logit_bias": {"5": 1}}, "logit_bias"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice"),
-    ({"parallel_tool_calls": False}, "parallel_tool_calls"),
-    ({"stop": ["x"]}, "stop"),
-    ({"logprobs": True}, "logprobs"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": ["x"] * 17}, "stop"),
+    ({"stop": {"x": 1}}, "stop"),
+    ({"stop": "\ud800"}, None),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
     ({"guided_json": {}}, "guided_json"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"tools": [{"type": "web_search"}]}, "tools"),
@@ -700,7 +703,7 @@ def test_drivers_need_the_token_and_every_bad_request_is_answered_in_json(tmp_pa
             assert driver.post("/sessions", body)[0] == 400
         assert driver.post("/nowhere")[0] == 404
         assert driver.post("/health")[0] == 405
-        assert driver.post("/v1/chat/completions", {"messages": HELLO}, token="nobody")[0] == 404
+        assert driver.post("/v1/chat/completions", {"messages": HELLO}, token="nobody")[0] == 401
         session = driver.session("g", 0)
         path = f"/s/{session['session']}/v1/chat/completions"
         assert driver.post(path, [1])[0] == 400
