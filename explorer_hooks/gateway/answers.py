@@ -166,7 +166,7 @@ class Completion:
     def _logprobs(self) -> dict[str, Any] | None:
         if self.logprobs is None:
             return None
-        return {"content": [one.document for one in self.logprobs], "refusal": None}
+        return {"content": [token.document for token in self.logprobs], "refusal": None}
 
     def _said(self) -> dict[str, Any]:
         answer = self.answer

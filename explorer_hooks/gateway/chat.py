@@ -102,7 +102,8 @@ def well_formed() -> Iterator[None]:
 
 def _request(body: Mapping[str, Any], *, tolerates: bool) -> ChatRequest:
     tolerated = check_fields(body, CHAT, tolerates=tolerates)
-    messages = [read_message(one, f"messages[{at}]") for at, one in enumerate(listed(body, "messages"))]
+    listed_messages = enumerate(listed(body, "messages"))
+    messages = [read_message(message, f"messages[{at}]") for at, message in listed_messages]
     tools, strict = read_tools(body, tolerates=tolerates)
     options = body.get("stream_options") or {}
     most = least_tokens(body, "max_completion_tokens", "max_tokens")

@@ -14,24 +14,24 @@ _TEXTS = ("text", "input_text", "output_text")
 _ROLES = ("assistant", "developer", "system", "tool", "user")
 
 
-def read_message(found: object, where: str) -> Message:
+def read_message(message: object, where: str) -> Message:
     """Return a message as chat templates take it.
 
     Args:
-        found: The message as the request has it.
+        message: The message as the request has it.
         where: What errors call it.
 
     Raises:
         ApiError: It is none, or not text.
     """
-    if not isinstance(found, dict) or found.get("role") not in _ROLES:
+    if not isinstance(message, dict) or message.get("role") not in _ROLES:
         raise refused(f"{where} is not a message with one of the roles {', '.join(_ROLES)}", _field(where))
-    role = found["role"]
-    made: dict[str, Any] = {"role": role, "content": read_text(found.get("content"), where)}
+    role = message["role"]
+    made: dict[str, Any] = {"role": role, "content": read_text(message.get("content"), where)}
     if role == "assistant":
-        return made | _calls(found, where) | _reasoning(found)
+        return made | _calls(message, where) | _reasoning(message)
     kept = ("tool_call_id", "name") if role == "tool" else ("name",)
-    return made | {name: str(found[name]) for name in kept if found.get(name) is not None}
+    return made | {name: str(message[name]) for name in kept if message.get(name) is not None}
 
 
 def _field(where: str) -> str:
@@ -53,8 +53,8 @@ def read_text(content: object, where: str) -> str:
     raise refused(f"the content of {where} is not text: images and files are not supported", _field(where))
 
 
-def _calls(found: Mapping[str, Any], where: str) -> dict[str, Any]:
-    calls = found.get("tool_calls") or []
+def _calls(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    calls = message.get("tool_calls") or []
     if not isinstance(calls, list):
         raise refused(f"tool_calls of {where} is not a list", _field(where))
     return {"tool_calls": [_call(call, where) for call in calls]} if calls else {}
@@ -73,17 +73,17 @@ def _call(call: object, where: str) -> dict[str, Any]:
     return {"id": str(call.get("id") or ""), "type": "function", "function": named}
 
 
-def parsed_arguments(found: object) -> Any:
+def parsed_arguments(arguments: object) -> Any:
     """Return the arguments of a call as templates take them: what their JSON says if it is an object, else as is."""
     try:
-        parsed = json.loads(found) if isinstance(found, str) else found
+        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):
-        return found
-    return parsed if isinstance(parsed, dict) else found
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments
 
 
-def _reasoning(found: Mapping[str, Any]) -> dict[str, Any]:
-    text = found.get("reasoning_content") or found.get("reasoning")
+def _reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
+    text = message.get("reasoning_content") or message.get("reasoning")
     return {"reasoning_content": text} if isinstance(text, str) else {}
 
 

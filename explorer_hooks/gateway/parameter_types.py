@@ -22,11 +22,10 @@ def parameter_types(tools: Sequence[Mapping[str, Any]], name: str) -> dict[str, 
     """Return of each parameter that a tool declares the JSON types that it may have."""
     for tool in tools:
         if tool["function"]["name"] == name:
-            schema = tool["function"].get("parameters")
-            properties = schema.get("properties") if isinstance(schema, dict) else None
-            return (
-                {key: _types(one) for key, one in properties.items()} if isinstance(properties, dict) else {}
-            )
+            parameters = tool["function"].get("parameters")
+            properties = parameters.get("properties") if isinstance(parameters, dict) else None
+            schemas = properties if isinstance(properties, dict) else {}
+            return {key: _types(schema) for key, schema in schemas.items()}
     return {}
 
 

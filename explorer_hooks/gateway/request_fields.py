@@ -119,9 +119,9 @@ def check_fields(body: Mapping[str, Any], table: FieldTable, *, tolerates: bool,
         elif key not in table.harmless:
             raise refused(f"{name} is not supported", name)
         elif value not in table.harmless[key]:
+            if not tolerates:
+                raise harmless_refused(name, value)
             harmless.append(name)
-    if harmless and not tolerates:
-        raise harmless_refused(harmless[0], body.get(harmless[0]))
     return harmless
 
 

@@ -25,7 +25,9 @@ from explorer_hooks.gateway.request_fields import RESPONSES, check_fields
 Item = Mapping[str, Any]
 """A part of a history or of an answer: a message, a call of a tool, its result, or reasoning."""
 
-_ECHOED = ("instructions", "metadata", "temperature", "top_p")
+_ECHOED = ("instructions", "metadata")
+_UNKNOWN = ("temperature", "top_p")
+"""Settings of the job, whatever the request says."""
 
 
 def read_responses_request(body: object, *, tolerates: bool = True) -> ChatRequest:
@@ -53,7 +55,7 @@ def _messages(body: Mapping[str, Any]) -> list[Message]:
         items = [{"role": "user", "content": body["input"]}]
     else:
         items = listed(body, "input")
-    messages = [read_message(one, "instructions") for one in asked]
+    messages = [read_message(message, "instructions") for message in asked]
     reasoning: dict[str, str] = {}
     for at, item in enumerate(items):
         where = f"input[{at}]"
@@ -113,9 +115,7 @@ class ResponseAnswer:
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "usage": {
                 "input_tokens": usage.prompt,
-                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
                 "output_tokens": usage.completion,
-                "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": usage.prompt + usage.completion,
             },
         }
@@ -152,6 +152,7 @@ class ResponseAnswer:
             "tool_choice": self.body.get("tool_choice") or "auto",
             "tools": self.body.get("tools") or [],
             "usage": None,
+            **dict.fromkeys(_UNKNOWN),
             **{name: self.body.get(name) for name in _ECHOED},
         }
 

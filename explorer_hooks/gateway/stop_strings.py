@@ -30,7 +30,7 @@ def cut_at_stop(
     def place(count: int) -> int:
         """Return where the first string begins in the text of so many tokens, -1 if none is in it."""
         text = text_of(tokens[:count])
-        return min((at for one in stop if (at := text.find(one)) >= 0), default=-1)
+        return min((at for string in stop if (at := text.find(string)) >= 0), default=-1)
 
     if not stop or place(len(tokens)) < 0:
         return None

@@ -9,14 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.chat_model import make_tokenizer
 from support.gateway_bed import TOOL, GatewayBed, ScriptedEngine
+from support.gateway_case import write_file
 from support.paths import ROOT
 
+from explorer_hooks.explorer.load import load_file
 from explorer_hooks.explorer.tokens import TransformersTokens
 from explorer_hooks.gateway.api_errors import ApiError
 from explorer_hooks.gateway.chat import read_request
 from explorer_hooks.gateway.request_fields import CHAT, REPLACED, RESPONSES
 from explorer_hooks.gateway.responses_api import read_responses_request
 from explorer_hooks.gateway.rows import experiences_of
+from explorer_hooks.gateway.serve import limits_of
 from explorer_hooks.gateway.stop_strings import cut_at_stop
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -207,6 +210,26 @@ def test_harmless_fields_are_tolerated_or_refused_by_name(more, param):
 def test_fields_that_ask_for_nothing_are_taken_in_both_modes():
     for tolerates in (False, True):
         assert read_request({"messages": HELLO, **MEANT_FOR_NOTHING}, tolerates=tolerates).tolerated == ()
+
+
+def test_a_file_says_whether_harmless_fields_are_refused(tmp_path, connect):
+    """From the key of the job's file to the answer of a client, also of a field within a field."""
+    for mode, refused in (("tolerate", False), ("refuse", True)):
+        path = write_file(tmp_path / "job.toml", tmp_path)
+        limits = limits_of(
+            load_file(path, ["--explorer.gateway.harmless_fields", mode, "--explorer.tasks", "t.jsonl"])
+        )
+        assert limits.tolerates is not refused
+        bed = GatewayBed(tmp_path / mode, ScriptedEngine(lambda _: [10, 0]), tolerates=limits.tolerates)
+        with bed.serving() as (driver, _):
+            create = connect(driver.session("g", 0)["base_url"], "any").responses.create
+            asked = {"model": "x", "input": "hello", "text": {"verbosity": "low"}}
+            if not refused:
+                assert create(**asked).status == "completed"
+                continue
+            with pytest.raises(openai.BadRequestError, match='"low"') as error:
+                create(**asked)
+            assert error.value.param == "text.verbosity"
 
 
 def test_the_table_of_the_page_has_each_field_in_its_row():
