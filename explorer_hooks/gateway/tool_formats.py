@@ -28,9 +28,9 @@ Calls = Iterator[tuple[str, str]]
 _UNREADABLE = ("", "")
 _BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _GLM_NAME = re.compile(r"\s*([\w.:/-]+)\s*(.*)", re.DOTALL)
-_GLM_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_GLM_ARGUMENT = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 _MISTRAL, _PYTHON = "[TOOL_CALLS]", "<|python_tag|>"
 _MISTRAL_CALL = re.compile(r"([\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\](.*)", re.DOTALL)
 
@@ -112,12 +112,12 @@ def read_calls(name: ToolFormat, text: str, tools: Tools) -> tuple[str, list[tup
 
 def _tagged_call(name: str, text: str, argument: re.Pattern[str], tools: Tools) -> tuple[str, str]:
     """Return a call whose arguments stand between tags; there must be nothing else."""
-    if argument.sub("", text).strip():
+    types, arguments, place = parameter_types(tools, name), dict[str, object](), 0
+    while match := argument.match(text, place):
+        key = match[1].strip()
+        arguments[key], place = typed_value(match[2], types.get(key)), match.end()
+    if text[place:].strip():
         return _UNREADABLE
-    types = parameter_types(tools, name)
-    arguments = {
-        key.strip(): typed_value(value, types.get(key.strip())) for key, value in argument.findall(text)
-    }
     return name, json.dumps(arguments, ensure_ascii=False)
 
 

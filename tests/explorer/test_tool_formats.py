@@ -185,6 +185,16 @@ def test_a_call_that_was_cut_or_has_anything_else_in_it_is_text(tool_format, cal
             assert broken == call or read_calls(tool_format, broken, [PLAIN])[1] == []
 
 
+@pytest.mark.parametrize(
+    "repeated", ["<parameter=a>", "<arg_key>", "<tool_call>", "[TOOL_CALLS]a[ARGS]", "</function>"]
+)
+def test_an_answer_that_repeats_a_tag_without_end_is_read_at_once(repeated):
+    """200,000 characters; a reader that looks for the end from each tag would take minutes."""
+    text = "<tool_call><function=f>" + repeated * (200_000 // len(repeated)) + "</function></tool_call>"
+    for tool_format in ("hermes", "qwen3_coder", "glm45", "mistral", "llama3"):
+        assert read_calls(tool_format, text, [PLAIN])[1] == []
+
+
 def test_values_without_quotes_have_the_type_that_the_tool_declares():
     """By hand; what the declared types do not allow stays text where text is allowed."""
     for text, types, value in (
