@@ -72,7 +72,7 @@ def _llama3(text: str, _tools: Tools) -> Calls:
 
 
 @dataclass(frozen=True, slots=True)
-class _Format:
+class _CallFormat:
     """A format.
 
     Args:
@@ -84,12 +84,12 @@ class _Format:
     read: Callable[[str, Tools], Calls]
 
 
-_FORMATS: Mapping[ToolFormat, _Format] = {
-    "hermes": _Format("<tool_call>", _hermes),
-    "qwen3_coder": _Format("<tool_call>", _qwen3_coder),
-    "glm45": _Format("<tool_call>", _glm45),
-    "mistral": _Format(_MISTRAL, _mistral),
-    "llama3": _Format("", _llama3),
+_FORMATS: Mapping[ToolFormat, _CallFormat] = {
+    "hermes": _CallFormat("<tool_call>", _hermes),
+    "qwen3_coder": _CallFormat("<tool_call>", _qwen3_coder),
+    "glm45": _CallFormat("<tool_call>", _glm45),
+    "mistral": _CallFormat(_MISTRAL, _mistral),
+    "llama3": _CallFormat("", _llama3),
 }
 
 

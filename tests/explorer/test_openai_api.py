@@ -43,7 +43,6 @@ def served(tmp_path):
         yield bed, driver, http.url
 
 
-@pytest.mark.fault("a wrong API key looks like a wrong address")
 def test_a_missing_or_wrong_key_is_an_authentication_error_and_models_are_known(served, connect):
     _, driver, url = served
     session = driver.session("g", 0)

@@ -29,7 +29,6 @@ CLIENTS = [
 ]
 
 
-@pytest.mark.fault("a framework's default requests are refused")
 @pytest.mark.parametrize(("client", "python"), CLIENTS)
 def test_a_client_plays_a_tool_and_is_recorded_token_by_token(tmp_path, client, python):
     """Each of its rollouts is a call of a tool, and an answer that continues the recorded tokens of the call."""

@@ -110,7 +110,6 @@ def _cases():
         )
 
 
-@pytest.mark.fault("calls of tools are text because they are read in another model's format")
 @pytest.mark.parametrize(("template", "tool_format", "end"), list(_cases()))
 def test_what_a_template_writes_for_calls_is_read_back_value_by_value(template, tool_format, end):
     tokens = TransformersTokens(template_tokenizer(template, [end]))
@@ -215,7 +214,6 @@ def test_values_without_quotes_have_the_type_that_the_tool_declares():
         assert typed_value(text, None if types is None else frozenset(types)) == value, (text, types)
 
 
-@pytest.mark.fault("an agent's calls become text without a word because nothing reads them")
 def test_a_start_that_finds_no_reader_for_a_template_with_tools_is_refused(tmp_path, capsys):
     template = TEMPLATE.replace(
         "<tool_call>{{ call.function | tojson }}</tool_call>", "CALL {{ call.function.name }}"

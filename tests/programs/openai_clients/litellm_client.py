@@ -25,12 +25,18 @@ def chat(stream):
     raise AssertionError("the model goes on calling tools")
 
 
-def respond():
+def respond(stream):
     items = [{"role": "user", "content": QUESTION}]
     for _ in range(2):
         answer = litellm.responses(
-            model="openai/policy", input=items, tools=[{"type": "function", "strict": True, **ADD}], **WHERE
+            model="openai/policy",
+            input=items,
+            tools=[{"type": "function", "strict": True, **ADD}],
+            stream=stream,
+            **WHERE,
         )
+        if stream:
+            answer = next(event.response for event in answer if event.type == "response.completed")
         calls = [item for item in answer.output if item.type == "function_call"]
         if not calls:
             return answer.output[-1].content[0].text
@@ -42,4 +48,4 @@ def respond():
     raise AssertionError("the model goes on calling tools")
 
 
-report({"chat": chat(stream=False), "chat streamed": chat(stream=True), "responses": respond()})
+report({f"{play.__name__} {stream}": play(stream) for play in (chat, respond) for stream in (False, True)})
