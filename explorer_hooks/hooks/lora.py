@@ -11,7 +11,7 @@ from typing import Any
 
 from explorer_hooks.hook import ProbeAnswer
 from explorer_hooks.hooks.adapter_server import AdapterServerHook
-from explorer_hooks.hooks.probing import CompletionsProbe, each_replica
+from explorer_hooks.hooks.probing import AdapterCompletionsProbe, each_replica
 from explorer_hooks.http_client import HttpClient
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 from syncd.transports.base import WeightDirectory, WeightTensors
@@ -43,7 +43,7 @@ class LoraHook(AdapterServerHook):
         """Ask each replica under the adapter's name; vLLM's cache keeps names apart, so it needs no check."""
         name = self.adapter_name(target) if isinstance(target, WeightDirectory) else None
         servers = each_replica(self._server, replicas_in(_metrics(self._server)))
-        first, *others = [ProbeAnswer(CompletionsProbe(one, name).log_probs(tokens)) for one in servers]
+        first, *others = [ProbeAnswer(AdapterCompletionsProbe(one, name).log_probs(tokens)) for one in servers]
         return first._replace(others=tuple(others))
 
     def _require_loadable(self, target: WeightDirectory, config: Mapping[str, Any]) -> None:

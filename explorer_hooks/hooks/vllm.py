@@ -10,7 +10,12 @@ from explorer_hooks.hook import Checksums, Running
 from explorer_hooks.hooks.answers import positive
 from explorer_hooks.hooks.checksums import vllm_checksums
 from explorer_hooks.hooks.http_engine import HttpEngineHook
-from explorer_hooks.hooks.probing import CompletionsProbe, dtype_word, each_replica
+from explorer_hooks.hooks.probing import (
+    AdapterCompletionsProbe,
+    CompletionsProbe,
+    dtype_word,
+    each_replica,
+)
 from explorer_hooks.hooks.settings import HookSettings
 from explorer_hooks.http_client import HttpClient
 from syncd.errors import EngineUnreachableError, LoadFailedError, SyncdError
@@ -72,7 +77,8 @@ class VllmHook(HttpEngineHook):
         if self._block_size is None:
             self._block_size = positive(self._config("cache_config").get("block_size"), 0)
         servers = each_replica(self._server, _replicas(self._config("parallel_config")))
-        return [CompletionsProbe(server, block_size=self._block_size) for server in servers]
+        kind = AdapterCompletionsProbe if self._config("lora_config") else CompletionsProbe
+        return [kind(server, block_size=self._block_size) for server in servers]
 
     def _config(self, part: str) -> Mapping[str, Any]:
         """Return a part of the engine's configuration, empty if it does not tell."""

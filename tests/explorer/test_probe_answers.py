@@ -46,7 +46,7 @@ def spoilt(bed, path, spoil, *, probe=True):
 
     def answered(query, body):
         answer = route(query, body)
-        is_probe = "prompt_logprobs" in body or "logprob_start_len" in body
+        is_probe = not body.keys().isdisjoint({"prompt_logprobs", "logprob_start_len", "logprob_token_ids"})
         if is_probe is not probe:
             return answer
         changed = spoil(answer)
@@ -107,6 +107,37 @@ def test_a_malformed_answer_of_vllm_is_a_failed_load(vllm, case):
     told = refused(vllm.open())
     assert message in told
     assert COMPLETIONS in told
+
+
+def following(answer):
+    return answer["choices"][0]["logprobs"]["top_logprobs"][0]
+
+
+FOLLOWING = {
+    "a choice is missing": (lambda a: a["choices"].pop(), "4 entries instead of 5"),
+    "no log-probs": (lambda a: a["choices"][0].update(logprobs=None), "logprobs is None"),
+    "an older vLLM, which ignores what it does not know": (lambda a: following(a).clear(), "no token_id:1 in"),
+    "infinite": (lambda a: following(a).update({"token_id:1": float("-inf")}), "-inf is no log-prob"),
+}
+
+
+@pytest.mark.parametrize("case", FOLLOWING)
+def test_a_malformed_answer_of_vllm_with_adapters_is_a_failed_load(tmp_path, case):
+    spoil, message = FOLLOWING[case]
+    with LoraBed(tmp_path) as bed:
+        spoilt(bed, COMPLETIONS, spoil)
+        assert message in refused(bed.open())
+
+
+@pytest.mark.fault("vLLM ends at a request for the log-probs of a prompt if it serves adapters of a head")
+def test_a_vllm_that_serves_adapters_is_not_asked_for_the_log_probs_of_a_prompt(vllm):
+    vllm.engine.serves_adapters = True
+    hook, target = vllm.open(), vllm.target((1, 10))
+    load(hook, target)
+    answer = hook.probe(target, ROWS)
+    assert answer.logprobs == tuple(tuple(fake_answers.log_probs(vllm.engine.weights, row)) for row in ROWS)
+    assert answer.fresh == answer.cached
+    assert hook.current_version().label == target.label
 
 
 VLLM_NEXT = {

@@ -158,6 +158,15 @@ def expected(model, tokens, answered):
     return [float(logits[at - 1, tokens[at]]) for at in range(first, len(tokens))]
 
 
+def following(model, tokens, wanted):
+    """Return the log-prob of each wanted token after some tokens by transformers."""
+    import torch
+
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens])).logits[0, -1].log_softmax(-1)
+    return [float(logits[token]) for token in wanted]
+
+
 def likeliest(model, tokens):
     """Return the likeliest token after some tokens by transformers, and its log-prob."""
     import torch
