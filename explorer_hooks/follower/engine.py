@@ -7,7 +7,7 @@ from explorer_hooks.follower.proof import UnprovenError
 from explorer_hooks.follower.prover import Prover, UnprovenLoads
 from explorer_hooks.follower.versions import KnownVersions
 from explorer_hooks.hook import ChangesHook, Hook, Running, UntouchedError
-from syncd.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, SyncdError
+from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, SyncdError
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import EngineState, Proof
 from syncd.transports.base import WeightDirectory, WeightTensors
@@ -150,6 +150,7 @@ class Engine:
 
         Raises:
             LoadFailedError: It could not be loaded or proven; the engine runs what it ran before, or went away.
+            ConfigError: It refuses the token, or was started otherwise than its hook needs; the same.
             EngineDeadError: It cannot be restored.
         """
         try:
@@ -330,8 +331,8 @@ def _require_confirmed(directory: WeightDirectory, running: Running) -> None:
         raise LoadFailedError(f"the engine was given {directory.label} and takes no work")
 
 
-def _load_failure(what: str, error: Exception) -> LoadFailedError:
-    if isinstance(error, LoadFailedError):
+def _load_failure(what: str, error: Exception) -> LoadFailedError | ConfigError:
+    if isinstance(error, LoadFailedError | ConfigError):
         return error
     if isinstance(error, EngineUnreachableError):
         return LoadFailedError(f"the engine went away during {what}: {error}", hint=error.hint)

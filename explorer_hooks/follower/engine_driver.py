@@ -12,6 +12,7 @@ from explorer_hooks.follower.prover import Prover
 from explorer_hooks.follower.reporter import Reporter
 from explorer_hooks.follower.versions import FailedVersions, Fetcher, KnownVersions
 from syncd.errors import (
+    ConfigError,
     EngineDeadError,
     EngineUnreachableError,
     LoadFailedError,
@@ -21,7 +22,7 @@ from syncd.errors import (
     UsageError,
 )
 from syncd.protocol.disk import Clock
-from syncd.protocol.engine_state import EngineState, GivenUp
+from syncd.protocol.engine_state import EngineState, GivenUp, Proof
 from syncd.protocol.version import Pair, Version, label_of
 from syncd.transports.base import WeightTensors
 from syncd.transports.filesystem.directory import HeldDirectory, LoadTimings
@@ -97,6 +98,7 @@ class EngineDriver:
 
         Raises:
             EngineDeadError: The engine can neither load it nor be restored.
+            ConfigError: The engine was started otherwise than its hook needs, or refuses the token.
             UsageError: This process may not act for its explorer any more.
         """
         timings = LoadTimings(self._clock)
@@ -107,7 +109,7 @@ class EngineDriver:
         self._reporter.publish(EngineState.LOADING, label_of(pair), now=False)
         try:
             held = self._fetch_and_load(wanted, timings)
-        except UsageError:
+        except (UsageError, ConfigError):
             raise
         except (SyncdError, OSError) as error:
             return self._report_failure(pair, error)
@@ -217,7 +219,8 @@ class EngineDriver:
         self._engine.keep(held)
         self._fetcher.sweep()
         version, is_proven = label_of(held.pair), self._engine.is_proven
-        figures = self._figures() if is_proven else {}
+        proof = self._prover.last if is_proven else None
+        figures = _figures(proof) if proof else {}
         self._reporter.event(
             "info",
             "version_applied",
@@ -227,8 +230,7 @@ class EngineDriver:
             **figures,
             **timings,
         )
-        proof = self._prover.last
-        if is_proven and proof and has_grown(proof):
+        if proof and has_grown(proof):
             self._reporter.event("warning", "proof_difference_grew", version=version, **figures)
         return TurnOutcome("applied", held.pair, timings=dict(timings))
 
@@ -258,8 +260,11 @@ class EngineDriver:
             return TurnOutcome("refused", pair, reason)
         again = self.failed.fail(pair)
         self._note_trouble(pair, reason, is_given_up=not again)
-        name = "proof_failed" if isinstance(error, UnprovenError) else "load_failed"
-        self._publish_event("warning", name, {**event, "again": again, **self._figures()})
+        event |= {"again": again, "hint": getattr(error, "hint", None)}
+        if isinstance(error, UnprovenError):
+            self._publish_event("warning", "proof_failed", {**event, **_figures(error.proof)})
+        else:
+            self._publish_event("warning", "load_failed", event)
         return TurnOutcome("failed", pair, reason)
 
     def _give_up(self, pair: Pair, reason: str, *, refused: bool = False) -> None:
@@ -279,11 +284,6 @@ class EngineDriver:
     def _publish_event(self, level: str, name: str, event: Mapping[str, Any]) -> None:
         self._publish()
         self._reporter.event(level, name, **event)
-
-    def _figures(self) -> dict[str, float]:
-        """Return the figures of the last proof for an event."""
-        proof = self._prover.last
-        return {} if proof is None else {"mean": proof.mean, "tolerance": proof.tolerance}
 
     def _accept_running(self) -> None:
         """Report what an engine runs that is polled for the first time or came back, and keep its files."""
@@ -311,6 +311,8 @@ class EngineDriver:
             return
         try:
             proof = self._prover.calibrate()
+        except ConfigError:
+            raise
         except SyncdError as error:
             self._reporter.event("warning", "calibration_failed", reason=str(error), hint=error.hint)
             self._is_calibrated = True
@@ -318,7 +320,7 @@ class EngineDriver:
         if proof is not None:
             self._is_calibrated = True
             name = "engine_calibrated" if proof.is_proven else "start_model_differs"
-            self._reporter.event("info" if proof.is_proven else "warning", name, **self._figures())
+            self._reporter.event("info" if proof.is_proven else "warning", name, **_figures(proof))
             self._test_reload()
 
     def _test_reload(self) -> None:
@@ -333,8 +335,13 @@ class EngineDriver:
             self._reporter.event("error", "reload_test_failed", reason=str(error), hint=error.hint)
         else:
             if proof is not None:
-                self._reporter.event("info", "reload_tested", **self._figures())
+                self._reporter.event("info", "reload_tested", **_figures(proof))
 
     def _pair_of(self, step: int) -> Pair:
         newest = self._versions.newest
         return (newest.generation if newest else 0), step
+
+
+def _figures(proof: Proof) -> dict[str, float]:
+    """Return the figures of a proof for an event."""
+    return {"mean": proof.mean, "tolerance": proof.tolerance}

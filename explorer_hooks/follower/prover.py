@@ -24,6 +24,11 @@ from syncd.protocol.probe import Probe
 from syncd.transports.base import WeightDirectory, WeightTensors
 
 
+FAILED = f"{DOCS}/proof.md#a-failed-proof"
+CANNOT_RELOAD = f"reload=restart starts it on each version: {DOCS}/proof.md#an-engine-that-cannot-reload"
+"""The hints of a failed proof: whatever the cause, and if the engine has shown that it cannot reload."""
+
+
 class Prover:
     """Asks one engine for its answers to probes, and keeps what calibration has measured.
 
@@ -40,6 +45,7 @@ class Prover:
         self.last: Proof | None = None
         self._earlier = EarlierProbes()
         self._answers: Sequence[ProbeAnswer] = ()
+        self._hint = FAILED
 
     @property
     def is_held(self) -> bool:
@@ -59,7 +65,7 @@ class Prover:
         baseline = self._baseline() if hook else None
         if hook is None or baseline is None:
             return None
-        self.calibrated = None
+        self.calibrated, self._hint = None, FAILED
         proof, _ = self._ask(hook, START, None, baseline)
         self._earlier = EarlierProbes()
         if proof.is_proven:
@@ -84,10 +90,9 @@ class Prover:
             return None
         proof, reason = self._ask(hook, START, None, baseline)
         if reason:
-            raise UnprovenError(
-                f"this engine cannot reload this model: after reading its own start weights again, {reason}",
-                hint=f"reload=restart starts it on each version: {DOCS}/proof.md#an-engine-that-cannot-reload",
-            )
+            self._hint = CANNOT_RELOAD
+            message = f"this engine cannot reload this model: after reading its own start weights again, {reason}"
+            raise UnprovenError(message, proof, hint=self._hint)
         return proof
 
     def can_prove(self, target: WeightDirectory | WeightTensors) -> bool:
@@ -123,11 +128,11 @@ class Prover:
         hook = self._answering()
         if target.probe is None or hook is None:
             return None
-        _, reason = self._ask(hook, target.label, target, target.probe)
+        proof, reason = self._ask(hook, target.label, target, target.probe)
         if not reason and isinstance(target, WeightDirectory):
             reason = self._ask_checksums(target)
         if reason:
-            raise UnprovenError(reason, hint=f"{DOCS}/proof.md#a-failed-proof")
+            raise UnprovenError(reason, proof, hint=self._hint)
         self._earlier.add(target.label, target.probe, self._answers)
         return self.last
 

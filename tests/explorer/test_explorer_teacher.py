@@ -131,7 +131,7 @@ def test_a_key_that_the_server_refuses_ends_the_run(server, tokens):
     prompts, made = groups(6, 2)
     teacher = Teacher(section(server), tokens)
     server.token = "other"
-    with pytest.raises(ConfigError, match="refuses the token"):
+    with pytest.raises(ConfigError, match="answers POST .* with 401"):
         list(TaughtGenerator(Made(made), teacher, lambda: False).generate(asks(prompts)))
 
 

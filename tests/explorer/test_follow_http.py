@@ -5,8 +5,13 @@ import os
 import pytest
 from support.engine_beds import SglangBed, VllmBed
 from support.fake_engines import START, fingerprint, fingerprint_of
+from support.fake_servers import Answer
 from support.followers import Scene
 from support.hook_contract import bounded
+
+from explorer_hooks.hook import HookOptions
+from syncd.errors import ConfigError
+from syncd.protocol.probe import Probe, write_base_probe
 
 
 @pytest.fixture
@@ -91,3 +96,28 @@ def test_a_restarted_engine_is_not_ready_until_it_runs_the_newest_version(scene,
     assert follower.applied == (1, 2)
     assert runs(bed, scene, 2)
     assert ready.exists()
+
+
+@pytest.mark.fault("an engine was given an API key, and its follower was not")
+@pytest.mark.parametrize("baseline", [True, False])
+def test_a_missing_key_is_an_error_of_configuration_with_the_option_that_gives_it(scene, bed, baseline):
+    """vLLM's key guards `/v1` alone, SGLang's admin key all but what says which weights run."""
+    open_to_all = ("/health", "/is_paused", "/weight_info", "/version", "/server_info", "/model_info", "/ready")
+    route, bed.engine.token = bed.engine.routed, None
+
+    def guarded(method, target, body):
+        is_open = target.partition("?")[0] in open_to_all
+        if not is_open and bed.engine.request.headers.get("Authorization") != f"Bearer {bed.token}":
+            raise Answer(401, {"error": "Unauthorized"})
+        return route(method, target, body)
+
+    bed.engine.routed = guarded
+    options = HookOptions(bed.engine.address, timeout=bed.patience)
+    if baseline:
+        write_base_probe(scene.job, Probe(((5, 6),), ((-1.0,),), "float32", "float32"), "/start")
+    scene.publish(1, salt=1)
+    with pytest.raises(ConfigError, match="asks for a key") as error:
+        scene.follow(hook=bed.hook_type.from_options(options)).turn(10)
+    assert "--token-env" in error.value.hint
+    assert bed.said(None) == fingerprint(START)
+    assert not bed.is_paused()

@@ -138,6 +138,25 @@ def stay(scene, step, on):
         scene.engine.weights = read(scene, on)
 
 
+@pytest.mark.fault("an engine answers as other weights")
+@pytest.mark.parametrize("reloads", [True, False])
+def test_a_failed_proof_is_reported_with_its_own_figures_and_what_to_do(scene, reloads):
+    if not reloads:
+        write_base_probe(scene.job, probe_of(START), "/models/base")
+        scene.hook.reloads_start = True
+        scene.engine.doing["reload_start"] = lambda: setattr(scene.engine, "answers_as", "permuted experts")
+    follower = scene.follow(retries=0)
+    scene.engine.answers_as = None
+    publish(scene, 1)
+    proven(scene, follower, 1)
+    publish(scene, 2)
+    scene.engine.doing["commit"] = lambda: stay(scene, 2, 1)
+    assert follower.turn(timeout=LONG).kind == "failed"
+    event = dict(scene.told)["proof_failed"]
+    assert event["mean"] > event["tolerance"] > report(scene).proof.mean == 0.0
+    assert ("reload=restart" in event["hint"]) is not reloads
+
+
 def test_an_engine_that_cannot_be_brought_back_is_wrong_and_gets_no_work(scene):
     follower = scene.follow(retries=0)
     publish(scene, 1)
