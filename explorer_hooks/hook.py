@@ -6,6 +6,7 @@ A follower loads one version by these calls, in this order, in one thread:
     load(target)         the engine stops taking work if it must, and reads the weights
     commit(target)       caches are reset, the engine gets the version's label, it works again
     current_version()    returns what the engine itself says that it runs
+    settle(target)       what was kept to go back from the version is given up
 
 A `ProbingHook` is also asked `probe(target, tokens)`: before `commit` if its `probes` is "held", after it if that is
 "serving".
@@ -181,6 +182,12 @@ class Hook(ABC):
         Raises:
             EngineDeadError: The engine cannot be restored.
             EngineUnreachableError: The engine does not answer.
+        """
+
+    def settle(self, target: WeightDirectory) -> None:  # noqa: B027 - most hooks keep nothing
+        """Give up what only going back from a version would need; called once the engine has confirmed or proven it.
+
+        Nothing here may fail the version: what cannot be given up now is given up after the next one.
         """
 
     def close(self) -> None:

@@ -1,5 +1,6 @@
 """One engine behind its hook: what it runs, loading a version into it, and restoring it if that fails."""
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -174,6 +175,8 @@ class Engine:
         self.unproven.end(is_proven=True)
         self._update(running)
         self.is_proven = proven
+        with contextlib.suppress(SyncdError):
+            self._hook.settle(directory)
 
     def fill_seconds(self) -> float | None:
         """Return what it took to put the last version into memory of this process; None for other engines."""

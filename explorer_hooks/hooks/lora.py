@@ -11,6 +11,7 @@ from typing import Any
 
 from explorer_hooks.hook import ProbeAnswer
 from explorer_hooks.hooks.adapter_server import AdapterServerHook
+from explorer_hooks.hooks.adapter_shapes import layers_of, require_shapes
 from explorer_hooks.hooks.probing import AdapterCompletionsProbe, each_replica
 from explorer_hooks.http_client import HttpClient
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
@@ -47,7 +48,7 @@ class LoraHook(AdapterServerHook):
         return first._replace(others=tuple(others))
 
     def _require_loadable(self, target: WeightDirectory, config: Mapping[str, Any]) -> None:
-        del target, config  # vLLM itself compares them with the model
+        require_shapes(target, config, layers_of(target), self._start_model())
         # A request that names no adapter: a server that can load adapters refuses it, others do not know the path.
         self._server.post_any(_LOAD, {"lora_name": "", "lora_path": ""})
 
