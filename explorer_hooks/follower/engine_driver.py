@@ -329,6 +329,8 @@ class EngineDriver:
             return
         try:
             proof = self._engine.test_reload()
+        except ConfigError:
+            raise
         except EngineUnreachableError as error:
             self._engine.lose(error)
         except SyncdError as error:

@@ -73,6 +73,9 @@ class VllmHook(HttpEngineHook):
         """Return the checksums that vLLM's development endpoint gives; none of parameters that its kernels packed."""
         return vllm_checksums(self._server)
 
+    def _cannot_reload(self) -> str:
+        return "--enable-eplb" if self._config("parallel_config").get("enable_eplb") else ""
+
     def _server_probes(self) -> Sequence[CompletionsProbe]:
         if self._block_size is None:
             self._block_size = positive(self._config("cache_config").get("block_size"), 0)

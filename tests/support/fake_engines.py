@@ -169,10 +169,11 @@ class FakeVllm(FakeEngine):
 
     Attributes:
         serves_adapters: Whether it was started with `--enable-lora`.
+        moves_experts: Whether it was started with `--enable-eplb`.
     """
 
     version = "0.32.0"
-    serves_adapters = False
+    serves_adapters = moves_experts = False
     dev_mode = True
     blocked_cache = False
 
@@ -197,7 +198,7 @@ class FakeVllm(FakeEngine):
         parts = {
             "model_config": {"dtype": "torch.float32", "quantization": None},
             "cache_config": {"block_size": 16},
-            "parallel_config": {"data_parallel_size": self.replicas},
+            "parallel_config": {"data_parallel_size": self.replicas, "enable_eplb": self.moves_experts},
             "lora_config": {"max_loras": 4} if self.serves_adapters else None,
         }
         return {"vllm_config": parts}
