@@ -242,6 +242,17 @@ class ProbingHook(Hook):
         """
         return None
 
+    def rounding(self) -> str:
+        """Return the flags by which the engine rounds weights, keys or values further than its dtype does.
+
+        Empty if it has none, or does not say. Its answers then differ from the trainer's by an amount that nobody
+        knows beforehand.
+
+        Raises:
+            EngineUnreachableError: It does not answer.
+        """
+        return ""
+
 
 class ChangesHook(Hook):
     """A hook that also takes versions that are stored as changes, and puts them into memory of this process.

@@ -7,6 +7,7 @@ from explorer_hooks.follower.checksums import ParameterCheck
 from explorer_hooks.follower.proof import (
     START,
     EarlierProbes,
+    RoundingError,
     UnprovenError,
     answers_like,
     compare,
@@ -26,7 +27,8 @@ from syncd.transports.base import WeightDirectory, WeightTensors
 
 FAILED = f"{DOCS}/proof.md#a-failed-proof"
 CANNOT_RELOAD = f"reload=restart starts it on each version: {DOCS}/proof.md#an-engine-that-cannot-reload"
-"""The hints of a failed proof: whatever the cause, and if the engine has shown that it cannot reload."""
+ROUNDING = "start the engine without {}, or --hook-option probe=false: its versions are loaded then, not proven"
+"""The hints of a failed proof: whatever the cause, if the engine cannot reload, if it rounds too much for a proof."""
 
 
 class Prover:
@@ -58,6 +60,7 @@ class Prover:
         If the difference is above the tolerance of the table, the engine was started with another model.
 
         Raises:
+            RoundingError: It is, and may be that of what the engine rounds.
             LoadFailedError: It gave no usable answer.
             EngineUnreachableError: It does not answer.
         """
@@ -71,6 +74,13 @@ class Prover:
         if proof.is_proven:
             self.calibrated = proof.mean
             self._earlier.add(START, baseline, self._answers)
+        elif flags := hook.rounding():
+            self._hint = ROUNDING.format(flags)
+            raise RoundingError(
+                f"with {flags} the engine is {proof.mean:.3g} nats from the trainer, where {proof.tolerance:.3g} are "
+                "tolerated: whether it runs the job's start model is not known",
+                hint=self._hint,
+            )
         return proof
 
     def test_reload(self) -> Proof | None:

@@ -38,6 +38,7 @@ _DTYPES = {
     "bfloat16": "bfloat16",
     "float16": "float16",
     "half": "float16",
+    "bf16": "bfloat16",
 }
 _MOST_IDS = 128
 """The most tokens whose log-probs vLLM gives at one position."""
@@ -250,6 +251,20 @@ def each_replica(server: HttpClient, replicas: int) -> list[HttpClient]:
 def dtype_word(found: object) -> str | None:
     """Return the dtype that an engine names, by its name in torch; None if it is none."""
     return _DTYPES.get(str(found).removeprefix("torch."))
+
+
+def rounding_flags(dtype: object, quantization: object, cache: object) -> str:
+    """Return the flags by which an engine rounds further than its dtype does, empty if there are none.
+
+    Args:
+        dtype: The dtype of its model as it names it.
+        quantization: How its weights are quantised, None if they are not.
+        cache: The dtype of its keys and values as it names it; None, or `auto`: that of the model.
+    """
+    flags = [f"--quantization {quantization}"] if quantization else []
+    if cache not in (None, "auto") and dtype_word(cache) != dtype_word(dtype):
+        flags.append(f"--kv-cache-dtype {cache}")
+    return " ".join(flags)
 
 
 def require_known_tokens(tokens: Rows, vocabulary: int | None) -> None:

@@ -211,6 +211,10 @@ class RestartingHook(ProbingHook):
         """Ask the server."""
         return self._inner.dtype()
 
+    def rounding(self) -> str:
+        """Ask the server."""
+        return self._inner.rounding()
+
     def current_version(self) -> Running:
         """Return what the server runs; start one if there is none. Any thread may call this."""
         if self._busy:

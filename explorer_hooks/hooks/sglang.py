@@ -10,7 +10,7 @@ from explorer_hooks.hook import Checksums, Running, UntouchedError
 from explorer_hooks.hooks.answers import positive
 from explorer_hooks.hooks.checksums import sglang_checksums
 from explorer_hooks.hooks.http_engine import HttpEngineHook
-from explorer_hooks.hooks.probing import GenerateProbe, dtype_word
+from explorer_hooks.hooks.probing import GenerateProbe, dtype_word, rounding_flags
 from explorer_hooks.hooks.settings import HookSettings
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 
@@ -57,9 +57,13 @@ class SGLangHook(HttpEngineHook):
         return self._running(label, paused=self._is_paused())
 
     def dtype(self) -> str | None:
-        """Return the dtype that the engine was started with; None for `auto`, or if it is quantised."""
+        """Return the dtype that the engine was started with; None for `auto`, or if it computes in another one too."""
+        return None if self.rounding() else dtype_word(self._server.get_json("/server_info").get("dtype"))
+
+    def rounding(self) -> str:
+        """Return the flags that quantise the model, or its keys and values."""
         info = self._server.get_json("/server_info")
-        return None if info.get("quantization") else dtype_word(info.get("dtype"))
+        return rounding_flags(info.get("dtype"), info.get("quantization"), info.get("kv_cache_dtype"))
 
     def checksums(self) -> Checksums | None:
         """Return the checksums that SGLang gives of parameters and buffers."""

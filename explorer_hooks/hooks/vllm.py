@@ -15,6 +15,7 @@ from explorer_hooks.hooks.probing import (
     CompletionsProbe,
     dtype_word,
     each_replica,
+    rounding_flags,
 )
 from explorer_hooks.hooks.settings import HookSettings
 from explorer_hooks.http_client import HttpClient
@@ -65,9 +66,13 @@ class VllmHook(HttpEngineHook):
         return self._running(label, paused=paused)
 
     def dtype(self) -> str | None:
-        """Return the dtype of the model; None if it is quantised, so that it computes in another one too."""
-        model = self._config("model_config")
-        return None if model.get("quantization") else dtype_word(model.get("dtype"))
+        """Return the dtype of the model; None if the engine computes in another one too."""
+        return None if self.rounding() else dtype_word(self._config("model_config").get("dtype"))
+
+    def rounding(self) -> str:
+        """Return the flags that quantise the model, or its keys and values."""
+        model, cache = self._config("model_config"), self._config("cache_config")
+        return rounding_flags(model.get("dtype"), model.get("quantization"), cache.get("cache_dtype"))
 
     def checksums(self) -> Checksums | None:
         """Return the checksums that vLLM's development endpoint gives; none of parameters that its kernels packed."""

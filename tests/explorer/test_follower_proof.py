@@ -345,6 +345,20 @@ def test_an_engine_on_another_model_is_named_and_not_calibrated(scene):
     assert report(scene).proof.calibrated is None
 
 
+def test_an_engine_that_rounds_further_than_its_dtype_is_not_called_one_on_another_model(scene):
+    write_base_probe(scene.job, probe_of("what rounding makes of it"), "/models/base")
+    scene.hook.rounds = "--kv-cache-dtype fp8"
+    follower = scene.follow(retries=0)
+    assert "start_model_differs" not in scene.names()
+    event = dict(scene.told)["calibration_failed"]
+    assert "--kv-cache-dtype fp8" in event["reason"]
+    assert "probe=false" in event["hint"]
+    publish(scene, 1)
+    scene.engine.answers_as = START
+    assert follower.turn(timeout=LONG).kind == "failed"
+    assert "--kv-cache-dtype fp8" in dict(scene.told)["proof_failed"]["hint"]
+
+
 def test_a_baseline_that_appears_later_calibrates_before_the_first_load(scene):
     follower = scene.follow()
     write_base_probe(scene.job, probe_of(START), "/models/base")

@@ -241,6 +241,28 @@ def test_a_quantised_engine_does_not_say_its_dtype(vllm, sglang):
     assert sglang.open().dtype() == "float16"
 
 
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "cache", "flags"),
+    [
+        ("bfloat16", None, "auto", ""),
+        ("bfloat16", None, "bfloat16", ""),
+        ("bfloat16", None, None, ""),
+        ("bfloat16", None, "fp8", "--kv-cache-dtype fp8"),
+        ("float32", None, "bfloat16", "--kv-cache-dtype bfloat16"),
+        ("half", "fp8", "fp8_e5m2", "--quantization fp8 --kv-cache-dtype fp8_e5m2"),
+    ],
+)
+def test_flags_by_which_an_engine_rounds_are_known(vllm, sglang, dtype, quantization, cache, flags):
+    model = {"dtype": f"torch.{dtype}", "quantization": quantization}
+    parts = {"model_config": model, "cache_config": {"cache_dtype": cache}}
+    vllm.engine.replies["/server_info"] = lambda: {"vllm_config": parts}
+    info = {"dtype": dtype, "quantization": quantization, "kv_cache_dtype": cache}
+    sglang.engine.replies["/server_info"] = lambda: info
+    for hook in (vllm.open(), sglang.open()):
+        assert hook.rounding() == flags
+        assert (hook.dtype() is None) is bool(flags)
+
+
 def test_a_slow_description_of_the_engine_is_awaited_as_a_load_is(tmp_path):
     """Real vLLM starts other programs for its first answer; a question may take less time than that."""
     with VllmBed(tmp_path, ask_timeout="0.3") as bed:
