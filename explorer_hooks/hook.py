@@ -184,7 +184,7 @@ class Hook(ABC):
             EngineUnreachableError: The engine does not answer.
         """
 
-    def settle(self, target: WeightDirectory) -> None:  # noqa: B027 - most hooks keep nothing
+    def settle(self, target: WeightDirectory) -> None:
         """Give up what only going back from a version would need; called once the engine has confirmed or proven it.
 
         Nothing here may fail the version: what cannot be given up now is given up after the next one.
@@ -241,6 +241,23 @@ class ProbingHook(Hook):
             EngineUnreachableError: It does not answer.
         """
         return None
+
+    def has_ended(self) -> bool | None:
+        """Return whether the engine's process has ended, None if this host cannot see that; it never raises."""
+        return None
+
+    def engine_kind(self) -> str:
+        """Return the engine's product and release, and those of its flags that it tells of.
+
+        Raises:
+            EngineUnreachableError: It does not answer.
+        """
+        return self.name
+
+    def adapter_kind(self, target: WeightDirectory | WeightTensors | None) -> str:
+        """Return what kind of adapter a version is, empty for whole weights."""
+        del target
+        return ""
 
     def rounding(self) -> str:
         """Return the flags by which the engine rounds weights, keys or values further than its dtype does.

@@ -28,7 +28,7 @@ _SECRET_PARTS = re.compile(r"(?<=//)[^/]*@|[?#].*", re.DOTALL)
 _REDIRECT, _BAD = 300, 400
 _UNAUTHORISED = frozenset({401, 403})
 _MISSING = 404
-_TOKEN_HINT = "--token-env NAME, in a job's file token_env: the environment variable that has the server's key"
+_KEY_HINT = "--token-env NAME, in a job's file token_env: the environment variable with the server's key"
 _MESSAGES = ("message", "detail", "error", "error_message", "object")
 
 
@@ -228,7 +228,7 @@ class HttpClient:
         where = f"{self.address} answers {reply.request} with {reply.status}"
         if reply.status in _UNAUTHORISED:
             why = "it refuses the token" if self._token else "it asks for a key, and none was given"
-            raise ConfigError(f"{where}: {why}", hint=_TOKEN_HINT)
+            raise ConfigError(f"{where}: {why}", hint=_KEY_HINT)
         if _REDIRECT <= reply.status < _BAD:
             raise ConfigError(
                 f"{where}: a redirect to {self._plain(reply.location or 'nowhere')}",

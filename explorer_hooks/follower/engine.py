@@ -259,9 +259,9 @@ class Engine:
 
     def prove_running(self, weights: WeightDirectory | WeightTensors) -> None:
         """Have it prove a version that it says it runs; if it cannot, it is wrong until another version is loaded."""
-        if self._prover.can_prove(weights):
-            self.unproven.begin(weights.label)
         try:
+            if self._prover.can_prove(weights):
+                self.unproven.begin(weights.label)
             self.is_proven = self._prover.prove(weights) is not None
             self.unproven.end(is_proven=True)
         except EngineUnreachableError as error:

@@ -289,6 +289,7 @@ class EngineDriver:
         """Report what an engine runs that is polled for the first time or came back, and keep its files."""
         engine = self._engine
         self._is_calibrated = False
+        self._prover.forget_engine()
         self._calibrate()
         level = "info" if engine.is_known else "warning"
         fields = {"known": engine.is_known, "version": engine.label, "suspect": engine.is_suspect}

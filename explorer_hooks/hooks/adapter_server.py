@@ -21,7 +21,7 @@ from explorer_hooks.hooks.settings import HookSettings
 from explorer_hooks.hooks.start_check import StartModel, start_model_of
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 from syncd.protocol.version import Pair
-from syncd.transports.base import WeightDirectory
+from syncd.transports.base import WeightDirectory, WeightTensors
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LABEL = re.compile(r"(\d{1,16})\.(\d{1,16})(?:\.[0-9a-f]{16})?", re.ASCII)
@@ -88,6 +88,13 @@ class AdapterServerHook(ServerHook):
     @abstractmethod
     def _started_from(self) -> str:
         """Return the model that the server was started with as the server names it, empty if it does not."""
+
+    def adapter_kind(self, target: WeightDirectory | WeightTensors | None) -> str:
+        """Return rank and layers of an adapter."""
+        if not isinstance(target, WeightDirectory):
+            return "no adapter"
+        config = require_adapter(target)
+        return f"adapter of rank {config.get('r')} for {config.get('target_modules')}"
 
     def adapter_name(self, target: WeightDirectory) -> str:
         """Return the name under which requests use a version."""

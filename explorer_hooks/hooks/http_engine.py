@@ -67,7 +67,6 @@ class HttpEngineHook(RestartableHook, TensorHook):
     """The oldest release that the hook supports."""
     push: ClassVar[str]
     """What sends weights from this process's memory to the engine; loaded only then, because it needs torch."""
-    health_path: ClassVar[str]
     version_path: ClassVar[str]
 
     def __init__(self, options: HookOptions) -> None:
@@ -271,7 +270,9 @@ class HttpEngineHook(RestartableHook, TensorHook):
         """
         flag = "" if self.is_restarted else self._cannot_reload()
         if flag:
-            problem = f"{self.product} was started with {flag}, with which it reads new weights into wrong places"
+            problem = (
+                f"{self.product} was started with {flag}, with which it reads new weights into wrong places"
+            )
             hint = f"start it without {flag}, or use reload=restart: {DOCS}/engines-vllm-sglang.md#eplb"
             raise ConfigError(problem, path=self._server.address, hint=hint)
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from explorer_hooks.hook import ProbeAnswer
 from explorer_hooks.hooks.answers import listed, log_prob, member, typed
 from explorer_hooks.http_client import HttpClient
-from syncd.errors import ConfigError, LoadFailedError
+from syncd.errors import LoadFailedError
 
 Rows = Sequence[Sequence[int]]
 """Sequences of token ids."""
@@ -139,8 +139,8 @@ class AdapterCompletionsProbe(CompletionsProbe):
     """Asks a vLLM that was started with `--enable-lora`, for the model itself or for an adapter.
 
     Where its model's head can have an adapter (Llama, Mistral, Qwen3 and others), vLLM 0.32.0 ends at a request for
-    the log-probs of a prompt: it applies the head's adapter, which may be none, to one row for each request and gets one
-    for each token. So each token is asked for as the next one of the tokens before it.
+    the log-probs of a prompt: it applies the head's adapter, which may be none, to one row for each request, and gets
+    one for each token. So each token is asked for as the next one of the tokens before it.
     """
 
     def log_probs(self, rows: Rows) -> tuple[tuple[float, ...], ...]:

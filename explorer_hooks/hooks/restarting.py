@@ -211,6 +211,14 @@ class RestartingHook(ProbingHook):
         """Ask the server."""
         return self._inner.dtype()
 
+    def has_ended(self) -> bool | None:
+        """Return whether the server is not there any more."""
+        return not self._process.is_running or self._inner.has_ended()
+
+    def engine_kind(self) -> str:
+        """Ask the server."""
+        return self._inner.engine_kind()
+
     def rounding(self) -> str:
         """Ask the server."""
         return self._inner.rounding()

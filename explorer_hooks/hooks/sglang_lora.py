@@ -13,6 +13,7 @@ from explorer_hooks.hooks.adapter_layers import require_servable
 from explorer_hooks.hooks.adapter_server import AdapterServerHook
 from explorer_hooks.hooks.answers import positive
 from explorer_hooks.hooks.probing import GenerateProbe, require_known_tokens
+from explorer_hooks.hooks.sglang import release_and_flags
 from explorer_hooks.http_client import Reply
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 from syncd.transports.base import WeightDirectory, WeightTensors
@@ -42,6 +43,10 @@ class SGLangLoraHook(AdapterServerHook):
         start = self._start_model()
         require_known_tokens(tokens, start.vocabulary if start else None)
         return ProbeAnswer(GenerateProbe(self._server, adapter=name).log_probs(tokens))
+
+    def engine_kind(self) -> str:
+        """Return release and flags."""
+        return self._kind_of(self.product, *release_and_flags(self._server))
 
     def _require_loadable(self, target: WeightDirectory, config: Mapping[str, Any]) -> None:
         info = self._server.get_json("/server_info")

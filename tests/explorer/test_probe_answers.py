@@ -116,7 +116,10 @@ def following(answer):
 FOLLOWING = {
     "a choice is missing": (lambda a: a["choices"].pop(), "4 entries instead of 5"),
     "no log-probs": (lambda a: a["choices"][0].update(logprobs=None), "logprobs is None"),
-    "an older vLLM, which ignores what it does not know": (lambda a: following(a).clear(), "no token_id:1 in"),
+    "an older vLLM, which ignores what it does not know": (
+        lambda a: following(a).clear(),
+        "no token_id:1 in",
+    ),
     "infinite": (lambda a: following(a).update({"token_id:1": float("-inf")}), "-inf is no log-prob"),
 }
 
