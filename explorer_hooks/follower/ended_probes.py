@@ -58,7 +58,7 @@ class EndedProbes:
         """
         kind = self._kind(target)
         if kind not in self._ended:
-            self._ended[kind] = exists(self._job.disk, self._path(kind))
+            self._ended[kind] = self._is_recorded(kind)
             if self._ended[kind]:
                 self._report("warning", "probe_left_out", kind)
         return not self._ended[kind]
@@ -83,6 +83,12 @@ class EndedProbes:
         if self._engine is None:
             self._engine = self._hook.engine_kind()
         return f"{self._engine}, {self._hook.adapter_kind(target)}".rstrip(", ")
+
+    def _is_recorded(self, kind: str) -> bool:
+        try:
+            return exists(self._job.disk, self._path(kind))
+        except OSError:
+            return False  # the mount fails: what follows meets the same, and says so
 
     def _path(self, kind: str) -> str:
         return f"{self._job.ended_probes}/{hashlib.sha256(kind.encode()).hexdigest()[:32]}.json"

@@ -260,11 +260,11 @@ class EngineDriver:
             return TurnOutcome("refused", pair, reason)
         again = self.failed.fail(pair)
         self._note_trouble(pair, reason, is_given_up=not again)
-        event |= {"again": again, "hint": getattr(error, "hint", None)}
+        failure = {**event, "again": again, "hint": getattr(error, "hint", None)}
         if isinstance(error, UnprovenError):
-            self._publish_event("warning", "proof_failed", {**event, **_figures(error.proof)})
+            self._publish_event("warning", "proof_failed", {**failure, **_figures(error.proof)})
         else:
-            self._publish_event("warning", "load_failed", event)
+            self._publish_event("warning", "load_failed", failure)
         return TurnOutcome("failed", pair, reason)
 
     def _give_up(self, pair: Pair, reason: str, *, refused: bool = False) -> None:

@@ -81,7 +81,7 @@ class Follower(Closing):
         self._reporter = Reporter(sync, listener, Readiness(self.options.ready_file, sync.clock))
         self._fetcher = Fetcher(sync, hook, self.options, self._is_stopped, self._reporter.event)
         answering = hook if isinstance(hook, ProbingHook) else None
-        ended = answering and EndedProbes(answering, sync.clock, sync.job, self._reporter.event)
+        ended = EndedProbes(answering, sync.clock, sync.job, self._reporter.event) if answering else None
         prover = Prover(answering, sync.clock, partial(read_base_probe, sync.job), ended)
         self._engine = Engine(hook, sync.clock, self.options.check_every, self._versions, prover)
         self._driver = EngineDriver(

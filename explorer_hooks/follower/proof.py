@@ -61,10 +61,6 @@ class UnprovenError(LoadFailedError):
         self.proof = proof
 
 
-class RoundingError(LoadFailedError):
-    """The engine answers as another model would, or as its own would with what it rounds."""
-
-
 def tolerance(probe: Probe, dtype: str | None, calibrated: float | None) -> float:
     """Return the mean difference up to which a version is proven, in nats.
 

@@ -8,7 +8,6 @@ from explorer_hooks.follower.ended_probes import EndedProbes
 from explorer_hooks.follower.proof import (
     START,
     EarlierProbes,
-    RoundingError,
     UnprovenError,
     answers_like,
     compare,
@@ -19,7 +18,7 @@ from explorer_hooks.follower.proof import (
     worst_of,
 )
 from explorer_hooks.hook import ProbeAnswer, ProbingHook, Unproven
-from syncd.errors import DOCS
+from syncd.errors import DOCS, LoadFailedError
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import Proof
 from syncd.protocol.probe import Probe
@@ -74,8 +73,7 @@ class Prover:
         If the difference is above the tolerance of the table, the engine was started with another model.
 
         Raises:
-            RoundingError: It is, and may be that of what the engine rounds.
-            LoadFailedError: It gave no usable answer.
+            LoadFailedError: It gave no usable answer, or the difference may be that of what it rounds.
             EngineUnreachableError: It does not answer.
         """
         baseline = self._baseline()
@@ -90,7 +88,7 @@ class Prover:
             self._earlier.add(START, baseline, self._answers)
         elif flags := hook.rounding():
             self._hint = ROUNDING.format(flags)
-            raise RoundingError(
+            raise LoadFailedError(
                 f"with {flags} the engine is {proof.mean:.3g} nats from the trainer, where {proof.tolerance:.3g} are "
                 "tolerated: whether it runs the job's start model is not known",
                 hint=self._hint,

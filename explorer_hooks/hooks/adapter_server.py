@@ -94,7 +94,9 @@ class AdapterServerHook(ServerHook):
         if not isinstance(target, WeightDirectory):
             return "no adapter"
         config = require_adapter(target)
-        return f"adapter of rank {config.get('r')} for {config.get('target_modules')}"
+        layers = config.get("target_modules")
+        shown = sorted(map(str, layers)) if isinstance(layers, list) else layers
+        return f"adapter of rank {config.get('r')} for {shown}"
 
     def adapter_name(self, target: WeightDirectory) -> str:
         """Return the name under which requests use a version."""

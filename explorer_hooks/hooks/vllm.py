@@ -171,7 +171,7 @@ def release_and_flags(server: HttpClient) -> tuple[object, Mapping[str, object]]
     Raises:
         EngineUnreachableError: It does not answer.
     """
-    version = server.get_json("/version").get("version")
+    version = (server.get_any("/version").document or {}).get("version")
     try:
         config = _configuration(server)
     except ConfigError:  # it was not started in development mode
