@@ -28,7 +28,9 @@ _PIECE = 4 << 20
 
 def main() -> None:
     """Measure, print and keep the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gib", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--stage", default="/dev/shm", help="where the stage is")
@@ -67,7 +69,9 @@ def _write_step(scratch: Path, size: int) -> StageSource:
         header = encode_header([(f"w{shard}", "U8", (each,), each)])
         pieces = (os.urandom(_PIECE) for _ in range(each // _PIECE))
         name = f"actor/model-{shard:05d}-of-{_SHARDS:05d}.safetensors"
-        records.append(writer.write(name, (part for group in ([header], pieces) for part in group), tensors=1))
+        records.append(
+            writer.write(name, (part for group in ([header], pieces) for part in group), tensors=1)
+        )
     writer.receipt(1, records)
     writer.seal()
     manifest = read_manifest(job.disk, job.step(1))

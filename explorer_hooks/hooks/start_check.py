@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from syncd.errors import SyncdError
-from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.delta import read_weights_header
+from syncd.protocol.local_disk import LocalDisk
 from syncd.safe_open import open_read
 from syncd.transports.tensors import SUFFIX, TensorMeta, Tensors, compare, in_both, require_fit, tensors_of
 
