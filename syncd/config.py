@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import json
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
