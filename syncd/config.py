@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import json
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -204,7 +205,9 @@ def _table(path: str, read: Callable[[str], bytes]) -> dict[str, Any]:
     try:
         document = parse_config(read(path), path)
     except OSError as error:
-        raise ConfigError(f"cannot be read ({error.strerror})", path=path) from error
+        raise ConfigError(
+            f"cannot be read ({error.strerror})", path=path, hint=f"ls -lL {shlex.quote(str(path))}"
+        ) from error
     table = document.get("daemon", {})
     if not isinstance(table, dict):
         raise ConfigError("[daemon] is not a table", path=path)

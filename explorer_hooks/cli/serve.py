@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from syncd.extras import install_command
-from syncd.jobfile.overrides import JobFileCommand, config_argument, overrides_argument
+from syncd.jobfile.overrides import JobFileCommand, config_argument, overrides_argument, trust_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +36,7 @@ def checked_config(name: str, value: str) -> str:
 @click.command(cls=JobFileCommand, keys=config_keys)
 @config_argument(checked_config)
 @overrides_argument
+@trust_option
 @click.option(
     "--name", metavar="NAME", show_default="explorer.name of CONFIG", help="The explorer's identity."
 )
@@ -46,7 +47,12 @@ def checked_config(name: str, value: str) -> str:
 )
 @click.option("--dry-run", is_flag=True, help="Check the file, print what was read, and change nothing.")
 def serve(
-    config: str, overrides: tuple[str, ...], name: str | None, health: str | None, dry_run: bool
+    config: str,
+    overrides: tuple[str, ...],
+    name: str | None,
+    health: str | None,
+    dry_run: bool,
+    trust: bool,
 ) -> None:
     """Serve agents as CONFIG says, and write what they do as experiences; --section.key value overrides any key.
 
@@ -59,12 +65,14 @@ def serve(
       explorer serve grpo.toml --dry-run
     """  # noqa: D301 - click's mark is one backspace
     from explorer_hooks.explorer.load import load_served_file  # noqa: PLC0415
+    from syncd.jobfile.trust import require_own_model  # noqa: PLC0415
 
     named = (*overrides, f"--explorer.name={name}") if name is not None else overrides
-    file = load_served_file(config, named)
+    file = load_served_file(config, named, trust=trust)
     if dry_run:
         click.echo(file.model_dump_json(indent=2, include={"job", "model", "data", "sync", "explorer"}))
         return
+    require_own_model(file.model.path, runs_code=file.model.trust_remote_code and not trust)
     click.echo(f"explorer ended: {gateway_function('serve', 'serve')(file, health)}", err=True)
 
 

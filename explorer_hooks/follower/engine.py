@@ -8,7 +8,7 @@ from explorer_hooks.follower.proof import UnprovenError
 from explorer_hooks.follower.prover import Prover, UnprovenLoads
 from explorer_hooks.follower.versions import KnownVersions
 from explorer_hooks.hook import ChangesHook, Hook, Running, UntouchedError
-from syncd.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, SyncdError
+from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, SyncdError
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import EngineState, Proof
 from syncd.transports.base import WeightDirectory, WeightTensors
@@ -170,6 +170,7 @@ class Engine:
         Raises:
             LoadFailedError: It could not be loaded or proven; the engine runs what it ran before, or went away.
             InterruptedLoadError: Its connection was lost meanwhile.
+            ConfigError: It refuses the token, or was started otherwise than its hook needs; the same.
             EngineDeadError: It cannot be restored.
         """
         before = self.label
@@ -197,6 +198,8 @@ class Engine:
         self.unproven.end(is_proven=True)
         self._update(running)
         self.is_proven = proven
+        with contextlib.suppress(SyncdError):
+            self._hook.settle(directory)
 
     def fill_seconds(self) -> float | None:
         """Return what it took to put the last version into memory of this process; None for other engines."""
@@ -332,9 +335,9 @@ class Engine:
 
     def prove_running(self, weights: WeightDirectory | WeightTensors) -> None:
         """Have it prove a version that it says it runs; if it cannot, it is wrong until another version is loaded."""
-        if self._prover.can_prove(weights):
-            self.unproven.begin(weights.label)
         try:
+            if self._prover.can_prove(weights):
+                self.unproven.begin(weights.label)
             self.is_proven = self._prover.prove(weights) is not None
             self.unproven.end(is_proven=True)
         except EngineUnreachableError as error:
@@ -414,8 +417,8 @@ def _interrupted(error: EngineUnreachableError) -> InterruptedLoadError:
     return InterruptedLoadError(f"its connection was lost during load: {error}", hint=error.hint)
 
 
-def _load_failure(what: str, error: Exception) -> LoadFailedError:
-    if isinstance(error, LoadFailedError):
+def _load_failure(what: str, error: Exception) -> LoadFailedError | ConfigError:
+    if isinstance(error, LoadFailedError | ConfigError):
         return error
     if isinstance(error, EngineUnreachableError):
         return LoadFailedError(f"the engine went away during {what}: {error}", hint=error.hint)

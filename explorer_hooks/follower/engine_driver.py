@@ -12,6 +12,7 @@ from explorer_hooks.follower.prover import Prover
 from explorer_hooks.follower.reporter import Reporter
 from explorer_hooks.follower.versions import FailedVersions, Fetcher, KnownVersions
 from syncd.errors import (
+    ConfigError,
     EngineDeadError,
     EngineUnreachableError,
     LoadFailedError,
@@ -22,7 +23,7 @@ from syncd.errors import (
     UsageError,
 )
 from syncd.protocol.disk import Clock
-from syncd.protocol.engine_state import EngineState, GivenUp
+from syncd.protocol.engine_state import EngineState, GivenUp, Proof
 from syncd.protocol.version import Pair, Version, label_of
 from syncd.transports.base import WeightTensors
 from syncd.transports.filesystem.directory import HeldDirectory, LoadTimings
@@ -105,6 +106,7 @@ class EngineDriver:
 
         Raises:
             EngineDeadError: The engine can neither load it nor be restored.
+            ConfigError: The engine was started otherwise than its hook needs, or refuses the token.
             UsageError: This process may not act for its explorer any more.
         """
         timings = LoadTimings(self._clock)
@@ -115,7 +117,7 @@ class EngineDriver:
         self._reporter.publish(EngineState.LOADING, label_of(pair), now=False)
         try:
             held = self._fetch_and_load(wanted, timings)
-        except UsageError:
+        except (UsageError, ConfigError):
             raise
         except (SyncdError, OSError) as error:
             return self._report_failure(pair, error)
@@ -225,7 +227,8 @@ class EngineDriver:
         self._engine.keep(held)
         self._fetcher.sweep()
         version, is_proven = label_of(held.pair), self._engine.is_proven
-        figures = self._figures() if is_proven else {}
+        proof = self._prover.last if is_proven else None
+        figures = _figures(proof) if proof else {}
         self._reporter.event(
             "info",
             "version_applied",
@@ -235,8 +238,7 @@ class EngineDriver:
             **figures,
             **timings,
         )
-        proof = self._prover.last
-        if is_proven and proof and has_grown(proof):
+        if proof and has_grown(proof):
             self._reporter.event("warning", "proof_difference_grew", version=version, **figures)
         return TurnOutcome("applied", held.pair, timings=dict(timings))
 
@@ -267,8 +269,11 @@ class EngineDriver:
         is_answer = not isinstance(error, _MAY_PASS)
         again = self.failed.fail(pair) if is_answer else self.failed.interrupt(pair)
         self._note_trouble(pair, reason, is_given_up=not again)
-        name = "proof_failed" if isinstance(error, UnprovenError) else "load_failed"
-        self._publish_event("warning", name, {**event, "again": again, **self._figures()})
+        failure = {**event, "again": again, "hint": getattr(error, "hint", None)}
+        if isinstance(error, UnprovenError):
+            self._publish_event("warning", "proof_failed", {**failure, **_figures(error.proof)})
+        else:
+            self._publish_event("warning", "load_failed", failure)
         return TurnOutcome("failed", pair, reason)
 
     def _give_up(self, pair: Pair, reason: str, *, refused: bool = False) -> None:
@@ -289,11 +294,6 @@ class EngineDriver:
         self._publish()
         self._reporter.event(level, name, **event)
 
-    def _figures(self) -> dict[str, float]:
-        """Return the figures of the last proof for an event."""
-        proof = self._prover.last
-        return {} if proof is None else {"mean": proof.mean, "tolerance": proof.tolerance}
-
     def _accept_running(self) -> None:
         """Report what an engine runs that is polled for the first time or came back, and keep its files."""
         engine = self._engine
@@ -302,6 +302,7 @@ class EngineDriver:
             again = self.failed.fail(died)
             self._note_trouble(died, "the engine ended while it loaded it", is_given_up=not again)
         self._is_calibrated = False
+        self._prover.forget_engine()
         self._calibrate()
         level = "info" if engine.is_known else "warning"
         fields = {"known": engine.is_known, "version": engine.label, "suspect": engine.is_suspect}
@@ -325,6 +326,8 @@ class EngineDriver:
             return
         try:
             proof = self._prover.calibrate()
+        except ConfigError:
+            raise
         except SyncdError as error:
             self._reporter.event("warning", "calibration_failed", reason=str(error), hint=error.hint)
             self._is_calibrated = True
@@ -333,7 +336,7 @@ class EngineDriver:
             self._is_calibrated = True
             engine.start_problem = None if proof.is_proven else other_start(proof)
             name = "engine_calibrated" if proof.is_proven else "start_model_differs"
-            self._reporter.event("info" if proof.is_proven else "warning", name, **self._figures())
+            self._reporter.event("info" if proof.is_proven else "warning", name, **_figures(proof))
             self._test_reload()
 
     def _test_reload(self) -> None:
@@ -342,14 +345,21 @@ class EngineDriver:
             return
         try:
             proof = self._engine.test_reload()
+        except ConfigError:
+            raise
         except EngineUnreachableError as error:
             self._engine.lose(error)
         except SyncdError as error:
             self._reporter.event("error", "reload_test_failed", reason=str(error), hint=error.hint)
         else:
             if proof is not None:
-                self._reporter.event("info", "reload_tested", **self._figures())
+                self._reporter.event("info", "reload_tested", **_figures(proof))
 
     def _pair_of(self, step: int) -> Pair:
         newest = self._versions.newest
         return (newest.generation if newest else 0), step
+
+
+def _figures(proof: Proof) -> dict[str, float]:
+    """Return the figures of a proof for an event."""
+    return {"mean": proof.mean, "tolerance": proof.tolerance}

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
+from explorer_hooks.follower.ended_probes import EndedProbes
 from explorer_hooks.follower.engine import Engine
 from explorer_hooks.follower.engine_driver import EngineDriver
 from explorer_hooks.follower.policy import (
@@ -80,7 +81,8 @@ class Follower(Closing):
         self._reporter = Reporter(sync, listener, Readiness(self.options.ready_file, sync.clock))
         self._fetcher = Fetcher(sync, hook, self.options, self._is_stopped, self._reporter.event)
         answering = hook if isinstance(hook, ProbingHook) else None
-        prover = Prover(answering, sync.clock, partial(read_base_probe, sync.job))
+        ended = EndedProbes(answering, sync.clock, sync.job, self._reporter.event) if answering else None
+        prover = Prover(answering, sync.clock, partial(read_base_probe, sync.job), ended)
         self._engine = Engine(hook, sync.clock, self.options.check_every, self._versions, prover)
         self._driver = EngineDriver(
             self._engine, self._versions, self._fetcher, self._reporter, prover, sync.clock, self.options

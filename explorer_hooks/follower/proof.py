@@ -46,9 +46,19 @@ KEPT = 16
 
 
 class UnprovenError(LoadFailedError):
-    """The engine answers the probe of a version as other weights would."""
+    """The engine answers the probe of a version as other weights would.
+
+    Args:
+        message: What shows it.
+        proof: The figures of that version.
+        hint: What to do.
+    """
 
     code = "unproven"
+
+    def __init__(self, message: str, proof: Proof, *, hint: str) -> None:
+        super().__init__(message, hint=hint)
+        self.proof = proof
 
 
 def tolerance(probe: Probe, dtype: str | None, calibrated: float | None) -> float:

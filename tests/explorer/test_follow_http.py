@@ -6,11 +6,15 @@ from random import Random
 import pytest
 from support.engine_beds import SglangBed, VllmBed
 from support.fake_engines import START, fingerprint, fingerprint_of
+from support.fake_servers import Answer, VanishError
 from support.followers import Scene
 from support.hook_contract import bounded
 
-from syncd.errors import EngineUnreachableError
+from explorer_hooks.follower import ended_probes
+from explorer_hooks.hook import HookOptions
+from syncd.errors import ConfigError, EngineUnreachableError
 from syncd.protocol.engine_state import EngineState, engine_report_of
+from syncd.protocol.probe import Probe, write_base_probe
 
 
 @pytest.fixture
@@ -160,3 +164,97 @@ def test_a_restarted_engine_is_not_ready_until_it_runs_the_newest_version(scene,
     assert follower.applied == (1, 2)
     assert runs(bed, scene, 2)
     assert ready.exists()
+
+
+@pytest.mark.fault("an engine was given an API key, and its follower was not")
+@pytest.mark.parametrize("baseline", [True, False])
+def test_a_missing_key_is_an_error_of_configuration_with_the_option_that_gives_it(scene, bed, baseline):
+    """vLLM's key guards `/v1` alone, SGLang's admin key all but what says which weights run."""
+    open_to_all = (
+        "/health",
+        "/is_paused",
+        "/weight_info",
+        "/version",
+        "/server_info",
+        "/model_info",
+        "/ready",
+    )
+    route, bed.engine.token = bed.engine.routed, None
+
+    def guarded(method, target, body):
+        is_open = target.partition("?")[0] in open_to_all
+        if not is_open and bed.engine.request.headers.get("Authorization") != f"Bearer {bed.token}":
+            raise Answer(401, {"error": "Unauthorized"})
+        return route(method, target, body)
+
+    bed.engine.routed = guarded
+    options = HookOptions(bed.engine.address, timeout=bed.patience)
+    if baseline:
+        write_base_probe(scene.job, Probe(((5, 6),), ((-1.0,),), "float32", "float32"), "/start")
+    scene.publish(1, salt=1)
+    with pytest.raises(ConfigError, match="asks for a key") as error:
+        scene.follow(hook=bed.hook_type.from_options(options)).turn(10)
+    assert "--token-env" in error.value.hint
+    assert bed.said(None) == fingerprint(START)
+    assert not bed.is_paused()
+
+
+def asked(bed):
+    return [path for path in bed.engine.paths() if path.endswith(("/v1/completions", "/generate"))]
+
+
+@pytest.mark.fault("an engine ends at a probe")
+@pytest.mark.parametrize("answer", ["an error", "nothing"])
+def test_what_has_ended_an_engine_once_is_not_asked_again_after_any_restart(scene, bed, answer):
+    write_base_probe(scene.job, Probe(((5, 6),), ((-1.0,),), "float32", "float32"), "/start")
+
+    def end():
+        bed.engine.stop_soon()
+        if answer == "nothing":
+            raise VanishError
+        raise Answer(500, {"error": {"message": "EngineCore encountered an issue"}})
+
+    ends = dict.fromkeys(("/v1/completions", "/generate"), end)
+    bed.engine.replies.update(ends)
+    scene.publish(1, salt=1)
+    follower = scene.follow(hook=bed.open())
+    event = dict(scene.told)["probe_ended_engine"]
+    assert bed.hook_type.product in event["engine"]
+    assert len(asked(bed)) == 1
+    bed.restart()
+    assert follower.turn(20).kind == "applied"
+    assert bed.engine.label == scene.label(1)
+    follower.close()
+    bed.restart()
+    scene.told.clear()
+    second = scene.follow("e1", hook=bed.open())
+    assert dict(scene.told)["probe_left_out"]["engine"] == event["engine"]
+    assert second.turn(20).kind == "applied"
+    assert len(asked(bed)) == 1
+    second.close()
+    bed.engine.version, bed.engine.replies = "0.99.0", {}
+    bed.restart()
+    third = scene.follow("e2", hook=bed.open())
+    assert len(asked(bed)) > 1, "another release is another kind of engine"
+    third.close()
+    assert "calibration_failed" not in scene.names()
+
+
+@pytest.mark.parametrize("fault", ["an error", "no connection"])
+def test_a_probe_that_fails_at_an_engine_that_lives_on_is_asked_again(scene, bed, monkeypatch, fault):
+    monkeypatch.setattr(ended_probes, "PATIENCE", 0.2)
+    write_base_probe(scene.job, Probe(((5, 6),), ((-1.0,),), "float32", "float32"), "/start")
+
+    def fail():
+        if fault == "no connection":
+            raise VanishError
+        raise Answer(500, {"error": "busy"})
+
+    bed.engine.replies.update(dict.fromkeys(("/v1/completions", "/generate"), fail))
+    scene.follow(hook=bed.open())
+    assert "calibration_failed" in scene.names()
+    assert "probe_ended_engine" not in scene.names()
+    bed.engine.replies.clear()
+    before = len(asked(bed))
+    scene.follow("e1", hook=bed.open())
+    assert len(asked(bed)) > before

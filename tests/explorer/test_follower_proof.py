@@ -140,6 +140,25 @@ def stay(scene, step, on):
         scene.engine.weights = read(scene, on)
 
 
+@pytest.mark.fault("an engine answers as other weights")
+@pytest.mark.parametrize("reloads", [True, False])
+def test_a_failed_proof_is_reported_with_its_own_figures_and_what_to_do(scene, reloads):
+    if not reloads:
+        write_base_probe(scene.job, probe_of(START), "/models/base")
+        scene.hook.reloads_start = True
+        scene.engine.doing["reload_start"] = lambda: setattr(scene.engine, "answers_as", "permuted experts")
+    follower = scene.follow(retries=0)
+    scene.engine.answers_as = None
+    publish(scene, 1)
+    proven(scene, follower, 1)
+    publish(scene, 2)
+    scene.engine.doing["commit"] = lambda: stay(scene, 2, 1)
+    assert follower.turn(timeout=LONG).kind == "failed"
+    event = dict(scene.told)["proof_failed"]
+    assert event["mean"] > event["tolerance"] > report(scene).proof.mean == 0.0
+    assert ("reload=restart" in event["hint"]) is not reloads
+
+
 def test_an_engine_that_cannot_be_brought_back_is_wrong_and_gets_no_work(scene):
     follower = scene.follow(retries=0)
     publish(scene, 1)
@@ -374,6 +393,20 @@ def test_an_engine_that_is_restarted_on_the_right_model_gets_work(scene):
     scene.engine.is_gone, scene.engine.answers_as = False, None
     follower.turn(timeout=0.0)
     assert all(may_write(follower))
+
+
+def test_an_engine_that_rounds_further_than_its_dtype_is_not_called_one_on_another_model(scene):
+    write_base_probe(scene.job, probe_of("what rounding makes of it"), "/models/base")
+    scene.hook.rounds = "--kv-cache-dtype fp8"
+    follower = scene.follow(retries=0)
+    assert "start_model_differs" not in scene.names()
+    event = dict(scene.told)["calibration_failed"]
+    assert "--kv-cache-dtype fp8" in event["reason"]
+    assert "probe=false" in event["hint"]
+    publish(scene, 1)
+    scene.engine.answers_as = START
+    assert follower.turn(timeout=LONG).kind == "failed"
+    assert "--kv-cache-dtype fp8" in dict(scene.told)["proof_failed"]["hint"]
 
 
 def test_a_baseline_that_appears_later_calibrates_before_the_first_load(scene):

@@ -264,6 +264,35 @@ def test_a_stage_of_another_user_is_not_shared(job):
         shutil.rmtree(place)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="acts as two users: needs root")
+def test_a_directory_that_another_user_opened_for_all_is_no_stage(job):
+    """He could swap the private directory in it: what he has planted would count as a copy that was checked."""
+    place = tempfile.mkdtemp(dir="/dev/shm")
+    os.chmod(place, 0o1777)
+    os.mkdir(f"{place}/stage")
+    os.chown(f"{place}/stage", NOBODY, NOBODY)
+    os.chmod(f"{place}/stage", 0o777)
+    try:
+        stage = HostStage(f"{place}/stage", job.root)
+        staged = stage.provide(source_of(job, 1, write_large(job, 1)))
+        assert staged.path.startswith(f"{place}/stage.{os.geteuid()}/")
+        staged.close()
+        stage.close()
+        os.chmod(place, 0o777)
+        with pytest.raises(ConfigError, match="everybody can write to it") as refused:
+            HostStage(f"{place}/stage", job.root)
+        assert refused.value.path == place
+    finally:
+        shutil.rmtree(place)
+
+
+def test_a_stage_below_a_directory_that_everybody_can_change_is_refused(job, tmp_path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(ConfigError, match="everybody can write to it"):
+        HostStage(str(tmp_path / "open/stage"), job.root)
+
+
 def test_a_stage_on_a_network_mount_is_refused(job, tmp_path, monkeypatch):
     monkeypatch.setattr(syncd.transports.filesystem.stage, "mount_of", lambda _: Mount("/", "nfs4"))
     with pytest.raises(ConfigError, match="local"):

@@ -13,6 +13,7 @@ from explorer_hooks.explorer.tokens import TransformersTokens
 from explorer_hooks.gateway.answers import AnswerParser
 from explorer_hooks.gateway.chat import read_request
 from explorer_hooks.gateway.splice import Splicer, end_tokens
+from explorer_hooks.gateway.tool_formats import written_format
 from trainer.sampling import Encoder, load_tokenizer
 
 CALCULATOR, DEMO = ROOT / "examples" / "calculator", ROOT / "examples" / "demo"
@@ -45,8 +46,9 @@ def test_what_is_imitated_are_the_tokens_that_the_gateway_asks_for_and_reads(mad
     model = str(made / "model")
     tokenizer, encode = load_tokenizer(model), Encoder(model, trust=False)
     ends = end_tokens(model, tokenizer)
-    splicer = Splicer(TransformersTokens(tokenizer), ends)
-    parser = AnswerParser("auto", tokenizer.chat_template)
+    template = TransformersTokens(tokenizer)
+    splicer = Splicer(template, ends)
+    parser = AnswerParser(written_format(template, ends.values()), tokenizer.chat_template)
     rows, before = rows_of(made / "sft.jsonl"), ([], 0)
     for row in rows:
         *asked, answer = row["messages"]
@@ -56,7 +58,7 @@ def test_what_is_imitated_are_the_tokens_that_the_gateway_asks_for_and_reads(mad
         assert tokens[-1] in ends
         if len(asked) > 1:
             assert [*before[0], *splicer.continuation(request, 1, before[0][-1])] == tokens[:length]
-        said = parser.parse(tokenizer.decode(tokens[length:-1]), has_tools=True, is_whole=True)
+        said = parser.parse(tokenizer.decode(tokens[length:-1]), tools=row["tools"], is_whole=True)
         calls = [call["function"] for call in answer.get("tool_calls", ())]
         assert list(said.calls.values()) == [(call["name"], call["arguments"]) for call in calls]
         assert said.content == answer["content"]

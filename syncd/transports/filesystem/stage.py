@@ -31,6 +31,7 @@ from syncd.protocol.memory import is_private, size_of
 from syncd.protocol.mount import mount_of
 from syncd.protocol.process import Process
 from syncd.protocol.receipt import FileRecord
+from syncd.protocol.trust import weak_level
 from syncd.protocol.version import Version
 from syncd.transports.filesystem.copy_files import check_copy, copy_files
 
@@ -142,14 +143,14 @@ class HostStage:
     """The staged copies of one job on this host.
 
     Args:
-        directory: The directory of all jobs' copies; created with mode 0700. Where it is another user's, `.UID` is
-            appended.
+        directory: The directory of all jobs' copies; created with mode 0700. Where another user could change it,
+            `.UID` is appended.
         job_root: The job directory.
         clock: This host's clock.
         stalled: Seconds for which another process's copy may make no progress.
 
     Raises:
-        ConfigError: The directory is on a network mount, or other users may write to it.
+        ConfigError: The directory is on a network mount, or another user could change it or one above it.
     """
 
     def __init__(
@@ -392,10 +393,10 @@ def _names(directory: str) -> list[str]:
 
 
 def _own_root(directory: str) -> str:
-    """Return a directory, created; if it is another user's, the one of this user beside it."""
+    """Return a directory, created; if another user could change it, the one of this user beside it."""
     root = os.path.realpath(directory)
     os.makedirs(root, 0o700, exist_ok=True)
-    if os.access(root, os.W_OK | os.X_OK, effective_ids=True):
+    if os.access(root, os.W_OK | os.X_OK, effective_ids=True) and weak_level(root) is None:
         return root
     own = f"{root}.{os.geteuid()}"
     _private(own)
@@ -406,5 +407,8 @@ def _private(path: str) -> None:
     """Create a directory that only this user can use, or check that an existing one is."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
+    if weak := weak_level(os.path.dirname(path)):
+        problem = f"another user could replace what is staged: {weak.problem}"
+        raise ConfigError(problem, path=weak.path, hint=f"{weak.mend}, or another directory: --stage DIR")
     if not is_private(path):
         raise ConfigError("others may use this directory of the stage", path=path, hint=f"rm -r {path}")
