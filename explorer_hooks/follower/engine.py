@@ -194,9 +194,8 @@ class Engine:
         except BaseException:
             self.restore()
             raise
-        self.is_suspect, self.wrong = False, None
         self.unproven.end(is_proven=True)
-        self._update(running)
+        self._settle(running)
         self.is_proven = proven
         with contextlib.suppress(SyncdError):
             self._hook.settle(directory)
@@ -265,8 +264,7 @@ class Engine:
 
     def _accept(self, directory: WeightDirectory, running: Running, error: EngineUnreachableError) -> None:
         """Accept a version that it says it runs after its connection was lost, once it has proven it."""
-        self.is_suspect, self.wrong = False, None
-        self._update(running)
+        self._settle(running)
         self.prove_running(directory)
         if self.wrong is not None:
             wrong = self.wrong
@@ -381,6 +379,11 @@ class Engine:
 
     def _mark_wrong(self, error: LoadFailedError) -> None:
         self.wrong, self.reason, self.is_proven, self.applied = error, str(error), False, None
+
+    def _settle(self, running: Running) -> None:
+        """Note that it runs whole weights, and which ones."""
+        self.is_suspect, self.wrong = False, None
+        self._update(running)
 
     def _update(self, running: Running) -> None:
         if self._lost_in is not None:
