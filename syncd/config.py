@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -211,14 +211,19 @@ def read_config(job: Job, given: Mapping[str, Any]) -> DaemonConfig:
     named = values.pop("config", None)
     kept = f"{job.root}/{CONFIG}"
     with pending_calls()("read", named or kept):
-        if named is None and os.path.exists(kept):
+        if named is None and os.path.lexists(
+            kept
+        ):  # a link that leads nowhere is refused: its policy is not known
             return load(kept, values, trusted=_is_own(kept), kept=True)
         return load(named, values)
 
 
 def _is_own(path: str) -> bool:
     """Return whether only this user and root can have written a file."""
-    found = os.stat(path)
+    try:
+        found = os.stat(path)
+    except OSError:
+        return False
     return found.st_uid in (os.geteuid(), 0) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
