@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError
+from syncd.protocol.delta import read_weights_header
 from syncd.protocol.delta_header import DeltaHeader
 from syncd.protocol.disk import (
     MISSING,
@@ -247,7 +248,8 @@ def _sound_headers(
     for record in manifest.shards:
         progress()
         try:
-            header = read_header(job.disk, f"{path}/{record.name}", progress)
+            read = read_header if manifest.kind == "delta" else read_weights_header
+            header = read(job.disk, f"{path}/{record.name}", progress)
         except (*MISSING, CorruptDataError) as error:
             wrong.append(f"{record.name}: {error}")
             continue

@@ -78,8 +78,8 @@ class Candidate:
         """Whether terms that were there had gone when read again: somebody has removed the state directory."""
 
     def is_surely_led(self) -> bool:
-        """Return whether the leader was seen to live when it was last read; a silent one may be dead."""
-        return self._last is not None and (self._beats or self._last[1].process.is_here())
+        """Return whether the leader was seen to live: to beat. A process that is there may be stopped, or hang."""
+        return self._last is not None and self._beats
 
     def holder(self) -> Leader | None:
         """Read the terms once and return the leader, None where its place is free."""
