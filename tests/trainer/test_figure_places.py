@@ -22,9 +22,9 @@ from trainer.reporting.plot import draw
 PLACES = {
     "perf/tokens_per_second": ("Tokens that are learnt", "Tokens that are learnt"),
     "perf/train_tokens_per_second": ("Tokens that are learnt", "Tokens that are learnt"),
-    "time/forward": ("Time of passes", "Time of passes"),
-    "time/backward": ("Time of passes", "Time of passes"),
-    "time/optimizer": ("Time of passes", "Time of passes"),
+    "timing_s/forward": ("Time of passes", "Time of passes"),
+    "timing_s/backward": ("Time of passes", "Time of passes"),
+    "timing_s/optimizer": ("Time of passes", "Time of passes"),
     "response/truncated": ("Groups and rollouts", "Groups and rollouts"),
     "reward/equal_groups": ("Groups and rollouts", "Groups and rollouts"),
     "reward/equal_groups_dropped": ("Groups and rollouts", "Groups and rollouts"),

@@ -17,27 +17,27 @@ from trainer.reporting.evaluations import EVERY, EvaluationWatch, evaluation_his
 from trainer.reporting.plot import draw, plot
 
 FULL = {
-    "reward/mean": 0.5,
-    "reward/min": 0.0,
-    "reward/max": 1.0,
+    "critic/score/mean": 0.5,
+    "critic/score/min": 0.0,
+    "critic/score/max": 1.0,
     "actor/pg_loss": 0.1,
     "actor/ppo_kl": 0.01,
     "experience/age_mean": 1.0,
     "experience/age_max": 3.0,
     "validation/loss": 0.3,
-    "time/sync_weight": 0.2,
-    "time/save_checkpoint": 2.0,
+    "timing_s/sync_weight": 0.2,
+    "timing_s/save_checkpoint": 2.0,
     "perf/tokens_per_second": 100.0,
     "perf/train_tokens_per_second": 200.0,
-    "rollout/ess_token": 0.9,
-    "rollout/ess_seq": 0.4,
+    "rollout_corr/ess_token": 0.9,
+    "rollout_corr/ess_seq": 0.4,
     "reward/equal_groups": 0.25,
     "reward/equal_groups_dropped": 0.5,
     "response/truncated": 0.125,
     "reward/parts/format": 0.75,
-    "time/forward": 0.3,
-    "time/backward": 0.6,
-    "time/optimizer": 0.1,
+    "timing_s/forward": 0.3,
+    "timing_s/backward": 0.6,
+    "timing_s/optimizer": 0.1,
     "tools/add/seconds": 1.5,
     "tools/add/calls": 2.5,
 }
@@ -80,7 +80,7 @@ def test_the_suffix_sets_the_format_of_the_picture(new_job, tmp_path, suffix, st
 
 
 def test_every_panel_shows_its_metrics(new_job):
-    job = new_job("job", (1, FULL), (2, FULL | {"reward/mean": 0.7}))
+    job = new_job("job", (1, FULL), (2, FULL | {"critic/score/mean": 0.7}))
     evaluated(job, "e0", (1, 2, 0.25, 4), of_set="math", pass_at_1=0.25, pass_at_4=0.75)
     figure = draw([job])
     assert curves(figure, "Reward") == [[(1, 0.5), (2, 0.7)], [(2, 0.25)]]
@@ -193,8 +193,8 @@ def test_a_measured_step_takes_nothing_back_if_only_bench_measured_it(new_job):
 
 
 def test_after_a_resume_the_curve_shows_the_latest_run_only(new_job):
-    lines = [(step, {"reward/mean": 0.0}) for step in (1, 2, 3, 4)]
-    lines += [(step, {"reward/mean": 1.0}) for step in (2, 3)]
+    lines = [(step, {"critic/score/mean": 0.0}) for step in (1, 2, 3, 4)]
+    lines += [(step, {"critic/score/mean": 1.0}) for step in (2, 3)]
     assert curves(draw([new_job("job", *lines)]), "Reward") == [[(1, 0.0), (2, 1.0), (3, 1.0)]]
 
 
@@ -206,7 +206,7 @@ def test_an_sft_plot_has_a_loss_and_marks_other_panels_as_not_recorded(new_job):
 
 def test_non_finite_values_are_gaps_and_a_curve_of_gaps_is_omitted(new_job):
     figure = draw(
-        [new_job("job", (1, {"sft/loss": 2.0, "reward/mean": math.nan}), (2, {"sft/loss": math.inf}))]
+        [new_job("job", (1, {"sft/loss": 2.0, "critic/score/mean": math.nan}), (2, {"sft/loss": math.inf}))]
     )
     ((first, second),) = curves(figure, "Loss")
     assert first == (1, 2.0)
@@ -223,7 +223,7 @@ def test_unreadable_lines_are_counted_in_the_picture(new_job):
 
 
 def test_long_curves_have_a_moving_average(new_job):
-    job = new_job("job", *((step, {"reward/mean": float(step % 2)}) for step in range(200)))
+    job = new_job("job", *((step, {"critic/score/mean": float(step % 2)}) for step in range(200)))
     raw, mean = curves(draw([job]), "Reward")
     assert {value for _, value in raw} == {0.0, 1.0}
     assert all(0.4 < value < 0.6 for _, value in mean)

@@ -208,18 +208,18 @@ def test_metrics_are_read_by_the_rule_of_their_file(tmp_path):
         ),  # a resume at step 2: step 3 is void, and so is what step 2 said of the reward
         line(3, actor_pg_loss=1.0),
         {"step": "4", "time": "2026-01-02T03:00:04Z", "metrics": {}},
-        {"step": 4, "time": "yesterday", "metrics": {"reward/mean": 1.0}},
-        {"step": 4, "metrics": {"reward/mean": 1.0}},
+        {"step": 4, "time": "yesterday", "metrics": {"critic/score/mean": 1.0}},
+        {"step": 4, "metrics": {"critic/score/mean": 1.0}},
     ]
     collector = MetricsCollector()
     for each in written:
         collector.add(each)
-    reward = collector.series["reward/mean",].points()
+    reward = collector.series["critic/score/mean",].points()
     assert reward == [(AT + 1, 1, 0.1), (AT + 2, 2, 0.25)]
     assert points(collector.series["actor/pg_loss", "sft/loss"]) == [(1, 2.0), (2, None), (3, 1.0)]
     path = tmp_path / METRICS
     path.write_text("".join(f"{json.dumps(each)}\n" for each in written[:5]))
-    steps, values = read_history(str(path)).series("reward/mean")
+    steps, values = read_history(str(path)).series("critic/score/mean")
     assert [(step, value) for _, step, value in reward] == list(zip(steps, values, strict=True))
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from syncd.config import load as load_daemon
 from syncd.errors import ConfigError
+from syncd.figures import RENAMED
 from syncd.jobfile.evaluation import PREFIX, produced_by
 from syncd.jobfile.loader import Layer, Loader, layer_of, read_toml
 from syncd.jobfile.problems import Problem, nearest
@@ -190,6 +191,9 @@ def _selection(config: JobConfig) -> Iterator[Problem]:
         yield Problem(
             "selection.patience", "selection.patience needs selection.metric", 'metric = "eval/reward"'
         )
+    if (present := RENAMED.get(section.metric)) is not None:
+        text = f'selection.metric = "{section.metric}" is the name of earlier releases'
+        yield Problem("selection.metric", text, f'metric = "{present}"')
     if section.metric.startswith("validation/") and not config.data.validation_path:
         text = f'selection.metric = "{section.metric}" needs data.validation_path'
         yield Problem("selection.metric", text)

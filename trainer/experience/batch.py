@@ -45,6 +45,13 @@ class Batch:
         """Return the first segment of each rollout, for values that a rollout has once."""
         return tuple(one for one in self.experiences if one.segment == 0)
 
+    def over_rollouts(self, counts: Sequence[int]) -> list[int]:
+        """Return the sums of counts of rows by rollout."""
+        sums = [0] * len(self.firsts)
+        for rollout, count in zip(self.rollouts, counts, strict=True):
+            sums[rollout] += count
+        return sums
+
 
 class SampleStrategy(ABC):
     """Chooses what is trained on. Its state and the present files determine what it returns.

@@ -146,13 +146,13 @@ def test_response_lengths_exclude_tool_tokens_which_are_counted_separately():
     others = [sum(not chose for chose in row.action_mask) for row in batch.experiences]
     assert sum(others) == 4, "two rows have a tool's token at each end"
     found = figures.batch_metrics(batch)
-    assert found["response/length_mean"] == pytest.approx(sum(chosen) / 6)
+    assert found["response_length/mean"] == pytest.approx(sum(chosen) / 6)
     assert found["response/tokens"] == sum(chosen)
     assert found["response/tool_tokens_mean"] == pytest.approx(4 / 6)
     step = prepare_step(resolve(AlgorithmSection()), batch, mixed=False)
     assert found["response/tokens"] == sum(int(row.mask.sum()) for row in step.rows), "as train/tokens"
     nothing = figures.batch_metrics(samples.batch_of(1, sizes=()))
-    assert nothing["response/length_mean"] == nothing["response/tool_tokens_mean"] == 0
+    assert nothing["response_length/mean"] == nothing["response/tool_tokens_mean"] == 0
 
 
 def test_figures_of_rewards_count_rollouts_and_groups_once():
@@ -176,7 +176,7 @@ def test_figures_of_rewards_count_rollouts_and_groups_once():
     told = [replace(row, info=info) for row, info in zip(rows, infos, strict=True)]
     batch = replace(samples.batch_of_rows(told), groups=(0, 0, 0, 1))
     found = figures.batch_metrics(batch)
-    assert found["reward/mean"] == pytest.approx(2 / 3)
+    assert found["critic/score/mean"] == pytest.approx(2 / 3)
     assert found["reward/equal_groups"] == 1.0
     assert (found["reward/parts/format"], found["reward/parts/close"]) == (1.0, 1.0)
     assert found["response/truncated"] == 1.0, "of the one rollout whose last segment says it"
@@ -218,7 +218,7 @@ def test_passes_of_micro_batches_are_measured_apart():
     assert names == ["values", "", *["forward", "backward"] * 3, ""], "the second step, and no hook is left"
     marks = [at for _, at in times._marks]
     found = times.seconds()
-    assert found.keys() == {"time/critic_values", "time/critic_forward", "time/critic_backward"}
+    assert found.keys() == {"time/critic_values", "timing_s/critic_forward", "timing_s/critic_backward"}
     assert sum(found.values()) == pytest.approx(marks[-1] - marks[2] + marks[1] - marks[0])
     with PassTimes("cpu").passes([model], model) as untimed:
         assert untimed is model, "the stages of a pipeline have no such order"
