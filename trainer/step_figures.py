@@ -11,7 +11,6 @@ from trainer.engines.base import Metrics
 from trainer.experience.batch import Batch
 from trainer.rank0 import Rank0
 
-
 _GIB = 1 << 30
 
 
@@ -88,7 +87,7 @@ class StepFigures:
 
 
 def memory_figures(device: torch.device) -> Metrics:
-    """Return the memory that this rank has used of its GPU at most since its start, and what its host uses; in GiB."""
+    """Return what this rank has used of its GPU at most since its start, and what its host uses; in GiB."""
     used = {"perf/cpu_memory_used_gb": psutil.virtual_memory().used / _GIB}
     if device.type != "cuda":
         return used

@@ -292,6 +292,8 @@ def test_a_wrong_value_is_reported_with_the_accepted_values(write, table, said):
         ),
         (["--selection.patience", "5"], "selection.patience needs selection.metric"),
         (["--selection.metric", "validation/loss"], "needs data.validation_path"),
+        (["--selection.metric", "reward/mean"], 'metric = "critic/score/mean"'),
+        (["--selection.metric", "rollout/k3_kl"], 'metric = "rollout_corr/k3_kl"'),
         (
             ["--trainer.validation_interval", "5"],
             "trainer.validation_interval means nothing without data.validation_path",

@@ -88,7 +88,9 @@ def read_wandb(job):
             record = Record.FromString(data)
             runs |= {record.run.run_id} if record.HasField("run") else set()
             row = {each.key or "/".join(each.nested_key): each.value_json for each in record.history.item}
-            scalars += [(int(row["step"]), float(row["critic/score/mean"]))] if "critic/score/mean" in row else []
+            scalars += (
+                [(int(row["step"]), float(row["critic/score/mean"]))] if "critic/score/mean" in row else []
+            )
     assert runs == {job_identity(str(job))}
     (table,) = (job / "monitors/wandb").glob("wandb/offline-run-*/files/media/table/*.json")
     return scalars, table.read_text()
@@ -168,7 +170,10 @@ def test_tensorboard_drops_the_steps_that_a_resume_repeats(job):
             for step in steps:
                 monitors.log({"critic/score/mean": step + resumed_from / 2}, step)
     events = EventAccumulator(str(job / "monitors/tensorboard")).Reload()
-    assert [(event.step, event.value) for event in events.Scalars("critic/score/mean")] == [(1, 1.0), (2, 2.5)]
+    assert [(event.step, event.value) for event in events.Scalars("critic/score/mean")] == [
+        (1, 1.0),
+        (2, 2.5),
+    ]
 
 
 # --- what the configuration may say ---------------------------------------------------------

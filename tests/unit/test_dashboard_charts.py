@@ -7,13 +7,14 @@ import re
 import pytest
 from support.paths import ROOT
 
-from syncd.dashboard.chart_table import CHARTS, EVENTS, METRICS, MOST_LINES
+from syncd.dashboard.chart_table import CHARTS, EVENTS
 from syncd.dashboard.charts import ChartReader, EventsCollector, MetricsCollector, answer
 from syncd.dashboard.growing import GrowingFiles
 from syncd.dashboard.lanes import MOST_KNOWN, MOST_LANES, MOST_SPANS
 from syncd.dashboard.poller import PollResult
 from syncd.dashboard.series import Point, ThinnedSeries
 from syncd.errors import JobMissingError
+from syncd.figures import METRICS, MOST_LINES
 from syncd.jsonl import LINE_LIMIT
 from syncd.observe.events import Event
 from syncd.observe.journal import Journal
@@ -216,7 +217,7 @@ def test_metrics_are_read_by_the_rule_of_their_file(tmp_path):
         collector.add(each)
     reward = collector.series["critic/score/mean",].points()
     assert reward == [(AT + 1, 1, 0.1), (AT + 2, 2, 0.25)]
-    assert points(collector.series["actor/pg_loss", "sft/loss"]) == [(1, 2.0), (2, None), (3, 1.0)]
+    assert points(collector.series["actor/pg_loss",]) == [(1, 2.0), (2, None), (3, 1.0)]
     path = tmp_path / METRICS
     path.write_text("".join(f"{json.dumps(each)}\n" for each in written[:5]))
     steps, values = read_history(str(path)).series("critic/score/mean")

@@ -113,5 +113,7 @@ def _checked(document: Mapping[str, Any] | None) -> tuple[int | None, dict[str, 
     step, metrics = (document or {}).get("step"), (document or {}).get("metrics")
     if type(step) is not int or not isinstance(metrics, dict):
         return None, {}
-    figures = {name: math.nan if value is None else value for name, value in by_present_names(metrics).items()}
+    figures = {
+        name: math.nan if value is None else value for name, value in by_present_names(metrics).items()
+    }
     return step, {name: float(value) for name, value in figures.items() if type(value) in (int, float)}

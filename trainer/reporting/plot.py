@@ -9,7 +9,7 @@ matplotlib is imported when it is needed, without pyplot: no window, no global s
 import itertools
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any

@@ -188,7 +188,9 @@ def test_figures_of_each_step_are_those_of_the_formulas(ended, record_line):
         assert {name: figures[name] for name in by_hand} == pytest.approx(by_hand, rel=1e-3, abs=2e-5), step
         worst = max(worst, *(abs(figures[name] - value) for name, value in by_hand.items()))
     assert found[1]["rollout_corr/k3_kl"] < 1e-6
-    assert max(figures["rollout_corr/k3_kl"] for figures in found.values()) > 1e-3, "no rollout was off-policy"
+    assert max(figures["rollout_corr/k3_kl"] for figures in found.values()) > 1e-3, (
+        "no rollout was off-policy"
+    )
     assert max(figures["rollout_corr/rollout_is_oob_ratio"] for figures in found.values()) > 0
     record_line(
         f"agents, segments, turn rewards and a correction with verl: within {worst:.1e} of plain torch"

@@ -86,7 +86,7 @@ def test_one_rank_resumes_the_critic_of_two(one, two):
 
 
 def without_times(metrics):
-    return {name: value for name, value in metrics.items() if not name.startswith("time/")}
+    return {name: value for name, value in metrics.items() if not name.startswith("timing_s/")}
 
 
 def test_only_the_critic_learns_in_its_warm_up(one, two):

@@ -30,7 +30,8 @@ def test_gradients_match_the_formula(one):
 def test_the_passes_of_a_step_are_measured(two):
     for rank in two["contract"]:
         assert rank["times"].keys() == {
-            f"time/{name}" for name in ("forward", "backward", "optimizer", "old_logprobs")
+            f"timing_s/{name}"
+            for name in ("update_actor", "forward", "backward", "optimizer", "old_log_prob")
         }
         assert all(seconds > 0 for seconds in rank["times"].values())
 

@@ -1,6 +1,5 @@
 """The critic of PPO: its values of a batch, what it learns from their returns, and its part of a full checkpoint."""
 
-import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from trainer.config.model_files import companions
 from trainer.engines.base import EngineContext, Metrics
 from trainer.engines.verl.advantages import gae
 from trainer.engines.verl.batches import forward_values, require_separate_rows
-from trainer.engines.verl.figures import learnt_values, spread_of
+from trainer.engines.verl.figures import value_metrics
 from trainer.engines.verl.losses import ValueLoss
 from trainer.engines.verl.models import build_critic
 from trainer.engines.verl.pass_times import PassTimes
@@ -150,18 +149,3 @@ class Critic:
         config, model = self._config.model, self.model.model_config
         own = {"architectures": model.architectures, **VALUE_HEAD}
         return companions(model.path, config.dtype, code=config.trust_remote_code, changes=own)
-
-
-def value_metrics(values: Rows, returns: Rows, masks: Rows) -> Metrics:
-    """Return how good values were, over the tokens that are learnt.
-
-    The explained variance is 1 less the variance of what values missed, divided by that of the returns: 1 for exact
-    values, 0 for a constant, and not a number where all returns are the same.
-    """
-    expected, found = (learnt_values(rows, masks) for rows in (values, returns))
-    missed, spread = (found - expected).var(correction=0), found.var(correction=0)
-    return {
-        **spread_of("critic/values", expected),
-        **spread_of("critic/returns", found),
-        "critic/vf_explained_var": float(1 - missed / spread) if spread else math.nan,
-    }

@@ -144,6 +144,23 @@ def advantage_metrics(advantages: Sequence[torch.Tensor], masks: Sequence[torch.
     return spread_of("critic/advantages", learnt_values(advantages, masks))
 
 
+def value_metrics(
+    values: Sequence[torch.Tensor], returns: Sequence[torch.Tensor], masks: Sequence[torch.Tensor]
+) -> Metrics:
+    """Return how good values were, over the tokens that are learnt.
+
+    The explained variance is 1 less the variance of what values missed, divided by that of the returns: 1 for exact
+    values, 0 for a constant, and not a number where all returns are the same.
+    """
+    expected, found = (learnt_values(rows, masks) for rows in (values, returns))
+    missed, spread = (found - expected).var(correction=0), found.var(correction=0)
+    return {
+        **spread_of("critic/values", expected),
+        **spread_of("critic/returns", found),
+        "critic/vf_explained_var": float(1 - missed / spread) if spread else math.nan,
+    }
+
+
 def batch_metrics(batch: Batch) -> Metrics:
     """Return metrics of rewards, prompts and responses, of rollouts over all their segments; zeros without rollouts.
 

@@ -78,7 +78,9 @@ class LegacyVerlEngine(FileEngine):
             )
         check_vocabulary(prepared.rows, self._text_config.vocab_size)
         is_policy = bool(prepared.rollouts)
-        columns, done = self._columns(prepared) if is_policy else (_columns_of_examples(prepared.examples), {})
+        columns, done = (
+            self._columns(prepared) if is_policy else (_columns_of_examples(prepared.examples), {})
+        )
         done |= self._update_all(prepared, columns, step)
         return prepared.figures.over(self.context.ranks) | done | prepared.described(self._algorithm)
 
@@ -141,9 +143,7 @@ class LegacyVerlEngine(FileEngine):
             step.figures.drop(*figures.MISMATCH, "rollout_corr/logprob_diff_max")
             return columns | {"old_log_probs": recorded}, done
         slots = [slot for part in step.parts for slot in self._deal(step.rollouts, part.rollouts)]
-        own, entropies = (
-            self._forward(self.model, step.rollouts, slots, entropy=True) if slots else ({}, {})
-        )
+        own, entropies = self._forward(self.model, step.rollouts, slots, entropy=True) if slots else ({}, {})
         measure_mismatch(self.context.ranks, step, own, recorded)
         for number in own:
             mask = step.rollouts[number].mask.bool()
