@@ -37,7 +37,7 @@ class Panel:
     Args:
         name: Its stable name.
         title: Its heading.
-        unit: Of its values: empty, versions, seconds, bytes, GiB, tokens, explorers, nats, share, a rollout, a second.
+        unit: Of its values: empty, seconds, bytes, GiB, tokens, versions, explorers, nats, share, a rollout or a second.
         curves: Its curves; none if it has a family.
         from_zero: Whether zero belongs in the picture.
         family: Metrics that have a curve each, called by the group of the match; the first `MOST_LINES` are drawn.
@@ -238,14 +238,15 @@ PANELS = (
 
 # --- names of earlier releases --------------------------------------------------------------------------------
 
-_TIMES = "step train_step sample_wait sample sync_weight save_checkpoint validation probe save_blocked forward backward"
-_CRITIC_TIMES = "optimizer critic critic_forward critic_backward critic_optimizer"
-_MISMATCH = "kl k3_kl chi2_token chi2_seq logprob_diff_mean logprob_diff_max ratio_mean ratio_seq_mean ess_token ess_seq"
+_TIMES = "step train_step sample_wait sample sync_weight save_checkpoint save_blocked validation probe"
+_PASSES = "forward backward optimizer critic critic_forward critic_backward critic_optimizer"
+_RATIOS = "kl k3_kl chi2_token chi2_seq logprob_diff_mean logprob_diff_max"
+_WEIGHTS = "ratio_mean ratio_seq_mean ess_token ess_seq"
 
 RENAMED: Mapping[str, str] = {
     **{f"reward/{name}": f"critic/score/{name}" for name in ("mean", "std", "max", "min")},
-    **{f"time/{name}": f"timing_s/{name}" for name in f"{_TIMES} {_CRITIC_TIMES}".split()},
-    **{f"rollout/{name}": f"rollout_corr/{name}" for name in _MISMATCH.split()},
+    **{f"time/{name}": f"timing_s/{name}" for name in f"{_TIMES} {_PASSES}".split()},
+    **{f"rollout/{name}": f"rollout_corr/{name}" for name in f"{_RATIOS} {_WEIGHTS}".split()},
     "time/old_logprobs": "timing_s/old_log_prob",
     "time/reference": "timing_s/ref",
     "rollout/is_weight_mean": "rollout_corr/rollout_is_mean",

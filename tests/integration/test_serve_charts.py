@@ -23,7 +23,8 @@ def line(step, **metrics):
 def server(tmp_path_factory):
     job = Job.at(tmp_path_factory.mktemp("jobs") / "curves")
     os.makedirs(job.state)
-    rewards = [{"critic/score/mean": step / 10, "critic/score/min": 0.0, "critic/score/max": 1.0} for step in range(10)]
+    edges = {"critic/score/min": 0.0, "critic/score/max": 1.0}
+    rewards = [{"critic/score/mean": step / 10} | edges for step in range(10)]
     written = [line(step, **found, **{"actor/pg_loss": 0.5}) for step, found in enumerate(rewards)]
     for number in range(8):
         written[7]["metrics"][f"reward/parts/part \u202e{number}"] = number / 8

@@ -2,8 +2,8 @@
 
 A line of metrics.jsonl is `{"step": n, "time": "...", "metrics": {...}}`. Nothing is ever rewritten. A run that
 resumes at an earlier step appends that step again, and the rule for readers is one sentence: a line of step s
-takes back all lines of later steps, and what it says of s holds. `trainer.monitors.jsonl` reads by it, and gives figures
-that an earlier release wrote by their present names.
+takes back all lines of later steps, and what it says of s holds. `trainer.monitors.jsonl` reads by it, and gives
+figures that an earlier release wrote by their present names.
 """
 
 import math

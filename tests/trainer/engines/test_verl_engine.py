@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch", reason="the trainer needs torch")
 pytestmark = [pytest.mark.group("engines"), pytest.mark.slow]
 
 OF_A_STEP = (
-    "actor/pg_loss", "actor/kl_loss", "actor/entropy", "actor/pg_clipfrac", "rollout_corr/ess_token", "rollout_corr/ess_seq",
-    "rollout_corr/rollout_is_mean", *MISMATCH, *OF_ROLLOUTS,
+    "actor/pg_loss", "actor/kl_loss", "actor/entropy", "actor/pg_clipfrac", "rollout_corr/ess_token",
+    "rollout_corr/ess_seq", "rollout_corr/rollout_is_mean", *MISMATCH, *OF_ROLLOUTS,
 )  # fmt: skip
 
 
