@@ -37,7 +37,7 @@ class Panel:
     Args:
         name: Its stable name.
         title: Its heading.
-        unit: Of its values: empty, seconds, bytes, GiB, tokens, versions, explorers, nats, share, a rollout or a second.
+        unit: Of its values, empty or one of seconds, bytes, GiB, tokens, versions, explorers, nats, share, a second.
         curves: Its curves; none if it has a family.
         from_zero: Whether zero belongs in the picture.
         family: Metrics that have a curve each, called by the group of the match; the first `MOST_LINES` are drawn.

@@ -94,7 +94,7 @@ def test_charts_show_values_with_units_under_mouse_and_keys(pages, server):
     page.keyboard.press("Home")
     for _ in range(4):
         page.keyboard.press("ArrowRight")
-    assert re.fullmatch(r"step 4, .*: loss 9", drawing.get_attribute("aria-valuetext"))
+    assert re.fullmatch(r"step 4, .*: policy 9", drawing.get_attribute("aria-valuetext"))
     assert "step 4" in reward.inner_text(), "the other charts show the same time"
     assert loss.locator(".cursor").get_attribute("hidden") is None
     page.keyboard.press("Tab")

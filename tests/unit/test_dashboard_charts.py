@@ -319,6 +319,34 @@ def test_the_journal_gives_what_each_explorer_ran_when():
     assert (found["quarantined"], found["until"], found["left_out"]) == ([4], 95.0, 0)
 
 
+def passed(at, *rows):
+    return event("versions_applied", at, explorers=[], recent=[list(row) for row in rows])
+
+
+def test_a_lane_has_the_versions_that_ran_between_two_readings():
+    collector = EventsCollector()
+    for each in (
+        applied(2.0, ("a", 1, 3, "proven")),
+        passed(7.0, ("a", 1, 4, "proven", 3.0), ("a", 1, 5, "loaded", 9.0), ("a", 1, 6, "proven", 0.5)),
+        applied(7.0, ("a", 1, 6, "proven")),
+        passed(
+            8.0, ("a", 1, 7, None, float("nan")), ("a", 1, 7, None, -1), ("a", 1, 7, None, 1e9), "?", ["a"]
+        ),
+        event("leadership_acquired", 60.0, term=2),
+        passed(60.5, ("a", 1, 5, "loaded", 55.0), ("a", 1, 6, "proven", 54.0), ("a", 1, 8, "proven", 20.0)),
+        applied(60.5, ("a", 1, 8, "proven")),
+    ):
+        collector.add(each)
+    (lane,) = collector.lanes.document()["lanes"]
+    assert lane["spans"] == [
+        [2.0, 4.0, 1, 3, "proven"],
+        [4.0, 4.0, 1, 4, "proven"],  # its clock is a little off: the order stays
+        [4.0, 6.5, 1, 5, "loaded"],
+        [6.5, 40.5, 1, 6, "proven"],  # the new leader repeats 5 and 6
+        [40.5, None, 1, 8, "proven"],
+    ]
+
+
 def test_lanes_are_bounded():
     collector = EventsCollector()
     for number in range(MOST_KNOWN + 30):
