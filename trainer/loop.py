@@ -249,9 +249,14 @@ class Trainer:
         return True
 
     def shutdown(self) -> None:
-        """Give the engine's threads and memory back; a trainer of `get_actor` leaves its job too."""
+        """Give the engine's threads and memory back; a trainer of `get_actor` leaves its job too.
+
+        After a run that has ended well, rank 0 then reports the evaluations that explorers make of its last version.
+        """
         with self.resources:
             self.engine.shutdown()
+            if self.rank0 is not None and self.exit_code == 0:
+                self.rank0.report_last_evaluations(self.train_step_num, lambda: bool(self._stop.requested))
 
     def _do(self, action: Action) -> None:
         match action:
