@@ -41,7 +41,7 @@ SIZE = (4.6, 2.5)
 
 LineStyle = str | tuple[int, tuple[int, ...]]
 
-_IN_TITLE = 56
+_IN_TITLE = 50
 """Letters that fit into the line of the title, together with the labels of curves."""
 
 _SAMPLE = 6
@@ -213,7 +213,8 @@ def _dress(axes: "Axes", panel: Panel) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if panel.from_zero:
-        axes.set_ylim(bottom=0)
+        highest = float(axes.dataLim.y1)
+        axes.set_ylim(0, 1.06 * highest if highest > 0 else 1)
 
 
 def _key(axes: "Axes", styles: Sequence[tuple[Curve, LineStyle]], *, inside: bool) -> None:
