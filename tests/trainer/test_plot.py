@@ -126,6 +126,15 @@ def test_evaluations_are_drawn_at_the_steps_of_their_versions(new_job):
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["reward"]
 
 
+def test_an_evaluation_is_drawn_with_its_standard_error(new_job):
+    job = new_job("job", (1, FULL), (8, FULL))
+    evaluated(job, "e0", (1, 2, 0.25, 4), reward_stderr=0.125)
+    evaluated(job, "e0", (1, 8, 0.5, 4))
+    (axes,) = [each for each in draw([job]).axes if each.get_title(loc="left") == "Evaluation"]
+    bars = [[tuple(point) for point in bar] for area in axes.collections for bar in area.get_segments()]
+    assert [(2.0, 0.125), (2.0, 0.375)] in bars
+
+
 def test_each_evaluation_is_told_once_in_the_order_of_versions(new_job):
     job, now = new_job("job"), [0.0]
     evaluated(job, "e0", (1, 1, 0.125, 8))

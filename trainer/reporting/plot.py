@@ -50,6 +50,9 @@ _SAMPLE = 6
 _STYLES: Sequence[LineStyle] = ("-", "--", "-.", ":", (0, (1, 3)), (0, (6, 3, 1, 3, 1, 3)))
 """Of the curves of a panel, in turn."""
 
+_ERROR = "_stderr"
+"""How a metric ends that is the standard error of another one, which is drawn with bars."""
+
 _DOTS_BELOW = 25
 """Points below which each is marked."""
 
@@ -243,6 +246,10 @@ def _curve(axes: "Axes", curve: Curve, line: LineStyle, history: History, colour
         values = _moving_mean(values, len(values) // 25)
     if steps:
         axes.plot(steps, values, linewidth=1.4, **style)
+    errors = dict(zip(*history.series(f"{curve.names[0]}{_ERROR}"), strict=True))
+    if errors:
+        bars = [errors.get(step, math.nan) for step in steps]
+        axes.errorbar(steps, values, bars, fmt="none", ecolor=colour, elinewidth=0.8, capsize=2)
 
 
 def _band(axes: "Axes", edges: Sequence[Curve], job: _Job) -> None:
