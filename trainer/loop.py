@@ -72,6 +72,7 @@ class Trainer:
         self._figures = StepFigures(context.device, context.ranks.world_size)
         self._validation: Sequence[Example] = ()
         self._log = structlog.get_logger()
+        self._awaits_evaluation = False  # the run has ended well, and what came after it is not reported yet
         self.exit_code: int | None = None
         """What `train` has returned, None before."""
         self.resources = contextlib.ExitStack()
@@ -126,6 +127,7 @@ class Trainer:
                 action = self.next_action()
                 if isinstance(action, Finish):
                     self.exit_code = self._finish(action)
+                    self._awaits_evaluation = self.exit_code == 0
                     return self.exit_code
                 self._do(action)
         except Exception as error:
@@ -255,7 +257,8 @@ class Trainer:
         """
         with self.resources:
             self.engine.shutdown()
-            if self.rank0 is not None and self.exit_code == 0:
+            if self.rank0 is not None and self._awaits_evaluation:
+                self._awaits_evaluation = False
                 self.rank0.report_last_evaluations(self.train_step_num, lambda: bool(self._stop.requested))
 
     def _do(self, action: Action) -> None:

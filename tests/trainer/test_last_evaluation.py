@@ -53,7 +53,6 @@ def run(job, then, *, stop=False, **trainer):
             made._stop.requested = 15
         made.shutdown()
         thread.join(60)
-        made.exit_code = None  # the trainer is shut down once more at the end
     daemon.close()
     return [(step, figures) for step, figures in shown.records[before:] if "eval/step" in figures]
 
