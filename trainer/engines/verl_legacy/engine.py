@@ -77,10 +77,10 @@ class LegacyVerlEngine(FileEngine):
                 "the engine verl_legacy learns rollouts or examples, not both in a step", hint=hint
             )
         check_vocabulary(prepared.rows, self._text_config.vocab_size)
-        is_policy = bool(prepared.rollouts)
-        columns, done = (
-            self._columns(prepared) if is_policy else (_columns_of_examples(prepared.examples), {})
-        )
+        if prepared.rollouts:
+            columns, done = self._columns(prepared)
+        else:
+            columns, done = _columns_of_examples(prepared.examples), {}
         done |= self._update_all(prepared, columns, step)
         return prepared.figures.over(self.context.ranks) | done | prepared.described(self._algorithm)
 
