@@ -97,6 +97,7 @@ PANELS = (
         (
             _line("from the start model", "actor/kl_loss"),
             _line("of the updates", "actor/ppo_kl"),
+            _line("in the reward", "actor/reward_kl_penalty"),
             _line("from the teacher", "teacher/reverse_kl"),
         ),
     ),

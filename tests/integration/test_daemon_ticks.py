@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.jobs import ManualClock, explorer, start, steps_of, write_step
 
-from syncd.daemon import scan
+from syncd.daemon import removals, scan
 from syncd.daemon.run import run_once
 from syncd.dashboard.lanes import LaneCollector
 from syncd.errors import JobMissingError, LockHeldError
@@ -763,3 +763,17 @@ def test_the_journal_has_each_version_that_ran_between_two_readings(job):
     assert lane["gone"] == "left"
     told = [row[2] for fields in versions for row in fields.get("recent", ())]
     assert told == list(range(1, 21)), "each once"
+
+
+def test_an_idle_tick_builds_nothing_of_all_steps_again(job, monkeypatch):
+    for step in (1, 2, 3):
+        write_step(job, step)
+    daemon, _, clock = start(job)
+    for _ in range(3):
+        daemon.tick()
+        clock.at += 0.5
+    steps = daemon.snapshot.steps
+    monkeypatch.setattr(removals, "Links", None)
+    daemon.tick()
+    assert (daemon.error, daemon.snapshot.steps) == (None, steps)
+    assert daemon.snapshot.steps is steps

@@ -21,6 +21,7 @@ from syncd.errors import (
     UsageError,
     storage_errors,
 )
+from syncd.extras import install_command
 from syncd.figures import METRICS, MOST_LINES, PANELS, Curve, Panel
 from trainer.monitors.jsonl import History, read_history
 from trainer.reporting.evaluations import evaluation_history
@@ -183,7 +184,7 @@ def _new_figure(size: tuple[float, float]) -> "Figure":
         from matplotlib.figure import Figure  # noqa: PLC0415
         from matplotlib.layout_engine import ConstrainedLayoutEngine  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise ConfigError("plots need matplotlib", hint="pip install 'syncd[plot]'") from error
+        raise ConfigError("plots need matplotlib", hint=install_command("plot")) from error
     return Figure(figsize=size, dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08))
 
 
