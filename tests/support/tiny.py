@@ -150,7 +150,7 @@ class TinyEngine(FileEngine):
         rewards = [row.reward for row in batch.experiences] or [0.0]
         return {
             "actor/pg_loss": float(loss), "actor/grad_norm": float(norm), "train/tokens": float(tokens),
-            "actor/lr": self.optimizer.param_groups[0]["lr"], "reward/mean": sum(rewards) / len(rewards),
+            "actor/lr": self.optimizer.param_groups[0]["lr"], "critic/score/mean": sum(rewards) / len(rewards),
         }  # fmt: skip
 
 
