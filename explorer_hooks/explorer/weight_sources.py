@@ -73,7 +73,8 @@ class WeightSource:
     def are_published(self, versions: Collection[Pair]) -> bool:
         """Return whether work of these versions may be written: each was published when this returns.
 
-        Work of the start model may be written unless the engine was started with another one. Waits, within bounds, if one of them is not published yet.
+        Work of the start model may be written unless the engine was started with another one. Waits, within bounds,
+        if one of them is not published yet.
         """
         # Step 0 may be published, too; else nothing tells its work from that of a start model that is not the job's.
         is_start_void = self._follower.started_elsewhere and self.runs != BEFORE_THE_FIRST

@@ -169,7 +169,7 @@ class Follower(Closing):
 
     @property
     def engine_reason(self) -> str:
-        """Return why the engine does not answer, may do no work, or did not load the newest version; empty if it did."""
+        """Return why the engine does not answer, may do no work, or did not load the newest version, else nothing."""
         disorder = self._engine.disorder()
         return disorder[1] if disorder is not None else self._engine.reason
 

@@ -2,8 +2,9 @@
 
 Real processes: two daemons, whose leader is killed and comes back as the stand-by, and readers of three hosts, each
 host with a stage of its own, that are killed or stopped at any moment and come back, some to an empty stage. Somebody
-changes the copies in the stages. The test itself is the trainer: it writes deltas and keyframes with shortcuts as two ranks do, deltas and whole steps as one, goes back to
-earlier steps and writes their successors again; a person rolls back.
+changes the copies in the stages. The test itself is the trainer: it writes deltas and keyframes with shortcuts as two
+ranks do, deltas and whole steps as one, goes back to earlier steps and writes their successors again; a person rolls
+back.
 SYNCD_DELTA_VERSIONS is the number of versions, SYNCD_SEED the schedule.
 """
 

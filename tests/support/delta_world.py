@@ -45,7 +45,7 @@ def flip(path):
 
 
 def cut(path):
-    os.truncate(path, os.path.getsize(path) // 2)
+    os.truncate(path, (os.path.getsize(path) + 1) // 2)  # a byte is left to be flipped
 
 
 def add(path):

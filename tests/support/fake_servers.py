@@ -101,6 +101,13 @@ class FakeServer:
             raise Answer(404, {"detail": "Not Found"})
         return route(dict(parse_qsl(url.query)), body)
 
+    def routed_if_kept(self, method, target, body):
+        lost = self.loses()
+        answer = self.routed(method, target, body) if lost != "asked" else None
+        if lost:
+            raise VanishError
+        return answer
+
     def authorize(self, given):
         if self.token is not None and given != f"Bearer {self.token}":
             raise Answer(401, {"error": "Unauthorized"})
@@ -129,12 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             fake.authorize(self.headers.get("Authorization"))
             fake.request.headers = self.headers
-            lost = fake.loses()
-            if lost == "asked":
-                raise VanishError
-            given = fake.routed(method, self.path, json.loads(raw) if raw else None)
-            if lost == "answered":
-                raise VanishError
+            given = fake.routed_if_kept(method, self.path, json.loads(raw) if raw else None)
         except VanishError:
             self.close_connection = True
             return

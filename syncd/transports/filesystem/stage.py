@@ -214,7 +214,7 @@ class HostStage:
         return self.find_digest(source.version.digest)
 
     def find_digest(self, digest: str) -> StagedCopy | None:
-        """Return a copy of the step whose manifest has a digest, whatever number it was published under; unchecked."""
+        """Return a copy of the step whose manifest has a digest, whatever number it was published as; unchecked."""
         for name in _names(self._own):
             match = _COPY.fullmatch(name)
             if match is not None and match["digest"] == _short(digest):
