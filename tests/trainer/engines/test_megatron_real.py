@@ -55,7 +55,9 @@ def test_no_object_in_any_file_of_a_full_checkpoint_is_run(found):
         assert rank["ran"] == []
         assert rank["whole"] is None, "it resumes once the file is as it was"
         state = {place: why for place, why in rank["outcomes"].items() if place[0].startswith("training/")}
-        read = [why for (name, _), why in state.items() if not name.endswith(("contents.json", "config.json"))]
+        read = [
+            why for (name, _), why in state.items() if not name.endswith(("contents.json", "config.json"))
+        ]
         assert len(read) > 60
         assert all(why[0] == "CorruptDataError" for why in read)
         for name in ("model/dist_ckpt/.metadata", "optimizer/dist_ckpt/common.pt"):
