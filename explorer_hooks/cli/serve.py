@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from syncd.extras import install_command
 from syncd.jobfile.overrides import JobFileCommand, config_argument, overrides_argument, trust_option
 
 if TYPE_CHECKING:
@@ -88,6 +89,6 @@ def gateway_function(module: str, name: str) -> "Callable[[ExplorerFile, str | N
     try:
         found = importlib.import_module(f"explorer_hooks.gateway.{module}")
     except ImportError as error:
-        raise ConfigError(f"the gateway needs {error.name}", hint="pip install 'syncd[gateway]'") from error
+        raise ConfigError(f"the gateway needs {error.name}", hint=install_command("gateway")) from error
     called: Callable[[ExplorerFile, str | None], str] = getattr(found, name)
     return called

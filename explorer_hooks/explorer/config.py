@@ -170,8 +170,10 @@ class GatewaySection(Section):
     """exact: a turn continues the recorded tokens; template: only if the chat template writes the same ones."""
     segments: Literal["all", "last"] = "all"
     """Which segments of a rollout are trained; last: the one alone that ends in its last turn."""
-    tool_format: Literal["auto", "hermes", "llama3", "mistral", "none"] = "auto"
-    """How the model writes calls of tools; auto: as its chat template shows."""
+    tool_format: Literal["auto", "hermes", "qwen3_coder", "glm45", "mistral", "llama3", "none"] = "auto"
+    """How the model writes calls of tools; auto: as its chat template writes one. none: answers are text alone."""
+    harmless_fields: Literal["tolerate", "refuse"] = "tolerate"
+    """Fields of requests that ask for what agents can do without, such as `strict`; tolerate: without effect."""
 
 
 ENVIRONMENTS = "verifiers:"

@@ -13,6 +13,7 @@ import click
 from syncd.config import CHOICES, DaemonConfig, check_value, load
 from syncd.console import UncheckedPath
 from syncd.errors import ConfigError, JobMissingError, UsageError
+from syncd.extras import install_command
 from syncd.protocol.layout import CONFIG, Job, job_disk, parse_step_name
 from syncd.protocol.owner import check_owner, is_own
 from syncd.protocol.permissions import modes_of
@@ -116,7 +117,7 @@ def delta_tool(name: str) -> Any:
 
     found = next(iter(entry_points(group="syncd.delta", name=name)), None)
     if found is None:
-        raise ConfigError("this installation reads no deltas", hint="pip install 'syncd[delta]'")
+        raise ConfigError("this installation reads no deltas", hint=install_command("delta"))
     return found.load()
 
 

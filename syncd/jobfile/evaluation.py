@@ -15,7 +15,7 @@ from syncd.jobfile.sections import CODE_BY_NAME, Count, NoneText, Positive, Sect
 PREFIX = "eval/"
 """How the names of the figures of all sets begin."""
 
-_ALWAYS = ("reward", "tasks", "failed", "truncated", "tokens", "seconds")
+_ALWAYS = ("reward", "reward_stderr", "tasks", "failed", "truncated", "tokens", "seconds")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _MOST_SAMPLES = 1024
 

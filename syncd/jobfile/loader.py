@@ -7,6 +7,7 @@ nearest key; and its values are JSON, where those of a job's file are TOML.
 
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -177,7 +178,9 @@ def read_toml(path: str) -> TomlFile:
             text, status = file.read().decode(), os.fstat(file.fileno())
         return TomlFile(path, tomllib.loads(text), text, status)
     except OSError as error:
-        raise ConfigError(f"cannot be read ({error.strerror})", path=path) from error
+        raise ConfigError(
+            f"cannot be read ({error.strerror})", path=path, hint=f"ls -lL {shlex.quote(str(path))}"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"not TOML: {error}", path=path) from error
 

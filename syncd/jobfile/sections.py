@@ -207,8 +207,8 @@ class SyncSection(Section):
     """Send with each version what the model answers to a few fixed tokens, to compare engines with: proof.md."""
     delta: Literal["auto", "on", "off"] = "auto"
     """on: store steps as changes while every explorer reads deltas, not with stream or adapters; auto: if quicker."""
-    keyframe_every: Positive = 32
-    """The most deltas that follow a step that is stored whole."""
+    keyframe_every: Annotated[int, Field(ge=1, le=1024)] = 32
+    """The most deltas that follow a step that is stored whole; a reader that comes late reads all of them."""
     max_chain_bytes: Count = 0
     """The most bytes of the deltas that follow a step that is stored whole; 0 for half of that step."""
     save_timeout: Seconds = 600.0

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from syncd.errors import CorruptDataError, SyncdError
-from syncd.protocol.disk import remove_tree
+from syncd.protocol.disk import remove_tree, tree_stats
 from syncd.protocol.documents import record_in
 from syncd.protocol.file_lock import FileLock, lock_file
 from syncd.protocol.layout import is_identity
@@ -182,10 +182,9 @@ def clear_all(root: str) -> None:
 def size_of(path: str) -> int:
     """Return the bytes of all files below a directory."""
     size = 0
-    for directory, _, names in os.walk(path):
-        for name in names:
-            with contextlib.suppress(OSError):
-                size += os.lstat(f"{directory}/{name}").st_size
+    with contextlib.suppress(OSError):
+        for found in tree_stats(LocalDisk(), path):
+            size += 0 if found.kind == "directory" else found.size
     return size
 
 

@@ -21,6 +21,8 @@ from trainer.config.algorithms import (
     LACKING_LOSSES,
     LOSSES,
     OF_GAE,
+    OF_GROUPS,
+    REWARD_KL_TYPES,
     SFT,
     VERL,
     clip_bounds,
@@ -33,8 +35,10 @@ from trainer.config.attention import attention_problems
 from trainer.config.critic import algorithm_of, critic_problems
 from trainer.config.lora import lora_problems
 from trainer.config.megatron import MEGATRON, megatron_problems
-from trainer.config.model import KEYS, AlgorithmSection, JobConfig, OptimizerSection
+from trainer.config.model import KEYS, AlgorithmSection, JobConfig
 from trainer.config.options import algorithm_problems, engine_problems
+from trainer.config.schedule import optimizer_problems
+from trainer.config.selected import metric_problems
 from trainer.config.sync import sync_problems
 from trainer.config.tinker import TINKER, tinker_problems
 from trainer.plugins import SAMPLE_STRATEGY, unknown_name
@@ -185,6 +189,12 @@ def _data(config: JobConfig) -> Iterator[Problem]:
         text = "trainer.validation_interval means nothing without data.validation_path"
         yield Problem("trainer.validation_interval", text)
     yield from _selection(config)
+    advantage = estimator_and_loss(algorithm_of(config))[0]
+    if data.group_size == 1 and advantage in OF_GROUPS:
+        text = f"data.group_size = 1 leaves {advantage} nothing to compare a rollout with"
+        yield Problem(
+            "data.group_size", text, 'data.group_size = 8, or algorithm.name = "reinforce_plus_plus"'
+        )
     if data.beyond == "weight" and data.max_age is None:
         yield Problem("data.max_age", 'data.beyond = "weight" needs data.max_age')
 
@@ -197,7 +207,9 @@ def _selection(config: JobConfig) -> Iterator[Problem]:
         )
     if section.metric.startswith("validation/") and not config.data.validation_path:
         text = f'selection.metric = "{section.metric}" needs data.validation_path'
-        yield Problem("selection.metric", text)
+        yield Problem("selection.metric", text, "data.validation_path = FILE")
+    else:
+        yield from metric_problems(config)
     produced = produced_by(config.explorer)
     if section.metric.startswith(PREFIX) and produced is not None and section.metric not in produced:
         text = f'selection.metric = "{section.metric}" is a figure of no set of [explorer.evaluation]'
@@ -207,30 +219,6 @@ def _selection(config: JobConfig) -> Iterator[Problem]:
         yield Problem("selection.metric", text, hint)
 
 
-def optimizer_problems(config: JobConfig) -> Iterator[Problem]:
-    """Yield what is wrong with the schedules of the learning rates."""
-    yield from _schedule(config, "algorithm.optimizer", config.algorithm.optimizer)
-    if config.critic.enabled:
-        yield from _schedule(config, "critic.optimizer", config.critic.optimizer)
-
-
-def _schedule(config: JobConfig, key: str, optimizer: OptimizerSection) -> Iterator[Problem]:
-    if optimizer.schedule != "cosine":
-        return
-    if not optimizer.schedule_steps and config.trainer.total_steps is None:
-        yield Problem(
-            f"{key}.schedule",
-            f'{key}.schedule = "cosine" has no end',
-            f"set {key}.schedule_steps or trainer.total_steps",
-        )
-    if 0 < optimizer.schedule_steps <= optimizer.warmup_steps:
-        yield Problem(
-            f"{key}.warmup_steps",
-            f"{key}.warmup_steps = {optimizer.warmup_steps} leaves nothing of"
-            f" {key}.schedule_steps = {optimizer.schedule_steps}",
-        )
-
-
 def verl_problems(config: JobConfig) -> Iterator[Problem]:
     """Yield what verl cannot do here, without importing verl."""
     section = algorithm_of(config)
@@ -238,6 +226,10 @@ def verl_problems(config: JobConfig) -> Iterator[Problem]:
     if section.loss_agg_mode:
         yield from _one_of("algorithm.loss_agg_mode", section.loss_agg_mode, AGGREGATIONS)
     yield from _one_of("algorithm.kl_type", section.kl_type, KL_TYPES)
+    yield from _one_of("algorithm.reward_kl_type", section.reward_kl_type, REWARD_KL_TYPES)
+    if section.reward_kl_coef and section.name == SFT:
+        key = "algorithm.reward_kl_coef"
+        yield Problem(key, f'{key} means nothing to algorithm.name = "{SFT}"', "leave it out")
     yield from _name(section.name)
     yield from _supported("algorithm.loss", section.loss, loss_names(), LACKING_LOSSES)
     yield from _supported("algorithm.advantage", section.advantage, ADVANTAGES | {GAE}, LACKING)
@@ -286,15 +278,13 @@ def _unread(section: AlgorithmSection) -> Iterator[Problem]:
 
 def _pair(config: JobConfig) -> Iterator[Problem]:
     section = config.algorithm
-    advantage, loss = estimator_and_loss(section)
+    _, loss = estimator_and_loss(section)
     low, _ = clip_bounds(with_published(section)) or (0.0, 0.0)
     if loss in _CLIPPED_BELOW and low >= 1:
         key = "clip_ratio" if section.clip_ratio_low is None else "clip_ratio_low"
         yield Problem(
             f"algorithm.{key}", f"algorithm.{key} = {low:g} clips nothing below: a ratio is never less than 0"
         )
-    if advantage == "grpo_passk" and config.data.group_size == 1:
-        yield Problem("data.group_size", "data.group_size = 1 leaves no second best, which grpo_passk needs")
     if section.loss_options and loss in LOSSES:
         text = f"algorithm.loss_options means nothing to the loss {loss}"
         yield Problem("algorithm.loss_options", text, "algorithm.options has what verl's losses read")

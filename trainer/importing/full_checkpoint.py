@@ -21,6 +21,7 @@ from syncd.protocol.disk import list_if_there
 from syncd.protocol.layout import ACTOR, Job
 from trainer.checkpoints import TrainerState, begin_training, complete, sync_files
 from trainer.config.model import JobConfig
+from trainer.engines.state_copy import write_files
 from trainer.export import export
 from trainer.export.fsdp import rank_files, without_warning
 from trainer.plain_loads import RUNS_CODE, SAFE
@@ -167,7 +168,7 @@ def _write_training(job: Job, files: RankFiles, step: int) -> None:
     directory = begin_training(job, step, save)
     with storage_errors(directory):
         for name in files.names():
-            torch.save(files.load(name), f"{directory}/{name}")
+            write_files({name: files.load(name)}, directory)
     sync_files(job, directory, list(files.names()))
     state = TrainerState(step, generation=1, world_size=files.world_size)
     complete(job, step, state.document(), save=save)
