@@ -12,6 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from syncd.errors import ConfigError
+from syncd.extras import install_command
 from syncd.jobfile.problems import nearest_name
 
 _OURS = "trainer."
@@ -47,7 +48,7 @@ class Registry:
             return points[name].load()
         except ModuleNotFoundError as error:
             ours = points[name].value.startswith(_OURS)
-            hint = f"pip install 'syncd[{name}]'" if ours else f"install {error.name}"
+            hint = install_command(name) if ours else f"install {error.name}"
             message = f"{self.noun} {name} needs the package {error.name}, which is not installed"
             raise ConfigError(message, hint=hint) from error
         except Exception as error:

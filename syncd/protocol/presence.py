@@ -192,7 +192,7 @@ class Presences:
                 continue
             except CorruptDataError as error:
                 problems[identity] = _unreadable(self._disk, path, identity, error.message)
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - one file costs itself only
                 obstacle = required_obstacle(error, path)
                 problems[identity] = _unreadable(self._disk, path, identity, str(obstacle))
             else:

@@ -495,6 +495,11 @@ def test_a_configuration_is_immutable(write):
     assert os.path.isabs(config.model.path)
 
 
+def test_the_length_of_a_chain_is_bounded(write):
+    assert load_config(write("[sync]\nkeyframe_every = 1024")).sync.keyframe_every == 1024
+    assert "keyframe_every" in refused(write("[sync]\nkeyframe_every = 1025"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -6,7 +6,7 @@ from typing import Any
 from syncd.config import load as load_daemon
 from syncd.errors import ConfigError
 from syncd.jobfile.evaluation import PREFIX, produced_by
-from syncd.jobfile.loader import Layer, Loader, layer_of, read_toml
+from syncd.jobfile.loader import Layer, Loader, TomlFile, read_toml
 from syncd.jobfile.problems import Problem, nearest
 from syncd.protocol.layout import is_identity
 from syncd.protocol.permissions import policy_problem
@@ -62,17 +62,18 @@ _CLIPPED_BELOW = frozenset({"vanilla", "gspo"})
 """Losses for which a lower bound of 0 or less would be a mistake; cispo, for one, is used with such a bound."""
 
 
-def load_config(path: str, overrides: Sequence[str] = ()) -> JobConfig:
+def load_config(path: str, overrides: Sequence[str] = (), *, trust: bool = False) -> JobConfig:
     """Return the configuration of a file with the command line's `--section.key value` on top.
 
     Relative paths of the file are relative to its directory, those of the command line to the current one;
-    `~` and `$NAME` are expanded.
+    `~` and `$NAME` are expanded. With `trust`, code that the file names runs whoever could have written it.
 
     Raises:
         ConfigError: The file cannot be read or is not TOML; else all its problems, in one error.
         UsageError: The overrides are not `--section.key value`.
     """
-    return resolved(LOADER.load([file_layer(path), LOADER.command_layer(overrides)], path))
+    layers = [file_layer(path), LOADER.command_layer(overrides)]
+    return resolved(LOADER.load(layers, path, trust=trust))
 
 
 def resolved(config: JobConfig) -> JobConfig:
@@ -86,7 +87,7 @@ def file_layer(path: str) -> Layer:
     Raises:
         ConfigError: It cannot be read or is not TOML.
     """
-    return layer_of(read_table(path), path)
+    return _read(path).layer()
 
 
 def read_table(path: str) -> dict[str, Any]:
@@ -95,11 +96,15 @@ def read_table(path: str) -> dict[str, Any]:
     Raises:
         ConfigError: It cannot be read or is not TOML.
     """
-    table, text = read_toml(path)
-    if text.startswith(FIRST_LINE):
-        _forget_derived(table)
-        _forget_unread(table)
-    return table
+    return _read(path).table
+
+
+def _read(path: str) -> TomlFile:
+    file = read_toml(path)
+    if file.text.startswith(FIRST_LINE):
+        _forget_derived(file.table)
+        _forget_unread(file.table)
+    return file
 
 
 def _forget_derived(table: dict[str, Any]) -> None:

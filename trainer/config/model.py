@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from syncd.config import key_table
 from syncd.jobfile.keys import Keys
 from syncd.jobfile.sections import (
     FIXED,
@@ -241,7 +242,7 @@ class JobConfig(JobFile):
     monitor: MonitorSection = MonitorSection()
     """Where metrics go."""
     explorer: dict[str, Any] = Field(default_factory=dict)
-    """What explorers read; they check it."""
+    """What explorers read: explorer-run.md has its keys, and `explorer config docs` prints them."""
     daemon: dict[str, Any] = Field(default_factory=dict)
     """What `syncd watch` reads, checked by its rules; keep_full is trainer.max_checkpoints_to_keep unless given."""
     stages: tuple[StageSection, ...] = Field(default=(), strict=False)
@@ -260,6 +261,11 @@ _PATHS = (
 )
 KEYS = Keys(JobConfig, _PATHS)
 """The keys of the file, and those of them that name a file or directory."""
+
+
+def documentation() -> str:
+    """Return the last part of docs/configuration.md: every key but those of explorers."""
+    return f"{KEYS.documentation()}\n{key_table()}"
 
 
 def plain(config: JobConfig) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from syncd.errors import ConfigError, storage_errors
+from syncd.jobfile.trust import require_own_model
 from trainer.config.algorithms import SFT, VERL
 from trainer.config.attention import check_heads
 from trainer.config.lora import check_rank, check_start_adapter
@@ -26,18 +27,20 @@ _LENGTH = 8
 """Bytes of the length of a header, with which a safetensors file begins."""
 
 
-def check_model(config: JobConfig) -> None:
-    """Refuse a model that cannot be loaded, or that has no tokenizer where the run needs one.
+def check_model(config: JobConfig, *, trust: bool = False, recorded: bool = False) -> None:
+    """Refuse a model that cannot be loaded, whose code others could have written, or that lacks a tokenizer.
 
-    Other engines than verl's check their models themselves.
+    Other engines than verl's check their models' files themselves. With `trust` anybody's code may run; `recorded` is
+    as of `require_own_model`.
 
     Raises:
         ConfigError: Files are missing; the message names them.
         StorageError: A file cannot be read.
     """
+    path = config.model.path
+    require_own_model(path, runs_code=config.model.trust_remote_code and not trust, recorded=recorded)
     if config.engine.name != VERL:
         return
-    path = config.model.path
     check_configs(config)
     _check_weights(path)
     if config.critic.enabled and config.critic.path:

@@ -51,7 +51,7 @@ def _with_critic(*names):
 @pytest.fixture(scope="session")
 def two_ranks(launch, tmp_path_factory):
     """Return what two ranks of an engine found, and the directory of their files."""
-    every = ("contract", "cut_off", *(["remembered"] if os.access("/dev/shm", os.W_OK) else []))
+    every = ("contract", "cut_off", "planted", *(["remembered"] if os.access("/dev/shm", os.W_OK) else []))
     verl = (
         *every,
         "same_gradients",

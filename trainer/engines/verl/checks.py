@@ -4,6 +4,7 @@ import importlib.util
 from collections.abc import Mapping
 
 from syncd.errors import ConfigError
+from syncd.extras import install_command
 from syncd.jobfile.problems import error_of
 from trainer.config.algorithms import SFT, estimator_and_loss, with_published
 from trainer.config.attention import FLASH, degree_of, require_groups
@@ -17,8 +18,8 @@ from trainer.config.schedule import optimizer_problems
 from trainer.engines.verl.release import release_problems
 
 MEGATRON_PACKAGES: Mapping[str, str] = {
-    "megatron": "pip install 'syncd[megatron]'",
-    "mbridge": "pip install 'syncd[megatron]'",
+    "megatron": install_command("megatron"),
+    "mbridge": install_command("megatron"),
     "transformer_engine": "pip install 'transformer-engine[pytorch]', which needs CUDA",
 }
 """What Megatron needs besides verl, with the command that installs each."""

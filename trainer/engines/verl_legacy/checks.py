@@ -5,6 +5,7 @@ from importlib.metadata import version
 from typing import Any
 
 from syncd.errors import ConfigError
+from syncd.extras import install_command
 from syncd.jobfile.problems import Problem, error_of
 from trainer.config.algorithms import GAE, LOSSES, SFT, estimator_and_loss
 from trainer.config.critic import critic_problems
@@ -28,7 +29,7 @@ def check(config: JobConfig) -> None:
     installed = version("verl")
     if installed != LEGACY:
         message = f"verl {installed} is installed; the engine verl_legacy runs {LEGACY}"
-        raise ConfigError(message, hint="engine.name = \"verl\", or pip install 'syncd[verl-legacy]'")
+        raise ConfigError(message, hint=f'engine.name = "verl", or {install_command("verl-legacy")}')
     problems = [*verl_problems(config), *optimizer_problems(config), *critic_problems(config)]
     if problems := problems or list(_problems(config)):
         raise error_of(problems, LOADER.hint)
