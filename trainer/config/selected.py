@@ -19,7 +19,8 @@ actor/grad_norm actor/lr actor/updates_skipped train/tokens perf/tokens_per_seco
 time/step time/train_step time/sample time/sample_wait time/forward time/backward time/optimizer
 """
 _OF_ROLLOUTS = """
-actor/pg_loss actor/ppo_kl actor/pg_clipfrac actor/entropy rollout/logprob_diff_mean rollout/logprob_diff_max
+actor/pg_loss actor/ppo_kl actor/pg_clipfrac actor/pg_clipfrac_lower actor/entropy rollout/logprob_diff_mean
+rollout/logprob_diff_max
 rollout/ratio_mean rollout/kl rollout/k3_kl rollout/chi2_token rollout/ess_token rollout/ratio_seq_mean
 rollout/chi2_seq rollout/ess_seq reward/mean reward/std reward/max reward/min reward/equal_groups
 reward/equal_groups_dropped response/length_mean response/tokens response/tool_tokens_mean response/truncated
