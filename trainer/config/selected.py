@@ -22,7 +22,7 @@ perf/max_memory_reserved_gb timing_s/step timing_s/train_step timing_s/sample ti
 timing_s/update_actor timing_s/forward timing_s/backward timing_s/optimizer
 """
 _OF_ROLLOUTS = """
-actor/pg_loss actor/ppo_kl actor/pg_clipfrac actor/entropy rollout_corr/logprob_diff_mean
+actor/pg_loss actor/ppo_kl actor/pg_clipfrac actor/pg_clipfrac_lower actor/entropy rollout_corr/logprob_diff_mean
 rollout_corr/logprob_diff_max rollout_corr/ratio_mean rollout_corr/kl rollout_corr/k3_kl rollout_corr/chi2_token
 rollout_corr/ess_token rollout_corr/ratio_seq_mean rollout_corr/chi2_seq rollout_corr/ess_seq
 critic/score/mean critic/score/std critic/score/max critic/score/min

@@ -9,6 +9,8 @@ from support import samples
 from support.case_runs import assert_close
 from support.verl_release import LACKS
 
+from trainer.config.model import JobConfig
+from trainer.config.selected import metric_problems
 from trainer.engines.verl.figures import MISMATCH, OF_ROLLOUTS
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
@@ -284,3 +286,16 @@ def test_a_linear_rate_falls_in_a_straight_line_to_0(one):
     (alone,) = one["reward_kl"]
     rates = [metrics["actor/lr"] for metrics in alone["metrics"]]
     assert rates == pytest.approx([0, 1e-2, 0.5e-2])
+
+
+def test_selection_may_name_every_figure_of_a_step(one):
+    algorithm = {"name": "rloo", "reward_kl_coef": 0.2, "kl_coef": 0.1}
+    table = {"job": {"dir": "/job"}, "model": {"path": "/model"}, "algorithm": algorithm}
+    for name in {name for case in ("reward_kl", "many_updates") for name in _figures(one[case][0])}:
+        config = JobConfig.model_validate(table | {"selection": {"metric": name}})
+        assert not list(metric_problems(config)), name
+
+
+def _figures(found):
+    steps = found["metrics"] if isinstance(found, dict) else found
+    return {name for metrics in steps for name in metrics}
