@@ -6,7 +6,7 @@ load (engine.py and the hook), report (engine_driver.py).
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -28,7 +28,7 @@ from explorer_hooks.follower.policy import (
 from explorer_hooks.follower.prover import Prover
 from explorer_hooks.follower.reporter import Readiness, Reporter
 from explorer_hooks.follower.versions import Fetcher, KnownVersions
-from explorer_hooks.hook import Hook, ProbingHook, Running
+from explorer_hooks.hook import Hook, ProbingHook, Running, Unproven
 from syncd.client.client import Client
 from syncd.client.follow import has_caught_up
 from syncd.client.wait import Deadline
@@ -157,10 +157,15 @@ class Follower(Closing):
         Raises:
             EngineUnreachableError: The engine does not answer.
         """
-        running, engine = self._engine.running(), self._engine
+        running = self._engine.running()
         is_known = running.label is None or self._versions.has_label(running.label)
         label = running.label if is_known else UNKNOWN_LABEL
-        return Running(label, running.paused, engine.unproven.by_label)
+        return Running(label, running.paused, self.unproven)
+
+    @property
+    def unproven(self) -> Mapping[str, Unproven]:
+        """Return which weights are not proven on which the engine has worked, by label. Any thread may ask."""
+        return self._engine.unproven.by_label
 
     @property
     def engine_reason(self) -> str:

@@ -181,7 +181,7 @@ class GatewayService:
 
         Groups that cannot be written are dropped.
         """
-        groups = self._http.call(self._gateway.whole_groups(least, self._file.groups))
+        groups = self._http.call(self._gateway.whole_groups(least, self._file.groups, self._source.unproven))
         equal = [group for group in groups if are_equal(group.rewards)]
         if equal and self._drop_equal(equal):
             return True

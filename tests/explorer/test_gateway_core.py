@@ -243,7 +243,7 @@ def test_sessions_are_idempotent_the_first_reward_counts_and_a_later_attempt_aba
             with pytest.raises(ApiError) as error:
                 await gateway.reward(second, wrong)
             assert error.value.status == 400
-        assert await gateway.whole_groups(1, 2) == []
+        assert await gateway.whole_groups(1, 2, {}) == []
         await gateway.drop("g", "driver")
         with pytest.raises(ApiError, match="the group is over: driver"):
             await bed.session()
