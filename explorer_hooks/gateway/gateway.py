@@ -159,7 +159,8 @@ class Gateway:
             if not session.turns or any(key[0] == name for key in self._pending):
                 raise conflict("no turn was recorded" if not session.turns else "a turn is under way")
             told = {"reward": asked.reward, "info": asked.info, "turn_rewards": asked.of_turns(session)}
-            await self._record({"kind": "reward", "session": name, **told})
+            place = {"session": name, "group": session.group, "turns": len(session.turns)}
+            await self._record({"kind": "reward", **place, **told})
         else:
             await self._journal.barrier()
         return described(session)
@@ -174,7 +175,7 @@ class Gateway:
         if session is None:
             return {"session": name, "state": self.sessions.ended[name]}
         if session.state == "open":
-            await self._record({"kind": "abandon", "session": name})
+            await self._record({"kind": "abandon", "session": name, "group": session.group})
         return described(session)
 
     async def drop(self, group: str, why: str) -> None:
@@ -329,7 +330,8 @@ class Gateway:
         if session.state != "open" or session.id not in self.sessions.by_id:
             raise gone("the session has ended meanwhile")
         number = parent.number if parent else None
-        place = {"parent": number, "prompt": added, "earlier": earlier, "most": limit}
+        place = {"group": session.group, "number": len(session.turns), "parent": number}
+        place |= {"prompt": added, "earlier": earlier, "most": limit}
         durable = self._applied({**record, **place, **({"tools": tools} if tools else {})})
         turn = session.turns[-1]
         versions = result.versions_of(result.responses[0])

@@ -10,6 +10,7 @@ from support.gateway_bed import GatewayBed, ScriptedEngine
 
 from explorer_hooks.explorer.token_versions import TokenVersions
 from explorer_hooks.gateway.journal import NAME
+from explorer_hooks.gateway.records import encoded
 from explorer_hooks.gateway.rows import experiences_of
 from explorer_hooks.hook import PendingProof, Unproven
 
@@ -220,7 +221,7 @@ def test_records_behind_the_end_of_their_session_say_nothing(tmp_path):
     over = bed.sessions.rest()
     bed.sessions.apply({"kind": "turn", "session": next(iter(over["ended"]))})
     late = [line for line in lines if b'"kind":"over"' not in line and b'"kind":"session"' not in line]
-    rest = b'{"kind":"over","groups":{"g":"driver"},"ended":{},"dropped":{"driver":1}}\n'
+    rest = encoded({"kind": "over", "groups": {"g": "driver"}, "ended": {}, "dropped": {"driver": 1}})
     (tmp_path / NAME).write_bytes(rest + b"".join(late))
     again = GatewayBed(tmp_path, numbered(), group_size=1)
     again.close()
