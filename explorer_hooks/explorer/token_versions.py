@@ -53,6 +53,13 @@ class TokenVersions:
             return self
         return TokenVersions(self.spans, self.unproven_if_passed)
 
+    def first(self, count: int) -> "TokenVersions":
+        """Return the versions of the first tokens alone."""
+        masks = (self.unproven, self.unproven_if_passed)
+        unproven, if_passed = (None if mask is None else mask[:count] for mask in masks)
+        spans = tuple(span for span in self.spans if span.start < count)
+        return TokenVersions(spans, unproven, self.pending, if_passed)
+
 
 def parse_spans(found: object, length: int) -> tuple[LabelSpan, ...]:
     """Return what an engine says of a response's tokens, nothing if it says nothing.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from explorer_hooks.explorer.worker_process import WorkerAnswer, WorkerProcess
 from explorer_hooks.gateway import verifiers_worker
+from explorer_hooks.gateway.agent_variables import agent_environment
 from syncd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class EnvironmentSettings:
         select: Which of its tasks are played.
         python: The interpreter that has verifiers; empty for this one.
         directories: Directories in which its module is looked for.
+        passed: Names of variables of this process that it gets besides those of `agent_environment`.
     """
 
     name: str
@@ -44,6 +46,7 @@ class EnvironmentSettings:
     select: Mapping[str, Any]
     python: str
     directories: Sequence[str]
+    passed: Sequence[str] = ()
 
 
 class EnvironmentProcess(WorkerProcess):
@@ -60,7 +63,7 @@ class EnvironmentProcess(WorkerProcess):
     def __init__(self, settings: EnvironmentSettings, stop: Callable[[], bool]) -> None:
         python = settings.python or sys.executable
         paths = [*settings.directories, *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        environment = {**agent_environment(os.environ, settings.passed), "PYTHONPATH": os.pathsep.join(paths)}
         try:
             super().__init__([python, "-P", verifiers_worker.__file__], MOST, environment)
         except OSError as error:

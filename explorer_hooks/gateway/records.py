@@ -68,6 +68,7 @@ class TurnRecord(TypedDict):
     tools: NotRequired[dict[Text, float]]
     most: NotRequired[Natural | None]
     earlier: NotRequired[Natural | None]
+    stop: NotRequired[list[Text]]
 
 
 class RewardRecord(TypedDict):
