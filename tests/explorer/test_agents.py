@@ -323,7 +323,7 @@ def test_rewards_that_raise_hang_die_or_are_none_cost_their_groups_alone_and_are
     for said in (
         "no idea",
         "more than 3 s",
-        "ended its process",
+        "its process ended with",
         "returned str",
         "nan",
         "inf",
