@@ -15,7 +15,7 @@ MINUTES ?= 60
 MERMAID := 12.3.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-vllm demo-agents demo-daemon test test-fast publish-races test-gpu test-faults test-kills-ppo test-kills-lora test-proof test-slurm test-vllm test-sglang test-verifiers test-tinker test-verl08 test-verl-legacy test-megatron lint format test-install docs soak soak-simulator soak-parts broadcast-faults agent-kills delta-versions bench learn learn-tasks learn-verifiers clean
+.PHONY: help setup demo demo-vllm demo-agents demo-daemon test test-fast publish-races test-gpu test-faults test-kills-ppo test-kills-lora test-proof test-slurm test-vllm test-sglang test-verifiers test-openai-clients test-tinker test-verl08 test-verl-legacy test-megatron lint format test-install docs soak soak-simulator soak-parts broadcast-faults agent-kills delta-versions bench learn learn-tasks learn-verifiers clean
 
 ## help: this list
 help:
@@ -113,6 +113,11 @@ test-sglang: $(READY) $(if $(SYNCD_SGLANG_PYTHON),,.venv-sglang/.ready)
 ## test-verifiers: environments of a real verifiers (SYNCD_VERIFIERS_PYTHON, else it is installed)
 test-verifiers: $(READY) $(if $(SYNCD_VERIFIERS_PYTHON),,.venv-verifiers/.ready)
 	$(BIN)/python -m pytest tests/explorer/engines/test_verifiers_real.py $(PYTEST_ARGS)
+
+# Agents' clients before the gateway; SYNCD_OPENAI_CLIENTS_PYTHON names the interpreter of another environment.
+## test-openai-clients: openai, openai-agents, LangChain and litellm before the gateway (SYNCD_OPENAI_CLIENTS_PYTHON, else installed)
+test-openai-clients: $(READY) $(if $(SYNCD_OPENAI_CLIENTS_PYTHON),,.venv-openai-clients/.ready)
+	$(BIN)/python -m pytest tests/explorer/test_openai_clients.py $(PYTEST_ARGS)
 
 # The engine `tinker` and explorers against a real tinker server on the CPU; SYNCD_TINKER_PYTHON names another one's Python.
 ## test-tinker: a real tinker server on the CPU (SYNCD_TINKER_PYTHON, else it is installed)
@@ -249,4 +254,4 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 
 ## clean: remove environments, builds and caches
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-tinker .venv-verifiers .venv-verl08 .venv-verl-legacy .venv-megatron .venv-docs .venv-install build dist out/site .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-tinker .venv-verifiers .venv-openai-clients .venv-verl08 .venv-verl-legacy .venv-megatron .venv-docs .venv-install build dist out/site .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

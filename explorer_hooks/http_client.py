@@ -28,6 +28,8 @@ _SECRET_PARTS = re.compile(r"(?<=//)[^/]*@|[?#].*", re.DOTALL)
 _REDIRECT, _BAD = 300, 400
 _UNAUTHORISED = frozenset({401, 403})
 _MISSING = 404
+_BETWEEN = frozenset({502, 504})
+"""What a proxy answers that did not reach the server, or lost it."""
 _KEY_HINT = "--token-env NAME, in a job's file token_env: the environment variable with the server's key"
 _MESSAGES = ("message", "detail", "error", "error_message", "object")
 
@@ -267,6 +269,8 @@ class HttpClient:
             # A body that ends with the connection looks whole when the deadline has ended it.
             self._unreachable(f"{request} was not answered within {timeout:g} s", None)
         self._check_configured(reply)
+        if reply.status in _BETWEEN:
+            self._unreachable(self.complaint(reply), None)
         return reply
 
     def _unreachable(self, message: str, error: Exception | None) -> NoReturn:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import structlog
 
-from syncd.errors import NonFiniteError, SyncdError, UsageError
+from syncd.errors import FencedError, NonFiniteError, SyncdError, UsageError
 from syncd.protocol.rendezvous import TensorInfo
 from syncd.transports.broadcast.control import WEIGHTS, BroadcastControl
 from syncd.transports.ranks import PASSING, all_or_error, is_agreed, raise_agreed, raise_gravest
@@ -140,6 +140,8 @@ class Trainer:
         signals, rank0 = [signal for signal, _ in states], self.rank0
         action = self._ranks.broadcast(rank0.decide(self.situation(), signals) if rank0 else None)
         assert action is not None
+        if isinstance(action, Finish) and isinstance(action.error, FencedError):
+            return action  # what this trainer would still write, another one writes now
         self._aside(Rank0.commit, self.engine.saved_step)
         if not isinstance(action, Sync | Save | Validate):
             self._aside(self._figures.report, self.train_step_num, self._facts.synced)
@@ -328,6 +330,8 @@ class Trainer:
             all_or_error(self._ranks, work, self.rank0, *args, **kwargs)
 
     def _finish(self, finish: Finish) -> int:
+        if isinstance(finish.error, FencedError):
+            raise_agreed(finish.error)
         if finish.error is None:
             self._in_flight = False
             self.engine.wait_for_save()
@@ -355,6 +359,8 @@ class Trainer:
             return "the error came from inside a step: weights, optimizer or samples may be half changed"
         if isinstance(error, NonFiniteError):
             return "the weights are not finite"
+        if isinstance(error, FencedError):
+            return "another trainer trains this job now"
         if self._ranks.world_size > 1 and not is_agreed(error):
             return "not all ranks have met the error: some may not answer"
         return ""

@@ -38,7 +38,7 @@ from trainer.reporting.evaluations import EvaluationWatch
 from trainer.reporting.report import Screen
 from trainer.resume import roll_back_explorers
 from trainer.selection import Selection
-from trainer.waiting import ExplorerLiveness, Waiting, wait_text
+from trainer.waiting import DAEMON, ExplorerLiveness, Waiting, wait_text
 
 P = ParamSpec("P")
 
@@ -144,7 +144,7 @@ class Rank0:
 
     def vacate(self, step: int) -> None:
         """Have the daemon remove an abandoned step that is where this one will be written."""
-        self.sync.vacate(step)
+        self.sync.vacate(step, min(DAEMON, self.sync.timeout))
 
     def state_at(self, step: int) -> dict[str, object]:
         """Return the loop's state, to be saved with this step; its samples are consumed once that is durable."""

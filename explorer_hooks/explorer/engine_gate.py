@@ -135,8 +135,9 @@ class EngineGate:
             if self._versions.is_ready():
                 return True
             if time.monotonic() > end:
+                why = f": {reason}" if (reason := self._versions.source.reason) else ""
                 raise EngineDeadError(
-                    f"the engine has run no usable version for {self._settings.timeout:g} s",
+                    f"the engine has run no usable version for {self._settings.timeout:g} s{why}",
                     hint=f"syncd status {self._versions.source.sync.job.root}",
                 )
             if self.update(PIECE).kind == "ended":
@@ -157,15 +158,19 @@ class EngineGate:
             self._polled_at = now
             self._versions.update(0.0)
 
-    def evaluate(self) -> None:
-        """Evaluate the version that runs, if it is published and was not seen before."""
+    def evaluate(self, *, is_last: bool = False) -> None:
+        """Evaluate the version that runs, if it is published and was not seen before.
+
+        Args:
+            is_last: Whether no version comes after it: then every set measures it, due or not.
+        """
         pair = self._versions.source.runs or BEFORE_THE_FIRST
-        if self._evaluation is None or pair == self._evaluated or self._stop():
+        if self._evaluation is None or self._stop() or (pair == self._evaluated and not is_last):
             return
         if not self._versions.is_ready() or not self._versions.source.is_published:
             return
         self._evaluated = pair
-        self._evaluation.applied(pair, self._versions.digest)
+        self._evaluation.applied(pair, self._versions.digest, is_last=is_last)
 
     def finish(self) -> None:
         """Load the last version, which may have come just before the end, and evaluate it."""
@@ -176,4 +181,4 @@ class EngineGate:
         while outcome.kind == "unreachable" and not self._stop() and time.monotonic() < end:
             time.sleep(_POLL)
             outcome = self.update(0.0)
-        self.evaluate()
+        self.evaluate(is_last=True)

@@ -38,6 +38,11 @@ class TokenVersions:
         """Return the oldest version that chose a token."""
         return min((span.generation, span.step) for span in self.spans)
 
+    def first(self, count: int) -> "TokenVersions":
+        """Return the versions of the first tokens alone."""
+        unproven = None if self.unproven is None else self.unproven[:count]
+        return TokenVersions(tuple(span for span in self.spans if span.start < count), unproven)
+
 
 def parse_spans(found: object, length: int) -> tuple[LabelSpan, ...]:
     """Return what an engine says of a response's tokens, nothing if it says nothing.

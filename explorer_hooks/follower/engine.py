@@ -19,8 +19,18 @@ if TYPE_CHECKING:
     from syncd.protocol.version import Pair
 
 _WHOLE = "weights"
+_ASKS = 4
+_ASK_PAUSE = 0.1
+"""How often an engine is asked at once what it runs if its connection was lost in a load, and seconds in between."""
+
 _SOONEST = 0.2
 """Seconds before an engine that did not answer is polled again; doubled each time, up to the usual interval."""
+
+
+class InterruptedLoadError(LoadFailedError):
+    """The connection to the engine was lost during a load, and nothing shows that the engine ended: load it again."""
+
+    code = "load_interrupted"
 
 
 class Engine:
@@ -48,9 +58,15 @@ class Engine:
         self.dead: EngineDeadError | None = None
         self.wrong: LoadFailedError | None = None
         """Why it answers as weights of no version; only another load can mend that."""
+        self.start_problem: LoadFailedError | None = None
+        """Why its start weights are not the job's; None if they are, or if nobody knows."""
         self.is_proven = False
         """Whether it has answered the probe of what it runs."""
         self.unproven = UnprovenLoads()
+        self.died_loading: Pair | None = None
+        """The version during whose load it went away, to come back as a new process; None once that was counted."""
+        self._lost_in: Pair | None = None
+        """The version during whose load its connection was lost, until it answers again."""
         self.good: HeldDirectory | None = None
         """The last good version, which a failed load restores."""
         self._reference: Tensors | None = None
@@ -75,6 +91,8 @@ class Engine:
             return EngineState.UNREACHABLE, self.reason
         if self.wrong is not None:
             return EngineState.WRONG, str(self.wrong)
+        if self.label is None and self.start_problem is not None:
+            return EngineState.WRONG, str(self.start_problem)
         if not self.is_known:
             return EngineState.WRONG, f"it runs {self.label!r}, which is no version of this job"
         return None
@@ -151,9 +169,11 @@ class Engine:
 
         Raises:
             LoadFailedError: It could not be loaded or proven; the engine runs what it ran before, or went away.
+            InterruptedLoadError: Its connection was lost meanwhile.
             ConfigError: It refuses the token, or was started otherwise than its hook needs; the same.
             EngineDeadError: It cannot be restored.
         """
+        before = self.label
         try:
             proven = self._load_and_prove(directory, timings)
             with timings.part("confirm"):
@@ -165,6 +185,9 @@ class Engine:
         except UnprovenError as error:
             self._leave_unproven(error)
             raise
+        except EngineUnreachableError as error:
+            self._regain(directory, before, error)
+            return
         except Exception as error:
             self.restore()
             raise _load_failure("load", error) from error
@@ -199,6 +222,59 @@ class Engine:
         if can_prove and not is_held:
             self._prove(directory, timings)
         return can_prove
+
+    def _regain(self, directory: WeightDirectory, before: str | None, error: EngineUnreachableError) -> None:
+        """Return if an engine whose connection was lost in a load has loaded the version all the same.
+
+        Args:
+            directory: The version.
+            before: The label that the engine had before.
+            error: What was raised.
+
+        Raises:
+            InterruptedLoadError: It has not, or does not answer; it may be half loaded.
+            LoadFailedError: It is a new process now, or does not prove the version.
+            EngineDeadError: It cannot be restored.
+        """
+        try:
+            running = self._ask_again()
+        except EngineUnreachableError as lost:
+            self.is_suspect, self._lost_in = True, directory.version.pair
+            self.unproven.end(is_proven=False)
+            self.lose(lost)
+            raise _interrupted(error) from error
+        if running == Running(directory.label, unproven=running.unproven):
+            self._accept(directory, running, error)
+            return
+        has_restarted = before is not None and running.label is None and not running.paused
+        if has_restarted or self.good is not None:
+            self.restore()
+        else:
+            self.is_suspect = True
+            self.unproven.end(is_proven=False)
+            self._update(running)
+        raise (_load_failure("load", error) if has_restarted else _interrupted(error)) from error
+
+    def _ask_again(self) -> Running:
+        """Return what it says that it runs, asked a few times if its connection is lost again."""
+        for _ in range(_ASKS - 1):
+            with contextlib.suppress(EngineUnreachableError):
+                return self.running()
+            self._clock.sleep(_ASK_PAUSE)
+        return self.running()
+
+    def _accept(self, directory: WeightDirectory, running: Running, error: EngineUnreachableError) -> None:
+        """Accept a version that it says it runs after its connection was lost, once it has proven it."""
+        self.is_suspect, self.wrong = False, None
+        self._update(running)
+        self.prove_running(directory)
+        if self.wrong is not None:
+            wrong = self.wrong
+            if self.good is not None:
+                self.restore()
+            raise wrong
+        if not self.is_reachable:
+            raise _interrupted(error) from error
 
     def _running_version(self) -> WeightDirectory | None:
         """Return the version that it runs, None if its files are not on this host."""
@@ -307,6 +383,9 @@ class Engine:
         self.wrong, self.reason, self.is_proven, self.applied = error, str(error), False, None
 
     def _update(self, running: Running) -> None:
+        if self._lost_in is not None:
+            has_restarted = running.label is None and not running.paused
+            self.died_loading, self._lost_in = self._lost_in if has_restarted else None, None
         if self.dead is not None and running.label != self.label:
             self.dead = None  # it was restarted
         if running.label != self.label:
@@ -332,6 +411,10 @@ def _require_confirmed(directory: WeightDirectory, running: Running) -> None:
         )
     if running.paused:
         raise LoadFailedError(f"the engine was given {directory.label} and takes no work")
+
+
+def _interrupted(error: EngineUnreachableError) -> InterruptedLoadError:
+    return InterruptedLoadError(f"its connection was lost during load: {error}", hint=error.hint)
 
 
 def _load_failure(what: str, error: Exception) -> LoadFailedError | ConfigError:

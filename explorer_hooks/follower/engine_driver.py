@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from explorer_hooks.follower.engine import Engine
+from explorer_hooks.follower.engine import Engine, InterruptedLoadError
 from explorer_hooks.follower.policy import FollowOptions, TurnOutcome, is_within
-from explorer_hooks.follower.proof import UnprovenError, has_grown
+from explorer_hooks.follower.proof import UnprovenError, has_grown, other_start
 from explorer_hooks.follower.prover import Prover
 from explorer_hooks.follower.reporter import Reporter
 from explorer_hooks.follower.versions import FailedVersions, Fetcher, KnownVersions
@@ -17,6 +17,7 @@ from syncd.errors import (
     EngineUnreachableError,
     LoadFailedError,
     RefusedError,
+    StorageError,
     SyncdError,
     TryAgainError,
     UsageError,
@@ -29,6 +30,9 @@ from syncd.transports.filesystem.directory import HeldDirectory, LoadTimings
 
 _NOTICED = "noticed"
 """The age of a version when it was read: a part of the timings, but not of the load."""
+
+_MAY_PASS = (InterruptedLoadError, StorageError, OSError)
+"""What may be the fault of a network, a mount or a full disk: it says nothing about the version."""
 
 
 class EngineDriver:
@@ -63,6 +67,8 @@ class EngineDriver:
         self._bytes = 0
         self._trouble: GivenUp | None = None
         """Why the newest version that was tried does not run, None if it does."""
+        self._troubled: Pair | None = None
+        """That version."""
         self._is_polled = self._is_calibrated = False
 
     @property
@@ -80,6 +86,8 @@ class EngineDriver:
                 self._reporter.event("warning", "engine_connection_failed", reason=engine.reason)
         elif not was_reachable or engine.applied != before:
             self._accept_running()
+        else:
+            self._calibrate()
         self._is_polled = True
         self._publish()
 
@@ -209,7 +217,7 @@ class EngineDriver:
         self._reporter.publish(EngineState.LOADING, label_of(pair), now=False, ready=False)
 
     def _report_applied(self, held: HeldDirectory, timings: LoadTimings) -> TurnOutcome:
-        self.position, self._trouble = held.pair, None
+        self.position, self._trouble, self._troubled = held.pair, None, None
         self._bytes += held.size
         self.failed.clear()
         seconds = round(sum(spent for part, spent in timings.items() if part != _NOTICED), 6)
@@ -258,7 +266,8 @@ class EngineDriver:
             self._give_up(pair, reason, refused=True)
             self._publish_event("error", "load_refused", {**event, "hint": error.hint})
             return TurnOutcome("refused", pair, reason)
-        again = self.failed.fail(pair)
+        is_answer = not isinstance(error, _MAY_PASS)
+        again = self.failed.fail(pair) if is_answer else self.failed.interrupt(pair)
         self._note_trouble(pair, reason, is_given_up=not again)
         failure = {**event, "again": again, "hint": getattr(error, "hint", None)}
         if isinstance(error, UnprovenError):
@@ -277,7 +286,7 @@ class EngineDriver:
         """Note why a version does not run, and that a load failed."""
         report, newest = self._reporter.report, self._versions.newest
         digest = newest.digest if newest is not None and newest.pair == pair else ""
-        self._trouble = GivenUp(pair[1], digest, reason, refused)
+        self._trouble, self._troubled = GivenUp(pair[1], digest, reason, refused), pair
         given_up = (*report.given_up, self._trouble) if is_given_up else report.given_up
         self._reporter.report = replace(report, failures=report.failures + 1, given_up=given_up)
 
@@ -288,14 +297,19 @@ class EngineDriver:
     def _accept_running(self) -> None:
         """Report what an engine runs that is polled for the first time or came back, and keep its files."""
         engine = self._engine
+        died, engine.died_loading = engine.died_loading, None
+        if died is not None:
+            again = self.failed.fail(died)
+            self._note_trouble(died, "the engine ended while it loaded it", is_given_up=not again)
         self._is_calibrated = False
         self._prover.forget_engine()
         self._calibrate()
         level = "info" if engine.is_known else "warning"
         fields = {"known": engine.is_known, "version": engine.label, "suspect": engine.is_suspect}
         self._reporter.event(level, "engine_runs", **fields)
-        if engine.applied is not None and self.position is None:
-            self.position = engine.applied
+        has_arrived = engine.applied is not None and engine.applied == self._troubled
+        if engine.applied is not None and (self.position is None or has_arrived):
+            self.position, self._trouble, self._troubled = engine.applied, None, None
             self._keep_running(engine.applied)
 
     def _keep_running(self, pair: Pair) -> None:
@@ -306,7 +320,7 @@ class EngineDriver:
             self._engine.prove_running(held.directory)
 
     def _calibrate(self) -> None:
-        """Compare the engine with the trainer while it runs its start weights, once."""
+        """Compare the engine with the trainer while it runs its start weights, once there is a baseline."""
         engine = self._engine
         if self._is_calibrated or not engine.is_reachable or engine.label is not None:
             return
@@ -320,6 +334,7 @@ class EngineDriver:
             return
         if proof is not None:
             self._is_calibrated = True
+            engine.start_problem = None if proof.is_proven else other_start(proof)
             name = "engine_calibrated" if proof.is_proven else "start_model_differs"
             self._reporter.event("info" if proof.is_proven else "warning", name, **_figures(proof))
             self._test_reload()

@@ -154,20 +154,29 @@ class Follower(Closing):
     def running(self) -> Running:
         """Return what the engine says that it runs; a label that is not of this job becomes `UNKNOWN_LABEL`.
 
+        So does no label, if the engine was started with another model than the job's.
+
         Any thread may call this.
 
         Raises:
             EngineUnreachableError: The engine does not answer.
         """
         running, engine = self._engine.running(), self._engine
-        is_known = running.label is None or self._versions.has_label(running.label)
+        is_start = running.label is None and not self.started_elsewhere
+        is_known = is_start or self._versions.has_label(running.label)
         label = running.label if is_known else UNKNOWN_LABEL
-        return Running(label, running.paused, engine.unproven.by_label)
+        return Running(label, running.paused or engine.is_suspect, engine.unproven.by_label)
 
     @property
     def engine_reason(self) -> str:
-        """Return why the engine does not answer, or did not load the newest version; empty if nothing is wrong."""
-        return self._engine.reason
+        """Return why the engine does not answer, may do no work, or did not load the newest version; empty if it did."""
+        disorder = self._engine.disorder()
+        return disorder[1] if disorder is not None else self._engine.reason
+
+    @property
+    def started_elsewhere(self) -> bool:
+        """Return whether the engine was found to have been started with another model. Any thread may call this."""
+        return self._engine.start_problem is not None
 
     def pair_named(self, label: str) -> Pair | None:
         """Return the pair that a label of this job names, None of any other label. Any thread may call this."""
@@ -201,10 +210,10 @@ class Follower(Closing):
     def may_work(self) -> bool:
         """Return whether the engine may be given work.
 
-        It may if it answers, runs a version of the job or its start model, has not failed to prove that, and is at
-        most `max_lag` steps behind.
+        It may if it answers, is not half loaded, runs a version of the job or its start model, has not failed to
+        prove that, and is at most `max_lag` steps behind.
         """
-        if self._engine.disorder() is not None:
+        if self._engine.disorder() is not None or self._engine.is_suspect:
             return False
         with contextlib.suppress(SyncdError, OSError):
             self._versions.read()

@@ -179,6 +179,15 @@ def answers_like(version: str, proof: Proof, answer: ProbeAnswer, earlier: Itera
     return name if proof.mean > max(NEARER * mean, mean + LEAST) else ""
 
 
+def other_start(proof: Proof) -> LoadFailedError:
+    """Return what is wrong with an engine whose start weights do not answer the job's baseline."""
+    return LoadFailedError(
+        f"it was started with another model than the job's: {proof.mean:.3g} nats from the trainer at the mean of "
+        f"{proof.tokens} tokens, where {proof.tolerance:.3g} are tolerated",
+        hint="start the engine on the job's model.path",
+    )
+
+
 def problem(proof: Proof, answer: ProbeAnswer) -> str:
     """Return why an answer does not prove a version, empty if it does."""
     if not proof.is_proven:

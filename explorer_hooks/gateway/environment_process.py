@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from explorer_hooks.gateway import verifiers_worker
+from explorer_hooks.gateway.agent_variables import agent_environment
 from syncd.errors import ConfigError
 
 START = 600.0
@@ -41,6 +42,7 @@ class EnvironmentSettings:
         select: Which of its tasks are played.
         python: The interpreter that has verifiers; empty for this one.
         directories: Directories in which its module is looked for.
+        passed: Names of variables of this process that it gets besides those of `agent_environment`.
     """
 
     name: str
@@ -48,6 +50,7 @@ class EnvironmentSettings:
     select: Mapping[str, Any]
     python: str
     directories: Sequence[str]
+    passed: Sequence[str] = ()
 
 
 class EnvironmentProcess:
@@ -182,7 +185,7 @@ def _started(settings: EnvironmentSettings) -> "subprocess.Popen[str]":
             [python, "-P", verifiers_worker.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**agent_environment(os.environ, settings.passed), "PYTHONPATH": os.pathsep.join(paths)},
             text=True,
             errors="replace",
             start_new_session=True,

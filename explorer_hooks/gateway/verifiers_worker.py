@@ -38,7 +38,7 @@ def loaded(asked: Mapping[str, Any]) -> tuple[Any, list[Any]]:
         import verifiers.v1 as vf  # noqa: PLC0415 - what it lacks is said in a line of JSON
     except ImportError as error:
         text = f"verifiers cannot be imported by {sys.executable}: {error}"
-        raise UnusableError(text, "pip install 'syncd[verifiers]', or explorer.agent.python") from error
+        raise UnusableError(text, "pip install verifiers==0.4.0 uv, or explorer.agent.python") from error
     env = vf.load_environment(_config(asked["environment"], asked["options"]))
     _check_roles(env.config)
     _check_tools(env)

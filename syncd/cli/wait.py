@@ -9,7 +9,7 @@ import click
 
 from syncd.arguments import job_argument
 from syncd.cli import options
-from syncd.errors import CorruptDataError, ProtocolTooNewError, TimedOutError
+from syncd.errors import CorruptDataError, ProtocolTooNewError, TimedOutError, storage_error
 from syncd.protocol.layout import MAX_STEP, Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.version import Version, read_version
@@ -142,8 +142,10 @@ def _read(job: Job) -> tuple[Version | None, str]:
         return None, "no daemon has ever led this job"
     except ProtocolTooNewError:
         raise
-    except (CorruptDataError, OSError) as error:
+    except CorruptDataError as error:
         return None, str(error)
+    except OSError as error:
+        return None, str(storage_error(error, job.version))
 
 
 def _timed_out(than: NewerThan | None, timeout: float, why: str, path: str, hint: str) -> TimedOutError:

@@ -112,9 +112,3 @@ def has_ended(presence: Presence) -> bool:
     """Return whether the process of a presence has certainly ended."""
     process = process_of(presence)
     return process is not None and process.is_gone()
-
-
-def is_here(presence: Presence) -> bool:
-    """Return whether the process of a presence certainly lives on this host."""
-    process = process_of(presence)
-    return process is not None and process.is_here()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from syncd.daemon.chains import change_figures
 from syncd.daemon.snapshot import Module, Snapshot
-from syncd.errors import StorageError, plain
+from syncd.errors import StorageError, SyncdError, calls_of, plain
 from syncd.observe import names
 from syncd.observe.events import Event, Level, Observer
 from syncd.protocol.disk import Clock
@@ -84,6 +84,15 @@ class EventReporter:
             if (one.step, one.digest) not in known:
                 self.publish(names.STEP_QUARANTINED, "error", **one._asdict())
 
+    def publish_failure(
+        self, error: SyncdError, hint: str | None = None, name: str = names.OPERATION_FAILED
+    ) -> None:
+        """Publish what failed and is tried again; of a bug also the calls that led to it, the innermost last."""
+        fields = {"code": error.code, "detail": str(error), "hint": hint or error.hint}
+        if error.code == SyncdError.code:
+            fields["calls"] = " > ".join(calls_of(error.__cause__)[-_MOST_CALLS:])
+        self.publish(name, "error", **fields)
+
     def publish_obstacle(self, obstacle: Obstacle) -> None:
         """Publish an entry that cannot be moved or removed."""
         self.publish(
@@ -104,6 +113,9 @@ class EventReporter:
             self.publish(names.MOUNT_STATE_CHANGED, "error", **fields)
         elif now is None and was is not MountState.OK:
             self.publish(names.MOUNT_STATE_CHANGED, "info", state=MountState.OK, detail=f"it was {was}")
+
+
+_MOST_CALLS = 12
 
 
 class Message(NamedTuple):
@@ -330,6 +342,9 @@ def symptoms(snapshot: Snapshot) -> Iterator[Problem]:
         yield "tracker", f"no full checkpoint is removed, it may name any: {snapshot.tracker_problem}"
     for problem in snapshot.obstacles:
         yield "obstacle", problem
+    # A step's own directory is shown as damaged.
+    attempts = (step for step in (*snapshot.steps.values(), *snapshot.rivals) if step.is_attempt)
+    yield from (("obstacle", attempt.problem) for attempt in attempts if attempt.unreadable)
     if snapshot.version_problem:
         yield "version", snapshot.version_problem
     if version and version.kind != "remote" and _is_missing(snapshot, version.step):

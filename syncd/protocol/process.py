@@ -32,12 +32,6 @@ class Process:
         started = _started(self.pid)
         return started != self.started and (started != _UNSEEN or not _exists(self.pid))
 
-    def is_here(self) -> bool:
-        """Return whether it is a process of this host that is there."""
-        return (
-            bool(self.boot) and (self.boot, self.namespace) == (_boot(), _namespace()) and not self.is_gone()
-        )
-
 
 def _boot() -> str:
     try:

@@ -275,7 +275,7 @@ def test_two_explorers_share_the_batches_that_the_trainer_needs(world, weights, 
 
 def test_each_published_version_is_evaluated_once(world, weights, file):
     trainer = Trainer(world, weights, steps=4)
-    drawn = {"tasks": Path(file).parent / "drawn.jsonl", "every": 2, "samples": 6, "temperature": 0.7}
+    drawn = {"tasks": Path(file).parent / "drawn.jsonl", "every": 3, "samples": 6, "temperature": 0.7}
     drawn |= {"correct": 1.0, "k": [1, 3], "reward": "reply:score", "max_tokens": 2}
     tasks = ({"prompt": f"{n}+{n}=", "answer": "", "id": f"t{n}"} for n in range(3))
     drawn["tasks"].write_text("".join(json.dumps(task) + "\n" for task in tasks))
@@ -291,7 +291,7 @@ def test_each_published_version_is_evaluated_once(world, weights, file):
     lines = [line for line in lines if "set" not in line]
     assert [(line["generation"], line["step"]) for line in lines] == [(1, 0), (1, 2), (1, 4)]
     assert all(line["tasks"] == 5 and 0 <= line["reward"] <= 1 for line in lines)
-    assert [line["step"] for line in of_set] == [0, 4], "every second version"
+    assert [line["step"] for line in of_set] == [0, 4], "each third version, and the last"
     assert [bool(line["digest"]) for line in of_set] == [False, True]
     replies = [float(line) for line in (Path(file).parent / "replies").read_text().split()]
     assert len(replies) == 2 * 3 * 6

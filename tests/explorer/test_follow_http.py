@@ -1,6 +1,7 @@
 """The follower over HTTP hooks: what it promises holds with engines that are half loaded, restarted, left paused."""
 
 import os
+from random import Random
 
 import pytest
 from support.engine_beds import SglangBed, VllmBed
@@ -11,7 +12,8 @@ from support.hook_contract import bounded
 
 from explorer_hooks.follower import ended_probes
 from explorer_hooks.hook import HookOptions
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, EngineUnreachableError
+from syncd.protocol.engine_state import EngineState, engine_report_of
 from syncd.protocol.probe import Probe, write_base_probe
 
 
@@ -44,6 +46,71 @@ def test_each_version_is_loaded_and_confirmed_by_the_engine(scene, bed):
         assert runs(bed, scene, step)
         assert bed.engine.label == scene.label(step)
         assert follower.applied == (1, step)
+
+
+class BadNetwork:
+    """Loses a part of the connections, until so many were lost.
+
+    Args:
+        seed: Of the connections that it loses.
+        left: How many it loses.
+        share: The share of connections that it loses until then.
+    """
+
+    def __init__(self, seed, left, share=0.4):
+        self.random, self.left, self.share = Random(seed), left, share
+
+    def __call__(self):
+        if self.left <= 0 or self.random.random() >= self.share:
+            return ""
+        self.left -= 1
+        return self.random.choice(("asked", "answered"))
+
+
+@pytest.mark.fault("a short fault of the network has a follower give a good version up for good")
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_bad_network_delays_a_version_and_never_gives_it_up(scene, bed, before, seed):
+    follower = scene.follow(hook=bed.open(), retries=1)
+    for step in range(1, before + 1):
+        scene.publish(step, salt=step)
+        assert follower.turn(60).kind == "applied"
+    network = bed.engine.loses = BadNetwork(seed, left=25)
+    newest = before + 1
+    scene.publish(newest, salt=newest)
+    while network.left > 0:
+        follower.turn(0.2)
+        network.share = 0.4 if follower.applied != (1, newest) else 1.0  # it polls on
+    for _ in range(100):
+        if follower.turn(0.2).kind == "nothing" and follower.applied == (1, newest):
+            break
+    assert follower.applied == (1, newest)
+    assert runs(bed, scene, newest)
+    assert not bed.is_paused()
+    assert follower.may_work()
+    report = engine_report_of(scene.presence().info)
+    assert (report.state, report.ready, report.given_up) == (EngineState.LOADED, True, ())
+    assert follower.turn(0.0).kind == "nothing"
+
+
+def test_a_load_whose_last_answer_is_lost_is_found_to_have_worked(scene, bed):
+    follower = scene.follow(hook=bed.open(), retries=0)
+    scene.publish(1, salt=1)
+    follower.turn(10)
+    scene.publish(2, salt=2)
+    commit = type(follower._engine._hook).commit
+    told = bed.engine.paths
+
+    def lossy(hook, target):
+        commit(hook, target)
+        raise EngineUnreachableError("its answer was lost")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(follower._engine._hook), "commit", lossy)
+        outcome = follower.turn(10)
+    assert outcome.kind == "applied"
+    assert sum("pause" in path for path in told() if path.startswith("POST")) == 2  # it is not loaded again
+    assert runs(bed, scene, 2)
 
 
 def test_a_damaged_version_is_refused_before_any_request_to_the_engine(scene, bed):

@@ -7,6 +7,8 @@ from support.fake_hook import START, FakeHook, digest_of, logprobs_of
 from support.followers import Scene
 from support.jobs import write_step
 
+from explorer_hooks.explorer.generation import BEFORE_THE_FIRST, version_after, version_of
+from explorer_hooks.explorer.weight_sources import WeightSource
 from explorer_hooks.hook import Unproven
 from syncd.daemon import scan
 from syncd.protocol.engine_state import EngineState, engine_report_of
@@ -343,6 +345,54 @@ def test_an_engine_on_another_model_is_named_and_not_calibrated(scene):
     publish(scene, 1)
     proven(scene, follower, 1)
     assert report(scene).proof.calibrated is None
+
+
+def may_write(follower):
+    """Return whether work that was begun now, or before, may be written as that of the start model."""
+    return (
+        follower.may_work(),
+        version_of(follower.running(), BEFORE_THE_FIRST) is not None,
+        version_after(follower.running(), BEFORE_THE_FIRST) is not None,
+        WeightSource(follower).are_published({BEFORE_THE_FIRST}),
+    )
+
+
+@pytest.mark.fault("an engine that was started with another model writes rollouts of the job's start model")
+@pytest.mark.parametrize("when", ["before", "later"])
+@pytest.mark.parametrize("probes", ["serving", "held"])
+def test_an_engine_on_another_start_model_gets_no_work_until_a_version_is_proven(scene, when, probes):
+    scene.hook.probes, seen = probes, []
+    follower = scene.follow(retries=1) if when == "later" else None
+    if follower is not None:
+        assert all(may_write(follower))  # nothing shows it yet
+    write_base_probe(scene.job, probe_of("another model"), "/models/base")
+    follower = follower or scene.follow(retries=1)
+    assert follower.turn(timeout=0.0).kind == "nothing"
+    assert not any(may_write(follower))
+    assert (report(scene).state, report(scene).ready) == (EngineState.WRONG, False)
+    assert "another model" in report(scene).reason
+    assert "another model" in follower.engine_reason
+    publish(scene, 1)
+    scene.engine.doing["commit"] = lambda: seen.append(may_write(follower)[1:])
+    scene.engine.fails["commit"] = 1  # it goes back to the start that it has
+    proven(scene, follower, 1)
+    assert not any(map(any, seen))
+    assert scene.names().count("load_failed") == 1
+    assert follower.may_work()
+    assert not WeightSource(follower).are_published({BEFORE_THE_FIRST, (1, 1)})
+    assert WeightSource(follower).are_published({(1, 1)})
+
+
+def test_an_engine_that_is_restarted_on_the_right_model_gets_work(scene):
+    write_base_probe(scene.job, probe_of(START), "/models/base")
+    scene.engine.answers_as = "another model"
+    follower = scene.follow()
+    assert not any(may_write(follower))
+    scene.engine.is_gone = True
+    follower.turn(timeout=0.0)
+    scene.engine.is_gone, scene.engine.answers_as = False, None
+    follower.turn(timeout=0.0)
+    assert all(may_write(follower))
 
 
 def test_an_engine_that_rounds_further_than_its_dtype_is_not_called_one_on_another_model(scene):

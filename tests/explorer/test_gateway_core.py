@@ -18,7 +18,6 @@ from support.jobs import ManualClock
 from support.paths import ROOT
 from support.served_process import MINUTES
 
-from explorer_hooks.gateway.answers import AnswerParser
 from explorer_hooks.gateway.api_errors import ApiError
 from explorer_hooks.gateway.chat import read_request
 from explorer_hooks.gateway.journal import NAME
@@ -524,9 +523,12 @@ REFUSED = [
     ({"logit_bias": {"5": 1}}, "logit_bias"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice"),
-    ({"parallel_tool_calls": False}, "parallel_tool_calls"),
-    ({"stop": ["x"]}, "stop"),
-    ({"logprobs": True}, "logprobs"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": ["x"] * 17}, "stop"),
+    ({"stop": {"x": 1}}, "stop"),
+    ({"stop": "\ud800"}, None),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
     ({"guided_json": {}}, "guided_json"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"tools": [{"type": "web_search"}]}, "tools"),
@@ -577,26 +579,6 @@ def test_histories_differ_by_their_tools_and_not_by_ids_and_spaces_of_calls():
     assert len(set(same)) == 1
     others = [key(tool="g"), key(name="g"), key(arguments='{"x": 2}'), key(content="thus")]
     assert len({*same, *others}) == 5
-
-
-def test_calls_of_tools_are_read_as_each_format_writes_them():
-    def read(tool_format, text, **more):
-        answer = AnswerParser(tool_format, "<think></think>").parse(
-            text, **{"has_tools": True, "is_whole": True, **more}
-        )
-        calls = [(name, json.loads(arguments)) for name, arguments in answer.calls.values()]
-        return answer.reasoning, answer.content, calls, answer.finish
-
-    add = ("add", {"a": 1})
-    two = 'so <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>' * 2
-    assert read("hermes", f"<think>hm</think>{two}") == ("hm", "so", [add, add], "tool_calls")
-    assert read("mistral", '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}]')[1:3] == ("", [add])
-    assert read("llama3", '<|python_tag|>{"name": "add", "parameters": {"a": 1}}')[1:3] == ("", [add])
-    for text in ("<tool_call>{oops</tool_call>", "<tool_call>[1]</tool_call>", "plain"):
-        assert read("hermes", text) == ("", text, [], "stop")
-    assert read("hermes", two, is_whole=False)[2:] == ([], "length")
-    assert read("none", two)[2:] == ([], "stop")
-    assert read("hermes", two, has_tools=False)[2:] == ([], "stop")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -721,7 +703,7 @@ def test_drivers_need_the_token_and_every_bad_request_is_answered_in_json(tmp_pa
             assert driver.post("/sessions", body)[0] == 400
         assert driver.post("/nowhere")[0] == 404
         assert driver.post("/health")[0] == 405
-        assert driver.post("/v1/chat/completions", {"messages": HELLO}, token="nobody")[0] == 404
+        assert driver.post("/v1/chat/completions", {"messages": HELLO}, token="nobody")[0] == 401
         session = driver.session("g", 0)
         path = f"/s/{session['session']}/v1/chat/completions"
         assert driver.post(path, [1])[0] == 400

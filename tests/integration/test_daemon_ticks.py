@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.jobs import ManualClock, explorer, start, steps_of, write_step
 
-from syncd.daemon import scan
+from syncd.daemon import removals, scan
 from syncd.daemon.run import run_once
 from syncd.errors import JobMissingError, LockHeldError
 from syncd.protocol.disk import temporary_name
@@ -738,3 +738,17 @@ def test_what_explorers_run_is_reported_for_all_of_them_in_one_event(job):
     first.update()
     daemon.tick()
     assert heard.of("versions_applied") == [{"explorers": [["a", 1, 4, "wrong"]]}], "it counted as dead"
+
+
+def test_an_idle_tick_builds_nothing_of_all_steps_again(job, monkeypatch):
+    for step in (1, 2, 3):
+        write_step(job, step)
+    daemon, _, clock = start(job)
+    for _ in range(3):
+        daemon.tick()
+        clock.at += 0.5
+    steps = daemon.snapshot.steps
+    monkeypatch.setattr(removals, "Links", None)
+    daemon.tick()
+    assert (daemon.error, daemon.snapshot.steps) == (None, steps)
+    assert daemon.snapshot.steps is steps

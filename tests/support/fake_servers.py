@@ -27,6 +27,8 @@ class FakeServer:
     Attributes:
         seen: Every request in order, `METHOD path?query`, with its body.
         replies: What a path answers instead of what it does: `Answer`, or bytes that are sent as they are.
+        loses: Returns for the next request whether its connection is lost: "asked" before the server has done
+            anything, "answered" after it has done what it was asked for, "" not.
     """
 
     port = 0
@@ -35,6 +37,7 @@ class FakeServer:
         self.token = token
         self.seen = []
         self.replies = {}
+        self.loses = lambda: ""
         self.lock = threading.RLock()
         self.request = threading.local()
         self._open = threading.Event()
@@ -126,7 +129,12 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             fake.authorize(self.headers.get("Authorization"))
             fake.request.headers = self.headers
+            lost = fake.loses()
+            if lost == "asked":
+                raise VanishError
             given = fake.routed(method, self.path, json.loads(raw) if raw else None)
+            if lost == "answered":
+                raise VanishError
         except VanishError:
             self.close_connection = True
             return

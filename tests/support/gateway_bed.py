@@ -54,13 +54,23 @@ class GatewayBed:
         engine: What generates.
         hold: Seconds that a turn waits for the engine.
         groups: Groups that have room.
-        template: Shows how answers are read.
+        template: Shows whether the model thinks.
+        tool_format: How it writes calls of tools.
         characters: Of a prompt at most.
         **limits: Of `GatewayLimits`.
     """
 
     def __init__(
-        self, directory, engine, *, hold=5.0, groups=100, template=TEMPLATE, characters=1 << 20, **limits
+        self,
+        directory,
+        engine,
+        *,
+        hold=5.0,
+        groups=100,
+        template=TEMPLATE,
+        tool_format="hermes",
+        characters=1 << 20,
+        **limits,
     ):
         self.engine, self.tokenizer = engine, make_tokenizer()
         tokens = TransformersTokens(self.tokenizer)
@@ -86,7 +96,7 @@ class GatewayBed:
             self.journal,
             tokens,
             Splicer(tokens, ends, characters),
-            AnswerParser("auto", template),
+            AnswerParser(tool_format, template),
             self.maker,
             GatewayLimits(**{**all_limits, "history": "exact", **limits}),
             lambda open_groups: open_groups < groups,

@@ -18,6 +18,7 @@ pytest.importorskip("pydantic", reason="the trainer needs pydantic")
 from structlog.testing import capture_logs
 
 from syncd.errors import ConfigError
+from syncd.extras import install_command
 from trainer import plugins
 from trainer.config.model import JobConfig
 from trainer.monitors import several
@@ -186,7 +187,7 @@ def test_a_monitor_without_its_package_hints_at_what_to_install(job, monkeypatch
     monkeypatch.setattr(plugins, "entry_points", lambda group: [absent])
     with pytest.raises(ConfigError) as caught:
         Monitors.open(config_of(job, "wandb"), 0)
-    assert caught.value.hint == "pip install 'syncd[wandb]'"
+    assert caught.value.hint == install_command("wandb")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ pytest.importorskip("pydantic", reason="the trainer needs pydantic")
 pytest.importorskip("matplotlib", reason="plots need matplotlib")
 
 from syncd.errors import ConfigError, JobMissingError, NotReadyError, StorageError, UsageError
+from syncd.extras import install_command
 from syncd.jsonl import append
 from trainer.monitors.base import MonitoredRun
 from trainer.monitors.jsonl import Jsonl
@@ -259,4 +260,4 @@ def test_plot_errors_have_exit_codes_and_hints(new_job, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigError) as caught:
         plot(job, f"{tmp_path}/out.png")
-    assert caught.value.hint == "pip install 'syncd[plot]'"
+    assert caught.value.hint == install_command("plot")

@@ -23,6 +23,7 @@ from syncd.errors import (
     UsageError,
     storage_errors,
 )
+from syncd.extras import install_command
 from trainer.monitors.jsonl import METRICS, History, read_history
 from trainer.reporting.evaluations import evaluation_history
 from trainer.reporting.plot_panels import HALVES, LARGE, PANELS, LineStyle, PlotCurve, PlotPanel
@@ -142,7 +143,7 @@ def _new_figure() -> "Figure":
         from matplotlib.figure import Figure  # noqa: PLC0415
         from matplotlib.layout_engine import ConstrainedLayoutEngine  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise ConfigError("plots need matplotlib", hint="pip install 'syncd[plot]'") from error
+        raise ConfigError("plots need matplotlib", hint=install_command("plot")) from error
     return Figure(figsize=SIZE, dpi=120, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
 
 

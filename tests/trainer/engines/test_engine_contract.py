@@ -83,6 +83,17 @@ def test_a_truncated_training_state_is_refused_on_all_ranks(two_ranks, engine):
     assert [kind for kind, _, _ in refusals] == ["CorruptDataError"] * 2
 
 
+def test_no_object_in_any_file_of_a_full_checkpoint_is_run(two_ranks, engine):
+    for found in two_ranks(engine)[0]["planted"]:
+        assert found["ran"] == []
+        assert found["whole"] is None, "it resumes once the file is as it was"
+        refused = {place: why for place, why in found["outcomes"].items() if place[0].endswith(".pt")}
+        assert len(refused) >= 4
+        assert all(why[0] == "CorruptDataError" for why in refused.values())
+        own = [why for (_, how), why in refused.items() if how in ("saved", "beside")]
+        assert engine == "tests.tiny" or all("running code" in why[1] for why in own)
+
+
 def test_log_probs_cover_the_response_and_are_equal_on_all_ranks(ranks, engine):
     first, second = (found["log_probs"] for found in ranks)
     assert [len(row) for row in first] == [7, 4, 6, 2, 2, 3, 4, 8, 8, 8]

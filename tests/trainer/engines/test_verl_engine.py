@@ -259,3 +259,27 @@ def test_verl_finds_the_cpu_platform_and_does_not_warn_of_it(one, two):
     assert two["platform"] == ['["cpu", "nccl"]' if LACKS.platforms else '["cpu", "gloo"]'] * 2
     lines = [line for said in two["said"] for line in said.splitlines()]
     assert [line for line in lines if "platform" in line.lower() or "accelerator" in line.lower()] == []
+
+
+def test_kl_in_the_reward_is_that_from_the_start_model_and_the_same_on_two_ranks(one, two):
+    (alone,) = one["reward_kl"]
+    batch, means = samples.batch_of(3), []
+    for row, now, start in zip(batch.experiences, alone["before"], alone["start"], strict=True):
+        learnt = [place for place, its in enumerate(row.learnt) if its]
+        apart = [float(start[place] - now[place]) for place in learnt]
+        kl = [math.exp(one) - one - 1 for one in apart]
+        means.append(sum(kl) / max(len(kl), 1))
+    kls = [metrics["actor/reward_kl_penalty"] for metrics in alone["metrics"]]
+    assert kls[0] == pytest.approx(0, abs=1e-9)  # the model is the start model
+    assert kls[2] == pytest.approx(sum(means) / len(means), rel=1e-3)
+    assert kls[2] > 1e-4
+    assert "actor/kl_loss" not in alone["metrics"][2]
+    for together in two["reward_kl"]:
+        assert together["metrics"] == [pytest.approx(its, rel=0.02, abs=1e-4) for its in alone["metrics"]]
+        assert_close(together["gradients"], alone["gradients"])
+
+
+def test_a_linear_rate_falls_in_a_straight_line_to_0(one):
+    (alone,) = one["reward_kl"]
+    rates = [metrics["actor/lr"] for metrics in alone["metrics"]]
+    assert rates == pytest.approx([0, 1e-2, 0.5e-2])

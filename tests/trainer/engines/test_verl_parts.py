@@ -15,8 +15,9 @@ from syncd.errors import ConfigError, CorruptDataError, UsageError  # noqa: E402
 from trainer.config.algorithms import ALGORITHMS  # noqa: E402
 from trainer.config.model import AlgorithmSection  # noqa: E402
 from trainer.config.model_files import companions, read_model_config  # noqa: E402
+from trainer.config.schedule import schedule_steps  # noqa: E402
 from trainer.engines.verl import figures, rows  # noqa: E402
-from trainer.engines.verl.checks import resolve, schedule_steps  # noqa: E402
+from trainer.engines.verl.checks import resolve  # noqa: E402
 from trainer.engines.verl.figures import StepMetrics  # noqa: E402
 from trainer.engines.verl.pass_times import PassTimes  # noqa: E402
 from trainer.engines.verl.rows import prepare_step  # noqa: E402

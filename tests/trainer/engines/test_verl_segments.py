@@ -298,6 +298,51 @@ def test_rewards_that_an_agent_gives_its_turns_reach_its_tokens(verl, tmp_path):
     assert [row.tolist() for row in returns] == [pytest.approx(its) for its in expected]
 
 
+def by_tokens(seed):
+    """Return a log-prob for each response token of the batch."""
+    draw = random.Random(seed)
+    return [torch.tensor([draw.uniform(-3, 0) for _ in row.logprobs]) for row in WHOLE.experiences]
+
+
+@pytest.mark.parametrize("kind", ["kl", "k2", "k3", "abs"])
+def test_kl_in_the_reward_is_what_a_computation_by_hand_says(verl, kind):
+    """rloo: each rollout's reward less its summed penalty, against the mean of the others of its group."""
+    formula = {
+        "kl": lambda d: d, "k2": lambda d: d * d / 2, "abs": abs, "k3": lambda d: math.exp(-d) + d - 1
+    }[kind]  # fmt: skip
+    section = resolve(AlgorithmSection(name="rloo", reward_kl_coef=0.3, reward_kl_type=kind))
+    policy, start = by_tokens(1), by_tokens(2)
+    penalties, kl = verl.advantages.reward_penalties(section, WHOLE, policy, start)
+    found = verl.advantages.advantages(section, WHOLE, penalties)
+    sums, means = [], []
+    for row, now, first in zip(WHOLE.experiences, policy, start, strict=True):
+        kls = [formula(float(now[at] - first[at])) for at, learnt in enumerate(row.learnt) if learnt]
+        sums.append(row.reward - 0.3 * sum(kls))
+        means.append(sum(kls) / max(len(kls), 1))
+    assert kl == pytest.approx(sum(means) / len(means), rel=1e-5)
+    for at, (row, group) in enumerate(zip(WHOLE.experiences, WHOLE.groups, strict=True)):
+        others = [sums[it] for it, its in enumerate(WHOLE.groups) if its == group and it != at]
+        expected = (sums[at] - sum(others) / len(others)) * WHOLE.weights[at] if others else None
+        for value, learnt in zip(found[at].tolist(), row.learnt, strict=True):
+            if expected is not None:
+                assert value == pytest.approx(expected if learnt else 0.0, rel=1e-4, abs=1e-5)
+
+
+def test_kl_in_the_reward_lowers_the_returns_of_a_critic_from_its_token_on(verl):
+    section = AlgorithmSection(name="ppo", advantage="gae", lam=1.0, gamma=0.5, reward_kl_coef=0.3)
+    policy, start = by_tokens(1), by_tokens(2)
+    penalties, _ = verl.advantages.reward_penalties(section, WHOLE, policy, start)
+    zeros = [torch.zeros(len(row.logprobs)) for row in WHOLE.experiences]
+    _, returns = verl.advantages.gae(section, WHOLE, zeros, penalties)
+    for row, its, now, first in zip(WHOLE.experiences, returns, policy, start, strict=True):
+        learnt = [at for at, is_learnt in enumerate(row.learnt) if is_learnt]
+        following = 0.0
+        for at in reversed(learnt):
+            reward = row.reward if at == learnt[-1] else 0.0
+            following = reward - 0.3 * float(now[at] - first[at]) + 0.5 * following
+            assert float(its[at]) == pytest.approx(following, rel=1e-4, abs=1e-5)
+
+
 def test_rewards_of_turns_are_refused_where_no_rollout_has_any(verl):
     section = resolve(AlgorithmSection(advantage="reinforce_plus_plus", turn_rewards=True))
     with pytest.raises(ConfigError, match="no rollout of the batch has any"):

@@ -9,6 +9,7 @@ import torch
 from syncd.transports.ranks import Ranks
 from trainer.config.algorithms import SFT, clip_bounds
 from trainer.config.model import AlgorithmSection, JobConfig, OptimizerSection
+from trainer.config.schedule import COSINE, schedule_steps
 from trainer.config.tinker import TINKER_LOSSES, UNCLIPPED
 from trainer.engines.base import Metrics
 from trainer.engines.tinker.rows import (
@@ -20,7 +21,6 @@ from trainer.engines.tinker.rows import (
 )
 from trainer.engines.tinker.server import TrainingServer, finite_norm
 from trainer.engines.verl.advantages import advantages
-from trainer.engines.verl.checks import schedule_steps
 from trainer.engines.verl.figures import StepMetrics, measure_difference
 from trainer.engines.verl.rows import TrainingStep
 from trainer.engines.verl.segments import by_share, measure_mismatch
@@ -158,12 +158,12 @@ _THRESHOLDS = ("clip_low_threshold", "clip_high_threshold")
 
 
 def learning_rate(optimizer: OptimizerSection, update: int, end: int) -> float:
-    """Return the learning rate of an update, as verl's schedules have it.
+    """Return the learning rate of an update, as the schedules of verl and transformers have it.
 
     Args:
         optimizer: The settings.
         update: The updates before this one.
-        end: The update at which cosine reaches 0; -1 for a constant rate.
+        end: The update at which cosine or linear reaches its end; -1 for a constant rate.
     """
     warmup = optimizer.warmup_steps
     if update < warmup:
@@ -171,7 +171,9 @@ def learning_rate(optimizer: OptimizerSection, update: int, end: int) -> float:
     if end < 0:
         return optimizer.lr
     progress = (update - warmup) / max(1, end - warmup)
-    return optimizer.lr * max(0.0, 0.5 * (1 + math.cos(math.pi * progress)))
+    least = optimizer.min_lr_ratio
+    fallen = 0.5 * (1 + math.cos(math.pi * progress)) if optimizer.schedule == COSINE else 1 - progress
+    return optimizer.lr * max(least, least + (1 - least) * fallen)
 
 
 def policy_figures(

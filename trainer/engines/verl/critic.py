@@ -71,8 +71,10 @@ class Critic:
         """Return what of a row the critic can take; budgets are the tokens of micro-batches."""
         return limits_of(self.model.module, self._text_config, budgets)
 
-    def train(self, step: TrainingStep, algorithm: AlgorithmSection, number: int) -> tuple[Rows, Metrics]:
-        """Learn from the rollouts of a step; return their advantages and metrics.
+    def train(
+        self, step: TrainingStep, algorithm: AlgorithmSection, number: int, penalties: Rows | None = None
+    ) -> tuple[Rows, Metrics]:
+        """Learn from the rollouts of a step, less penalties of rewards; return their advantages and metrics.
 
         Values, advantages and returns are computed over the whole batch before the first update.
 
@@ -83,7 +85,7 @@ class Critic:
         start = time.perf_counter()
         self.times.start()
         values = self._values(step.rollouts)
-        advantages, returns = gae(algorithm, step.batch, values)
+        advantages, returns = gae(algorithm, step.batch, values, penalties)
         done = self._learn(step, values, returns, number)
         measured = value_metrics(values, returns, [row.mask for row in step.rollouts])
         return advantages, done | measured | {"time/critic": time.perf_counter() - start}
