@@ -99,7 +99,9 @@ def _delta(number: int) -> Step:
 
 def _explorer(number: int, links: int) -> Presence:
     step = number % links
-    return Presence(f"e{number}", "x", applied=(1, step), applied_digest=f"d{step}", reads=(READS_DELTA,))
+    return Presence(
+        f"e{number}", incarnation="x", applied=(1, step), applied_digest=f"d{step}", reads=(READS_DELTA,)
+    )
 
 
 def _steps(path: Path, count: int) -> Job:

@@ -44,6 +44,27 @@ class Unproven(NamedTuple):
     pending: bool = False
 
 
+class PendingProof(NamedTuple):
+    """A probe of an engine's weights that it has not answered yet.
+
+    Args:
+        label: Their label.
+        failed: How many loads under this label had ended unproven by then.
+    """
+
+    label: str
+    failed: int
+
+    def has_passed(self, loads: Mapping[str, Unproven]) -> bool:
+        """Return whether it has proven these weights since then.
+
+        Args:
+            loads: What is not proven now, by label.
+        """
+        now = loads.get(self.label, Unproven())
+        return not now.pending and now.failed == self.failed
+
+
 @dataclass(frozen=True, slots=True)
 class Running:
     """What an engine says that it runs.
@@ -71,6 +92,21 @@ class Running:
             label
             for label, now in self.unproven.items()
             if now.pending or now.failed != known.get(label, Unproven()).failed
+        )
+
+    def pending_since(self, before: "Running") -> PendingProof | None:
+        """Return the probe that alone can tell whether weights are the right ones on which it may have worked.
+
+        None if there is none, or if a load under the same label has failed since then.
+        """
+        known = before.unproven
+        return next(
+            (
+                PendingProof(label, now.failed)
+                for label, now in self.unproven.items()
+                if now.pending and now.failed == known.get(label, Unproven()).failed
+            ),
+            None,
         )
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncd.errors import SyncdError, plain, storage_error, unexpected
+from syncd.errors import StorageError, SyncdError, plain, storage_error, unexpected
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -303,6 +303,8 @@ def _word(text: str, colour: str) -> str:
 
 
 def _known(error: Exception, program: str, args: Sequence[str]) -> SyncdError:
+    if isinstance(error, StorageError) and error.hint is None and error.path and error.errno in _HINTS:
+        error.hint = _hint_for(error.errno, error.path)
     if isinstance(error, SyncdError):
         return error
     if isinstance(error, ModuleNotFoundError):
@@ -321,8 +323,12 @@ def _hint(error: OSError) -> str | None:
     path = error.filename
     if not isinstance(path, str):
         return None
+    return _hint_for(error.errno, path)
+
+
+def _hint_for(number: int | None, path: str) -> str:
     there = path if os.path.lexists(path) else os.path.dirname(path) or "."
-    return _HINTS.get(error.errno or 0, "ls -ld {path}").format(path=shlex.quote(there))
+    return _HINTS.get(number or 0, "ls -ld {path}").format(path=shlex.quote(there))
 
 
 def _is_debugging(args: Sequence[str]) -> bool:

@@ -24,6 +24,7 @@ from trainer.config.model import JobConfig
 from trainer.engines.base import Metrics
 from trainer.experience.batch import SampleStrategy
 from trainer.experience.limits import UNLIMITED, Limits
+from trainer.last_evaluation import LastEvaluation
 from trainer.next_action import (
     Action,
     Finish,
@@ -141,6 +142,27 @@ class Rank0:
         self.selection.keep()
         if is_done:
             mark_finished(self.sync.job, JobEnd(step, reason))
+
+    def report_last_evaluations(self, step: int, is_stopped: Callable[[], bool]) -> None:
+        """Report the evaluations that come after the last step, under that step; wait for those of its version.
+
+        Nothing here fails a run that has ended well.
+
+        Args:
+            step: The last step.
+            is_stopped: Once it returns true, nothing is waited for.
+        """
+        log = structlog.get_logger()
+        try:
+            last = LastEvaluation(self.config, self.sync, self.evaluations)
+            if not last.wait(step, is_stopped, self.sink.note):
+                log.warning("last_evaluation_missing", step=step)
+            for figures in self.evaluations.remaining():
+                self.selection.observe(figures, step)
+                self.sink.log(figures, step)
+            self.selection.keep()
+        except (SyncdError, OSError) as error:
+            log.warning("last_evaluation_missing", step=step, reason=str(error))
 
     def vacate(self, step: int) -> None:
         """Have the daemon remove an abandoned step that is where this one will be written."""

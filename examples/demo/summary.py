@@ -144,7 +144,7 @@ def summarize(job: Path, explorers: Mapping[str, Path], least_rise: float) -> Su
     published = [event for event in events if event["event"] == "version_published"]
     removed = [event for event in events if event["event"] == "step_pruned"]
     return Summary(
-        rewards=history.series("reward/mean")[1],
+        rewards=history.series("critic/score/mean")[1],
         published=[_pair(event) for event in published],
         marker_to_version=[event["latency"] for event in published if "latency" in event],
         bytes_published=sum(event["bytes"] for event in published),

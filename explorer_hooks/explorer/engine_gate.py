@@ -1,7 +1,7 @@
 """Which version the engine runs, whether it may be given work, and bringing it to the next version."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from explorer_hooks.explorer import pacing
 from explorer_hooks.explorer.evaluation import Evaluation
@@ -10,6 +10,7 @@ from explorer_hooks.explorer.job_watch import LAST
 from explorer_hooks.explorer.pacing import Allowance
 from explorer_hooks.explorer.weight_sources import WeightSource
 from explorer_hooks.follower.follower import TurnOutcome
+from explorer_hooks.hook import Unproven
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import EngineDeadError
 from syncd.jobfile.sections import SyncSection
@@ -118,6 +119,11 @@ class EngineGate:
         self._versions, self._evaluation, self._settings, self._stop = versions, evaluation, settings, stop
         self._evaluated: Pair | None = None
         self._polled_at = time.monotonic()
+
+    @property
+    def unproven(self) -> Mapping[str, Unproven]:
+        """Return which weights are not proven on which the engine has worked, by label."""
+        return self._versions.source.unproven
 
     def wait_until_usable(self, *, is_suspect: bool = False) -> bool:
         """Wait until the engine may be given work; return false once `stop` returns true.

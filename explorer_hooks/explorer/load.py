@@ -4,6 +4,7 @@ import math
 import os
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from operator import attrgetter
 
 from explorer_hooks.explorer.agent_checks import agent_problems, gateway_problems
@@ -100,7 +101,7 @@ def load_bench_file(
     if config is None and not os.path.exists(path):
         hint = f"explorer bench {job} --config grpo.toml"
         raise ConfigError("no trainer has kept its configuration there", path=path, hint=hint)
-    kept = read_toml(path)
+    kept = replace(read_toml(path), is_kept=config is None)
     source = path if config is not None else str(next(iter(values_at(kept.table, "job.source")), path))
     layers = [kept.layer(source), BENCH_LOADER.command_layer(overrides)]
     file = BENCH_LOADER.load(layers, path, trust=trust)

@@ -2,14 +2,14 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import structlog
 
 from explorer_hooks.explorer.generation import BEFORE_THE_FIRST
 from explorer_hooks.follower.follower import Follower, TurnOutcome
 from explorer_hooks.follower.proof import UnprovenError
-from explorer_hooks.hook import TensorHook, UntouchedError
+from explorer_hooks.hook import TensorHook, Unproven, UntouchedError
 from syncd.errors import CorruptDataError, SyncdError, TimedOutError
 from syncd.protocol.version import Pair, engine_label, label_of
 from syncd.transports.base import EarlyReceiver, WeightTensors
@@ -42,6 +42,11 @@ class WeightSource:
     def runs(self) -> Pair | None:
         """Return the version that the engine runs and that its work carries, None if it runs none."""
         return self._follower.applied
+
+    @property
+    def unproven(self) -> Mapping[str, Unproven]:
+        """Return which weights are not proven on which the engine has worked, by label."""
+        return self._follower.unproven
 
     @property
     def reason(self) -> str:

@@ -6,7 +6,7 @@ load (engine.py and the hook), report (engine_driver.py).
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -29,7 +29,7 @@ from explorer_hooks.follower.policy import (
 from explorer_hooks.follower.prover import Prover
 from explorer_hooks.follower.reporter import Readiness, Reporter
 from explorer_hooks.follower.versions import Fetcher, KnownVersions
-from explorer_hooks.hook import Hook, ProbingHook, Running
+from explorer_hooks.hook import Hook, ProbingHook, Running, Unproven
 from syncd.client.client import Client
 from syncd.client.follow import has_caught_up
 from syncd.client.wait import Deadline
@@ -165,7 +165,12 @@ class Follower(Closing):
         is_start = running.label is None and not self.started_elsewhere
         is_known = is_start or self._versions.has_label(running.label)
         label = running.label if is_known else UNKNOWN_LABEL
-        return Running(label, running.paused or engine.is_suspect, engine.unproven.by_label)
+        return Running(label, running.paused or engine.is_suspect, self.unproven)
+
+    @property
+    def unproven(self) -> Mapping[str, Unproven]:
+        """Return which weights are not proven on which the engine has worked, by label. Any thread may ask."""
+        return self._engine.unproven.by_label
 
     @property
     def engine_reason(self) -> str:

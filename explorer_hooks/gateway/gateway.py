@@ -26,6 +26,7 @@ from explorer_hooks.gateway.sessions import SegmentChoice, Session, SessionGroup
 from explorer_hooks.gateway.splice import PromptTooLongError, Splicer
 from explorer_hooks.gateway.stop_strings import cut_at_stop
 from explorer_hooks.gateway.turns import ENGINE_REFUSED, TurnMaker
+from explorer_hooks.hook import Unproven
 from syncd.errors import SyncdError
 
 _LOG = structlog.get_logger()
@@ -107,6 +108,8 @@ class Gateway:
         # One thread: tokenizers are not made for several.
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         self._noted: set[str] = set()
+        self._undecided: dict[int, tuple[Turn, TokenVersions]] = {}
+        """Turns that ended while a probe was pending, by their ids: this process alone knows which one."""
         self._requests: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         """Requests since the last batch that were answered with an error, by its code."""
@@ -175,7 +178,8 @@ class Gateway:
             if problem := self.limits.reward_problem(asked.reward, turns or ()):
                 raise refused(problem, "reward")
             told = {"reward": asked.reward, "info": asked.info, "turn_rewards": turns}
-            await self._record({"kind": "reward", "session": name, **told})
+            place = {"session": name, "group": session.group, "turns": len(session.turns)}
+            await self._record({"kind": "reward", **place, **told})
         else:
             await self._journal.barrier()
         return described(session)
@@ -190,7 +194,7 @@ class Gateway:
         if session is None:
             return {"session": name, "state": self.sessions.ended[name]}
         if session.state == "open":
-            await self._record({"kind": "abandon", "session": name})
+            await self._record({"kind": "abandon", "session": name, "group": session.group})
         return described(session)
 
     async def drop(self, group: str, why: str) -> None:
@@ -225,8 +229,20 @@ class Gateway:
         """Return why nothing can be recorded or answered any more, None while it can."""
         return self._journal.failure or self._maker.failure
 
-    async def whole_groups(self, least: int, most: int) -> list[SessionGroup]:
-        """Return up to `most` whole groups, nothing while there are fewer than `least`."""
+    async def whole_groups(self, least: int, most: int, loads: Mapping[str, Unproven]) -> list[SessionGroup]:
+        """Return up to `most` whole groups, nothing while there are fewer than `least`.
+
+        Which of their tokens are doubted is decided now. A version's proof runs in the thread that calls this, so
+        none is pending here, and nothing that is generated waits for one.
+
+        Args:
+            least: How few of them are none.
+            most: How many, at most.
+            loads: What is not proven of the engine, by label.
+        """
+        for turn, versions in self._undecided.values():
+            turn.unproven = versions.settled(loads).unproven
+        self._undecided.clear()
         found = self.sessions.whole_groups(self.limits.group_size)[:most]
         return found if len(found) >= least else []
 
@@ -331,14 +347,18 @@ class Gateway:
             result = await self._maker.make(prompt, most)
         else:
             session.reserved.add(earlier)
-            limit, result = session.earlier[earlier].most, _drawn(session.earlier[earlier])
+            limit, result = session.earlier[earlier].most, self._drawn(session.earlier[earlier])
         record = await self._tokenized(self._turn_record, session, request, key, result)
         if session.state != "open" or session.id not in self.sessions.by_id:
             raise gone("the session has ended meanwhile")
         number = parent.number if parent else None
-        place = {"parent": number, "prompt": added, "earlier": earlier, "most": limit}
+        place = {"group": session.group, "number": len(session.turns), "parent": number}
+        place |= {"prompt": added, "earlier": earlier, "most": limit}
         durable = self._applied({**record, **place, **({"tools": tools} if tools else {})})
         turn = session.turns[-1]
+        versions = result.versions_of(result.responses[0]).first(len(turn.tokens))
+        if versions.pending is not None:
+            self._undecided[id(turn)] = (turn, versions)
         await durable
         turn.answered_at = time.monotonic()
         return turn
@@ -395,6 +415,11 @@ class Gateway:
             },
             **({"stop": list(request.stop)} if request.stop else {}),
         }
+
+    def _drawn(self, turn: Turn) -> GroupResult:
+        """Return what the engine answered when a turn was drawn."""
+        _, versions = self._undecided.get(id(turn), (turn, TokenVersions(tuple(turn.spans), turn.unproven)))
+        return GroupResult(0, (Response(turn.tokens, turn.logprobs, versions=versions),))
 
     async def _completion(self, session: Session, turn: Turn, request: ChatRequest) -> Completion:
         usage = Usage(turn.length - len(turn.tokens), len(turn.tokens))
@@ -458,9 +483,3 @@ def _limits_noted(session: Session) -> Iterator[None]:
         session.limit = _LIMITS.get(error.code, "")
         raise
     session.limit = ""
-
-
-def _drawn(turn: Turn) -> GroupResult:
-    """Return what the engine answered when a turn was drawn."""
-    versions = TokenVersions(tuple(turn.spans), turn.unproven)
-    return GroupResult(0, (Response(turn.tokens, turn.logprobs, versions=versions),))

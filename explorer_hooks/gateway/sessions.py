@@ -233,6 +233,8 @@ class Sessions:
         """How sessions ended whose group is over or that another attempt has replaced; the last `MOST_ENDED`."""
         self.pending: dict[int, tuple[str, ...]] = {}
         """Groups that were about to be written, by the number of the batch."""
+        self.run = ""
+        """The name of the run that the journal is of."""
         self.dropped: Counter[str] = Counter()
         """Groups that were dropped since the last batch, by reason."""
         self._takers: Mapping[str, Callable[[Record], None]] = {
@@ -296,6 +298,7 @@ class Sessions:
         """Return the record of what is known of groups and sessions that are over."""
         return {
             "kind": "over",
+            "run": self.run,
             "forgotten": dict(self.forgotten),
             "groups": dict(self.over),
             "ended": dict(self.ended),
@@ -360,6 +363,9 @@ class Sessions:
         self._forget(record["group"], record["why"])
 
     def _batch(self, record: Record) -> None:
+        # A batch of a lower number was written; the record that says so may be damaged.
+        for name in self.settled(record["number"])["groups"]:
+            self._forget(name, WRITTEN)
         self.pending[record["number"]] = tuple(record["groups"])
 
     def _written(self, record: Record) -> None:

@@ -76,7 +76,7 @@ def run(
         tails, ended = _follow(process, time.monotonic() + timeout, stop, memoryview(told))
     finally:
         if not ended:
-            _kill(process)
+            kill_group(process)
         for stream in (process.stdin, process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
@@ -93,7 +93,7 @@ def _follow(
     Its input is written as it takes it.
     """
     tails, ended = (bytearray(), bytearray()), False
-    with selectors.DefaultSelector() as selector, _end_of(process) as end:
+    with selectors.DefaultSelector() as selector, end_of(process) as end:
         for stream, tail in zip((process.stdout, process.stderr), tails, strict=True):
             assert stream is not None
             selector.register(stream, selectors.EVENT_READ, tail)
@@ -131,7 +131,7 @@ def _written(descriptor: int, told: memoryview) -> int:
 
 
 @contextlib.contextmanager
-def _end_of(process: "subprocess.Popen[bytes]") -> Iterator[int]:
+def end_of(process: "subprocess.Popen[bytes]") -> Iterator[int]:
     """Yield a descriptor that becomes readable when the process ends."""
     descriptor = os.pidfd_open(process.pid)
     try:
@@ -140,12 +140,17 @@ def _end_of(process: "subprocess.Popen[bytes]") -> Iterator[int]:
         os.close(descriptor)
 
 
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """Send SIGTERM to the group, and SIGKILL after `GRACE` seconds or once its leader has ended."""
-    with _end_of(process) as end:
+def kill_group(process: "subprocess.Popen[bytes]") -> None:
+    """Send SIGTERM to the group of a process that nobody has waited for, and SIGKILL once its leader has ended.
+
+    The leader has `GRACE` seconds to end.
+    """
+    with end_of(process) as end:
         # The leader was not reaped yet, so its process id cannot belong to another group.
         _signal(process, signal.SIGTERM)
-        select.select([end], [], [], GRACE)
+        ended = select.poll()  # `select` would not take a number of a file from 1024 on
+        ended.register(end, select.POLLIN)
+        ended.poll(1000 * GRACE)
         _signal(process, signal.SIGKILL)
     with contextlib.suppress(
         subprocess.TimeoutExpired

@@ -212,8 +212,9 @@ def read_config(job: Job, given: Mapping[str, Any]) -> DaemonConfig:
     named = values.pop("config", None)
     kept = f"{job.root}/{CONFIG}"
     with pending_calls()("read", named or kept):
-        if named is None and os.path.exists(kept):
-            return load(kept, values, trusted=weak_level(kept) is None, kept=True)
+        # A link that leads nowhere is refused: what policy it names is not known.
+        if named is None and os.path.lexists(kept):
+            return load(kept, values, trusted=os.path.exists(kept) and weak_level(kept) is None, kept=True)
         return load(named, values)
 
 

@@ -112,3 +112,9 @@ def has_ended(presence: Presence) -> bool:
     """Return whether the process of a presence has certainly ended."""
     process = process_of(presence)
     return process is not None and process.is_gone()
+
+
+def is_here(presence: Presence) -> bool:
+    """Return whether the process of a presence is on this host and has not ended; it may be stopped."""
+    process = process_of(presence)
+    return process is not None and process.is_here()

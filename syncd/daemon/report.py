@@ -17,6 +17,7 @@ from syncd.protocol.engine_state import EngineReport, EngineState, engine_of
 from syncd.protocol.mount import MountState, MountTrouble
 from syncd.protocol.obstacle import Obstacle
 from syncd.protocol.presence import RunningStatus
+from syncd.protocol.recent import recent_of
 from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import BELIEVED_GENERATION, MISSING_MARKER, Version
 
@@ -129,6 +130,7 @@ class Message(NamedTuple):
 def differences(before: Snapshot, after: Snapshot) -> Iterator[Message]:
     """Return what has changed between two looks, in an order that reads well."""
     yield from _steps(before.steps, after.steps)
+    yield from _passed(before.explorers, after.explorers)
     yield from _modules("explorer", before.explorers, after.explorers)
     yield from _modules("trainer", before.trainers, after.trainers)
     yield from _lags(before, after)
@@ -258,6 +260,32 @@ def _engines(before: Mapping[str, Module], after: Mapping[str, Module]) -> Itera
         if now.state is not state and (now.state.is_trouble or (state and state.is_trouble)):
             fields = {"explorer": name, "state": now.state.value, "before": state and state.value}
             yield Message(names.ENGINE_STATE_CHANGED, _level(now.state), {**fields, "reason": now.reason})
+
+
+def _passed(before: Mapping[str, Module], after: Mapping[str, Module]) -> Iterator[Message]:
+    """Yield the versions that explorers have run since they were last read, of which some may be over already."""
+    if before is after:
+        return
+    rows = [row for name, module in after.items() for row in _recent(before.get(name), module)]
+    for start in range(0, len(rows), _MOST_ROWS):
+        fields = {"explorers": [], "recent": rows[start : start + _MOST_ROWS]}
+        yield Message(names.VERSIONS_APPLIED, "debug", fields)
+
+
+def _recent(known: Module | None, module: Module) -> Iterator[list[Any]]:
+    """Yield name, generation, step and state of versions that are new in a presence, and how long ago they came.
+
+    Seconds are between two times of the explorer's own clock: that of the version, and that of the presence.
+    """
+    presence = module.presence
+    if known is module or (known is None and (_has_left(module) or not module.alive)):
+        return
+    same_run = known is not None and known.presence.incarnation == presence.incarnation
+    told = recent_of(known.presence) if known is not None and same_run else []
+    for version in recent_of(presence):
+        if version not in told:
+            ago = round(max(presence.updated_at - version.at, 0.0), 3)
+            yield [presence.identity, version.generation, version.step, version.state, ago]
 
 
 def _applied(before: Mapping[str, Module], after: Mapping[str, Module]) -> Iterator[Message]:

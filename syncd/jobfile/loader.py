@@ -134,7 +134,14 @@ class Loader(Generic[Model]):
                 if not values or (values_at(command, key) and not isinstance(values[0], dict)):
                     continue
                 if layer.read and names_code(mark, values[0]):
-                    require_own_file(layer.read.path, layer.read.status, layer.directory, key, values[0])
+                    require_own_file(
+                        layer.read.path,
+                        layer.read.status,
+                        layer.directory,
+                        key,
+                        values[0],
+                        is_kept=layer.read.is_kept,
+                    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +153,14 @@ class TomlFile:
         table: Its keys.
         text: Its text.
         status: What `os.fstat` said of it.
+        is_kept: Whether it was found by way of a job, not named.
     """
 
     path: str
     table: dict[str, Any]
     text: str
     status: os.stat_result
+    is_kept: bool = False
 
     def layer(self, source: str = "") -> Layer:
         """Return its keys as a layer; relative paths are relative to its directory, or to that of `source`."""

@@ -42,7 +42,9 @@ def names_code(mark: str, value: Any) -> bool:
     return any(isinstance(name, str) and ":" in name for name in names)
 
 
-def require_own_file(path: str, status: os.stat_result, directory: str, key: str, value: Any) -> None:
+def require_own_file(
+    path: str, status: os.stat_result, directory: str, key: str, value: Any, *, is_kept: bool
+) -> None:
     """Refuse code that a file in a job names if another user could have written the file, or the module beside it.
 
     Args:
@@ -51,12 +53,13 @@ def require_own_file(path: str, status: os.stat_result, directory: str, key: str
         directory: Where modules are looked for.
         key: What names the code.
         value: Its value.
+        is_kept: Whether a job was named, whose file it is; else it may not lie in one.
 
     Raises:
         ConfigError: Another user could.
         StorageError: A directory cannot be looked at.
     """
-    if not lies_in_job(path):
+    if not (is_kept or lies_in_job(path)):
         return
     with storage_errors(path):
         weak = weak_level(path, status)

@@ -146,7 +146,8 @@ def lost_rank(error: BaseException) -> TimedOutError | None:
 
 
 def _lost(error: BaseException) -> TimedOutError:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    # gloo's second sentence guesses at bugs.
+    reason = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0]
     return TimedOutError(
         f"another rank has ended or does not answer: {reason}",
         hint="read the log of the rank that failed first",

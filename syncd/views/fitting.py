@@ -113,11 +113,8 @@ def _broken(console: Console, cell: RenderableType, width: int) -> Sequence[str 
     assert isinstance(cell, str | Text)
     if cell_len(str(cell)) <= width:
         return [cell]
-    return (
-        Text(cell).wrap(console, width, overflow="fold")
-        if isinstance(cell, str)
-        else cell.wrap(console, width)
-    )
+    text = Text(cell) if isinstance(cell, str) else cell
+    return list(text.wrap(console, width, overflow="fold"))
 
 
 def _styled(console: Console, text: str | Text) -> Iterator[Segment]:

@@ -123,6 +123,39 @@ def test_a_process_that_writes_what_is_no_answer_is_replaced(tmp_path, line):
         player.close()
 
 
+ANSWERING = """#!/bin/sh
+read asked
+echo '{"tasks": [{"id": "a", "digest": "0"}]}'
+while read asked; do
+    echo "$asked" | sed 's/^{"id": \\([0-9]*\\),.*/{"id": \\1, ANSWER}/'
+done
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "rewards"),
+    [
+        ('"rollouts": []', [None, None]),
+        ('"rollouts": [1, 2, 3]', [None, None]),
+        ('"tasks": []', [None, None]),
+        ('"rollouts": [7, {"reward": "1"}]', [None, None]),
+        ('"rollouts": [{"reward": 0.5, "info": {"problem": 1}}, {"problem": "it raised"}]', [0.5, None]),
+    ],
+)
+def test_a_process_that_writes_what_are_no_rewards_costs_its_episode(tmp_path, answer, rewards):
+    python = tmp_path / "python"
+    python.write_text(ANSWERING.replace("ANSWER", answer))
+    python.chmod(0o700)
+    settings = EnvironmentSettings("sums", {}, {}, str(python), [])
+    player = EnvironmentPlayer(settings, MINUTES, 1, "policy", lambda: False)
+    try:
+        scores = player.play("http://127.0.0.1:9", ["one", "other"], {"place": 0})
+        assert [score.reward for score in scores] == rewards
+        assert all(bool(score.problem) == (score.reward is None) for score in scores)
+    finally:
+        player.close()
+
+
 @pytest.mark.parametrize(
     ("failed", "why", "attempts"),
     [((0, 1, 2), "turns", 1), ((2,), "turns", 1), ((0,), "agent", 3)],

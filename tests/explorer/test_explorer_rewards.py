@@ -276,7 +276,7 @@ def test_a_function_that_hangs_dies_raises_or_returns_no_number_loses_one_score(
     assert found[0].info == {"task": "t", "prompt": "p"}
     assert [score.problem for score in found if score.reward is None] == [
         "it took more than 6 s",
-        "it ended its process",
+        "its process ended with 3",
         "ValueError: of no worth",
         "it returned nan",
         "it returned str instead of a number",

@@ -149,6 +149,13 @@ def test_a_file_outside_of_jobs_counts_as_its_users(job, tmp_path, capsys):
     assert "can write to it" in outcome(capsys, "run", tmp_path / "own/link.toml")
 
 
+def test_the_file_of_a_named_job_is_of_a_job_whatever_others_have_removed(job, capsys):
+    path = write(job, CODE["explorer.reward.function"][1])
+    path.chmod(0o666)
+    (job / ".syncd").rmdir()
+    assert "can write to it" in outcome(capsys, "bench", path)
+
+
 def test_what_the_command_line_gives_is_the_users(job, capsys):
     path = write(job, CODE["explorer.reward.function"][1])
     path.chmod(0o666)

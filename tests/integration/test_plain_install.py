@@ -44,7 +44,7 @@ def given(tmp_path):
     """Return what the words in capitals stand for: a file, and a job with one line of metrics."""
     (tmp_path / "file.toml").write_text('[job]\ndir = "job"\n[model]\npath = "model"\n')
     (tmp_path / "job").mkdir()
-    (tmp_path / "job/metrics.jsonl").write_text('{"step": 1, "metrics": {"reward/mean": 0.5}}\n')
+    (tmp_path / "job/metrics.jsonl").write_text('{"step": 1, "metrics": {"critic/score/mean": 0.5}}\n')
     return {
         "FILE": str(tmp_path / "file.toml"), "JOB": str(tmp_path / "job"), "OUT": str(tmp_path / "out")
     }  # fmt: skip

@@ -295,6 +295,8 @@ def test_a_wrong_value_is_reported_with_the_accepted_values(write, table, said):
         ),
         (["--selection.patience", "5"], "selection.patience needs selection.metric"),
         (["--selection.metric", "validation/loss"], "needs data.validation_path"),
+        (["--selection.metric", "reward/mean"], 'metric = "critic/score/mean"'),
+        (["--selection.metric", "rollout/k3_kl"], 'metric = "rollout_corr/k3_kl"'),
         (
             ["--trainer.validation_interval", "5"],
             "trainer.validation_interval means nothing without data.validation_path",
@@ -503,7 +505,7 @@ def test_the_length_of_a_chain_is_bounded(write):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--selection.metric", "reward/means"], "did you mean reward/mean?"),
+        (["--selection.metric", "critic/score/means"], "did you mean critic/score/mean?"),
         (["--selection.metric", "sync/step"], "no step of this run has such a figure"),
         (["--selection.metric", "critic/vf_loss"], "no step of this run has such a figure"),
         (["--selection.metric", "actor/kl_loss"], "no step of this run has such a figure"),
@@ -541,7 +543,7 @@ def test_what_cannot_come_true_is_refused_before_the_start_with_a_hint(write, ar
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--selection.metric", "reward/mean"],
+        ["--selection.metric", "critic/score/mean"],
         ["--selection.metric", "tools/search/calls"],
         ["--selection.metric", "actor/kl_loss", "--algorithm.kl_coef", "0.1"],
         ["--selection.metric", "my/figure", "--engine.name", "mine"],

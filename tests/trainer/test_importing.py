@@ -30,6 +30,7 @@ MAPPED: dict[str, Case] = {
     "trinity-math.yaml": ((), {
         "job.dir": "./runs/sums/small-math", "model.path": "/models/base", "algorithm.name": "grpo",
         "algorithm.kl_coef": 0.002, "algorithm.kl_type": "low_var_kl", "algorithm.old_logprobs": "rollout",
+        "algorithm.reward_kl_coef": 0.05, "algorithm.reward_kl_type": "k2",
         "algorithm.temperature": 0.9, "algorithm.optimizer.lr": 3e-6, "algorithm.optimizer.weight_decay": 0.01,
         "algorithm.optimizer.clip_grad": 0.5, "algorithm.optimizer.warmup_steps": 5, "data.groups": 24,
         "data.group_size": 6, "sync.method": "nccl", "sync.style": "trainer_driven", "sync.interval": 2,
@@ -70,6 +71,7 @@ MAPPED: dict[str, Case] = {
         "algorithm.name": "ppo", "critic.enabled": True, "critic.optimizer.lr": 2e-5, "critic.clip_range": 0.4,
         "critic.path": "/models/base", "critic.warmup_steps": 6, "algorithm.gamma": 0.99, "algorithm.lam": 0.97,
         "algorithm.optimizer.schedule": "cosine", "algorithm.optimizer.warmup_steps": 20, "job.seed": 5,
+        "algorithm.optimizer.min_lr_ratio": 0.1,
         "algorithm.mini_batches": 1, "trainer.total_steps": 200, "monitor.kinds": ["tensorboard"],
         "engine.options.ulysses_sequence_parallel_size": 2,
         "model.gradient_checkpointing": False, "job.dir": "/runs/ppo", "explorer.shuffle": False}),

@@ -180,6 +180,8 @@ class TrainerSection(Section):
     """Resume in the job directory; false starts a new one beside it if it is not empty."""
     start_daemon: bool = True
     """Start `syncd watch` beside the trainer if no daemon leads the job."""
+    evaluation_wait: Annotated[float, Field(ge=0)] = 600.0
+    """Seconds at most that a finished run waits for explorers to evaluate its last version; 0 for no wait."""
 
 
 class SelectionSection(Section):

@@ -223,7 +223,7 @@ class FileEngine(TrainEngineWrapper):
         self._saving.start()
         self._wait_if_live(captured)
         self._sync_metrics |= {
-            "time/save_blocked": time.perf_counter() - start,
+            "timing_s/save_blocked": time.perf_counter() - start,
             "save/host_memory_mib": self._memory.used / (1 << 20),
         }
         if block_until_saved:
@@ -309,7 +309,7 @@ class FileEngine(TrainEngineWrapper):
         probe = make_probe(tokens, ask(tokens), self.compute_dtype, self.export_dtype)
         if probe is None and settings.check_finite:
             raise_agreed(non_finite_error(self.export()))
-        self._sync_metrics = {"time/probe": time.perf_counter() - start}
+        self._sync_metrics = {"timing_s/probe": time.perf_counter() - start}
         return probe
 
     def _wait_for_weights(self) -> None:

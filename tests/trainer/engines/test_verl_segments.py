@@ -156,7 +156,7 @@ def test_corrected_losses_do_not_depend_on_it_either(verl, level, threshold):
         assert again == pytest.approx(loss, rel=1e-5)
         assert torch.allclose(log_prob, by_log_prob, rtol=1e-4, atol=1e-7)
         assert measured == pytest.approx(figures, rel=1e-5, abs=1e-6)
-        assert 0 < figures["rollout/is_out_of_bounds"] < 1, "the bounds are met"
+        assert 0 < figures["rollout_corr/rollout_is_oob_ratio"] < 1, "the bounds are met"
 
 
 HALF, FIFTH = math.log(0.5), math.log(0.2)
@@ -195,8 +195,8 @@ def test_weights_by_hand(verl, level, threshold, expected, out):
     for number, weights in enumerate(expected):
         assert found[number].tolist() == pytest.approx(weights, rel=1e-6)
     metrics = figures.over(Ranks())
-    assert metrics["rollout/is_weight_mean"] == pytest.approx(sum(map(sum, expected)) / 5)
-    assert metrics["rollout/is_out_of_bounds"] == pytest.approx(out)
+    assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(sum(map(sum, expected)) / 5)
+    assert metrics["rollout_corr/rollout_is_oob_ratio"] == pytest.approx(out)
 
 
 def test_mismatch_by_hand():
@@ -209,16 +209,16 @@ def test_mismatch_by_hand():
     logs = [math.log(ratio) for ratio in ratios]
     assert figures.over(Ranks()) == pytest.approx(
         {
-            "rollout/logprob_diff_mean": sum(map(abs, logs)) / 5,
-            "rollout/logprob_diff_max": math.log(5),
-            "rollout/ratio_mean": mean,
-            "rollout/kl": -sum(logs) / 5,
-            "rollout/k3_kl": mean - 1 - sum(logs) / 5,
-            "rollout/chi2_token": sum(ratio**2 for ratio in ratios) / 5 - 1,
-            "rollout/ess_token": sum(ratios) ** 2 / (5 * sum(ratio**2 for ratio in ratios)),
-            "rollout/ratio_seq_mean": 2.1,
-            "rollout/chi2_seq": (16 + 0.04) / 2 - 1,
-            "rollout/ess_seq": sum(rollouts) ** 2 / (2 * 16.04),
+            "rollout_corr/logprob_diff_mean": sum(map(abs, logs)) / 5,
+            "rollout_corr/logprob_diff_max": math.log(5),
+            "rollout_corr/ratio_mean": mean,
+            "rollout_corr/kl": -sum(logs) / 5,
+            "rollout_corr/k3_kl": mean - 1 - sum(logs) / 5,
+            "rollout_corr/chi2_token": sum(ratio**2 for ratio in ratios) / 5 - 1,
+            "rollout_corr/ess_token": sum(ratios) ** 2 / (5 * sum(ratio**2 for ratio in ratios)),
+            "rollout_corr/ratio_seq_mean": 2.1,
+            "rollout_corr/chi2_seq": (16 + 0.04) / 2 - 1,
+            "rollout_corr/ess_seq": sum(rollouts) ** 2 / (2 * 16.04),
         }
     )
 
@@ -229,8 +229,8 @@ def test_policies_that_are_far_apart_have_a_sample_size():
     measure_rollouts(figures, [-30.0, -19.0])
     ones, squares = (math.exp(-20 * power) + math.exp(-19 * power) for power in (1, 2))
     found = figures.over(Ranks())
-    assert found["rollout/ess_seq"] == pytest.approx(ones**2 / (2 * squares))
-    assert found["rollout/chi2_seq"] == -1.0
+    assert found["rollout_corr/ess_seq"] == pytest.approx(ones**2 / (2 * squares))
+    assert found["rollout_corr/chi2_seq"] == -1.0
 
 
 def turns(*rewards):

@@ -111,7 +111,7 @@ class _Rollouts:
                 text, hint="turn_rewards = false, or an explorer that writes the column turn_rewards"
             )
         self.masks = [torch.tensor(list(row.learnt), dtype=torch.bool) for row in batch.experiences]
-        learnt = _over_rollouts(batch, [int(mask.sum()) for mask in self.masks])
+        learnt = batch.over_rollouts([int(mask.sum()) for mask in self.masks])
         self.mask = (torch.arange(max(learnt)) < torch.tensor(learnt).unsqueeze(1)).float()
 
     def joined(self, values: Rows) -> torch.Tensor:
@@ -196,14 +196,6 @@ def _above_teacher(row: Experience) -> torch.Tensor:
         torch.tensor(list(values)) for values in (row.logprobs, row.teacher_logprobs, row.learnt)
     )
     return (own - teacher).masked_fill(learnt == 0, 0.0)
-
-
-def _over_rollouts(batch: Batch, counts: Sequence[int]) -> list[int]:
-    """Return the sums of rows' counts by rollout."""
-    sums = [0] * len(batch.firsts)
-    for rollout, count in zip(batch.rollouts, counts, strict=True):
-        sums[rollout] += count
-    return sums
 
 
 def _call(name: str, given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:

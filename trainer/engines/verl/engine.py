@@ -1,6 +1,7 @@
 """verl's FSDP engines behind the trainer's interface: the model, and how it learns."""
 
 import random
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -47,6 +48,7 @@ from trainer.engines.verl.segments import (
 from trainer.engines.verl.settings import actor_config, entropy_in_updates
 from trainer.engines.verl.state import apply_settings, load_state, training_files
 from trainer.engines.verl.updates import PolicyUpdates
+from trainer.engines.verl.utilization import Utilization
 from trainer.experience.batch import Batch
 from trainer.experience.limits import Limits
 
@@ -80,6 +82,8 @@ class VerlEngine(FileEngine):
             self._critic.check_vocabulary(self._text_config.vocab_size)
         _seed(config.job.seed + 1 + ranks.rank)
         self._times = PassTimes(device)
+        self._update_seconds = 0.0
+        self._utilization = Utilization("actor", self.model.model_config.hf_config, device, ranks.world_size)
         self._updates = PolicyUpdates(config, self._algorithm, ranks, self.model, self._times)
 
     @property
@@ -102,15 +106,18 @@ class VerlEngine(FileEngine):
         self._check(prepared.rows)
         self._times.start()
         columns, done = self._columns(prepared, step) if prepared.rollouts else ({}, {})
+        begin = time.perf_counter()
         done |= self._updates.run(prepared, columns, step)
-        done["train/tokens"] = float(sum(int(row.mask.sum()) for row in prepared.rows))
-        described = {} if self._algorithm.name == SFT else figures.batch_metrics(batch)
-        return prepared.figures.over(self.context.ranks) | done | described
+        self._update_seconds = time.perf_counter() - begin
+        trained = prepared.updated_lengths(self._updates.epochs(step))
+        done |= self._utilization.of(trained, self._update_seconds)
+        return prepared.figures.over(self.context.ranks) | done | prepared.described(self._algorithm)
 
     @property
     def step_times(self) -> Metrics:
-        """Return what the passes of the policy, the reference model and the critic took."""
-        return self._times.seconds() | ({} if self._critic is None else self._critic.times.seconds())
+        """Return what the passes and updates of the policy, the reference model and the critic took."""
+        own = {"timing_s/update_actor": self._update_seconds, **self._times.seconds()}
+        return own if self._critic is None else own | self._critic.step_times
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Walk over the whole weights by their Hugging Face names, or over the adapter if steps are adapters."""
@@ -208,6 +215,7 @@ class VerlEngine(FileEngine):
             found, done = advantages(self._algorithm, step.batch, penalties), Metrics()
         else:
             found, done = self._critic.train(step, self._algorithm, number, penalties)
+        measured |= figures.advantage_metrics(found, step.masks)
         return {**columns, "advantages": dict(enumerate(found))}, done | measured
 
     def _penalties(

@@ -115,7 +115,8 @@ def build_critic(config: JobConfig, device: str) -> Model:
 def _falling(model: Model, section: OptimizerSection, end: int) -> Model:
     """Return the model with a rate that falls in a straight line if that is asked for, which verl's FSDP cannot."""
     if section.schedule == "linear" and model.optimizer is not None:
-        scheduler = get_linear_schedule_with_warmup(model.optimizer, section.warmup_steps, end)
+        linear: Any = get_linear_schedule_with_warmup
+        scheduler = linear(model.optimizer, section.warmup_steps, end)
         model.lr_scheduler = model.checkpoint_manager.lr_scheduler = scheduler
     return model
 
