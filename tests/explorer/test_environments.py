@@ -66,7 +66,7 @@ def test_an_interpreter_without_verifiers_is_refused_with_what_to_install(tmp_pa
     settings = EnvironmentSettings("sums", {}, {}, sys.executable, [str(tmp_path)])
     with pytest.raises(ConfigError, match=r"verifiers cannot be imported by .*: not here") as caught:
         EnvironmentPlayer(settings, 1.0, 1, "policy", lambda: False)
-    assert "syncd[verifiers]" in caught.value.hint
+    assert "pip install verifiers==0.4.0 uv" in caught.value.hint
     with pytest.raises(ConfigError, match="cannot start /no/python"):
         EnvironmentPlayer(
             EnvironmentSettings("sums", {}, {}, "/no/python", []), 1.0, 1, "policy", lambda: False
@@ -283,5 +283,5 @@ def test_a_session_is_named_by_its_header_unless_the_key_is_one(tmp_path):
 
         assert status("EMPTY", one) == 200
         assert status(other, one) == 200
-        assert status("EMPTY", "0" * 32) == 404
+        assert status("EMPTY", "0" * 32) == 401
         assert [len(bed.sessions.by_id[name].turns) for name in (one, other)] == [1, 1]
