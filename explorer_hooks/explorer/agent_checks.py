@@ -9,7 +9,7 @@ from syncd.jobfile.problems import Problem
 
 _OF_KINDS = {
     "answer": ("command",),
-    "pass_env": ("command", "environment"),
+    "pass_env": ("command", "environment", "function"),
     "http_reward": ("command", "function"),
 }
 """Keys that only some kinds of agents read."""

@@ -214,7 +214,7 @@ class AgentSection(Section):
     answer: Literal["scorer", "agent"] = "scorer"
     """command: who gets the task's answer: what gives the reward; agent: the command in any case."""
     pass_env: Names = ()
-    """command, environment: further variables of the explorer that it gets; secrets are not among the usual ones."""
+    """Further variables of the explorer that the agent gets; secrets are not among the usual ones."""
 
     @property
     def is_given(self) -> bool:

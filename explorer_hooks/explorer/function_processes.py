@@ -45,14 +45,22 @@ class FunctionProcesses:
         timeout: Seconds that one call may take.
         workers: Processes.
         directories: Directories in which its module is looked for.
+        environment: All variables of the processes; None for those of this one.
 
     Raises:
         ConfigError: It cannot be imported.
     """
 
-    def __init__(self, function: str, timeout: float, workers: int, directories: Sequence[str]) -> None:
+    def __init__(
+        self,
+        function: str,
+        timeout: float,
+        workers: int,
+        directories: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._free: SimpleQueue[FunctionProcess] = SimpleQueue()
-        self._workers = [FunctionProcess(function, timeout, directories) for _ in range(workers)]
+        self._workers = [FunctionProcess(function, timeout, directories, environment) for _ in range(workers)]
         try:
             self._workers[0].start()
         except BaseException:
@@ -88,10 +96,18 @@ class FunctionProcess:
         function: `package.module:function`.
         timeout: Seconds that one call may take.
         directories: Directories in which its module is looked for.
+        environment: All its variables; None for those of this process.
     """
 
-    def __init__(self, function: str, timeout: float, directories: Sequence[str]) -> None:
+    def __init__(
+        self,
+        function: str,
+        timeout: float,
+        directories: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._function, self._timeout, self._directories = function, timeout, list(directories)
+        self._environment = environment
         self._lock = threading.Lock()
         self._process: WorkerProcess | None = None
         self._stopped = False
@@ -109,7 +125,7 @@ class FunctionProcess:
             if self._stopped:
                 raise ConfigError("the scorer is closed")
             try:
-                process = self._process = WorkerProcess(_ARGV, MOST)
+                process = self._process = WorkerProcess(_ARGV, MOST, self._environment)
             except OSError as error:
                 raise ConfigError(f"cannot start {sys.executable}: {error.strerror}") from error
         try:

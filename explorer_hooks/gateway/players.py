@@ -95,13 +95,22 @@ class FunctionPlayer:
         timeout: Seconds that one call may take.
         workers: Processes.
         directories: Directories in which its module is looked for.
+        passed: Names of variables of this process that it gets besides those of `agent_environment`.
 
     Raises:
         ConfigError: It cannot be imported.
     """
 
-    def __init__(self, function: str, timeout: float, workers: int, directories: Sequence[str]) -> None:
-        self._processes = FunctionProcesses(function, timeout, workers, directories)
+    def __init__(
+        self,
+        function: str,
+        timeout: float,
+        workers: int,
+        directories: Sequence[str],
+        passed: Collection[str] = (),
+    ) -> None:
+        environment = agent_environment(os.environ, passed)
+        self._processes = FunctionProcesses(function, timeout, workers, directories, environment)
 
     def play(self, url: str, sessions: Sequence[str], task: Mapping[str, Any]) -> list[Score]:
         """Call the function for each session, and return the rewards, or what went wrong."""

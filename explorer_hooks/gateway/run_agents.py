@@ -127,7 +127,7 @@ def _open_player(file: ExplorerFile, stop: Stop) -> Player:
             has_answer=has_answer,
             passed=agent.pass_env,
         )
-    return FunctionPlayer(agent.function, agent.timeout, agent.concurrency, directories)
+    return FunctionPlayer(agent.function, agent.timeout, agent.concurrency, directories, agent.pass_env)
 
 
 class AgentThreads:

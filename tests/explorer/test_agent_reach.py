@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import sys
+from contextlib import closing
 
 import pytest
 
@@ -14,7 +15,7 @@ from test_agents import ASK, HTTP, played
 from explorer_hooks.explorer.config import AgentSection
 from explorer_hooks.explorer.load import load_file
 from explorer_hooks.gateway.agent_variables import agent_environment
-from explorer_hooks.gateway.players import CommandPlayer
+from explorer_hooks.gateway.players import CommandPlayer, FunctionPlayer
 from explorer_hooks.gateway.serve import limits_of
 from syncd.errors import ConfigError
 
@@ -66,6 +67,20 @@ def test_where_something_else_scores_the_agent_does_not_get_the_answer(tmp_path,
 def test_variables_that_the_job_names_are_passed(tmp_path, monkeypatch):
     variables, _ = seen(tmp_path, monkeypatch, passed=["TEAM_TOKEN"])
     assert variables["TEAM_TOKEN"] == "another"
+
+
+def test_a_tool_of_a_function_sees_no_secret(tmp_path, monkeypatch):
+    text = "import subprocess\ndef run(base_url, api_key, task):\n"
+    text += "    seen = subprocess.run(['env'], capture_output=True, text=True).stdout.splitlines()\n"
+    (tmp_path / "looks.py").write_text(f"{text}    return {{'reward': 1.0, 'seen': seen}}\n")
+    monkeypatch.setenv("WANDB_API_KEY", "the-secret")
+    monkeypatch.setenv("TEAM_TOKEN", "another")
+    with closing(FunctionPlayer("looks:run", 60.0, 1, [str(tmp_path)], ["TEAM_TOKEN"])) as player:
+        ((score,),) = [player.play("http://127.0.0.1:1", ["s"], {})]
+    seen = dict(line.split("=", 1) for line in score.info["seen"] if "=" in line)
+    assert score.reward == 1.0
+    assert "WANDB_API_KEY" not in seen
+    assert (seen["TEAM_TOKEN"], seen["PATH"]) == ("another", os.environ["PATH"])
 
 
 def test_what_is_passed_is_a_list_of_what_goes_in():
@@ -164,7 +179,6 @@ def test_rewards_are_bound_and_the_route_is_open_where_an_agent_scores_itself(tm
         (COMMAND + 'reward = "function"\nhttp_reward = false\n', "http_reward"),
         (COMMAND + 'reward = "function"\nreward_range = [0, 2]\n', "reward_range"),
         (FUNCTION + 'answer = "agent"\n', "answer"),
-        (FUNCTION + 'pass_env = ["X"]\n', "pass_env"),
         (ENVIRONMENT + "http_reward = false\n", "http_reward"),
     ],
 )
