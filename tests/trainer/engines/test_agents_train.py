@@ -3,19 +3,15 @@
 What the trainer says of a step is compared with plain torch: the rows of its batch, the weights before it, formulas.
 """
 
-import contextlib
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
 pytest.importorskip("verl", reason="the trainer needs verl")
 
+from support import whole_jobs  # noqa: E402
 from support.chat_model import write_chat_model  # noqa: E402
-from support.paths import PYTHONPATH  # noqa: E402
 
 from syncd.experience.table import decode_batch  # noqa: E402
 from syncd.protocol.layout import Job  # noqa: E402
@@ -100,21 +96,7 @@ def ended(tmp_path_factory):
     (root / "agent.py").write_text(AGENT)
     (root / "job.toml").write_text(JOB)
     (root / "tasks.jsonl").write_text("".join(f'{{"prompt": "task {at}"}}\n' for at in range(16)))
-    explore = "from explorer_hooks.cli.main import main; main()"
-    commands = {"trainer": ["-m", "trainer", "train"], "explorer": ["-c", explore, "run"]}
-    with contextlib.ExitStack() as opened:
-        processes = {}
-        for name, words in commands.items():
-            log = opened.enter_context(open(root / f"{name}.log", "wb"))
-            processes[name] = subprocess.Popen(
-                [sys.executable, *words, "job.toml"], cwd=root, env=os.environ | {"PYTHONPATH": PYTHONPATH},
-                stdout=log, stderr=log,
-            )  # fmt: skip
-            opened.callback(processes[name].wait)
-            opened.callback(processes[name].kill)
-        for name, process in processes.items():
-            code = process.wait(800)
-            assert code == 0, f"{name}: {(root / f'{name}.log').read_text()[-4000:]}"
+    whole_jobs.run_together(root, whole_jobs.TRAIN_AND_EXPLORE, 800)
     return root
 
 

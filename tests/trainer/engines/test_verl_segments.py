@@ -28,6 +28,7 @@ from trainer.config.model import AlgorithmSection  # noqa: E402
 from trainer.engines.verl import segments  # noqa: E402
 from trainer.engines.verl.checks import resolve  # noqa: E402
 from trainer.engines.verl.figures import StepMetrics, measure_rollouts  # noqa: E402
+from trainer.engines.verl.release import release_problems  # noqa: E402
 from trainer.engines.verl.rows import fill, prepare_step, rollout_rows  # noqa: E402
 
 pytestmark = [pytest.mark.group("engines"), pytest.mark.slow]
@@ -134,6 +135,8 @@ def section_of(name, mode, **more):
 @pytest.mark.parametrize("name", NAMES)
 def test_loss_and_gradients_do_not_depend_on_how_rollouts_are_cut(verl, name, mode):
     section = section_of(name, mode)
+    if any(release_problems(samples.configured("m").model_copy(update={"algorithm": section}))):
+        pytest.skip("this release of verl is refused with it")
     loss, by_log_prob, by_entropy, figures = learn(verl, section, WHOLE)
     assert by_entropy.abs().sum() > 0
     # Which tokens clip_cov and kl_cov choose depends on the micro-batch, so they get all rows in one.
