@@ -13,9 +13,11 @@ FAULTS ?= 100
 RACES ?= 200
 MINUTES ?= 60
 MERMAID := 12.3.0
+# Runs a long target and records its result in tests/targets.json; a part of one, by PYTEST_ARGS, is not recorded.
+RECORDED = $(PYTHON) tests/targets.py run $@ $(if $(PYTEST_ARGS),--partial) --
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-vllm demo-agents demo-daemon test test-fast publish-races test-gpu test-faults test-kills-ppo test-kills-lora test-proof test-slurm test-vllm test-sglang test-verifiers test-tinker test-verl08 test-verl-legacy test-megatron lint format test-install docs soak soak-simulator soak-parts broadcast-faults agent-kills delta-versions bench learn learn-tasks learn-verifiers clean
+.PHONY: help setup demo demo-vllm demo-agents demo-daemon test test-fast publish-races test-gpu test-faults test-kills-ppo test-kills-lora test-proof test-slurm test-vllm test-sglang test-verifiers test-openai-clients test-tinker test-verl08 test-verl-legacy test-megatron lint format test-install docs soak soak-simulator soak-parts broadcast-faults agent-kills delta-versions bench learn learn-tasks learn-verifiers clean
 
 ## help: this list
 help:
@@ -69,7 +71,7 @@ test-gpu: $(READY)
 # each kill, and of the rest a part that changes from point to point.
 ## test-faults: every fault at every point, 50 kills of ranks: an hour or two
 test-faults: $(READY)
-	SYNCD_SWEEP=full SYNCD_NFS=full SYNCD_KILLS=50 SYNCD_RACES=$(RACES) $(BIN)/python -m pytest tests/integration/test_syscall_sweep.py \
+	SYNCD_SWEEP=full SYNCD_NFS=full SYNCD_KILLS=50 SYNCD_RACES=$(RACES) $(RECORDED) $(BIN)/python -m pytest tests/integration/test_syscall_sweep.py \
 		tests/integration/test_sweep_full_disk.py tests/trainer/test_delta_save_faults.py \
 		tests/integration/test_powercut.py tests/integration/test_nfs.py tests/integration/test_nfs_dead_server.py \
 		tests/integration/test_nfs_machines.py tests/integration/test_doctor.py \
@@ -91,49 +93,54 @@ test-proof: $(READY)
 # The shipped sbatch files on a real Slurm, the long way too: warned, drained, requeued, resumed exactly.
 ## test-slurm: the shipped sbatch files on a real Slurm, also the exact resume
 test-slurm: $(READY)
-	SYNCD_SLURM=1 $(BIN)/python -m pytest tests/trainer/test_slurm_files.py tests/trainer/test_slurm_servers.py \
+	SYNCD_SLURM=1 $(RECORDED) $(BIN)/python -m pytest tests/trainer/test_slurm_files.py tests/trainer/test_slurm_servers.py \
 		tests/trainer/test_getting_started.py $(PYTEST_ARGS)
 
 # Real engines on the CPU, each in an environment of its own; SYNCD_VLLM_PYTHON and SYNCD_SGLANG_PYTHON name another.
 ## test-vllm: a real vLLM on the CPU (SYNCD_VLLM_PYTHON, else it is installed)
 test-vllm: $(READY) $(if $(SYNCD_VLLM_PYTHON),,.venv-vllm/.ready)
 	SYNCD_LORA_VERSIONS=$(or $(VERSIONS),20) SYNCD_DELTA_VERSIONS=$(or $(VERSIONS),40) \
-		$(BIN)/python -m pytest tests/explorer/engines/test_vllm_real.py \
+		$(RECORDED) $(BIN)/python -m pytest tests/explorer/engines/test_vllm_real.py \
 		tests/explorer/engines/test_vllm_adapters_real.py tests/explorer/engines/test_vllm_matrix_real.py \
 		tests/explorer/engines/test_vllm_lora_training_real.py tests/explorer/engines/test_vllm_gateway_real.py $(PYTEST_ARGS)
 
 ## test-sglang: a real SGLang on the CPU (SYNCD_SGLANG_PYTHON, else it is installed)
 test-sglang: $(READY) $(if $(SYNCD_SGLANG_PYTHON),,.venv-sglang/.ready)
 	SYNCD_LORA_VERSIONS=$(or $(VERSIONS),20) SYNCD_DELTA_VERSIONS=$(or $(VERSIONS),40) \
-		$(BIN)/python -m pytest tests/explorer/engines/test_sglang_real.py \
+		$(RECORDED) $(BIN)/python -m pytest tests/explorer/engines/test_sglang_real.py \
 		tests/explorer/engines/test_sglang_adapters_real.py tests/explorer/engines/test_sglang_matrix_real.py \
 		tests/explorer/engines/test_sglang_lora_training_real.py tests/explorer/engines/test_sglang_gateway_real.py $(PYTEST_ARGS)
 
 # Environments of verifiers behind the gateway; SYNCD_VERIFIERS_PYTHON names the interpreter of another environment.
 ## test-verifiers: environments of a real verifiers (SYNCD_VERIFIERS_PYTHON, else it is installed)
 test-verifiers: $(READY) $(if $(SYNCD_VERIFIERS_PYTHON),,.venv-verifiers/.ready)
-	$(BIN)/python -m pytest tests/explorer/engines/test_verifiers_real.py $(PYTEST_ARGS)
+	$(RECORDED) $(BIN)/python -m pytest tests/explorer/engines/test_verifiers_real.py $(PYTEST_ARGS)
+
+# Agents' clients before the gateway; SYNCD_OPENAI_CLIENTS_PYTHON names the interpreter of another environment.
+## test-openai-clients: openai, openai-agents, LangChain and litellm before the gateway (SYNCD_OPENAI_CLIENTS_PYTHON, else installed)
+test-openai-clients: $(READY) $(if $(SYNCD_OPENAI_CLIENTS_PYTHON),,.venv-openai-clients/.ready)
+	$(BIN)/python -m pytest tests/explorer/test_openai_clients.py $(PYTEST_ARGS)
 
 # The engine `tinker` and explorers against a real tinker server on the CPU; SYNCD_TINKER_PYTHON names another one's Python.
 ## test-tinker: a real tinker server on the CPU (SYNCD_TINKER_PYTHON, else it is installed)
 test-tinker: $(READY) $(if $(SYNCD_TINKER_PYTHON),,.venv-tinker/.ready)
-	$(BIN)/python -m pytest tests/trainer/engines/test_tinker_real.py tests/explorer/engines/test_tinker_explorer_real.py \
+	$(RECORDED) $(BIN)/python -m pytest tests/trainer/engines/test_tinker_real.py tests/explorer/engines/test_tinker_explorer_real.py \
 		$(PYTEST_ARGS)
 
 # The tests of training engines under another release of verl, in an environment with it.
 ## test-verl08: training engines with verl 0.8
 test-verl08: .venv-verl08/.ready
-	.venv-verl08/bin/python -m pytest $(VERL_TESTS) $(PYTEST_ARGS)
+	$(RECORDED) .venv-verl08/bin/python -m pytest $(VERL_TESTS) $(PYTEST_ARGS)
 
 ## test-verl-legacy: training engines with verl 0.7.1
 test-verl-legacy: .venv-verl-legacy/.ready
-	.venv-verl-legacy/bin/python -m pytest tests/trainer/engines/test_verl_legacy.py \
+	$(RECORDED) .venv-verl-legacy/bin/python -m pytest tests/trainer/engines/test_verl_legacy.py \
 		tests/trainer/engines/test_engine_contract.py $(PYTEST_ARGS)
 
 # verl's Megatron engine and megatron-core on the CPU, by the layers of its local spec.
 ## test-megatron: verl's Megatron engine on the CPU
 test-megatron: .venv-megatron/.ready
-	.venv-megatron/bin/python -m pytest tests/trainer/engines/test_megatron_real.py \
+	$(RECORDED) .venv-megatron/bin/python -m pytest tests/trainer/engines/test_megatron_real.py \
 		tests/trainer/engines/test_megatron_options.py $(PYTEST_ARGS)
 
 .venv-megatron/.ready .venv-verl08/.ready .venv-verl-legacy/.ready: .venv-%/.ready: \
@@ -148,12 +155,13 @@ test-megatron: .venv-megatron/.ready
 	sh tests/explorer/engines/install_$*.sh $(PYTHON) .venv-$*
 	touch $@
 
-## lint: ruff, mypy, import contracts
+## lint: ruff, mypy, import contracts; and which long targets are due, as a reminder
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@$(BIN)/python tests/targets.py due
 
 ## format: fix and format the code
 format: $(READY)
@@ -163,7 +171,7 @@ format: $(READY)
 # Gigabytes, and whatever the index has today: not a part of `make test`.
 ## test-install: the wheel with its newest dependencies, without constraints, and a training of two steps with it
 test-install:
-	tests/programs/try_install.sh $(PYTHON) .venv-install
+	$(RECORDED) tests/programs/try_install.sh $(PYTHON) .venv-install
 
 # Strict: a link to a page or heading that does not exist ends it. Generated pages are compared by `make test`.
 ## docs: the site, from docs/ and docstrings, into out/site
@@ -249,4 +257,4 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 
 ## clean: remove environments, builds and caches
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-tinker .venv-verifiers .venv-verl08 .venv-verl-legacy .venv-megatron .venv-docs .venv-install build dist out/site .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-tinker .venv-verifiers .venv-openai-clients .venv-verl08 .venv-verl-legacy .venv-megatron .venv-docs .venv-install build dist out/site .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -118,7 +118,7 @@ def _serve(pipe: Any, directory: str, options: argparse.Namespace, delay: float)
         journal,
         tokens,
         Splicer(tokens, {0: MARKS[0]}),
-        AnswerParser("auto", TEMPLATE),
+        AnswerParser("hermes", TEMPLATE),
         maker,
         GatewayLimits(options.sessions, options.tokens, 1 << 20, options.turns, 3600.0, "exact"),
         lambda _: True,

@@ -55,7 +55,7 @@ def figures_of(job: Path, accuracies: Sequence[Path], steps: int) -> Figures:
         ValueError: Steps are missing.
     """
     history = read_history(f"{job}/metrics.jsonl")
-    found, rewards = history.series("reward/mean")
+    found, rewards = history.series("critic/score/mean")
     if found != list(range(1, steps + 1)):
         raise ValueError(f"{job}/metrics.jsonl has {len(found)} of {steps} steps")
     return {

@@ -64,7 +64,7 @@ def _measure(name: str, place: Path, options: argparse.Namespace) -> None:
     for _ in range(options.rounds + 1):
         seconds["step"].append(_timed(lambda: engine.train_step(batch)))
         seconds["sync"].append(_timed(lambda: _sync(engine)))
-        seconds["probe"].append(engine.sync_metrics["time/probe"])
+        seconds["probe"].append(engine.sync_metrics["timing_s/probe"])
     engine.shutdown()
     shown = (f"{kind} {_text(values[1:])}" for kind, values in seconds.items())
     size = sum(tensor.numel() for _, tensor in engine.export())

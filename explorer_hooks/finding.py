@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from explorer_hooks.hook import Hook, HookOptions
 from syncd.errors import ConfigError
+from syncd.extras import install_command
 
 GROUP = "syncd.hooks"
 
@@ -112,7 +113,7 @@ def _imported_class(entry: importlib.metadata.EntryPoint) -> type[Hook]:
     try:
         loaded = entry.load()
     except (ImportError, AttributeError) as error:
-        hint = "pip install 'syncd[transformers]'" if entry.name == "transformers" else "pip install syncd"
+        hint = install_command("transformers" if entry.name == "transformers" else "explorer")
         raise ConfigError(f"hook {entry.name} cannot be imported: {error}", hint=hint) from error
     if not (isinstance(loaded, type) and issubclass(loaded, Hook)):
         raise ConfigError(f"{entry.value} is not a hook", hint="derive it from explorer_hooks.hook.Hook")

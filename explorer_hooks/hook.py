@@ -6,6 +6,7 @@ A follower loads one version by these calls, in this order, in one thread:
     load(target)         the engine stops taking work if it must, and reads the weights
     commit(target)       caches are reset, the engine gets the version's label, it works again
     current_version()    returns what the engine itself says that it runs
+    settle(target)       what was kept to go back from the version is given up
 
 A `ProbingHook` is also asked `probe(target, tokens)`: before `commit` if its `probes` is "held", after it if that is
 "serving".
@@ -43,6 +44,27 @@ class Unproven(NamedTuple):
     pending: bool = False
 
 
+class PendingProof(NamedTuple):
+    """A probe of an engine's weights that it has not answered yet.
+
+    Args:
+        label: Their label.
+        failed: How many loads under this label had ended unproven by then.
+    """
+
+    label: str
+    failed: int
+
+    def has_passed(self, loads: Mapping[str, Unproven]) -> bool:
+        """Return whether it has proven these weights since then.
+
+        Args:
+            loads: What is not proven now, by label.
+        """
+        now = loads.get(self.label, Unproven())
+        return not now.pending and now.failed == self.failed
+
+
 @dataclass(frozen=True, slots=True)
 class Running:
     """What an engine says that it runs.
@@ -70,6 +92,21 @@ class Running:
             label
             for label, now in self.unproven.items()
             if now.pending or now.failed != known.get(label, Unproven()).failed
+        )
+
+    def pending_since(self, before: "Running") -> PendingProof | None:
+        """Return the probe that alone can tell whether weights are the right ones on which it may have worked.
+
+        None if there is none, or if a load under the same label has failed since then.
+        """
+        known = before.unproven
+        return next(
+            (
+                PendingProof(label, now.failed)
+                for label, now in self.unproven.items()
+                if now.pending and now.failed == known.get(label, Unproven()).failed
+            ),
+            None,
         )
 
 
@@ -183,6 +220,12 @@ class Hook(ABC):
             EngineUnreachableError: The engine does not answer.
         """
 
+    def settle(self, target: WeightDirectory) -> None:
+        """Give up what only going back from a version would need; called once the engine has confirmed or proven it.
+
+        Nothing here may fail the version: what cannot be given up now is given up after the next one.
+        """
+
     def close(self) -> None:
         """Close connections; the engine keeps running."""
 
@@ -234,6 +277,34 @@ class ProbingHook(Hook):
             EngineUnreachableError: It does not answer.
         """
         return None
+
+    def has_ended(self) -> bool | None:
+        """Return whether the engine's process has ended, None if this host cannot see that; it never raises."""
+        return None
+
+    def engine_kind(self) -> str:
+        """Return the engine's product and release, and those of its flags that it tells of.
+
+        Raises:
+            EngineUnreachableError: It does not answer.
+        """
+        return self.name
+
+    def adapter_kind(self, target: WeightDirectory | WeightTensors | None) -> str:
+        """Return what kind of adapter a version is, empty for whole weights."""
+        del target
+        return ""
+
+    def rounding(self) -> str:
+        """Return the flags by which the engine rounds weights, keys or values further than its dtype does.
+
+        Empty if it has none, or does not say. Its answers then differ from the trainer's by an amount that nobody
+        knows beforehand.
+
+        Raises:
+            EngineUnreachableError: It does not answer.
+        """
+        return ""
 
 
 class ChangesHook(Hook):

@@ -28,6 +28,9 @@ _SECRET_PARTS = re.compile(r"(?<=//)[^/]*@|[?#].*", re.DOTALL)
 _REDIRECT, _BAD = 300, 400
 _UNAUTHORISED = frozenset({401, 403})
 _MISSING = 404
+_BETWEEN = frozenset({502, 504})
+"""What a proxy answers that did not reach the server, or lost it."""
+_KEY_HINT = "--token-env NAME, in a job's file token_env: the environment variable with the server's key"
 _MESSAGES = ("message", "detail", "error", "error_message", "object")
 
 
@@ -226,7 +229,8 @@ class HttpClient:
     def _check_configured(self, reply: Reply) -> None:
         where = f"{self.address} answers {reply.request} with {reply.status}"
         if reply.status in _UNAUTHORISED:
-            raise ConfigError(f"{where}: it refuses the token", hint="give the engine's key to the follower")
+            why = "it refuses the token" if self._token else "it asks for a key, and none was given"
+            raise ConfigError(f"{where}: {why}", hint=_KEY_HINT)
         if _REDIRECT <= reply.status < _BAD:
             raise ConfigError(
                 f"{where}: a redirect to {self._plain(reply.location or 'nowhere')}",
@@ -265,6 +269,8 @@ class HttpClient:
             # A body that ends with the connection looks whole when the deadline has ended it.
             self._unreachable(f"{request} was not answered within {timeout:g} s", None)
         self._check_configured(reply)
+        if reply.status in _BETWEEN:
+            self._unreachable(self.complaint(reply), None)
         return reply
 
     def _unreachable(self, message: str, error: Exception | None) -> NoReturn:

@@ -2,7 +2,9 @@
 
 import dataclasses
 import difflib
+import json
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -103,6 +105,27 @@ REACHING = ("metrics_textfile", "metrics_host")
 """Keys that reach beyond the job: a file anywhere, an address that other hosts see."""
 
 
+def key_table() -> str:
+    """Return every key of `[daemon]` with its default and meaning, as a Markdown table."""
+    about = dict(re.findall(r"^ {8}(\w+): (.+)$", DaemonConfig.__doc__ or "", re.MULTILINE))
+    rows = [
+        f"| `{name}` | {_takes(name)} | `{json.dumps(field.default)}` | {about[name]} |"
+        for name, field in _FIELDS.items()
+    ]
+    return "\n".join(["| key | takes | default | |", "|---|---|---|---|", *rows]) + "\n"
+
+
+def _takes(name: str) -> str:
+    """Return what a key takes, in words."""
+    if name in CHOICES:
+        return f"one of {', '.join(CHOICES[name])}"
+    if name in _SIZES:
+        return 'bytes, or text such as `"500GiB"`'
+    default = _FIELDS[name].default
+    words = {bool: "true or false", int: "a whole number", float: "seconds", str: "text"}[type(default)]
+    return f"{words}, at least {_AT_LEAST[name]:g}" if name in _AT_LEAST else words
+
+
 def load(
     path: str | None, overrides: Mapping[str, Any], *, trusted: bool = True, kept: bool = False
 ) -> DaemonConfig:
@@ -182,7 +205,9 @@ def _table(path: str, read: Callable[[str], bytes]) -> dict[str, Any]:
     try:
         document = parse_config(read(path), path)
     except OSError as error:
-        raise ConfigError(f"cannot be read ({error.strerror})", path=path) from error
+        raise ConfigError(
+            f"cannot be read ({error.strerror})", path=path, hint=f"ls -lL {shlex.quote(str(path))}"
+        ) from error
     table = document.get("daemon", {})
     if not isinstance(table, dict):
         raise ConfigError("[daemon] is not a table", path=path)

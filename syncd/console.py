@@ -8,6 +8,7 @@ import contextlib
 import errno
 import functools
 import importlib
+import io
 import keyword
 import math
 import os
@@ -19,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncd._version import __version__
-from syncd.errors import SyncdError, plain, storage_error
+from syncd.errors import StorageError, SyncdError, plain, storage_error, unexpected
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -221,7 +221,7 @@ def run(group: click.Group, program: str, args: Sequence[str]) -> int:
         program: Its name.
         args: What follows the name.
     """
-    _open_closed_streams()
+    _prepare_streams()
     try:
         code = _invoke(group, program, list(args))
         sys.stdout.flush()
@@ -239,11 +239,15 @@ def run(group: click.Group, program: str, args: Sequence[str]) -> int:
     return code
 
 
-def _open_closed_streams() -> None:
+def _prepare_streams() -> None:
     """Open the standard streams that this process was started without, on /dev/null.
 
-    Their descriptors must be taken, so that no file of a job becomes the standard output of a child process.
+    Their descriptors must be taken, so that no file of a job becomes the standard output of a child process. What the
+    encoding of a stream lacks is spelt out: a name of a job may hold any character.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     for number, (name, mode) in enumerate(_STREAMS):
         if getattr(sys, name) is None:
             descriptor = os.open(os.devnull, os.O_RDWR)
@@ -299,6 +303,8 @@ def _word(text: str, colour: str) -> str:
 
 
 def _known(error: Exception, program: str, args: Sequence[str]) -> SyncdError:
+    if isinstance(error, StorageError) and error.hint is None and error.path and error.errno in _HINTS:
+        error.hint = _hint_for(error.errno, error.path)
     if isinstance(error, SyncdError):
         return error
     if isinstance(error, ModuleNotFoundError):
@@ -310,16 +316,19 @@ def _known(error: Exception, program: str, args: Sequence[str]) -> SyncdError:
         known: SyncdError = storage_error(error, None)
         known.hint = _hint(error)
         return known
-    message = f"a bug in {program} {__version__}: {type(error).__name__}: {error}"
-    return SyncdError(message, hint=f"report what this prints: {shlex.join([program, '--debug', *args])}")
+    return unexpected(error, program, f"report what this prints: {shlex.join([program, '--debug', *args])}")
 
 
 def _hint(error: OSError) -> str | None:
     path = error.filename
     if not isinstance(path, str):
         return None
+    return _hint_for(error.errno, path)
+
+
+def _hint_for(number: int | None, path: str) -> str:
     there = path if os.path.lexists(path) else os.path.dirname(path) or "."
-    return _HINTS.get(error.errno or 0, "ls -ld {path}").format(path=shlex.quote(there))
+    return _HINTS.get(number or 0, "ls -ld {path}").format(path=shlex.quote(there))
 
 
 def _is_debugging(args: Sequence[str]) -> bool:

@@ -21,6 +21,7 @@ code  meaning
 """
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -194,6 +195,34 @@ class ProtocolTooNewError(ConfigError, CorruptDataError):
     """
 
     code = "protocol_too_new"
+
+
+def unexpected(error: Exception, program: str = "syncd", hint: str | None = None) -> SyncdError:
+    """Return an error that nobody thought of as one that says so and where it came up; one of this tree as it is.
+
+    Args:
+        error: What was raised.
+        program: Whose bug it is.
+        hint: A command to run; where to report it unless given.
+    """
+    if isinstance(error, SyncdError):
+        return error
+    place = "".join(f" ({call})" for call in calls_of(error)[-1:])
+    message = f"a bug in {program} {__version__}: {type(error).__name__}: {error}{place}"
+    known = SyncdError(message, hint=hint or f"report this line: {REPOSITORY}/issues")
+    known.__cause__ = error
+    return known
+
+
+def calls_of(error: BaseException | None) -> list[str]:
+    """Return where an error came up: file, line and function of each call, the innermost last."""
+    found = list[str]()
+    frame = error.__traceback__ if error else None
+    while frame is not None:
+        code = frame.tb_frame.f_code
+        found.append(f"{os.path.basename(code.co_filename)}:{frame.tb_lineno} {code.co_name}")
+        frame = frame.tb_next
+    return found
 
 
 def storage_error(error: OSError, path: object) -> StorageError:

@@ -1,6 +1,9 @@
-"""Which extra of the package installs a missing module."""
+"""Which extra of the package installs a missing module, and with which command."""
 
+import json
+import shlex
 from collections.abc import Mapping
+from typing import Any
 
 from syncd.errors import ConfigError
 
@@ -34,10 +37,53 @@ def extra_of(module: str, program: str) -> str | None:
     return next((extra for extra in order if root in EXTRAS[extra].split()), None)
 
 
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra to this installation, wherever it came from.
+
+    pip records the origin of an installation that is not from an index in `direct_url.json` (PEP 610).
+    """
+    origin = _origin()
+    url = str(origin.get("url", ""))
+    if "dir_info" in origin:
+        editable = "-e " if origin["dir_info"].get("editable") else ""
+        return f"pip install {editable}{shlex.quote(f'{_path(url)}[{extra}]')}"
+    if "vcs_info" in origin:
+        vcs = origin["vcs_info"]
+        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    return f"pip install {shlex.quote(f'syncd[{extra}] @ {url}' if url else f'syncd[{extra}]')}"
+
+
+def upgrade_command() -> str:
+    """Return the command that brings a newer release into this installation."""
+    origin = _origin()
+    url = str(origin.get("url", ""))
+    if "dir_info" in origin:
+        return f"git -C {shlex.quote(_path(url))} pull"
+    source = f"syncd @ {origin['vcs_info']['vcs']}+{url}" if "vcs_info" in origin else "syncd"
+    return f"pip install --upgrade {shlex.quote(source)}"
+
+
+def _path(url: str) -> str:
+    from urllib.parse import unquote, urlparse  # noqa: PLC0415 - the daemon starts without it
+
+    return unquote(urlparse(url).path)
+
+
+def _origin() -> dict[str, Any]:
+    """Return what pip recorded of the installation's origin; empty for one from an index."""
+    import importlib.metadata  # noqa: PLC0415 - the daemon starts without it
+
+    try:
+        text = importlib.metadata.distribution("syncd").read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    return dict(json.loads(text)) if text else {}
+
+
 def not_installed(error: ModuleNotFoundError, program: str) -> ConfigError | None:
     """Return the error for a missing module, None if no extra of the package installs it."""
     name = error.name or ""
     extra = extra_of(name, program)
     if extra is None:
         return None
-    return ConfigError(f"{name.partition('.')[0]} is not installed", hint=f"pip install 'syncd[{extra}]'")
+    return ConfigError(f"{name.partition('.')[0]} is not installed", hint=install_command(extra))

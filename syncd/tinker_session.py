@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol, TypeVar
 
 from syncd.errors import ConfigError, StorageError, SyncdError, TimedOutError, TryAgainError
+from syncd.extras import install_command
 
 SDK = "0.24.1"
 """The release of the package `tinker` that this was written for and tested with."""
@@ -21,7 +22,6 @@ SDK = "0.24.1"
 SCHEME = "tinker://"
 """How the address of what a server keeps begins."""
 
-_INSTALL = "pip install 'syncd[tinker]'"
 _FORBIDDEN = frozenset({401, 403})
 _REFUSED, _MISSING, _SERVER_ERROR = 400, 404, 500
 
@@ -161,10 +161,10 @@ def import_sdk() -> Any:
     try:
         found = version("tinker")
     except PackageNotFoundError:
-        raise ConfigError("the package tinker is not installed", hint=_INSTALL) from None
+        raise ConfigError("the package tinker is not installed", hint=install_command("tinker")) from None
     if found != SDK:
         text = f"the package tinker is of release {found} instead of {SDK}; from 0.25 on it can wait for ever"
-        raise ConfigError(text, hint=_INSTALL)
+        raise ConfigError(text, hint=install_command("tinker"))
     return import_module("tinker")
 
 

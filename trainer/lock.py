@@ -4,7 +4,10 @@ A trainer seals steps, and replaces marker and tracker, through the directory of
 removes that directory. One that was paused and wakes up can do none of this: the file system refuses its renames.
 """
 
+import threading
 from dataclasses import dataclass
+
+import structlog
 
 from syncd.client.heartbeat import Heartbeat
 from syncd.context import Closing
@@ -17,6 +20,9 @@ from syncd.protocol.takeover import Candidate
 
 _PAUSE = 0.25
 """Seconds between two looks at a lock that is held."""
+
+_LOOKS = 3 * BEAT
+"""Seconds without a look at the lock after which the next check looks by itself."""
 
 
 @dataclass(frozen=True)
@@ -32,30 +38,39 @@ class TrainerLock(Closing):
 
     Args:
         term: The term that was claimed.
+        clock: This host's clock.
     """
 
-    def __init__(self, term: Term) -> None:
+    def __init__(self, term: Term, clock: Clock) -> None:
         self._term = term
         self._lost = ""
+        self._clock, self._beating = clock, threading.Lock()
+        self._looked = clock.monotonic()
         self._heartbeat = Heartbeat(self._beat, BEAT / 2)
 
     @staticmethod
     def acquire(job: Job, clock: Clock | None = None, timeout: float = TIMEOUT) -> "TrainerLock":
         """Return the lock of a job that no other trainer trains.
 
-        Whether a trainer of this host lives is known at once; one of another host is watched for `timeout` seconds.
+        One that has ended on this host is known at once to be dead; any other is watched until it renews its lock, or
+        has been silent for `timeout` seconds: a process that is there may be stopped.
 
         Raises:
             LockHeldError: Another trainer trains the job.
         """
         clock = clock or SystemClock()
         candidate = Candidate(_Locked(job.root, job.state, job.disk), clock, timeout, removes=False)
+        is_told = False
         while (holder := candidate.holder()) is not None:
+            who = f"process {holder.process.pid} on {holder.host}"
             if candidate.is_surely_led():
-                raise _held(job, f"process {holder.process.pid} on {holder.host}")
+                raise _held(job, who)
+            if not is_told:
+                structlog.get_logger().info("earlier_trainer_watched", trainer=who, seconds=timeout)
+                is_told = True
             clock.sleep(_PAUSE)
         try:
-            return TrainerLock(candidate.claim())
+            return TrainerLock(candidate.claim(), clock)
         except LockHeldError as error:
             raise _held(job, "one that started at the same time") from error
 
@@ -70,6 +85,8 @@ class TrainerLock(Closing):
         Raises:
             FencedError: Another trainer has taken over, or the lock was removed.
         """
+        if self._clock.monotonic() - self._looked >= _LOOKS:
+            self._beat()  # the thread has not run for long: this process was paused, and another may have taken over
         if self._lost:
             root = self._term.job.root
             raise FencedError(self._lost, path=root, hint=f"syncd status {root}")
@@ -81,6 +98,10 @@ class TrainerLock(Closing):
             self._term.release()
 
     def _beat(self) -> None:
+        with self._beating:
+            self._look()
+
+    def _look(self) -> None:
         try:
             self._term.beat(self._term.floor)
         except TermLostError:
@@ -88,7 +109,8 @@ class TrainerLock(Closing):
         except FencedError:
             self._lost = "another trainer has taken over this job while this one was paused"
         except (OSError, SyncdError):
-            return  # a later beat makes good what the storage refuses for a moment
+            pass  # a later beat makes good what the storage refuses for a moment
+        self._looked = self._clock.monotonic()
 
 
 def _held(job: Job, who: str) -> LockHeldError:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import structlog
 
-from syncd.errors import NonFiniteError, SyncdError, UsageError
+from syncd.errors import FencedError, NonFiniteError, SyncdError, UsageError
 from syncd.protocol.rendezvous import TensorInfo
 from syncd.transports.broadcast.control import WEIGHTS, BroadcastControl
 from syncd.transports.ranks import PASSING, all_or_error, is_agreed, raise_agreed, raise_gravest
@@ -69,9 +69,10 @@ class Trainer:
         self._in_flight = False
         self._intact = True  # no training step is half done, and the samples' state is whole
         self._failures = 0
-        self._figures = StepFigures()
+        self._figures = StepFigures(context.device, context.ranks.world_size)
         self._validation: Sequence[Example] = ()
         self._log = structlog.get_logger()
+        self._awaits_evaluation = False  # the run has ended well, and what came after it is not reported yet
         self.exit_code: int | None = None
         """What `train` has returned, None before."""
         self.resources = contextlib.ExitStack()
@@ -126,6 +127,7 @@ class Trainer:
                 action = self.next_action()
                 if isinstance(action, Finish):
                     self.exit_code = self._finish(action)
+                    self._awaits_evaluation = self.exit_code == 0
                     return self.exit_code
                 self._do(action)
         except Exception as error:
@@ -140,6 +142,8 @@ class Trainer:
         signals, rank0 = [signal for signal, _ in states], self.rank0
         action = self._ranks.broadcast(rank0.decide(self.situation(), signals) if rank0 else None)
         assert action is not None
+        if isinstance(action, Finish) and isinstance(action.error, FencedError):
+            return action  # what this trainer would still write, another one writes now
         self._aside(Rank0.commit, self.engine.saved_step)
         if not isinstance(action, Sync | Save | Validate):
             self._aside(self._figures.report, self.train_step_num, self._facts.synced)
@@ -164,7 +168,7 @@ class Trainer:
         """Train one step."""
         self._intact = False
         preparing = self.rank0.strategy.preparing() if self.rank0 else contextlib.nullcontext()
-        with preparing, self._figures.timed("time/train_step"):
+        with preparing, self._figures.timed("timing_s/train_step"):
             metrics = self.engine.train_step(batch)
         self._intact = True
         self._figures.trained(batch, metrics | self.engine.step_times)
@@ -173,7 +177,7 @@ class Trainer:
 
     def validate(self) -> None:
         """Measure the loss of `data.validation_path`; it belongs to this step."""
-        with self._figures.timed("time/validation"):
+        with self._figures.timed("timing_s/validation"):
             measured = validation_metrics(self._validation, self.engine.token_logprobs)
         self._figures.add(measured)
         self._aside(Rank0.compare, measured, self.train_step_num)
@@ -182,7 +186,7 @@ class Trainer:
     def sync_weight(self) -> None:
         """Publish the weights of this step; a failure of the storage is counted, and the next sync tries again."""
         step = self.train_step_num
-        with self._figures.timed("time/sync_weight"):
+        with self._figures.timed("timing_s/sync_weight"):
             if self._begin_save(self._send):
                 self._note(f"step {step}: weights sent")
         self._note_fact(synced=step)
@@ -191,7 +195,7 @@ class Trainer:
         """Save a full checkpoint of this step, which publishes its weights too."""
         step = self.train_step_num
         save = partial(self._save, self._state_at(step), block=block_until_saved, as_hf=save_as_hf)
-        with self._figures.timed("time/save_checkpoint"):
+        with self._figures.timed("timing_s/save_checkpoint"):
             if self._begin_save(save, may_fail=not block_until_saved):
                 self._note_fact(saved=step, saved_as_hf=save_as_hf)
                 self._figures.add({"save/step": float(step)})
@@ -249,9 +253,15 @@ class Trainer:
         return True
 
     def shutdown(self) -> None:
-        """Give the engine's threads and memory back; a trainer of `get_actor` leaves its job too."""
+        """Give the engine's threads and memory back; a trainer of `get_actor` leaves its job too.
+
+        After a run that has ended well, rank 0 then reports the evaluations that explorers make of its last version.
+        """
         with self.resources:
             self.engine.shutdown()
+            if self.rank0 is not None and self._awaits_evaluation:
+                self._awaits_evaluation = False
+                self.rank0.report_last_evaluations(self.train_step_num, lambda: bool(self._stop.requested))
 
     def _do(self, action: Action) -> None:
         match action:
@@ -328,6 +338,8 @@ class Trainer:
             all_or_error(self._ranks, work, self.rank0, *args, **kwargs)
 
     def _finish(self, finish: Finish) -> int:
+        if isinstance(finish.error, FencedError):
+            raise_agreed(finish.error)
         if finish.error is None:
             self._in_flight = False
             self.engine.wait_for_save()
@@ -355,6 +367,8 @@ class Trainer:
             return "the error came from inside a step: weights, optimizer or samples may be half changed"
         if isinstance(error, NonFiniteError):
             return "the weights are not finite"
+        if isinstance(error, FencedError):
+            return "another trainer trains this job now"
         if self._ranks.world_size > 1 and not is_agreed(error):
             return "not all ranks have met the error: some may not answer"
         return ""

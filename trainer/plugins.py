@@ -8,11 +8,12 @@ what each group's objects take and return. An entry point is imported when it is
 """
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from syncd.errors import ConfigError
+from syncd.extras import install_command
+from syncd.jobfile.problems import nearest_name
 
 _OURS = "trainer."
 
@@ -47,7 +48,7 @@ class Registry:
             return points[name].load()
         except ModuleNotFoundError as error:
             ours = points[name].value.startswith(_OURS)
-            hint = f"pip install 'syncd[{name}]'" if ours else f"install {error.name}"
+            hint = install_command(name) if ours else f"install {error.name}"
             message = f"{self.noun} {name} needs the package {error.name}, which is not installed"
             raise ConfigError(message, hint=hint) from error
         except Exception as error:
@@ -59,8 +60,6 @@ MONITORS = Registry("trainer.monitors", "monitor", "monitor.kinds")
 SAMPLE_STRATEGY = Registry("trainer.sample_strategies", "sample strategy", "data.strategy")
 POLICY_LOSSES = Registry("trainer.losses", "policy loss", "algorithm.loss")
 ENGINES = Registry("trainer.engines", "engine", "engine.name")
-REGISTRIES = (MONITORS, SAMPLE_STRATEGY, POLICY_LOSSES, ENGINES)
-
 REGISTRIES = (ENGINES, MONITORS, SAMPLE_STRATEGY, POLICY_LOSSES)
 
 
@@ -82,6 +81,6 @@ def load_plugins(registries: Iterable[Registry] = REGISTRIES) -> dict[str, tuple
 def unknown_name(message: str, name: str, known: Iterable[str]) -> ConfigError:
     """Return the error for a name that is not known, with the nearest name and all others."""
     names = sorted(known)
-    near = get_close_matches(name, names, 1)
+    near = nearest_name(name, names)
     choices = f"there are {', '.join(names)}" if names else "there are none"
-    return ConfigError(message, hint=f"did you mean {near[0]!r}? {choices}" if near else choices)
+    return ConfigError(message, hint=f"did you mean {near!r}? {choices}" if near else choices)

@@ -24,6 +24,7 @@ from trainer.config.model import JobConfig
 from trainer.engines.base import Metrics
 from trainer.experience.batch import SampleStrategy
 from trainer.experience.limits import UNLIMITED, Limits
+from trainer.last_evaluation import LastEvaluation
 from trainer.next_action import (
     Action,
     Finish,
@@ -38,7 +39,7 @@ from trainer.reporting.evaluations import EvaluationWatch
 from trainer.reporting.report import Screen
 from trainer.resume import roll_back_explorers
 from trainer.selection import Selection
-from trainer.waiting import ExplorerLiveness, Waiting, wait_text
+from trainer.waiting import DAEMON, ExplorerLiveness, Waiting, wait_text
 
 P = ParamSpec("P")
 
@@ -142,9 +143,30 @@ class Rank0:
         if is_done:
             mark_finished(self.sync.job, JobEnd(step, reason))
 
+    def report_last_evaluations(self, step: int, is_stopped: Callable[[], bool]) -> None:
+        """Report the evaluations that come after the last step, under that step; wait for those of its version.
+
+        Nothing here fails a run that has ended well.
+
+        Args:
+            step: The last step.
+            is_stopped: Once it returns true, nothing is waited for.
+        """
+        log = structlog.get_logger()
+        try:
+            last = LastEvaluation(self.config, self.sync, self.evaluations)
+            if not last.wait(step, is_stopped, self.sink.note):
+                log.warning("last_evaluation_missing", step=step)
+            for figures in self.evaluations.remaining():
+                self.selection.observe(figures, step)
+                self.sink.log(figures, step)
+            self.selection.keep()
+        except (SyncdError, OSError) as error:
+            log.warning("last_evaluation_missing", step=step, reason=str(error))
+
     def vacate(self, step: int) -> None:
         """Have the daemon remove an abandoned step that is where this one will be written."""
-        self.sync.vacate(step)
+        self.sync.vacate(step, min(DAEMON, self.sync.timeout))
 
     def state_at(self, step: int) -> dict[str, object]:
         """Return the loop's state, to be saved with this step; its samples are consumed once that is durable."""

@@ -9,12 +9,10 @@ from syncd.protocol.layout import MANIFEST, Job
 from syncd.protocol.probe import Probe, read_base_probe
 from syncd.protocol.version import parse_marker, read_marker
 from trainer.checkpoints import TrainerState, full_checkpoints, read_state
+from trainer.waiting import DAEMON
 
 FRESH = TrainerState(step=0, generation=0, world_size=1)
 """The state of a run without a checkpoint."""
-
-_BACK = 120.0
-"""Seconds within which the daemon must publish the earlier step."""
 
 
 def find_state(job: Job) -> TrainerState:
@@ -61,7 +59,10 @@ def roll_back_explorers(sync: Client, step: int, base: str) -> None:
         sync.publish(None, step, rewind=True)
     else:
         sync.publish(base, step, rewind=True, probe=_baseline(job))
-    sync.wait_for(lambda: (version := sync.latest_version()) is not None and version.step == step, _BACK)
+    what = f"waiting for step {step} to be published again"
+    sync.wait_for(
+        lambda: (version := sync.latest_version()) is not None and version.step == step, DAEMON, what
+    )
 
 
 def _baseline(job: Job) -> Probe | None:

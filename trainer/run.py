@@ -11,7 +11,8 @@ from syncd.client.client import Client
 from syncd.errors import SyncdError
 from syncd.observe.log import configure
 from syncd.protocol.layout import Job
-from syncd.transports.ranks import RankGroup, Ranks, is_agreed, rank0_or_error
+from syncd.protocol.local_disk import SystemClock
+from syncd.transports.ranks import RankGroup, Ranks, is_agreed, lost_rank, rank0_or_error
 from trainer.config.model import JobConfig
 from trainer.engines.base import EngineContext, TrainEngineWrapper, make_engine
 from trainer.launch.daemon import DaemonProcess, start_daemon
@@ -24,6 +25,7 @@ from trainer.reporting.report import Screen
 from trainer.resume import FRESH, find_state
 from trainer.sampling import make_strategy
 from trainer.stopping import StopSignals
+from trainer.waiting import DaemonWait
 
 
 def run_rank(config: JobConfig, place: RankEnv, allowed: Collection[str] = ()) -> int:
@@ -47,6 +49,10 @@ def run_rank(config: JobConfig, place: RankEnv, allowed: Collection[str] = ()) -
         except SyncdError as error:
             if joined.ranks.rank and is_agreed(error):
                 return error.exit_code
+            raise
+        except RuntimeError as error:
+            if (lost := lost_rank(error)) is not None:
+                raise lost from error
             raise
         return code
 
@@ -118,6 +124,8 @@ def _open_rank0(
 ) -> Rank0:
     """Join the job, and open what only rank 0 has; `opened` closes all of it."""
     assert lock is not None
+    checks = [lock.check] if daemon is None else [lock.check, daemon.check]
+    job = Job.at(config.job.dir, config.job.state_dir or None)
     sync = Client.open(
         config.job.dir,
         "trainer",
@@ -125,9 +133,9 @@ def _open_rank0(
         state_dir=config.job.state_dir or None,
         timeout=config.sync.timeout,
         fence=lock.fence,
+        on_wait=DaemonWait(job, SystemClock(), checks),
     )
     opened.enter_context(sync)
     screen = Screen(config, step)
     opened.callback(screen.close)
-    checks = [lock.check] if daemon is None else [lock.check, daemon.check]
     return Rank0(config, sync, make_strategy(config, sync.job), screen, checks=checks)

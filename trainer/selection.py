@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 
 from syncd.errors import storage_error
+from syncd.figures import RENAMED
 from syncd.protocol.disk import exists
 from syncd.protocol.documents import Fields
 from syncd.protocol.layout import Job
@@ -103,7 +104,8 @@ class Selection:
         Raises:
             CorruptDataError: It is not a state of a selection.
         """
-        is_of_figure = bool(state) and state.get("metric") == self._section.metric
+        metric = str(state.get("metric", ""))
+        is_of_figure = bool(metric) and RENAMED.get(metric, metric) == self._section.metric
         if is_of_figure:
             fields = Fields(state, "trainer.json: selection")
             self._best = None if state.get("best") is None else fields.number("best")

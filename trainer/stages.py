@@ -49,8 +49,8 @@ class StagedRun:
     stages: tuple[TrainingStage, ...]
 
 
-def load_stages(path: str, overrides: Sequence[str] = ()) -> StagedRun:
-    """Return the checked stages of a file, each with the command line on top.
+def load_stages(path: str, overrides: Sequence[str] = (), *, trust: bool = False) -> StagedRun:
+    """Return the checked stages of a file, each with the command line on top; `trust` is as of `load_config`.
 
     Raises:
         ConfigError: All problems of all stages.
@@ -62,7 +62,10 @@ def load_stages(path: str, overrides: Sequence[str] = ()) -> StagedRun:
         raise error_of(problems, LOADER.hint)
     stages: list[TrainingStage] = []
     for entry in entries:
-        config, found = LOADER.validate([*whole.of_stage(entry), command])
+        layers = [*whole.of_stage(entry), command]
+        config, found = LOADER.validate(layers)
+        if not trust:
+            LOADER.require_own_code(layers)
         problems += [problem for problem in found if problem not in problems]
         if config:
             follows = bool(stages) and "path" not in entry.get("model", {})

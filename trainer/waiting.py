@@ -1,10 +1,16 @@
-"""What a trainer waits for: samples, and the explorers that make them."""
+"""What a trainer waits for: samples, the explorers that make them, and the daemon."""
 
 import time
+from collections.abc import Callable, Sequence
+
+import structlog
 
 from syncd.client.client import Client
+from syncd.errors import SyncdError
 from syncd.protocol.disk import Clock
+from syncd.protocol.layout import Job
 from syncd.protocol.presence import RunningStatus
+from syncd.protocol.takeover import Candidate
 from trainer.reporting.figures import span
 
 QUIET = 30.0
@@ -52,6 +58,47 @@ class Waiting:
             return False
         self._due = now + EVERY
         return True
+
+
+DAEMON = 600.0
+"""Seconds that the daemon has for what a trainer asks of it."""
+
+_SOON = 5.0
+"""Seconds of a wait for the daemon before it is reported; its work takes less."""
+
+
+class DaemonWait:
+    """Checks, while the trainer waits for the daemon, what ends the run, and reports who could end the wait.
+
+    Args:
+        job: The job.
+        clock: Time.
+        checks: Called again and again; what one raises ends the wait.
+    """
+
+    def __init__(self, job: Job, clock: Clock, checks: Sequence[Callable[[], None]]) -> None:
+        self._job, self._checks = job, checks
+        self._leader = Candidate(job, clock)
+        self._reported = ("", -1)
+
+    def __call__(self, what: str, seconds: float) -> None:
+        """Report a wait after a few seconds, and then once in a while."""
+        for check in self._checks:
+            check()
+        if seconds >= _SOON and (turn := (what, int((seconds - _SOON) // EVERY))) != self._reported:
+            self._reported = turn
+            structlog.get_logger().warning("daemon_awaited", text=f"{what} ({span(seconds)}): {self._who()}")
+
+    def _who(self) -> str:
+        """Return who could end the wait, and how."""
+        try:
+            leader = self._leader.holder()
+        except (OSError, SyncdError) as error:
+            return f"whether a daemon leads cannot be read: {error}"
+        if leader is None:
+            return f"only a daemon can do that, and none leads this job: syncd watch {self._job.root}"
+        process = f"process {leader.process.pid} on {leader.host}"
+        return f"its daemon ({process}) can do that: syncd status {self._job.root}"
 
 
 def wait_text(

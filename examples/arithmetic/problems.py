@@ -1,12 +1,13 @@
-"""The task: sums of small integers, whose answers a rule can check.
+"""The task: sums of two numbers of two digits, whose answers a rule can check.
 
-    7+18=   ->  25
+    17+18=  ->  35
 
-About one problem in ten is held out: no demonstration and no rollout for training has it, so that accuracy there is
-what was learnt, not what was remembered.
+About one problem in four is held out: no demonstration and no rollout for training has it, so accuracy there is
+learned, not remembered.
 
-The demonstrations are those of a sloppy teacher: some of the answers are wrong. A model that imitates them perfectly
-errs as often as the teacher; only the reward tells which answers are right.
+The demonstrations are those of a careless teacher, who forgets to carry in most of the sums that need it: 17+18=25.
+A model that imitates this teacher forgets as often, and its most probable answer forgets always; only the reward
+tells which answers are right.
 """
 
 import json
@@ -18,16 +19,18 @@ from pathlib import Path
 from typing import Literal
 from zlib import crc32
 
-LIMIT = 20
-"""Operands are below this."""
+LEAST, LIMIT = 10, 40
+"""Operands are from the one to below the other, so every sum has two digits."""
 
-SLOPPINESS = 0.4
-"""The share of demonstrations whose answer is wrong."""
+HELD_OUT = 4
+"""One problem in this many is held out."""
+
+FORGETFULNESS = 0.6
+"""The chance that the teacher forgets to carry, where a sum needs it."""
 
 MAX_RESPONSE = 4
 """Tokens of the longest response that a rollout may have; an answer is two digits and the end of the text."""
 
-_SLIPS = (-10, -1, 1, 10)
 _PROMPT = re.compile(r"(\d{1,4})\+(\d{1,4})=", re.ASCII)
 
 Split = Literal["train", "test"]
@@ -35,7 +38,7 @@ Split = Literal["train", "test"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A sum of two integers from 0 to `LIMIT` - 1."""
+    """A sum of two integers from `LEAST` to `LIMIT` - 1."""
 
     left: int
     right: int
@@ -51,15 +54,21 @@ class Problem:
         return str(self.left + self.right)
 
     @property
+    def without_carry(self) -> str:
+        """Return the answer of a teacher who forgets to carry; the right one where nothing is carried."""
+        return str((self.left // 10 + self.right // 10) * 10 + (self.left + self.right) % 10)
+
+    @property
     def split(self) -> Split:
         """Return which split it belongs to, the same in every run."""
-        return "test" if crc32(self.prompt.encode()) % 10 == 0 else "train"
+        return "test" if crc32(self.prompt.encode()) % HELD_OUT == 0 else "train"
 
 
 def problems(split: Split) -> tuple[Problem, ...]:
     """Return all problems of a split."""
-    found = (Problem(left, right) for left in range(LIMIT) for right in range(LIMIT))
-    return tuple(problem for problem in found if problem.split == split)
+    operands = range(LEAST, LIMIT)
+    every = (Problem(left, right) for left in operands for right in operands)
+    return tuple(problem for problem in every if problem.split == split)
 
 
 def tasks(seed: int | str, split: Split) -> Iterator[Problem]:
@@ -85,13 +94,16 @@ def reward(prompt: str, response: str) -> float:
     return float(response == Problem(int(match[1]), int(match[2])).answer)
 
 
-def make_sft_data(path: str | Path, seed: int, count: int, sloppiness: float = SLOPPINESS) -> None:
+def make_sft_data(path: str | Path, seed: int, count: int, forgetfulness: float = FORGETFULNESS) -> None:
     """Write demonstrations of the training split as JSONL with the columns `prompt` and `response`."""
-    examples, chance = tasks(seed, "train"), random.Random(f"{seed}/slips")
+    examples, chance = tasks(seed, "train"), random.Random(f"{seed}/forgets")
     with open(path, "w", encoding="ascii") as file:
         for problem in (next(examples) for _ in range(count)):
-            slip = chance.choice(_SLIPS) if chance.random() < sloppiness else 0
-            row = {"prompt": problem.prompt, "response": str(int(problem.answer) + slip)}
+            forgets = chance.random() < forgetfulness
+            row = {
+                "prompt": problem.prompt,
+                "response": problem.without_carry if forgets else problem.answer,
+            }
             file.write(json.dumps(row) + "\n")
 
 

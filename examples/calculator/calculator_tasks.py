@@ -11,7 +11,8 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from zlib import crc32
 
 from calculator_agent import TOOL, value
 
@@ -21,13 +22,17 @@ GUESSES, SLIPS, MISREADINGS = 0.5, 0.1, 0.05
 LEAST, MOST = 100, 500
 """Numbers are from the one to below the other, so that sums have three digits too."""
 
+HELD_OUT = 10
+"""One problem in this many is held out: neither demonstrations nor tasks of the training have it."""
+
 Row = dict[str, Any]
+Split = Literal["train", "test"]
 
 
-def write_tasks(path: Path, seed: int, count: int) -> None:
-    """Write tasks as JSONL with the columns `prompt` and `answer`, which explorers read."""
-    chooser = random.Random(f"{seed}/tasks")
-    rows = [_problem(chooser) for _ in range(count)]
+def write_tasks(path: Path, seed: int, count: int, split: Split) -> None:
+    """Write tasks of a split as JSONL with the columns `prompt` and `answer`, which explorers read."""
+    chooser = random.Random(f"{seed}/{split}")
+    rows = [_problem(chooser, split) for _ in range(count)]
     _write(path, [{"prompt": _asked(row), "answer": value(row)} for row in rows])
 
 
@@ -40,7 +45,7 @@ def write_demonstrations(path: Path, seed: int, count: int) -> None:
 
 def _demonstrated(chooser: random.Random) -> Iterator[list[Row]]:
     """Yield a conversation up to each of the teacher's answers."""
-    expression = _problem(chooser)
+    expression = _problem(chooser, "train")
     asked = [{"role": "user", "content": _asked(expression)}]
     if chooser.random() < GUESSES:
         guess = chooser.randrange(2 * LEAST, 2 * MOST)
@@ -67,8 +72,11 @@ def _call(expression: str) -> Row:
     }
 
 
-def _problem(chooser: random.Random) -> str:
-    return f"{chooser.randrange(LEAST, MOST)}+{chooser.randrange(LEAST, MOST)}"
+def _problem(chooser: random.Random, split: Split) -> str:
+    while True:
+        problem = f"{chooser.randrange(LEAST, MOST)}+{chooser.randrange(LEAST, MOST)}"
+        if (crc32(problem.encode()) % HELD_OUT == 0) == (split == "test"):
+            return problem
 
 
 def _asked(expression: str) -> str:

@@ -2,7 +2,8 @@
 
     python examples/calculator/make.py DIR --seed 1
 
-makes DIR/model (config, weights, tokenizer with a chat template), DIR/sft.jsonl and DIR/tasks.jsonl.
+makes DIR/model (config, weights, tokenizer with a chat template), DIR/sft.jsonl, DIR/tasks.jsonl and
+DIR/held-out.jsonl.
 """
 
 import argparse
@@ -25,16 +26,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of weights, demonstrations and tasks")
     parser.add_argument("--conversations", type=int, default=12000)
     parser.add_argument("--tasks", type=int, default=2000)
-    parser.add_argument("--untied", action="store_true", help="a head that is not the embedding")
+    parser.add_argument("--held-out", type=int, default=200, help="tasks of the evaluation")
+    parser.add_argument("--tied", action="store_true", help="the head is the embedding")
     options = parser.parse_args()
     logging.disable_progress_bar()
     place = options.directory
     place.mkdir(parents=True, exist_ok=True)
     write_demonstrations(place / "sft.jsonl", options.seed, options.conversations)
-    write_tasks(place / "tasks.jsonl", options.seed, options.tasks)
+    write_tasks(place / "tasks.jsonl", options.seed, options.tasks, "train")
+    write_tasks(place / "held-out.jsonl", options.seed, options.held_out, "test")
     with open(place / "sft.jsonl", encoding="ascii") as file:
         read = [json.loads(line)["messages"] for line in islice(file, READ)]
-    parameters = make_model(place / "model", options.seed, read, tied=not options.untied)
+    parameters = make_model(place / "model", options.seed, read, tied=options.tied)
     print(f"{place}: a model of {parameters} parameters, {options.conversations} conversations")
 
 

@@ -23,6 +23,7 @@ class Demo:
         explorers: Their names.
         explorer: The further keys of `[explorer]`.
         server: Options of a vLLM server.
+        samples: Samples of each held-out task at temperature 1.
         least_rise: By how much the reward must rise.
     """
 
@@ -36,17 +37,21 @@ class Demo:
     explorers: Sequence[str]
     explorer: Config
     server: Sequence[str]
+    samples: int
     least_rise: float = 0.0
 
     group_size = 8
 
 
+GREEDY, SAMPLED = "greedy", "sampled"
+"""The evaluation sets: the most probable answer to each held-out task, and several samples at temperature 1."""
+
 SUMS = Demo(
-    teacher="it imitates a teacher whose answers are wrong in 40 of 100 cases",
+    teacher="it imitates a teacher who forgets to carry in 60 of 100 cases",
     make="examples/arithmetic/make.py",
-    sft_steps=120,
+    sft_steps=240,
     steps=60,
-    lr=5e-4,
+    lr=1e-4,
     groups=16,
     ranks=2,
     explorers=("e0", "e1"),
@@ -54,9 +59,9 @@ SUMS = Demo(
         "tasks": "base/tasks.jsonl",
         "sampling": {"max_tokens": 4},
         "reward": {"function": "exact_match"},
-        "evaluation": {"tasks": "base/held-out.jsonl", "every": 20},
     },
     server=("--max-model-len", "32"),
+    samples=8,
 )
 
 AGENTS = Demo(
@@ -76,6 +81,7 @@ AGENTS = Demo(
     },
     # The gateway needs the version of each token.
     server=("--max-model-len", "128", "--enable-scale-out"),
+    samples=2,
     least_rise=0.2,
 )
 
@@ -89,11 +95,11 @@ _ENGINE: Config = {
 }
 
 
-def imitation(demo: Demo, out: Path) -> Config:
+def imitation(demo: Demo, out: Path, seed: int) -> Config:
     """Return the configuration of the stage that trains the start model."""
     optimizer = {"lr": 4e-3, "betas": [0.9, 0.99], "warmup_steps": 10, "schedule": "cosine"}
     return {
-        "job": {"dir": str(out / "sft"), "seed": 1},
+        "job": {"dir": str(out / "sft"), "seed": seed},
         "model": {"path": str(out / "base" / "model")},
         "engine": _ENGINE,
         "algorithm": {"name": "sft", "optimizer": optimizer},
@@ -104,7 +110,7 @@ def imitation(demo: Demo, out: Path) -> Config:
     }
 
 
-def reinforcement(demo: Demo, out: Path, model: Path, engine: Config, steps: int) -> Config:
+def reinforcement(demo: Demo, out: Path, model: Path, engine: Config, steps: int, seed: int) -> Config:
     """Return the configuration of the demo's main job.
 
     Args:
@@ -113,9 +119,10 @@ def reinforcement(demo: Demo, out: Path, model: Path, engine: Config, steps: int
         model: What imitation has left.
         engine: What the explorers generate with, as `[explorer.engine]` takes it.
         steps: Of the trainer.
+        seed: Of the order of tasks.
     """
     return {
-        "job": {"dir": str(out / "job"), "seed": 1},
+        "job": {"dir": str(out / "job"), "seed": seed},
         "model": {"path": str(model)},
         "engine": _ENGINE,
         "algorithm": {
@@ -128,6 +135,17 @@ def reinforcement(demo: Demo, out: Path, model: Path, engine: Config, steps: int
         "sync": {"dtype": "float32", "style": "fully_async", "interval": 1},
         "trainer": {"nproc": demo.ranks, "total_steps": steps, "save_interval": 20, "start_daemon": False},
         "monitor": {"progress": "plain", "preview": 4},
-        "explorer": {**demo.explorer, "groups": demo.groups // len(demo.explorers), "engine": engine},
+        "explorer": {
+            **demo.explorer,
+            "groups": demo.groups // len(demo.explorers),
+            "engine": engine,
+            "evaluation": {"sets": _held_out(demo, steps)},
+        },
         "daemon": {"keep_last": 3, "trash_grace": 5},
     }
+
+
+def _held_out(demo: Demo, steps: int) -> Config:
+    """Return the evaluation sets, measured at the start, at the end, and about twice between."""
+    tasks = {"tasks": "base/held-out.jsonl", "every": max(steps // 3, 1)}
+    return {GREEDY: tasks, SAMPLED: {**tasks, "samples": demo.samples, "temperature": 1.0}}

@@ -73,27 +73,41 @@ class Processes:
         path = self.logs / f"{name}.log"
         return f"{path}:\n" + "\n".join(path.read_text(errors="replace").splitlines()[-15:])
 
-    def wait(self, name: str, seconds: float) -> None:
+    def wait(self, name: str, seconds: float, progress: Path | None = None) -> None:
         """Wait until one process has succeeded and all others run or have succeeded.
 
-        Raises:
-            FailedError: One has failed, or time is up.
-        """
-        self.until(lambda: self.running[name].poll() is not None, seconds, f"{name} to end")
-
-    def until(self, there: Callable[[], bool], seconds: float, what: str) -> None:
-        """Wait for a condition while no process has failed.
+        Args:
+            name: The process.
+            seconds: Without progress, at most.
+            progress: A file that grows as the work advances; without one, only the end is progress.
 
         Raises:
-            FailedError: One has failed, or time is up.
+            FailedError: One has failed, or nothing has advanced for so long.
         """
-        limit = time.monotonic() + seconds
+        self.until(lambda: self.running[name].poll() is not None, seconds, f"{name} to end", progress)
+
+    def until(
+        self, there: Callable[[], bool], seconds: float, what: str, progress: Path | None = None
+    ) -> None:
+        """Wait for a condition while no process has failed; arguments as of `wait`.
+
+        Raises:
+            FailedError: One has failed, or nothing has advanced for so long.
+        """
+        size, limit = _size(progress), time.monotonic() + seconds
         while not there():
             self.check()
+            if _size(progress) != size:
+                size, limit = _size(progress), time.monotonic() + seconds
             if time.monotonic() > limit:
-                raise FailedError(f"waited {seconds:.0f} s for {what}; logs: {self.logs}")
+                raise FailedError(f"no progress for {seconds:.0f} s, waiting for {what}; logs: {self.logs}")
             time.sleep(0.1)
         self.check()
+
+
+def _size(path: Path | None) -> int:
+    """Return the size of a file in bytes, 0 while there is none."""
+    return path.stat().st_size if path and path.exists() else 0
 
 
 def end(process: Process) -> None:

@@ -29,7 +29,9 @@ DEMOS = {"demo": SUMS, "demo-agents": AGENTS}
 SYNCD = [sys.executable, "-P", "-m", "syncd"]
 TRAINER = [sys.executable, "-P", "-m", "trainer"]
 EXPLORER = [sys.executable, "-P", "-m", "explorer_hooks"]
-_LIMIT = 900.0
+_STUCK = 600.0
+"""Seconds without a finished step after which a run counts as stuck, also on a busy machine."""
+
 _EVERY = 30.0
 
 
@@ -41,8 +43,7 @@ def main() -> int:
     began = time.monotonic()
     try:
         with Processes(options.out) as processes:
-            # vLLM 0.32.0 keeps the head of a tied model when it reloads on a CPU: docs/engines-vllm-sglang.md.
-            model = imitate(processes, options.demo, options.out, tied=options.engine != "vllm")
+            model = imitate(processes, options)
             explore(processes, options, model)
     except KeyboardInterrupt:
         print("\nstopped; all processes have ended")
@@ -53,15 +54,16 @@ def main() -> int:
     return _end(options.demo, options.out, time.monotonic() - began)
 
 
-def imitate(processes: Processes, demo: Demo, out: Path, *, tied: bool) -> Path:
+def imitate(processes: Processes, options: argparse.Namespace) -> Path:
     """Train on demonstrations; return the directory of the model."""
+    demo, out, seed = options.demo, options.out, options.seed
     print(f"\n# a model to start from: {demo.teacher}")
-    make = [sys.executable, str(ROOT / demo.make), str(out / "base"), "--seed", "1"]
-    processes.start("make", make if tied else [*make, "--untied"])
-    processes.wait("make", 120)
-    config = _written(out / "sft.toml", job.imitation(demo, out))
+    make = [sys.executable, str(ROOT / demo.make), str(out / "base"), "--seed", str(seed)]
+    processes.start("make", make)
+    processes.wait("make", _STUCK)
+    config = _written(out / "sft.toml", job.imitation(demo, out, seed))
     processes.start("sft", [*TRAINER, "train", str(config)])
-    processes.wait("sft", _LIMIT)
+    processes.wait("sft", _STUCK, out / "sft" / "metrics.jsonl")
     return out / "sft" / f"global_step_{demo.sft_steps}" / "actor"
 
 
@@ -71,7 +73,7 @@ def explore(processes: Processes, options: argparse.Namespace, model: Path) -> N
     is_served = options.engine == "vllm"
     servers = dict(serving(processes, model, demo.explorers, demo.server)) if is_served else {}
     print(f"\n# the job: a daemon, a trainer ({demo.ranks} ranks), {len(demo.explorers)} explorers")
-    told = job.reinforcement(demo, options.out, model, {"kind": options.engine}, steps)
+    told = job.reinforcement(demo, options.out, model, {"kind": options.engine}, steps, options.seed)
     config = _written(options.out / "grpo.toml", told)
     place = options.out / "job"
     place.mkdir()
@@ -84,7 +86,7 @@ def explore(processes: Processes, options: argparse.Namespace, model: Path) -> N
     show = options.show or _show()
     show(processes, place, lambda: processes.running["trainer"].poll() is not None)
     for name in ("trainer", *demo.explorers):
-        processes.wait(name, 120)
+        processes.wait(name, _STUCK)
     subprocess.run([*SYNCD, "status", str(place)], check=True)
     daemon.terminate()
     processes.wait("daemon", 60)
@@ -101,7 +103,7 @@ def _live(processes: Processes, place: Path, over: Callable[[], bool]) -> None:
     """Show the status on the terminal while it changes."""
     shown = subprocess.Popen([*SYNCD, "status", str(place), "--watch"])
     try:
-        processes.until(over, _LIMIT, "the trainer to end")
+        processes.until(over, _STUCK, "the trainer to end", place / "metrics.jsonl")
     finally:
         shown.terminate()
         shown.wait(10)
@@ -109,12 +111,17 @@ def _live(processes: Processes, place: Path, over: Callable[[], bool]) -> None:
 
 def _now_and_then(processes: Processes, place: Path, over: Callable[[], bool]) -> None:
     """Print the status every half minute."""
-    limit = time.monotonic() + _LIMIT
-    while not over() and time.monotonic() < limit:
-        due = time.monotonic() + _EVERY
-        processes.until(lambda due=due: over() or time.monotonic() > due, 2 * _EVERY, "the trainer")
-        print(f"\n$ syncd status {place}", flush=True)
-        subprocess.run([*SYNCD, "status", str(place)], check=False)
+    due = time.monotonic() + _EVERY
+
+    def is_over() -> bool:
+        nonlocal due
+        if time.monotonic() > due:
+            print(f"\n$ syncd status {place}", flush=True)
+            subprocess.run([*SYNCD, "status", str(place)], check=False)
+            due = time.monotonic() + _EVERY
+        return over()
+
+    processes.until(is_over, _STUCK, "the trainer to end", place / "metrics.jsonl")
 
 
 def _end(demo: Demo, out: Path, seconds: float) -> int:
@@ -144,6 +151,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--engine", choices=["transformers", "vllm"], default="transformers")
     parser.add_argument("--steps", type=int, help="of reinforcement")
+    parser.add_argument("--seed", type=int, default=1, help="of weights, demonstrations and tasks")
     parser.add_argument(
         "--plain", dest="show", action="store_const", const=_now_and_then, help="no live display"
     )

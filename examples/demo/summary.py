@@ -1,6 +1,7 @@
 """The result of a demo run, computed from what it left in the job directory."""
 
 import json
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from job import GREEDY, SAMPLED
+
 from trainer.monitors.jsonl import read_history
+from trainer.reporting.evaluations import evaluation_history
 
 Document = Mapping[str, Any]
 
@@ -18,6 +22,37 @@ PARTS = ("noticed", "verify", "stage", "prepare", "load", "prove", "confirm")
 _PART = "reward/parts/"
 _ENDS = 5
 """Steps at either end whose mean reward is shown."""
+
+_SURE = 2.0
+"""A rise counts if it is above this many standard errors of the difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutReward:
+    """The reward on the held-out tasks before and after reinforcement.
+
+    Args:
+        before: Mean of the model that the job starts from.
+        before_error: Its standard error over the tasks.
+        after: Mean of the last version.
+        after_error: Its standard error.
+        step: The last version's step.
+    """
+
+    before: float
+    before_error: float
+    after: float
+    after_error: float
+    step: int
+
+    @property
+    def has_risen(self) -> bool:
+        """Return whether the rise is beyond noise; taken as if the tasks of the two were drawn independently."""
+        return self.after - self.before > _SURE * math.hypot(self.before_error, self.after_error)
+
+    def __str__(self) -> str:
+        ends = f"{self.before:.3f} +- {self.before_error:.3f} at the start"
+        return f"{ends}, {self.after:.3f} +- {self.after_error:.3f} at version {self.step}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +84,7 @@ class Summary:
         explorers: By name.
         least_rise: By how much the reward must rise.
         parts: Means of each part of the reward, step by step.
+        held_out: The reward on held-out tasks, by evaluation set.
     """
 
     rewards: Sequence[float]
@@ -60,6 +96,7 @@ class Summary:
     explorers: Mapping[str, Explored]
     least_rise: float
     parts: Mapping[str, Sequence[float]]
+    held_out: Mapping[str, HeldOutReward]
 
     @property
     def problems(self) -> list[str]:
@@ -76,6 +113,11 @@ class Summary:
                 found.append(f"{name} has not proven {unproven} of {len(one.applied)} versions")
         if len(self.rewards) < 2 * _ENDS or self.after <= self.before + self.least_rise:
             found.append(f"the reward did not rise by more than {self.least_rise:g}")
+        for name, reward in self.held_out.items():
+            if last is None or reward.step != last[1]:
+                found.append(f"the last version was not measured by the set {name}")
+            if not reward.has_risen:
+                found.append(f"the held-out reward of the set {name} did not rise beyond noise")
         return found
 
     @property
@@ -102,7 +144,7 @@ def summarize(job: Path, explorers: Mapping[str, Path], least_rise: float) -> Su
     published = [event for event in events if event["event"] == "version_published"]
     removed = [event for event in events if event["event"] == "step_pruned"]
     return Summary(
-        rewards=history.series("reward/mean")[1],
+        rewards=history.series("critic/score/mean")[1],
         published=[_pair(event) for event in published],
         marker_to_version=[event["latency"] for event in published if "latency" in event],
         bytes_published=sum(event["bytes"] for event in published),
@@ -115,6 +157,7 @@ def summarize(job: Path, explorers: Mapping[str, Path], least_rise: float) -> Su
             for name in sorted({one for step in history.steps.values() for one in step})
             if name.startswith(_PART)
         },
+        held_out={name: _held_out(job, name) for name in (GREEDY, SAMPLED)},
     )
 
 
@@ -123,6 +166,7 @@ def report(summary: Summary) -> str:
     rules = ", ".join(f"{count} by {rule}" for rule, count in summary.removed.items())
     rows = [
         *((name, _ends(values)) for name, values in {"reward": summary.rewards, **summary.parts}.items()),
+        *((f"held out, {name}", str(reward)) for name, reward in summary.held_out.items()),
         ("versions published", f"{len(summary.published)}, the last is {_label(summary.published[-1])}"),
         ("marker to version", _percentiles(summary.marker_to_version)),
         ("bytes published", f"{summary.bytes_published / 1e6:.1f} MB"),
@@ -135,6 +179,13 @@ def report(summary: Summary) -> str:
         rows.append(("  proven", proven))
         rows.append(("  version to engine", _percentiles(one.latencies)))
     return "\n".join(f"{name:<20} {text}" for name, text in rows)
+
+
+def _held_out(job: Path, name: str) -> HeldOutReward:
+    history = evaluation_history(str(job))
+    steps, means = history.series(f"eval/{name}/reward")
+    _, errors = history.series(f"eval/{name}/reward_stderr")
+    return HeldOutReward(means[0], errors[0], means[-1], errors[-1], steps[-1])
 
 
 def _ends(values: Sequence[float]) -> str:

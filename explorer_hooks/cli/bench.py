@@ -9,7 +9,7 @@ import click
 from explorer_hooks.cli.serve import config_keys
 from syncd.arguments import job_argument, step_names
 from syncd.console import UncheckedPath
-from syncd.jobfile.overrides import JobFileCommand, overrides_argument
+from syncd.jobfile.overrides import JobFileCommand, overrides_argument, trust_option
 from syncd.protocol.layout import MAX_STEP
 
 ALL = "all"
@@ -32,6 +32,7 @@ def _steps(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...] 
 @click.command(cls=JobFileCommand, keys=config_keys)
 @job_argument
 @overrides_argument
+@trust_option
 @click.option(
     "--steps",
     metavar="STEPS",
@@ -72,6 +73,7 @@ def bench(
     again: bool,
     name: str,
     as_json: bool,
+    trust: bool,
 ) -> None:
     """Measure steps of JOB, and the model that it started from, by its evaluation sets; then end.
 
@@ -90,9 +92,11 @@ def bench(
     from explorer_hooks.explorer.bench_report import document, tables  # noqa: PLC0415
     from explorer_hooks.explorer.load import load_bench_file  # noqa: PLC0415
     from syncd.errors import UsageError  # noqa: PLC0415
+    from syncd.jobfile.trust import require_own_model  # noqa: PLC0415
 
     given = (*overrides, f"--explorer.name={name}", *((f"--model.path={base}",) if base else ()))
-    file = load_bench_file(job, config, given)
+    file = load_bench_file(job, config, given, trust=trust)
+    require_own_model(file.model.path, runs_code=file.model.trust_remote_code and not trust)
     known = file.explorer.evaluation.named()
     if unknown := [one for one in sets if one not in known]:
         raise UsageError(f"no evaluation set is called {unknown[0]!r}", hint=_names(known))

@@ -3,12 +3,13 @@
 import click
 
 from explorer_hooks.cli.serve import checked_config, config_keys, gateway_function
-from syncd.jobfile.overrides import JobFileCommand, config_argument, overrides_argument
+from syncd.jobfile.overrides import JobFileCommand, config_argument, overrides_argument, trust_option
 
 
 @click.command(cls=JobFileCommand, keys=config_keys)
 @config_argument(checked_config)
 @overrides_argument
+@trust_option
 @click.option(
     "--name", metavar="NAME", show_default="explorer.name of CONFIG", help="The explorer's identity."
 )
@@ -26,6 +27,7 @@ def run(
     stage: str | None,
     health: str | None,
     dry_run: bool,
+    trust: bool,
 ) -> None:
     """Explore as CONFIG says; --section.key value overrides any of its keys.
 
@@ -39,9 +41,10 @@ def run(
       explorer run grpo.toml --dry-run
     """  # noqa: D301 - click's mark is one backspace
     from explorer_hooks.explorer.load import load_file  # noqa: PLC0415
+    from syncd.jobfile.trust import require_own_model  # noqa: PLC0415
 
     named = (*overrides, f"--explorer.name={name}") if name is not None else overrides
-    file = load_file(config, named, stage)
+    file = load_file(config, named, stage, trust=trust)
     if dry_run:
         click.echo(file.model_dump_json(indent=2, include={"job", "model", "data", "sync", "explorer"}))
         return
@@ -53,6 +56,8 @@ def run(
             click.echo(f"explorer ended: {begun}", err=True)
             return
         file = begun
+    runs_code, recorded = file.model.trust_remote_code and not trust, stage is not None
+    require_own_model(file.model.path, runs_code=runs_code, recorded=recorded)
     if file.explorer.agent.is_given:
         ended = gateway_function("run_agents", "run_agents")(file, health)
     else:

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from syncd.jobfile.overrides import JobFileCommand, config_argument, overrides_argument
+from syncd.extras import install_command
+from syncd.jobfile.overrides import JobFileCommand, config_argument, overrides_argument, trust_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +36,7 @@ def checked_config(name: str, value: str) -> str:
 @click.command(cls=JobFileCommand, keys=config_keys)
 @config_argument(checked_config)
 @overrides_argument
+@trust_option
 @click.option(
     "--name", metavar="NAME", show_default="explorer.name of CONFIG", help="The explorer's identity."
 )
@@ -45,7 +47,12 @@ def checked_config(name: str, value: str) -> str:
 )
 @click.option("--dry-run", is_flag=True, help="Check the file, print what was read, and change nothing.")
 def serve(
-    config: str, overrides: tuple[str, ...], name: str | None, health: str | None, dry_run: bool
+    config: str,
+    overrides: tuple[str, ...],
+    name: str | None,
+    health: str | None,
+    dry_run: bool,
+    trust: bool,
 ) -> None:
     """Serve agents as CONFIG says, and write what they do as experiences; --section.key value overrides any key.
 
@@ -58,12 +65,14 @@ def serve(
       explorer serve grpo.toml --dry-run
     """  # noqa: D301 - click's mark is one backspace
     from explorer_hooks.explorer.load import load_served_file  # noqa: PLC0415
+    from syncd.jobfile.trust import require_own_model  # noqa: PLC0415
 
     named = (*overrides, f"--explorer.name={name}") if name is not None else overrides
-    file = load_served_file(config, named)
+    file = load_served_file(config, named, trust=trust)
     if dry_run:
         click.echo(file.model_dump_json(indent=2, include={"job", "model", "data", "sync", "explorer"}))
         return
+    require_own_model(file.model.path, runs_code=file.model.trust_remote_code and not trust)
     click.echo(f"explorer ended: {gateway_function('serve', 'serve')(file, health)}", err=True)
 
 
@@ -80,6 +89,6 @@ def gateway_function(module: str, name: str) -> "Callable[[ExplorerFile, str | N
     try:
         found = importlib.import_module(f"explorer_hooks.gateway.{module}")
     except ImportError as error:
-        raise ConfigError(f"the gateway needs {error.name}", hint="pip install 'syncd[gateway]'") from error
+        raise ConfigError(f"the gateway needs {error.name}", hint=install_command("gateway")) from error
     called: Callable[[ExplorerFile, str | None], str] = getattr(found, name)
     return called

@@ -7,6 +7,13 @@ from explorer_hooks.explorer.config import ENVIRONMENTS, AgentSection, ExplorerF
 from explorer_hooks.explorer.task_checks import is_import_path
 from syncd.jobfile.problems import Problem
 
+_OF_KINDS = {
+    "answer": ("command",),
+    "pass_env": ("command", "environment", "function"),
+    "http_reward": ("command", "function"),
+}
+"""Keys that only some kinds of agents read."""
+
 
 def agent_problems(file: ExplorerFile) -> Iterator[Problem]:
     """Yield what is wrong with the agents that `explorer run` starts."""
@@ -56,7 +63,25 @@ def _agent(agent: AgentSection) -> Iterator[Problem]:
         shlex.split(agent.command)
     except ValueError as error:
         yield Problem("explorer.agent.command", f"explorer.agent.command is no command: {error}")
+    yield from _reach(agent)
     yield from _environment(agent)
+
+
+def _reach(agent: AgentSection) -> Iterator[Problem]:
+    """Yield what is wrong with what an agent may reach and say."""
+    usual = AgentSection()
+    low, high = agent.reward_range
+    if not low < high:
+        text = f"explorer.agent.reward_range = [{low:g}, {high:g}] has nothing in it"
+        yield Problem("explorer.agent.reward_range", text, "reward_range = [0, 1]")
+    for name, kinds in _OF_KINDS.items():
+        if getattr(agent, name) != getattr(usual, name) and not any(getattr(agent, kind) for kind in kinds):
+            text = f"explorer.agent.{name} is for {' and '.join(f'a {kind}' for kind in kinds)}"
+            yield Problem(f"explorer.agent.{name}", text, "leave it out")
+    for name in ("reward_range", "http_reward"):
+        if agent.reward == "function" and getattr(agent, name) != getattr(usual, name):
+            text = f"explorer.agent.{name} means nothing where [explorer.reward] gives the rewards"
+            yield Problem(f"explorer.agent.{name}", text, "leave it out")
 
 
 def _environment(agent: AgentSection) -> Iterator[Problem]:

@@ -17,6 +17,7 @@ from explorer_hooks.explorer.engine_gate import EngineGate
 from explorer_hooks.explorer.generation import GroupRequest, GroupResult, Response, Sampling
 from explorer_hooks.explorer.own_files import TaskLedger
 from explorer_hooks.explorer.rewards import Score
+from explorer_hooks.hook import Unproven
 from explorer_hooks.tasks.order import TASK_SET, Tasks, epochs
 from explorer_hooks.tasks.task import Task
 from syncd.errors import ConfigError, EngineDeadError, UsageError
@@ -228,7 +229,7 @@ class BatchMaker:
         group = self._ledger.group(asked.epoch, asked.position)
         try:
             return [
-                experience_of(asked, group, number, response, result, score)
+                experience_of(asked, group, number, response, result, score, self._gate.unproven)
                 for number, (response, score) in enumerate(zip(result.responses, scores, strict=True))
             ]
         except UsageError as error:
@@ -246,16 +247,23 @@ class BatchMaker:
 
 
 def experience_of(
-    asked: EpochTask, group: str, number: int, response: Response, result: GroupResult, score: Score
+    asked: EpochTask,
+    group: str,
+    number: int,
+    response: Response,
+    result: GroupResult,
+    score: Score,
+    loads: Mapping[str, Unproven],
 ) -> Experience:
     """Return what the trainer gets of a response.
 
-    If the engine does not name the versions of tokens and the version changed meanwhile, info names both.
+    If the engine does not name the versions of tokens and the version changed meanwhile, info names both. Called by
+    the thread that has versions proven: while it is here, no proof is pending, and `loads` decides what is masked.
 
     Raises:
         UsageError: It cannot be stored.
     """
-    length, versions = len(response.tokens), result.versions_of(response)
+    length, versions = len(response.tokens), result.versions_of(response).settled(loads)
     generation, step = versions.oldest
     assert score.reward is not None
     return Experience(

@@ -3,6 +3,7 @@
 docs/explorer-run.md is made of the descriptions by `explorer config docs`.
 """
 
+import math
 import os
 from typing import Annotated, Any, Literal
 
@@ -13,9 +14,12 @@ from syncd.errors import ConfigError
 from syncd.jobfile.evaluation import EvaluationSection
 from syncd.jobfile.problems import nearest
 from syncd.jobfile.sections import (
+    CODE,
+    CODE_BY_NAME,
     Count,
     DataSection,
     JobFile,
+    Names,
     NoneText,
     Positive,
     Seconds,
@@ -35,7 +39,7 @@ class InferenceSection(Section):
     """vllm, sglang, tinker: what requests call the (base) model; what the server names unless given."""
     reload: Literal["in_place", "restart"] = "in_place"
     """vllm, sglang: in_place: it reads each version; restart: the explorer owns the server, and starts it on each."""
-    command: str = ""
+    command: str = Field(default="", json_schema_extra=CODE)
     """vllm, sglang: starts the server on `{model}` at `{host}` and `{port}`; split into words as a shell does."""
     options: dict[str, str] = Field(default_factory=dict)
     """vllm, sglang: what the engine's hook takes, as `--hook-option` of `syncd follow`."""
@@ -107,9 +111,9 @@ class TeacherSection(Section):
 class RewardSection(Section):
     """What a response is worth."""
 
-    function: str = "auto"
+    function: str = Field(default="auto", json_schema_extra=CODE_BY_NAME)
     """auto (reasoning_gym's own for its tasks, else exact_match), exact_match, math, math_verify, module:function."""
-    functions: dict[str, float] = Field(default_factory=dict)
+    functions: dict[str, float] = Field(default_factory=dict, json_schema_extra=CODE_BY_NAME)
     """Several functions with their weights, instead of `function`: { math = 1.0, "rewards:short" = 0.2 }."""
     timeout: Seconds = 30.0
     """Seconds that one call may take."""
@@ -166,8 +170,10 @@ class GatewaySection(Section):
     """exact: a turn continues the recorded tokens; template: only if the chat template writes the same ones."""
     segments: Literal["all", "last"] = "all"
     """Which segments of a rollout are trained; last: the one alone that ends in its last turn."""
-    tool_format: Literal["auto", "hermes", "llama3", "mistral", "none"] = "auto"
-    """How the model writes calls of tools; auto: as its chat template shows."""
+    tool_format: Literal["auto", "hermes", "qwen3_coder", "glm45", "mistral", "llama3", "none"] = "auto"
+    """How the model writes calls of tools; auto: as its chat template writes one. none: answers are text alone."""
+    harmless_fields: Literal["tolerate", "refuse"] = "tolerate"
+    """Fields of requests that ask for what agents can do without, such as `strict`; tolerate: without effect."""
 
 
 ENVIRONMENTS = "verifiers:"
@@ -177,11 +183,11 @@ ENVIRONMENTS = "verifiers:"
 class AgentSection(Section):
     """The agent that plays the tasks, in place of one response to each prompt."""
 
-    command: str = ""
+    command: str = Field(default="", json_schema_extra=CODE)
     """Started for each rollout, split into words as a shell does; its last line is the reward as JSON."""
-    function: str = ""
+    function: str = Field(default="", json_schema_extra=CODE)
     """package.module:function, called for each rollout with `base_url`, `api_key` and `task`; returns the reward."""
-    environment: str = ""
+    environment: str = Field(default="", json_schema_extra=CODE)
     """verifiers:NAME, an environment of verifiers; it has tasks, tools and rewards of its own."""
     options: dict[str, Any] = Field(default_factory=dict)
     """environment: verifiers' configuration of it, its `env` table: `taskset`, its roles, its own keys."""
@@ -189,7 +195,7 @@ class AgentSection(Section):
     """environment: which of its tasks are played, verifiers' `select` table: `limit`, `include`, `exclude`."""
     episode: Literal["rollout", "group"] = "rollout"
     """environment: what an episode is; group: all rollouts of a group, which it scores together."""
-    python: str = ""
+    python: str = Field(default="", json_schema_extra=CODE)
     """environment: the interpreter that has verifiers; this one unless given."""
     processes: Positive = 1
     """environment: processes that share the episodes."""
@@ -201,11 +207,32 @@ class AgentSection(Section):
     """Further attempts at a rollout whose agent failed; after the last one the group is dropped."""
     reward: Literal["agent", "function"] = "agent"
     """Where rewards come from: the agent itself, or `[explorer.reward]`, which reads the last answer."""
+    reward_range: tuple[float, float] = Field(default=(0.0, 1.0), strict=False)
+    """The least and the largest reward that the agent may give; of an environment any unless given."""
+    http_reward: bool = True
+    """Let the agent, and so all that it starts, give its reward by HTTP; the first one counts."""
+    answer: Literal["scorer", "agent"] = "scorer"
+    """command: who gets the task's answer: what gives the reward; agent: the command in any case."""
+    pass_env: Names = ()
+    """Further variables of the explorer that the agent gets; secrets are not among the usual ones."""
 
     @property
     def is_given(self) -> bool:
         """Return whether an agent plays the tasks."""
         return bool(self.command or self.function or self.environment)
+
+    @property
+    def rewards_by_http(self) -> bool:
+        """Return whether it may give its reward by HTTP."""
+        return bool(self.command or self.function) and self.reward == "agent" and self.http_reward
+
+    @property
+    def allowed_rewards(self) -> tuple[float, float]:
+        """Return the least and the largest reward that it may give."""
+        is_bound = self.reward == "agent" and (
+            self.command or self.function or "reward_range" in self.model_fields_set
+        )
+        return self.reward_range if is_bound else (-math.inf, math.inf)
 
 
 class ExplorerSection(Section):

@@ -1,7 +1,7 @@
 """Which version the engine runs, whether it may be given work, and bringing it to the next version."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from explorer_hooks.explorer import pacing
 from explorer_hooks.explorer.evaluation import Evaluation
@@ -10,6 +10,7 @@ from explorer_hooks.explorer.job_watch import LAST
 from explorer_hooks.explorer.pacing import Allowance
 from explorer_hooks.explorer.weight_sources import WeightSource
 from explorer_hooks.follower.follower import TurnOutcome
+from explorer_hooks.hook import Unproven
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import EngineDeadError
 from syncd.jobfile.sections import SyncSection
@@ -119,6 +120,11 @@ class EngineGate:
         self._evaluated: Pair | None = None
         self._polled_at = time.monotonic()
 
+    @property
+    def unproven(self) -> Mapping[str, Unproven]:
+        """Return which weights are not proven on which the engine has worked, by label."""
+        return self._versions.source.unproven
+
     def wait_until_usable(self, *, is_suspect: bool = False) -> bool:
         """Wait until the engine may be given work; return false once `stop` returns true.
 
@@ -135,8 +141,9 @@ class EngineGate:
             if self._versions.is_ready():
                 return True
             if time.monotonic() > end:
+                why = f": {reason}" if (reason := self._versions.source.reason) else ""
                 raise EngineDeadError(
-                    f"the engine has run no usable version for {self._settings.timeout:g} s",
+                    f"the engine has run no usable version for {self._settings.timeout:g} s{why}",
                     hint=f"syncd status {self._versions.source.sync.job.root}",
                 )
             if self.update(PIECE).kind == "ended":
@@ -157,15 +164,19 @@ class EngineGate:
             self._polled_at = now
             self._versions.update(0.0)
 
-    def evaluate(self) -> None:
-        """Evaluate the version that runs, if it is published and was not seen before."""
+    def evaluate(self, *, is_last: bool = False) -> None:
+        """Evaluate the version that runs, if it is published and was not seen before.
+
+        Args:
+            is_last: Whether no version comes after it: then every set measures it, due or not.
+        """
         pair = self._versions.source.runs or BEFORE_THE_FIRST
-        if self._evaluation is None or pair == self._evaluated or self._stop():
+        if self._evaluation is None or self._stop() or (pair == self._evaluated and not is_last):
             return
         if not self._versions.is_ready() or not self._versions.source.is_published:
             return
         self._evaluated = pair
-        self._evaluation.applied(pair, self._versions.digest)
+        self._evaluation.applied(pair, self._versions.digest, is_last=is_last)
 
     def finish(self) -> None:
         """Load the last version, which may have come just before the end, and evaluate it."""
@@ -176,4 +187,4 @@ class EngineGate:
         while outcome.kind == "unreachable" and not self._stop() and time.monotonic() < end:
             time.sleep(_POLL)
             outcome = self.update(0.0)
-        self.evaluate()
+        self.evaluate(is_last=True)

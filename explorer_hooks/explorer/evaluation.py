@@ -70,7 +70,7 @@ class PromptEvaluator:
 
 
 class Evaluation:
-    """Measures each set at every n-th applied version, beginning with the first, each version at most once.
+    """Measures each set at every n-th applied version and at the last one, each version at most once.
 
     Args:
         sets: The sets.
@@ -84,12 +84,13 @@ class Evaluation:
         self._visited: set[tuple[Any, Any, Any]] = set(known)
         self._since = {one.name: one.section.every for one in sets}
 
-    def applied(self, pair: Pair, digest: str) -> None:
+    def applied(self, pair: Pair, digest: str, *, is_last: bool = False) -> None:
         """Measure a version that was just applied by the sets that are due.
 
         Args:
             pair: The version.
             digest: The digest of its weights, empty for the model that the engine started with.
+            is_last: Whether no version comes after it: then all sets are due.
 
         Raises:
             EngineDeadError: The engine can generate nothing any more.
@@ -99,7 +100,7 @@ class Evaluation:
             place = (*pair, held_out.name)
             if place in self._visited:
                 self._since[held_out.name] = 1
-            elif self._since[held_out.name] < held_out.section.every:
+            elif not is_last and self._since[held_out.name] < held_out.section.every:
                 self._since[held_out.name] += 1
             elif measure(held_out, pair, digest, self._evaluator, self._records):
                 self._since[held_out.name] = 1

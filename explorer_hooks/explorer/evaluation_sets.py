@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -102,8 +103,10 @@ def figures_of(section: EvaluationSet, outcomes: Sequence[TaskOutcome]) -> Mappi
     """Return the figures of a set, means over the tasks whose responses all have rewards; None without any."""
     scored = [one.rewards for one in outcomes if one.rewards]
     responses = sum(map(len, scored))
+    means = [math.fsum(rewards) / len(rewards) for rewards in scored]
     figures = {
-        "reward": _mean(math.fsum(one) / len(one) for one in scored),
+        "reward": _mean(means),
+        "reward_stderr": statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None,
         "truncated": sum(one.truncated for one in outcomes if one.rewards) / responses if responses else None,
     }
     for k in section.ks:

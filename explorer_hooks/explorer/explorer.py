@@ -119,7 +119,9 @@ class Explorer:
         self._waited += time.monotonic() - begin
         if not is_good:
             _LOG.warning(
-                "batch_discarded", rollouts=len(batch.experiences), reason="their version was not published"
+                "batch_discarded",
+                rollouts=len(batch.experiences),
+                reason="their version was not published, or the engine started with another model",
             )
         return is_good
 

@@ -1,31 +1,25 @@
 """Calls a function of the user in processes that can be killed if it hangs."""
 
-import contextlib
-import importlib
-import inspect
-import multiprocessing
-import os
-import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from operator import attrgetter
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from explorer_hooks.explorer.rewards import Score, score_of, scores_of
+from explorer_hooks.explorer.function_worker import SHOWN
+from explorer_hooks.explorer.rewards import Score, rebuilt
+from explorer_hooks.explorer.worker_process import WorkerProcess
+from explorer_hooks.hooks.answers import member
 from syncd.errors import ConfigError
-
-if TYPE_CHECKING:
-    from multiprocessing.context import SpawnProcess
 
 START = 120.0
 """Seconds that a process may take to import a function."""
 
-_END = 5.0
-_SHOWN = 300
+MOST = 16 << 20
+"""Bytes of what it answers, as JSON."""
+
+_ARGV = (sys.executable, "-P", "-m", "explorer_hooks.explorer.function_worker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +30,11 @@ class Signature:
         names: Their names.
         required: Those without a default.
         takes_any: Whether it takes any other, too.
-        problem: Why the function cannot be imported, empty if it can.
     """
 
     names: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
     takes_any: bool = False
-    problem: str = ""
 
 
 class FunctionProcesses:
@@ -53,14 +45,22 @@ class FunctionProcesses:
         timeout: Seconds that one call may take.
         workers: Processes.
         directories: Directories in which its module is looked for.
+        environment: All variables of the processes; None for those of this one.
 
     Raises:
         ConfigError: It cannot be imported.
     """
 
-    def __init__(self, function: str, timeout: float, workers: int, directories: Sequence[str]) -> None:
+    def __init__(
+        self,
+        function: str,
+        timeout: float,
+        workers: int,
+        directories: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._free: SimpleQueue[FunctionProcess] = SimpleQueue()
-        self._workers = [FunctionProcess(function, timeout, directories) for _ in range(workers)]
+        self._workers = [FunctionProcess(function, timeout, directories, environment) for _ in range(workers)]
         try:
             self._workers[0].start()
         except BaseException:
@@ -90,130 +90,104 @@ class FunctionProcesses:
 
 
 class FunctionProcess:
-    """A process that calls a function, started when it is needed.
+    """A process that calls a function, started when it is needed, and replaced once a call has spoilt it.
 
     Args:
         function: `package.module:function`.
         timeout: Seconds that one call may take.
         directories: Directories in which its module is looked for.
+        environment: All its variables; None for those of this process.
     """
 
-    def __init__(self, function: str, timeout: float, directories: Sequence[str]) -> None:
-        self._function, self._timeout, self._directories = function, timeout, tuple(directories)
+    def __init__(
+        self,
+        function: str,
+        timeout: float,
+        directories: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._function, self._timeout, self._directories = function, timeout, list(directories)
+        self._environment = environment
         self._lock = threading.Lock()
-        self._process: SpawnProcess | None = None
-        self._pipe: Connection | None = None
+        self._process: WorkerProcess | None = None
         self._stopped = False
         self.signature = Signature()
 
-    def start(self) -> Connection:
-        """Return the pipe to the process, which is started unless it runs.
+    def start(self) -> WorkerProcess:
+        """Return the process, which is started unless it runs.
 
         Raises:
             ConfigError: The function cannot be imported.
         """
         with self._lock:
-            if self._pipe is not None:
-                return self._pipe
+            if self._process is not None and self._process.is_running:
+                return self._process
             if self._stopped:
                 raise ConfigError("the scorer is closed")
-            context = multiprocessing.get_context("spawn")
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(theirs, self._function, self._directories), daemon=True
-            )
-            process.start()
-            theirs.close()
-            self._process, self._pipe = process, ours
-        told = self._answer(ours, START)
-        if not isinstance(told, Signature) or told.problem:
-            self._end()
-            what = (
-                told.problem
-                if isinstance(told, Signature)
-                else "its import took too long, or ended its process"
-            )
-            raise ConfigError(f"the function {self._function} cannot be used: {what}")
-        self.signature = told
-        return ours
+            try:
+                process = self._process = WorkerProcess(_ARGV, MOST, self._environment)
+            except OSError as error:
+                raise ConfigError(f"cannot start {sys.executable}: {error.strerror}") from error
+        try:
+            process.say({"function": self._function, "directories": self._directories}, START)
+            self.signature = _signature(process.first.result(START))
+        except (TimeoutError, ValueError) as error:
+            process.kill()
+            what = "its import took too long" if isinstance(error, TimeoutError) else error
+            raise ConfigError(f"the function {self._function} cannot be used: {what}") from None
+        return process
 
     def scores(self, given: Mapping[str, Any], count: int | None) -> list[Score]:
         """Return what one call says; the same problem for each response if there are several."""
         try:
-            pipe = self.start()
-            pipe.send((dict(given), count))
-        except (OSError, ValueError, TypeError, ConfigError) as error:
-            self._end()
-            return _failed(f"it could not be called: {error}"[:_SHOWN], count)
-        answer = self._answer(pipe, self._timeout)
-        if isinstance(answer, list):
-            return answer
-        self._end()
-        return _failed(answer or f"it took more than {self._timeout:g} s", count)
+            process = self.start()
+        except ConfigError as error:
+            return _failed(error.message, count)
+        try:
+            answer = process.ask({"arguments": dict(given), "count": count}, self._timeout)
+        except TimeoutError:
+            return _failed(f"it took more than {self._timeout:g} s", count)
+        except (TypeError, ValueError, RecursionError) as error:
+            return _failed(f"it could not be called: {error}", count)
+        try:
+            return _scores(answer, 1 if count is None else count)
+        except ValueError as error:
+            process.kill()
+            return _failed(str(error), count)
 
     def stop(self) -> None:
         """End the process, and start no other."""
-        self._stopped = True
-        self._end()
-
-    def _answer(self, pipe: Connection, timeout: float) -> Any:
-        """Return the process's answer, None if it did not answer in time, a text if it has ended."""
-        try:
-            return pipe.recv() if pipe.poll(timeout) else None
-        except (EOFError, OSError):
-            return "it ended its process"
-
-    def _end(self) -> None:
         with self._lock:
-            process, self._process, pipe, self._pipe = self._process, None, self._pipe, None
-        if pipe is not None:
-            pipe.close()
+            self._stopped, process = True, self._process
         if process is not None:
             process.kill()
-            process.join(_END)
 
 
 def _failed(problem: str, count: int | None) -> list[Score]:
-    return [Score(None, problem=problem)] * (1 if count is None else count)
+    return [Score(None, problem=problem[:SHOWN])] * (1 if count is None else count)
 
 
-def _serve(pipe: Connection, function: str, directories: Sequence[str]) -> None:
-    """Call the function until the other side is gone. This is the process's main function."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the explorer ends this process
-    os.dup2(2, 1)  # what a function prints must not mix with the explorer's output
-    try:
-        called = _imported(function, directories)
-        signature = _signature(called)
-    except Exception as error:  # noqa: BLE001 - the user sees any error of the import
-        pipe.send(Signature(problem=f"{type(error).__name__}: {error}"[:_SHOWN]))
-        return
-    pipe.send(signature)
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            pipe.send(_called(called, *pipe.recv()))
+def _signature(answer: Mapping[str, Any]) -> Signature:
+    """Return the arguments that a process names.
+
+    Raises:
+        ValueError: It names none; the text says why.
+    """
+    if problem := answer.get("problem"):
+        raise ValueError(str(problem))
+    names, required = (member(answer, key, list) for key in ("names", "required"))
+    return Signature(tuple(map(str, names)), tuple(map(str, required)), answer.get("takes_any") is True)
 
 
-def _imported(function: str, directories: Sequence[str]) -> Any:
-    sys.path[:0] = [directory for directory in directories if directory not in sys.path]
-    module, _, name = function.partition(":")
-    return attrgetter(name)(importlib.import_module(module))
+def _scores(answer: Mapping[str, Any], count: int) -> list[Score]:
+    """Return the scores of an answer, which the function may have written itself.
 
-
-def _signature(called: Any) -> Signature:
-    try:
-        parameters = inspect.signature(called).parameters.values()
-    except ValueError:  # not every function of C has one
-        return Signature(takes_any=True)
-    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    required = tuple(one.name for one in named if one.default is one.empty)
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    return Signature(tuple(one.name for one in named), required, takes_any)
-
-
-def _called(called: Any, given: Mapping[str, Any], count: int | None) -> list[Score]:
-    try:
-        returned = called(**given)
-        return [score_of(returned)] if count is None else scores_of(returned, count)
-    except Exception as error:  # noqa: BLE001 - a function that raises costs its group, not the run
-        return _failed(f"{type(error).__name__}: {error}"[:_SHOWN], count)
+    Raises:
+        ValueError: There are none; the text says why.
+    """
+    if problem := answer.get("problem"):
+        raise ValueError(str(problem))
+    scores = member(answer, "scores", list)
+    if len(scores) != count:
+        raise ValueError(f"its process wrote {len(scores)} scores where {count} are expected")
+    return [rebuilt(score) for score in scores]

@@ -10,7 +10,7 @@ from explorer_hooks.explorer.rewards import Score, plain_task
 from explorer_hooks.explorer.scoring import ScoredGroup, ScoredText, Scorer
 from explorer_hooks.explorer.token_versions import TokenVersions
 from explorer_hooks.explorer.tokens import Tokens
-from explorer_hooks.hook import Hook, Running
+from explorer_hooks.hook import Hook, PendingProof, Running
 from explorer_hooks.tasks.task import Task
 from syncd.experience.model import Span
 from syncd.protocol.version import Pair
@@ -69,6 +69,7 @@ class GroupResult:
         problem: Why there are no responses.
         retry: Whether another attempt may succeed: the engine was away, or ran no applied version.
         unproven: Whether weights may have had a part in it that the engine has not proven.
+        pending: The probe that had no answer yet when it ended, and that alone can prove them; None if there is none.
         unreadable_versions: Responses whose tokens' versions the engine named so that they cannot be read.
         teacher: The name of the teacher that has read its responses.
         untaught: Why a teacher has not read them although there is one.
@@ -81,6 +82,7 @@ class GroupResult:
     problem: str = ""
     retry: bool = False
     unproven: bool = False
+    pending: PendingProof | None = None
     unreadable_versions: int = 0
     teacher: str = ""
     untaught: str = ""
@@ -97,7 +99,7 @@ class GroupResult:
         the oldest counts. Nor is it known which tokens came from weights that were not proven: then all are doubted.
         """
         doubted = [True] * len(response.tokens) if self.unproven else None
-        return response.versions or TokenVersions((Span(0, *self.oldest),), doubted)
+        return response.versions or TokenVersions((Span(0, *self.oldest),), doubted, self.pending)
 
 
 class Generator(ABC):

@@ -4,6 +4,7 @@ import math
 import os
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from operator import attrgetter
 
 from explorer_hooks.explorer.agent_checks import agent_problems, gateway_problems
@@ -20,7 +21,7 @@ from syncd.errors import ConfigError
 from syncd.experience.table import MAX_ROWS
 from syncd.jobfile.evaluation import set_problems
 from syncd.jobfile.keys import Keys
-from syncd.jobfile.loader import Layer, Loader, layer_of, read_toml, values_at
+from syncd.jobfile.loader import Loader, read_toml, values_at
 from syncd.jobfile.problems import Problem
 from syncd.protocol.layout import is_identity
 
@@ -49,42 +50,48 @@ _SERVERS = {
 """Commands that start a server, by kind of engine; no shell runs them."""
 
 
-def load_file(path: str, overrides: Sequence[str] = (), stage: str | None = None) -> ExplorerFile:
+def load_file(
+    path: str, overrides: Sequence[str] = (), stage: str | None = None, *, trust: bool = False
+) -> ExplorerFile:
     """Return what a file says to explorers, with the command line's `--section.key value` on top.
 
     Args:
         path: The file.
         overrides: Of the command line.
         stage: The one of its [[stages]] to explore, in its own directory; its model is known once it begins.
+        trust: Whether the code that it names may run, whoever could have written it.
 
     Raises:
         ConfigError: The file cannot be read or is not TOML; else all its problems, in one error.
         UsageError: The overrides are not `--section.key value`.
     """
-    table, _ = read_toml(path)
-    layers = [*stage_layers(layer_of(table, path), stage), LOADER.command_layer(overrides)]
-    file = LOADER.load(layers, path)
+    layers = [*stage_layers(read_toml(path).layer(), stage), LOADER.command_layer(overrides)]
+    file = LOADER.load(layers, path, trust=trust)
     return file.in_stage(stage) if stage is not None else file
 
 
-def load_served_file(path: str, overrides: Sequence[str] = ()) -> ExplorerFile:
-    """Return what a file says to `explorer serve`, with the command line's `--section.key value` on top.
+def load_served_file(path: str, overrides: Sequence[str] = (), *, trust: bool = False) -> ExplorerFile:
+    """Return what a file says to `explorer serve`, as `load_file` does.
 
     Raises:
         ConfigError: The file cannot be read or is not TOML; else all its problems, in one error.
         UsageError: The overrides are not `--section.key value`.
     """
-    table, _ = read_toml(path)
-    return SERVE_LOADER.load([layer_of(table, path), SERVE_LOADER.command_layer(overrides)], path)
+    return SERVE_LOADER.load(
+        [read_toml(path).layer(), SERVE_LOADER.command_layer(overrides)], path, trust=trust
+    )
 
 
-def load_bench_file(job: str, config: str | None, overrides: Sequence[str] = ()) -> ExplorerFile:
+def load_bench_file(
+    job: str, config: str | None, overrides: Sequence[str] = (), *, trust: bool = False
+) -> ExplorerFile:
     """Return what a file says to `explorer bench`, with the command line's `--section.key value` on top.
 
     Args:
         job: The job directory, whatever the file says.
         config: The file; None for the configuration that the trainer keeps in the job directory.
         overrides: Of the command line.
+        trust: Whether the code that the file names may run, whoever could have written it.
 
     Raises:
         ConfigError: The file cannot be read or is not TOML; else all its problems, in one error.
@@ -94,13 +101,10 @@ def load_bench_file(job: str, config: str | None, overrides: Sequence[str] = ())
     if config is None and not os.path.exists(path):
         hint = f"explorer bench {job} --config grpo.toml"
         raise ConfigError("no trainer has kept its configuration there", path=path, hint=hint)
-    table, _ = read_toml(path)
-    source = path if config is not None else str(next(iter(values_at(table, "job.source")), path))
-    layers = [
-        Layer(table, path, os.path.dirname(os.path.abspath(source))),
-        BENCH_LOADER.command_layer(overrides),
-    ]
-    file = BENCH_LOADER.load(layers, path)
+    kept = replace(read_toml(path), is_kept=config is None)
+    source = path if config is not None else str(next(iter(values_at(kept.table, "job.source")), path))
+    layers = [kept.layer(source), BENCH_LOADER.command_layer(overrides)]
+    file = BENCH_LOADER.load(layers, path, trust=trust)
     return file.with_values(job={"dir": os.path.abspath(job), "source": os.path.abspath(source)})
 
 

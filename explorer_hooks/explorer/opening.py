@@ -25,6 +25,7 @@ from explorer_hooks.follower.service import log_listener
 from explorer_hooks.hook import TensorHook
 from explorer_hooks.stopping import Stop
 from syncd.errors import ConfigError
+from syncd.extras import install_command
 from syncd.transports.base import EarlyReceiver, Transport, find_transport, transport_names
 
 _LOCAL = "explorer_hooks.explorer.local:LocalEngine"
@@ -125,7 +126,7 @@ def _open_engine(file: ExplorerFile) -> InferenceEngine:
     try:
         opener: Callable[[ExplorerFile], InferenceEngine] = resolve_name(_LOCAL)
     except ImportError as error:
-        hint = "pip install 'syncd[transformers]'"
+        hint = install_command("transformers")
         raise ConfigError('explorer.engine.kind = "transformers" needs transformers', hint=hint) from error
     return opener(file)
 

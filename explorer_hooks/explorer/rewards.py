@@ -16,6 +16,9 @@ from typing import Any
 
 from explorer_hooks.tasks.task import Task
 
+MAX_PROBLEM = 400
+"""Characters of what went wrong in a process."""
+
 _SHOWN = 200
 
 
@@ -89,6 +92,16 @@ def score_of(returned: object) -> Score:
     if not math.isfinite(reward):
         return Score(None, problem=f"it returned {reward}")
     return Score(reward, _only_json(info))
+
+
+def rebuilt(said: object) -> Score:
+    """Return the score that a process wrote as JSON: `reward` and `info`, or a `problem`."""
+    if not isinstance(said, Mapping):
+        return Score(None, problem="its process wrote what is no score")
+    if "problem" in said:
+        return Score(None, problem=str(said["problem"])[:MAX_PROBLEM])
+    info = said.get("info")
+    return score_of({**(info if isinstance(info, Mapping) else {}), "reward": said.get("reward")})
 
 
 def scores_of(returned: object, count: int) -> list[Score]:

@@ -13,6 +13,7 @@ from explorer_hooks.explorer.config import RewardSection
 from explorer_hooks.explorer.function_processes import FunctionProcesses, Signature
 from explorer_hooks.explorer.rewards import BUILT_IN, LIBRARY, Score, combined, score_of
 from syncd.errors import ConfigError
+from syncd.extras import install_command
 
 AUTO = "auto"
 """The function that scores tasks of reasoning_gym as it does, and compares others with their answer."""
@@ -100,7 +101,7 @@ def _open_one(function: str, section: RewardSection, directories: Sequence[str])
         return BuiltInScorer(function)
     if function in LIBRARY:
         if importlib.util.find_spec(function) is None:
-            hint = "pip install 'syncd[tasks]'"
+            hint = install_command("tasks")
             raise ConfigError(f"the library of the reward {function} is not installed", hint=hint)
         function = LIBRARY[function]
     return FunctionScorer(function, section, directories)

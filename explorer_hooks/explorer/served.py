@@ -37,7 +37,7 @@ from explorer_hooks.explorer.server_apis import (
 )
 from explorer_hooks.explorer.token_versions import TokenVersions, parse_spans, versions_of
 from explorer_hooks.finding import open_hook, shown
-from explorer_hooks.hook import Running
+from explorer_hooks.hook import PendingProof, Running
 from explorer_hooks.hooks.adapter_server import AdapterServerHook
 from explorer_hooks.hooks.http_engine import UNTOLD
 from explorer_hooks.hooks.lora import LoraHook
@@ -176,10 +176,16 @@ class ServerGenerator(Generator):
             return GroupResult(index, problem=str(error))
         if last is None:
             return GroupResult(index, problem="the engine was restarted meanwhile", retry=True)
-        return self._labelled(index, answers, first, last, after.unproven_since(began))
+        return self._labelled(index, answers, first, last, began, after)
 
     def _labelled(
-        self, index: int, answers: Sequence[ServerAnswer], first: Pair, last: Pair, unproven: frozenset[str]
+        self,
+        index: int,
+        answers: Sequence[ServerAnswer],
+        first: Pair,
+        last: Pair,
+        began: Running,
+        ended: Running,
     ) -> GroupResult:
         """Return a group, each response with the versions that the server names for its tokens if it does.
 
@@ -188,9 +194,11 @@ class ServerGenerator(Generator):
             answers: What the server answered.
             first: The version that ran before the group.
             last: The version that ran after it.
-            unproven: The labels of weights that worked meanwhile and were not proven.
+            began: What the engine said before it.
+            ended: What it said after it.
         """
-        found = [self._versions(one, first, last, unproven) for one in answers]
+        unproven, pending = ended.unproven_since(began), ended.pending_since(began)
+        found = [self._versions(one, first, last, unproven, pending) for one in answers]
         problems = [one for one in found if isinstance(one, str)]
         if problems:
             _LOG.warning("token_versions_unreadable", responses=len(problems), reason=problems[0])
@@ -199,11 +207,22 @@ class ServerGenerator(Generator):
             for one, versions in zip(answers, found, strict=True)
         )
         return GroupResult(
-            index, responses, first, last, unproven=bool(unproven), unreadable_versions=len(problems)
+            index,
+            responses,
+            first,
+            last,
+            unproven=bool(unproven),
+            pending=pending if len(unproven) == 1 else None,
+            unreadable_versions=len(problems),
         )
 
     def _versions(
-        self, answer: ServerAnswer, first: Pair, last: Pair, unproven: frozenset[str]
+        self,
+        answer: ServerAnswer,
+        first: Pair,
+        last: Pair,
+        unproven: frozenset[str],
+        pending: PendingProof | None,
     ) -> TokenVersions | str | None:
         """Return the versions of a response's tokens, None if the server names none, or why they cannot be read."""
         try:
@@ -217,7 +236,7 @@ class ServerGenerator(Generator):
             is_start = label == UNTOLD and first == BEFORE_THE_FIRST
             return BEFORE_THE_FIRST if is_start else self._context.named(label)
 
-        return versions_of(labelled, named, min(first, last), unproven)
+        return versions_of(labelled, named, min(first, last), unproven, pending)
 
     def _await_usable(self, given_up: threading.Event) -> tuple[Pair, Running] | None:
         """Return the version with which work begins, and what the engine says then; wait for a load."""

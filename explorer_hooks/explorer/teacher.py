@@ -37,7 +37,8 @@ class Teacher:
         tokens: The policy's tokenizer.
 
     Raises:
-        ConfigError: Its tokenizer gives a text other ids than the policy's, or the server cannot tell.
+        ConfigError: Its tokenizer gives a text other ids than the policy's, or the server cannot tell; it is a vLLM
+            that serves adapters.
         EngineUnreachableError: It does not answer.
     """
 
@@ -55,6 +56,8 @@ class Teacher:
         self.name = section.model or self._patiently(lambda: served_model(server, key), at_start)
         self._patiently(lambda: _require_same_tokens(server, self.name, tokens), at_start)
         is_vllm = section.kind == "vllm"
+        if is_vllm:
+            self._patiently(lambda: _require_no_adapters(server), at_start)
         self._probe: ServerProbe = CompletionsProbe(server, self.name) if is_vllm else GenerateProbe(server)
 
     @property
@@ -189,6 +192,22 @@ class _Reading:
         self._given_up.set()
         for _ in range(threads):
             self._waiting.put(None)
+
+
+def _require_no_adapters(server: HttpClient) -> None:
+    """Return if a vLLM lists no adapters: one that serves some may end at a request for log-probs of a prompt.
+
+    Raises:
+        ConfigError: It lists one.
+        EngineUnreachableError: It does not answer.
+    """
+    cards = server.get_json("/v1/models").get("data")
+    if isinstance(cards, list) and any(isinstance(card, dict) and card.get("parent") for card in cards):
+        raise ConfigError(
+            "the teacher serves adapters, and vLLM may end at a request for the log-probs of a prompt then",
+            path=server.address,
+            hint="start it without --enable-lora, on a model into which the adapter was merged",
+        )
 
 
 def _require_same_tokens(server: HttpClient, model: str, tokens: Tokens) -> None:

@@ -4,10 +4,11 @@ vLLM and SGLang give a response the list `weight_versions` of `{"version": LABEL
 with this label chose the tokens from `start` up to, without, `end`.
 """
 
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from explorer_hooks.hook import PendingProof, Unproven
 from explorer_hooks.hooks.answers import member, typed
 from syncd.experience.model import Span
 from syncd.protocol.version import Pair
@@ -28,15 +29,36 @@ class TokenVersions:
     Args:
         spans: The versions, as an experience has them.
         unproven: For each token, whether its version is not known or was not proven; None if that holds for none.
+        pending: The probe that had no answer yet when the response ended; None if there was none.
+        unproven_if_passed: `unproven` if that probe passes.
     """
 
     spans: tuple[Span, ...]
     unproven: Sequence[bool] | None = None
+    pending: PendingProof | None = None
+    unproven_if_passed: Sequence[bool] | None = None
 
     @property
     def oldest(self) -> Pair:
         """Return the oldest version that chose a token."""
         return min((span.generation, span.step) for span in self.spans)
+
+    def settled(self, loads: Mapping[str, Unproven]) -> "TokenVersions":
+        """Return the versions once a pending proof has passed; else, and while it has not, they stay doubted.
+
+        Args:
+            loads: What is not proven of the engine now, by label.
+        """
+        if self.pending is None or not self.pending.has_passed(loads):
+            return self
+        return TokenVersions(self.spans, self.unproven_if_passed)
+
+    def first(self, count: int) -> "TokenVersions":
+        """Return the versions of the first tokens alone."""
+        masks = (self.unproven, self.unproven_if_passed)
+        unproven, if_passed = (None if mask is None else mask[:count] for mask in masks)
+        spans = tuple(span for span in self.spans if span.start < count)
+        return TokenVersions(spans, unproven, self.pending, if_passed)
 
 
 def parse_spans(found: object, length: int) -> tuple[LabelSpan, ...]:
@@ -70,6 +92,7 @@ def versions_of(
     named: Callable[[str], Pair | None],
     oldest: Pair,
     unproven: Container[str],
+    pending: PendingProof | None = None,
 ) -> TokenVersions:
     """Return the versions that labels name.
 
@@ -78,14 +101,21 @@ def versions_of(
         named: Returns the version of this job that a label names, None if it names none.
         oldest: The oldest version that the engine may have run, which stands for labels that name none.
         unproven: The labels of weights that were not proven.
+        pending: The probe by which one of them may yet be.
     """
     spans: list[Span] = []
     mask: list[bool] = []
+    if_passed: list[bool] = []
     for start, end, label in labelled:
         pair = named(label)
         is_doubted = pair is None or label in unproven
         mask += [is_doubted] * (end - start)
+        waits = pair is not None and pending is not None and label == pending.label
+        if_passed += [is_doubted and not waits] * (end - start)
         span = Span(start, *(oldest if pair is None else pair))
         if not spans or spans[-1][1:] != span[1:]:
             spans.append(span)
-    return TokenVersions(tuple(spans), mask if any(mask) else None)
+    found = TokenVersions(tuple(spans), mask if any(mask) else None)
+    if mask == if_passed:
+        return found
+    return replace(found, pending=pending, unproven_if_passed=if_passed if any(if_passed) else None)

@@ -8,6 +8,7 @@ from typing import Any
 
 from explorer_hooks.tasks.task import Prompt
 from syncd.errors import ConfigError
+from syncd.extras import install_command
 
 _FILE = "tokenizer.json"
 
@@ -155,7 +156,7 @@ class PlainTokens(Tokens):
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt."""
         if not isinstance(prompt, str):
-            raise ConfigError("tasks of messages need transformers", hint="pip install 'syncd[transformers]'")
+            raise ConfigError("tasks of messages need transformers", hint=install_command("transformers"))
         return list(self.tokenizer.encode(prompt).ids)
 
     def chat_text(
@@ -168,14 +169,14 @@ class PlainTokens(Tokens):
     ) -> str:
         """Raise: templates are transformers' matter."""
         del messages, tools, arguments, answers
-        raise ConfigError("messages need transformers", hint="pip install 'syncd[transformers]'")
+        raise ConfigError("messages need transformers", hint=install_command("transformers"))
 
 
 def _plain(directory: str) -> Any:
     try:
         from tokenizers import Tokenizer  # noqa: PLC0415 - as above
     except ImportError as error:
-        raise ConfigError("no tokenizer is installed", hint="pip install 'syncd[explorer]'") from error
+        raise ConfigError("no tokenizer is installed", hint=install_command("explorer")) from error
     path = os.path.join(directory, _FILE)
     try:
         return Tokenizer.from_file(path)

@@ -2,14 +2,14 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import structlog
 
 from explorer_hooks.explorer.generation import BEFORE_THE_FIRST
 from explorer_hooks.follower.follower import Follower, TurnOutcome
 from explorer_hooks.follower.proof import UnprovenError
-from explorer_hooks.hook import TensorHook, UntouchedError
+from explorer_hooks.hook import TensorHook, Unproven, UntouchedError
 from syncd.errors import CorruptDataError, SyncdError, TimedOutError
 from syncd.protocol.version import Pair, engine_label, label_of
 from syncd.transports.base import EarlyReceiver, WeightTensors
@@ -44,6 +44,16 @@ class WeightSource:
         return self._follower.applied
 
     @property
+    def unproven(self) -> Mapping[str, Unproven]:
+        """Return which weights are not proven on which the engine has worked, by label."""
+        return self._follower.unproven
+
+    @property
+    def reason(self) -> str:
+        """Return why the engine may do no work, or did not load the newest version; empty if nothing is wrong."""
+        return self._follower.engine_reason
+
+    @property
     def is_published(self) -> bool:
         """Return whether what runs is published, so that its work may be written."""
         return True
@@ -68,10 +78,12 @@ class WeightSource:
     def are_published(self, versions: Collection[Pair]) -> bool:
         """Return whether work of these versions may be written: each was published when this returns.
 
-        Waits, within bounds, if one of them is not published yet.
+        Work of the start model may be written unless the engine was started with another one. Waits, within bounds,
+        if one of them is not published yet.
         """
-        del versions
-        return True
+        # Step 0 may be published, too; else nothing tells its work from that of a start model that is not the job's.
+        is_start_void = self._follower.started_elsewhere and self.runs != BEFORE_THE_FIRST
+        return not (is_start_void and BEFORE_THE_FIRST in versions)
 
     def wait_until_published(self) -> None:
         """Wait, within bounds, until what runs is published or given up."""
@@ -163,7 +175,7 @@ class EarlySource(WeightSource):
         # A void version counts as unpublished until here even if its pair was published with other weights meanwhile:
         # work from before and after cannot be told apart.
         self._void = set()
-        return not unpublished.intersection(versions)
+        return super().are_published(versions) and not unpublished.intersection(versions)
 
     def wait_until_published(self) -> None:
         """Wait until what runs is published or given up, or until `stop` returns true."""

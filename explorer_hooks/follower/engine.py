@@ -1,5 +1,6 @@
 """One engine behind its hook: what it runs, loading a version into it, and restoring it if that fails."""
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -7,7 +8,7 @@ from explorer_hooks.follower.proof import UnprovenError
 from explorer_hooks.follower.prover import Prover, UnprovenLoads
 from explorer_hooks.follower.versions import KnownVersions
 from explorer_hooks.hook import ChangesHook, Hook, Running, UntouchedError
-from syncd.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, SyncdError
+from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, SyncdError
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import EngineState, Proof
 from syncd.transports.base import WeightDirectory, WeightTensors
@@ -18,8 +19,18 @@ if TYPE_CHECKING:
     from syncd.protocol.version import Pair
 
 _WHOLE = "weights"
+_ASKS = 4
+_ASK_PAUSE = 0.1
+"""How often an engine is asked at once what it runs if its connection was lost in a load, and seconds in between."""
+
 _SOONEST = 0.2
 """Seconds before an engine that did not answer is polled again; doubled each time, up to the usual interval."""
+
+
+class InterruptedLoadError(LoadFailedError):
+    """The connection to the engine was lost during a load, and nothing shows that the engine ended: load it again."""
+
+    code = "load_interrupted"
 
 
 class Engine:
@@ -47,9 +58,15 @@ class Engine:
         self.dead: EngineDeadError | None = None
         self.wrong: LoadFailedError | None = None
         """Why it answers as weights of no version; only another load can mend that."""
+        self.start_problem: LoadFailedError | None = None
+        """Why its start weights are not the job's; None if they are, or if nobody knows."""
         self.is_proven = False
         """Whether it has answered the probe of what it runs."""
         self.unproven = UnprovenLoads()
+        self.died_loading: Pair | None = None
+        """The version during whose load it went away, to come back as a new process; None once that was counted."""
+        self._lost_in: Pair | None = None
+        """The version during whose load its connection was lost, until it answers again."""
         self.good: HeldDirectory | None = None
         """The last good version, which a failed load restores."""
         self._reference: Tensors | None = None
@@ -74,6 +91,8 @@ class Engine:
             return EngineState.UNREACHABLE, self.reason
         if self.wrong is not None:
             return EngineState.WRONG, str(self.wrong)
+        if self.label is None and self.start_problem is not None:
+            return EngineState.WRONG, str(self.start_problem)
         if not self.is_known:
             return EngineState.WRONG, f"it runs {self.label!r}, which is no version of this job"
         return None
@@ -150,8 +169,11 @@ class Engine:
 
         Raises:
             LoadFailedError: It could not be loaded or proven; the engine runs what it ran before, or went away.
+            InterruptedLoadError: Its connection was lost meanwhile.
+            ConfigError: It refuses the token, or was started otherwise than its hook needs; the same.
             EngineDeadError: It cannot be restored.
         """
+        before = self.label
         try:
             proven = self._load_and_prove(directory, timings)
             with timings.part("confirm"):
@@ -163,16 +185,20 @@ class Engine:
         except UnprovenError as error:
             self._leave_unproven(error)
             raise
+        except EngineUnreachableError as error:
+            self._regain(directory, before, error)
+            return
         except Exception as error:
             self.restore()
             raise _load_failure("load", error) from error
         except BaseException:
             self.restore()
             raise
-        self.is_suspect, self.wrong = False, None
         self.unproven.end(is_proven=True)
-        self._update(running)
+        self._settle(running)
         self.is_proven = proven
+        with contextlib.suppress(SyncdError):
+            self._hook.settle(directory)
 
     def fill_seconds(self) -> float | None:
         """Return what it took to put the last version into memory of this process; None for other engines."""
@@ -195,6 +221,58 @@ class Engine:
         if can_prove and not is_held:
             self._prove(directory, timings)
         return can_prove
+
+    def _regain(self, directory: WeightDirectory, before: str | None, error: EngineUnreachableError) -> None:
+        """Return if an engine whose connection was lost in a load has loaded the version all the same.
+
+        Args:
+            directory: The version.
+            before: The label that the engine had before.
+            error: What was raised.
+
+        Raises:
+            InterruptedLoadError: It has not, or does not answer; it may be half loaded.
+            LoadFailedError: It is a new process now, or does not prove the version.
+            EngineDeadError: It cannot be restored.
+        """
+        try:
+            running = self._ask_again()
+        except EngineUnreachableError as lost:
+            self.is_suspect, self._lost_in = True, directory.version.pair
+            self.unproven.end(is_proven=False)
+            self.lose(lost)
+            raise _interrupted(error) from error
+        if running == Running(directory.label, unproven=running.unproven):
+            self._accept(directory, running, error)
+            return
+        has_restarted = before is not None and running.label is None and not running.paused
+        if has_restarted or self.good is not None:
+            self.restore()
+        else:
+            self.is_suspect = True
+            self.unproven.end(is_proven=False)
+            self._update(running)
+        raise (_load_failure("load", error) if has_restarted else _interrupted(error)) from error
+
+    def _ask_again(self) -> Running:
+        """Return what it says that it runs, asked a few times if its connection is lost again."""
+        for _ in range(_ASKS - 1):
+            with contextlib.suppress(EngineUnreachableError):
+                return self.running()
+            self._clock.sleep(_ASK_PAUSE)
+        return self.running()
+
+    def _accept(self, directory: WeightDirectory, running: Running, error: EngineUnreachableError) -> None:
+        """Accept a version that it says it runs after its connection was lost, once it has proven it."""
+        self._settle(running)
+        self.prove_running(directory)
+        if self.wrong is not None:
+            wrong = self.wrong
+            if self.good is not None:
+                self.restore()
+            raise wrong
+        if not self.is_reachable:
+            raise _interrupted(error) from error
 
     def _running_version(self) -> WeightDirectory | None:
         """Return the version that it runs, None if its files are not on this host."""
@@ -255,9 +333,9 @@ class Engine:
 
     def prove_running(self, weights: WeightDirectory | WeightTensors) -> None:
         """Have it prove a version that it says it runs; if it cannot, it is wrong until another version is loaded."""
-        if self._prover.can_prove(weights):
-            self.unproven.begin(weights.label)
         try:
+            if self._prover.can_prove(weights):
+                self.unproven.begin(weights.label)
             self.is_proven = self._prover.prove(weights) is not None
             self.unproven.end(is_proven=True)
         except EngineUnreachableError as error:
@@ -302,7 +380,15 @@ class Engine:
     def _mark_wrong(self, error: LoadFailedError) -> None:
         self.wrong, self.reason, self.is_proven, self.applied = error, str(error), False, None
 
+    def _settle(self, running: Running) -> None:
+        """Note that it runs whole weights, and which ones."""
+        self.is_suspect, self.wrong = False, None
+        self._update(running)
+
     def _update(self, running: Running) -> None:
+        if self._lost_in is not None:
+            has_restarted = running.label is None and not running.paused
+            self.died_loading, self._lost_in = self._lost_in if has_restarted else None, None
         if self.dead is not None and running.label != self.label:
             self.dead = None  # it was restarted
         if running.label != self.label:
@@ -330,8 +416,12 @@ def _require_confirmed(directory: WeightDirectory, running: Running) -> None:
         raise LoadFailedError(f"the engine was given {directory.label} and takes no work")
 
 
-def _load_failure(what: str, error: Exception) -> LoadFailedError:
-    if isinstance(error, LoadFailedError):
+def _interrupted(error: EngineUnreachableError) -> InterruptedLoadError:
+    return InterruptedLoadError(f"its connection was lost during load: {error}", hint=error.hint)
+
+
+def _load_failure(what: str, error: Exception) -> LoadFailedError | ConfigError:
+    if isinstance(error, LoadFailedError | ConfigError):
         return error
     if isinstance(error, EngineUnreachableError):
         return LoadFailedError(f"the engine went away during {what}: {error}", hint=error.hint)

@@ -5,29 +5,34 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from explorer_hooks.follower.engine import Engine
+from explorer_hooks.follower.engine import Engine, InterruptedLoadError
 from explorer_hooks.follower.policy import FollowOptions, TurnOutcome, is_within
-from explorer_hooks.follower.proof import UnprovenError, has_grown
+from explorer_hooks.follower.proof import UnprovenError, has_grown, other_start
 from explorer_hooks.follower.prover import Prover
 from explorer_hooks.follower.reporter import Reporter
 from explorer_hooks.follower.versions import FailedVersions, Fetcher, KnownVersions
 from syncd.errors import (
+    ConfigError,
     EngineDeadError,
     EngineUnreachableError,
     LoadFailedError,
     RefusedError,
+    StorageError,
     SyncdError,
     TryAgainError,
     UsageError,
 )
 from syncd.protocol.disk import Clock
-from syncd.protocol.engine_state import EngineState, GivenUp
+from syncd.protocol.engine_state import EngineState, GivenUp, Proof
 from syncd.protocol.version import Pair, Version, label_of
 from syncd.transports.base import WeightTensors
 from syncd.transports.filesystem.directory import HeldDirectory, LoadTimings
 
 _NOTICED = "noticed"
 """The age of a version when it was read: a part of the timings, but not of the load."""
+
+_MAY_PASS = (InterruptedLoadError, StorageError, OSError)
+"""What may be the fault of a network, a mount or a full disk: it says nothing about the version."""
 
 
 class EngineDriver:
@@ -62,6 +67,8 @@ class EngineDriver:
         self._bytes = 0
         self._trouble: GivenUp | None = None
         """Why the newest version that was tried does not run, None if it does."""
+        self._troubled: Pair | None = None
+        """That version."""
         self._is_polled = self._is_calibrated = False
 
     @property
@@ -79,6 +86,8 @@ class EngineDriver:
                 self._reporter.event("warning", "engine_connection_failed", reason=engine.reason)
         elif not was_reachable or engine.applied != before:
             self._accept_running()
+        else:
+            self._calibrate()
         self._is_polled = True
         self._publish()
 
@@ -97,6 +106,7 @@ class EngineDriver:
 
         Raises:
             EngineDeadError: The engine can neither load it nor be restored.
+            ConfigError: The engine was started otherwise than its hook needs, or refuses the token.
             UsageError: This process may not act for its explorer any more.
         """
         timings = LoadTimings(self._clock)
@@ -107,7 +117,7 @@ class EngineDriver:
         self._reporter.publish(EngineState.LOADING, label_of(pair), now=False)
         try:
             held = self._fetch_and_load(wanted, timings)
-        except UsageError:
+        except (UsageError, ConfigError):
             raise
         except (SyncdError, OSError) as error:
             return self._report_failure(pair, error)
@@ -207,7 +217,7 @@ class EngineDriver:
         self._reporter.publish(EngineState.LOADING, label_of(pair), now=False, ready=False)
 
     def _report_applied(self, held: HeldDirectory, timings: LoadTimings) -> TurnOutcome:
-        self.position, self._trouble = held.pair, None
+        self.position, self._trouble, self._troubled = held.pair, None, None
         self._bytes += held.size
         self.failed.clear()
         seconds = round(sum(spent for part, spent in timings.items() if part != _NOTICED), 6)
@@ -217,7 +227,8 @@ class EngineDriver:
         self._engine.keep(held)
         self._fetcher.sweep()
         version, is_proven = label_of(held.pair), self._engine.is_proven
-        figures = self._figures() if is_proven else {}
+        proof = self._prover.last if is_proven else None
+        figures = _figures(proof) if proof else {}
         self._reporter.event(
             "info",
             "version_applied",
@@ -227,8 +238,7 @@ class EngineDriver:
             **figures,
             **timings,
         )
-        proof = self._prover.last
-        if is_proven and proof and has_grown(proof):
+        if proof and has_grown(proof):
             self._reporter.event("warning", "proof_difference_grew", version=version, **figures)
         return TurnOutcome("applied", held.pair, timings=dict(timings))
 
@@ -256,10 +266,14 @@ class EngineDriver:
             self._give_up(pair, reason, refused=True)
             self._publish_event("error", "load_refused", {**event, "hint": error.hint})
             return TurnOutcome("refused", pair, reason)
-        again = self.failed.fail(pair)
+        is_answer = not isinstance(error, _MAY_PASS)
+        again = self.failed.fail(pair) if is_answer else self.failed.interrupt(pair)
         self._note_trouble(pair, reason, is_given_up=not again)
-        name = "proof_failed" if isinstance(error, UnprovenError) else "load_failed"
-        self._publish_event("warning", name, {**event, "again": again, **self._figures()})
+        failure = {**event, "again": again, "hint": getattr(error, "hint", None)}
+        if isinstance(error, UnprovenError):
+            self._publish_event("warning", "proof_failed", {**failure, **_figures(error.proof)})
+        else:
+            self._publish_event("warning", "load_failed", failure)
         return TurnOutcome("failed", pair, reason)
 
     def _give_up(self, pair: Pair, reason: str, *, refused: bool = False) -> None:
@@ -272,7 +286,7 @@ class EngineDriver:
         """Note why a version does not run, and that a load failed."""
         report, newest = self._reporter.report, self._versions.newest
         digest = newest.digest if newest is not None and newest.pair == pair else ""
-        self._trouble = GivenUp(pair[1], digest, reason, refused)
+        self._trouble, self._troubled = GivenUp(pair[1], digest, reason, refused), pair
         given_up = (*report.given_up, self._trouble) if is_given_up else report.given_up
         self._reporter.report = replace(report, failures=report.failures + 1, given_up=given_up)
 
@@ -280,21 +294,22 @@ class EngineDriver:
         self._publish()
         self._reporter.event(level, name, **event)
 
-    def _figures(self) -> dict[str, float]:
-        """Return the figures of the last proof for an event."""
-        proof = self._prover.last
-        return {} if proof is None else {"mean": proof.mean, "tolerance": proof.tolerance}
-
     def _accept_running(self) -> None:
         """Report what an engine runs that is polled for the first time or came back, and keep its files."""
         engine = self._engine
+        died, engine.died_loading = engine.died_loading, None
+        if died is not None:
+            again = self.failed.fail(died)
+            self._note_trouble(died, "the engine ended while it loaded it", is_given_up=not again)
         self._is_calibrated = False
+        self._prover.forget_engine()
         self._calibrate()
         level = "info" if engine.is_known else "warning"
         fields = {"known": engine.is_known, "version": engine.label, "suspect": engine.is_suspect}
         self._reporter.event(level, "engine_runs", **fields)
-        if engine.applied is not None and self.position is None:
-            self.position = engine.applied
+        has_arrived = engine.applied is not None and engine.applied == self._troubled
+        if engine.applied is not None and (self.position is None or has_arrived):
+            self.position, self._trouble, self._troubled = engine.applied, None, None
             self._keep_running(engine.applied)
 
     def _keep_running(self, pair: Pair) -> None:
@@ -305,20 +320,23 @@ class EngineDriver:
             self._engine.prove_running(held.directory)
 
     def _calibrate(self) -> None:
-        """Compare the engine with the trainer while it runs its start weights, once."""
+        """Compare the engine with the trainer while it runs its start weights, once there is a baseline."""
         engine = self._engine
         if self._is_calibrated or not engine.is_reachable or engine.label is not None:
             return
         try:
             proof = self._prover.calibrate()
+        except ConfigError:
+            raise
         except SyncdError as error:
             self._reporter.event("warning", "calibration_failed", reason=str(error), hint=error.hint)
             self._is_calibrated = True
             return
         if proof is not None:
             self._is_calibrated = True
+            engine.start_problem = None if proof.is_proven else other_start(proof)
             name = "engine_calibrated" if proof.is_proven else "start_model_differs"
-            self._reporter.event("info" if proof.is_proven else "warning", name, **self._figures())
+            self._reporter.event("info" if proof.is_proven else "warning", name, **_figures(proof))
             self._test_reload()
 
     def _test_reload(self) -> None:
@@ -327,14 +345,21 @@ class EngineDriver:
             return
         try:
             proof = self._engine.test_reload()
+        except ConfigError:
+            raise
         except EngineUnreachableError as error:
             self._engine.lose(error)
         except SyncdError as error:
             self._reporter.event("error", "reload_test_failed", reason=str(error), hint=error.hint)
         else:
             if proof is not None:
-                self._reporter.event("info", "reload_tested", **self._figures())
+                self._reporter.event("info", "reload_tested", **_figures(proof))
 
     def _pair_of(self, step: int) -> Pair:
         newest = self._versions.newest
         return (newest.generation if newest else 0), step
+
+
+def _figures(proof: Proof) -> dict[str, float]:
+    """Return the figures of a proof for an event."""
+    return {"mean": proof.mean, "tolerance": proof.tolerance}

@@ -6,11 +6,12 @@ load (engine.py and the hook), report (engine_driver.py).
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
+from explorer_hooks.follower.ended_probes import EndedProbes
 from explorer_hooks.follower.engine import Engine
 from explorer_hooks.follower.engine_driver import EngineDriver
 from explorer_hooks.follower.policy import (
@@ -28,7 +29,7 @@ from explorer_hooks.follower.policy import (
 from explorer_hooks.follower.prover import Prover
 from explorer_hooks.follower.reporter import Readiness, Reporter
 from explorer_hooks.follower.versions import Fetcher, KnownVersions
-from explorer_hooks.hook import Hook, ProbingHook, Running
+from explorer_hooks.hook import Hook, ProbingHook, Running, Unproven
 from syncd.client.client import Client
 from syncd.client.follow import has_caught_up
 from syncd.client.wait import Deadline
@@ -80,7 +81,8 @@ class Follower(Closing):
         self._reporter = Reporter(sync, listener, Readiness(self.options.ready_file, sync.clock))
         self._fetcher = Fetcher(sync, hook, self.options, self._is_stopped, self._reporter.event)
         answering = hook if isinstance(hook, ProbingHook) else None
-        prover = Prover(answering, sync.clock, partial(read_base_probe, sync.job))
+        ended = EndedProbes(answering, sync.clock, sync.job, self._reporter.event) if answering else None
+        prover = Prover(answering, sync.clock, partial(read_base_probe, sync.job), ended)
         self._engine = Engine(hook, sync.clock, self.options.check_every, self._versions, prover)
         self._driver = EngineDriver(
             self._engine, self._versions, self._fetcher, self._reporter, prover, sync.clock, self.options
@@ -152,20 +154,34 @@ class Follower(Closing):
     def running(self) -> Running:
         """Return what the engine says that it runs; a label that is not of this job becomes `UNKNOWN_LABEL`.
 
+        So does no label, if the engine was started with another model than the job's.
+
         Any thread may call this.
 
         Raises:
             EngineUnreachableError: The engine does not answer.
         """
         running, engine = self._engine.running(), self._engine
-        is_known = running.label is None or self._versions.has_label(running.label)
+        is_start = running.label is None and not self.started_elsewhere
+        is_known = is_start or self._versions.has_label(running.label)
         label = running.label if is_known else UNKNOWN_LABEL
-        return Running(label, running.paused, engine.unproven.by_label)
+        return Running(label, running.paused or engine.is_suspect, self.unproven)
+
+    @property
+    def unproven(self) -> Mapping[str, Unproven]:
+        """Return which weights are not proven on which the engine has worked, by label. Any thread may ask."""
+        return self._engine.unproven.by_label
 
     @property
     def engine_reason(self) -> str:
-        """Return why the engine does not answer, or did not load the newest version; empty if nothing is wrong."""
-        return self._engine.reason
+        """Return why the engine does not answer, may do no work, or did not load the newest version, else nothing."""
+        disorder = self._engine.disorder()
+        return disorder[1] if disorder is not None else self._engine.reason
+
+    @property
+    def started_elsewhere(self) -> bool:
+        """Return whether the engine was found to have been started with another model. Any thread may call this."""
+        return self._engine.start_problem is not None
 
     def pair_named(self, label: str) -> Pair | None:
         """Return the pair that a label of this job names, None of any other label. Any thread may call this."""
@@ -199,10 +215,10 @@ class Follower(Closing):
     def may_work(self) -> bool:
         """Return whether the engine may be given work.
 
-        It may if it answers, runs a version of the job or its start model, has not failed to prove that, and is at
-        most `max_lag` steps behind.
+        It may if it answers, is not half loaded, runs a version of the job or its start model, has not failed to
+        prove that, and is at most `max_lag` steps behind.
         """
-        if self._engine.disorder() is not None:
+        if self._engine.disorder() is not None or self._engine.is_suspect:
             return False
         with contextlib.suppress(SyncdError, OSError):
             self._versions.read()

@@ -46,9 +46,19 @@ KEPT = 16
 
 
 class UnprovenError(LoadFailedError):
-    """The engine answers the probe of a version as other weights would."""
+    """The engine answers the probe of a version as other weights would.
+
+    Args:
+        message: What shows it.
+        proof: The figures of that version.
+        hint: What to do.
+    """
 
     code = "unproven"
+
+    def __init__(self, message: str, proof: Proof, *, hint: str) -> None:
+        super().__init__(message, hint=hint)
+        self.proof = proof
 
 
 def tolerance(probe: Probe, dtype: str | None, calibrated: float | None) -> float:
@@ -167,6 +177,15 @@ def answers_like(version: str, proof: Proof, answer: ProbeAnswer, earlier: Itera
     ]
     mean, name = min(found, default=(math.inf, ""))
     return name if proof.mean > max(NEARER * mean, mean + LEAST) else ""
+
+
+def other_start(proof: Proof) -> LoadFailedError:
+    """Return what is wrong with an engine whose start weights do not answer the job's baseline."""
+    return LoadFailedError(
+        f"it was started with another model than the job's: {proof.mean:.3g} nats from the trainer at the mean of "
+        f"{proof.tokens} tokens, where {proof.tolerance:.3g} are tolerated",
+        hint="start the engine on the job's model.path",
+    )
 
 
 def problem(proof: Proof, answer: ProbeAnswer) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from explorer_hooks.follower.checksums import ParameterCheck
+from explorer_hooks.follower.ended_probes import EndedProbes
 from explorer_hooks.follower.proof import (
     START,
     EarlierProbes,
@@ -17,11 +18,18 @@ from explorer_hooks.follower.proof import (
     worst_of,
 )
 from explorer_hooks.hook import ProbeAnswer, ProbingHook, Unproven
-from syncd.errors import DOCS
+from syncd.errors import DOCS, LoadFailedError
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import Proof
 from syncd.protocol.probe import Probe
 from syncd.transports.base import WeightDirectory, WeightTensors
+
+FAILED = f"{DOCS}/proof.md#a-failed-proof"
+CANNOT_RELOAD = f"reload=restart starts it on each version: {DOCS}/proof.md#an-engine-that-cannot-reload"
+ROUNDING = (
+    "start the engine without {}, or --hook-option probe=false: its versions are loaded then, not proven"
+)
+"""The hints of a failed proof: whatever the cause, if the engine cannot reload, if it rounds too much for a proof."""
 
 
 class Prover:
@@ -31,20 +39,33 @@ class Prover:
         hook: The hook; None if the engine answers no probes.
         clock: This host's clock.
         baseline: Reads the probe of the job's start model, None while there is none.
+        ended: Asks the engine; None to have the hook ask it, whatever becomes of it.
     """
 
-    def __init__(self, hook: ProbingHook | None, clock: Clock, baseline: Callable[[], Probe | None]) -> None:
-        self._hook, self._clock, self._baseline = hook, clock, baseline
+    def __init__(
+        self,
+        hook: ProbingHook | None,
+        clock: Clock,
+        baseline: Callable[[], Probe | None],
+        ended: EndedProbes | None = None,
+    ) -> None:
+        self._hook, self._clock, self._baseline, self._ended = hook, clock, baseline, ended
         self._parameters = ParameterCheck(hook, clock) if hook is not None else None
         self.calibrated: float | None = None
         self.last: Proof | None = None
         self._earlier = EarlierProbes()
         self._answers: Sequence[ProbeAnswer] = ()
+        self._hint = FAILED
 
     @property
     def is_held(self) -> bool:
         """Return whether the engine answers while its work is held, so before it serves what it has loaded."""
         return self._hook is not None and self._hook.probes == "held"
+
+    def forget_engine(self) -> None:
+        """Take the engine for another one: it was started again, or may have been."""
+        if self._ended is not None:
+            self._ended.forget_engine()
 
     def calibrate(self) -> Proof | None:
         """Measure how far an engine that runs its start weights is from the trainer; None if that cannot be asked.
@@ -52,19 +73,26 @@ class Prover:
         If the difference is above the tolerance of the table, the engine was started with another model.
 
         Raises:
-            LoadFailedError: It gave no usable answer.
+            LoadFailedError: It gave no usable answer, or the difference may be that of what it rounds.
             EngineUnreachableError: It does not answer.
         """
-        hook = self._answering()
-        baseline = self._baseline() if hook else None
+        baseline = self._baseline()
+        hook = self._answering(None) if baseline is not None else None
         if hook is None or baseline is None:
             return None
-        self.calibrated = None
+        self.calibrated, self._hint = None, FAILED
         proof, _ = self._ask(hook, START, None, baseline)
         self._earlier = EarlierProbes()
         if proof.is_proven:
             self.calibrated = proof.mean
             self._earlier.add(START, baseline, self._answers)
+        elif flags := hook.rounding():
+            self._hint = ROUNDING.format(flags)
+            raise LoadFailedError(
+                f"with {flags} the engine is {proof.mean:.3g} nats from the trainer, where {proof.tolerance:.3g} are "
+                "tolerated: whether it runs the job's start model is not known",
+                hint=self._hint,
+            )
         return proof
 
     def test_reload(self) -> Proof | None:
@@ -78,21 +106,26 @@ class Prover:
             LoadFailedError: It could not read them.
             EngineUnreachableError: It does not answer.
         """
-        hook = self._answering()
         baseline = self._baseline() if self.calibrated is not None else None
+        hook = self._answering(None) if baseline is not None else None
         if hook is None or baseline is None or not hook.reload_start():
             return None
         proof, reason = self._ask(hook, START, None, baseline)
         if reason:
-            raise UnprovenError(
-                f"this engine cannot reload this model: after reading its own start weights again, {reason}",
-                hint=f"reload=restart starts it on each version: {DOCS}/proof.md#an-engine-that-cannot-reload",
+            self._hint = CANNOT_RELOAD
+            message = (
+                f"this engine cannot reload this model: after reading its own start weights again, {reason}"
             )
+            raise UnprovenError(message, proof, hint=self._hint)
         return proof
 
     def can_prove(self, target: WeightDirectory | WeightTensors) -> bool:
-        """Return whether there is a probe of a version, and the engine answers probes."""
-        return target.probe is not None and self._answering() is not None
+        """Return whether there is a probe of a version, and the engine answers probes.
+
+        Raises:
+            EngineUnreachableError: It does not answer.
+        """
+        return target.probe is not None and self._answering(target) is not None
 
     def begin(self, running: WeightDirectory | None, target: WeightDirectory) -> None:
         """Note the engine's checksums before it loads a version, if the version's probe alone may not prove it.
@@ -104,7 +137,7 @@ class Prover:
         Raises:
             EngineUnreachableError: It does not answer.
         """
-        hook = self._answering()
+        hook = self._answering(target)
         if hook is None or self._parameters is None:
             return
         allowed = 0.0
@@ -120,14 +153,14 @@ class Prover:
             LoadFailedError: It gave no usable answer.
             EngineUnreachableError: It does not answer.
         """
-        hook = self._answering()
+        hook = self._answering(target) if target.probe is not None else None
         if target.probe is None or hook is None:
             return None
-        _, reason = self._ask(hook, target.label, target, target.probe)
+        proof, reason = self._ask(hook, target.label, target, target.probe)
         if not reason and isinstance(target, WeightDirectory):
             reason = self._ask_checksums(target)
         if reason:
-            raise UnprovenError(reason, hint=f"{DOCS}/proof.md#a-failed-proof")
+            raise UnprovenError(reason, proof, hint=self._hint)
         self._earlier.add(target.label, target.probe, self._answers)
         return self.last
 
@@ -139,15 +172,17 @@ class Prover:
         self.last = replace(self.last, checksums=found.value if found else "")
         return f"the engine's checksums are those of the version before: {reason}" if reason else ""
 
-    def _answering(self) -> ProbingHook | None:
-        """Return the hook if its engine answers probes."""
-        return self._hook if self._hook is not None and self._hook.probes else None
+    def _answering(self, target: WeightDirectory | WeightTensors | None) -> ProbingHook | None:
+        """Return the hook if its engine answers probes of a version, None: of its start weights."""
+        if self._hook is None or not self._hook.probes:
+            return None
+        return self._hook if self._ended is None or self._ended.may_ask(target) else None
 
     def _ask(
         self, hook: ProbingHook, name: str, target: WeightDirectory | WeightTensors | None, probe: Probe
     ) -> tuple[Proof, str]:
         begun = self._clock.monotonic()
-        answer = hook.probe(target, probe.tokens)
+        answer = (self._ended.ask if self._ended else hook.probe)(target, probe.tokens)
         seconds = self._clock.monotonic() - begun
         self._answers, dtype = (answer, *answer.others), hook.dtype()
         allowed = tolerance(probe, dtype, self.calibrated)

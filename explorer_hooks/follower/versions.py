@@ -23,7 +23,7 @@ from syncd.transports.filesystem.receive import FilesystemReceiver
 from syncd.transports.filesystem.stage import HostStage
 from syncd.transports.memory.receive import MemoryReceiver
 
-_LONGEST_BACKOFF = 60.0
+_LONGEST_BACKOFF, _DOUBLINGS = 60.0, 30
 _MISSING_PAUSE = 0.25
 """Seconds until a missing step is tried again: its successor is published within that time."""
 
@@ -141,6 +141,7 @@ class FailedVersions:
     def __init__(self, clock: Clock, retries: int, backoff: float) -> None:
         self._clock, self._retries, self._backoff = clock, retries, backoff
         self._failures: dict[Pair, int] = {}
+        self._interruptions: dict[Pair, int] = {}
         self._paused: dict[Pair, float] = {}
         self._given_up: dict[Pair, None] = {}
 
@@ -150,10 +151,18 @@ class FailedVersions:
         if failures > self._retries:
             self.give_up(pair)
             return False
-        self._paused[pair] = self._clock.monotonic() + min(
-            self._backoff * 2 ** (failures - 1), _LONGEST_BACKOFF
-        )
+        self._pause(pair, failures)
         return True
+
+    def interrupt(self, pair: Pair) -> bool:
+        """Note that a load was interrupted, which says nothing about the version; return that it will be retried."""
+        self._interruptions[pair] = self._interruptions.get(pair, 0) + 1
+        self._pause(pair, self._interruptions[pair])
+        return True
+
+    def _pause(self, pair: Pair, times: int) -> None:
+        seconds = min(self._backoff * 2 ** min(times - 1, _DOUBLINGS), _LONGEST_BACKOFF)
+        self._paused[pair] = self._clock.monotonic() + seconds
 
     def miss(self, pair: Pair) -> None:
         """Note that a version was missing."""
@@ -162,6 +171,7 @@ class FailedVersions:
     def give_up(self, pair: Pair) -> None:
         """Never try a version again."""
         self._failures.pop(pair, None)
+        self._interruptions.pop(pair, None)
         self._paused.pop(pair, None)
         self._given_up[pair] = None
         if len(self._given_up) > _REMEMBERED:
@@ -170,6 +180,7 @@ class FailedVersions:
     def clear(self) -> None:
         """Forget failures, since another version was loaded."""
         self._failures.clear()
+        self._interruptions.clear()
         self._paused.clear()
 
     @property

@@ -149,6 +149,8 @@ class AgentEvaluator:
                 reward = session.reward  # the agent has said it by HTTP
             elif self._agent.reward == "function" and not problem and session.turns:
                 reward, problem = _judged(held_out, task, session)
+            elif reward is not None and (problem := gateway.limits.reward_problem(reward)):
+                reward = None
             if reward is not None and session.turns:
                 return PlayedRollout(reward, tuple(session.turns))
             if self._parts.stop():

@@ -1,23 +1,18 @@
 """What a response says: its text is parted into reasoning, content and calls of tools, and written as OpenAI does."""
 
 import json
-import re
 import secrets
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from explorer_hooks.gateway.chat import Message, parsed_arguments
-
-ToolFormat = Literal["auto", "hermes", "llama3", "mistral", "none"]
-"""How a model writes calls of tools. auto: as the chat template shows."""
+from explorer_hooks.gateway.messages import Message, parsed_arguments
+from explorer_hooks.gateway.tool_formats import ToolFormat, Tools, read_calls
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 _THINK, _THOUGHT = "<think>", "</think>"
-_HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-_MISTRAL, _PYTHON = "[TOOL_CALLS]", "<|python_tag|>"
 _LETTERS = string.ascii_letters + string.digits
 _ID = 9
 """Letters of a call's id: templates of Mistral take no other number."""
@@ -63,22 +58,21 @@ class AnswerParser:
     """
 
     def __init__(self, tool_format: ToolFormat, template: str) -> None:
-        self.tool_format = _shown_format(template) if tool_format == "auto" else tool_format
-        self._thinks = _THOUGHT in template
+        self.tool_format, self._thinks = tool_format, _THOUGHT in template
 
-    def parse(self, text: str, *, has_tools: bool, is_whole: bool) -> ModelAnswer:
+    def parse(self, text: str, *, tools: Tools, is_whole: bool) -> ModelAnswer:
         """Return what a response says.
 
         Args:
             text: The response, with special tokens but without the one that ended it.
-            has_tools: Whether the model was told of tools.
+            tools: What the model was told of; without tools it calls none.
             is_whole: Whether it ended by itself; a cut answer calls nothing.
         """
         reasoning, content = self._parted(text)
-        found = list(_calls(self.tool_format, content)) if has_tools and is_whole else []
-        if found and all(name for name, _ in found):
-            calls = {"".join(secrets.choice(_LETTERS) for _ in range(_ID)): call for call in found}
-            return ModelAnswer(_before_calls(self.tool_format, content), reasoning, calls, "tool_calls")
+        said, called = read_calls(self.tool_format, content, tools) if tools and is_whole else (content, [])
+        if called:
+            calls = {"".join(secrets.choice(_LETTERS) for _ in range(_ID)): call for call in called}
+            return ModelAnswer(said.strip(), reasoning, calls, "tool_calls")
         return ModelAnswer(content.strip(), reasoning, finish="stop" if is_whole else "length")
 
     def _parted(self, text: str) -> tuple[str, str]:
@@ -86,46 +80,6 @@ class AnswerParser:
             return "", text
         thoughts, _, content = text.partition(_THOUGHT)
         return thoughts.replace(_THINK, "", 1).strip(), content
-
-
-def _shown_format(template: str) -> ToolFormat:
-    if "<tool_call>" in template:
-        return "hermes"
-    if _MISTRAL in template:
-        return "mistral"
-    return "llama3" if '"parameters": ' in template and "<|eot_id|>" in template else "none"
-
-
-def _calls(tool_format: ToolFormat, text: str) -> Iterator[tuple[str, str]]:
-    """Yield name and arguments of each call in a text; an empty name for a call that cannot be read."""
-    if tool_format == "hermes":
-        yield from (_call(_json(inner), "arguments") for inner in _HERMES.findall(text))
-    elif tool_format == "mistral" and _MISTRAL in text:
-        listed = _json(text.partition(_MISTRAL)[2])
-        yield from (_call(one, "arguments") for one in (listed if isinstance(listed, list) else [None]))
-    elif tool_format == "llama3" and text.strip().removeprefix(_PYTHON).lstrip().startswith("{"):
-        yield _call(_json(text.strip().removeprefix(_PYTHON)), "parameters")
-
-
-def _call(found: object, key: str) -> tuple[str, str]:
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
-        return "", ""
-    arguments = found.get(key, {})
-    return found["name"], arguments if isinstance(arguments, str) else json.dumps(
-        arguments, ensure_ascii=False
-    )
-
-
-def _json(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _before_calls(tool_format: ToolFormat, text: str) -> str:
-    marks = {"hermes": "<tool_call>", "mistral": _MISTRAL}
-    return text.partition(marks[tool_format])[0].strip() if tool_format in marks else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +100,25 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token that the model drew: its text alone, and the natural logarithm of its probability."""
+
+    text: str
+    logprob: float
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Return it as answers have it; without bytes if the token is a part of a character."""
+        is_part = "\ufffd" in self.text
+        return {
+            "token": self.text,
+            "logprob": self.logprob,
+            "bytes": None if is_part else list(self.text.encode()),
+            "top_logprobs": [],
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """An answer on its way to the agent.
 
@@ -155,6 +128,7 @@ class Completion:
         created: Seconds since the epoch.
         answer: What the response says.
         usage: Tokens of prompt and answer.
+        logprobs: The tokens of the answer, all that the model drew; None if nobody asked for them.
     """
 
     id: str
@@ -162,11 +136,13 @@ class Completion:
     created: int
     answer: ModelAnswer
     usage: Usage
+    logprobs: Sequence[TokenLogprob] | None = None
 
     @property
     def document(self) -> dict[str, Any]:
         """Return the answer to a request that is no stream."""
-        choice = {"index": 0, "message": self._said(), "logprobs": None, "finish_reason": self.answer.finish}
+        said, finish = self._said(), self.answer.finish
+        choice = {"index": 0, "message": said, "logprobs": self._logprobs(), "finish_reason": finish}
         return {**self._head("chat.completion"), "choices": [choice], "usage": self.usage.document}
 
     def chunks(self, *, usage: bool) -> Iterator[str]:
@@ -174,8 +150,8 @@ class Completion:
         said = {key: value for key, value in self._said().items() if value is not None}
         if "tool_calls" in said:
             said["tool_calls"] = [{"index": at, **call} for at, call in enumerate(said["tool_calls"])]
-        for delta, finish in ((said, None), ({}, self.answer.finish)):
-            choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        for delta, logprobs, finish in ((said, self._logprobs(), None), ({}, None, self.answer.finish)):
+            choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
             yield self._line([choice])
         if usage:
             yield self._line([], usage=self.usage.document)
@@ -186,6 +162,11 @@ class Completion:
 
     def _line(self, choices: list[dict[str, Any]], **more: Any) -> str:
         return f"data: {json.dumps({**self._head('chat.completion.chunk'), 'choices': choices, **more})}\n\n"
+
+    def _logprobs(self) -> dict[str, Any] | None:
+        if self.logprobs is None:
+            return None
+        return {"content": [token.document for token in self.logprobs], "refusal": None}
 
     def _said(self) -> dict[str, Any]:
         answer = self.answer

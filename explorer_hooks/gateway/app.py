@@ -7,8 +7,8 @@ gateway's token file.
 import contextlib
 import hmac
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, Protocol
 
 import structlog
 from starlette.applications import Starlette
@@ -17,10 +17,19 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from explorer_hooks.follower.health import Health
-from explorer_hooks.gateway.api_errors import BAD_REQUEST, UNAUTHORISED, UNAVAILABLE, ApiError, refused
-from explorer_hooks.gateway.chat import read_request
+from explorer_hooks.gateway.answers import Completion
+from explorer_hooks.gateway.api_errors import (
+    BAD_REQUEST,
+    NOT_FOUND,
+    UNAUTHORISED,
+    UNAVAILABLE,
+    ApiError,
+    refused,
+)
+from explorer_hooks.gateway.chat import ChatRequest, read_request
 from explorer_hooks.gateway.driver import SessionRequest
 from explorer_hooks.gateway.gateway import Gateway
+from explorer_hooks.gateway.responses_api import ResponseAnswer, read_responses_request
 from syncd.errors import SyncdError
 
 MOST_BODY = 16 << 20
@@ -34,6 +43,13 @@ _SHOWN = 300
 _LOG = structlog.get_logger()
 
 Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Reader(Protocol):
+    """Reads the request for a turn from a body."""
+
+    def __call__(self, body: object, *, tolerates: bool) -> ChatRequest:
+        """Return the request."""
 
 
 class GatewayApp:
@@ -55,7 +71,9 @@ class GatewayApp:
             for base in ("/v1", "/s/{session}/v1")
             for path, handler, method in (
                 ("/chat/completions", self._chat, "POST"),
+                ("/responses", self._responses, "POST"),
                 ("/models", self._models, "GET"),
+                ("/models/{model:path}", self._one_model, "GET"),
                 ("/reward", self._agent_reward, "POST"),
             )
         ]
@@ -80,23 +98,40 @@ class GatewayApp:
     # --- agents -----------------------------------------------------------------------------------------------
 
     async def _chat(self, request: Request) -> Response:
+        asked, done, _ = await self._turn(request, read_request)
+        return _reply(done.chunks(usage=asked.usage)) if asked.stream else JSONResponse(done.document)
+
+    async def _responses(self, request: Request) -> Response:
+        asked, done, body = await self._turn(request, read_responses_request)
+        answer = ResponseAnswer(done, body)
+        return _reply(answer.events()) if asked.stream else JSONResponse(answer.document)
+
+    async def _turn(self, request: Request, read: Reader) -> tuple[ChatRequest, Completion, Any]:
+        """Return what an agent asks for, the answer, and the body of its request."""
         session = self._session_of(request)
         with self._gateway.admitted(session):  # before the body is read: anybody may send megabytes
-            asked = read_request(await _body(request))
+            body = await _body(request)
+            asked = read(body, tolerates=self._gateway.limits.tolerates)
             idempotency = request.headers.get(_KEY, "")
             is_retry = bool(idempotency) or request.headers.get(_RETRY, "0") not in ("", "0")
             key = f"{asked.key}/{idempotency[:100]}" if idempotency else asked.key
-            done = await self._gateway.turn(session, asked, key, is_retry=is_retry)
-        if not asked.stream:
-            return JSONResponse(done.document)
-        # In one piece: clients do not send a request again whose stream has begun.
-        chunks = "".join(done.chunks(usage=asked.usage))
-        return Response(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+            return asked, await self._gateway.turn(session, asked, key, is_retry=is_retry), body
 
     async def _models(self, request: Request) -> Response:
         self._gateway.session(self._session_of(request))
-        model = {"id": self._gateway.model, "object": "model", "created": 0, "owned_by": "syncd"}
-        return JSONResponse({"object": "list", "data": [model]})
+        return JSONResponse({"object": "list", "data": [self._model]})
+
+    async def _one_model(self, request: Request) -> Response:
+        self._gateway.session(self._session_of(request))
+        name = request.path_params["model"]
+        if name != self._gateway.model:
+            text = f"there is no model {name[:_SHOWN]!r}; the gateway serves {self._gateway.model!r}"
+            raise ApiError(NOT_FOUND, text, code="model_not_found", param="model")
+        return JSONResponse(self._model)
+
+    @property
+    def _model(self) -> dict[str, object]:
+        return {"id": self._gateway.model, "object": "model", "created": 0, "owned_by": "syncd"}
 
     async def _agent_reward(self, request: Request) -> Response:
         if not self._gateway.limits.agents_reward:
@@ -104,10 +139,19 @@ class GatewayApp:
         return JSONResponse(await self._gateway.reward(self._session_of(request), await _body(request)))
 
     def _session_of(self, request: Request) -> str:
-        """Return the session that the path names, else the API key, else the header."""
+        """Return the session that the path names, else the API key, else the header.
+
+        Raises:
+            ApiError: Neither key nor header names one.
+        """
         named = str(request.path_params.get("session") or _bearer(request))
-        header = request.headers.get(_SESSION, "")
-        return header if header and not self._gateway.sessions.knows(named) else named
+        header, knows = request.headers.get(_SESSION, ""), self._gateway.sessions.knows
+        if header and not knows(named):
+            named = header
+        if "session" not in request.path_params and not knows(named):
+            text = "the API key names no session" if named else "no API key is given"
+            raise ApiError(UNAUTHORISED, f"{text}: a session's key is its id", code="invalid_api_key")
+        return named
 
     # --- drivers ----------------------------------------------------------------------------------------------
 
@@ -178,6 +222,12 @@ def _guarded(handler: Handler) -> Handler:
             return JSONResponse(ApiError(_BROKEN, "an error of the gateway", code="bug").document, _BROKEN)
 
     return answered
+
+
+def _reply(lines: Iterable[str]) -> Response:
+    """Return a stream in one piece: clients do not send a request again whose stream has begun."""
+    headers = {"Cache-Control": "no-store"}
+    return Response("".join(lines), media_type="text/event-stream", headers=headers)
 
 
 def _bearer(request: Request) -> str:

@@ -1,47 +1,17 @@
-"""A request for a turn, read from the body of OpenAI's chat completions: every field is used, replaced or refused.
+"""A request for a turn, read from the body of OpenAI's chat completions.
 
 Sampling settings are replaced, because the trainer needs log-probs of the distribution that it trains. What would
 change that distribution in another way, or would need several answers, is refused.
 """
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from explorer_hooks.gateway.api_errors import refused
-from syncd.protocol.digest import hasher
-
-Message = Mapping[str, Any]
-"""A message as chat templates take it: role, content as text, and what else its role has."""
-
-REPLACED = frozenset(
-    {
-        *("temperature", "top_p", "top_k", "min_p", "seed"),
-        *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-    }
-)
-"""Sampling settings: taken, and replaced by those of the job."""
-
-_USED = frozenset(
-    {
-        *("messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens"),
-        *("stream", "stream_options", "chat_template_kwargs"),
-    }
-)
-_IGNORED = frozenset({"model", "user", "metadata", "store", "safety_identifier", "prompt_cache_key"})
-"""Fields that say nothing about the answer."""
-
-_ONLY: Mapping[str, tuple[object, ...]] = {
-    "n": (1, None),
-    "logprobs": (False, None),
-    "top_logprobs": (0, None),
-    "parallel_tool_calls": (True, None),
-    "logit_bias": ({}, None),
-    "stop": ([], None),
-    "response_format": ({"type": "text"}, None),
-}
-"""Fields that are taken with these values alone."""
+from explorer_hooks.gateway.messages import Message, digest, history_keys, read_message
+from explorer_hooks.gateway.request_fields import CHAT, REPLACED, check_fields, harmless_refused, unsupported
 
 _RESERVED = (
     *("add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents"),
@@ -50,16 +20,8 @@ _RESERVED = (
 )
 """Names that are no variables of templates, or that the gateway sets."""
 
-_ROLES = ("assistant", "developer", "system", "tool", "user")
-_ABOUT = {
-    "n": "a session has one answer a turn; open a session for each rollout",
-    "logprobs": "log-probs are recorded, and agents do not get them",
-    "parallel_tool_calls": "the model decides how many tools it calls",
-    "logit_bias": "it changes the distribution that is trained",
-    "stop": "the model decides where it stops",
-    "response_format": "constrained decoding changes the distribution that is trained",
-    "tool_choice": "constrained decoding changes the distribution that is trained",
-}
+_MOST_STOPS, _MOST_STOP = 16, 256
+"""Strings that a request may stop at, and characters of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +37,9 @@ class ChatRequest:
         usage: Whether the stream ends with the number of tokens.
         keys: For each message the key of the history up to and with it.
         replaced: Names of the sampling settings that the request has and that are replaced.
+        tolerated: Names of the harmless fields that it has and that have no effect.
+        stop: Strings at which the answer ends, without them.
+        logprobs: Whether the agent gets the log-prob of each token.
     """
 
     messages: tuple[Message, ...]
@@ -85,102 +50,132 @@ class ChatRequest:
     usage: bool
     keys: tuple[str, ...]
     replaced: tuple[str, ...]
+    tolerated: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()
+    logprobs: bool = False
 
     @property
     def key(self) -> str:
         """Return what two requests for the same turn have in common."""
-        return _digest(self.keys[-1], self.max_tokens)
+        return digest(self.keys[-1], self.max_tokens, *self.stop)
 
 
-def read_request(body: object) -> ChatRequest:
+def read_request(body: object, *, tolerates: bool = True) -> ChatRequest:
     """Return the request of a body.
+
+    Args:
+        body: The body, as JSON says it.
+        tolerates: Whether harmless fields are taken, without effect.
 
     Raises:
         ApiError: It is none, or has a field that cannot be served.
     """
+    with well_formed():
+        return _request(json_object(body), tolerates=tolerates)
+
+
+def json_object(body: object) -> Mapping[str, Any]:
+    """Return a body that is a JSON object.
+
+    Raises:
+        ApiError: It is none.
+    """
     if not isinstance(body, dict):
         raise refused("the body is not a JSON object", code="invalid_body")
+    return body
+
+
+@contextmanager
+def well_formed() -> Iterator[None]:
+    """Read a body in the block.
+
+    Raises:
+        ApiError: It is nested too deeply, or has a text that is none.
+    """
     try:
-        return _request(body)
+        yield
     except RecursionError:
         raise refused("the body is nested too deeply", code="invalid_body") from None
     except UnicodeEncodeError:
         raise refused("a text of the body has half a character", code="invalid_body") from None
 
 
-def _request(body: Mapping[str, Any]) -> ChatRequest:
-    _check_fields(body)
-    messages = tuple(_message(one, at) for at, one in enumerate(_listed(body, "messages")))
-    if not messages or messages[-1]["role"] == "assistant":
-        raise refused("messages must end with one that the model answers", "messages")
-    tools = _tools(body)
-    arguments = _template_arguments(body)
+def _request(body: Mapping[str, Any], *, tolerates: bool) -> ChatRequest:
+    tolerated = check_fields(body, CHAT, tolerates=tolerates)
+    listed_messages = enumerate(listed(body, "messages"))
+    messages = [read_message(message, f"messages[{at}]") for at, message in listed_messages]
+    tools, strict = read_tools(body, tolerates=tolerates)
     options = body.get("stream_options") or {}
-    return ChatRequest(
-        messages,
-        tools,
-        arguments,
-        _max_tokens(body),
-        bool(body.get("stream")),
-        isinstance(options, dict) and bool(options.get("include_usage")),
-        history_keys(messages, tools, arguments),
-        tuple(sorted(REPLACED & {name for name, value in body.items() if value is not None})),
+    most = least_tokens(body, "max_completion_tokens", "max_tokens")
+    return replace(
+        made_request(body, messages, tools, [*tolerated, *strict], most),
+        usage=isinstance(options, dict) and bool(options.get("include_usage")),
+        stop=_stop(body.get("stop")),
+        logprobs=bool(body.get("logprobs")),
     )
 
 
-def history_keys(
-    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
-) -> tuple[str, ...]:
-    """Return for each message a key of the history up to and with it; histories are the same if their keys are."""
-    keys, key = [], _digest(tools, arguments)
-    for message in messages:
-        key = next_key(key, message)
-        keys.append(key)
-    return tuple(keys)
+def made_request(
+    body: Mapping[str, Any],
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    tolerated: Sequence[str],
+    most: int | None,
+) -> ChatRequest:
+    """Return the request for an answer to messages, with what both APIs say in the same way.
 
-
-def next_key(key: str, message: Message) -> str:
-    """Return the key of a history with one message more.
-
-    Of an answer of the model counts what agents send back: text and calls of tools, whatever their ids and the spaces
-    in their arguments are. Its reasoning does not count.
+    Raises:
+        ApiError: There is nothing to answer.
     """
-    if message["role"] != "assistant":
-        return _digest(key, message)
-    calls = [
-        (call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())
-    ]
-    return _digest(key, "assistant", message["content"].strip(), calls)
+    if not messages or messages[-1]["role"] == "assistant":
+        name = "input" if "input" in body else "messages"
+        raise refused(f"{name} must end with a message that the model answers", name)
+    arguments = _template_arguments(body)
+    return ChatRequest(
+        tuple(messages),
+        tuple(tools),
+        arguments,
+        most,
+        bool(body.get("stream")),
+        usage=False,
+        keys=history_keys(messages, tools, arguments),
+        replaced=tuple(sorted(REPLACED & {name for name, value in body.items() if value is not None})),
+        tolerated=tuple(tolerated),
+    )
 
 
-def _digest(*parts: object) -> str:
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    digest = hasher()
-    digest.update(text.encode())
-    return digest.hexdigest()
+def listed(body: Mapping[str, Any], name: str) -> list[Any]:
+    """Return a field that is a list.
 
-
-def _check_fields(body: Mapping[str, Any]) -> None:
-    for name, value in body.items():
-        if name in _ONLY:
-            if value not in _ONLY[name]:
-                raise refused(f"{name} = {_shown(value)} is not supported: {_ABOUT.get(name, '')}", name)
-        elif name not in _USED | _IGNORED | REPLACED and value is not None:
-            raise refused(f"{name[:80]} is not supported", name[:80])
-
-
-def _listed(body: Mapping[str, Any], name: str) -> list[Any]:
-    found = body.get(name)
-    if not isinstance(found, list):
+    Raises:
+        ApiError: It is none.
+    """
+    value = body.get(name)
+    if not isinstance(value, list):
         raise refused(f"{name} is not a list", name)
-    return found
+    return value
 
 
-def _max_tokens(body: Mapping[str, Any]) -> int | None:
-    given = [body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
-    if any(type(one) is not int or one < 1 for one in given):
-        raise refused("max_tokens is not a whole number above 0", "max_tokens")
-    return min(given, default=None)
+def least_tokens(body: Mapping[str, Any], *names: str) -> int | None:
+    """Return the least number of tokens that fields allow, None if they say nothing.
+
+    Raises:
+        ApiError: One of them is no such number.
+    """
+    limits = [body[name] for name in names if body.get(name) is not None]
+    if any(type(limit) is not int or limit < 1 for limit in limits):
+        raise refused(f"{names[-1]} is not a whole number above 0", names[-1])
+    return min(limits, default=None)
+
+
+def _stop(value: object) -> tuple[str, ...]:
+    strings = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(strings, list) or len(strings) > _MOST_STOPS:
+        raise refused(f"stop is no text, and no list of {_MOST_STOPS} texts at most", "stop")
+    if not all(isinstance(text, str) and 0 < len(text) <= _MOST_STOP for text in strings):
+        raise refused(f"stop has what is no text of 1 to {_MOST_STOP} characters", "stop")
+    "".join(strings).encode()
+    return tuple(sorted(set(strings)))
 
 
 def _template_arguments(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -192,79 +187,31 @@ def _template_arguments(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def _tools(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+def read_tools(body: Mapping[str, Any], *, tolerates: bool) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """Return the tools of a request, and the names of the harmless fields that they have.
+
+    Raises:
+        ApiError: One is no function, the choice among them is constrained, or one is strict and that is refused.
+    """
     choice = body.get("tool_choice")
     if choice not in (None, "auto", "none"):
-        raise refused(
-            f"tool_choice = {_shown(choice)} is not supported: {_ABOUT['tool_choice']}", "tool_choice"
-        )
+        raise unsupported("tool_choice", choice)
     if choice == "none" or body.get("tools") is None:
-        return ()
-    tools = _listed(body, "tools")
-    for tool in tools:
-        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise refused("a tool is not a function with a name", "tools")
-        if function.get("strict"):
-            raise refused(f"strict tools are not supported: {_ABOUT['tool_choice']}", "tools")
-    return tuple(tools)
+        return [], []
+    functions = [_function(tool) for tool in listed(body, "tools")]
+    is_strict = any(function.get("strict") for function in functions)
+    if is_strict and not tolerates:
+        raise harmless_refused("tools", "strict")
+    # Templates write what they get: the model is told of the tool, not of how arguments would be enforced.
+    plain = [{key: value for key, value in function.items() if key != "strict"} for function in functions]
+    return [{"type": "function", "function": function} for function in plain], ["tools.strict"] * is_strict
 
 
-def _message(found: object, at: int) -> Message:
-    where = f"messages[{at}]"
-    if not isinstance(found, dict) or found.get("role") not in _ROLES:
-        raise refused(f"{where} is not a message with one of the roles {', '.join(_ROLES)}", "messages")
-    role = found["role"]
-    made: dict[str, Any] = {"role": role, "content": _text(found.get("content"), where)}
-    if role == "assistant":
-        return made | _calls(found, where) | _reasoning(found)
-    kept = ("tool_call_id", "name") if role == "tool" else ("name",)
-    return made | {name: str(found[name]) for name in kept if found.get(name) is not None}
-
-
-def _text(content: object, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
-        texts = [part.get("text") for part in content if part.get("type") in ("text", "input_text")]
-        if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
-            return "".join(map(str, texts))
-    raise refused(f"the content of {where} is not text: images and files are not supported", "messages")
-
-
-def _calls(found: Mapping[str, Any], where: str) -> dict[str, Any]:
-    calls = found.get("tool_calls") or []
-    if not isinstance(calls, list):
-        raise refused(f"tool_calls of {where} is not a list", "messages")
-    return {"tool_calls": [_call(call, where) for call in calls]} if calls else {}
-
-
-def _call(call: object, where: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if (
-        not isinstance(call, dict)
-        or not isinstance(function, dict)
-        or not isinstance(function.get("name"), str)
-    ):
-        raise refused(f"a tool call of {where} is not one of a function with a name", "messages")
-    arguments = parsed_arguments(function.get("arguments"))
-    named = {"name": function["name"], "arguments": arguments}
-    return {"id": str(call.get("id") or ""), "type": "function", "function": named}
-
-
-def parsed_arguments(found: object) -> Any:
-    """Return the arguments of a call as templates take them: what their JSON says if it is an object, else as is."""
-    try:
-        parsed = json.loads(found) if isinstance(found, str) else found
-    except (ValueError, RecursionError):
-        return found
-    return parsed if isinstance(parsed, dict) else found
-
-
-def _reasoning(found: Mapping[str, Any]) -> dict[str, Any]:
-    text = found.get("reasoning_content") or found.get("reasoning")
-    return {"reasoning_content": text} if isinstance(text, str) else {}
-
-
-def _shown(value: object) -> str:
-    return json.dumps(value, default=repr)[:80]
+def _function(tool: object) -> Mapping[str, Any]:
+    """Return the function that a tool is, in the form of either API."""
+    if isinstance(tool, dict) and tool.get("type") == "function":
+        flat = {key: value for key, value in tool.items() if key != "type"}
+        function = tool.get("function", flat)
+        if isinstance(function, dict) and isinstance(function.get("name"), str):
+            return function
+    raise refused("a tool is not a function with a name", "tools")

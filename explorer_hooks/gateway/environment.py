@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from explorer_hooks.explorer.rewards import Score, score_of
+from explorer_hooks.explorer.rewards import Score, rebuilt
 from explorer_hooks.gateway.environment_process import EnvironmentProcess, EnvironmentSettings
 from explorer_hooks.tasks.order import NamedSet, Tasks
 from explorer_hooks.tasks.task import ReadTasks, Task
@@ -65,10 +65,12 @@ class EnvironmentPlayer:
             "sessions": list(sessions),
             "model": self._model,
         }
-        answer = process.ask(asked, self._timeout)
-        if problem := answer.get("problem"):
+        answer = process.play(asked, self._timeout)
+        rollouts = answer.get("rollouts")
+        if "problem" in answer or not isinstance(rollouts, list) or len(rollouts) != len(sessions):
+            problem = str(answer.get("problem", "its process wrote what are no rewards"))
             return [Score(None, problem=problem)] * len(sessions)
-        return [_score(rollout) for rollout in answer["rollouts"]]
+        return [rebuilt(rollout) for rollout in rollouts]
 
     def close(self) -> None:
         """End the processes, and start no other."""
@@ -89,8 +91,3 @@ class EnvironmentPlayer:
                 raise ConfigError("the environment has other tasks each time that it is loaded")
             self._processes[number] = process
             return process
-
-
-def _score(rollout: Mapping[str, Any]) -> Score:
-    problem = rollout.get("problem")
-    return Score(None, problem=problem) if problem else score_of(rollout)

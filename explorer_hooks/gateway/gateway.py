@@ -1,10 +1,11 @@
 """What agents and drivers ask of the gateway; all of it runs in one event loop, which alone changes sessions."""
 
 import asyncio
+import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,14 +16,17 @@ import structlog
 from explorer_hooks.explorer.generation import GroupResult, Response
 from explorer_hooks.explorer.token_versions import TokenVersions
 from explorer_hooks.explorer.tokens import Tokens
-from explorer_hooks.gateway.answers import AnswerParser, Completion, Usage
+from explorer_hooks.gateway.answers import AnswerParser, Completion, TokenLogprob, Usage
 from explorer_hooks.gateway.api_errors import TOO_MANY, ApiError, conflict, gone, missing, not_now, refused
-from explorer_hooks.gateway.chat import ChatRequest, next_key
+from explorer_hooks.gateway.chat import ChatRequest
 from explorer_hooks.gateway.driver import RewardRequest, SessionRequest, described
 from explorer_hooks.gateway.journal import TurnJournal
+from explorer_hooks.gateway.messages import next_key
 from explorer_hooks.gateway.sessions import SegmentChoice, Session, SessionGroup, Sessions, Turn
 from explorer_hooks.gateway.splice import PromptTooLongError, Splicer
+from explorer_hooks.gateway.stop_strings import cut_at_stop
 from explorer_hooks.gateway.turns import ENGINE_REFUSED, TurnMaker
+from explorer_hooks.hook import Unproven
 from syncd.errors import SyncdError
 
 _LOG = structlog.get_logger()
@@ -45,6 +49,8 @@ class GatewayLimits:
         history: exact: an answer continues the recorded tokens; template: only if the template writes them too.
         segments: Which segments of a session are trained.
         agents_reward: Whether agents may end their sessions with a reward; else only drivers do.
+        reward_range: The least and the largest reward, also in size of a turn.
+        tolerates: Whether harmless fields of requests are taken, without effect.
     """
 
     group_size: int
@@ -55,6 +61,17 @@ class GatewayLimits:
     history: Literal["exact", "template"]
     segments: SegmentChoice = "all"
     agents_reward: bool = False
+    reward_range: tuple[float, float] = (-math.inf, math.inf)
+    tolerates: bool = True
+
+    def reward_problem(self, reward: float, turns: Iterable[float] = ()) -> str:
+        """Return why a reward, or that of one of its turns, is none that an agent may give; empty if it may."""
+        low, high = self.reward_range
+        most = max(abs(low), abs(high))
+        wrong = [] if low <= reward <= high else [reward]
+        wrong += [one for one in turns if abs(one) > most]
+        where = f"explorer.agent.reward_range = [{low:g}, {high:g}]"
+        return f"the reward {wrong[0]:g} is outside of {where}" if wrong else ""
 
 
 class Gateway:
@@ -90,7 +107,9 @@ class Gateway:
         self._pending: dict[tuple[str, str], asyncio.Task[Turn]] = {}
         # One thread: tokenizers are not made for several.
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
-        self._replaced: set[str] = set()
+        self._noted: set[str] = set()
+        self._undecided: dict[int, tuple[Turn, TokenVersions]] = {}
+        """Turns that ended while a probe was pending, by their ids: this process alone knows which one."""
         self._requests: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         """Requests since the last batch that were answered with an error, by its code."""
@@ -155,8 +174,12 @@ class Gateway:
         if session.state == "open":
             if not session.turns or any(key[0] == name for key in self._pending):
                 raise conflict("no turn was recorded" if not session.turns else "a turn is under way")
-            told = {"reward": asked.reward, "info": asked.info, "turn_rewards": asked.of_turns(session)}
-            await self._record({"kind": "reward", "session": name, **told})
+            turns = asked.of_turns(session)
+            if problem := self.limits.reward_problem(asked.reward, turns or ()):
+                raise refused(problem, "reward")
+            told = {"reward": asked.reward, "info": asked.info, "turn_rewards": turns}
+            place = {"session": name, "group": session.group, "turns": len(session.turns)}
+            await self._record({"kind": "reward", **place, **told})
         else:
             await self._journal.barrier()
         return described(session)
@@ -171,7 +194,7 @@ class Gateway:
         if session is None:
             return {"session": name, "state": self.sessions.ended[name]}
         if session.state == "open":
-            await self._record({"kind": "abandon", "session": name})
+            await self._record({"kind": "abandon", "session": name, "group": session.group})
         return described(session)
 
     async def drop(self, group: str, why: str) -> None:
@@ -206,8 +229,20 @@ class Gateway:
         """Return why nothing can be recorded or answered any more, None while it can."""
         return self._journal.failure or self._maker.failure
 
-    async def whole_groups(self, least: int, most: int) -> list[SessionGroup]:
-        """Return up to `most` whole groups, nothing while there are fewer than `least`."""
+    async def whole_groups(self, least: int, most: int, loads: Mapping[str, Unproven]) -> list[SessionGroup]:
+        """Return up to `most` whole groups, nothing while there are fewer than `least`.
+
+        Which of their tokens are doubted is decided now. A version's proof runs in the thread that calls this, so
+        none is pending here, and nothing that is generated waits for one.
+
+        Args:
+            least: How few of them are none.
+            most: How many, at most.
+            loads: What is not proven of the engine, by label.
+        """
+        for turn, versions in self._undecided.values():
+            turn.unproven = versions.settled(loads).unproven
+        self._undecided.clear()
         found = self.sessions.whole_groups(self.limits.group_size)[:most]
         return found if len(found) >= least else []
 
@@ -265,19 +300,22 @@ class Gateway:
         session = self._opened(name)
         if is_retry and key in session.by_request:
             await self._journal.barrier()
-            return self._completion(session, session.by_request[key])
+            return await self._completion(session, session.by_request[key], request)
         with _limits_noted(session):
             task = self._pending.get((name, key)) if is_retry else None
             if task is None:
                 task = self._started(session, request, key)
             # The client may give up waiting; the turn is recorded, for its retry.
-            return self._completion(session, await asyncio.shield(task))
+            turn = await asyncio.shield(task)
+        return await self._completion(session, turn, request)
 
     def _started(self, session: Session, request: ChatRequest, key: str) -> "asyncio.Task[Turn]":
         under_way = sum(name == session.id for name, _ in self._pending)
         if len(session.turns) + under_way >= self.limits.max_turns:
             raise refused(f"the session has had its {self.limits.max_turns} turns", code=_MAX_TURNS)
-        self._note_replaced(request)
+        if request.tools and self._parser.tool_format == "untold":
+            raise refused("the model's chat template tells it of no tools", "tools")
+        self._note(request)
         place = (session.id, key)
         if place in self._pending:  # a branch: the same request again, and no retry
             place = (session.id, f"{key}/{secrets.token_hex(4)}")
@@ -303,20 +341,24 @@ class Gateway:
             text = f"the prompt has {len(prompt)} tokens; the limit is {limits.max_prompt_tokens}"
             raise refused(text, "messages", _TOO_LONG)
         most = min(request.max_tokens or limits.max_tokens, limits.max_tokens)
-        earlier = session.drawn_before(prompt, most)
+        earlier = session.drawn_before(prompt, most, request.stop)
         if earlier is None:
             limit: int | None = most
             result = await self._maker.make(prompt, most)
         else:
             session.reserved.add(earlier)
-            limit, result = session.earlier[earlier].most, _drawn(session.earlier[earlier])
+            limit, result = session.earlier[earlier].most, self._drawn(session.earlier[earlier])
         record = await self._tokenized(self._turn_record, session, request, key, result)
         if session.state != "open" or session.id not in self.sessions.by_id:
             raise gone("the session has ended meanwhile")
         number = parent.number if parent else None
-        place = {"parent": number, "prompt": added, "earlier": earlier, "most": limit}
+        place = {"group": session.group, "number": len(session.turns), "parent": number}
+        place |= {"prompt": added, "earlier": earlier, "most": limit}
         durable = self._applied({**record, **place, **({"tools": tools} if tools else {})})
         turn = session.turns[-1]
+        versions = result.versions_of(result.responses[0]).first(len(turn.tokens))
+        if versions.pending is not None:
+            self._undecided[id(turn)] = (turn, versions)
         await durable
         turn.answered_at = time.monotonic()
         return turn
@@ -349,17 +391,20 @@ class Gateway:
         self, session: Session, request: ChatRequest, key: str, result: GroupResult
     ) -> dict[str, Any]:
         response = result.responses[0]
-        versions = result.versions_of(response)
         ended = response.tokens[-1] in self._splicer.ends
-        text = self._tokens.raw_text(response.tokens[:-1] if ended else response.tokens)
-        answer = self._parser.parse(text, has_tools=bool(request.tools), is_whole=ended)
+        said = response.tokens[:-1] if ended else response.tokens
+        cut = cut_at_stop(said, request.stop, self._tokens.raw_text)
+        text = self._tokens.raw_text(said) if cut is None else cut.text
+        answer = self._parser.parse(text, tools=request.tools, is_whole=ended or cut is not None)
+        size = len(response.tokens) if cut is None else cut.tokens
+        versions = result.versions_of(response).first(size)
         return {
             "kind": "turn",
             "session": session.id,
             "request": key,
             "history": next_key(request.keys[-1], answer.message),
-            "tokens": list(response.tokens),
-            "logprobs": list(response.logprobs),
+            "tokens": list(response.tokens[:size]),
+            "logprobs": list(response.logprobs[:size]),
             "spans": [list(span) for span in versions.spans],
             "unproven": None if versions.unproven is None else list(map(bool, versions.unproven)),
             "answer": {
@@ -368,17 +413,31 @@ class Gateway:
                 "calls": {name: list(call) for name, call in answer.calls.items()},
                 "finish": answer.finish,
             },
+            **({"stop": list(request.stop)} if request.stop else {}),
         }
 
-    def _completion(self, session: Session, turn: Turn) -> Completion:
-        usage = Usage(turn.length - len(turn.tokens), len(turn.tokens))
-        return Completion(session.answer_id(turn), self.model, int(time.time()), turn.answer, usage)
+    def _drawn(self, turn: Turn) -> GroupResult:
+        """Return what the engine answered when a turn was drawn."""
+        _, versions = self._undecided.get(id(turn), (turn, TokenVersions(tuple(turn.spans), turn.unproven)))
+        return GroupResult(0, (Response(turn.tokens, turn.logprobs, versions=versions),))
 
-    def _note_replaced(self, request: ChatRequest) -> None:
-        new = set(request.replaced) - self._replaced
-        if new:
-            self._replaced |= new
+    async def _completion(self, session: Session, turn: Turn, request: ChatRequest) -> Completion:
+        usage = Usage(turn.length - len(turn.tokens), len(turn.tokens))
+        logprobs = await self._tokenized(self._logprobs, turn) if request.logprobs else None
+        name = session.answer_id(turn)
+        return Completion(name, self.model, int(time.time()), turn.answer, usage, logprobs)
+
+    def _logprobs(self, turn: Turn) -> list[TokenLogprob]:
+        texts = [self._tokens.raw_text([token]) for token in turn.tokens]
+        return list(map(TokenLogprob, texts, turn.logprobs))
+
+    def _note(self, request: ChatRequest) -> None:
+        """Report the fields of a request that have not the effect that they ask for, each name once."""
+        if new := set(request.replaced) - self._noted:
             _LOG.info("sampling_replaced", settings=sorted(new))
+        if new_tolerated := set(request.tolerated) - self._noted:
+            _LOG.info("fields_tolerated", fields=sorted(new_tolerated))
+        self._noted |= new | new_tolerated
 
     async def _tokenized(self, call: Callable[..., _T], *args: Any) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, call, *args)
@@ -424,9 +483,3 @@ def _limits_noted(session: Session) -> Iterator[None]:
         session.limit = _LIMITS.get(error.code, "")
         raise
     session.limit = ""
-
-
-def _drawn(turn: Turn) -> GroupResult:
-    """Return what the engine answered when a turn was drawn."""
-    versions = TokenVersions(tuple(turn.spans), turn.unproven)
-    return GroupResult(0, (Response(turn.tokens, turn.logprobs, versions=versions),))

@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 
 from explorer_hooks.follower.health import health_address
 from syncd.errors import ConfigError, StorageError, TimedOutError, storage_errors
+from syncd.protocol.trust import weak_level
 
 TOKEN = "token"  # noqa: S105 - the name of a file
 _PRIVATE = 0o600
@@ -138,7 +139,7 @@ def own_token(directory: str) -> str:
     """Return the token of the gateway, which is made at its first start.
 
     Raises:
-        ConfigError: Others can read the file.
+        ConfigError: Others can read the file, or put another one in its place.
         StorageError: It cannot be read or written.
     """
     path = os.path.join(directory, TOKEN)
@@ -148,9 +149,13 @@ def own_token(directory: str) -> str:
             with open(made, "w", encoding="ascii") as file:
                 file.write(secrets.token_urlsafe(32))
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), encoding="ascii") as file:
-            mode = os.fstat(file.fileno()).st_mode
+            status = os.fstat(file.fileno())
             found = file.read().strip()
-    if stat.S_IMODE(mode) & 0o077:
+        weak = weak_level(path, status)
+    if weak:
+        problem = f"others can replace the gateway's token: {weak.problem}"
+        raise ConfigError(problem, path=weak.path, hint=weak.mend)
+    if stat.S_IMODE(status.st_mode) & 0o077:
         raise ConfigError("others can read the gateway's token", path=path, hint=f"chmod 600 {path}")
     if not found:
         raise StorageError(

@@ -1,26 +1,29 @@
 """The journal: a file of JSON lines on this host's own disk; a record is durable before anybody is told of it.
 
 Records that arrive while one `fsync` runs share the next one. A line that a killed process left torn at the end is no
-record; anything else that is none is damage.
+record; anything else that is none, or whose checksum is wrong, is damage.
 """
 
 import asyncio
 import contextlib
 import fcntl
-import json
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from io import FileIO
+from typing import Any
 
+from explorer_hooks.gateway.records import DamagedLine, encoded, has_checksum, read_line
 from syncd.context import Closing
-from syncd.errors import CorruptDataError, SyncdError, UsageError, storage_error, storage_errors
+from syncd.errors import SyncdError, UsageError, storage_error, storage_errors
 
 NAME = "journal.jsonl"
 _LOCK = "journal.lock"
 _PRIVATE = 0o600
 _GROWN = 64 << 20
 """Bytes by which a journal may grow until it is rewritten without what is over."""
+
+_NO_FIGURES: dict[str, Any] = {"dropped": {}, "forgotten": {}}
 
 Needs = Callable[[dict[str, Any]], bool]
 
@@ -61,12 +64,10 @@ class TurnJournal(Closing):
             if aside:
                 os.replace(self.path, aside)
             self._file = self._opened()
-            self._file.write(_line(record))
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            _write(self._file, encoded(record))
 
     def start(self, needs: Needs, rest: Callable[[], dict[str, Any]]) -> None:
-        """Begin to record, after the journal was rewritten without what is over.
+        """Begin to record, after the journal was rewritten without what is over, or damaged.
 
         Args:
             needs: Returns whether a record still says something; called in another thread, as is `rest`.
@@ -76,27 +77,35 @@ class TurnJournal(Closing):
             StorageError: It cannot be written.
         """
         self._needs, self._rest = needs, rest
-        self._rewrite()
+        self._rewrite(keeps_damage=False)
         self._thread.start()
 
-    def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the records, and cut off a torn last line.
+    def records(self) -> Iterator[dict[str, Any] | DamagedLine]:
+        """Yield the records, without a torn last line, and what is damaged in between.
 
         Raises:
-            CorruptDataError: A line in between is no record.
             StorageError: It cannot be read.
         """
         with storage_errors(self.path), open(self.path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                found = _record(line)
-                if found is not None:
-                    yield found
-                elif not line.endswith(b"\n"):
-                    os.truncate(self.path, file.tell() - len(line))
-                else:
-                    raise CorruptDataError(
-                        f"line {number} is no record", path=self.path, hint=f"mv {self.path} {self.path}.bad"
-                    )
+            # Journals of before have no checksums, and an older release adds lines without one at the end.
+            with_checksum = [number for number, line in enumerate(file) if has_checksum(line)]
+            file.seek(0)
+            last = with_checksum[-1] if with_checksum else -1
+            for number, line in enumerate(file):
+                yield from read_line(line, needs_checksum=number < last)
+
+    def set_aside(self) -> str:
+        """Keep a second name for the file, which `start` is about to replace, and return it.
+
+        Raises:
+            StorageError: It cannot be written.
+        """
+        aside = f"{self.path}.damaged"
+        with storage_errors(aside):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(aside)
+            os.link(self.path, aside)
+        return aside
 
     def append(self, record: dict[str, Any]) -> "asyncio.Future[None]":
         """Record something; the result is there once it is durable. Called in an event loop.
@@ -104,7 +113,7 @@ class TurnJournal(Closing):
         Raises:
             StorageError: By the result: nothing can be recorded any more.
         """
-        return self._queued(_line(record))
+        return self._queued(encoded(record))
 
     def barrier(self) -> "asyncio.Future[None]":
         """Return what is there once all that was appended before is durable."""
@@ -120,13 +129,20 @@ class TurnJournal(Closing):
         self._file.close()
         os.close(self._lock)
 
-    def _rewrite(self) -> None:
+    def _rewrite(self, *, keeps_damage: bool = True) -> None:
+        """Write what is still needed into a new file, with what is damaged, which the next start accounts for."""
         draft = f"{self.path}.new"
         with storage_errors(draft):
             with open(draft, "wb", opener=_private) as file:
                 file.truncate()
-                file.writelines(_line(record) for record in self.records() if self._needs(record))
-                file.write(_line(self._rest()))
+                for record in self.records():
+                    if isinstance(record, DamagedLine):
+                        file.write(record + b"\n" if keeps_damage else b"")
+                    elif self._needs(record):
+                        file.write(encoded(record))
+                rest = self._rest()
+                # Twice: without it nobody knows what is over. The figures of the second one are not added again.
+                file.writelines(encoded({**rest, **figures}) for figures in ({}, _NO_FIGURES))
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(draft, self.path)
@@ -134,8 +150,9 @@ class TurnJournal(Closing):
             self._file = self._opened()
             self._grown_at = 2 * self._file.tell() + _GROWN
 
-    def _opened(self) -> BinaryIO:
-        file = open(self.path, "ab", opener=_private)  # noqa: SIM115 - it stays open
+    def _opened(self) -> FileIO:
+        # Without a buffer: what a full disk has refused would be written again when the file is closed.
+        file = open(self.path, "ab", buffering=0, opener=_private)  # noqa: SIM115 - it stays open
         descriptor = os.open(os.path.dirname(self.path), os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -173,9 +190,7 @@ class TurnJournal(Closing):
         if self.failure is not None or not data:
             return
         try:
-            self._file.write(data)
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            _write(self._file, data)
             if self._file.tell() > self._grown_at:
                 self._rewrite()
         except (OSError, SyncdError) as error:
@@ -191,18 +206,12 @@ def _resolve(future: "asyncio.Future[None]", error: SyncdError | None) -> None:
         future.set_exception(error)
 
 
-def _line(record: dict[str, Any]) -> bytes:
-    return json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    if not line.endswith(b"\n"):
-        return None
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) and "kind" in found else None
+def _write(file: FileIO, data: bytes) -> None:
+    """Append lines durably."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+    os.fsync(file.fileno())
 
 
 def _private(path: str, flags: int) -> int:

@@ -3,15 +3,21 @@
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from explorer_hooks.explorer.function_processes import FunctionProcesses
 from explorer_hooks.explorer.rewards import Score, score_of
+from explorer_hooks.gateway.agent_variables import agent_environment
 from explorer_hooks.hooks import process
 from syncd.errors import EngineUnreachableError
 
 _SHOWN = 300
+_ANSWER = "answer"
+"""The field of a task that has its answer."""
+
+_MOST_VARIABLE = 100_000
+"""Characters of a task in a variable; Linux takes 128 KiB."""
 
 
 class Player(Protocol):
@@ -27,18 +33,32 @@ class Player(Protocol):
 class CommandPlayer:
     """Starts a command for each rollout.
 
-    It gets `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `SYNCD_TASK`, the task as JSON, in its environment.
+    It gets `OPENAI_BASE_URL` and `OPENAI_API_KEY` in its environment, and the task as JSON on its standard input.
+    `SYNCD_TASK` has the task too if it is short, but never the answer: all that the command starts inherits it.
 
     Args:
         command: Its words, as a shell splits them.
         timeout: Seconds that it may take.
         has_reward: Whether its last line is the reward; else what it prints does not matter.
         stop: Once it returns true, commands are killed.
+        has_answer: Whether it gets the task's answer; unless given, if it says the reward.
+        passed: Names of variables of this process that it gets besides those of `agent_environment`.
     """
 
-    def __init__(self, command: str, timeout: float, *, has_reward: bool, stop: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        command: str,
+        timeout: float,
+        *,
+        has_reward: bool,
+        stop: Callable[[], bool],
+        has_answer: bool | None = None,
+        passed: Collection[str] = (),
+    ) -> None:
         self._argv, self._timeout = shlex.split(command), timeout
         self._has_reward, self._stop = has_reward, stop
+        self._has_answer = has_reward if has_answer is None else has_answer
+        self._inherited = agent_environment(os.environ, passed)
 
     def play(self, url: str, sessions: Sequence[str], task: Mapping[str, Any]) -> list[Score]:
         """Run the command in each session, and return the rewards, or what went wrong."""
@@ -48,9 +68,16 @@ class CommandPlayer:
         """Do nothing: `stop` ends the commands."""
 
     def _run(self, base_url: str, api_key: str, task: Mapping[str, Any]) -> Score:
-        told = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key, "SYNCD_TASK": json.dumps(task)}
+        question = {name: value for name, value in task.items() if name != _ANSWER}
+        text, whole = json.dumps(question), json.dumps(task if self._has_answer else question)
+        variables = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key}
+        if len(text) <= _MOST_VARIABLE:
+            variables["SYNCD_TASK"] = text
+        told = f"{whole}\n".encode()
         try:
-            end = process.run(self._argv, told, self._timeout, self._stop)
+            end = process.run(
+                self._argv, variables, self._timeout, self._stop, inherited=self._inherited, told=told
+            )
         except EngineUnreachableError as error:
             return Score(None, problem=error.message[:_SHOWN])
         if end.code is None:
@@ -68,13 +95,22 @@ class FunctionPlayer:
         timeout: Seconds that one call may take.
         workers: Processes.
         directories: Directories in which its module is looked for.
+        passed: Names of variables of this process that it gets besides those of `agent_environment`.
 
     Raises:
         ConfigError: It cannot be imported.
     """
 
-    def __init__(self, function: str, timeout: float, workers: int, directories: Sequence[str]) -> None:
-        self._processes = FunctionProcesses(function, timeout, workers, directories)
+    def __init__(
+        self,
+        function: str,
+        timeout: float,
+        workers: int,
+        directories: Sequence[str],
+        passed: Collection[str] = (),
+    ) -> None:
+        environment = agent_environment(os.environ, passed)
+        self._processes = FunctionProcesses(function, timeout, workers, directories, environment)
 
     def play(self, url: str, sessions: Sequence[str], task: Mapping[str, Any]) -> list[Score]:
         """Call the function for each session, and return the rewards, or what went wrong."""

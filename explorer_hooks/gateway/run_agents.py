@@ -112,12 +112,22 @@ def _open_player(file: ExplorerFile, stop: Stop) -> Player:
     agent, directories = file.explorer.agent, directories_of(file.job.source)
     if agent.environment:
         name = agent.environment.removeprefix(ENVIRONMENTS)
-        settings = EnvironmentSettings(name, agent.options, agent.select, agent.python, directories)
+        settings = EnvironmentSettings(
+            name, agent.options, agent.select, agent.python, directories, agent.pass_env
+        )
         return EnvironmentPlayer(settings, agent.timeout, agent.processes, model_name(file), stop)
     if agent.command:
         has_reward = agent.reward == "agent"
-        return CommandPlayer(agent.command, agent.timeout, has_reward=has_reward, stop=stop)
-    return FunctionPlayer(agent.function, agent.timeout, agent.concurrency, directories)
+        has_answer = has_reward or agent.answer == "agent"
+        return CommandPlayer(
+            agent.command,
+            agent.timeout,
+            has_reward=has_reward,
+            stop=stop,
+            has_answer=has_answer,
+            passed=agent.pass_env,
+        )
+    return FunctionPlayer(agent.function, agent.timeout, agent.concurrency, directories, agent.pass_env)
 
 
 class AgentThreads:

@@ -15,6 +15,8 @@ import structlog
 
 from explorer_hooks.explorer.own_files import own_path
 from explorer_hooks.gateway.journal import TurnJournal
+from explorer_hooks.gateway.records import DamagedLine
+from explorer_hooks.gateway.replay import Replay
 from explorer_hooks.gateway.sessions import Sessions
 from syncd.errors import ConfigError, StorageError
 from syncd.experience.writer import ExperienceWriter
@@ -80,21 +82,18 @@ class GatewayRun:
 
         Raises:
             ConfigError: It played other tasks.
-            CorruptDataError: The journal or the job's record of it is damaged.
+            CorruptDataError: The job's record of it is damaged.
             StorageError: It cannot be read or written.
         """
         known, lost = self._known()
         sessions = Sessions()
-        records = self._journal.records()
-        first = next(records, None)
-        found = first["run"] if first is not None and first["kind"] == "run" else ""
+        found = self._journal_run()
         if known and found == known:
-            self.name = known
-            for record in records:
-                sessions.apply(record, time.monotonic())
-            sessions.apply(sessions.settled(self._writer.upcoming))
+            self.name = sessions.run = known
+            self._replay(sessions)
             return sessions
         self._begin(found)
+        sessions.run = self.name
         if known:
             reason = "this host's journal is not that of the job"
             _LOG.warning("journal_lost", run=known, groups=lost, reason=reason)
@@ -130,6 +129,23 @@ class GatewayRun:
     def told(self, sessions: Sessions) -> dict[str, int]:
         """Return the figures of what was resumed."""
         return {"groups": len(sessions.groups), "sessions": len(sessions.by_id)}
+
+    def _journal_run(self) -> str:
+        """Return the run that the journal names, at its beginning or, if that is damaged, where it was rewritten."""
+        named = (
+            one["run"] for one in self._journal.records() if not isinstance(one, DamagedLine) and "run" in one
+        )
+        return str(next(named, ""))
+
+    def _replay(self, sessions: Sessions) -> None:
+        """Read the journal; the groups of what is damaged are dropped and counted."""
+        replay = Replay(sessions)
+        replay.read(self._journal.records(), time.monotonic())
+        sessions.apply(sessions.settled(self._writer.upcoming))
+        groups = replay.drop()
+        if replay.lines or groups:
+            aside = self._journal.set_aside()
+            _LOG.error("journal_damaged", lines=replay.lines, groups=groups, path=aside)
 
     def _known(self) -> tuple[str, int]:
         """Return the job's run and how many groups it had open, an empty name if there is none."""

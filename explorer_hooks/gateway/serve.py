@@ -3,7 +3,7 @@
 import math
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 
@@ -22,10 +22,12 @@ from explorer_hooks.gateway.journal import TurnJournal
 from explorer_hooks.gateway.run_record import GatewayRun, PlayedTasks
 from explorer_hooks.gateway.service import GatewayParts, GatewayService, Room
 from explorer_hooks.gateway.splice import Splicer, end_tokens
+from explorer_hooks.gateway.tool_formats import ToolFormat, written_format
 from explorer_hooks.gateway.turns import TurnMaker
 from explorer_hooks.stopping import Stop
 from syncd.errors import ConfigError
 from syncd.experience.writer import ExperienceWriter
+from syncd.extras import install_command
 
 LISTEN = "127.0.0.1:8100"
 """Where `explorer serve` answers unless the file says otherwise."""
@@ -66,7 +68,7 @@ def opened_gateway(
     hide_progress_bars()
     tokens = open_tokens(file.model.path, trust_remote_code=file.model.trust_remote_code)
     if not isinstance(tokens, TransformersTokens):
-        raise ConfigError("the gateway needs transformers", hint="pip install 'syncd[gateway]'")
+        raise ConfigError("the gateway needs transformers", hint=install_command("gateway"))
     splicer, parser = _open_parts(file, tokens)
     with ExitStack() as opened:
         listener = opened.enter_context(closing(listening(file.explorer.gateway.listen or listen)))
@@ -141,7 +143,24 @@ def _open_parts(file: ExplorerFile, tokens: Tokens) -> tuple[Splicer, AnswerPars
         raise ConfigError("the model has no token that ends an answer", path=path, hint=hint)
     longest = max(map(len, tokens.tokenizer.get_vocab()))
     most = longest * file.explorer.sampling.max_prompt_tokens
-    return Splicer(tokens, ends, most), AnswerParser(file.explorer.gateway.tool_format, template)
+    return Splicer(tokens, ends, most), AnswerParser(_tool_format(file, tokens, ends.values()), template)
+
+
+def _tool_format(file: ExplorerFile, tokens: Tokens, ends: Iterable[str]) -> ToolFormat:
+    """Return how the model writes calls of tools: as the file says, or as the chat template does.
+
+    Raises:
+        ConfigError: The template tells the model of tools, and what it writes for a call cannot be read.
+    """
+    told = file.explorer.gateway.tool_format
+    chosen = written_format(tokens, ends) if told == "auto" else told
+    if chosen is None:
+        raise ConfigError(
+            "no format of explorer.gateway.tool_format reads the calls of tools that the chat template writes",
+            path=file.model.path,
+            hint='tool_format = "none" if no agent calls tools, or the name of the format that the model writes',
+        )
+    return chosen
 
 
 def limits_of(file: ExplorerFile) -> GatewayLimits:
@@ -157,7 +176,9 @@ def limits_of(file: ExplorerFile) -> GatewayLimits:
         idle,
         section.gateway.history,
         section.gateway.segments,
-        agents_reward=agent.is_given and agent.reward == "agent",
+        agents_reward=agent.rewards_by_http,
+        reward_range=agent.allowed_rewards,
+        tolerates=section.gateway.harmless_fields == "tolerate",
     )
 
 

@@ -18,6 +18,7 @@ from explorer_hooks.explorer.own_files import METRICS, Records, own_path
 from explorer_hooks.explorer.tokens import Tokens
 from explorer_hooks.gateway.gateway import Gateway
 from explorer_hooks.gateway.http_thread import HttpThread
+from explorer_hooks.gateway.progress import RolloutProgress
 from explorer_hooks.gateway.rows import experiences_of
 from explorer_hooks.gateway.run_record import GatewayRun
 from explorer_hooks.gateway.sessions import MOST_TOOLS, SessionGroup
@@ -114,6 +115,8 @@ class GatewayService:
         self._began = self._looked_at = time.monotonic()
         self._evaluates = evaluation is not None
         self._play: Play | None = None
+        rollouts = self._file.groups * self._file.data.group_size
+        self._progress = RolloutProgress(parts.gateway, parts.http, rollouts)
         self._equal_dropped = self._skipped_before = 0
 
     def run(self, play: Play | None = None) -> str:
@@ -145,6 +148,8 @@ class GatewayService:
                 reason = "all tasks are done"
                 break
             self._drop_idle()
+            if play is not None:
+                self._progress.show()
         if self._evaluates:
             self._gate.finish()
         return reason
@@ -181,7 +186,7 @@ class GatewayService:
 
         Groups that cannot be written are dropped.
         """
-        groups = self._http.call(self._gateway.whole_groups(least, self._file.groups))
+        groups = self._http.call(self._gateway.whole_groups(least, self._file.groups, self._source.unproven))
         equal = [group for group in groups if are_equal(group.rewards)]
         if equal and self._drop_equal(equal):
             return True
@@ -286,6 +291,7 @@ class GatewayService:
             **figures,
         }
         self._metrics.add(line)
+        self._progress.restart()
         self._run.note(len(self._gateway.sessions.groups), now=True)
         shown = {key: value for key, value in line.items() if key != "at"}
         self._source.sync.describe({"explorer": shown}, now=False)

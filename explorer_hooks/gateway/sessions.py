@@ -62,6 +62,7 @@ class Turn:
         length: Tokens up to the end of the answer.
         tools: Seconds from the answer that called tools to the request that this turn answers, by the tool's name.
         most: How many tokens it might have had; None if an older journal does not say so.
+        stop: The strings at which it was to stop.
         answered_at: When the answer was given, on the monotonic clock; 0 if another process gave it, or if a request
             has come already that continues it.
     """
@@ -77,6 +78,7 @@ class Turn:
     length: int
     tools: Mapping[str, float] = field(default_factory=dict)
     most: int | None = None
+    stop: Sequence[str] = ()
     answered_at: float = 0.0
 
     @property
@@ -94,8 +96,8 @@ class Turn:
         """Return the tokens from the beginning of the segment to the end of the answer."""
         return [token for turn in self.path for part in (turn.prompt, turn.tokens) for token in part]
 
-    def answers(self, prompt: Sequence[int], most: int) -> bool:
-        """Return whether this is what an engine may answer to a prompt with so many tokens at most.
+    def answers(self, prompt: Sequence[int], most: int, stop: Sequence[str]) -> bool:
+        """Return whether this is what an engine may answer to a prompt with so many tokens at most, and these stops.
 
         What was cut at its most tokens would have gone on with more. What was cut before has come to the end of the
         model's positions, where every answer ends.
@@ -104,7 +106,7 @@ class Turn:
         is_at_most = self.answer.finish == "length" and size == (self.most or size)
         fits = size == most if is_at_most else size <= most
         is_as_long = self.length - size == len(prompt)
-        return fits and is_as_long and self.whole[: len(prompt)] == list(prompt)
+        return self.stop == stop and fits and is_as_long and self.whole[: len(prompt)] == list(prompt)
 
 
 @dataclass(slots=True)
@@ -149,15 +151,16 @@ class Session:
         left = [turn for at, turn in enumerate(self.earlier) if at not in self.taken]
         return [*left, *self.turns]
 
-    def drawn_before(self, prompt: Sequence[int], most: int) -> int | None:
+    def drawn_before(self, prompt: Sequence[int], most: int, stop: Sequence[str]) -> int | None:
         """Return the index of an earlier turn with a prompt that this session has not taken, None if there is none.
 
         Args:
             prompt: All tokens before the answer.
             most: Tokens of the answer at most; one that was cut at another limit is none.
+            stop: The strings at which it stops; one that was drawn with others is none.
         """
         left = (at for at in range(len(self.earlier)) if at not in self.taken | self.reserved)
-        return next((at for at in left if self.earlier[at].answers(prompt, most)), None)
+        return next((at for at in left if self.earlier[at].answers(prompt, most, stop)), None)
 
     @property
     def leaves(self) -> list[Turn]:
@@ -230,6 +233,8 @@ class Sessions:
         """How sessions ended whose group is over or that another attempt has replaced; the last `MOST_ENDED`."""
         self.pending: dict[int, tuple[str, ...]] = {}
         """Groups that were about to be written, by the number of the batch."""
+        self.run = ""
+        """The name of the run that the journal is of."""
         self.dropped: Counter[str] = Counter()
         """Groups that were dropped since the last batch, by reason."""
         self._takers: Mapping[str, Callable[[Record], None]] = {
@@ -293,6 +298,7 @@ class Sessions:
         """Return the record of what is known of groups and sessions that are over."""
         return {
             "kind": "over",
+            "run": self.run,
             "forgotten": dict(self.forgotten),
             "groups": dict(self.over),
             "ended": dict(self.ended),
@@ -334,6 +340,7 @@ class Sessions:
             before + len(record["prompt"]) + len(record["tokens"]),
             record.get("tools", {}),
             record.get("most"),
+            tuple(record.get("stop", ())),
         )
         session.turns.append(turn)
         if record.get("earlier") is not None:
@@ -356,6 +363,9 @@ class Sessions:
         self._forget(record["group"], record["why"])
 
     def _batch(self, record: Record) -> None:
+        # A batch of a lower number was written; the record that says so may be damaged.
+        for name in self.settled(record["number"])["groups"]:
+            self._forget(name, WRITTEN)
         self.pending[record["number"]] = tuple(record["groups"])
 
     def _written(self, record: Record) -> None:

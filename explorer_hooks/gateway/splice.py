@@ -12,7 +12,8 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from explorer_hooks.gateway.chat import ChatRequest, Message
+from explorer_hooks.gateway.chat import ChatRequest
+from explorer_hooks.gateway.messages import Message
 
 _MARK = f"mark{secrets.token_hex(8)}"
 """Stands for what an answer says, to find where a template writes it; no chat has this text."""

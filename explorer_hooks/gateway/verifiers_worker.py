@@ -22,6 +22,7 @@ _CHAT_PROGRAMS = ("bash", "null")
 """Harnesses of verifiers that run a script by uv."""
 
 _LOCAL = {"type": "subprocess"}
+_OWNER = os.getpid()
 
 
 class UnusableError(Exception):
@@ -38,7 +39,7 @@ def loaded(asked: Mapping[str, Any]) -> tuple[Any, list[Any]]:
         import verifiers.v1 as vf  # noqa: PLC0415 - what it lacks is said in a line of JSON
     except ImportError as error:
         text = f"verifiers cannot be imported by {sys.executable}: {error}"
-        raise UnusableError(text, "pip install 'syncd[verifiers]', or explorer.agent.python") from error
+        raise UnusableError(text, "pip install verifiers==0.4.0 uv, or explorer.agent.python") from error
     env = vf.load_environment(_config(asked["environment"], asked["options"]))
     _check_roles(env.config)
     _check_tools(env)
@@ -210,24 +211,27 @@ def _rollout(trace: Any) -> dict[str, Any]:
         return {"problem": f"it gave no reward{f' {unscored[0]}' if unscored else ''}"[:_SHOWN]}
     metrics = {name: value for name, value in trace.metrics.items() if value is not None}
     parts = {name: reward.score for name, reward in trace.rewards.items()}
-    return {**metrics, **parts, "reward": trace.reward}
+    return {"reward": trace.reward, "info": {**metrics, **parts}}
 
 
 def _problem(kind: str, said: object) -> str:
     return f"{kind}: {said}"[:_SHOWN]
 
 
-async def serve(env: Any, tasks: Sequence[Any], answers: TextIO) -> None:
+async def serve(env: Any, tasks: Sequence[Any], requests: TextIO, answers: TextIO) -> None:
     """Play what is asked for until the input ends."""
     loop, playing = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
     async def answer(asked: Mapping[str, Any]) -> None:
         found = await episode(env, tasks[asked["task"]], asked)
-        _say(answers, {"id": asked["id"], **found})
+        try:
+            _say(answers, {"id": asked["id"], **found})
+        except (TypeError, ValueError) as error:  # a metric that JSON does not have
+            _say(answers, {"id": asked["id"], "problem": _problem(type(error).__name__, error)})
 
     async with env.serving():
         _say(answers, {"tasks": [{"id": _id(task), "digest": task.hash} for task in tasks]})
-        while line := await loop.run_in_executor(None, sys.stdin.readline):
+        while line := await loop.run_in_executor(None, requests.readline):
             task = loop.create_task(answer(json.loads(line)))
             playing.add(task)
             task.add_done_callback(playing.discard)
@@ -237,21 +241,25 @@ async def serve(env: Any, tasks: Sequence[Any], answers: TextIO) -> None:
 
 
 def _say(answers: TextIO, said: Mapping[str, Any]) -> None:
-    answers.write(json.dumps(said) + "\n")
+    line = json.dumps(said) + "\n"
+    if os.getpid() != _OWNER:
+        os._exit(0)  # what was played has forked, and its child came back too: one of them answers
+    answers.write(line)
     answers.flush()
 
 
 def main() -> None:
     """Load what the first line asks for, and serve."""
-    # What an environment prints must not mix with the answers.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    # What an environment prints must not mix with the answers, nor may its tools read what is asked.
+    requests, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     os.environ["PATH"] = os.pathsep.join(
         [os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)]
     )
     try:
-        env, tasks = loaded(json.loads(sys.stdin.readline()))
-        asyncio.run(serve(env, tasks, answers))
+        env, tasks = loaded(json.loads(requests.readline()))
+        asyncio.run(serve(env, tasks, requests, answers))
     except UnusableError as error:
         text, hint = error.args
         _say(answers, {"problem": text, "hint": hint})

@@ -18,9 +18,10 @@ from explorer_hooks.hooks.adapters import BaseCheck, require_adapter
 from explorer_hooks.hooks.http_engine import require_files
 from explorer_hooks.hooks.http_settings import ServerHook
 from explorer_hooks.hooks.settings import HookSettings
+from explorer_hooks.hooks.start_check import StartModel, start_model_of
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 from syncd.protocol.version import Pair
-from syncd.transports.base import WeightDirectory
+from syncd.transports.base import WeightDirectory, WeightTensors
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LABEL = re.compile(r"(\d{1,16})\.(\d{1,16})(?:\.[0-9a-f]{16})?", re.ASCII)
@@ -51,6 +52,7 @@ class AdapterServerHook(ServerHook):
     def __init__(self, options: HookOptions) -> None:
         super().__init__(options)
         self._base = BaseCheck(self._base_directory)
+        self._starts: dict[str, StartModel | None] = {}
         self._loading: str | None = None
         self._superseded: dict[str, float] = {}
 
@@ -87,6 +89,15 @@ class AdapterServerHook(ServerHook):
     def _started_from(self) -> str:
         """Return the model that the server was started with as the server names it, empty if it does not."""
 
+    def adapter_kind(self, target: WeightDirectory | WeightTensors | None) -> str:
+        """Return rank and layers of an adapter."""
+        if not isinstance(target, WeightDirectory):
+            return "no adapter"
+        config = require_adapter(target)
+        layers = config.get("target_modules")
+        shown = sorted(map(str, layers)) if isinstance(layers, list) else layers
+        return f"adapter of rank {config.get('r')} for {shown}"
+
     def adapter_name(self, target: WeightDirectory) -> str:
         """Return the name under which requests use a version."""
         return self.name_of(target.label)
@@ -115,15 +126,19 @@ class AdapterServerHook(ServerHook):
         self._post_load(name, path)
 
     def commit(self, target: WeightDirectory) -> None:
-        """Check that the engine lists the adapter, and unload those that are no longer used."""
+        """Check that the engine lists the adapter; older ones stay until it is proven."""
         name = self.adapter_name(target)
         listed = self._versions()
         if name not in listed:
             problem = f"{self.product} loaded {name} and does not list it"
             raise LoadFailedError(problem, path=self._server.address, hint=self.log)
         self._withdraw(listed, target)
-        self._retire(listed, target.version.pair)
         self._loading = None
+
+    def settle(self, target: WeightDirectory) -> None:
+        """Unload adapters before this one that are no longer used."""
+        with contextlib.suppress(EngineUnreachableError):
+            self._retire(self._versions(), target.version.pair)
 
     def current_version(self) -> Running:
         """Return the newest adapter that the engine lists. Nothing is ever paused."""
@@ -158,13 +173,12 @@ class AdapterServerHook(ServerHook):
         if not surplus:
             return
         used = self._used()
-        # The next commit tries again: an old adapter too many does no harm to the new one.
-        with contextlib.suppress(EngineUnreachableError):
-            for name in surplus:
-                idle = now - self._superseded[name] >= self._drain if used is None else name not in used
-                if idle:
-                    with contextlib.suppress(LoadFailedError):
-                        self._unload(name)
+        # The next version tries again: an old adapter too many does no harm to the new one.
+        for name in surplus:
+            idle = now - self._superseded[name] >= self._drain if used is None else name not in used
+            if idle:
+                with contextlib.suppress(LoadFailedError):
+                    self._unload(name)
 
     def _versions(self) -> dict[str, Pair]:
         """Return the adapters that this hook names, those of earlier releases too, by name."""
@@ -191,6 +205,13 @@ class AdapterServerHook(ServerHook):
     def _base_name(self) -> str:
         """Return the directory on this host, or the name, of the model that the server was started with."""
         return self._named_base or self._paths.here(self._started_from())
+
+    def _start_model(self) -> StartModel | None:
+        """Return the model that the server was started with, None if this host cannot read it."""
+        name = self._base_name()
+        if name not in self._starts:
+            self._starts[name] = start_model_of(name) if name else None
+        return self._starts[name]
 
     def _base_directory(self) -> str:
         """Return the directory of the model that the server was started with, empty if it cannot be read here."""

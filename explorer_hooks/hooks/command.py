@@ -3,6 +3,7 @@
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
 
@@ -16,6 +17,7 @@ from syncd.errors import (
     EngineUnreachableError,
     LoadFailedError,
     RefusedError,
+    plain,
     storage_errors,
 )
 from syncd.protocol.disk import MISSING
@@ -106,6 +108,7 @@ class CommandHook(PhaseHook):
             argv, {f"SYNCD_{name.upper()}": value for name, value in values.items()}, self._timeout
         )
         if finished.code == 0:
+            _show(finished)
             return
         message = f"{self._argv[0]} for {phase} of {target.label} {ending(finished, self._timeout)}"
         if finished.code in _NOT_NOW or (finished.code is None and phase == "prepare"):
@@ -122,6 +125,13 @@ class CommandHook(PhaseHook):
             return
         with storage_errors(self._file):
             LocalDisk().replace(self._file, encode({"label": label}))
+
+
+def _show(finished: CommandEnd) -> None:
+    """Print what the program printed, each stream to its own."""
+    for text, stream in ((finished.out, sys.stdout), (finished.err, sys.stderr)):
+        for line in text.splitlines():
+            print(plain(line), file=stream, flush=True)
 
 
 def _read_label(path: str | None) -> str | None:

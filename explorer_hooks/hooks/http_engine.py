@@ -22,6 +22,7 @@ from explorer_hooks.hooks.settings import HookSettings
 from explorer_hooks.hooks.start_check import CHECKS, StartModel, require_same_model, start_model_of
 from syncd.client.client import Client
 from syncd.errors import (
+    DOCS,
     ConfigError,
     EngineDeadError,
     EngineUnreachableError,
@@ -66,7 +67,6 @@ class HttpEngineHook(RestartableHook, TensorHook):
     """The oldest release that the hook supports."""
     push: ClassVar[str]
     """What sends weights from this process's memory to the engine; loaded only then, because it needs torch."""
-    health_path: ClassVar[str]
     version_path: ClassVar[str]
 
     def __init__(self, options: HookOptions) -> None:
@@ -115,10 +115,15 @@ class HttpEngineHook(RestartableHook, TensorHook):
     def _resume(self) -> None:
         """Have the engine work again."""
 
+    def _cannot_reload(self) -> str:
+        """Return the flag of the engine with which it reads weights again wrongly, empty if it has none."""
+        return ""
+
     def prepare(self, target: WeightDirectory) -> None:
         """Check the kind, the files, the engine and the model that it was started from."""
         require_files(self, target)
         self._check_engine()
+        self._require_reloads()
         if self._start_check != "off":
             self._check_start(target)
 
@@ -158,6 +163,7 @@ class HttpEngineHook(RestartableHook, TensorHook):
         here = self._paths.here(directory) if directory else ""
         if not os.path.isdir(here):
             return False
+        self._require_reloads()
         self._hold()
         self._touched = True
         self._reload(here, UNTOLD)
@@ -172,7 +178,10 @@ class HttpEngineHook(RestartableHook, TensorHook):
             return "torch is not installed"
         if "nccl" in self._ways and not resolve_name("torch.cuda:is_available")():
             return "push=nccl needs a GPU of this process, which no worker of the engine has"
-        return "" if self._address else "the engine is on another host, or broadcast=false"
+        if not self._address:
+            return "the engine is on another host, or broadcast=false"
+        flag = self._cannot_reload()
+        return f"{self.product} was started with {flag}" if flag else ""
 
     def receive_context(self, client: Client, stop: Callable[[], bool]) -> ReceiveContext:
         """Return a context without parameters: the receiver keeps the weights in memory that it may share."""
@@ -252,6 +261,20 @@ class HttpEngineHook(RestartableHook, TensorHook):
                 path=self._server.address,
                 hint=f"pip install '{self.name}>={oldest}'",
             )
+
+    def _require_reloads(self) -> None:
+        """Return if the engine reads weights again rightly, or never does.
+
+        Raises:
+            ConfigError: It has a flag with which it does not.
+        """
+        flag = "" if self.is_restarted else self._cannot_reload()
+        if flag:
+            problem = (
+                f"{self.product} was started with {flag}, with which it reads new weights into wrong places"
+            )
+            hint = f"start it without {flag}, or use reload=restart: {DOCS}/engines-vllm-sglang.md#eplb"
+            raise ConfigError(problem, path=self._server.address, hint=hint)
 
     def _restart_hint(self) -> str:
         return f"restart the {self.product} server; it is loaded with the newest version before it takes work"

@@ -1,9 +1,12 @@
 """Settings and helpers that all hooks of engines behind HTTP share."""
 
+import hashlib
 import ipaddress
+import json
 import os
 import re
 from abc import abstractmethod
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
@@ -11,9 +14,11 @@ from explorer_hooks.hook import HookOptions, ProbingHook
 from explorer_hooks.hooks.phases import restoring
 from explorer_hooks.hooks.settings import HookSettings
 from explorer_hooks.http_client import HttpClient, is_loopback
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, EngineUnreachableError
 
 LOOPBACK = "127.0.0.1"
+
+_UNAVAILABLE = 503
 
 
 class PathMap:
@@ -54,6 +59,7 @@ class ServerHook(ProbingHook):
     """
 
     default_address: ClassVar[str]
+    health_path: ClassVar[str] = "/health"
     missing: ClassVar[str]
     """The hint if the server does not know a path."""
 
@@ -83,6 +89,24 @@ class ServerHook(ProbingHook):
     def _restoring(self, label: str, hint: str) -> AbstractContextManager[None]:
         """Restore the engine to a version in the block, which raises `EngineDeadError` if it fails."""
         return restoring(f"the engine cannot be restored to {label}", hint, self._server.address)
+
+    def has_ended(self) -> bool | None:
+        """Return whether nobody listens at the address any more, or the server says that its engine is dead."""
+        try:
+            return self._server.get_any(self.health_path).status == _UNAVAILABLE
+        except EngineUnreachableError as error:
+            return isinstance(error.__cause__, ConnectionRefusedError)
+        except ConfigError:
+            return False
+
+    @abstractmethod
+    def engine_kind(self) -> str:
+        """Return the engine's product and release, and those of its flags that it tells of."""
+
+    def _kind_of(self, product: str, version: object, flags: Mapping[str, object]) -> str:
+        """Return a kind of engine by flags that a restart does not change."""
+        text = json.dumps(flags, sort_keys=True, default=str)
+        return f"{product} {version}, flags {hashlib.sha256(text.encode()).hexdigest()[:12] if flags else 'unknown'}"
 
     @abstractmethod
     def _configure(self, settings: HookSettings) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 
 from explorer_hooks.hook import ProbeAnswer
 from explorer_hooks.hooks.adapter_server import AdapterServerHook
-from explorer_hooks.hooks.probing import CompletionsProbe, each_replica
+from explorer_hooks.hooks.adapter_shapes import layers_of, require_shapes
+from explorer_hooks.hooks.probing import AdapterCompletionsProbe, each_replica
+from explorer_hooks.hooks.vllm import release_and_flags
 from explorer_hooks.http_client import HttpClient
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 from syncd.transports.base import WeightDirectory, WeightTensors
@@ -43,11 +45,17 @@ class LoraHook(AdapterServerHook):
         """Ask each replica under the adapter's name; vLLM's cache keeps names apart, so it needs no check."""
         name = self.adapter_name(target) if isinstance(target, WeightDirectory) else None
         servers = each_replica(self._server, replicas_in(_metrics(self._server)))
-        first, *others = [ProbeAnswer(CompletionsProbe(one, name).log_probs(tokens)) for one in servers]
+        first, *others = [
+            ProbeAnswer(AdapterCompletionsProbe(one, name).log_probs(tokens)) for one in servers
+        ]
         return first._replace(others=tuple(others))
 
+    def engine_kind(self) -> str:
+        """Return release and flags; it tells of those in development mode alone."""
+        return self._kind_of(self.product, *release_and_flags(self._server))
+
     def _require_loadable(self, target: WeightDirectory, config: Mapping[str, Any]) -> None:
-        del target, config  # vLLM itself compares them with the model
+        require_shapes(target, config, layers_of(target), self._start_model())
         # A request that names no adapter: a server that can load adapters refuses it, others do not know the path.
         self._server.post_any(_LOAD, {"lora_name": "", "lora_path": ""})
 

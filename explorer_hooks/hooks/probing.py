@@ -8,6 +8,7 @@ and values of other weights.
 """
 
 import itertools
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 from explorer_hooks.hook import ProbeAnswer
 from explorer_hooks.hooks.answers import listed, log_prob, member, typed
 from explorer_hooks.http_client import HttpClient
-from syncd.errors import ConfigError, LoadFailedError
+from syncd.errors import LoadFailedError
 
 Rows = Sequence[Sequence[int]]
 """Sequences of token ids."""
@@ -37,7 +38,10 @@ _DTYPES = {
     "bfloat16": "bfloat16",
     "float16": "float16",
     "half": "float16",
+    "bf16": "bfloat16",
 }
+_MOST_IDS = 128
+"""The most tokens whose log-probs vLLM gives at one position."""
 
 
 class NextToken(NamedTuple):
@@ -77,8 +81,15 @@ class ServerProbe(ABC):
         if not prompt:
             return ProbeAnswer(self.log_probs(tokens))
         chosen = self.next_token(prompt)
-        *answers, long = self.log_probs([*tokens, [*prompt, chosen.token]])
-        return ProbeAnswer(tuple(answers), long[-1], chosen.logprob)
+        logprobs, fresh = self._fresh(tokens, prompt, chosen.token)
+        return ProbeAnswer(logprobs, fresh, chosen.logprob)
+
+    def _fresh(
+        self, tokens: Rows, prompt: Sequence[int], token: int
+    ) -> tuple[tuple[tuple[float, ...], ...], float]:
+        """Return the log-probs of rows, and that of a token after a prompt, computed without the prefix cache."""
+        *answers, long = self.log_probs([*tokens, [*prompt, token]])
+        return tuple(answers), long[-1]
 
     def _long_prompt(self, tokens: Rows) -> list[int]:
         """Return a prompt of more than a block, none if the model cannot read one."""
@@ -107,11 +118,8 @@ class CompletionsProbe(ServerProbe):
         """Return the log-probs of prompts. vLLM reads no cache for a request that asks for them."""
         answer = self._ask([list(row) for row in rows], prompt_logprobs=0)
         with understood(self._server, self._path):
-            choices = listed(answer, "choices", len(rows))
-            indices = [member(choice, "index", int) for choice in choices]
-            if sorted(indices) != list(range(len(rows))):
-                raise ValueError(f"choices {indices}")
-            return tuple(_row_of_choice(choices[indices.index(at)], row) for at, row in enumerate(rows))
+            pairs = zip(_choices(answer, len(rows)), rows, strict=True)
+            return tuple(_row_of_choice(choice, row) for choice, row in pairs)
 
     def next_token(self, prompt: Sequence[int]) -> NextToken:
         """Return the next token of a completion."""
@@ -125,6 +133,40 @@ class CompletionsProbe(ServerProbe):
     def _ask(self, prompt: list[Any], **more: object) -> dict[str, Any]:
         body = {**self._model, "prompt": prompt, "max_tokens": 1, **_GREEDY, **more}
         return self._server.post(self._path, body, hint=f"see the log of the vLLM server; {SWITCH_OFF}")
+
+
+class AdapterCompletionsProbe(CompletionsProbe):
+    """Asks a vLLM that was started with `--enable-lora`, for the model itself or for an adapter.
+
+    Where its model's head can have an adapter (Llama, Mistral, Qwen3 and others), vLLM 0.32.0 ends at a request for
+    the log-probs of a prompt: it applies the head's adapter, which may be none, to one row for each request, and gets
+    one for each token. So each token is asked for as the next one of the tokens before it.
+    """
+
+    def log_probs(self, rows: Rows) -> tuple[tuple[float, ...], ...]:
+        """Return the log-probs of the tokens that follow each beginning of each row."""
+        asked = [(row[:at], row[at]) for row in rows for at in range(1, len(row))]
+        parts = [asked[at : at + _MOST_IDS] for at in range(0, len(asked), _MOST_IDS)]
+        found = itertools.chain.from_iterable(map(self._following, parts))
+        return tuple(tuple(itertools.islice(found, len(row) - 1)) for row in rows)
+
+    def _fresh(
+        self, tokens: Rows, prompt: Sequence[int], token: int
+    ) -> tuple[tuple[tuple[float, ...], ...], float]:
+        return self.log_probs(tokens), self._following([(prompt, token)])[0]
+
+    def _following(self, asked: Sequence[tuple[Sequence[int], int]]) -> list[float]:
+        """Return the log-prob of each token after the tokens before it, computed without what the cache has."""
+        answer = self._ask(
+            [list(before) for before, _ in asked],
+            logprobs=1,
+            logprob_token_ids=sorted({token for _, token in asked}),
+            return_tokens_as_token_ids=True,
+            cache_salt=uuid.uuid4().hex,
+        )
+        with understood(self._server, self._path):
+            pairs = zip(_choices(answer, len(asked)), asked, strict=True)
+            return [_following(choice, token) for choice, (_, token) in pairs]
 
 
 class GenerateProbe(ServerProbe):
@@ -187,11 +229,10 @@ def longest_sequence(server: HttpClient) -> int | None:
 
     Raises:
         EngineUnreachableError: It does not answer.
+        ConfigError: It refuses the token, or redirects.
     """
-    try:
-        cards = server.get_json("/v1/models").get("data")
-    except ConfigError:
-        return None
+    reply = server.get_any("/v1/models")
+    cards = (reply.document or {}).get("data") if not reply.is_error else None
     lengths = (
         [card.get("max_model_len") for card in cards if isinstance(card, dict)]
         if isinstance(cards, list)
@@ -210,6 +251,20 @@ def each_replica(server: HttpClient, replicas: int) -> list[HttpClient]:
 def dtype_word(found: object) -> str | None:
     """Return the dtype that an engine names, by its name in torch; None if it is none."""
     return _DTYPES.get(str(found).removeprefix("torch."))
+
+
+def rounding_flags(dtype: object, quantization: object, cache: object) -> str:
+    """Return the flags by which an engine rounds further than its dtype does, empty if there are none.
+
+    Args:
+        dtype: The dtype of its model as it names it.
+        quantization: How its weights are quantised, None if they are not.
+        cache: The dtype of its keys and values as it names it; None, or `auto`: that of the model.
+    """
+    flags = [f"--quantization {quantization}"] if quantization else []
+    if cache not in (None, "auto") and dtype_word(cache) != dtype_word(dtype):
+        flags.append(f"--kv-cache-dtype {cache}")
+    return " ".join(flags)
 
 
 def require_known_tokens(tokens: Rows, vocabulary: int | None) -> None:
@@ -243,6 +298,21 @@ def understood(server: HttpClient, path: str) -> Iterator[None]:
             path=server.address,
             hint=SWITCH_OFF,
         ) from error
+
+
+def _choices(answer: object, count: int) -> list[object]:
+    """Return vLLM's answers to so many prompts, in the order of the prompts."""
+    choices = listed(answer, "choices", count)
+    indices = [member(choice, "index", int) for choice in choices]
+    if sorted(indices) != list(range(count)):
+        raise ValueError(f"choices {indices}")
+    return [choices[indices.index(at)] for at in range(count)]
+
+
+def _following(choice: object, token: int) -> float:
+    """Return the log-prob of one token in what vLLM says of several that may follow a prompt."""
+    (position,) = listed(member(choice, "logprobs", dict), "top_logprobs", 1)
+    return log_prob(member(position, f"token_id:{token}", object))
 
 
 def _row_of_choice(choice: object, row: Sequence[int]) -> tuple[float, ...]:

@@ -41,16 +41,21 @@ def run(
     environment: Mapping[str, str],
     timeout: float,
     stop: Callable[[], bool] = lambda: False,
+    *,
+    inherited: Mapping[str, str] = os.environ,
+    told: bytes = b"",
 ) -> CommandEnd:
     """Run a command in a new process group, which is killed if the command times out.
 
-    Processes that it leaves behind keep running if it ends in time. Its input is empty.
+    Processes that it leaves behind keep running if it ends in time.
 
     Args:
         argv: Program and arguments.
-        environment: Variables to add to those of this process.
+        environment: Variables to add to those that it inherits.
         timeout: Seconds.
         stop: Polled; once it returns true, the command counts as timed out.
+        inherited: Variables that it inherits; all of this process unless given.
+        told: What it may read from its standard input.
 
     Raises:
         EngineUnreachableError: It cannot be started.
@@ -58,21 +63,21 @@ def run(
     try:
         process = subprocess.Popen(  # noqa: S603 - the user's own command is what it is for
             argv,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if told else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **environment},
+            env={**inherited, **environment},
             start_new_session=True,
         )
     except (OSError, ValueError) as error:
         raise EngineUnreachableError(f"cannot start {argv[0]}: {error}") from error
     ended = False
     try:
-        tails, ended = _follow(process, time.monotonic() + timeout, stop)
+        tails, ended = _follow(process, time.monotonic() + timeout, stop, memoryview(told))
     finally:
         if not ended:
-            _kill(process)
-        for stream in (process.stdout, process.stderr):
+            kill_group(process)
+        for stream in (process.stdin, process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
     return CommandEnd(
@@ -81,18 +86,29 @@ def run(
 
 
 def _follow(
-    process: "subprocess.Popen[bytes]", deadline: float, stop: Callable[[], bool]
+    process: "subprocess.Popen[bytes]", deadline: float, stop: Callable[[], bool], told: memoryview
 ) -> tuple[tuple[bytearray, bytearray], bool]:
-    """Read a command's output until it has ended, or times out; return the output and whether it has ended."""
+    """Read a command's output until it has ended, or times out; return the output and whether it has ended.
+
+    Its input is written as it takes it.
+    """
     tails, ended = (bytearray(), bytearray()), False
-    with selectors.DefaultSelector() as selector, _end_of(process) as end:
+    with selectors.DefaultSelector() as selector, end_of(process) as end:
         for stream, tail in zip((process.stdout, process.stderr), tails, strict=True):
             assert stream is not None
             selector.register(stream, selectors.EVENT_READ, tail)
         selector.register(end, selectors.EVENT_READ)
+        if process.stdin is not None:
+            os.set_blocking(process.stdin.fileno(), False)
+            selector.register(process.stdin, selectors.EVENT_WRITE)
         while selector.get_map() and (left := deadline - time.monotonic()) > 0 and not stop():
             for key, _ in selector.select(min(left, _LOOK)):
-                if key.data is None:
+                if key.fileobj is process.stdin:
+                    told = told[_written(key.fd, told) :]
+                    if not told:
+                        selector.unregister(process.stdin)
+                        process.stdin.close()
+                elif key.data is None:
                     process.wait()
                     ended, deadline = True, min(deadline, time.monotonic() + _AFTER)
                     selector.unregister(key.fileobj)
@@ -104,8 +120,18 @@ def _follow(
     return tails, ended
 
 
+def _written(descriptor: int, told: memoryview) -> int:
+    """Write a part of a command's input; return how much of it is done: all if the command does not read it."""
+    try:
+        return os.write(descriptor, told[:_PIECE])
+    except BlockingIOError:
+        return 0
+    except BrokenPipeError:
+        return len(told)
+
+
 @contextlib.contextmanager
-def _end_of(process: "subprocess.Popen[bytes]") -> Iterator[int]:
+def end_of(process: "subprocess.Popen[bytes]") -> Iterator[int]:
     """Yield a descriptor that becomes readable when the process ends."""
     descriptor = os.pidfd_open(process.pid)
     try:
@@ -114,12 +140,17 @@ def _end_of(process: "subprocess.Popen[bytes]") -> Iterator[int]:
         os.close(descriptor)
 
 
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """Send SIGTERM to the group, and SIGKILL after `GRACE` seconds or once its leader has ended."""
-    with _end_of(process) as end:
+def kill_group(process: "subprocess.Popen[bytes]") -> None:
+    """Send SIGTERM to the group of a process that nobody has waited for, and SIGKILL once its leader has ended.
+
+    The leader has `GRACE` seconds to end.
+    """
+    with end_of(process) as end:
         # The leader was not reaped yet, so its process id cannot belong to another group.
         _signal(process, signal.SIGTERM)
-        select.select([end], [], [], GRACE)
+        ended = select.poll()  # `select` would not take a number of a file from 1024 on
+        ended.register(end, select.POLLIN)
+        ended.poll(1000 * GRACE)
         _signal(process, signal.SIGKILL)
     with contextlib.suppress(
         subprocess.TimeoutExpired

@@ -44,6 +44,9 @@ _TICK = 0.25
 class RestartableHook(ServerHook):
     """A hook for a server that can be started on a version in the place of a reload."""
 
+    is_restarted = False
+    """Whether the server is started on each version, so that it never reads weights again."""
+
     @classmethod
     def from_options(cls, options: HookOptions) -> ProbingHook:
         """Return a hook for the server at the address; with `reload=restart`, one that owns the server."""
@@ -153,6 +156,7 @@ class RestartingHook(ProbingHook):
                 f"a server at {host} cannot be started from here", hint="--hook vllm=http://127.0.0.1:8000"
             )
         self._inner, self.options, self._host, self._port = inner, options, host, port
+        inner.is_restarted = True
         self.probes = inner.probes
         self._process = ServerProcess(options.stop_timeout, options.log)
         self._lock = threading.Lock()
@@ -206,6 +210,18 @@ class RestartingHook(ProbingHook):
     def dtype(self) -> str | None:
         """Ask the server."""
         return self._inner.dtype()
+
+    def has_ended(self) -> bool | None:
+        """Return whether the server is not there any more."""
+        return not self._process.is_running or self._inner.has_ended()
+
+    def engine_kind(self) -> str:
+        """Ask the server."""
+        return self._inner.engine_kind()
+
+    def rounding(self) -> str:
+        """Ask the server."""
+        return self._inner.rounding()
 
     def current_version(self) -> Running:
         """Return what the server runs; start one if there is none. Any thread may call this."""

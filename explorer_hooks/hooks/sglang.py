@@ -4,19 +4,26 @@ A truncated shard or a tensor of another shape ends the whole SGLang server: aft
 directory once more. So every version is checked before it reaches the server.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from explorer_hooks.hook import Checksums, Running, UntouchedError
 from explorer_hooks.hooks.answers import positive
 from explorer_hooks.hooks.checksums import sglang_checksums
 from explorer_hooks.hooks.http_engine import HttpEngineHook
-from explorer_hooks.hooks.probing import GenerateProbe, dtype_word
+from explorer_hooks.hooks.probing import GenerateProbe, dtype_word, rounding_flags
 from explorer_hooks.hooks.settings import HookSettings
+from explorer_hooks.http_client import HttpClient
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 
 _LOG = "see the log of the SGLang server"
 _BEFORE_THE_FIRST_TENSOR = ("Failed to get weights iterator", "Failed to get model loader")
 _OK, _UNAVAILABLE = 200, 503
+_FLAGS = (
+    "dtype", "quantization", "kv_cache_dtype", "context_length", "attention_backend", "sampling_backend", "tp_size",
+    "pp_size", "dp_size", "enable_lora", "max_lora_rank", "lora_backend", "lora_target_modules",
+    "speculative_algorithm", "disable_overlap_schedule", "disable_radix_cache", "disable_cuda_graph",
+)  # fmt: skip
+"""The flags that a kind of engine consists of, as `/server_info` has them."""
 
 
 class SGLangHook(HttpEngineHook):
@@ -57,9 +64,17 @@ class SGLangHook(HttpEngineHook):
         return self._running(label, paused=self._is_paused())
 
     def dtype(self) -> str | None:
-        """Return the dtype that the engine was started with; None for `auto`, or if it is quantised."""
+        """Return the dtype that the engine was started with; None for `auto`, or if it has another one too."""
+        return None if self.rounding() else dtype_word(self._server.get_json("/server_info").get("dtype"))
+
+    def rounding(self) -> str:
+        """Return the flags that quantise the model, or its keys and values."""
         info = self._server.get_json("/server_info")
-        return None if info.get("quantization") else dtype_word(info.get("dtype"))
+        return rounding_flags(info.get("dtype"), info.get("quantization"), info.get("kv_cache_dtype"))
+
+    def engine_kind(self) -> str:
+        """Return release and flags."""
+        return self._kind_of(self.product, *release_and_flags(self._server))
 
     def checksums(self) -> Checksums | None:
         """Return the checksums that SGLang gives of parameters and buffers."""
@@ -118,3 +133,13 @@ class SGLangHook(HttpEngineHook):
     def _resume(self) -> None:
         self._server.post("/continue_generation", hint=_LOG)
         self._resumed_by_us = True
+
+
+def release_and_flags(server: HttpClient) -> tuple[object, Mapping[str, object]]:
+    """Return SGLang's release and those of its flags that a restart does not change.
+
+    Raises:
+        EngineUnreachableError: It does not answer.
+    """
+    info = server.get_json("/server_info")
+    return info.get("version"), {key: info.get(key) for key in _FLAGS}

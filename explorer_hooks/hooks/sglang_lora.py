@@ -8,12 +8,12 @@ use. A request that names an adapter which was unloaded has SGLang read its dire
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from explorer_hooks.hook import HookOptions, ProbeAnswer
+from explorer_hooks.hook import ProbeAnswer
 from explorer_hooks.hooks.adapter_layers import require_servable
 from explorer_hooks.hooks.adapter_server import AdapterServerHook
 from explorer_hooks.hooks.answers import positive
 from explorer_hooks.hooks.probing import GenerateProbe, require_known_tokens
-from explorer_hooks.hooks.start_check import StartModel, start_model_of
+from explorer_hooks.hooks.sglang import release_and_flags
 from explorer_hooks.http_client import Reply
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 from syncd.transports.base import WeightDirectory, WeightTensors
@@ -35,10 +35,6 @@ class SGLangLoraHook(AdapterServerHook):
     default_address = "http://127.0.0.1:30000"
     missing = "start SGLang with --enable-lora --max-lora-rank N --lora-target-modules NAME ..."
 
-    def __init__(self, options: HookOptions) -> None:
-        super().__init__(options)
-        self._starts: dict[str, StartModel | None] = {}
-
     def probe(
         self, target: WeightDirectory | WeightTensors | None, tokens: Sequence[Sequence[int]]
     ) -> ProbeAnswer:
@@ -47,6 +43,10 @@ class SGLangLoraHook(AdapterServerHook):
         start = self._start_model()
         require_known_tokens(tokens, start.vocabulary if start else None)
         return ProbeAnswer(GenerateProbe(self._server, adapter=name).log_probs(tokens))
+
+    def engine_kind(self) -> str:
+        """Return release and flags."""
+        return self._kind_of(self.product, *release_and_flags(self._server))
 
     def _require_loadable(self, target: WeightDirectory, config: Mapping[str, Any]) -> None:
         info = self._server.get_json("/server_info")
@@ -86,13 +86,6 @@ class SGLangLoraHook(AdapterServerHook):
     def _started_from(self) -> str:
         path = self._server.get_json("/model_info").get("model_path")
         return path if isinstance(path, str) else ""
-
-    def _start_model(self) -> StartModel | None:
-        """Return the model that the server was started with, None if this host cannot read it."""
-        name = self._base_name()
-        if name not in self._starts:
-            self._starts[name] = start_model_of(name) if name else None
-        return self._starts[name]
 
 
 def _message(reply: Reply) -> str:

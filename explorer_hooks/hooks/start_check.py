@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from syncd.errors import SyncdError
+from syncd.protocol.delta import read_weights_header
 from syncd.protocol.local_disk import LocalDisk
-from syncd.protocol.safetensors import read_header
 from syncd.safe_open import open_read
 from syncd.transports.tensors import SUFFIX, TensorMeta, Tensors, compare, in_both, require_fit, tensors_of
 
@@ -103,7 +103,7 @@ def start_model_of(name: str) -> StartModel | None:
     try:
         # In the hub's cache files are links.
         paths = [os.path.realpath(f"{directory}/{name}") for name in _shards(directory)]
-        tensors = tensors_of((read_header(LocalDisk(), path) for path in paths), repeated=True)
+        tensors = tensors_of((read_weights_header(LocalDisk(), path) for path in paths), repeated=True)
     except (OSError, SyncdError):
         return None
     return StartModel(tensors, _document(f"{directory}/config.json")) if tensors else None

@@ -10,10 +10,16 @@ from explorer_hooks.hook import Checksums, Running
 from explorer_hooks.hooks.answers import positive
 from explorer_hooks.hooks.checksums import vllm_checksums
 from explorer_hooks.hooks.http_engine import HttpEngineHook
-from explorer_hooks.hooks.probing import CompletionsProbe, dtype_word, each_replica
+from explorer_hooks.hooks.probing import (
+    AdapterCompletionsProbe,
+    CompletionsProbe,
+    dtype_word,
+    each_replica,
+    rounding_flags,
+)
 from explorer_hooks.hooks.settings import HookSettings
 from explorer_hooks.http_client import HttpClient
-from syncd.errors import EngineUnreachableError, LoadFailedError, SyncdError
+from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError
 
 BACKEND = "syncd"
 """The name of the engine's back end; `engine_push/vllm_backend.py` is the other end."""
@@ -21,6 +27,24 @@ BACKEND = "syncd"
 NO_BACKEND = 'vLLM was started without --weight-transfer-config \'{"backend": "syncd"}\''
 
 _LOG = "see the log of the vLLM server"
+
+_FLAGS = (
+    ("model_config", "dtype"),
+    ("model_config", "quantization"),
+    ("model_config", "enforce_eager"),
+    ("model_config", "max_model_len"),
+    ("cache_config", "cache_dtype"),
+    ("cache_config", "enable_prefix_caching"),
+    ("parallel_config", "tensor_parallel_size"),
+    ("parallel_config", "pipeline_parallel_size"),
+    ("parallel_config", "data_parallel_size"),
+    ("scheduler_config", "async_scheduling"),
+    ("lora_config", "max_lora_rank"),
+    ("lora_config", "max_loras"),
+    ("lora_config", "fully_sharded_loras"),
+)
+"""The flags that a kind of engine consists of, as `/server_info` has them; not the directory of its model, which a
+restart changes."""
 
 
 class VllmHook(HttpEngineHook):
@@ -47,7 +71,6 @@ class VllmHook(HttpEngineHook):
         self._mode = settings.choice("pause", "keep", ("keep", "wait", "abort"))
         self._clear_cache = settings.flag("clear_cache", default=True)
         self._reset_external = settings.flag("reset_external", default=False)
-        self._block_size: int | None = None
 
     def current_version(self) -> Running:
         """Return the label that the engine was given last and whether it is paused."""
@@ -60,24 +83,32 @@ class VllmHook(HttpEngineHook):
         return self._running(label, paused=paused)
 
     def dtype(self) -> str | None:
-        """Return the dtype of the model; None if it is quantised, so that it computes in another one too."""
-        model = self._config("model_config")
-        return None if model.get("quantization") else dtype_word(model.get("dtype"))
+        """Return the dtype of the model; None if the engine computes in another one too."""
+        config = _configuration(self._server)
+        return None if _rounding(config) else dtype_word(_part(config, "model_config").get("dtype"))
+
+    def rounding(self) -> str:
+        """Return the flags that quantise the model, or its keys and values."""
+        return _rounding(_configuration(self._server))
+
+    def engine_kind(self) -> str:
+        """Return release and flags."""
+        return self._kind_of(self.product, *release_and_flags(self._server))
 
     def checksums(self) -> Checksums | None:
         """Return the checksums that vLLM's development endpoint gives; none of parameters that its kernels packed."""
         return vllm_checksums(self._server)
 
-    def _server_probes(self) -> Sequence[CompletionsProbe]:
-        if self._block_size is None:
-            self._block_size = positive(self._config("cache_config").get("block_size"), 0)
-        servers = each_replica(self._server, _replicas(self._config("parallel_config")))
-        return [CompletionsProbe(server, block_size=self._block_size) for server in servers]
+    def _cannot_reload(self) -> str:
+        parallel = _part(_configuration(self._server), "parallel_config")
+        return "--enable-eplb" if parallel.get("enable_eplb") else ""
 
-    def _config(self, part: str) -> Mapping[str, Any]:
-        """Return a part of the engine's configuration, empty if it does not tell."""
-        found = _configuration(self._server).get(part)
-        return found if isinstance(found, Mapping) else {}
+    def _server_probes(self) -> Sequence[CompletionsProbe]:
+        config = _configuration(self._server)
+        block_size = positive(_part(config, "cache_config").get("block_size"), 0)
+        servers = each_replica(self._server, _replicas(_part(config, "parallel_config")))
+        kind = AdapterCompletionsProbe if _part(config, "lora_config") else CompletionsProbe
+        return [kind(server, block_size=block_size) for server in servers]
 
     def _started_from(self) -> str | None:
         models = self._server.get_json("/v1/models").get("data")
@@ -132,6 +163,31 @@ class VllmHook(HttpEngineHook):
 
     def _resume(self) -> None:
         self._server.post("/resume", hint=_LOG)
+
+
+def release_and_flags(server: HttpClient) -> tuple[object, Mapping[str, object]]:
+    """Return vLLM's release and those of its flags that a restart does not change; none without `/server_info`.
+
+    Raises:
+        EngineUnreachableError: It does not answer.
+    """
+    version = (server.get_any("/version").document or {}).get("version")
+    try:
+        config = _configuration(server)
+    except ConfigError:  # it was not started in development mode
+        return version, {}
+    return version, {f"{part}.{key}": _part(config, part).get(key) for part, key in _FLAGS}
+
+
+def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a part of an engine's configuration, empty if it does not tell."""
+    found = config.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _rounding(config: Mapping[str, Any]) -> str:
+    model, cache = _part(config, "model_config"), _part(config, "cache_config")
+    return rounding_flags(model.get("dtype"), model.get("quantization"), cache.get("cache_dtype"))
 
 
 def _replicas(parallel: Mapping[str, Any]) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 from explorer_hooks.tasks.section import TaskSetSection
 from explorer_hooks.tasks.task import Task, plain
 from syncd.errors import ConfigError
+from syncd.extras import install_command
 from syncd.jobfile.problems import nearest
 from syncd.protocol.digest import hasher
 
@@ -105,6 +106,6 @@ def _library() -> Any:
             warnings.simplefilter("ignore")  # of the parser, about packages that it needs
             import reasoning_gym  # noqa: PLC0415 - seconds, and not everybody has it
     except ImportError as error:
-        hint = "pip install 'syncd[tasks]'"
+        hint = install_command("tasks")
         raise ConfigError("tasks of reasoning_gym need it", path=GENERATOR, hint=hint) from error
     return reasoning_gym

@@ -8,6 +8,7 @@ from typing import Any
 from explorer_hooks.tasks.section import TaskSetSection
 from explorer_hooks.tasks.task import Columns, ReadTasks, Task, plain, task_of
 from syncd.errors import ConfigError
+from syncd.extras import install_command
 from syncd.protocol.digest import hasher
 
 _SPLIT = "train"
@@ -44,7 +45,7 @@ def _opened(source: str, split: str, subset: str) -> Any:
     try:
         import datasets  # noqa: PLC0415 - seconds, and not everybody has it
     except ImportError as error:
-        hint = "pip install 'syncd[tasks]'"
+        hint = install_command("tasks")
         raise ConfigError("tasks of a data set need datasets", path=source, hint=hint) from error
     datasets.disable_progress_bars()  # they would be drawn over the log
     try:

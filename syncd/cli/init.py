@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -76,6 +77,26 @@ def _checked_model(model: str) -> str:
     return path
 
 
+def _has_tied_head(model: str) -> bool:
+    """Return whether config.json says that the head is the embedding, for the whole model or for its text part."""
+    with open(f"{model}/config.json", encoding="utf-8") as file, suppress(ValueError):
+        config = json.load(file)
+        parts = [config, config.get("text_config")] if isinstance(config, dict) else []
+        return any(part.get("tie_word_embeddings") is True for part in parts if isinstance(part, dict))
+    return False
+
+
+def _warn_of_tied_head() -> None:
+    click.echo(
+        "warning: the head of this model is tied to its embedding. vLLM 0.32.0 on CPUs kept the old head when it"
+        " reloaded weights; on GPUs nobody has tried it here. The first version shows it: its state is then `wrong`,"
+        " and the engine gets no work.\n"
+        'hint: reload = "restart" in [explorer.engine], or --engine sglang: '
+        f"{DOCS}/engines-vllm-sglang.md#the-matrix",
+        err=True,
+    )
+
+
 def _write(directory: str, files: dict[str, str]) -> None:
     """Write files and an empty job into a directory; write nothing if one of them is there.
 
@@ -128,13 +149,16 @@ def init(directory: str, recipe: str, engine: str | None, model: str) -> None:
 
     \b
     Examples:
-      syncd init /ckpt/first --model /models/Qwen3-0.6B
-      syncd init /ckpt/tuned --model /models/Qwen3-0.6B --recipe sft
-      syncd init /ckpt/small --model /models/Qwen3-0.6B --recipe lora --engine sglang
+      syncd init /ckpt/first --model /models/Qwen3-8B
+      syncd init /ckpt/tuned --model /models/Qwen3-8B --recipe sft
+      syncd init /ckpt/small --model /models/Qwen3-8B --recipe lora --engine sglang
     """
     chosen = _checked_engine(recipe, engine)
-    files = job_files(recipe, chosen, _checked_model(model))
+    path = _checked_model(model)
+    files = job_files(recipe, chosen, path)
     _write(os.path.abspath(directory), files)
     for name in files:
         click.echo(os.path.join(directory, name))
+    if chosen == "vllm" and recipe != "lora" and _has_tied_head(path):
+        _warn_of_tied_head()
     click.echo("\n".join(["next:", *(f"  {command}" for command in next_commands(directory, chosen))]))

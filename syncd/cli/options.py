@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import os
 import signal
-import stat
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -14,9 +13,11 @@ import click
 from syncd.config import CHOICES, DaemonConfig, check_value, load
 from syncd.console import UncheckedPath
 from syncd.errors import ConfigError, JobMissingError, UsageError
+from syncd.extras import install_command
 from syncd.protocol.layout import CONFIG, Job, job_disk, parse_step_name
 from syncd.protocol.owner import check_owner, is_own
 from syncd.protocol.permissions import modes_of
+from syncd.protocol.trust import weak_level
 from syncd.stall.calls import PendingCalls, tracked
 from syncd.stall.verbs import pending_calls
 
@@ -116,7 +117,7 @@ def delta_tool(name: str) -> Any:
 
     found = next(iter(entry_points(group="syncd.delta", name=name)), None)
     if found is None:
-        raise ConfigError("this installation reads no deltas", hint="pip install 'syncd[delta]'")
+        raise ConfigError("this installation reads no deltas", hint=install_command("delta"))
     return found.load()
 
 
@@ -211,15 +212,10 @@ def read_config(job: Job, given: Mapping[str, Any]) -> DaemonConfig:
     named = values.pop("config", None)
     kept = f"{job.root}/{CONFIG}"
     with pending_calls()("read", named or kept):
-        if named is None and os.path.exists(kept):
-            return load(kept, values, trusted=_is_own(kept), kept=True)
+        # A link that leads nowhere is refused: what policy it names is not known.
+        if named is None and os.path.lexists(kept):
+            return load(kept, values, trusted=os.path.exists(kept) and weak_level(kept) is None, kept=True)
         return load(named, values)
-
-
-def _is_own(path: str) -> bool:
-    """Return whether only this user and root can have written a file."""
-    found = os.stat(path)
-    return found.st_uid in (os.geteuid(), 0) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def with_policy(job: Job, config: DaemonConfig) -> Job:

@@ -1,6 +1,7 @@
 """`syncd wait`: until there is a newer version, for shell scripts."""
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ import click
 
 from syncd.arguments import job_argument
 from syncd.cli import options
-from syncd.errors import CorruptDataError, ProtocolTooNewError, TimedOutError
+from syncd.errors import ConfigError, CorruptDataError, ProtocolTooNewError, TimedOutError, storage_error
 from syncd.protocol.layout import MAX_STEP, Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.version import Version, read_version
@@ -142,8 +143,10 @@ def _read(job: Job) -> tuple[Version | None, str]:
         return None, "no daemon has ever led this job"
     except ProtocolTooNewError:
         raise
-    except (CorruptDataError, OSError) as error:
+    except CorruptDataError as error:
         return None, str(error)
+    except OSError as error:
+        return None, str(storage_error(error, job.version))
 
 
 def _timed_out(than: NewerThan | None, timeout: float, why: str, path: str, hint: str) -> TimedOutError:
@@ -184,7 +187,22 @@ def _document(root: str, version: Version) -> dict[str, object]:
     }
 
 
+def _spelt(path: str) -> str:
+    """Return a path if the output can spell it: a script must not get another one.
+
+    Raises:
+        ConfigError: The encoding of the output lacks a character of it.
+    """
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        path.encode(encoding, "surrogateescape")
+    except UnicodeEncodeError:
+        message = f"the output's encoding, {encoding}, cannot spell the path of the version"
+        raise ConfigError(message, path=path, hint="export PYTHONIOENCODING=utf-8") from None
+    return path
+
+
 def _text(root: str, version: Version, shown: str) -> str:
     if shown == "path":
-        return _uri(version) if version.kind == "remote" else f"{root}/{version.path}"
+        return _spelt(_uri(version) if version.kind == "remote" else f"{root}/{version.path}")
     return str(version.step) if shown == "step" else f"{version.generation}.{version.step}"

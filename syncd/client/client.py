@@ -20,7 +20,7 @@ from syncd.client.sync_policy import NOTHING
 from syncd.client.wait import Pace, Poller, T
 from syncd.context import Closing
 from syncd.errors import UsageError, storage_errors
-from syncd.protocol.disk import Clock, Disk, exists
+from syncd.protocol.disk import Clock, Disk, exists, is_below
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.manifest import Manifest
@@ -72,7 +72,9 @@ class ClientOptions(TypedDict, total=False):
         disk: The file system.
         clock: This host's clock.
         ttl: Seconds of silence after which others count as dead.
-        fence: A directory through which steps are announced: a trainer that loses it can no longer announce.
+        fence: A directory through which steps are announced and the presence is written: a trainer that loses it can
+            do neither.
+        on_wait: Called at each poll of a wait with what it is for and its seconds; what it raises ends the wait.
     """
 
     state_dir: str | os.PathLike[str] | None
@@ -83,6 +85,7 @@ class ClientOptions(TypedDict, total=False):
     clock: Clock | None
     ttl: float
     fence: str
+    on_wait: Callable[[str, float], None] | None
 
 
 class Client(Closing):
@@ -142,14 +145,18 @@ class Client(Closing):
         job = Job.at(job_dir, options.get("state_dir"), options.get("disk"))
         clock, pace = options.get("clock") or SystemClock(), Pace(job.state, options.get("poll"))
         lookout = VersionLookout(job, clock) if pace.looks else None
-        poller = Poller(clock, pace, options.get("timeout", 3600.0), f"syncd watch {job.root}", lookout)
+        hint, timeout = f"syncd watch {job.root}", options.get("timeout", 3600.0)
+        poller = Poller(clock, pace, timeout, hint, lookout, options.get("on_wait"))
         with storage_errors(job.root):
             if not exists(job.disk, job.root):
                 raise missing_job(job.root)
             if not is_own(job):
                 check_owner(job)
-            own = None if role == "observer" else join(job, role, identity, poller)
-        client = cls(job, role, own, poller, options.get("ttl", TTL), options.get("fence", ""))
+            fence = options.get("fence", "")
+            # Nothing can be renamed from one file system to another.
+            near = fence if is_below(job.state, job.root) else ""
+            own = None if role == "observer" else join(job, role, identity, poller, near)
+        client = cls(job, role, own, poller, options.get("ttl", TTL), fence)
         client.beat()
         if options.get("heartbeat", True):
             client.start_heartbeat()
@@ -442,14 +449,19 @@ class Client(Closing):
     # --- wait --------------------------------------------------------------------------------------------------
 
     @guarded
-    def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
-        """Wait until a predicate returns something true, and return that.
+    def wait_for(
+        self,
+        predicate: Callable[[], T],
+        timeout: float | None = None,
+        what: str = "waiting for a condition",
+    ) -> T:
+        """Wait until a predicate returns something true, and return that; an error says what the wait was for.
 
         Raises:
             TimedOutError: It never did.
         """
         poll = lambda: (found,) if (found := predicate()) else None  # noqa: E731
-        return self.poller.until(poll, "waiting for a condition", timeout)[0]
+        return self.poller.until(poll, what, timeout)[0]
 
     def _require_publisher(self) -> None:
         if self.role == "explorer":

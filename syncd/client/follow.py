@@ -12,9 +12,11 @@ from syncd.client.sync_policy import NOTHING, is_new
 from syncd.client.wait import Poller
 from syncd.errors import CorruptDataError, JobMissingError, StorageError, TryAgainError, UsageError
 from syncd.protocol.disk import MISSING, exists, list_if_there
+from syncd.protocol.engine_state import engine_report_of
 from syncd.protocol.layout import ACTOR, Job, step_name
 from syncd.protocol.manifest import Manifest, read_manifest
 from syncd.protocol.presence import Presence
+from syncd.protocol.recent import RECENT, with_recent
 from syncd.protocol.round import AHEAD, UnpublishedStep
 from syncd.protocol.version import Pair, Version, read_version, read_version_or_none
 
@@ -305,6 +307,10 @@ class VersionFollower:
     def _publish_applied(self, pair: Pair | None, digest: str) -> None:
         own = self._require_own()
         info = {key: value for key, value in own.info.items() if key != AHEAD}
+        engine = engine_report_of(info)
+        state = engine.state.value if engine else None
+        if recent := with_recent(own.presence, pair, self._poller.clock.time(), state):
+            info[RECENT] = recent
         loading = None if own.presence.loading == pair else own.presence.loading
         own.change(applied=pair, applied_digest=digest, info=info, loading=loading)
         self.ahead = None

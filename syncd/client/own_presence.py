@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
-from syncd.client.peers import has_ended, is_here
+from syncd.client.peers import has_ended
 from syncd.client.wait import Poller
 from syncd.errors import (
     CorruptDataError,
@@ -39,7 +39,7 @@ from syncd.protocol.round import agreed_asks
 from syncd.protocol.version import Pair
 
 CLAIM = 3 * HEARTBEAT
-"""Seconds for which a presence of another host is watched before its identity counts as free."""
+"""Seconds for which a presence is watched before its identity counts as free."""
 
 _PUBLISHED = (
     "status",
@@ -65,6 +65,8 @@ class OwnPresence:
         identity: Its name.
         asked: The number that its asks continue from.
         status: What it publishes first; `STOPPED` for a process that takes no part in the job and only leases steps.
+        fence: A directory through which it is written, which whoever takes over from this process removes; empty for
+            none.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class OwnPresence:
         identity: str,
         asked: int = 0,
         status: RunningStatus = RunningStatus.RUNNING,
+        fence: str = "",
     ) -> None:
         info = {"process": asdict(Process.current())}
         self._wanted = Presence(
@@ -86,7 +89,7 @@ class OwnPresence:
             pid=os.getpid(),
             info=info,
         )
-        self._publisher = Publisher(disk, clock, directory, self._wanted)
+        self._publisher = Publisher(disk, clock, directory, self._wanted, fence)
         self._disk, self._clock, self.identity = disk, clock, identity
         self._path = path_of(directory, identity)
         self._lock = threading.RLock()
@@ -225,7 +228,7 @@ class OwnPresence:
                 return
             self.closed, self._base, self._asks = True, RunningStatus.STOPPED, 0
             self._leases.clear()
-            if not self._lost:
+            if not self._lost and not self._is_taken():
                 self.change(**last, leases=(), loading=None)
 
     def _status(self) -> RunningStatus:
@@ -233,6 +236,8 @@ class OwnPresence:
         return RunningStatus.REQUIRE_SYNC if asking else self._base
 
     def _write(self) -> None:
+        if self._clock.monotonic() - self._written >= CLAIM:
+            self._check_taken()  # silent for so long, this process may have lost its identity
         self._dirty = True
         with storage_errors(self._path):
             self._publisher.update(**{name: getattr(self._wanted, name) for name in _PUBLISHED})
@@ -241,14 +246,20 @@ class OwnPresence:
             self._error = None
 
     def _beat(self) -> None:
-        found = _read(self._disk, self._path)
-        if found is not None and found.incarnation != self._wanted.incarnation:
-            self._lost = True
-            raise _held(self.identity, self._path)
+        self._check_taken()
         self._write()
 
+    def _check_taken(self) -> None:
+        if self._is_taken():
+            self._lost = True
+            raise _held(self.identity, self._path)
 
-def join(job: Job, role: str, identity: str | None, poller: Poller) -> OwnPresence:
+    def _is_taken(self) -> bool:
+        found = _read(self._disk, self._path)
+        return found is not None and found.incarnation != self._wanted.incarnation
+
+
+def join(job: Job, role: str, identity: str | None, poller: Poller, fence: str = "") -> OwnPresence:
     """Claim an identity in a job and return its presence, published.
 
     Raises:
@@ -258,7 +269,7 @@ def join(job: Job, role: str, identity: str | None, poller: Poller) -> OwnPresen
     name = check_identity(identity or ("trainer" if role == "trainer" else _default_identity()))
     path = path_of(directory, name)
     before = _claim(job.disk, directory, name, poller)
-    own = OwnPresence(job.disk, poller.clock, directory, name, _last_ask(job, name, before))
+    own = OwnPresence(job.disk, poller.clock, directory, name, _last_ask(job, name, before), fence=fence)
     own.join()
     try:
         # If two processes claim a free name at once, the one whose file stays has it.
@@ -275,7 +286,8 @@ def join(job: Job, role: str, identity: str | None, poller: Poller) -> OwnPresen
 def _claim(disk: Disk, directory: str, identity: str, poller: Poller) -> Presence | None:
     """Return the presence that an earlier process of this identity has left, None if there is none.
 
-    A process of this host is known at once to be dead or alive; one of another host is watched for `CLAIM` seconds.
+    A process that has ended on this host is known at once to be dead; any other is watched until it beats, or for
+    `CLAIM` seconds: it may be stopped.
 
     Raises:
         UsageError: A living process holds the identity.
@@ -284,7 +296,7 @@ def _claim(disk: Disk, directory: str, identity: str, poller: Poller) -> Presenc
     before = now = _read(disk, path)
     end = poller.clock.monotonic() + CLAIM
     while now is not None and now.status is not RunningStatus.STOPPED and not has_ended(now):
-        if is_here(now) or before is None or (now.incarnation, now.beat) != (before.incarnation, before.beat):
+        if before is None or (now.incarnation, now.beat) != (before.incarnation, before.beat):
             raise _held(identity, path)
         if poller.clock.monotonic() >= end:
             break

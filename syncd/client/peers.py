@@ -115,6 +115,6 @@ def has_ended(presence: Presence) -> bool:
 
 
 def is_here(presence: Presence) -> bool:
-    """Return whether the process of a presence certainly lives on this host."""
+    """Return whether the process of a presence is on this host and has not ended; it may be stopped."""
     process = process_of(presence)
     return process is not None and process.is_here()

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from syncd.errors import CorruptDataError, TryAgainError, UsageError
+from syncd.protocol.delta import read_weights_header
 from syncd.protocol.digest import chunks
 from syncd.protocol.disk import Disk, FileStat
 from syncd.protocol.manifest import Manifest
@@ -22,7 +23,6 @@ from syncd.protocol.safetensors import (
     Header,
     encode_header,
     parse_header,
-    read_header,
     signature,
 )
 
@@ -180,7 +180,7 @@ def iterate_foreign_state(disk: Disk, paths: Sequence[str]) -> Iterator[tuple[st
 
 def read_foreign_headers(disk: Disk, paths: Sequence[str]) -> list[Header]:
     """Return the headers of files that have no manifest; each tensor is in one of them only."""
-    headers = [read_header(disk, path) for path in paths]
+    headers = [read_weights_header(disk, path) for path in paths]
     signature(headers)
     return headers
 
@@ -192,7 +192,7 @@ def _require_same(disk: Disk, path: str, before: FileStat) -> None:
 
 def read_headers(disk: Disk, step_path: str, manifest: Manifest) -> list[Header]:
     """Return the headers of a step's shards; each tensor is in one of them only."""
-    headers = [read_header(disk, f"{step_path}/{record.name}") for record in manifest.shards]
+    headers = [read_weights_header(disk, f"{step_path}/{record.name}") for record in manifest.shards]
     signature(headers)
     return headers
 

@@ -104,6 +104,7 @@ class Poller:
         timeout: Seconds that a wait lasts unless the caller says otherwise.
         hint: The command that an error of a timed out wait names.
         lookout: What ends a pause between two polls early.
+        on_wait: See `ClientOptions`.
     """
 
     def __init__(
@@ -113,8 +114,9 @@ class Poller:
         timeout: float,
         hint: str | None = None,
         lookout: VersionLookout | None = None,
+        on_wait: Callable[[str, float], None] | None = None,
     ) -> None:
-        self.clock, self.pace, self.lookout = clock, pace, lookout
+        self.clock, self.pace, self.lookout, self._on_wait = clock, pace, lookout, on_wait
         self.timeout = Deadline(clock, timeout).seconds
         self._hint = hint
 
@@ -148,6 +150,8 @@ class Poller:
             if left <= 0:
                 message = f"{what}: timed out after {deadline.seconds:g} s"
                 raise TimedOutError(message, hint=self._hint) from error
+            if self._on_wait is not None:
+                self._on_wait(what, deadline.seconds - left)
             self._rest(min(self.pace.after(polls), left))
 
     def pause(self) -> None:

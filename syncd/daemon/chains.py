@@ -31,27 +31,53 @@ class ChangeFigures(NamedTuple):
     chain: int | None
 
 
-def change_figures(steps: Steps, step: Step) -> ChangeFigures | None:
-    """Return the figures of the changes of a complete step, None if it has none that can be used."""
+Lengths = dict[int, int | None]
+"""Chain lengths that were counted already, by step."""
+
+
+def change_figures(steps: Steps, step: Step, counted: Lengths | None = None) -> ChangeFigures | None:
+    """Return the figures of the changes of a complete step, None if it has none that can be used.
+
+    Args:
+        steps: The steps of the job.
+        step: The step.
+        counted: As for `chain_length`.
+    """
     if step.state is not StepState.COMPLETE:
         return None
     if step.kind == "delta":
-        return ChangeFigures(step.parent, step.density, step.size, step.whole_size, chain_length(steps, step))
+        chain = chain_length(steps, step, counted)
+        return ChangeFigures(step.parent, step.density, step.size, step.whole_size, chain)
     found = step.shortcut
     if found is None or found.problem:
         return None
     return ChangeFigures(found.parent, found.density, found.size, step.whole_size, 0)
 
 
-def chain_length(steps: Steps, step: Step) -> int | None:
-    """Return how many deltas lead from a keyframe to a step, None where a link is missing or damaged."""
+def chain_length(steps: Steps, step: Step, counted: Lengths | None = None) -> int | None:
+    """Return how many deltas lead from a keyframe to a step, None where a link is missing or damaged.
+
+    Args:
+        steps: The steps of the job.
+        step: The step.
+        counted: What was counted before; it takes what is counted now, so that all steps together cost one pass.
+    """
+    counted = {} if counted is None else counted
     link: Step | None = step
-    count = 0
-    while link is not None and link.kind == "delta" and link.state is StepState.COMPLETE:
+    deltas = list[int]()
+    while link is not None and link.step not in counted and link.kind == "delta":
+        if link.state is not StepState.COMPLETE:
+            break
+        deltas.append(link.step)
         link = steps.get(-1 if link.parent is None else link.parent)
-        count += 1
-    is_whole = link is not None and link.kind == "weights" and link.state is StepState.COMPLETE
-    return count if is_whole else None
+    length = None
+    if link is not None and link.step in counted:
+        length = counted[link.step]
+    elif link is not None and link.kind == "weights" and link.state is StepState.COMPLETE:
+        length = 0
+    for number in reversed(deltas):
+        length = counted[number] = None if length is None else length + 1
+    return length
 
 
 def links(step: int, steps: Steps) -> Iterator[int]:
@@ -79,35 +105,52 @@ def may_have_deltas(snapshot: Snapshot) -> bool:
 def catching_up(snapshot: Snapshot) -> dict[int, str]:
     """Return the steps that explorers need to reach the published one by changes alone, each with why it is needed.
 
-    An explorer counts if it lives, reads deltas, and would read fewer bytes of changes than a whole step has.
+    An explorer counts if it lives, reads deltas, and would read fewer bytes of changes than a whole step has. The way
+    back from the published step is the same for all of them: it is walked once.
     """
+    way = _way_back(snapshot)
+    places: dict[int | None, int] = {base: place for place, (_, base, _) in enumerate(way)}
     needed: dict[int, str] = {}
     for name, module in sorted(snapshot.explorers.items()):
-        path, size = _changes_since(module, snapshot)
-        for step in path:
-            text = f"explorer {name} reaches step {path[0]} by {size} bytes of changes"
-            needed.setdefault(step, text)
+        place = places.get(_base(module, snapshot))
+        if place is None or len(needed) > place:
+            continue
+        text = f"explorer {name} reaches step {way[0][0]} by {way[place][2]} bytes of changes"
+        needed.update({step: text for step, _, _ in way[len(needed) : place + 1]})
     return needed
 
 
-def _changes_since(module: Module, snapshot: Snapshot) -> tuple[list[int], int]:
-    """Return the steps whose changes lead an explorer to the published one, newest first, and their bytes."""
-    version, presence = snapshot.version, module.presence
-    if version is None or not module.alive or presence.applied is None or READS_DELTA not in presence.reads:
-        return [], 0
-    base, step, path, size = presence.applied[1], snapshot.steps.get(version.step), list[int](), 0
-    if step is None or not _runs(snapshot.steps.get(base), presence.applied_digest):
-        return [], 0
-    whole = step.whole_size
-    while step is not None and step.step > base:
-        figures = change_figures(snapshot.steps, step)
-        if figures is None or figures.parent is None or (size := size + figures.size) >= whole:
-            return [], 0
-        path.append(step.step)
-        if figures.parent == base:
-            return path, size
-        step = snapshot.steps.get(figures.parent)
-    return [], 0
+def _way_back(snapshot: Snapshot) -> list[tuple[int, int, int]]:
+    """Return the steps whose changes lead to the published one, newest first, as far as they are below a whole step.
+
+    Returns:
+        Each step, the step that its changes begin with, and the bytes of all changes from there to the published one.
+    """
+    version = snapshot.version
+    step = snapshot.steps.get(version.step) if version else None
+    whole, size, way = step.whole_size if step else 0, 0, list[tuple[int, int, int]]()
+    while step is not None and (changes := _parent_and_size(step)) is not None:
+        parent, size = changes[0], size + changes[1]
+        if size >= whole or parent >= step.step:
+            break
+        way.append((step.step, parent, size))
+        step = snapshot.steps.get(parent)
+    return way
+
+
+def _parent_and_size(step: Step) -> tuple[int, int] | None:
+    """Return what the changes of a step begin with and their bytes, None if it has none that can be used."""
+    figures = change_figures({}, step)
+    return None if figures is None or figures.parent is None else (figures.parent, figures.size)
+
+
+def _base(module: Module, snapshot: Snapshot) -> int | None:
+    """Return the step that an explorer could apply changes to, None if there is none."""
+    presence = module.presence
+    if not module.alive or presence.applied is None or READS_DELTA not in presence.reads:
+        return None
+    base = presence.applied[1]
+    return base if _runs(snapshot.steps.get(base), presence.applied_digest) else None
 
 
 def _runs(step: Step | None, digest: str) -> bool:

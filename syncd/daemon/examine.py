@@ -3,7 +3,6 @@
 This is for steps of this protocol; `foreign` examines those of other frameworks.
 """
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -11,8 +10,17 @@ from enum import StrEnum
 from typing import Any
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError
+from syncd.protocol.delta import read_weights_header
 from syncd.protocol.delta_header import DeltaHeader
-from syncd.protocol.disk import MISSING, DirectoryEntry, Disk, FileStat, exists, list_if_there
+from syncd.protocol.disk import (
+    MISSING,
+    DirectoryEntry,
+    Disk,
+    FileStat,
+    exists,
+    list_if_there,
+    tree_stats,
+)
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, RECEIPTS, Job, step_name
 from syncd.protocol.lineage import delta_problems, shortcut_problems
 from syncd.protocol.manifest import (
@@ -72,7 +80,7 @@ def examine_attempt(disk: Disk, root: str, step: int, directory: str) -> Step | 
     except MISSING:
         return None
     receipts = list_if_there(disk, receipts_directory(path))
-    below = list(_tree(disk, path))
+    below = list(tree_stats(disk, path))
     touched = tuple(sorted(found.mtime_ns for found in (itself, *below)))
     return _filling(step, directory, receipts, size=_size(below), touched=touched)
 
@@ -153,21 +161,12 @@ def _count_shards(disk: Disk, path: str, manifest: Manifest, wrong: list[str]) -
 
 
 def tree_size(disk: Disk, path: str) -> int:
-    """Return the bytes of all files below a directory, following no link; of those that this user may look at."""
-    return _size(_tree(disk, path))
+    """Return the bytes of the files below a directory, as far as `tree_stats` sees them."""
+    return _size(tree_stats(disk, path))
 
 
 def _size(found: Iterable[FileStat]) -> int:
     return sum(one.size for one in found if one.kind != "directory")
-
-
-def _tree(disk: Disk, path: str) -> Iterator[FileStat]:
-    for entry in list_if_there(disk, path):
-        child = f"{path}/{entry.name}"
-        with contextlib.suppress(*MISSING, PermissionError):
-            yield disk.stat(child)
-            if entry.kind == "directory":
-                yield from _tree(disk, child)
 
 
 class VerifyLevel(StrEnum):
@@ -249,7 +248,8 @@ def _sound_headers(
     for record in manifest.shards:
         progress()
         try:
-            header = read_header(job.disk, f"{path}/{record.name}", progress)
+            read = read_header if manifest.kind == "delta" else read_weights_header
+            header = read(job.disk, f"{path}/{record.name}", progress)
         except (*MISSING, CorruptDataError) as error:
             wrong.append(f"{record.name}: {error}")
             continue

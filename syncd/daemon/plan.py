@@ -85,6 +85,8 @@ class _Choice:
 
 def plan(snapshot: Snapshot, policy: DaemonConfig) -> Plan:
     """Decide what to publish, to answer and to remove, from the snapshot alone."""
+    if snapshot.version_unread:  # what was put aside or gone back from is in it, too
+        return Plan(None, "", (), decide(snapshot, policy), tuple(symptoms(snapshot)))
     choice, answers = _rollbacks(snapshot)
     if choice is None:
         choice = _next_choice(snapshot, policy)

@@ -5,7 +5,8 @@ entry that cannot be moved costs only itself: it is reported once and tried agai
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+import errno
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -19,7 +20,7 @@ from syncd.daemon.retention import Decision, removable
 from syncd.daemon.scan import Scanner
 from syncd.daemon.snapshot import Snapshot
 from syncd.daemon.trash import Trash
-from syncd.errors import SyncdError
+from syncd.errors import SyncdError, unexpected
 from syncd.observe import names
 from syncd.protocol.disk import MISSING, Clock, Disk, exists, is_below, is_temporary, list_if_there
 from syncd.protocol.documents import SMALL_LIMIT, read_document
@@ -71,13 +72,17 @@ class Removals:
         self._decisions: dict[int, tuple[bool, str]] = {}
         self._noted: tuple[Decision, ...] = ()
         self._left_since: dict[str, float] = {}
+        self._searched: Mapping[int, Step] | None = None
         self._broken: set[int] = set()
+        self._stuck: Mapping[str, Obstacle] = {}
+        self._failure = ""
         self.trash_left = 0
 
     @property
     def obstacle(self) -> Obstacle | None:
         """Return the first entry that should have been moved or removed and could not be."""
-        return next((obstacle for _, obstacle in self._obstructed.values()), None)
+        moves = (obstacle for _, obstacle in self._obstructed.values())
+        return next(iter((*moves, *self._stuck.values())), None)
 
     def begin_term(self, term: Term) -> None:
         """Remove in a term that was just claimed."""
@@ -100,6 +105,9 @@ class Removals:
             snapshot: What the scan found.
             again: Look for what could not be put back before, too.
         """
+        if snapshot.steps is self._searched and not again:
+            return False
+        self._searched = snapshot.steps
         parents = {number: step.parent for number, step in snapshot.steps.items()}
         lost = {number for number, parent in parents.items() if parent is not None and parent not in parents}
         is_news, self._broken = not lost <= self._broken, lost
@@ -145,8 +153,9 @@ class Removals:
             if decision.step in snapshot.steps
             and self._may_be_tried(self._path(snapshot.steps[decision.step]))
         ]
-        dead = self._dead(snapshot) if doomed else {}
-        links = Links(self._job, snapshot.steps)
+        if not doomed:
+            return snapshot
+        dead, links = self._dead(snapshot), Links(self._job, snapshot.steps)
         for first in range(0, len(doomed), _BATCH):
             snapshot = self._remove_some(doomed[first : first + _BATCH], dead, links, snapshot)
         return snapshot
@@ -160,16 +169,16 @@ class Removals:
         removed = {step for step, outcome in found.items() if outcome == ""}
         self._scanner.steps.forget(removed)
         # What failed comes last: an error of the whole file system ends this.
-        for decision in sorted(decisions, key=lambda decision: isinstance(found[decision.step], OSError)):
+        for decision in sorted(decisions, key=lambda decision: isinstance(found[decision.step], Exception)):
             self._report_removal(decision, steps[decision.step], found[decision.step])
         self._leader.progress()
         return replace(
             snapshot, steps={number: step for number, step in steps.items() if number not in removed}
         )
 
-    def _report_removal(self, decision: Decision, step: Step, outcome: str | OSError) -> None:
+    def _report_removal(self, decision: Decision, step: Step, outcome: str | Exception) -> None:
         path = self._path(step)
-        if isinstance(outcome, OSError):
+        if isinstance(outcome, Exception):
             self._note_obstacle(path, outcome)
             return
         self._obstructed.pop(path, None)
@@ -251,20 +260,47 @@ class Removals:
         self._background(partial(self._empty, self._trash, config, self._dead(snapshot)))
 
     def _empty(self, trash: Trash, config: DaemonConfig, dead: Dead) -> None:
-        if self._swept < self._scanned:
-            self._swept = self._scanned
-            self._sweep(config.partial_grace)
+        """Sweep and empty; report what nobody thought of, and let it come again. No one else hears this thread."""
+        failure = ""
+        for work in (
+            partial(self._sweep, config.partial_grace),
+            partial(self._delete_due, trash, config, dead),
+        ):
+            try:
+                work()
+            except OSError:
+                continue  # a failing file system shows in the ticks, and this work comes again
+            except Exception as error:  # noqa: BLE001
+                problem = unexpected(error)
+                failure = str(problem)
+                if failure != self._failure:
+                    self._reporter.publish_failure(problem)
+        self._failure = failure
+
+    def _delete_due(self, trash: Trash, config: DaemonConfig, dead: Dead) -> None:
         emptied = trash.empty(config.trash_grace, dead)
         self.trash_left = emptied.left
         if emptied.entries:
             self._reporter.publish(names.TRASH_EMPTIED, "info", **emptied._asdict())
+        before, stuck = self._stuck, dict[str, Obstacle]()
+        for path, error in trash.stuck.items():
+            # A reader on this host may hold a file open, which keeps its directory on NFS: that ends by itself.
+            is_open = isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EBUSY)
+            if not is_open and (obstacle := obstacle_to_moving(error, path)) is not None:
+                stuck[path] = obstacle
+                if before.get(path) != obstacle:
+                    self._reporter.publish_obstacle(obstacle)
+        self._stuck = stuck
 
     def _sweep(self, grace: float) -> None:
-        """Remove the temporary files that writers killed in mid-write have left.
+        """Remove the temporary files that writers killed in mid-write have left, once after each full scan.
 
         Only names that this protocol gives, in places that this protocol writes, and only what has been there for
         `grace` seconds of this clock: what is younger may be about to be renamed.
         """
+        if self._swept >= self._scanned:
+            return
+        self._swept = self._scanned
         there, left = list(self._temporaries()), self._left_since
         now = self._clock.monotonic()  # after the listing: nothing is older than the first look that saw it
         self._left_since = {path: left.get(path, now) for path in there}
@@ -295,7 +331,7 @@ class Removals:
             return
         try:
             work()
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - one entry costs itself only; a fence is raised again
             self._note_obstacle(path, error)
         else:
             self._obstructed.pop(path, None)
@@ -305,7 +341,7 @@ class Removals:
         known = self._obstructed.get(path)
         return known is None or known[0] != self._scanned
 
-    def _note_obstacle(self, path: str, error: OSError) -> None:
+    def _note_obstacle(self, path: str, error: Exception) -> None:
         obstacle, known = obstacle_to_moving(error, path), self._obstructed.get(path)
         if obstacle is None:
             raise error

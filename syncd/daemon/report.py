@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from syncd.daemon.chains import change_figures
 from syncd.daemon.snapshot import Module, Snapshot
-from syncd.errors import StorageError, plain
+from syncd.errors import StorageError, SyncdError, calls_of, plain
 from syncd.observe import names
 from syncd.observe.events import Event, Level, Observer
 from syncd.protocol.disk import Clock
@@ -17,6 +17,7 @@ from syncd.protocol.engine_state import EngineReport, EngineState, engine_of
 from syncd.protocol.mount import MountState, MountTrouble
 from syncd.protocol.obstacle import Obstacle
 from syncd.protocol.presence import RunningStatus
+from syncd.protocol.recent import recent_of
 from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import BELIEVED_GENERATION, MISSING_MARKER, Version
 
@@ -84,6 +85,15 @@ class EventReporter:
             if (one.step, one.digest) not in known:
                 self.publish(names.STEP_QUARANTINED, "error", **one._asdict())
 
+    def publish_failure(
+        self, error: SyncdError, hint: str | None = None, name: str = names.OPERATION_FAILED
+    ) -> None:
+        """Publish what failed and is tried again; of a bug also the calls that led to it, the innermost last."""
+        fields = {"code": error.code, "detail": str(error), "hint": hint or error.hint}
+        if error.code == SyncdError.code:
+            fields["calls"] = " > ".join(calls_of(error.__cause__)[-_MOST_CALLS:])
+        self.publish(name, "error", **fields)
+
     def publish_obstacle(self, obstacle: Obstacle) -> None:
         """Publish an entry that cannot be moved or removed."""
         self.publish(
@@ -106,6 +116,9 @@ class EventReporter:
             self.publish(names.MOUNT_STATE_CHANGED, "info", state=MountState.OK, detail=f"it was {was}")
 
 
+_MOST_CALLS = 12
+
+
 class Message(NamedTuple):
     """An event before it is dated."""
 
@@ -117,6 +130,7 @@ class Message(NamedTuple):
 def differences(before: Snapshot, after: Snapshot) -> Iterator[Message]:
     """Return what has changed between two looks, in an order that reads well."""
     yield from _steps(before.steps, after.steps)
+    yield from _passed(before.explorers, after.explorers)
     yield from _modules("explorer", before.explorers, after.explorers)
     yield from _modules("trainer", before.trainers, after.trainers)
     yield from _lags(before, after)
@@ -248,6 +262,32 @@ def _engines(before: Mapping[str, Module], after: Mapping[str, Module]) -> Itera
             yield Message(names.ENGINE_STATE_CHANGED, _level(now.state), {**fields, "reason": now.reason})
 
 
+def _passed(before: Mapping[str, Module], after: Mapping[str, Module]) -> Iterator[Message]:
+    """Yield the versions that explorers have run since they were last read, of which some may be over already."""
+    if before is after:
+        return
+    rows = [row for name, module in after.items() for row in _recent(before.get(name), module)]
+    for start in range(0, len(rows), _MOST_ROWS):
+        fields = {"explorers": [], "recent": rows[start : start + _MOST_ROWS]}
+        yield Message(names.VERSIONS_APPLIED, "debug", fields)
+
+
+def _recent(known: Module | None, module: Module) -> Iterator[list[Any]]:
+    """Yield name, generation, step and state of versions that are new in a presence, and how long ago they came.
+
+    Seconds are between two times of the explorer's own clock: that of the version, and that of the presence.
+    """
+    presence = module.presence
+    if known is module or (known is None and (_has_left(module) or not module.alive)):
+        return
+    same_run = known is not None and known.presence.incarnation == presence.incarnation
+    told = recent_of(known.presence) if known is not None and same_run else []
+    for version in recent_of(presence):
+        if version not in told:
+            ago = round(max(presence.updated_at - version.at, 0.0), 3)
+            yield [presence.identity, version.generation, version.step, version.state, ago]
+
+
 def _applied(before: Mapping[str, Module], after: Mapping[str, Module]) -> Iterator[Message]:
     """Yield what live explorers run, of all in one event, whenever that changes; a load that goes on is no change."""
     if before is after:
@@ -330,6 +370,9 @@ def symptoms(snapshot: Snapshot) -> Iterator[Problem]:
         yield "tracker", f"no full checkpoint is removed, it may name any: {snapshot.tracker_problem}"
     for problem in snapshot.obstacles:
         yield "obstacle", problem
+    # A step's own directory is shown as damaged.
+    attempts = (step for step in (*snapshot.steps.values(), *snapshot.rivals) if step.is_attempt)
+    yield from (("obstacle", attempt.problem) for attempt in attempts if attempt.unreadable)
     if snapshot.version_problem:
         yield "version", snapshot.version_problem
     if version and version.kind != "remote" and _is_missing(snapshot, version.step):

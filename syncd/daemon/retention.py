@@ -41,7 +41,8 @@ def decide(snapshot: Snapshot, policy: DaemonConfig) -> tuple[Decision, ...]:
     """Return a decision for each step of a snapshot, by step."""
     steps = sorted(snapshot.steps.values(), key=lambda step: step.step)
     if snapshot.version is None:
-        return tuple(_keep(step.step, "unpublished", "nothing is published yet") for step in steps)
+        why = snapshot.version_problem or "nothing is published yet"
+        return tuple(_keep(step.step, "unpublished", why) for step in steps)
     strong = _strong_rule(snapshot, policy)
     decided = {step.step: strong(step) for step in steps}
     weak = [step for step in steps if decided[step.step] is None]
@@ -59,11 +60,12 @@ def removable(decisions: Iterable[Decision], steps: Mapping[int, Step]) -> list[
         decisions: What is decided.
         steps: The steps of the snapshot.
     """
-
-    def chain(decision: Decision) -> tuple[int, int]:
-        return min((decision.step, *links(decision.step, steps))), -decision.step
-
-    return sorted((decision for decision in decisions if not decision.keep), key=chain)
+    roots: dict[int, int] = {}
+    for number in sorted(steps):
+        parent = steps[number].parent
+        roots[number] = number if parent is None or parent >= number else roots.get(parent, parent)
+    removed = (decision for decision in decisions if not decision.keep)
+    return sorted(removed, key=lambda decision: (roots.get(decision.step, decision.step), -decision.step))
 
 
 def lost_attempts(snapshot: Snapshot, policy: DaemonConfig) -> tuple[Step, ...]:
@@ -104,7 +106,11 @@ def vacating(snapshot: Snapshot) -> frozenset[int]:
     going = frozenset(request.step for request in asked if named is not None and request.step > named)
     if not going:
         return going
-    return going | {step for step in snapshot.steps if not going.isdisjoint(links(step, snapshot.steps))}
+    with_changed = set(going)
+    for number in sorted(snapshot.steps):
+        if snapshot.steps[number].parent in with_changed:
+            with_changed.add(number)
+    return frozenset(with_changed)
 
 
 def is_meant(request: Request, snapshot: Snapshot) -> bool:
@@ -270,9 +276,13 @@ def _left_over(step: Step, snapshot: Snapshot, policy: DaemonConfig) -> Decision
 
 def _chains(kept: Mapping[int, Decision], steps: Mapping[int, Step]) -> Iterator[Decision]:
     """Keep every link that a kept delta needs, whatever removed it."""
-    for number, decision in kept.items():
+    seen = set(kept)
+    for number, decision in sorted(kept.items(), reverse=True):
         for link in links(number, steps):
-            if link in steps and link not in kept:
+            if link in seen:
+                break  # what it is stored as changes of has had its turn, or will
+            seen.add(link)
+            if link in steps:
                 yield _keep(link, "chain", f"step {number} ({decision.rule}) is stored as changes of it")
 
 

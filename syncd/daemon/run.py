@@ -1,6 +1,7 @@
 """The loop around the daemon's ticks: one thread works, another waits for signals and reports."""
 
 import contextlib
+import shlex
 import threading
 from collections.abc import Callable
 from typing import cast
@@ -238,12 +239,25 @@ def run_once(daemon: Daemon, clock: Clock, *, empty_trash: bool = False) -> None
             waits_for_trash = empty_trash and daemon.removals.trash_left > 0
             is_done = daemon.plan.publish is None and daemon.plan.due_in is None and not waits_for_trash
             if is_done or clock.monotonic() >= ends:
+                _require_version_read(daemon)
                 _require_no_obstacle(daemon.removals.obstacle)
                 return
             if daemon.plan.publish is None:
                 clock.sleep(min(seconds, 0.5))
     finally:
         daemon.close()
+
+
+def _require_version_read(daemon: Daemon) -> None:
+    """Fail if nothing could be decided, because what is published cannot be read.
+
+    Raises:
+        StorageError: The version file cannot be read.
+    """
+    if daemon.snapshot.version_unread:
+        path = daemon.job.version
+        message = f"what is published is not known: {daemon.snapshot.version_problem}"
+        raise StorageError(message, path=path, hint=f"ls -l {shlex.quote(path)}")
 
 
 def _require_no_obstacle(obstacle: Obstacle | None) -> None:

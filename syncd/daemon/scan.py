@@ -216,8 +216,10 @@ class Scanner:
         moved = marker != before.marker
         if moved:
             self._marker_since = self._clock.monotonic()
-        version, problem = self._version()
-        self._snapshot = replace(before, marker=marker, version=version, version_problem=problem)
+        version, problem, is_unread = self._version()
+        self._snapshot = replace(
+            before, marker=marker, version=version, version_problem=problem, version_unread=is_unread
+        )
         # Where there is a marker the tracker only protects, and is read with the presences; else it leads.
         if marker.problem == MISSING_MARKER.problem:
             self._read_tracker()
@@ -229,13 +231,16 @@ class Scanner:
         problem = found.problem if found.unreadable else ""
         self._snapshot = replace(self._snapshot, tracker=step, tracker_problem=problem)
 
-    def _version(self) -> tuple[Version | None, str]:
+    def _version(self) -> tuple[Version | None, str, bool]:
+        """Return the version, what is wrong with its file, and whether that cannot be read."""
         try:
-            return read_version(self._job), ""
+            return read_version(self._job), "", False
         except ProtocolTooNewError:
             raise
         except CorruptDataError as error:
-            return None, error.message
+            return None, error.message, False
+        except PermissionError as error:
+            return None, str(required_obstacle(error, self._job.version)), True
 
     def _read_modules(self) -> None:
         found = self._modules.scan(self._snapshot)

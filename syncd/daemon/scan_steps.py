@@ -21,10 +21,17 @@ LIST_EVERY = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Rejected:
-    """Why a step is not published, and which file of it could not be read, empty when all could."""
+    """Why a step is not published.
+
+    Args:
+        problem: Why.
+        unread: Which file of it could not be read, empty when all could.
+        is_retried: Its content may be good: the next full scan lets it be verified again.
+    """
 
     problem: str
     unread: str = ""
+    is_retried: bool = False
 
 
 @dataclass(slots=True)
@@ -48,7 +55,7 @@ class StepScanner:
         self._job, self._clock, self._disk, self._progress = job, clock, job.disk, progress
         self._known: dict[int, _Known] = {}
         self._attempts: dict[str, _Known] = {}
-        self._collected: dict[int, Step] = {}
+        self._collected: Mapping[int, Step] = {}
         self._rejected: dict[tuple[int, str], _Rejected] = {}
         self._bad_shortcuts: dict[tuple[int, str], str] = {}
         self._unsettled: frozenset[int] = frozenset()
@@ -65,6 +72,9 @@ class StepScanner:
         Args:
             version: What is published.
         """
+        self._rejected = {
+            key: rejected for key, rejected in self._rejected.items() if not rejected.is_retried
+        }
         self._begin(version)
         self._scan_listed(everything=True)
 
@@ -118,18 +128,19 @@ class StepScanner:
         )
         self._marked_to = tracker
 
-    def reject(self, step: Step, problem: str, unread: str = "") -> Step:
+    def reject(self, step: Step, problem: str, unread: str = "", *, is_retried: bool = False) -> Step:
         """Count a step as damaged from now on, as long as its content is the one that was found wrong.
 
         Args:
             step: The step.
             problem: What was found.
             unread: The file that could not be read, if that is all: once it can be read, the step is verified again.
+            is_retried: Nothing was found wrong with it: it is verified again after the next full scan.
 
         Returns:
             The step as it is known now.
         """
-        rejected = self._rejected[(step.step, step.digest)] = _Rejected(problem, unread)
+        rejected = self._rejected[(step.step, step.digest)] = _Rejected(problem, unread, is_retried)
         known = self._known.get(step.step)
         if known and known.step.digest == step.digest:
             known.step = _damaged(known.step, rejected)
@@ -144,26 +155,32 @@ class StepScanner:
             known.step = _with_bad_shortcut(known.step, problem)
             self._changed = True
 
-    def collect(self, looked: float) -> tuple[dict[int, Step], tuple[Step, ...]]:
+    def collect(self, looked: float) -> tuple[Mapping[int, Step], tuple[Step, ...]]:
         """Return the steps, with the latest attempt where a step has no directory, and the other attempts.
 
         Args:
             looked: When the scan began, on this host's clock: all that may change was looked at since.
         """
-        found, rivals = dict(self._steps(looked)), []
+        steps = self._steps(looked)
+        if not self._attempts:
+            return steps, ()
+        found, rivals = dict(steps), []
         for _, known in sorted(self._attempts.items(), key=lambda item: (-item[1].since, item[0])):
             attempt = replace(known.step, unchanged_for=_unchanged(known, looked))
             if found.setdefault(attempt.step, attempt) is not attempt:
                 rivals.append(attempt)
         return found, tuple(rivals)
 
-    def _steps(self, looked: float) -> dict[int, Step]:
-        # With thousands of sealed steps this is the cost of an idle tick: only what still changes is built again.
-        steps = dict(self._collected)
+    def _steps(self, looked: float) -> Mapping[int, Step]:
+        # With thousands of sealed steps this is the cost of an idle tick: only what still changes is built again, and
+        # where nothing does, the mapping is the same one, which is compared at no cost.
         if self._changed:
-            steps = {number: known.step for number, known in self._known.items()}
-            self._unsettled = frozenset(number for number, step in steps.items() if not _is_settled(step))
-            self._changed = False
+            self._collected = {number: known.step for number, known in self._known.items()}
+            unsettled = (number for number, step in self._collected.items() if not _is_settled(step))
+            self._unsettled, self._changed = frozenset(unsettled), False
+        if not self._unsettled:
+            return self._collected
+        steps = dict(self._collected)
         for number in self._unsettled:
             known = self._known[number]
             unchanged = _unchanged(known, looked)
@@ -259,7 +276,7 @@ class StepScanner:
             return step or self._layouts.examine(
                 self._disk, self._job.root, directory, number, self._progress
             )
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - one step costs itself only
             obstacle = required_obstacle(error, f"{self._job.root}/{directory}")
         known = before or Step(number, directory, NATIVE if is_native else UNKNOWN_LAYOUT)
         return replace(known, state=StepState.DAMAGED, problem=str(obstacle), unreadable=True)
@@ -287,7 +304,7 @@ class StepScanner:
         assert number is not None  # its name made it an attempt
         try:
             return examine_attempt(self._disk, self._job.root, number, name)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - one attempt costs itself only
             obstacle = required_obstacle(error, f"{self._job.root}/{name}")
             return Step(number, name, problem=str(obstacle), unreadable=True)
 
@@ -297,7 +314,7 @@ def _unchanged(known: _Known, looked: float) -> float:
 
 
 def _damaged(step: Step, rejected: _Rejected) -> Step:
-    is_unread = bool(rejected.unread)
+    is_unread = bool(rejected.unread) or rejected.is_retried
     return replace(
         step,
         state=StepState.DAMAGED,

@@ -24,6 +24,7 @@ from syncd.errors import (
     StorageError,
     SyncdError,
     storage_error,
+    unexpected,
 )
 from syncd.observe import names
 from syncd.observe.events import Level, Observer
@@ -127,7 +128,9 @@ class Daemon:
         except SyncdError as error:
             return self._fail(error)
         except OSError as error:
-            return self._fail(storage_error(error, self.job.root))
+            return self._fail(_with_hint(storage_error(error, self.job.root), error))
+        except Exception as error:  # noqa: BLE001 - the next tick may succeed, and standbys see no heartbeat until then
+            return self._fail(unexpected(error))
         self._recover()
         return seconds
 
@@ -263,10 +266,12 @@ class Daemon:
             wrong = problems_of(self.job, step, level, progress) and problems_of(
                 self.job, step, level, progress
             )
-        except OSError as error:
+        except Exception as error:
             obstacle = obstacle_to_reading(error, path)
             if obstacle is None or not is_below(obstacle.path, path):
                 raise
+            if not isinstance(error, OSError):
+                return self._scanner.steps.reject(step, str(obstacle), is_retried=True)
             return self._scanner.steps.reject(step, str(obstacle), unread=obstacle.path)
         return self._scanner.steps.reject(step, wrong[0]) if wrong else None
 
@@ -279,7 +284,7 @@ class Daemon:
             problem = shortcut_problem_of(self.job, step, level, progress) and shortcut_problem_of(
                 self.job, step, level, progress
             )
-        except OSError as error:
+        except Exception as error:
             obstacle = obstacle_to_reading(error, path)
             if obstacle is None:
                 raise
@@ -339,7 +344,7 @@ class Daemon:
             name = names.JOB_DISAPPEARED if missing else names.OPERATION_FAILED
             hint = error.hint or (trouble.hint if trouble else None)
             self._reporter.publish_mount(self.trouble, trouble)
-            self.report(name, "error", code=error.code, detail=str(error), hint=hint)
+            self._reporter.publish_failure(error, hint, name)
         self.error, self.trouble = error, trouble
         if self._is_crowded and self.leads:
             # Nothing can be written, but what is due in the trash can still be deleted.
@@ -368,3 +373,10 @@ class Daemon:
             self._reporter.publish_mount(self.trouble, None)
             self.report(names.JOB_RECOVERED, "info", after=str(self.error))
         self.error, self.trouble, self._retry = None, None, _RETRY_LEAST
+
+
+def _with_hint(known: StorageError, error: OSError) -> StorageError:
+    """Return an error with the command that permits what was denied; other errors have the hint of their mount."""
+    obstacle = obstacle_to_reading(error, str(known.path)) if isinstance(error, PermissionError) else None
+    known.hint = obstacle.hint if obstacle else known.hint
+    return known

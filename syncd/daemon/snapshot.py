@@ -31,6 +31,7 @@ class Snapshot:
         tracker_problem: What keeps the tracker from being read; then it may name any full checkpoint.
         version: What is published, None before the first or when the file is damaged.
         version_problem: What is wrong with the version file.
+        version_unread: Whether it cannot be read, so that what is published is not known.
         floor: The highest pair that anyone is known to have seen published.
         explorers: By identity.
         trainers: By identity.
@@ -53,6 +54,7 @@ class Snapshot:
     tracker_problem: str = ""
     version: Version | None = None
     version_problem: str = ""
+    version_unread: bool = False
     floor: Pair | None = None
     explorers: Mapping[str, Module] = field(default_factory=dict)
     trainers: Mapping[str, Module] = field(default_factory=dict)

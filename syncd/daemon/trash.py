@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from syncd.daemon.leases import Claims, Dead, read_claims
 from syncd.daemon.needed import Links, links_in_trash, parents_of
-from syncd.errors import CorruptDataError
+from syncd.errors import CorruptDataError, FencedError
 from syncd.protocol.disk import MISSING, Clock, Disk, exists, list_if_there, remove_tree
 from syncd.protocol.layout import FULL_CHECKPOINT, Job
 from syncd.protocol.leadership import Term, is_private, parse_token
@@ -42,8 +42,10 @@ class Trash:
     def __init__(self, job: Job, term: Term, clock: Clock, presences: Presences) -> None:
         self._job, self._term, self._clock, self._presences = job, term, clock, presences
         self._trashed_at: dict[str, float] = {}
+        self.stuck: Mapping[str, Exception] = {}
+        """What could not be deleted when the trash was emptied last, by path."""
 
-    def remove(self, steps: Iterable[Step], dead: Dead, links: Links) -> dict[int, str | OSError]:
+    def remove(self, steps: Iterable[Step], dead: Dead, links: Links) -> dict[int, str | Exception]:
         """Move steps to the trash, except those that have been leased, pinned or made a full checkpoint meanwhile.
 
         A step that stays keeps its chain. Deltas that were sealed meanwhile keep theirs: the job is listed once after
@@ -69,7 +71,7 @@ class Trash:
         """
         claims = read_claims(self._job, dead, self._presences)
         moved: dict[str, Step] = {}
-        found: dict[int, str | OSError] = {}
+        found: dict[int, str | Exception] = {}
         try:
             for step in steps:
                 found[step.step] = self._move_to_trash(step, claims, links, moved)
@@ -81,7 +83,7 @@ class Trash:
 
     def _move_to_trash(
         self, step: Step, claims: Claims, links: Links, moved: dict[str, Step]
-    ) -> str | OSError:
+    ) -> str | Exception:
         name = f"{step.directory}.{step.step}.{uuid.uuid4().hex[:8]}"
         try:
             if step.is_attempt:
@@ -91,33 +93,35 @@ class Trash:
                 return reason
             self._trashed_at[name] = self._clock.monotonic()
             self._term.move_to_trash(f"{self._job.root}/{step.directory}", name)
-        except OSError as error:
+        except FencedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - one step costs itself only
             self._trashed_at.pop(name, None)
             return error
         moved[name] = step
         return ""
 
-    def _check_again(self, moved: Mapping[str, Step], dead: Dead, links: Links) -> dict[int, str | OSError]:
+    def _check_again(self, moved: Mapping[str, Step], dead: Dead, links: Links) -> dict[int, str | Exception]:
         """Put back what is claimed or needed now, and what may be because that cannot be read."""
         if not moved:
             return {}
-        found: dict[int, str | OSError] = {}
-        claims: Claims | OSError
+        found: dict[int, str | Exception] = {}
+        claims: Claims | Exception
         try:
             claims = read_claims(self._job, dead, self._presences)
             links.read_new(moved.values())
         except OSError as error:
             claims = error
         for name, step in moved.items():
-            reason = claims if isinstance(claims, OSError) else self._claimed_in_trash(step, name, claims)
+            reason = claims if isinstance(claims, Exception) else self._claimed_in_trash(step, name, claims)
             reason = reason or links.why(step.step)
             if reason:
                 links.keep(step)
             is_back = bool(reason) and put_back(self._job, f"{self._term.trash}/{name}", step.directory)
-            found[step.step] = reason if is_back or isinstance(reason, OSError) else ""
+            found[step.step] = reason if is_back or isinstance(reason, Exception) else ""
         return found
 
-    def _claimed_in_trash(self, step: Step, name: str, claims: Claims) -> str | OSError:
+    def _claimed_in_trash(self, step: Step, name: str, claims: Claims) -> str | Exception:
         try:
             return self._claimed(step, f"{self._term.trash}/{name}", claims)
         except OSError as error:
@@ -164,22 +168,29 @@ class Trash:
             dead: As for `remove`.
         """
         entries = files = left = 0
+        stuck: dict[str, Exception] = {}
         for entry in list_if_there(self._job.disk, self._term.trash):
             path = f"{self._term.trash}/{entry.name}"
-            inherited = entry.name not in self._trashed_at
-            since = self._trashed_at.setdefault(entry.name, self._clock.monotonic())
-            due = self._clock.monotonic() - since >= grace
-            if ((inherited or due) and _is_rescued(self._job, path, dead)) or not due:
+            try:
+                deleted = self._delete_due(entry.name, path, grace, dead)
+            except Exception as error:  # noqa: BLE001 - one entry costs itself only
+                stuck[path], deleted = error, None
+            if deleted is None:
                 left += 1
                 continue
-            try:
-                files += remove_tree(self._job.disk, path)
-            except OSError:
-                left += 1  # a reader on this host holds a file open, or the mount is in trouble
-            else:
-                entries += 1
-                self._trashed_at.pop(entry.name, None)
+            entries, files = entries + 1, files + deleted
+            self._trashed_at.pop(entry.name, None)
+        self.stuck = stuck
         return Emptied(entries, files, left)
+
+    def _delete_due(self, name: str, path: str, grace: float, dead: Dead) -> int | None:
+        """Delete an entry if it is due and nobody reads it; return how many files it had, None if it stays."""
+        inherited = name not in self._trashed_at
+        since = self._trashed_at.setdefault(name, self._clock.monotonic())
+        due = self._clock.monotonic() - since >= grace
+        if ((inherited or due) and _is_rescued(self._job, path, dead)) or not due:
+            return None
+        return remove_tree(self._job.disk, path)
 
     def _claimed(self, step: Step, path: str, claims: Claims) -> str:
         return claims.why(step.step) or (self._changed(step, path) if step.is_native else None) or ""
@@ -250,11 +261,11 @@ class Leftovers:
 
     def _in_trash(self, trash: str) -> Iterator[str]:
         """Yield the entries of a term's trash: those of its claim, and those that earlier releases put beside it."""
-        for entry in list_if_there(self._job.disk, trash):
-            if is_private(entry):
-                yield from self._in_trash(f"{trash}/{entry.name}")
-            else:
-                yield f"{trash}/{entry.name}"
+        disk = self._job.disk
+        for entry in list_if_there(disk, trash):
+            path = f"{trash}/{entry.name}"
+            below = list_if_there(disk, path) if is_private(entry) else None
+            yield from [path] if below is None else [f"{path}/{inner.name}" for inner in below]
 
     def _delete(self, path: str) -> int:
         try:
@@ -263,8 +274,8 @@ class Leftovers:
             mine = f"{path.rpartition('/')[0]}/dead-{uuid.uuid4().hex[:8]}"
             self._job.disk.rename(path, mine)
             return remove_tree(self._job.disk, mine)
-        except OSError:
-            return 0  # somebody else was faster, or it cannot be deleted yet
+        except Exception:  # noqa: BLE001 - somebody else was faster, or it cannot be deleted: the claim must not wait
+            return 0
 
 
 def _rescue_links(job: Job, paths: Iterable[str], parents: Mapping[int, int | None]) -> bool:

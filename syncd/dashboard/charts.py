@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
-from syncd.dashboard.chart_table import CHARTS, EVENTS, METRICS, MOST_LINES, Chart, Curve
+from syncd.dashboard.chart_table import CHARTS, EVENTS
 from syncd.dashboard.document import serving
 from syncd.dashboard.growing import GrowingFiles
 from syncd.dashboard.lanes import REPORTED_WITHIN, LaneCollector
 from syncd.dashboard.poller import PollResult
 from syncd.dashboard.series import Point, ThinnedSeries
 from syncd.errors import JobMissingError, storage_errors
+from syncd.figures import METRICS, MOST_LINES, Curve, Panel, by_present_names
 from syncd.observe import names
 from syncd.observe.journal import KEEP
 from syncd.protocol.disk import is_directory
@@ -45,7 +46,7 @@ _FAMILIES = tuple(chart for chart in CHARTS if chart.family is not None)
 
 def _sources(file: str) -> dict[tuple[str, ...], ThinnedSeries]:
     return {
-        curve.sources: ThinnedSeries() for chart in CHARTS if chart.source == file for curve in chart.curves
+        curve.names: ThinnedSeries() for chart in CHARTS if chart.source == file for curve in chart.curves
     }
 
 
@@ -64,9 +65,10 @@ class MetricsCollector:
         step, at, metrics = document.get("step"), _seconds(document.get("time")), document.get("metrics")
         if type(step) is not int or at is None or not isinstance(metrics, dict):
             return
+        metrics = by_present_names(metrics)
         self._find_families(metrics)
-        for sources, series in self.series.items():
-            name = next((name for name in sources if name in metrics), None)
+        for names_of, series in self.series.items():
+            name = next((name for name in names_of if name in metrics), None)
             if step <= self._newest:
                 series.drop_from(step if name is not None else step + 1)
             if name is not None and isinstance(metrics[name], int | float | None):
@@ -205,7 +207,7 @@ class ChartReader:
 
 
 def _document(
-    chart: Chart,
+    chart: Panel,
     family: Mapping[str, str] | None,
     series: Mapping[tuple[str, ...], ThinnedSeries],
     until: float,
@@ -220,7 +222,7 @@ def _document(
         "missing": chart.missing,
         "from_zero": chart.from_zero,
         "left_out": max(len(members) - MOST_LINES, 0),
-        "series": [_curve(curve, series[curve.sources], until) for curve in curves],
+        "series": [_curve(curve, series[curve.names], until) for curve in curves],
     }
 
 

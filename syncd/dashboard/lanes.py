@@ -10,7 +10,7 @@ from syncd.observe import names
 MOST_LANES = 40
 """Explorers in the answer: those that live first, then those that went last."""
 
-MOST_SPANS = 60
+MOST_SPANS = 150
 """Versions of one explorer, the newest ones."""
 
 MOST_KNOWN = 512
@@ -48,6 +48,11 @@ class _Lane:
             last.until = span.since
         self.spans.append(span)
 
+    def has_reached(self, generation: int, step: int) -> bool:
+        """Return whether the explorer runs this version, or one that came after it."""
+        last = self.spans[-1] if self.spans else None
+        return last is not None and (generation, step) <= (last.generation or 0, last.step or 0)
+
 
 class LaneCollector:
     """The lanes of a journal, from its events in order."""
@@ -77,9 +82,10 @@ class LaneCollector:
                 at,
             )
         elif event == names.VERSIONS_APPLIED:
-            rows = document.get("explorers")
-            for row in rows if isinstance(rows, list) else ():
-                self._applied(at, row)
+            for kind, take in (("recent", self._passed), ("explorers", self._applied)):
+                rows = document.get(kind)
+                for row in rows if isinstance(rows, list) else ():
+                    take(at, row)
         elif event == names.STEP_QUARANTINED and type(document.get("step")) is int:
             self._quarantined.append(document["step"])
         elif event in _GONE and isinstance(explorer := document.get("explorer"), str):
@@ -102,12 +108,27 @@ class LaneCollector:
         name, generation, step, state = row
         if type(generation) is not int or type(step) is not int:
             generation = step = None
-        state = state[:_LONGEST] if isinstance(state, str) else None
-        lane = self._lanes.pop(name[:_LONGEST], None) or _Lane()
-        self._lanes[name[:_LONGEST]] = lane
-        lane.add(_Span(at, None, generation, step, state))
+        self._lane(name).add(_Span(at, None, generation, step, _text(state)))
         self._unconfirmed.discard(name[:_LONGEST])
         self._forget()
+
+    def _passed(self, at: float, row: object) -> None:
+        """Take a version that came some seconds before the event; a new leader may tell what is known."""
+        match row:
+            case [str(name), int(generation), int(step), state, int() | float() as ago] if (
+                0 <= ago <= _OLDEST
+            ):
+                lane = self._lane(name)
+                is_repeated = name[:_LONGEST] in self._unconfirmed and lane.has_reached(generation, step)
+                if not is_repeated:
+                    lane.add(_Span(max(at - ago, lane.at), None, generation, step, _text(state)))
+                self._forget()
+
+    def _lane(self, name: str) -> _Lane:
+        """Return the lane of an explorer, which is then the last that had news."""
+        lane = self._lanes.pop(name[:_LONGEST], None) or _Lane()
+        self._lanes[name[:_LONGEST]] = lane
+        return lane
 
     def _ended(self, at: float, name: str, how: str) -> None:
         lane = self._lanes.get(name[:_LONGEST])
@@ -122,7 +143,14 @@ class LaneCollector:
             self._lanes.pop(gone if gone is not None else next(iter(self._lanes)))
 
 
+def _text(state: object) -> str | None:
+    return state[:_LONGEST] if isinstance(state, str) else None
+
+
 _FIELDS = 4
+_OLDEST = 3600.0
+"""Seconds that a version may have come before the event that tells it; more is a clock that was set."""
+
 _GONE: Mapping[str, str] = {names.EXPLORER_LEFT: "left", names.EXPLORER_DIED: "dead"}
 
 

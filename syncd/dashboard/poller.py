@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
-from syncd.errors import SyncdError, storage_error
+from syncd.errors import SyncdError, storage_error, unexpected
 from syncd.protocol.disk import Clock
 from syncd.stall.calls import STUCK_AFTER
 from syncd.stall.worker import WorkerThread
@@ -103,7 +103,7 @@ class SharedPoll:
         except OSError as failure:
             error = storage_error(failure, None)
         except Exception as bug:  # noqa: BLE001 - the page shows it, and the next poll may succeed
-            error = SyncdError(f"a bug in syncd: {type(bug).__name__}: {bug}")
+            error = unexpected(bug)
         with self._lock:
             if document is not None:
                 self._result, self._seen = PollResult(document, at), self._began

@@ -14,6 +14,7 @@ from syncd.dashboard.document import bounded, serving
 from syncd.dashboard.poller import PollResult
 from syncd.errors import ConfigError, CorruptDataError, ProtocolTooNewError, storage_error, storage_errors
 from syncd.experience import batch_paths
+from syncd.extras import install_command
 from syncd.protocol.disk import MISSING, list_if_there
 from syncd.protocol.documents import read_document
 from syncd.protocol.layout import Job
@@ -96,7 +97,7 @@ def _decoder() -> Callable[[bytes, str], Rows]:
         from syncd.experience.table import decode_batch  # noqa: PLC0415 - pyarrow, an extra
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "rollouts need pyarrow, which is not installed", hint="pip install 'syncd[experience]'"
+            "rollouts need pyarrow, which is not installed", hint=install_command("experience")
         ) from error
     return decode_batch
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from syncd.errors import CorruptDataError
+from syncd.extras import install_command
 from syncd.protocol.layout import CONFIG, Job
 
 _CONFIG_LIMIT = 1 << 20
@@ -34,7 +35,7 @@ class TokenText:
         try:
             from tokenizers import Tokenizer  # noqa: PLC0415 - an extra
         except ModuleNotFoundError:
-            return None, "tokenizers is not installed: pip install 'syncd[explorer]'"
+            return None, f"tokenizers is not installed: {install_command('explorer')}"
         try:
             found = os.stat(path)
             key = (path, found.st_mtime_ns, found.st_size)

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError, UsageError
 from syncd.experience.model import Experience, Span, TurnReward
+from syncd.extras import upgrade_command
 
 FORMAT = 2
 """The format that writers write, and the newest that readers read."""
@@ -102,7 +103,9 @@ def format_of(metadata: Mapping[bytes, bytes], path: str) -> int:
 
 def _too_new(what: str, path: str) -> ProtocolTooNewError:
     return ProtocolTooNewError(
-        f"{what}: upgrade syncd", path=path, hint="pip install --upgrade 'syncd[experience]'"
+        f"{what}: upgrade syncd",
+        path=path,
+        hint=upgrade_command(),
     )
 
 

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from syncd.jobfile.problems import Problem
-from syncd.jobfile.sections import Count, NoneText, Positive, Section
+from syncd.jobfile.sections import CODE_BY_NAME, Count, NoneText, Positive, Section
 
 PREFIX = "eval/"
 """How the names of the figures of all sets begin."""
 
-_ALWAYS = ("reward", "tasks", "failed", "truncated", "tokens", "seconds")
+_ALWAYS = ("reward", "reward_stderr", "tasks", "failed", "truncated", "tokens", "seconds")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _MOST_SAMPLES = 1024
 
@@ -35,7 +35,7 @@ class EvaluationSet(Section):
     """At which tokens are drawn from the whole distribution; 0 for the most probable token."""
     max_tokens: Positive | NoneText = None
     """Tokens of a response at most; explorer.sampling.max_tokens unless given."""
-    reward: str = ""
+    reward: str = Field(default="", json_schema_extra=CODE_BY_NAME)
     """The reward function, as of explorer.reward.function, which it is unless given."""
     correct: float | NoneText = None
     """The reward from which on a response is correct; none: no pass@k."""

@@ -45,6 +45,7 @@ class Key:
         is_text: Whether it takes text and nothing else.
         is_free: Whether it is a table of keys that are checked elsewhere.
         is_repeated: Whether it stands in a table of which there may be several: `[[table]]`.
+        code: What marks that its value may name code: `syncd.jobfile.trust`; empty if it names none.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Key:
     is_text: bool
     is_free: bool
     is_repeated: bool
+    code: str
 
 
 class Keys:
@@ -196,6 +198,7 @@ class Keys:
             resolved.get("type") == "string",
             is_free,
             is_repeated,
+            schema.get("code", ""),
         )
 
     def _words(self, schema: Schema) -> str:

@@ -7,6 +7,7 @@ nearest key; and its values are JSON, where those of a job's file are TOML.
 
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +19,12 @@ from syncd.errors import ConfigError, UsageError
 from syncd.jobfile.keys import NAME, Keys
 from syncd.jobfile.problems import Problem, error_of, shown
 from syncd.jobfile.sections import JobFile
+from syncd.jobfile.trust import names_code, require_own_file
 
 COMMAND_LINE = "the command line"
 
 Model = TypeVar("Model", bound=JobFile)
+Mark = TypeVar("Mark")
 
 _FLAG = re.compile(r"--([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)(?:=(.*))?", re.DOTALL)
 _VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})")
@@ -35,11 +38,13 @@ class Layer:
         table: The keys, as TOML gives them.
         where: What errors call the origin.
         directory: What relative paths are relative to.
+        read: The file that was read; None for what the command line gives.
     """
 
     table: Mapping[str, Any]
     where: str
     directory: str
+    read: "TomlFile | None" = None
 
     def of_stage(self, entry: Mapping[str, Any]) -> "tuple[Layer, Layer]":
         """Return the keys of a file that all its stages share, and those that one stage gives."""
@@ -97,37 +102,87 @@ class Loader(Generic[Model]):
         found = (replace(problem, where=_where(problem.key, layers)) for problem in self._check(model))
         return model, [*problems, *found]
 
-    def load(self, layers: Sequence[Layer], path: str) -> Model:
+    def load(self, layers: Sequence[Layer], path: str, *, trust: bool = False) -> Model:
         """Return the model of the layers, with the file that they come from as `job.source`.
 
+        Args:
+            layers: The file first, the command line last.
+            path: The file.
+            trust: Whether the code that it names may run, whoever could have written it.
+
         Raises:
-            ConfigError: All problems.
+            ConfigError: All problems; or it names code, lies in a job, and others could have written it.
         """
         model, problems = self.validate(layers)
         if model is None or problems:
             raise error_of(problems, self.hint)
+        if not trust:
+            self.require_own_code(layers)
         return model.with_source(path)
 
+    def require_own_code(self, layers: Sequence[Layer]) -> None:
+        """Refuse code that a file in a job names and another user could have written.
 
-def read_toml(path: str) -> tuple[dict[str, Any], str]:
-    """Return a file's table and its text.
+        Raises:
+            ConfigError: There is such a key.
+        """
+        marks = {name: key.code for name, key in self.keys.all.items() if key.code}
+        command = layers[-1].table if layers[-1].read is None else {}
+        for layer in layers:
+            for key, mark in _expanded(marks, layer.table) if layer.read else ():
+                values = values_at(layer.table, key)
+                if not values or (values_at(command, key) and not isinstance(values[0], dict)):
+                    continue
+                if layer.read and names_code(mark, values[0]):
+                    require_own_file(
+                        layer.read.path,
+                        layer.read.status,
+                        layer.directory,
+                        key,
+                        values[0],
+                        is_kept=layer.read.is_kept,
+                    )
+
+
+@dataclass(frozen=True, slots=True)
+class TomlFile:
+    """A file as it was read.
+
+    Args:
+        path: Its path.
+        table: Its keys.
+        text: Its text.
+        status: What `os.fstat` said of it.
+        is_kept: Whether it was found by way of a job, not named.
+    """
+
+    path: str
+    table: dict[str, Any]
+    text: str
+    status: os.stat_result
+    is_kept: bool = False
+
+    def layer(self, source: str = "") -> Layer:
+        """Return its keys as a layer; relative paths are relative to its directory, or to that of `source`."""
+        return Layer(self.table, self.path, os.path.dirname(os.path.abspath(source or self.path)), self)
+
+
+def read_toml(path: str) -> TomlFile:
+    """Return a file's keys and its text.
 
     Raises:
         ConfigError: It cannot be read or is not TOML.
     """
     try:
         with open(path, "rb") as file:
-            text = file.read().decode()
-        return tomllib.loads(text), text
+            text, status = file.read().decode(), os.fstat(file.fileno())
+        return TomlFile(path, tomllib.loads(text), text, status)
     except OSError as error:
-        raise ConfigError(f"cannot be read ({error.strerror})", path=path) from error
+        raise ConfigError(
+            f"cannot be read ({error.strerror})", path=path, hint=f"ls -lL {shlex.quote(str(path))}"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"not TOML: {error}", path=path) from error
-
-
-def layer_of(table: Mapping[str, Any], path: str) -> Layer:
-    """Return the layer of a file; its relative paths are relative to its directory."""
-    return Layer(table, path, os.path.dirname(os.path.abspath(path)))
 
 
 def parse_overrides(arguments: Sequence[str], keys: Keys) -> dict[str, Any]:
@@ -234,15 +289,20 @@ def values_at(table: Mapping[str, Any], key: str, path: Sequence[str | int] = ()
 
 
 def _paths_in(keys: Keys, table: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the keys that name a file or directory, those in tables that the user names with these names."""
-    for key in keys.paths:
+    """Yield the keys that name a file or directory."""
+    return (key for key, _ in _expanded(dict.fromkeys(keys.paths), table))
+
+
+def _expanded(marked: Mapping[str, Mark], table: Mapping[str, Any]) -> Iterator[tuple[str, Mark]]:
+    """Yield some keys with what marks them, those in tables that the user names with these names."""
+    for key, mark in marked.items():
         above, _, below = key.partition(f".{NAME}.")
         names = [
             name for found in values_at(table, above) if below and isinstance(found, dict) for name in found
         ]
-        yield from (f"{above}.{name}.{below}" for name in names)
+        yield from ((f"{above}.{name}.{below}", mark) for name in names)
         if not below:
-            yield key
+            yield key, mark
 
 
 def _with_absolute_paths(keys: Keys, layer: Layer) -> dict[str, Any]:

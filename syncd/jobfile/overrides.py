@@ -9,6 +9,7 @@ from click.shell_completion import CompletionItem
 from syncd.completion import matching
 from syncd.console import UncheckedPath
 from syncd.jobfile.keys import NAME, Keys
+from syncd.jobfile.trust import OPTION
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -76,6 +77,12 @@ def overrides_argument(command: F) -> F:
         shell_complete=_values,
     )
     return add(command)
+
+
+def trust_option(command: F) -> F:
+    """Add `--trust-job-file` as `trust`."""
+    text = "Run the code that CONFIG names even if it lies in a job and others could have written it."
+    return click.option(OPTION, "trust", is_flag=True, help=text)(command)
 
 
 def _values(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:

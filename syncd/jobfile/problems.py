@@ -34,10 +34,10 @@ class Problem:
 
 
 def error_of(problems: Sequence[Problem], hint: str) -> ConfigError:
-    """Return one error for all problems; `hint` is what to run if there are several."""
+    """Return one error for all problems; `hint` is what to run if there are several, or the only one has none."""
     if len(problems) == 1:
         (only,) = problems
-        return ConfigError(only.text, path=only.where, hint=only.hint)
+        return ConfigError(only.text, path=only.where, hint=only.hint or hint)
     lines = "".join(f"\n  {problem}" for problem in problems)
     return ConfigError(f"{len(problems)} problems with the configuration:{lines}", hint=hint)
 
@@ -50,5 +50,11 @@ def shown(value: Any) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the hint that names the known name that was probably meant, None if none is close."""
-    near = get_close_matches(name, sorted(known), 1)
-    return f"did you mean {near[0]}?" if near else None
+    near = nearest_name(name, known)
+    return f"did you mean {near}?" if near else None
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that was probably meant, best one of the same letters; None if none is close."""
+    near = get_close_matches(name, sorted(known), 3)
+    return max(near, key=lambda other: sorted(other) == sorted(name), default=None)

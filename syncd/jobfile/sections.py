@@ -12,10 +12,17 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from syncd.client.sync_policy import TRANSPORTS, SyncMethod, SyncStyle
+from syncd.jobfile.trust import FUNCTION
 from syncd.protocol.permissions import Permissions
 
 FIXED: dict[str, Any] = {"fixed": True}
 """Goes into the JSON Schema of a key that may not change between two starts."""
+
+CODE: dict[str, Any] = {"code": "any"}
+"""The same for a key whose value makes a program run code: see `syncd.jobfile.trust`."""
+
+CODE_BY_NAME: dict[str, Any] = {"code": FUNCTION}
+"""The same for a key whose value does so if it is `module:function`."""
 
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -108,7 +115,7 @@ class ModelSection(Section):
     """Of the parameters that the optimizer changes."""
     attn_implementation: str = "sdpa"
     """What transformers takes: sdpa, eager; flash_attention_2 on GPUs, in bfloat16."""
-    trust_remote_code: bool = False
+    trust_remote_code: bool = Field(default=False, json_schema_extra=CODE)
     """Whether code that comes with the model may run."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
@@ -200,8 +207,8 @@ class SyncSection(Section):
     """Send with each version what the model answers to a few fixed tokens, to compare engines with: proof.md."""
     delta: Literal["auto", "on", "off"] = "auto"
     """on: store steps as changes while every explorer reads deltas, not with stream or adapters; auto: if quicker."""
-    keyframe_every: Positive = 32
-    """The most deltas that follow a step that is stored whole."""
+    keyframe_every: Annotated[int, Field(ge=1, le=1024)] = 32
+    """The most deltas that follow a step that is stored whole; a reader that comes late reads all of them."""
     max_chain_bytes: Count = 0
     """The most bytes of the deltas that follow a step that is stored whole; 0 for half of that step."""
     save_timeout: Seconds = 600.0

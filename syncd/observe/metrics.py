@@ -13,6 +13,7 @@ from typing import Any
 
 from syncd._version import __version__
 from syncd.errors import ConfigError
+from syncd.extras import install_command
 from syncd.observe import names
 from syncd.observe.events import Event
 from syncd.protocol.engine_state import EngineState
@@ -349,5 +350,5 @@ def _client() -> Any:
     try:
         import prometheus_client  # noqa: PLC0415
     except ImportError as error:
-        raise ConfigError("metrics need prometheus_client", hint="pip install 'syncd[metrics]'") from error
+        raise ConfigError("metrics need prometheus_client", hint=install_command("metrics")) from error
     return prometheus_client

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 from syncd.errors import ConfigError, CorruptDataError
+from syncd.protocol.delta import read_weights_header
 from syncd.protocol.digest import DEFAULT, hasher, name_of
 from syncd.protocol.disk import MISSING, Disk
 from syncd.protocol.documents import Fields
 from syncd.protocol.layout import ACTOR, Job, parse_step_name
-from syncd.protocol.safetensors import Tensor, read_header, signature
+from syncd.protocol.safetensors import Tensor, signature
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -73,7 +74,7 @@ def model_digest(disk: Disk, model: str) -> str:
         OSError: A file cannot be read.
     """
     try:
-        headers = {path: read_header(disk, path) for path in weight_files(disk, model)}
+        headers = {path: read_weights_header(disk, path) for path in weight_files(disk, model)}
         described = sorted((name, *kind) for name, kind in signature(headers.values()).items())
     except (*MISSING, CorruptDataError) as error:
         raise ConfigError(f"the model's safetensors files are not whole: {error}", path=model) from error

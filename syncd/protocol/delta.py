@@ -7,7 +7,9 @@ bounded by the sizes of the files, and no weight is read.
 """
 
 import json
+import os
 import re
+import shlex
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ import xxhash
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import Disk
-from syncd.protocol.layout import is_relative_name
+from syncd.protocol.layout import is_relative_name, parse_step_name
 from syncd.protocol.safetensors import DTYPE_BITS, Header, Progress, Tensor, read_header
 
 ENCODING = "ulp1"
@@ -256,12 +258,44 @@ def read_table(disk: Disk, path: str, progress: Progress = lambda: None) -> Delt
     return DeltaTable(named, found, header.data_offset + streams.start)
 
 
+def _is_container(header: Header) -> bool:
+    parts = header.tensors.values()
+    names = [match[1] for tensor in parts if (match := _PART.fullmatch(tensor.name))]
+    return tuple(names) == _PARTS and all(tensor.dtype == "U8" for tensor in parts)
+
+
 def _parts(header: Header, path: str) -> tuple[Tensor, ...]:
-    found = list(header.tensors.values())
-    names = [match[1] for tensor in found if (match := _PART.fullmatch(tensor.name))]
-    if tuple(names) != _PARTS or any(tensor.dtype != "U8" for tensor in found):
+    if not _is_container(header):
         raise CorruptDataError("not the container of a delta", path=path)
-    return tuple(found)
+    return tuple(header.tensors.values())
+
+
+def require_weights(header: Header, path: str) -> Header:
+    """Return the header of a file of weights.
+
+    Args:
+        header: The header of a safetensors file.
+        path: The file.
+
+    Raises:
+        CorruptDataError: It is the container of a delta, which is whole safetensors too, and no weights.
+    """
+    if not _is_container(header):
+        return header
+    actor = os.path.dirname(os.path.realpath(path))
+    job, name = os.path.split(os.path.dirname(actor))
+    step = parse_step_name(name)
+    source = "JOB STEP" if step is None else f"{shlex.quote(job)} {step}"
+    raise CorruptDataError(
+        "changes of an earlier step (a delta), not weights",
+        path=path,
+        hint=f"syncd materialise {source} --to DIR  # a whole model directory",
+    )
+
+
+def read_weights_header(disk: Disk, path: str, progress: Progress = lambda: None) -> Header:
+    """Read and check the header of a file of weights, as `read_header` and `require_weights` do."""
+    return require_weights(read_header(disk, path, progress), path)
 
 
 def _read(disk: Disk, path: str, header: Header, part: Tensor, progress: Progress) -> bytes:

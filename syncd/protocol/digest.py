@@ -12,6 +12,7 @@ from typing import Protocol
 import xxhash
 
 from syncd.errors import CorruptDataError
+from syncd.extras import upgrade_command
 from syncd.protocol.disk import Disk
 
 DEFAULT = "xxh3_128"
@@ -39,7 +40,7 @@ def hasher(name: str = DEFAULT) -> Hasher:
         CorruptDataError: No digest of that name is known.
     """
     if name not in _HASHERS:
-        raise CorruptDataError(f"unknown digest {name!r}", hint="pip install --upgrade syncd")
+        raise CorruptDataError(f"unknown digest {name!r}", hint=upgrade_command())
     return _HASHERS[name]()
 
 

@@ -9,8 +9,9 @@ directory and then opens the file. See docs/protocol.md, "What the file system m
 """
 
 import contextlib
+import errno
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple, Protocol
 
 Kind = Literal["file", "directory", "other"]
@@ -69,6 +70,9 @@ class Disk(Protocol):
     def replace(self, path: str, data: Data, *, via: str | None = None, private: bool = False) -> None:
         """Write `data` durably to a temporary file, then rename it over `path`.
 
+        Nobody of syncd makes a directory where a file belongs. One that is there may be somebody's: it is moved
+        beside it, to a name that ends in `.aside`, and stays.
+
         Args:
             path: The name that readers use.
             data: The whole new content, or its pieces.
@@ -115,9 +119,18 @@ class Clock(Protocol):
         """Let `seconds` pass."""
 
 
+_HEAD = 200
+"""Bytes of a name that its temporary one begins with: names have 255."""
+
+
 def temporary_name(name: str) -> str:
-    """Return a name no one else uses for the file that will become `name`."""
-    return f".{name}.{uuid.uuid4().hex[:12]}.tmp"
+    """Return a name no one else uses for the file that will become `name`, however long that is."""
+    head = (
+        name
+        if len(name.encode(errors="replace")) <= _HEAD
+        else name.encode(errors="replace")[:_HEAD].decode(errors="ignore")
+    )
+    return f".{head}.{uuid.uuid4().hex[:12]}.tmp"
 
 
 def is_temporary(name: str) -> bool:
@@ -155,26 +168,74 @@ def list_if_there(disk: Disk, path: str) -> list[DirectoryEntry]:
         return []
 
 
+_DEEPEST = 64
+
+
+def tree_stats(disk: Disk, path: str) -> Iterator[FileStat]:
+    """Yield the stat of everything below a directory, following no link.
+
+    Left out is what this user may not look at, what lies more than `_DEEPEST` levels below (no step has so many), and
+    what has a longer path than the system takes.
+    """
+    waiting = [(path, entry, 1) for entry in list_if_there(disk, path)]
+    while waiting:
+        directory, entry, level = waiting.pop()
+        child = f"{directory}/{entry.name}"
+        try:
+            yield disk.stat(child)
+            if entry.kind == "directory" and level < _DEEPEST:
+                waiting += [(child, below, level + 1) for below in list_if_there(disk, child)]
+        except (*MISSING, PermissionError):
+            continue
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+
+
 def remove_tree(disk: Disk, path: str, kind: Kind = "directory") -> int:
     """Remove whatever is at `path`, following no link, and return the number of files removed.
 
     What vanishes meanwhile is fine; what cannot be removed yet (a file that a reader on this host holds
-    open stays as `.nfs*` until it is closed) raises, and a later call resumes from there.
+    open stays as `.nfs*` until it is closed) raises, and a later call resumes from there. However deep the tree is,
+    no path becomes longer than the system takes: a directory `_LEVELS` below is moved up before it is emptied.
 
     Args:
         disk: The file system.
         path: What is removed.
         kind: What a listing says is there; a directory is looked at once more.
     """
-    removed = 0
-    with contextlib.suppress(FileNotFoundError):
-        if kind != "directory" or _is_no_directory(disk, path):
-            disk.unlink(path)
-            return 1
-        for entry in list_if_there(disk, path):
-            removed += remove_tree(disk, f"{path}/{entry.name}", entry.kind)
-        disk.remove_directory(path)
+    removed, waiting = 0, [_Doomed(path, kind, 0)]
+    while waiting:
+        doomed = waiting.pop()
+        with contextlib.suppress(FileNotFoundError):
+            if doomed.is_emptied:
+                disk.remove_directory(doomed.path)
+            elif doomed.kind != "directory" or _is_no_directory(disk, doomed.path):
+                disk.unlink(doomed.path)
+                removed += 1
+            elif doomed.level > _LEVELS:
+                higher = f"{path}/{temporary_name('deep')}"
+                disk.rename(doomed.path, higher)
+                waiting.append(_Doomed(higher, "directory", 1))
+            else:
+                waiting.append(doomed._replace(is_emptied=True))
+                waiting += [
+                    _Doomed(f"{doomed.path}/{entry.name}", entry.kind, doomed.level + 1)
+                    for entry in list_if_there(disk, doomed.path)
+                ]
     return removed
+
+
+_LEVELS = 8
+
+
+class _Doomed(NamedTuple):
+    """Something that is to be removed, by levels below the top; a directory again once all in it was."""
+
+    path: str
+    kind: Kind
+    level: int
+    is_emptied: bool = False
 
 
 def _is_no_directory(disk: Disk, path: str) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError
+from syncd.extras import upgrade_command
 from syncd.protocol.disk import DOCUMENT_LIMIT, Disk, list_if_there
 
 PROTOCOL = 1
@@ -226,7 +227,7 @@ def decode(data: bytes, path: str) -> Fields:
         raise ProtocolTooNewError(
             f"written by protocol {written_by}, this is protocol {PROTOCOL}: upgrade syncd",
             path=path,
-            hint="pip install --upgrade syncd",
+            hint=upgrade_command(),
         )
     return fields
 

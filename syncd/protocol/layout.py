@@ -156,6 +156,8 @@ class Job:
     owner = JobPath("state", OWNER)
     # The baseline: the probe of the model that the job started from.
     base_probe = JobPath("state", "base_probe.json")
+    # Which kinds of engine have ended at a probe.
+    ended_probes = JobPath("state", "ended_probes")
     lock = JobPath("state", "daemon.lock")
     explorers = JobPath("state", "explorers")
     trainers = JobPath("state", "trainers")

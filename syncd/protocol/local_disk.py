@@ -10,6 +10,7 @@ import functools
 import os
 import stat as stat_module
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TypeVar
@@ -122,7 +123,11 @@ class LocalDisk:
         modes = self._modes()
         try:
             _write(temporary, data, PRIVATE if private else modes)
-            self.rename(temporary, path)
+            try:
+                self.rename(temporary, path)
+            except IsADirectoryError:
+                os.rename(path, f"{path}.{uuid.uuid4().hex[:12]}.aside")
+                self.rename(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
@@ -149,17 +154,18 @@ class LocalDisk:
         apply_to_path(path, modes)  # its maker may have been killed before it did this
 
     def _make_directory(self, path: str, modes: Modes) -> None:
-        if os.path.isdir(path):
-            return
-        parent = os.path.dirname(path)
-        self._make_directory(parent, modes)
-        try:
-            os.mkdir(path, modes.directory & 0o777)
-        except FileExistsError:
-            if not os.path.isdir(path):
-                raise
-        apply_to_path(path, modes)
-        self.sync_directory(parent)
+        missing = list[str]()
+        while not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for path in reversed(missing):
+            try:
+                os.mkdir(path, modes.directory & 0o777)
+            except FileExistsError:
+                if not os.path.isdir(path):
+                    raise
+            apply_to_path(path, modes)
+            self.sync_directory(os.path.dirname(path))
 
     def remove_directory(self, path: str) -> None:
         self._guard(path)

@@ -6,6 +6,7 @@ A delta is a step stored as the changed elements of an earlier one, its parent. 
 parents to a keyframe, a step stored whole. docs/delta.md describes them.
 """
 
+import errno
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -287,7 +288,12 @@ def uri_problem(uri: str) -> str:
 
 
 def read_manifest(disk: Disk, step_path: str) -> Manifest:
-    """Read the manifest of a step; `FileNotFoundError` while there is none."""
+    """Read the manifest of a step; `FileNotFoundError` while there is none.
+
+    A link to a directory is no step: nothing lists, leases or keeps what it leads to.
+    """
+    if not is_directory(disk, step_path):
+        raise FileNotFoundError(errno.ENOENT, "no step directory", step_path)
     path = f"{step_path}/{MANIFEST}"
     return decode_manifest(disk.read(path), path)
 

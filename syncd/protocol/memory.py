@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from syncd.errors import CorruptDataError, SyncdError
-from syncd.protocol.disk import remove_tree
+from syncd.protocol.disk import remove_tree, tree_stats
 from syncd.protocol.documents import record_in
 from syncd.protocol.file_lock import FileLock, lock_file
 from syncd.protocol.layout import is_identity
@@ -26,6 +26,7 @@ from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import Manifest, from_receipts, missing_files
 from syncd.protocol.process import Process
 from syncd.protocol.receipt import read_receipts, whole_attempt
+from syncd.protocol.trust import weak_level
 
 MEMORY_KEY = "memory"
 """The key of a trainer's presence that says where its copies are."""
@@ -122,12 +123,13 @@ def is_copy_of(path: str, manifest: Manifest) -> bool:
 
 
 def is_private(path: str) -> bool:
-    """Return whether a path is a directory, no link, that only this user can use."""
+    """Return whether a path is a directory, no link, that only this user can use, and nobody else can replace."""
     try:
         found = os.lstat(path)
+        is_own = found.st_uid == os.geteuid() and not found.st_mode & 0o077
+        return stat_module.S_ISDIR(found.st_mode) and is_own and weak_level(path) is None
     except OSError:
         return False
-    return stat_module.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
 def lock_directory(directory: str) -> FileLock | None:
@@ -180,10 +182,9 @@ def clear_all(root: str) -> None:
 def size_of(path: str) -> int:
     """Return the bytes of all files below a directory."""
     size = 0
-    for directory, _, names in os.walk(path):
-        for name in names:
-            with contextlib.suppress(OSError):
-                size += os.lstat(f"{directory}/{name}").st_size
+    with contextlib.suppress(OSError):
+        for found in tree_stats(LocalDisk(), path):
+            size += 0 if found.kind == "directory" else found.size
     return size
 
 

@@ -1,7 +1,8 @@
 """Obstacles: what is wrong with one file or directory of a job, where the rest of its file system works.
 
-Another user's file that cannot be read, or a directory that cannot be moved, must affect nothing else. Errors of the
-whole file system (it is full, stale, read-only, or does not answer) are no obstacles: `mount` has those.
+Another user's file that cannot be read, a directory that cannot be moved, or an entry that meets a bug of this code
+must affect nothing else. Errors of the whole file system (it is full, stale, read-only, or does not answer) are no
+obstacles: `mount` has those. Nor is what ends the work of this process: a fence, the loss of its lock.
 """
 
 import errno
@@ -10,6 +11,8 @@ import os
 import shlex
 import stat
 from dataclasses import dataclass
+
+from syncd.errors import FencedError, LockHeldError, StorageError, unexpected
 
 _DENIED = frozenset({errno.EACCES, errno.EPERM})
 _OF_ONE_ENTRY = _DENIED | {
@@ -45,16 +48,16 @@ class Obstacle:
         return f"{self.path}: {self.message}{owner}; {self.hint}"
 
 
-def obstacle_to_reading(error: OSError, path: str) -> Obstacle | None:
+def obstacle_to_reading(error: Exception, path: str) -> Obstacle | None:
     """Return what keeps one entry from being read, None where that is the whole file system."""
     return _obstacle(error, path, "sudo chmod -R a+rX {path}")
 
 
-def required_obstacle(error: OSError, path: str) -> Obstacle:
+def required_obstacle(error: Exception, path: str) -> Obstacle:
     """Return what keeps one entry from being read.
 
     Raises:
-        OSError: The error itself, if it is of the whole file system.
+        Exception: The error itself, if it is of the whole file system or ends the work of this process.
     """
     obstacle = obstacle_to_reading(error, path)
     if obstacle is None:
@@ -62,7 +65,7 @@ def required_obstacle(error: OSError, path: str) -> Obstacle:
     return obstacle
 
 
-def obstacle_to_moving(error: OSError, path: str) -> Obstacle | None:
+def obstacle_to_moving(error: Exception, path: str) -> Obstacle | None:
     """Return what keeps one entry from being moved or removed, None where that is the whole file system."""
     # To be moved, a directory must be writable itself; no mode of a file or directory stops root.
     command = (
@@ -73,7 +76,12 @@ def obstacle_to_moving(error: OSError, path: str) -> Obstacle | None:
     return _obstacle(error, path, command)
 
 
-def _obstacle(error: OSError, path: str, permit: str) -> Obstacle | None:
+def _obstacle(error: Exception, path: str, permit: str) -> Obstacle | None:
+    if isinstance(error, FencedError | StorageError | LockHeldError):
+        return None
+    if not isinstance(error, OSError):
+        problem = unexpected(error)
+        return Obstacle(path, problem.message, _owner(path), problem.hint or f"ls -ld {shlex.quote(path)}")
     if error.errno not in _OF_ONE_ENTRY:
         return None
     place = _in_the_way(os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else path)

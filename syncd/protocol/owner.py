@@ -126,6 +126,10 @@ def check_owner(job: Job) -> None:
         raise
     except (*MISSING, CorruptDataError):
         return  # there is no job yet, or the next leader writes the file again
+    except PermissionError:
+        if is_own(job):
+            return  # it lies in the job itself
+        raise
     if owner is not None and is_other:
         where = f"{owner.place.path} on {owner.place.host}" if owner.place else "the one that it lies in"
         raise ConfigError(
@@ -143,7 +147,7 @@ def record_owner(job: Job, term: Term) -> None:
     """
     try:
         before = read_owner(job.disk, job.owner)
-    except ProtocolTooNewError:
+    except (ProtocolTooNewError, PermissionError):
         return
     except CorruptDataError:
         before = None

@@ -105,12 +105,12 @@ def path_of(directory: str, identity: str) -> str:
     return f"{directory}/{identity}.json"
 
 
-def write_presence(disk: Disk, directory: str, presence: Presence) -> None:
-    """Publish a presence."""
+def write_presence(disk: Disk, directory: str, presence: Presence, via: str = "") -> None:
+    """Publish a presence; `via` is the directory through which it is renamed, if not that of its kind."""
     pairs = {"applied": pair_document(presence.applied), "loading": pair_document(presence.loading)}
     unwritten = ("problem",) if presence.reads else ("problem", "reads")
     document = as_document(presence, *unwritten, **pairs)
-    disk.replace(path_of(directory, presence.identity), encode(document))
+    disk.replace(path_of(directory, presence.identity), encode(document), via=via or None)
 
 
 def read_presence(disk: Disk, path: str) -> Presence:
@@ -192,7 +192,7 @@ class Presences:
                 continue
             except CorruptDataError as error:
                 problems[identity] = _unreadable(self._disk, path, identity, error.message)
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - one file costs itself only
                 obstacle = required_obstacle(error, path)
                 problems[identity] = _unreadable(self._disk, path, identity, str(obstacle))
             else:
@@ -233,10 +233,11 @@ class Publisher:
         clock: Dates the file.
         directory: The directory of the module's kind.
         presence: What to publish first; nothing is written before the first `update`.
+        via: The directory through which it is renamed, if not that of its kind.
     """
 
-    def __init__(self, disk: Disk, clock: Clock, directory: str, presence: Presence) -> None:
-        self._disk, self._clock, self._directory = disk, clock, directory
+    def __init__(self, disk: Disk, clock: Clock, directory: str, presence: Presence, via: str = "") -> None:
+        self._disk, self._clock, self._directory, self._via = disk, clock, directory, via
         self.presence = presence
 
     def prepare(self) -> None:
@@ -253,7 +254,7 @@ class Publisher:
         # A write that fails may still have reached the file: its number is never given to another content.
         self.presence = replace(self.presence, beat=self.presence.beat + 1)
         changed = replace(self.presence, **changes, updated_at=self._clock.time())
-        write_presence(self._disk, self._directory, changed)
+        write_presence(self._disk, self._directory, changed, self._via)
         self.presence = changed
         return changed
 

@@ -33,7 +33,7 @@ class Process:
         return started != self.started and (started != _UNSEEN or not _exists(self.pid))
 
     def is_here(self) -> bool:
-        """Return whether it is a process of this host that is there."""
+        """Return whether it is a process of this host that has not ended; it may be stopped."""
         return (
             bool(self.boot) and (self.boot, self.namespace) == (_boot(), _namespace()) and not self.is_gone()
         )

@@ -77,18 +77,22 @@ def read_requests_and_problems(
     for identity, path in list_documents(job.disk, job.requests):
         if is_identity(identity):
             try:
-                fields = read_document(job.disk, path, SMALL_LIMIT)
-                if fields.text("kind") not in KINDS or fields.text("identity") != identity:
-                    raise fields.wrong("kind", f"one of {', '.join(KINDS)}")
-                found.append(record_from(Request, fields, "asked_at"))
+                found.append(_read_request(job, identity, path))
             except MISSING:
                 continue
             except CorruptDataError as error:
                 if unreadable is not None:
                     unreadable[path] = error.message
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - one file costs itself only
                 problems.append(str(required_obstacle(error, path)))
     return tuple(sorted(found, key=lambda request: (request.asked_at, request.identity))), tuple(problems)
+
+
+def _read_request(job: Job, identity: str, path: str) -> Request:
+    fields = read_document(job.disk, path, SMALL_LIMIT)
+    if fields.text("kind") not in KINDS or fields.text("identity") != identity:
+        raise fields.wrong("kind", f"one of {', '.join(KINDS)}")
+    return record_from(Request, fields, "asked_at")
 
 
 def remove_request(job: Job, identity: str) -> None:
@@ -152,5 +156,5 @@ def _read_pin(job: Job, path: str, step: int, unreadable: dict[str, str]) -> Pin
     except CorruptDataError as error:
         unreadable[path] = error.message
         return Pin(step)
-    except OSError as error:
+    except Exception as error:  # noqa: BLE001 - one file costs itself only
         return Pin(step, f"the reason cannot be read: {required_obstacle(error, path)}")

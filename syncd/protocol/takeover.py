@@ -78,8 +78,8 @@ class Candidate:
         """Whether terms that were there had gone when read again: somebody has removed the state directory."""
 
     def is_surely_led(self) -> bool:
-        """Return whether the leader was seen to live when it was last read; a silent one may be dead."""
-        return self._last is not None and (self._beats or self._last[1].process.is_here())
+        """Return whether the leader was seen to live: to beat. A process that is there may be stopped, or hang."""
+        return self._last is not None and self._beats
 
     def holder(self) -> Leader | None:
         """Read the terms once and return the leader, None where its place is free."""
@@ -271,7 +271,7 @@ class _Fence:
     def empty_trash(self, token: int, path: str, heir: str) -> None:
         """Empty the trash of a term into another one."""
         with self._leaving(token, path):
-            _empty_surely(self._job.disk, path, heir)
+            _retry(partial(_empty, self._job.disk, path, heir), _NOT_TAKEN_OVER, path)
 
     @contextlib.contextmanager
     def _leaving(self, token: int | None, path: str) -> Iterator[None]:
@@ -315,6 +315,9 @@ def _withdrawn(job: Job, name: str) -> str:
     return withdrawn
 
 
+_NOT_TAKEN_OVER = "an earlier daemon's trash cannot be taken over"
+
+
 def remove_surely(disk: Disk, path: str) -> None:
     """Remove a directory that somebody may still be writing to.
 
@@ -325,14 +328,11 @@ def remove_surely(disk: Disk, path: str) -> None:
     _retry(partial(remove_tree, disk, path), "an earlier daemon's term cannot be removed", path)
 
 
-def _empty_surely(disk: Disk, path: str, heir: str) -> None:
-    _retry(partial(_empty, disk, path, heir), "an earlier daemon's trash cannot be taken over", path)
-
-
-def _empty(disk: Disk, path: str, heir: str) -> None:
+def _empty(disk: Disk, path: str, heir: str, *, is_term: bool = True) -> None:
     for entry in list_if_there(disk, path):
-        if is_private(entry):
-            _empty_surely(disk, f"{path}/{entry.name}", heir)
+        if is_term and is_private(entry):  # only a term's own directory has those of claims
+            claims = f"{path}/{entry.name}"
+            _retry(partial(_empty, disk, claims, heir, is_term=False), _NOT_TAKEN_OVER, claims)
             continue
         with contextlib.suppress(*MISSING):  # earlier releases put steps directly here
             disk.rename(f"{path}/{entry.name}", f"{heir}/{entry.name}")

@@ -9,10 +9,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from syncd.errors import CorruptDataError, UsageError
+from syncd.protocol.delta import read_weights_header
 from syncd.protocol.disk import DOCUMENT_LIMIT, DirectoryEntry, Disk, FileStat
 from syncd.protocol.layout import ADAPTER, ADAPTER_CONFIG
 from syncd.protocol.local_disk import LocalDisk
-from syncd.protocol.safetensors import Header, read_header, signature
+from syncd.protocol.safetensors import Header, signature
 
 SHARD = ".safetensors"
 INDEX = ".safetensors.index.json"
@@ -77,7 +78,7 @@ def read_export(disk: Disk, directory: str) -> Export:
 
     Raises:
         UsageError: There is no safetensors file in it.
-        CorruptDataError: It is incomplete, it contradicts itself, or a file of it is damaged.
+        CorruptDataError: It is incomplete, it contradicts itself, a file of it is damaged, or it holds a delta.
         OSError: A file cannot be read.
     """
     entries = _entries(disk, directory)
@@ -85,7 +86,9 @@ def read_export(disk: Disk, directory: str) -> Export:
     if not any(name.endswith(SHARD) for name in names):
         raise UsageError(f"no *{SHARD} file", path=directory, hint=_list_hint(directory))
     stats = {name: _examined(disk, f"{directory}/{name}") for name in names}
-    shards = {name: read_header(disk, f"{directory}/{name}") for name in names if name.endswith(SHARD)}
+    shards = {
+        name: read_weights_header(disk, f"{directory}/{name}") for name in names if name.endswith(SHARD)
+    }
     weight_maps = {name: _weight_map(disk, f"{directory}/{name}") for name in names if name.endswith(INDEX)}
     _require_whole(directory, shards, names, weight_maps)
     skipped = sorted(_shown(entry) for name, entry in entries.items() if name not in stats)

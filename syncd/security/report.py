@@ -18,6 +18,7 @@ from syncd.protocol.layout import CONFIG, STATE, Job, parse_step_name, read_conf
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.mount import Mount, mount_of
 from syncd.protocol.permissions import modes_of, parse_config, policy_in
+from syncd.protocol.trust import weak_level
 from syncd.security.rules import (
     AccessFinding,
     AccessSnapshot,
@@ -73,6 +74,7 @@ def collect(directory: str, state_dir: str | None = None, secrets: Iterable[str]
         group=policy[1],
         policy_problem=problem,
         secrets=tuple(secret_keys(document)),
+        weak_config=_weak_config(job),
         units=tuple(map(_unit, _matching(_UNITS))),
         unread=unread,
     )
@@ -161,6 +163,12 @@ def _config(job: Job, unread: dict[str, str]) -> dict[str, Any]:
     except OSError as error:
         unread[path] = error.strerror or str(error)
         return {}
+
+
+def _weak_config(job: Job) -> str:
+    with contextlib.suppress(OSError):
+        return str(weak_level(f"{job.root}/{CONFIG}") or "")
+    return ""
 
 
 def secret_keys(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

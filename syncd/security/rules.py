@@ -88,6 +88,7 @@ class AccessSnapshot:
         group: Number of the policy's group, None if it has none.
         policy_problem: Why the policy cannot be read, empty if it can.
         secrets: Keys in `config.toml` that hold what looks like a secret.
+        weak_config: Where others could change what `config.toml` leads to, and how; empty if nowhere.
         units: The units of this host.
         unread: Paths that could not be checked, each with the reason.
     """
@@ -101,6 +102,7 @@ class AccessSnapshot:
     group: int | None = None
     policy_problem: str = ""
     secrets: tuple[str, ...] = ()
+    weak_config: str = ""
     units: tuple[SystemdUnit, ...] = ()
     unread: Mapping[str, str] = field(default_factory=dict)
 
@@ -277,6 +279,11 @@ def _policy(seen: AccessSnapshot) -> Iterator[AccessFinding]:
     config = f"{seen.directory}/config.toml"
     if seen.policy_problem:
         yield AccessFinding("policy", "fail", seen.policy_problem, config, f"less {quote(config)}")
+    if seen.weak_config:
+        what = f"others could have written it ({seen.weak_config}): programs run no code that it names"
+        yield AccessFinding(
+            "untrusted-config", "info", what, config, "--trust-job-file, where you know what is in it"
+        )
     for key in seen.secrets:
         what = f"{key} looks like a secret, in a file that stays in the job"
         mend = f"take {key} out of {quote(config)}; give it by the environment, or by a credential of systemd"

@@ -133,7 +133,22 @@ def _timeouts() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # what gloo raises, for a timeout and for a connection that was closed
-        raise TimedOutError(
-            f"another rank has ended or does not answer: {str(error).splitlines()[0]}",
-            hint="read the log of the rank that failed first",
-        ) from error
+        raise _lost(error) from error
+
+
+def lost_rank(error: BaseException) -> TimedOutError | None:
+    """Return the error of this tree for a collective that failed because of another rank, None for other errors.
+
+    gloo raises nothing more special than a RuntimeError with the place in its source.
+    """
+    is_lost = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error))
+    return _lost(error) if is_lost else None
+
+
+def _lost(error: BaseException) -> TimedOutError:
+    # gloo's second sentence guesses at bugs.
+    reason = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0]
+    return TimedOutError(
+        f"another rank has ended or does not answer: {reason}",
+        hint="read the log of the rank that failed first",
+    )

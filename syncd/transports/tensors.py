@@ -8,9 +8,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from syncd.errors import CorruptDataError, RefusedError
+from syncd.protocol.delta import read_weights_header
 from syncd.protocol.disk import MISSING, Disk, list_if_there
 from syncd.protocol.receipt import FileRecord
-from syncd.protocol.safetensors import Header, read_header, signature
+from syncd.protocol.safetensors import Header, signature
 from syncd.protocol.version import Version
 
 SUFFIX = ".safetensors"
@@ -134,7 +135,7 @@ def list_tensors(disk: Disk, version: Version, directory: str, kinds: Collection
 
 def _read_header(disk: Disk, path: str) -> Header:
     try:
-        return read_header(disk, path)
+        return read_weights_header(disk, path)
     except MISSING:
         raise RefusedError("a shard is missing", path=path) from None
     except CorruptDataError as error:

@@ -79,7 +79,9 @@ def _judge(document: Document, limits: CheckLimits) -> tuple[CheckState, str]:
     version = document["version"]
     if version is None:
         unknown = state if state is CheckState.CRITICAL else CheckState.UNKNOWN
-        return unknown, "; ".join(("nothing is published yet", *map(_told, urgent)))
+        is_unread = any(one["name"] == "version" for one in urgent)
+        said = "no version can be read" if is_unread else "nothing is published yet"
+        return unknown, "; ".join((said, *map(_told, urgent)))
     text = f"version {version['generation']}.{version['step']} published {version['age']:.0f} s ago"
     if (end := document["finished"]) is not None:
         said = f"finished at step {end['step']}: {plain(end['reason'])}"

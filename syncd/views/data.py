@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from syncd.config import DaemonConfig
-from syncd.daemon.chains import change_figures
+from syncd.daemon.chains import Lengths, change_figures
+from syncd.daemon.plan import ROOM
 from syncd.daemon.report import lag_of, symptoms
 from syncd.daemon.retention import Decision
 from syncd.daemon.snapshot import Module, Snapshot
 from syncd.protocol.engine_state import EngineReport, EngineState, engine_of
-from syncd.protocol.mount import MountState
+from syncd.protocol.mount import MountState, mount_trouble
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import pair_document
@@ -25,6 +26,9 @@ STATUS_SCHEMA = 2
 """The `schema_version` of what `status` and the page show."""
 
 _POLICY = "keep_last keep_every keep_full max_bytes partial_grace keep_previous prune prune_foreign"
+
+_FEWEST_INODES = 16
+"""Files that a publish and a heartbeat need at once, and some more."""
 
 _LONGEST = 4096
 """The most characters of a text in a presence file that are shown."""
@@ -65,14 +69,13 @@ def problems(view: JobView) -> list[tuple[str, str]]:
     found = list(symptoms(view.snapshot))
     damaged = [step for step in _by_step(view.snapshot) if step.state is StepState.DAMAGED]
     found += [("damaged_step", f"step {step.step}: {step.problem}") for step in damaged]
-    put_aside = {step.step: _quarantined(view.snapshot, step) for step in _by_step(view.snapshot)}
-    found += [
-        ("quarantined_step", f"step {step}: {why}") for step, why in put_aside.items() if why is not None
-    ]
+    steps, put_aside = view.snapshot.steps, _put_aside(view.snapshot)
+    there = sorted(key for key in put_aside if key[0] in steps and steps[key[0]].digest == key[1])
+    found += [("quarantined_step", f"step {key[0]}: {put_aside[key]}") for key in there]
     found += list(view.problems.items())
     found += _engine_problems(view)
     found += [("dead", name) for name, heart in sorted(view.hearts.items()) if heart is Heart.DEAD]
-    found += [("mount", trouble)] if (trouble := _mount_trouble(view.known)) else []
+    found += [("mount", trouble)] if (trouble := _mount_trouble(view)) else []
     heart = view.lead.heart if view.lead else Heart.LEFT
     if heart in (Heart.DEAD, Heart.LEFT):
         found.append(("daemon", "no daemon leads this job"))
@@ -118,12 +121,20 @@ def known(found: HostFile | None, root: str, at: float) -> Document:
     return {"job": root, "at": at, "known": said}
 
 
-def _mount_trouble(known: HostFile | None) -> str:
-    """Return what a daemon of this host reports about the mount, empty if nothing is wrong."""
-    mount = known.document.get("mount") if known is not None and known.is_current else None
-    if not isinstance(mount, dict) or mount.get("state") == MountState.OK:
+def _mount_trouble(view: JobView) -> str:
+    """Return what a daemon of this host reports about the mount, or that it is full; empty if nothing is wrong."""
+    mount = view.known.document.get("mount") if view.known is not None and view.known.is_current else None
+    if isinstance(mount, dict) and mount.get("state") != MountState.OK:
+        return f"{mount.get('state')}: {mount.get('detail')}; {mount.get('hint')}"
+    state = MountState.OK
+    if view.snapshot.free is not None and view.snapshot.free < ROOM:
+        state = MountState.FULL
+    elif view.inodes is not None and view.inodes < _FEWEST_INODES:
+        state = MountState.NO_INODES
+    if state is MountState.OK:
         return ""
-    return f"{mount.get('state')}: {mount.get('detail')}; {mount.get('hint')}"
+    trouble = mount_trouble(state, view.job.root)
+    return f"{trouble.state}: {trouble.message}; {trouble.hint}"
 
 
 def _by_step(snapshot: Snapshot) -> list[Step]:
@@ -240,8 +251,9 @@ def listing(view: JobView, decisions: Iterable[Decision], policy: DaemonConfig) 
         policy: The policy by which it decides.
     """
     snapshot = view.snapshot
+    row = _Rows(snapshot)
     decided = {decision.step: decision for decision in decisions}
-    rows = [_row(snapshot, snapshot.steps[number], decided[number]) for number in sorted(snapshot.steps)]
+    rows = [row.of(snapshot.steps[number], decided[number]) for number in sorted(snapshot.steps)]
     return {
         "job": view.job.root,
         "at": view.at,
@@ -250,26 +262,34 @@ def listing(view: JobView, decisions: Iterable[Decision], policy: DaemonConfig) 
     }
 
 
-def _row(snapshot: Snapshot, step: Step, decision: Decision) -> Document:
-    return {
-        **_picked(step, "step directory layout"),
-        "state": step.state.value,
-        **_picked(step, "kind full present expected"),
-        "shards": step.shards[0] if step.shards else step.present,
-        "shards_expected": step.shards[1] if step.shards else step.expected,
-        "bytes": step.size,
-        **_picked(step, "digest parent"),
-        **_changes(snapshot, step),
-        "published": _published(snapshot, step.step),
-        "leases": list(snapshot.leases.get(step.step, ())),
-        "pinned": step.step in snapshot.pins,
-        "problem": step.problem,
-        "quarantined": _quarantined(snapshot, step),
-        **_picked(decision, "keep rule detail"),
-    }
+class _Rows:
+    """Makes the rows of a listing; what concerns all steps is read once."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot, self._leases = snapshot, snapshot.leases
+        self._put_aside, self._chains = _put_aside(snapshot), dict[int, int | None]()
+
+    def of(self, step: Step, decision: Decision) -> Document:
+        """Return the row of a step."""
+        return {
+            **_picked(step, "step directory layout"),
+            "state": step.state.value,
+            **_picked(step, "kind full present expected"),
+            "shards": step.shards[0] if step.shards else step.present,
+            "shards_expected": step.shards[1] if step.shards else step.expected,
+            "bytes": step.size,
+            **_picked(step, "digest parent"),
+            **_changes(self._snapshot, step, self._chains),
+            "published": _published(self._snapshot, step.step),
+            "leases": list(self._leases.get(step.step, ())),
+            "pinned": step.step in self._snapshot.pins,
+            "problem": step.problem,
+            "quarantined": self._put_aside.get((step.step, step.digest)),
+            **_picked(decision, "keep rule detail"),
+        }
 
 
-def _changes(snapshot: Snapshot, step: Step | None) -> Document:
+def _changes(snapshot: Snapshot, step: Step | None, chains: Lengths | None = None) -> Document:
     """Return the figures of a step's delta, and of its shortcut; null for what it has not."""
     found: Document = {"delta": None, "shortcut": None}
     if step is None or (step.shortcut is None and step.kind != "delta"):
@@ -277,7 +297,7 @@ def _changes(snapshot: Snapshot, step: Step | None) -> Document:
     if step.shortcut is not None and step.shortcut.problem:
         shortcut = {**_picked(step.shortcut, "parent density problem"), "bytes": step.shortcut.size}
         return {**found, "shortcut": {**shortcut, "whole_bytes": step.whole_size}}
-    figures = change_figures(snapshot.steps, step)
+    figures = change_figures(snapshot.steps, step, chains)
     if figures is None:
         return found
     shown = {
@@ -290,10 +310,10 @@ def _changes(snapshot: Snapshot, step: Step | None) -> Document:
     return {**found, "shortcut": {**shown, "problem": ""}}
 
 
-def _quarantined(snapshot: Snapshot, step: Step) -> str | None:
-    """Return why a step was put aside, None if it was not."""
+def _put_aside(snapshot: Snapshot) -> dict[tuple[int, str], str]:
+    """Return why each step that was put aside was, by its number and digest."""
     entries = snapshot.version.quarantine if snapshot.version else ()
-    return next((one.reason for one in entries if (one.step, one.digest) == (step.step, step.digest)), None)
+    return {(one.step, one.digest): one.reason for one in reversed(entries)}
 
 
 def _published(snapshot: Snapshot, step: int) -> str | None:

@@ -75,6 +75,7 @@ class JobView:
         known: What a daemon of this host reports, None without one.
         scanned: What the scanner found: with the modules that cannot be read, as retention must see them.
         end: How the job has finished, None if it has not or a trainer may still run.
+        inodes: How many files can still be made on its file system, None where no number bounds it.
         job_file: Of a job without steps: `job.toml` beside it, as `syncd init` writes it, empty if there is none.
     """
 
@@ -88,6 +89,7 @@ class JobView:
     known: HostFile | None = None
     scanned: Snapshot = field(default_factory=Snapshot)
     end: JobEnd | None = None
+    inodes: int | None = None
     job_file: str = ""
 
 
@@ -151,6 +153,7 @@ class JobViewer:
             known=hostfile.find(self._job.root),
             scanned=snapshot,
             end=None if _may_train(hearts) or not snapshot.steps else read_end(self._job),
+            inodes=self._job.disk.inodes(self._job.root),
             job_file="" if snapshot.steps else _job_file(self._job),
         )
 

@@ -198,6 +198,7 @@ class Parts:
         with open(self._path("tasks.jsonl"), "w") as file:
             file.writelines(json.dumps(task) + "\n" for task in self.tasks)
         agent = f'[explorer.agent]\ncommand = "{" ".join(AGENT)}"\nconcurrency = {WORKERS}\nretries = 3'
+        agent += '\nreward_range = [0, 99]\npass_env = ["SAID"]'
         with open(self._path("job.toml"), "w") as file:
             file.write(f"""
 [job]

@@ -19,6 +19,7 @@ from explorer_hooks.tasks.order import epochs
 from explorer_hooks.tasks.section import TaskSetSection
 from explorer_hooks.tasks.sources import open_tasks
 from syncd.errors import ConfigError
+from syncd.extras import install_command
 
 ROWS = [
     {"question": f"{left}+{right}=", "solution": str(left + right), "id": f"{left}-{right}", "left": left}
@@ -215,7 +216,7 @@ def test_a_library_that_is_not_installed_is_named_with_the_extra(monkeypatch, li
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ConfigError) as caught:
         opened({"source": source})
-    assert (caught.value.hint, caught.value.exit_code) == ("pip install 'syncd[tasks]'", 78)
+    assert (caught.value.hint, caught.value.exit_code) == (install_command("tasks"), 78)
 
 
 def test_a_generator_that_fails_at_a_task_is_an_error_that_names_both():

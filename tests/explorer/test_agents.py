@@ -19,8 +19,10 @@ from types import SimpleNamespace
 import pytest
 import safetensors.torch
 import structlog
+from structlog.testing import capture_logs
 from support.chat_model import write_chat_model
 from support.gateway_bed import GatewayBed, ScriptedEngine
+from support.jobs import ManualClock
 from support.paths import ROOT
 from support.served_process import MINUTES, ServedProcess
 from support.synchronizers import Threads, World
@@ -36,6 +38,7 @@ from explorer_hooks.explorer.scoring import BuiltInScorer, open_scorer
 from explorer_hooks.gateway import agent_evaluation
 from explorer_hooks.gateway.agent_evaluation import AgentEvaluator
 from explorer_hooks.gateway.players import CommandPlayer, FunctionPlayer
+from explorer_hooks.gateway.progress import EVERY, RolloutProgress
 from explorer_hooks.gateway.run_agents import AgentThreads, run_agents
 from explorer_hooks.gateway.schedule import AgentSchedule, ScheduleLimits
 from explorer_hooks.gateway.serve import limits_of
@@ -320,7 +323,7 @@ def test_rewards_that_raise_hang_die_or_are_none_cost_their_groups_alone_and_are
     for said in (
         "no idea",
         "more than 3 s",
-        "ended its process",
+        "its process ended with",
         "returned str",
         "nan",
         "inf",
@@ -348,6 +351,34 @@ def test_a_function_plays_in_a_process_that_is_replaced_if_it_hangs(tmp_path):
     sessions = [one for group in bed.sessions.groups.values() for one in group.rollouts.values()]
     assert [(one.state, one.info["task"][:4]) for one in sessions] == [("rewarded", "task")] * 4
     assert all(one.id[0] not in "0123" for one in sessions), "nothing of a killed attempt is left"
+
+
+def test_the_log_says_how_many_rollouts_have_ended_while_a_batch_is_played(tmp_path):
+    bed, clock = GatewayBed(tmp_path / "state", ScriptedEngine(lambda _: [7, 0]), group_size=3), ManualClock()
+
+    async def begin(bed):
+        for rollout in range(3):
+            session = await bed.session("0.0", rollout)
+            for _ in range(rollout):
+                await bed.ask(session, [{"role": "user", "content": "x"}])
+            if rollout == 1:
+                await bed.gateway.reward(session, {"reward": 1.0})
+        await bed.session("0.1", 0)
+        await bed.gateway.drop("0.1", "agent")
+
+    with bed.serving() as (_, http), capture_logs() as logs:
+        progress = RolloutProgress(bed.gateway, http, 6, clock.monotonic)
+        http.call(begin(bed))
+        progress.show()
+        for _ in range(3):
+            clock.sleep(EVERY)
+            progress.show()
+            progress.show()
+            clock.sleep(EVERY / 2)
+            progress.restart()  # a batch was written
+    lines = [line for line in logs if line["event"] == "rollouts_played"]
+    wanted = {"needed": 6, "ended": 1, "playing": 2, "turns": 2, "dropped_groups": 1}
+    assert [{name: line[name] for name in wanted} for line in lines] == [wanted] * 3
 
 
 def test_a_stopped_explorer_kills_its_agents(tmp_path):

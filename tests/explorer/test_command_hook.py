@@ -260,6 +260,12 @@ def test_a_background_child_does_not_delay_the_result(tmp_path):
         os.kill(pid, 9)
 
 
+def test_what_a_successful_program_printed_is_shown_on_the_same_stream(target, capfd):
+    hook = CommandHook(["/bin/sh", "-c", "echo loaded $0; printf 'a\\033[31mb' >&2", "{label}"])
+    hook.load(target)
+    assert capfd.readouterr() == (f"loaded {target.label}\n", "a\\x1b[31mb\n")
+
+
 def test_error_messages_contain_printable_text_only(target):
     hook = CommandHook(["/bin/sh", "-c", r"printf '\033[2Jowned\n\377second line\n' >&2; exit 3"])
     with pytest.raises(LoadFailedError) as failed:

@@ -1,9 +1,10 @@
 """Versions by deltas and keyframes while everything else happens: each is read as what a full save would have been.
 
 Real processes: two daemons, whose leader is killed and comes back as the stand-by, and readers of three hosts, each
-with a stage of its own, that are killed at any moment and come back, some to an empty stage. The test itself is the
-trainer: it writes deltas and keyframes with shortcuts as two ranks do, deltas and whole steps as one, goes back to
-earlier steps and writes their successors again; a person rolls back.
+host with a stage of its own, that are killed or stopped at any moment and come back, some to an empty stage. Somebody
+changes the copies in the stages. The test itself is the trainer: it writes deltas and keyframes with shortcuts as two
+ranks do, deltas and whole steps as one, goes back to earlier steps and writes their successors again; a person rolls
+back.
 SYNCD_DELTA_VERSIONS is the number of versions, SYNCD_SEED the schedule.
 """
 
@@ -11,7 +12,7 @@ import contextlib
 import os
 
 import pytest
-from support.delta_world import DAEMONS, READERS, World
+from support.delta_world import DAEMONS, HOSTS, READERS, World
 from support.deltas import contents_digest
 from support.jobs import steps_of
 
@@ -35,8 +36,14 @@ def world(tmp_path):
 def happen(world):
     """Let chance do something between two steps."""
     what, chance = world.random, world.random.random()
+    if what.random() < 0.5:
+        world.change_a_copy(what.choice(tuple(HOSTS.values())))
+    if what.random() < 0.05:
+        world.stop(what.choice((*READERS, *DAEMONS)), what.choice((0.1, 1.0, 5.0, 20.0)))
     if chance < 0.10:
-        world.restart(what.choice(READERS), late=what.random() < 0.4)
+        name = what.choice(READERS)
+        late = what.random() < 0.4 and name in HOSTS.values()
+        world.restart(name, late=late, changed=what.random() < 0.7)
     elif chance < 0.13:
         world.fail_over()
     elif chance < 0.17:
@@ -61,7 +68,18 @@ def join_late(world, name):
         world.train()
     world.wait(lambda version: version.step == world.parent)
     world.restart(name, late=True)
+    world.wake(everybody=True)
     world.wait_for_readers(name, after=world.late[name])
+
+
+def change_while_dead(world, name):
+    """Change the copy of the newest version while nobody lives who knows it: in every run."""
+    world.wake(everybody=True)
+    world.wait(lambda version: version.step == world.parent)
+    world.wait_for_readers(name)
+    before = len(world.read(name))
+    world.restart(name, changed=True)
+    world.wait_for_readers(name, after=before)
 
 
 @pytest.mark.fault("a pruned chain is replayed on the wrong base")
@@ -74,11 +92,15 @@ def test_versions_by_deltas_are_bit_for_bit_those_of_full_saves_and_nobody_is_st
         world.train()
         happen(world)
         world.mend()
+        world.wake()
         if number == VERSIONS // 3:
             lose_the_leader(world)
         if number == VERSIONS // 2:
             join_late(world, READERS[0])
+        if number in (VERSIONS // 4, VERSIONS * 2 // 3):
+            change_while_dead(world, READERS[1])
     world.train()
+    world.wake(everybody=True)
     world.wait(lambda version: version.step == world.parent)
     world.wait_for_readers(*READERS)
     loads = {name: world.read(name) for name in READERS}
@@ -108,6 +130,12 @@ def check_what_happened(world):
         world.note_join(name)
     assert len(world.terms()) > world.kills > 0
     assert "delta" in world.joins
+    assert damaged(world), "no changed copy was met"
+
+
+def damaged(world):
+    """Return what readers said of staged copies that had been changed."""
+    return [line for line in world.said(*READERS) if line.startswith("stage_copy_damaged")]
 
 
 def told(world):
@@ -116,5 +144,6 @@ def told(world):
     joins = {kind: world.joins.count(kind) for kind in sorted(set(world.joins))}
     return (
         f"{len(world.kinds)} versions, seed {SEED}: {counts}; {len(world.terms()) - 1} fail-overs, "
-        f"{len(world.joins)} joins without a copy, by the kind of what they read first: {joins}"
+        f"{len(world.joins)} joins without a copy, by the kind of what they read first: {joins}; "
+        f"{world.stops} stops; {world.changed} changes of staged copies, {len(damaged(world))} met"
     )

@@ -66,7 +66,7 @@ def test_an_interpreter_without_verifiers_is_refused_with_what_to_install(tmp_pa
     settings = EnvironmentSettings("sums", {}, {}, sys.executable, [str(tmp_path)])
     with pytest.raises(ConfigError, match=r"verifiers cannot be imported by .*: not here") as caught:
         EnvironmentPlayer(settings, 1.0, 1, "policy", lambda: False)
-    assert "syncd[verifiers]" in caught.value.hint
+    assert "pip install verifiers==0.4.0 uv" in caught.value.hint
     with pytest.raises(ConfigError, match="cannot start /no/python"):
         EnvironmentPlayer(
             EnvironmentSettings("sums", {}, {}, "/no/python", []), 1.0, 1, "policy", lambda: False
@@ -119,6 +119,39 @@ def test_a_process_that_writes_what_is_no_answer_is_replaced(tmp_path, line):
             (score,) = player.play("http://127.0.0.1:9", ["session"], {"place": 0})
             assert score.problem == f"its process wrote what is no answer: {line!r}"
             assert len(starts.read_text().split()) == count
+    finally:
+        player.close()
+
+
+ANSWERING = """#!/bin/sh
+read asked
+echo '{"tasks": [{"id": "a", "digest": "0"}]}'
+while read asked; do
+    echo "$asked" | sed 's/^{"id": \\([0-9]*\\),.*/{"id": \\1, ANSWER}/'
+done
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "rewards"),
+    [
+        ('"rollouts": []', [None, None]),
+        ('"rollouts": [1, 2, 3]', [None, None]),
+        ('"tasks": []', [None, None]),
+        ('"rollouts": [7, {"reward": "1"}]', [None, None]),
+        ('"rollouts": [{"reward": 0.5, "info": {"problem": 1}}, {"problem": "it raised"}]', [0.5, None]),
+    ],
+)
+def test_a_process_that_writes_what_are_no_rewards_costs_its_episode(tmp_path, answer, rewards):
+    python = tmp_path / "python"
+    python.write_text(ANSWERING.replace("ANSWER", answer))
+    python.chmod(0o700)
+    settings = EnvironmentSettings("sums", {}, {}, str(python), [])
+    player = EnvironmentPlayer(settings, MINUTES, 1, "policy", lambda: False)
+    try:
+        scores = player.play("http://127.0.0.1:9", ["one", "other"], {"place": 0})
+        assert [score.reward for score in scores] == rewards
+        assert all(bool(score.problem) == (score.reward is None) for score in scores)
     finally:
         player.close()
 
@@ -250,5 +283,5 @@ def test_a_session_is_named_by_its_header_unless_the_key_is_one(tmp_path):
 
         assert status("EMPTY", one) == 200
         assert status(other, one) == 200
-        assert status("EMPTY", "0" * 32) == 404
+        assert status("EMPTY", "0" * 32) == 401
         assert [len(bed.sessions.by_id[name].turns) for name in (one, other)] == [1, 1]

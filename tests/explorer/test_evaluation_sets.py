@@ -59,6 +59,8 @@ def test_figures_are_means_over_the_tasks_whose_responses_all_have_rewards():
     figures = figures_of(section, outcomes)
     assert figures == pytest.approx({
         "reward": float((Fraction(3, 8) + Fraction(1, 16)) / 2),
+        # Of two means, the standard error is half of their distance.
+        "reward_stderr": pytest.approx(float((Fraction(3, 8) - Fraction(1, 16)) / 2)),
         "truncated": 3 / 8,
         "pass_at_1": (2 / 4 + 0) / 2,
         "pass_at_2": (1 - math.comb(2, 2) / math.comb(4, 2)) / 2,

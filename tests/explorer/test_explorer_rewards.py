@@ -27,6 +27,7 @@ from explorer_hooks.explorer.scoring import BuiltInScorer, ScoredGroup, ScoredTe
 from explorer_hooks.tasks.section import TaskSetSection
 from explorer_hooks.tasks.sources import open_tasks
 from syncd.errors import ConfigError
+from syncd.extras import install_command
 
 
 @pytest.mark.parametrize(
@@ -275,7 +276,7 @@ def test_a_function_that_hangs_dies_raises_or_returns_no_number_loses_one_score(
     assert found[0].info == {"task": "t", "prompt": "p"}
     assert [score.problem for score in found if score.reward is None] == [
         "it took more than 6 s",
-        "it ended its process",
+        "its process ended with 3",
         "ValueError: of no worth",
         "it returned nan",
         "it returned str instead of a number",
@@ -390,4 +391,4 @@ def test_a_reward_of_a_library_that_is_not_installed_names_the_extra(scorer, mon
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="the library of the reward math_verify is not installed") as caught:
         scorer(function="math_verify")
-    assert caught.value.hint == "pip install 'syncd[tasks]'"
+    assert caught.value.hint == install_command("tasks")

@@ -33,8 +33,11 @@ from explorer_hooks.explorer.tokens import open_tokens
 from syncd.errors import EngineDeadError
 from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
+from syncd.protocol.disk import MISSING
+from syncd.protocol.engine_state import EngineState, engine_report_of
 from syncd.protocol.job_end import JobEnd, mark_finished
 from syncd.protocol.presence import RunningStatus
+from syncd.protocol.probe import Probe, write_base_probe
 from syncd.synchronizer import Synchronizer
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "arithmetic"
@@ -232,6 +235,25 @@ def test_versions_are_applied_at_the_interval_until_the_trainer_ends(world, weig
     assert world.explorer("e0").status is RunningStatus.STOPPED
 
 
+@pytest.mark.fault("an engine that was started with another model writes rollouts of the job's start model")
+def test_an_explorer_on_another_start_model_writes_nothing_before_a_version_runs(world, weights, file, start):
+    tokens = ((5, 6, 7), (8, 9, 10))
+    write_base_probe(world.job, Probe(tokens, ((-9.0, -9.0),) * 2, "float32", "float32"), "/models/other")
+    with Synchronizer.open(world.root, "trainer", timeout=LONG) as sync:
+        started = start(file, "e0", "--sync.style", "fully_async")
+        eventually(lambda: is_wrong(world, "e0") or total(world), MINUTES)
+        sync.set_model_state_dict(weights(2), 2)
+        eventually(lambda: total(world) or started.poll() is not None, MINUTES)
+    assert set().union(*map(set, steps_of(world, "e0"))) == {2}
+
+
+def is_wrong(world, name):
+    with contextlib.suppress(*MISSING):
+        report = engine_report_of(world.explorer(name).info)
+        return report is not None and report.state is EngineState.WRONG
+    return False
+
+
 def test_sync_offset_lets_the_explorer_run_ahead(world, weights, file):
     trainer = Trainer(world, weights, steps=4)
     explore(file, "e0", "--sync.offset", "1", "--explorer.max_batches", "5")
@@ -275,7 +297,7 @@ def test_two_explorers_share_the_batches_that_the_trainer_needs(world, weights, 
 
 def test_each_published_version_is_evaluated_once(world, weights, file):
     trainer = Trainer(world, weights, steps=4)
-    drawn = {"tasks": Path(file).parent / "drawn.jsonl", "every": 2, "samples": 6, "temperature": 0.7}
+    drawn = {"tasks": Path(file).parent / "drawn.jsonl", "every": 3, "samples": 6, "temperature": 0.7}
     drawn |= {"correct": 1.0, "k": [1, 3], "reward": "reply:score", "max_tokens": 2}
     tasks = ({"prompt": f"{n}+{n}=", "answer": "", "id": f"t{n}"} for n in range(3))
     drawn["tasks"].write_text("".join(json.dumps(task) + "\n" for task in tasks))
@@ -291,7 +313,7 @@ def test_each_published_version_is_evaluated_once(world, weights, file):
     lines = [line for line in lines if "set" not in line]
     assert [(line["generation"], line["step"]) for line in lines] == [(1, 0), (1, 2), (1, 4)]
     assert all(line["tasks"] == 5 and 0 <= line["reward"] <= 1 for line in lines)
-    assert [line["step"] for line in of_set] == [0, 4], "every second version"
+    assert [line["step"] for line in of_set] == [0, 4], "each third version, and the last"
     assert [bool(line["digest"]) for line in of_set] == [False, True]
     replies = [float(line) for line in (Path(file).parent / "replies").read_text().split()]
     assert len(replies) == 2 * 3 * 6

@@ -55,10 +55,10 @@ class Engine:
         return [one for one in generator.generate(asked) if one is not None]
 
 
-def stored(response, result):
-    """Return what is written of a response."""
+def stored(response, result, loads=None):
+    """Return what is written of a response; `loads` is what is not proven by then."""
     task = EpochTask(0, 0, Task("t", "1+2=", None, {}), ASK.prompt)
-    return experience_of(task, "g", 0, response, result, Score(1.0))
+    return experience_of(task, "g", 0, response, result, Score(1.0), loads or {})
 
 
 @pytest.fixture(params=[GeneratingVllm, GeneratingSglang], ids=["vllm", "sglang"])
@@ -185,11 +185,50 @@ def test_only_tokens_of_versions_without_a_proof_are_masked(server, engine, befo
     assert result.unproven is masked
     long = 0
     for one in result.responses:
-        row, count = stored(one, result), len(one.tokens)
+        row, count = stored(one, result, after), len(one.tokens)
         wanted = bytes([0, 0, *[1] * (count - 2)]) if masked and count > 2 else None
         assert row.unproven == wanted
         long += count > 2
     assert long
+
+
+@pytest.mark.parametrize("names", [True, False], ids=["named", "not named"])
+@pytest.mark.parametrize(
+    ("before", "pending", "then", "masked"),
+    [
+        ({}, {NEW: Unproven(pending=True)}, {}, False),
+        ({}, {NEW: Unproven(pending=True)}, {NEW: Unproven(1)}, True),
+        ({}, {NEW: Unproven(pending=True)}, {NEW: Unproven(pending=True)}, True),
+        ({}, {NEW: Unproven(pending=True)}, {NEW: Unproven(1, pending=True)}, True),
+        ({NEW: Unproven(1)}, {NEW: Unproven(1, pending=True)}, {NEW: Unproven(1)}, False),
+        ({}, {NEW: Unproven(1, pending=True)}, {NEW: Unproven(1)}, True),
+        ({}, {NEW: Unproven(pending=True)}, {OTHER: Unproven(1)}, False),
+    ],
+    ids=["passes", "fails", "does not come", "fails and is tried again", "passes the second time",
+         "had failed meanwhile", "passes, and another one fails"],
+)  # fmt: skip
+def test_tokens_of_a_version_whose_proof_came_later_are_learnt_once_it_has_passed(
+    server, engine, names, before, pending, then, masked
+):
+    """What is doubted is decided when it is written, not when the response ends."""
+    engine.before, engine.after = Running(OLD, unproven=before), Running(NEW, unproven=pending)
+    server.spans = spans((OLD, 2), (NEW, None)) if names else lambda length: [{"start": 1}]
+    result = engine.result()
+    rows = [stored(one, result, then) for one in result.responses]
+    assert any(len(row.logprobs) > 2 for row in rows)
+    for row in rows:
+        count = len(row.logprobs)
+        doubted = [0, 0, *[1] * (count - 2)] if names else [1] * count
+        assert row.unproven == (bytes(doubted) if masked and any(doubted) else None)
+
+
+def test_a_token_of_no_version_stays_masked_whatever_is_proven(server, engine):
+    engine.before, engine.after = Running(OLD), Running(NEW, unproven={NEW: Unproven(pending=True)})
+    server.spans = spans((OTHER, 1), (NEW, None))
+    result = engine.result()
+    for one in result.responses:
+        count = len(one.tokens)
+        assert stored(one, result, {}).unproven == bytes([1, *[0] * (count - 1)])
 
 
 def test_a_proof_that_failed_for_another_version_masks_nothing_of_this_one(server, engine):

@@ -127,11 +127,22 @@ def test_a_teacher_that_hangs_is_given_up_when_the_run_stops(server, tokens):
         assert [one for one in coming if one is not None] == []
 
 
+def test_a_vllm_that_serves_adapters_is_no_teacher(server, tokens):
+    cards = server.get_v1_models({}, None)["data"]
+    server.replies["/v1/models"] = lambda: {"data": [*cards, {"id": "a", "root": "/a", "parent": "policy"}]}
+    if server.kind == "sglang":
+        Teacher(section(server), tokens)
+        return
+    with pytest.raises(ConfigError, match="serves adapters") as error:
+        Teacher(section(server), tokens)
+    assert "--enable-lora" in error.value.hint
+
+
 def test_a_key_that_the_server_refuses_ends_the_run(server, tokens):
     prompts, made = groups(6, 2)
     teacher = Teacher(section(server), tokens)
     server.token = "other"
-    with pytest.raises(ConfigError, match="refuses the token"):
+    with pytest.raises(ConfigError, match=r"answers POST .* with 401"):
         list(TaughtGenerator(Made(made), teacher, lambda: False).generate(asks(prompts)))
 
 

@@ -1,6 +1,7 @@
 """The follower over a real job directory and a real daemon, with an engine that can be told to go wrong."""
 
 import contextlib
+import errno
 import os
 import shutil
 import threading
@@ -13,8 +14,9 @@ from support.jobs import shard_bytes, write_step
 import syncd.client.own_presence
 import syncd.transports.filesystem.stage
 from explorer_hooks.follower.follower import Follower, FollowOptions
+from explorer_hooks.follower.versions import Fetcher
 from explorer_hooks.hook import Running
-from syncd.errors import ConfigError, EngineDeadError, RefusedError, UsageError
+from syncd.errors import ConfigError, EngineDeadError, RefusedError, StorageError, UsageError
 from syncd.protocol.digest import digest_file
 from syncd.protocol.documents import encode
 from syncd.protocol.engine_state import EngineState, engine_report_of
@@ -624,6 +626,22 @@ def test_an_engine_that_vanished_during_a_load_is_loaded_again(scene, running):
     scene.engine.is_gone = False
     applied(running, 2)
     serves(scene, 2)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ESTALE, "stale"), StorageError("the disk is full")])
+def test_a_mount_that_fails_for_a_while_gives_no_version_up(scene, running, monkeypatch, error):
+    fetch, failures = Fetcher.fetch, iter([error] * 6)
+
+    def failing(self, wanted, timings):
+        if (found := next(failures, None)) is not None:
+            raise found
+        return fetch(self, wanted, timings)
+
+    monkeypatch.setattr(Fetcher, "fetch", failing)
+    scene.publish(2)
+    applied(running, 2)
+    serves(scene, 2)
+    assert engine_report_of(scene.presence().info).given_up == ()
 
 
 def test_a_version_that_crashes_the_engine_each_time_is_given_up(scene, running):

@@ -7,6 +7,8 @@ from support.fake_hook import START, FakeHook, digest_of, logprobs_of
 from support.followers import Scene
 from support.jobs import write_step
 
+from explorer_hooks.explorer.generation import BEFORE_THE_FIRST, version_after, version_of
+from explorer_hooks.explorer.weight_sources import WeightSource
 from explorer_hooks.hook import Unproven
 from syncd.daemon import scan
 from syncd.protocol.engine_state import EngineState, engine_report_of
@@ -136,6 +138,25 @@ def stay(scene, step, on):
     """Have the engine run another step than the one that it has just loaded."""
     if scene.engine.weights == read(scene, step):
         scene.engine.weights = read(scene, on)
+
+
+@pytest.mark.fault("an engine answers as other weights")
+@pytest.mark.parametrize("reloads", [True, False])
+def test_a_failed_proof_is_reported_with_its_own_figures_and_what_to_do(scene, reloads):
+    if not reloads:
+        write_base_probe(scene.job, probe_of(START), "/models/base")
+        scene.hook.reloads_start = True
+        scene.engine.doing["reload_start"] = lambda: setattr(scene.engine, "answers_as", "permuted experts")
+    follower = scene.follow(retries=0)
+    scene.engine.answers_as = None
+    publish(scene, 1)
+    proven(scene, follower, 1)
+    publish(scene, 2)
+    scene.engine.doing["commit"] = lambda: stay(scene, 2, 1)
+    assert follower.turn(timeout=LONG).kind == "failed"
+    event = dict(scene.told)["proof_failed"]
+    assert event["mean"] > event["tolerance"] > report(scene).proof.mean == 0.0
+    assert ("reload=restart" in event["hint"]) is not reloads
 
 
 def test_an_engine_that_cannot_be_brought_back_is_wrong_and_gets_no_work(scene):
@@ -324,6 +345,68 @@ def test_an_engine_on_another_model_is_named_and_not_calibrated(scene):
     publish(scene, 1)
     proven(scene, follower, 1)
     assert report(scene).proof.calibrated is None
+
+
+def may_write(follower):
+    """Return whether work that was begun now, or before, may be written as that of the start model."""
+    return (
+        follower.may_work(),
+        version_of(follower.running(), BEFORE_THE_FIRST) is not None,
+        version_after(follower.running(), BEFORE_THE_FIRST) is not None,
+        WeightSource(follower).are_published({BEFORE_THE_FIRST}),
+    )
+
+
+@pytest.mark.fault("an engine that was started with another model writes rollouts of the job's start model")
+@pytest.mark.parametrize("when", ["before", "later"])
+@pytest.mark.parametrize("probes", ["serving", "held"])
+def test_an_engine_on_another_start_model_gets_no_work_until_a_version_is_proven(scene, when, probes):
+    scene.hook.probes, seen = probes, []
+    follower = scene.follow(retries=1) if when == "later" else None
+    if follower is not None:
+        assert all(may_write(follower))  # nothing shows it yet
+    write_base_probe(scene.job, probe_of("another model"), "/models/base")
+    follower = follower or scene.follow(retries=1)
+    assert follower.turn(timeout=0.0).kind == "nothing"
+    assert not any(may_write(follower))
+    assert (report(scene).state, report(scene).ready) == (EngineState.WRONG, False)
+    assert "another model" in report(scene).reason
+    assert "another model" in follower.engine_reason
+    publish(scene, 1)
+    scene.engine.doing["commit"] = lambda: seen.append(may_write(follower)[1:])
+    scene.engine.fails["commit"] = 1  # it goes back to the start that it has
+    proven(scene, follower, 1)
+    assert not any(map(any, seen))
+    assert scene.names().count("load_failed") == 1
+    assert follower.may_work()
+    assert not WeightSource(follower).are_published({BEFORE_THE_FIRST, (1, 1)})
+    assert WeightSource(follower).are_published({(1, 1)})
+
+
+def test_an_engine_that_is_restarted_on_the_right_model_gets_work(scene):
+    write_base_probe(scene.job, probe_of(START), "/models/base")
+    scene.engine.answers_as = "another model"
+    follower = scene.follow()
+    assert not any(may_write(follower))
+    scene.engine.is_gone = True
+    follower.turn(timeout=0.0)
+    scene.engine.is_gone, scene.engine.answers_as = False, None
+    follower.turn(timeout=0.0)
+    assert all(may_write(follower))
+
+
+def test_an_engine_that_rounds_further_than_its_dtype_is_not_called_one_on_another_model(scene):
+    write_base_probe(scene.job, probe_of("what rounding makes of it"), "/models/base")
+    scene.hook.rounds = "--kv-cache-dtype fp8"
+    follower = scene.follow(retries=0)
+    assert "start_model_differs" not in scene.names()
+    event = dict(scene.told)["calibration_failed"]
+    assert "--kv-cache-dtype fp8" in event["reason"]
+    assert "probe=false" in event["hint"]
+    publish(scene, 1)
+    scene.engine.answers_as = START
+    assert follower.turn(timeout=LONG).kind == "failed"
+    assert "--kv-cache-dtype fp8" in dict(scene.told)["proof_failed"]["hint"]
 
 
 def test_a_baseline_that_appears_later_calibrates_before_the_first_load(scene):

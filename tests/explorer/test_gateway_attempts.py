@@ -1,14 +1,18 @@
 """Later attempts at a rollout, what they take of those before, and how dropped groups are counted, over restarts."""
 
 import asyncio
+import dataclasses
 import json
 import shutil
 
 import pytest
 from support.gateway_bed import GatewayBed, ScriptedEngine
 
+from explorer_hooks.explorer.token_versions import TokenVersions
 from explorer_hooks.gateway.journal import NAME
+from explorer_hooks.gateway.records import encoded
 from explorer_hooks.gateway.rows import experiences_of
+from explorer_hooks.hook import PendingProof, Unproven
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -217,8 +221,47 @@ def test_records_behind_the_end_of_their_session_say_nothing(tmp_path):
     over = bed.sessions.rest()
     bed.sessions.apply({"kind": "turn", "session": next(iter(over["ended"]))})
     late = [line for line in lines if b'"kind":"over"' not in line and b'"kind":"session"' not in line]
-    rest = b'{"kind":"over","groups":{"g":"driver"},"ended":{},"dropped":{"driver":1}}\n'
+    rest = encoded({"kind": "over", "groups": {"g": "driver"}, "ended": {}, "dropped": {"driver": 1}})
     (tmp_path / NAME).write_bytes(rest + b"".join(late))
     again = GatewayBed(tmp_path, numbered(), group_size=1)
     again.close()
     assert (again.sessions.over, again.sessions.dropped) == ({"g": "driver"}, {"driver": 1})
+
+
+@pytest.mark.parametrize(
+    ("then", "masked"),
+    [({}, False), ({"1.0": Unproven(1)}, True), ({"1.0": Unproven(pending=True)}, True)],
+    ids=["passes", "fails", "does not come"],
+)
+def test_what_is_doubted_is_decided_when_the_group_is_written_also_for_answers_that_were_drawn_before(
+    tmp_path, then, masked
+):
+    """The first turn ended while a probe was pending; the second attempt gets its answer."""
+    bed = GatewayBed(tmp_path / "state", numbered(), group_size=1)
+    generate, pending = bed.engine.generate, PendingProof("1.0", 0)
+
+    def doubtful(requests):
+        for result in generate(requests):
+            (one,) = result.responses
+            versions = TokenVersions(one.versions.spans, [True] * len(one.tokens), pending)
+            yield dataclasses.replace(result, responses=(dataclasses.replace(one, versions=versions),))
+
+    bed.engine.generate = doubtful
+
+    async def main(bed):
+        await go_on(bed, await bed.session(), [], "a")
+        bed.engine.generate = generate
+        second = await bed.session(attempt=1)
+        await go_on(bed, second, [], "a", "b")
+        await bed.gateway.reward(second, {"reward": 1.0})
+        (group,) = await bed.gateway.whole_groups(1, 1, then)
+        (row,) = experiences_of(group, "g", 1.0)
+        return row
+
+    row = bed.run(main)
+    assert len(bed.engine.prompts) == 2
+    doubted = [
+        token for token, bit in zip(row.tokens[row.prompt_length :], row.unproven or (), strict=False) if bit
+    ]
+    assert doubted == ([40, 0] if masked else [])
+    assert (row.unproven is None) != masked

@@ -194,8 +194,14 @@ def test_sessions_that_are_not_the_agents_own_are_refused_before_the_body_is_rea
     for name, (session, status, code) in reused.items():
         for body in (call(), huge):
             assert served.post(body, path.format(session)) == (status, code), name
-    assert served.post(call(), "/v1/chat/completions", Authorization="Bearer nobody") == (404, "not_found")
-    assert served.post(call(), "/v1/chat/completions")[0] == 404
+    for header in (
+        {"Authorization": "Bearer nobody"},
+        {"Authorization": "Basic x"},
+        {"X_Session_ID": "no"},
+        {},
+    ):
+        for body in (call(), huge):
+            assert served.post(body, "/v1/chat/completions", **header) == (401, "invalid_api_key")
     for verb in ("reward", "abandon"):
         assert (
             served.post(b'{"reward": 1.0}', f"/s/{done['session']}/{verb}", Authorization="Bearer x")[0]

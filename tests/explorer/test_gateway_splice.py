@@ -2,25 +2,18 @@
 
 import itertools
 import json
-import os
-import re
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.chat_model import MARKS, TEMPLATE, make_tokenizer
+from support.chat_model import MARKS, TEMPLATE
+from support.chat_templates import BAR, DIRECTORY, SPECIAL, template_tokenizer
 from support.real_vocabulary import real_tokenizer, vocabulary_file
 
 from explorer_hooks.explorer.tokens import TransformersTokens
 from explorer_hooks.gateway.chat import read_request
 from explorer_hooks.gateway.splice import Splicer
 
-BAR = "\uff5c"
-"""Stands in DeepSeek's special tokens where others have |."""
-
-SPECIAL = re.compile(rf"<[|{BAR}]?[a-zA-Z_\u2581/0-9]+[|{BAR}]?>|\[/?[A-Z_]+\]|<[a-z]+\|>")
 THINKING = """\
 {%- set last = namespace(user=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set last.user = loop.index0 %}
 {%- endif %}{% endfor %}
@@ -106,10 +99,6 @@ SHIPPED = {
 single: they refuse an answer that calls several tools.
 """
 
-DIRECTORY = Path(os.environ.get("SYNCD_CHAT_TEMPLATES", f"{sys.prefix}/chat-templates/trl/chat_templates"))
-"""Where they are. trl is not installed beside verl, which then imports from it what it does not have any more."""
-
-
 TOOL = {
     "type": "function",
     "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}},
@@ -127,9 +116,7 @@ def _cases():
 
 
 def _splicer(template, ends):
-    marks = list(dict.fromkeys([*ends, *SPECIAL.findall(template), "<bos>"]))
-    tokenizer = make_tokenizer(marks, template, ends[0])
-    tokenizer.bos_token = "<bos>"
+    tokenizer = template_tokenizer(template, ends)
     return tokenizer, Splicer(
         TransformersTokens(tokenizer), {tokenizer.convert_tokens_to_ids(e): e for e in ends}
     )

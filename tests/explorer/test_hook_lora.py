@@ -4,10 +4,11 @@ import json
 import os
 
 import pytest
-from support.engine_beds import LoraBed
+from support.engine_beds import LoraBed, SglangLoraBed
 from support.fake_servers import Answer
 from support.hook_contract import load
-from support.targets import label
+from support.jobs import shard_bytes
+from support.targets import label, target_of
 
 from explorer_hooks.hook import HookOptions, Running
 from explorer_hooks.hooks.lora import LoraHook, adapters_in
@@ -193,8 +194,6 @@ def _config(path, text):
 def test_weights_under_another_file_name_are_not_an_adapter(bed, hook):
     target = bed.target((1, 10))
     os.rename(f"{target.path}/adapter_model.safetensors", f"{target.path}/model.safetensors")
-    from support.targets import target_of
-
     with pytest.raises(RefusedError, match="no adapter_model"):
         hook.prepare(target_of(target.path, (1, 10), kind="lora"))
 
@@ -230,3 +229,95 @@ def test_invalid_settings_are_refused(settings):
 )
 def test_adapters_in_use_are_read_from_the_engine_s_metrics(metrics, used):
     assert adapters_in(metrics) == used
+
+
+LAYERS = {f"m.0.{one}.weight": (6, 4) for one in ("q_proj", "v_proj")} | {"m.0.packed.qweight": (2, 2)}
+
+
+def based(bed, shapes=LAYERS, **config):
+    """Have the engine be started with a model of some tensors."""
+    base = bed.root / "base"
+    base.mkdir()
+    (base / "model.safetensors").write_bytes(shard_bytes(shapes, 1))
+    (base / "config.json").write_text(json.dumps(config))
+    bed.engine.base_root = str(base)
+
+
+def reshaped(bed, shapes, **config):
+    """Return an adapter whose tensors have these shapes, by name without what peft puts around it."""
+    target = bed.target((1, 10))
+    with open(f"{target.path}/adapter_model.safetensors", "wb") as file:
+        file.write(shard_bytes({f"base_model.model.{name}": one for name, one in shapes.items()}, 1))
+    _config(target.path, json.dumps({"peft_type": "LORA", "r": 2, **config}))
+    return target_of(target.path, (1, 10), kind="lora")
+
+
+def halves(layer, a=(2, 4), b=(6, 2)):
+    return {f"{layer}.lora_A.weight": a, f"{layer}.lora_B.weight": b}
+
+
+QV = halves("m.0.q_proj") | halves("m.0.v_proj")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "config"),
+    [
+        (QV, {}),
+        (halves("m.0.q_proj", (3, 4), (6, 3)), {"rank_pattern": {"q_proj": 3}}),
+        (halves("m.0.q_proj", (2, 6), (4, 2)), {"fan_in_fan_out": True}),
+        (QV | halves("m.0.experts", (4, 4), (8, 4)), {"rank_pattern": {"experts": 4}}),
+        (QV | halves("m.0.packed", (2, 9), (9, 2)), {}),
+        (QV | {"m.0.embed.lora_embedding_A": (2, 9)}, {}),
+        (halves("other.0.q_proj", (2, 63)), {}),
+    ],
+)
+def test_adapters_that_fit_the_model_pass(bed, hook, shapes, config):
+    based(bed)
+    hook.prepare(reshaped(bed, shapes, **config))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "config", "message"),
+    [
+        (QV | halves("m.0.v_proj", (2, 3)), {}, r"\[6, 3\], and its weight \[6, 4\]"),
+        (QV | halves("m.0.v_proj", b=(5, 2)), {}, r"\[5, 4\], and its weight \[6, 4\]"),
+        (QV | halves("m.0.v_proj", (1, 4), (6, 1)), {}, "the rank is 2"),
+        (QV | halves("m.0.v_proj", (3, 4)), {"rank_pattern": {"v_proj": 3}}, "the rank is 3"),
+        (QV | halves("m.0.v_proj", (4,)), {}, "the rank is 2"),
+        ({"m.0.q_proj.lora_A.weight": (2, 4)}, {}, r"\[2, 4\] and \[\]"),
+        (QV | halves("m.7.v_proj"), {}, "has no m.7.v_proj"),
+        (QV | halves("lm_head"), {}, "has no lm_head"),
+    ],
+)
+@pytest.mark.fault("vLLM serves an adapter whose matrices do not fit the model")
+def test_an_adapter_that_does_not_fit_the_model_is_refused_before_vllm_hears_of_it(
+    bed, hook, shapes, config, message
+):
+    based(bed, tie_word_embeddings=False)
+    with pytest.raises(RefusedError, match=message):
+        hook.prepare(reshaped(bed, shapes, **config))
+    assert not [path for path in bed.engine.paths() if path.startswith("POST")]
+
+
+def test_an_adapter_of_a_tied_head_is_left_to_vllm(bed, hook):
+    based(bed, tie_word_embeddings=True)
+    hook.prepare(reshaped(bed, QV | halves("lm_head", (2, 4), (9, 2))))
+
+
+@pytest.mark.fault("an adapter answers as other weights")
+@pytest.mark.parametrize("bed_type", [LoraBed, SglangLoraBed])
+def test_a_failed_proof_unloads_its_own_adapter_alone(tmp_path, bed_type):
+    with bed_type(tmp_path, keep="0", drain="0.001") as bed:
+        hook, good = bed.open(), bed.target((1, 1))
+        load(hook, good)
+        failed = bed.target((1, 2))
+        hook.prepare(failed)
+        hook.load(failed)
+        hook.commit(failed)
+        assert len(loaded(bed)) == 2
+        posts = len([path for path in bed.engine.paths() if "load_lora_adapter" in path])
+        hook.abort(good)
+        after = [path for path in bed.engine.paths() if "load_lora_adapter" in path][posts:]
+        assert len(after) == 1
+        assert "unload" in after[0]
+        assert loaded(bed) == [f"policy-{label(1)}"]

@@ -129,7 +129,7 @@ def test_a_server_that_was_started_otherwise_is_told_apart(bed, hook):
 
 def test_a_model_of_the_hub_is_looked_up_in_this_host_s_cache(bed, hook, monkeypatch):
     asked = []
-    monkeypatch.setattr("explorer_hooks.hooks.sglang_lora.start_model_of", asked.append)
+    monkeypatch.setattr("explorer_hooks.hooks.adapter_server.start_model_of", asked.append)
     bed.engine.base_root = "Qwen/Qwen2"
     for step in (1, 2):
         hook.prepare(bed.target((1, step)))

@@ -292,3 +292,18 @@ def test_invalid_settings_are_refused(settings):
 
 def test_the_default_address_is_vllm_s_own_port():
     assert repr(VllmHook.from_options(HookOptions(token=SECRET))) == "VllmHook(http://127.0.0.1:8000)"
+
+
+@pytest.mark.fault("vLLM moves experts and reads new weights into the places where they were")
+def test_a_vllm_that_moves_experts_is_refused_by_its_flag_before_it_is_touched(bed, hook, tmp_path):
+    target = bed.target((1, 10))
+    bed.engine.moves_experts = True
+    bed.engine.started_from = str(tmp_path)
+    for reload in (lambda: hook.prepare(target), hook.reload_start):
+        with pytest.raises(ConfigError, match="--enable-eplb") as error:
+            reload()
+        assert "reload=restart" in error.value.hint
+    assert "--enable-eplb" in hook.no_broadcasts()
+    assert sent(bed) == []
+    hook.is_restarted = True
+    hook.prepare(target)

@@ -46,7 +46,7 @@ def spoilt(bed, path, spoil, *, probe=True):
 
     def answered(query, body):
         answer = route(query, body)
-        is_probe = "prompt_logprobs" in body or "logprob_start_len" in body
+        is_probe = not body.keys().isdisjoint({"prompt_logprobs", "logprob_start_len", "logprob_token_ids"})
         if is_probe is not probe:
             return answer
         changed = spoil(answer)
@@ -107,6 +107,40 @@ def test_a_malformed_answer_of_vllm_is_a_failed_load(vllm, case):
     told = refused(vllm.open())
     assert message in told
     assert COMPLETIONS in told
+
+
+def following(answer):
+    return answer["choices"][0]["logprobs"]["top_logprobs"][0]
+
+
+FOLLOWING = {
+    "a choice is missing": (lambda a: a["choices"].pop(), "4 entries instead of 5"),
+    "no log-probs": (lambda a: a["choices"][0].update(logprobs=None), "logprobs is None"),
+    "an older vLLM, which ignores what it does not know": (
+        lambda a: following(a).clear(),
+        "no token_id:1 in",
+    ),
+    "infinite": (lambda a: following(a).update({"token_id:1": float("-inf")}), "-inf is no log-prob"),
+}
+
+
+@pytest.mark.parametrize("case", FOLLOWING)
+def test_a_malformed_answer_of_vllm_with_adapters_is_a_failed_load(tmp_path, case):
+    spoil, message = FOLLOWING[case]
+    with LoraBed(tmp_path) as bed:
+        spoilt(bed, COMPLETIONS, spoil)
+        assert message in refused(bed.open())
+
+
+@pytest.mark.fault("vLLM ends at a request for the log-probs of a prompt if it serves adapters of a head")
+def test_a_vllm_that_serves_adapters_is_not_asked_for_the_log_probs_of_a_prompt(vllm):
+    vllm.engine.serves_adapters = True
+    hook, target = vllm.open(), vllm.target((1, 10))
+    load(hook, target)
+    answer = hook.probe(target, ROWS)
+    assert answer.logprobs == tuple(tuple(fake_answers.log_probs(vllm.engine.weights, row)) for row in ROWS)
+    assert answer.fresh == answer.cached
+    assert hook.current_version().label == target.label
 
 
 VLLM_NEXT = {
@@ -208,6 +242,28 @@ def test_a_quantised_engine_does_not_say_its_dtype(vllm, sglang):
     assert sglang.open().dtype() is None
     info["dtype"] = "half"
     assert sglang.open().dtype() == "float16"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "cache", "flags"),
+    [
+        ("bfloat16", None, "auto", ""),
+        ("bfloat16", None, "bfloat16", ""),
+        ("bfloat16", None, None, ""),
+        ("bfloat16", None, "fp8", "--kv-cache-dtype fp8"),
+        ("float32", None, "bfloat16", "--kv-cache-dtype bfloat16"),
+        ("half", "fp8", "fp8_e5m2", "--quantization fp8 --kv-cache-dtype fp8_e5m2"),
+    ],
+)
+def test_flags_by_which_an_engine_rounds_are_known(vllm, sglang, dtype, quantization, cache, flags):
+    model = {"dtype": f"torch.{dtype}", "quantization": quantization}
+    parts = {"model_config": model, "cache_config": {"cache_dtype": cache}}
+    vllm.engine.replies["/server_info"] = lambda: {"vllm_config": parts}
+    info = {"dtype": dtype, "quantization": quantization, "kv_cache_dtype": cache}
+    sglang.engine.replies["/server_info"] = lambda: info
+    for hook in (vllm.open(), sglang.open()):
+        assert hook.rounding() == flags
+        assert (hook.dtype() is None) is bool(flags)
 
 
 def test_a_slow_description_of_the_engine_is_awaited_as_a_load_is(tmp_path):

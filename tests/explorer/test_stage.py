@@ -1,6 +1,7 @@
 """One copy a host: real processes that share it, and what is left when one of them is killed or stopped."""
 
 import json
+import mmap
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ import syncd.transports.filesystem.stage
 from syncd.errors import ConfigError, RefusedError, TryAgainError
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.manifest import read_manifest
 from syncd.protocol.mount import Mount
 from syncd.protocol.version import Version
 from syncd.protocol.writer import StepWriter
@@ -86,7 +88,8 @@ def left(tmp_path):
 
 
 def source_of(job, step, manifest):
-    version = Version(1, step, "weights", f"global_step_{step}/actor", manifest.digest)
+    digest = read_manifest(job.disk, job.step(step)).digest
+    version = Version(1, step, "weights", f"global_step_{step}/actor", digest)
     return StageSource(job.disk, version, f"{job.step(step)}/actor", payload_of(manifest).records)
 
 
@@ -118,6 +121,63 @@ def test_the_partial_copy_of_a_killed_process_is_never_used_and_is_removed(job, 
     for process in processes:
         ended(process)
     assert left(tmp_path) == []
+
+
+def flip_through_a_mapping(copy):
+    """Flip a bit of a copy in the way that leaves its times as they are."""
+    path = next(Path(copy).glob("*.safetensors"))
+    before = path.stat()
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as view:
+        view[-1] ^= 1
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def add_a_file(copy):
+    (Path(copy) / "model-extra.safetensors").write_bytes(_shard("w1")[0])
+
+
+def cut(copy):
+    os.truncate(next(Path(copy).glob("*.safetensors")), 100)
+
+
+def swap_for_a_link(copy):
+    path = next(Path(copy).glob("*.safetensors"))
+    path.rename(Path(copy).parent / "elsewhere")
+    path.symlink_to(Path(copy).parent / "elsewhere")
+
+
+CHANGES = [flip_through_a_mapping, add_a_file, cut, swap_for_a_link]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("is_used", [False, True])
+def test_a_copy_that_was_changed_is_never_given_to_another_process(job, take, change, is_used):
+    manifest = write_large(job, 1)
+    first = take()
+    path = said(first)["path"]
+    if not is_used:
+        first.kill()
+        first.communicate()
+    change(path)
+    processes = [take() for _ in range(3)]
+    copies = [said(process) for process in processes]
+    assert all(copy["whole"] for copy in copies)
+    assert sum(copy["bytes"] for copy in copies) == manifest.size
+    assert not os.path.exists(f"{path}/model-extra.safetensors")
+
+
+def test_a_damaged_copy_is_reported(job, tmp_path):
+    source, heard = source_of(job, 1, write_large(job, 1)), []
+    stage = HostStage(str(tmp_path / "stage"), job.root)
+    first = stage.provide(source)
+    flip_through_a_mapping(first.path)
+    second = stage.provide(source, report=lambda level, name, **fields: heard.append((level, name, fields)))
+    assert [(level, name, fields["path"]) for level, name, fields in heard] == [
+        ("warning", "stage_copy_damaged", first.path)
+    ]
+    stage.discard(first)  # it has gone already: what was made instead stays
+    assert os.path.isdir(second.path)
+    second.close()
 
 
 def test_a_waiting_process_takes_over_from_a_killed_copier(job, take):
@@ -202,6 +262,35 @@ def test_a_stage_of_another_user_is_not_shared(job):
         os.seteuid(0)
         first.close()
         shutil.rmtree(place)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acts as two users: needs root")
+def test_a_directory_that_another_user_opened_for_all_is_no_stage(job):
+    """He could swap the private directory in it: what he has planted would count as a copy that was checked."""
+    place = tempfile.mkdtemp(dir="/dev/shm")
+    os.chmod(place, 0o1777)
+    os.mkdir(f"{place}/stage")
+    os.chown(f"{place}/stage", NOBODY, NOBODY)
+    os.chmod(f"{place}/stage", 0o777)
+    try:
+        stage = HostStage(f"{place}/stage", job.root)
+        staged = stage.provide(source_of(job, 1, write_large(job, 1)))
+        assert staged.path.startswith(f"{place}/stage.{os.geteuid()}/")
+        staged.close()
+        stage.close()
+        os.chmod(place, 0o777)
+        with pytest.raises(ConfigError, match="everybody can write to it") as refused:
+            HostStage(f"{place}/stage", job.root)
+        assert refused.value.path == place
+    finally:
+        shutil.rmtree(place)
+
+
+def test_a_stage_below_a_directory_that_everybody_can_change_is_refused(job, tmp_path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(ConfigError, match="everybody can write to it"):
+        HostStage(str(tmp_path / "open/stage"), job.root)
 
 
 def test_a_stage_on_a_network_mount_is_refused(job, tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from support.jobs import explorer, write_step
 
 from syncd.cli.wait import wait_for
 from syncd.errors import TimedOutError
+from syncd.extras import upgrade_command
 from syncd.protocol.engine_state import EngineReport, EngineState
 from syncd.protocol.job_end import JobEnd, mark_finished
 from syncd.protocol.layout import Job
@@ -427,7 +428,7 @@ def test_wait_refuses_a_version_of_a_newer_protocol(shell, published):
         file.write(data.replace(b'"protocol":1', b'"protocol":2'))
     done = shell("wait", published.root, "--timeout", 5)
     assert done.code == 78
-    assert "hint: pip install --upgrade syncd" in done.err
+    assert f"hint: {upgrade_command()}" in done.err
 
 
 # --- wait ---------------------------------------------------------------------------------------------------

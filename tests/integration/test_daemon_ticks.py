@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from support.jobs import ManualClock, explorer, start, steps_of, write_step
 
-from syncd.daemon import scan
+from syncd.daemon import removals, scan
 from syncd.daemon.run import run_once
+from syncd.dashboard.lanes import LaneCollector
 from syncd.errors import JobMissingError, LockHeldError
 from syncd.protocol.disk import temporary_name
 from syncd.protocol.engine_state import EngineReport, EngineState
@@ -20,6 +21,7 @@ from syncd.protocol.process import Process
 from syncd.protocol.request import Pin, Request, read_requests, write_pin, write_request
 from syncd.protocol.version import read_version, write_marker
 from syncd.protocol.writer import StepWriter
+from syncd.synchronizer import Synchronizer
 
 
 @pytest.fixture
@@ -738,3 +740,40 @@ def test_what_explorers_run_is_reported_for_all_of_them_in_one_event(job):
     first.update()
     daemon.tick()
     assert heard.of("versions_applied") == [{"explorers": [["a", 1, 4, "wrong"]]}], "it counted as dead"
+
+
+def test_the_journal_has_each_version_that_ran_between_two_readings(job):
+    clock = ManualClock()
+    daemon, heard, _ = start(job, clock)
+    daemon.tick()
+    lanes = LaneCollector()
+    with Synchronizer.open(job.root, "explorer", "e0") as sync:
+        for first, last in ((1, 13), (13, 21)):
+            for step in range(first, last):
+                sync.confirm((1, step))
+            clock.at += 6
+            daemon.tick()
+    clock.at += 6
+    daemon.tick()
+    for each in heard.events:
+        lanes.add(each.name, each.at, each.fields)
+    ((lane,), versions) = lanes.document()["lanes"], heard.of("versions_applied")
+    assert [span[2:4] for span in lane["spans"]] == [[1, step] for step in range(1, 21)]
+    assert all(span[0] <= (span[1] or clock.time()) for span in lane["spans"])
+    assert lane["gone"] == "left"
+    told = [row[2] for fields in versions for row in fields.get("recent", ())]
+    assert told == list(range(1, 21)), "each once"
+
+
+def test_an_idle_tick_builds_nothing_of_all_steps_again(job, monkeypatch):
+    for step in (1, 2, 3):
+        write_step(job, step)
+    daemon, _, clock = start(job)
+    for _ in range(3):
+        daemon.tick()
+        clock.at += 0.5
+    steps = daemon.snapshot.steps
+    monkeypatch.setattr(removals, "Links", None)
+    daemon.tick()
+    assert (daemon.error, daemon.snapshot.steps) == (None, steps)
+    assert daemon.snapshot.steps is steps

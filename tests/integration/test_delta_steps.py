@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -16,11 +17,14 @@ from support.jobs import start, steps_of, write_step
 
 from syncd.client.client import Client
 from syncd.errors import RefusedError, SyncdError, TryAgainError
+from syncd.extras import install_command
 from syncd.protocol.documents import encode, seal
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.presence import RunningStatus, read_presences
+from syncd.protocol.version import read_version_or_none
+from syncd.protocol.writer import StepWriter
 from syncd.publishing import FollowingDisk, publish_export, read_export
 from syncd.synchronizer import Synchronizer
 from syncd.transports.delta.materialise import materialise
@@ -154,6 +158,22 @@ def test_a_broken_chain_is_never_published_nor_materialised(name, chain, job, sh
     assert "Traceback" not in ended.err
     assert not [name for name in os.listdir(tmp_path) if "made" in name]
     assert shell("verify", job.root, 4, "--deep").code in (2, 65)
+
+
+@pytest.mark.parametrize("link", [1, 2])
+def test_a_link_in_place_of_a_step_proves_no_delta(link, chain, job, shell, tmp_path):
+    shutil.move(job.step(link), tmp_path / "elsewhere")
+    os.symlink(tmp_path / "elsewhere", job.step(link))
+    assert shell("verify", job.root, 3).code == 65
+    assert shell("verify", job.root, 3, "--deep").code == 65
+    assert shell("materialise", job.root, 3, "--to", tmp_path / "whole").code == 65
+    assert shell("materialise", job.root, link, "--to", tmp_path / "whole").code == 2
+    daemon, _, _ = start(job)
+    daemon.tick(woken=True)
+    version = read_version_or_none(job)
+    assert version is None or version.step < link
+    with Client.open(job.root, "explorer", "e") as client, pytest.raises(SyncdError), client.lease(link):
+        pass
 
 
 def test_verify_deep_proves_a_chain_and_finds_damage_that_headers_do_not_show(chain, job, shell):
@@ -292,6 +312,45 @@ def test_a_parent_that_cannot_be_one_is_refused(arguments, code, text, publish, 
     ended = shell("publish", job.root, step, model.export(tmp_path / "more"), *arguments)
     assert (ended.code, steps_of(job)) == (code, [1])
     assert text in ended.err
+
+
+@pytest.mark.parametrize("more", [(), ("--delta-from", 1), ("--rewind",)])
+@pytest.mark.parametrize("way", ["itself", "link", "copy", "beside_a_model", "step"])
+def test_a_delta_is_not_published_as_a_model(way, more, chain, model, job, shell, tmp_path):
+    delta, source = f"{job.step(3)}/actor", tmp_path / "source"
+    if way == "link":
+        source.symlink_to(delta)
+    elif way == "copy":
+        shutil.copytree(delta, source)
+    elif way == "beside_a_model":
+        source = model.export(source)
+        shutil.copy(next(Path(delta).glob("delta-*")), source)
+    ended = shell("publish", job.root, 9, {"itself": delta, "step": job.step(3)}.get(way, source), *more)
+    assert ended.code == (2 if way == "step" else 65)
+    assert steps_of(job) == [1, 2, 3, 4]
+    if way in ("itself", "link"):
+        command = ended.err.partition("syncd materialise ")[2].split()
+        assert shell("materialise", *command[:3], tmp_path / "whole").code == 0
+        assert shell("publish", job.root, 9, tmp_path / "whole").code == 0
+
+
+def test_a_delta_that_others_sealed_or_laid_out_as_a_model_is_never_published(chain, job, shell):
+    container = next(Path(job.step(3), "actor").glob("delta-*")).read_bytes()
+    writer = StepWriter(job, 9, 1, "by-hand")
+    writer.begin()
+    writer.receipt(1, [writer.write("actor/model.safetensors", container, tensors=3)])
+    writer.seal()
+    assert shell("verify", job.root, 9, "--deep").code == 65
+    foreign = Path(job.root, "global_step_10", "actor")
+    foreign.mkdir(parents=True)
+    (foreign / "model.safetensors").write_bytes(container)
+    (foreign / "config.json").write_text("{}")
+    Path(job.marker).write_text("10")
+    daemon, _, _ = start(job)
+    daemon.tick(woken=True)
+    version = read_version_or_none(job)
+    assert version is None or version.step <= 4
+    assert shell("verify", job.root, 10).code == 65
 
 
 def test_materialise_refuses_what_it_cannot_write_or_read(chain, job, shell, tmp_path):
@@ -555,7 +614,7 @@ def test_a_follower_whose_stage_could_read_deltas_warns_once_without_the_package
         for receiver in (FilesystemReceiver(client, options), FilesystemReceiver(client, options, stage)):
             assert [receiver.reads(), receiver.reads()] == [(), ()]
             receiver.close()
-        reason = {"reason": "not installed: pyarrow", "hint": "pip install 'syncd[delta]'"}
+        reason = {"reason": "not installed: pyarrow", "hint": install_command("delta")}
         assert heard == [("warning", "deltas_disabled", reason)], "without a stage none are read anyway"
         monkeypatch.undo()
         assert FilesystemReceiver(client, options, stage).reads() == ("delta",)

@@ -124,6 +124,23 @@ def test_what_cannot_be_meant_is_refused(tmp_path, model, capsys):
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.parametrize(
+    "tied", [{"tie_word_embeddings": True}, {"text_config": {"tie_word_embeddings": True}}]
+)
+def test_a_tied_head_that_vllm_would_reload_is_pointed_out(tmp_path, capsys, tied):
+    models = {"tied": tied, "untied": {"tie_word_embeddings": False}, "odd": ["no table"]}
+    for name, config in models.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    cases = [("tied", "grpo", None), ("untied", "grpo", None), ("odd", "grpo", None)]
+    cases += [("tied", "grpo", "sglang"), ("tied", "lora", "vllm"), ("tied", "sft", None)]
+    warned = []
+    for number, (name, recipe, engine) in enumerate(cases):
+        assert init(tmp_path / str(number), tmp_path / name, recipe, engine) == 0
+        warned.append('reload = "restart"' in capsys.readouterr().err)
+    assert warned == [True, False, False, False, False, False]
+
+
 def test_it_needs_no_package_of_an_extra(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     bare = [sys.executable, str(ROOT / "tests/programs/bare.py"), "syncd", "init", str(tmp_path / "job")]

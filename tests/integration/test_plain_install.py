@@ -7,7 +7,7 @@ import pytest
 from support.cli import ROOT, environment
 
 from explorer_hooks.cli.main import VERBS as EXPLORER
-from syncd.extras import extra_of
+from syncd.extras import extra_of, install_command
 from trainer.cli.main import VERBS as TRAINER
 
 CONFIG = 78
@@ -44,7 +44,7 @@ def given(tmp_path):
     """Return what the words in capitals stand for: a file, and a job with one line of metrics."""
     (tmp_path / "file.toml").write_text('[job]\ndir = "job"\n[model]\npath = "model"\n')
     (tmp_path / "job").mkdir()
-    (tmp_path / "job/metrics.jsonl").write_text('{"step": 1, "metrics": {"reward/mean": 0.5}}\n')
+    (tmp_path / "job/metrics.jsonl").write_text('{"step": 1, "metrics": {"critic/score/mean": 0.5}}\n')
     return {
         "FILE": str(tmp_path / "file.toml"), "JOB": str(tmp_path / "job"), "OUT": str(tmp_path / "out")
     }  # fmt: skip
@@ -61,7 +61,7 @@ def test_a_verb_without_its_extra_names_the_extra(program, verb, given):
     arguments, extra = CALLS[program, verb]
     ended = plain(program, verb, *(given.get(word, word) for word in arguments))
     assert ended.returncode == CONFIG, ended.stderr
-    assert f"pip install 'syncd[{extra}]'" in ended.stderr
+    assert install_command(extra) in ended.stderr
     assert "a bug in" not in ended.stderr
     assert "Traceback" not in ended.stderr
 
@@ -90,4 +90,4 @@ def test_a_rank_without_its_extra_names_the_extra(given, monkeypatch, capsys):
     monkeypatch.setenv("TRAINER_CONFIG", load_config(given["FILE"]).model_dump_json())
     monkeypatch.setattr(train, "run_here", lacking)
     assert train.main("trainer.run:run_rank") == CONFIG
-    assert "error: verl is not installed\nhint: pip install 'syncd[trainer]'" in capsys.readouterr().err
+    assert f"error: verl is not installed\nhint: {install_command('trainer')}" in capsys.readouterr().err

@@ -38,6 +38,7 @@ RUN_BY = {
     "README.md#Quickstart": _QUICKSTART,
     "make setup": BY_HAND,
     "make demo": BY_HAND,
+    "make test": BY_HAND,
     "make demo-daemon": f"{_HERE}::test_the_demo_of_the_daemon_holds",
     "make demo-vllm": BY_HAND,
     "make demo-agents": BY_HAND,

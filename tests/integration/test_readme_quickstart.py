@@ -32,6 +32,7 @@ def test_every_command_of_the_quickstart_succeeds(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     expected = re.findall(r"# prints (\d+\.\d+)", quickstart())
     assert [line for line in done.stdout.splitlines() if re.fullmatch(r"\d+\.\d+", line)] == expected
+    assert re.search(r"/job/global_step_2/actor 1\.2\b", done.stdout), "what the hook's command printed"
 
 
 def test_make_alone_lists_every_target_in_one_line_each():

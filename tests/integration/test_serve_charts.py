@@ -23,7 +23,8 @@ def line(step, **metrics):
 def server(tmp_path_factory):
     job = Job.at(tmp_path_factory.mktemp("jobs") / "curves")
     os.makedirs(job.state)
-    rewards = [{"reward/mean": step / 10, "reward/min": 0.0, "reward/max": 1.0} for step in range(10)]
+    edges = {"critic/score/min": 0.0, "critic/score/max": 1.0}
+    rewards = [{"critic/score/mean": step / 10} | edges for step in range(10)]
     written = [line(step, **found, **{"actor/pg_loss": 0.5}) for step, found in enumerate(rewards)]
     for number in range(8):
         written[7]["metrics"][f"reward/parts/part \u202e{number}"] = number / 8
@@ -93,7 +94,7 @@ def test_charts_show_values_with_units_under_mouse_and_keys(pages, server):
     page.keyboard.press("Home")
     for _ in range(4):
         page.keyboard.press("ArrowRight")
-    assert re.fullmatch(r"step 4, .*: loss 9", drawing.get_attribute("aria-valuetext"))
+    assert re.fullmatch(r"step 4, .*: policy 9", drawing.get_attribute("aria-valuetext"))
     assert "step 4" in reward.inner_text(), "the other charts show the same time"
     assert loss.locator(".cursor").get_attribute("hidden") is None
     page.keyboard.press("Tab")

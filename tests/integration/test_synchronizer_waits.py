@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -367,9 +368,8 @@ def test_the_trainer_status_is_stopped_without_a_trainer(explorer):
     assert explorer.get_trainer_status() is STOPPED
 
 
-def test_an_identity_has_one_holder_at_a_time(world, monkeypatch):
-    monkeypatch.setattr("syncd.client.own_presence.CLAIM", 0.1)
-    explorer = world.open("explorer", "e0", heartbeat=False)
+def test_an_identity_has_one_holder_at_a_time(world):
+    explorer = world.open("explorer", "e0")
     with pytest.raises(UsageError, match="held by another"):
         world.open("explorer", "e0")
     explorer.close()
@@ -377,6 +377,19 @@ def test_an_identity_has_one_holder_at_a_time(world, monkeypatch):
     assert world.explorer("e0").status is RUNNING
     again.close()
     assert world.explorer("e0").status is STOPPED
+
+
+def test_an_identity_of_a_stopped_process_of_this_host_is_free_and_stays_its_successor_s(world, monkeypatch):
+    monkeypatch.setattr("syncd.client.own_presence.CLAIM", 0.1)
+    stopped = world.open("explorer", "e0", heartbeat=False)  # what does not beat could as well be stopped
+    world.open("explorer", "e0")
+    now = world.explorer("e0").incarnation
+    time.sleep(0.2)
+    with pytest.raises(UsageError, match="held by another"):
+        stopped.client.set_status(REQUIRE_SYNC)
+    stopped.close()
+    assert world.explorer("e0").incarnation == now
+    assert world.explorer("e0").status is RUNNING
 
 
 def test_an_identity_of_another_host_is_taken_only_if_silent(world, monkeypatch):

@@ -1,6 +1,5 @@
 """One file or directory that cannot be read or moved costs itself only; the daemon runs as a user who is not root."""
 
-import contextlib
 import encodings.ascii  # noqa: F401 - what is imported late, the user may not be able to read
 import json
 import os
@@ -15,6 +14,7 @@ import pytest
 from support.cli import environment
 from support.jobs import explorer, start, steps_of, write_step
 from support.processes import PROGRAMS
+from support.users import DAEMON, OTHER, as_user
 
 from syncd.daemon.foreign import frameworks  # noqa: F401
 from syncd.observe import names
@@ -24,22 +24,9 @@ from syncd.protocol.presence import Presence, Publisher
 from syncd.protocol.request import Pin, Request, request_path, write_pin, write_request
 from syncd.protocol.version import read_version, write_marker
 
-DAEMON, OTHER = 54001, 54003
 MINUTE = 61.0
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
-
-
-@contextlib.contextmanager
-def as_user(uid):
-    """Act as a user, without root's right to read and change everything."""
-    os.setegid(uid)
-    os.seteuid(uid)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        os.setegid(0)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ bin=$PWD/bin
 
 "$bin/python" "$source/examples/arithmetic/make.py" try --examples 200
 "$bin/syncd" init try/sft --model try/model --recipe sft
-"$bin/trainer" train try/sft/job.toml --nproc 1 --data.groups 1 --data.max_length 64 --sync.interval 1 --trainer.total_steps 2
+"$bin/trainer" train try/sft/job.toml --nproc 1 --data.groups 1 --data.max_length 64 --sync.interval 1 --trainer.total_steps 2 --algorithm.optimizer.warmup_steps 0
 "$bin/syncd" watch try/sft/job --once
 "$bin/syncd" verify try/sft/job 2 --deep
 "$bin/python" -V

@@ -25,6 +25,8 @@ class Teller:
         world.counts[event.name] += 1
         if event.name == STEP_DAMAGED and "step" in event.fields:
             world.misjudged.add(int(event.fields["step"]))
+        if "a bug in" in str(event.fields):
+            world.fail("no unexpected error", f"{event.name} {dict(event.fields)}")
         if event.level != "debug":
             world.note(self._process, f"--- {event.name} {dict(event.fields)}")
 

@@ -165,7 +165,7 @@ def _learn_policy(actor, batch, advantages):
 def gae_of_segments(bench):
     """Return advantages and returns of rollouts of several segments by verl and by hand, with given values."""
     from trainer.engines.verl.advantages import gae  # verl needs a platform first, which an engine installs
-    from trainer.engines.verl.critic import value_metrics
+    from trainer.engines.verl.figures import value_metrics
 
     batch = samples.segmented_batch(7)
     torch.manual_seed(1)

@@ -2,9 +2,13 @@
 
 import contextlib
 import copy
+import fcntl
+import glob
 import json
+import mmap
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -24,9 +28,28 @@ from syncd.protocol.version import read_version_or_none
 from syncd.publishing import FollowingDisk, publish_export, read_export
 from syncd.transports.delta.publish import publish_delta
 
-READERS, DAEMONS = ("h1", "h2", "h3"), ("daemon1", "daemon2")
+HOSTS = {"h1": "h1", "h2": "h2", "h3a": "h3", "h3b": "h3"}
+"""The host of each reader: those of one host share its stage."""
+
+READERS, DAEMONS = tuple(HOSTS), ("daemon1", "daemon2")
 PATIENCE = 240.0
 WAYS = ("delta",) * 10 + ("ranks",) * 5 + ("keyframe",) * 3 + ("whole",)
+
+
+def flip(path):
+    """Change a byte through a mapping, which leaves the times of a file on a tmpfs as they are."""
+    before = os.stat(path)
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as view:
+        view[before.st_mtime_ns % len(view)] ^= 1
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def cut(path):
+    os.truncate(path, (os.path.getsize(path) + 1) // 2)  # a byte is left to be flipped
+
+
+def add(path):
+    shutil.copy(path, f"{path}.safetensors")
 
 
 class World:
@@ -47,20 +70,23 @@ class World:
         self.parent, self.next = 0, 1
         self.processes, self.fallen, self.kills = {}, "", 0
         self.late, self.joins = {}, []
+        self.stopped, self.stops, self.changed = {}, 0, 0
         self.client = Client.open(
             self.job.root, "trainer", "t", poll=0.005, heartbeat=False, timeout=PATIENCE
         )
 
     def run(self, name):
         """Start a process: a daemon, or a reader with the stage of its host."""
-        place = f"{self.place}/{name}"
-        reader = [f"{TESTS}/programs/delta_reader.py", self.job.root, place, name, self.log(name)]
+        reader = [f"{TESTS}/programs/delta_reader.py", self.job.root, self.stage(name), name, self.log(name)]
         daemon = ["-m", "syncd", "watch", self.job.root]
         with open(f"{self.place}/{name}.err", "a", encoding="utf-8") as errors:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, *(daemon if name in DAEMONS else reader)],
                 env=os.environ | {"PYTHONPATH": PYTHONPATH}, stdout=errors, stderr=errors,
             )  # fmt: skip
+
+    def stage(self, name):
+        return f"{self.place}/{HOSTS.get(name)}"
 
     def log(self, name):
         return f"{self.place}/{name}.log"
@@ -70,6 +96,19 @@ class World:
         assert process.poll() is None, f"{name} ended with {process.returncode}: {self.errors(name)}"
         process.kill()
         process.wait()
+        self.stopped.pop(name, None)
+
+    def stop(self, name, seconds):
+        """Stop a process as a debugger or a full host does; it goes on after so many seconds."""
+        if name in self.processes and name not in self.stopped:
+            self.processes[name].send_signal(signal.SIGSTOP)
+            self.stopped[name], self.stops = time.monotonic() + seconds, self.stops + 1
+
+    def wake(self, *, everybody=False):
+        """Let stopped processes go on whose time has come."""
+        for name in [name for name, ends in self.stopped.items() if everybody or time.monotonic() >= ends]:
+            self.processes[name].send_signal(signal.SIGCONT)
+            del self.stopped[name]
 
     def said(self, *names):
         """Return the lines that processes have logged."""
@@ -179,22 +218,41 @@ class World:
     def wait(self, holds):
         """Wait until the published version is as it must be."""
         ends = time.monotonic() + PATIENCE
+        self.wake()
         while (version := read_version_or_none(self.job)) is None or not holds(version):
             assert time.monotonic() < ends, f"{version}: {self.errors(*DAEMONS)}"
             for name in DAEMONS:
                 assert name == self.fallen or self.processes[name].poll() is None, self.errors(name)
             time.sleep(0.01)
+            self.wake()
 
     # --- the readers ----------------------------------------------------------------------------------------------
 
-    def restart(self, name, *, late=False):
-        """Kill a reader and start it again; a late one has lost its stage, as on another host."""
+    def restart(self, name, *, late=False, changed=False):
+        """Kill a reader and start it again; a late one has lost its stage, as on another host.
+
+        Args:
+            name: The reader.
+            late: Whether it comes to a host without a stage.
+            changed: Whether somebody changes a copy meanwhile.
+        """
         self.kill(name)
         self.note_join(name)
+        if changed:
+            self.change_a_copy(HOSTS[name])
         if late:
-            shutil.rmtree(f"{self.place}/{name}", ignore_errors=True)
+            shutil.rmtree(self.stage(name), ignore_errors=True)
             self.late[name] = len(self.read(name))
         self.run(name)
+
+    def change_a_copy(self, host):
+        """Change a staged copy of a host, unless somebody takes one just now, in a way that chance says."""
+        with open(f"{self.place}/{host}.taking", "w", encoding="ascii") as lock, contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            files = sorted(glob.glob(f"{self.place}/{host}/*/[0-9]*-*/*.*"))
+            if files:
+                self.random.choice((flip, flip, flip, os.unlink, cut, add))(self.random.choice(files))
+                self.changed += 1
 
     def note_join(self, name):
         """Record of which kind the first version was that a late reader has read, if it has read one."""

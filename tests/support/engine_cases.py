@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pickle
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -15,9 +16,11 @@ from syncd.protocol.manifest import damaged_files, read_manifest
 from syncd.protocol.memory import MemoryDirectory, is_copy_of
 from syncd.transports.host_memory import HostMemory
 from syncd.transports.ranks import Ranks
+from trainer.checkpoints import TrainerState
 from trainer.engines.base import make_engine
 from trainer.engines.state_copy import StateArena
 from trainer.engines.verl.rows import rollout_rows
+from trainer.resume import find_state
 
 SHM = "/dev/shm"
 
@@ -144,6 +147,54 @@ def cut_off(bench):
         os.truncate(f"{place}/{name}", 2000)
     bench.ranks.gather(None)
     return refusal(lambda: engine.load_training_state(place))
+
+
+class Planted:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, mark):
+        self._mark = mark
+
+    def __reduce__(self):
+        return (open, (self._mark, "w"))
+
+
+def _plant(path, how, mark):
+    """Put an object into a file: alone, by pickle or as torch writes now or wrote before, or beside what is there."""
+    content = {"planted": Planted(mark)}
+    if how == "beside":
+        content |= content_of(path)
+    with open(path, "wb") as file:
+        if how == "pickle":
+            pickle.dump(content, file)
+        else:
+            torch.save(content, file, _use_new_zipfile_serialization=how != "former")
+
+
+def planted(bench, engine=None):
+    """Resume from a full checkpoint with an object in each of its files in turn; return what came of each."""
+    place = bench.place("planted")
+    job = Job.at(place)
+    engine = engine or bench.engine_of(job={"dir": place})
+    engine.train_step(samples.batch_of(1))
+    engine.save_checkpoint(TrainerState(1, 1, bench.ranks.world_size).document(), block_until_saved=True)
+    bench.ranks.gather(None)
+    step, found = job.step(1), {}
+    names = [os.path.relpath(f"{path}/{name}", step) for path, _, there in os.walk(step) for name in there]
+    for number, name in enumerate(sorted(names)):
+        for how in ("pickle", "saved", "former", *(["beside"] if name.endswith(".pt") else [])):
+            if bench.ranks.rank == 0:
+                shutil.copyfile(f"{step}/{name}", f"{bench.directory}/aside")
+                _plant(f"{step}/{name}", how, f"{place}/ran-{number}-{how}")
+            bench.ranks.gather(None)
+            found[name, how] = refusal(lambda: (find_state(job), engine.load_checkpoint(1)))
+            bench.ranks.gather(None)
+            if bench.ranks.rank == 0:
+                shutil.copyfile(f"{bench.directory}/aside", f"{step}/{name}")
+            bench.ranks.gather(None)
+    whole = refusal(lambda: engine.load_checkpoint(1))
+    ran = sorted(name for name in os.listdir(place) if name.startswith("ran-"))
+    return {"outcomes": found, "ran": ran, "whole": whole}
 
 
 def remembered(bench):

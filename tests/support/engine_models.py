@@ -24,6 +24,7 @@ MODELS = {
     "Qwen2, tied": ("Qwen2", {"tie_word_embeddings": True}),
     "Qwen3, untied": ("Qwen3", {"tie_word_embeddings": False}),
     "Qwen3, tied": ("Qwen3", {"tie_word_embeddings": True}),
+    "Llama, untied": ("Llama", {"tie_word_embeddings": False}),
     "Qwen3-MoE": ("Qwen3Moe", {"tie_word_embeddings": False, **_MOE}),
 }
 """The class of each model in transformers, and what its configuration has besides."""

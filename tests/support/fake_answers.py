@@ -30,6 +30,14 @@ def log_probs(weights, row):
     return [_drawn(mark, row[:at], row[at]) for at in range(1, len(row))]
 
 
+def following(weights, row, tokens):
+    """Return the log-prob of each of some tokens after a row."""
+    if EMBEDDING in weights:
+        return small_qwen.following(small_qwen.model_from(weights), row, tokens)
+    mark = fingerprint(weights)
+    return [_drawn(mark, row, token) for token in tokens]
+
+
 def next_token(weights, row):
     """Return the likeliest token after a row, and its log-prob."""
     if EMBEDDING in weights:

@@ -146,6 +146,11 @@ class FakeEngine(FakeServer):
         self._check(prompt)
         return fake_answers.log_probs(self.held(), prompt)
 
+    def followed(self, prompt, tokens):
+        """Return the log-prob of each of some tokens after a prompt; no cache is read."""
+        self._check(prompt)
+        return fake_answers.following(self.held(), prompt, tokens)
+
     def _check(self, prompt):
         if not self.running.wait(MAX_REQUEST):
             raise Answer(503, {"error": "paused"})
@@ -153,10 +158,22 @@ class FakeEngine(FakeServer):
             raise _wrong(400, f"This model's maximum context length is {self.longest} tokens.")
 
 
+def end_of_vllm(server):
+    """End as vLLM does that serves adapters of a head and is asked for the log-probs of a prompt."""
+    server.stop_soon()
+    raise _wrong(500, "EngineCore encountered an issue. See stack trace (above) for the root cause.")
+
+
 class FakeVllm(FakeEngine):
-    """vLLM in development mode."""
+    """vLLM in development mode.
+
+    Attributes:
+        serves_adapters: Whether it was started with `--enable-lora`.
+        moves_experts: Whether it was started with `--enable-eplb`.
+    """
 
     version = "0.32.0"
+    serves_adapters = moves_experts = False
     dev_mode = True
     blocked_cache = False
 
@@ -181,7 +198,8 @@ class FakeVllm(FakeEngine):
         parts = {
             "model_config": {"dtype": "torch.float32", "quantization": None},
             "cache_config": {"block_size": 16},
-            "parallel_config": {"data_parallel_size": self.replicas},
+            "parallel_config": {"data_parallel_size": self.replicas, "enable_eplb": self.moves_experts},
+            "lora_config": {"max_loras": 4} if self.serves_adapters else None,
         }
         return {"vllm_config": parts}
 
@@ -237,7 +255,10 @@ class FakeVllm(FakeEngine):
     def post_v1_completions(self, query, body):
         if isinstance(body["prompt"], str):
             return {"choices": [{"text": self.answered(body["prompt"])}]}
-        return completed(body, self.generated, self.evaluated)
+        end = self.end if self.serves_adapters else None
+        return completed(body, self.generated, self.evaluated, self.followed, end)
+
+    end = end_of_vllm
 
 
 class FakeSglang(FakeEngine):
@@ -416,34 +437,50 @@ class FakeAdapters(FakeServer):
             self.asked_ranks.append(self.request.headers.get("X-data-parallel-rank"))
             weights = self.merged.get(name, self.start_weights)
             generate = functools.partial(fake_answers.next_token, weights)
-            return completed(body, generate, functools.partial(fake_answers.log_probs, weights))
+            evaluate = functools.partial(fake_answers.log_probs, weights)
+            follow = functools.partial(fake_answers.following, weights)
+            return completed(body, generate, evaluate, follow, self.end)
         if body["model"] == self.base:
             return {"choices": [{"text": fingerprint(START)}]}
         if body["model"] not in self.adapters:
             raise _wrong(404, f"The model `{body['model']}` does not exist.")
         return {"choices": [{"text": self.adapters[body["model"]][1]}]}
 
+    end = end_of_vllm
 
-def completed(body, generate, evaluate):
+
+def completed(body, generate, evaluate, follow, end=None):
     """Return what vLLM answers to prompts of tokens.
 
     Args:
         body: The request.
         generate: Returns the token after a prompt, and its log-prob.
         evaluate: Returns the log-prob of each token after the first of a prompt.
+        follow: Returns the log-prob of each of some tokens after a prompt.
+        end: What a request for the log-probs of a prompt does to the server.
     """
     prompts = body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]]
-    return {"choices": [_choice(body, at, prompt, generate, evaluate) for at, prompt in enumerate(prompts)]}
+    answers = (generate, evaluate, follow, end)
+    choices = [_choice(body, at, prompt, *answers) for at, prompt in enumerate(prompts)]
+    return {"choices": choices}
 
 
-def _choice(body, at, prompt, generate, evaluate):
-    if (largest := max(prompt)) >= fake_answers.VOCABULARY:
+def _choice(body, at, prompt, generate, evaluate, follow, end):
+    if (largest := max([*prompt, *body.get("logprob_token_ids", ())])) >= fake_answers.VOCABULARY:
         raise _wrong(400, f"Token id {largest} is out of vocabulary")
     choice = {"index": at, "text": "", "finish_reason": "length", "prompt_logprobs": None}
     if "prompt_logprobs" in body:
+        if end is not None:
+            end()
         found = zip(prompt[1:], evaluate(prompt), strict=True)
         entries = [{str(token): {"logprob": one, "rank": 1, "decoded_token": "x"}} for token, one in found]
         return choice | {"prompt_logprobs": [None, *entries]}
+    if "logprob_token_ids" in body:
+        asked = body["logprob_token_ids"]
+        assert len(asked) <= 128
+        assert body["cache_salt"]
+        top = {f"token_id:{token}": one for token, one in zip(asked, follow(prompt, asked), strict=True)}
+        return choice | {"logprobs": {"top_logprobs": [top]}}
     token, found = generate(prompt)
     if body.get("return_token_ids"):
         choice["token_ids"] = [token]

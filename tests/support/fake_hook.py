@@ -132,6 +132,7 @@ class FakeHook(ProbingHook):
     def __init__(self, engine, kinds=frozenset({"weights"}), tensors=None, probes=""):
         self.engine, self.kinds, self.known, self.probes = engine, kinds, tensors, probes
         self.reloads_start = False
+        self.rounds = ""
         self.prepared = []
         self.aborted = []
 
@@ -173,6 +174,9 @@ class FakeHook(ProbingHook):
 
     def dtype(self):
         return "float32"
+
+    def rounding(self):
+        return self.rounds
 
     def abort(self, last_good):
         self.aborted.append(last_good)

@@ -27,6 +27,8 @@ class FakeServer:
     Attributes:
         seen: Every request in order, `METHOD path?query`, with its body.
         replies: What a path answers instead of what it does: `Answer`, or bytes that are sent as they are.
+        loses: Returns for the next request whether its connection is lost: "asked" before the server has done
+            anything, "answered" after it has done what it was asked for, "" not.
     """
 
     port = 0
@@ -35,6 +37,7 @@ class FakeServer:
         self.token = token
         self.seen = []
         self.replies = {}
+        self.loses = lambda: ""
         self.lock = threading.RLock()
         self.request = threading.local()
         self._open = threading.Event()
@@ -98,6 +101,13 @@ class FakeServer:
             raise Answer(404, {"detail": "Not Found"})
         return route(dict(parse_qsl(url.query)), body)
 
+    def routed_if_kept(self, method, target, body):
+        lost = self.loses()
+        answer = self.routed(method, target, body) if lost != "asked" else None
+        if lost:
+            raise VanishError
+        return answer
+
     def authorize(self, given):
         if self.token is not None and given != f"Bearer {self.token}":
             raise Answer(401, {"error": "Unauthorized"})
@@ -126,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             fake.authorize(self.headers.get("Authorization"))
             fake.request.headers = self.headers
-            given = fake.routed(method, self.path, json.loads(raw) if raw else None)
+            given = fake.routed_if_kept(method, self.path, json.loads(raw) if raw else None)
         except VanishError:
             self.close_connection = True
             return

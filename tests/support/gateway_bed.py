@@ -17,6 +17,7 @@ from explorer_hooks.gateway.driver import SessionRequest
 from explorer_hooks.gateway.gateway import Gateway, GatewayLimits
 from explorer_hooks.gateway.http_thread import HttpThread, listening
 from explorer_hooks.gateway.journal import TurnJournal
+from explorer_hooks.gateway.replay import Replay
 from explorer_hooks.gateway.sessions import Sessions
 from explorer_hooks.gateway.splice import Splicer
 from explorer_hooks.gateway.turns import TurnMaker
@@ -54,21 +55,32 @@ class GatewayBed:
         engine: What generates.
         hold: Seconds that a turn waits for the engine.
         groups: Groups that have room.
-        template: Shows how answers are read.
+        template: Shows whether the model thinks.
+        tool_format: How it writes calls of tools.
         characters: Of a prompt at most.
         **limits: Of `GatewayLimits`.
     """
 
     def __init__(
-        self, directory, engine, *, hold=5.0, groups=100, template=TEMPLATE, characters=1 << 20, **limits
+        self,
+        directory,
+        engine,
+        *,
+        hold=5.0,
+        groups=100,
+        template=TEMPLATE,
+        tool_format="hermes",
+        characters=1 << 20,
+        **limits,
     ):
         self.engine, self.tokenizer = engine, make_tokenizer()
         tokens = TransformersTokens(self.tokenizer)
         ends = {at: MARKS[at] for at in (0, 1)}
         self.sessions, self.journal = Sessions(), TurnJournal(str(directory))
         try:
-            for record in self.journal.records():
-                self.sessions.apply(record)
+            self.replay = Replay(self.sessions)
+            self.replay.read(self.journal.records())
+            self.replay.drop()
             self.journal.start(self.sessions.needs, self.sessions.rest)
         except BaseException:
             self.journal.close()
@@ -86,7 +98,7 @@ class GatewayBed:
             self.journal,
             tokens,
             Splicer(tokens, ends, characters),
-            AnswerParser("auto", template),
+            AnswerParser(tool_format, template),
             self.maker,
             GatewayLimits(**{**all_limits, "history": "exact", **limits}),
             lambda open_groups: open_groups < groups,

@@ -115,6 +115,7 @@ def load(hook: Hook, target: WeightDirectory) -> None:
     hook.prepare(target)
     hook.load(target)
     hook.commit(target)
+    hook.settle(target)
 
 
 def bounded(call):

@@ -3,15 +3,9 @@
 SYNCD_LORA_VERSIONS says how many versions there are; 20 take minutes.
 """
 
-import contextlib
 import os
-import signal
-import subprocess
-import sys
-import time
 
-from support import small_qwen
-from support.paths import PYTHONPATH
+from support import small_qwen, whole_jobs
 from support.real_bed import CLOSE, asked
 from syncd.experience.table import decode_batch
 
@@ -75,33 +69,8 @@ def finished(root, kind, engine, options="{}"):
     """Run a job with an engine to its end; return its directory and the names that the engine lists."""
     text = CONFIG.format(root=root, kind=kind, address=engine.address, versions=VERSIONS, options=options)
     (root / "job.toml").write_text(text)
-    _run(root)
+    whole_jobs.run_together(root, whole_jobs.TRAIN_AND_EXPLORE, _LONG)
     return root / "job", [one["id"] for one in asked(engine.address, "GET", "/v1/models")[1]["data"]]
-
-
-def _run(root):
-    environment = os.environ | {"PYTHONPATH": PYTHONPATH}
-    explore = "from explorer_hooks.cli.main import main; main()"
-    commands = {"trainer": ["-m", "trainer", "train"], "explorer": ["-c", explore, "run"]}
-    logs = {name: open(root / f"{name}.log", "wb") for name in commands}  # noqa: SIM115 - closed below
-    processes = {
-        name: subprocess.Popen(
-            [sys.executable, *words, f"{root}/job.toml"],
-            env=environment, stdout=logs[name], stderr=logs[name], cwd=root,
-        )
-        for name, words in commands.items()
-    }  # fmt: skip
-    try:
-        deadline = time.monotonic() + _LONG
-        for name, process in processes.items():
-            code = process.wait(max(deadline - time.monotonic(), 1.0))
-            assert code == 0, (root / f"{name}.log").read_text()[-4000:]
-    finally:
-        for process in processes.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGKILL)
-        for log in logs.values():
-            log.close()
 
 
 def _experiences(job):

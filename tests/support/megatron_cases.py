@@ -4,7 +4,7 @@ import glob
 import os
 
 from support import megatron_on_cpu, samples
-from support.engine_cases import content_of, equal, log_probs, refusal, weights_of
+from support.engine_cases import content_of, equal, log_probs, planted, refusal, weights_of
 
 megatron_on_cpu.install()
 
@@ -131,6 +131,11 @@ def megatron_job(bench):
     again.train_step(samples.batch_of(2))
     found = {"huge": huge, "kept": kept, "later": later, "resumed": resumed, "step": again.train_step_num}
     return found | {"before": before, "same end": equal(end, weights_of(again))}
+
+
+def megatron_planted(bench):
+    """Resume with an object in each file of a full checkpoint in turn."""
+    return planted(bench, engine_of(bench, "tensor", job={"dir": bench.place("planted")}))
 
 
 def megatron_reference(bench):

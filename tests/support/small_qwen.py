@@ -8,7 +8,7 @@ WINDOW = 512
 SIZE = 559_360
 """Bytes of all tensors."""
 _RANK = 8
-_ADAPTED = ("q_proj", "v_proj", "gate_proj", "up_proj")
+ADAPTED = ("q_proj", "v_proj", "gate_proj", "up_proj")
 _CONFIG = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -78,18 +78,19 @@ def write_shards(directory, seed, shards=2, change=None):
     return directory
 
 
-def write_adapter(directory, seed, *, rank=_RANK):
-    """Write a LoRA adapter of the model of seed 0, as peft lays it out; alpha is twice the rank."""
+def write_adapter(directory, seed, *, rank=_RANK, model=None, layers=ADAPTED):
+    """Write a LoRA adapter of a model, by default that of seed 0, as peft lays it out; alpha is twice the rank."""
     from safetensors.torch import save_file
 
     os.makedirs(directory, exist_ok=True)
-    tensors = {f"base_model.model.{name}": tensor for name, tensor in _adapter_of(seed, rank).items()}
+    made = _adapter_of(seed, rank, model, layers)
+    tensors = {f"base_model.model.{name}": tensor for name, tensor in made.items()}
     save_file(tensors, f"{directory}/adapter_model.safetensors", {"format": "pt"})
     config = {
         "peft_type": "LORA",
         "r": rank,
         "lora_alpha": 2 * rank,
-        "target_modules": list(_ADAPTED),
+        "target_modules": list(layers),
         "bias": "none",
     }
     with open(f"{directory}/adapter_config.json", "w") as file:
@@ -97,9 +98,10 @@ def write_adapter(directory, seed, *, rank=_RANK):
     return directory
 
 
-def model_with_adapter(seed):
-    """Return the model of seed 0 with an adapter merged into its weights."""
-    return _merged(model_of(0), _adapter_of(seed))
+def model_with_adapter(seed, model=None, layers=ADAPTED):
+    """Return a model, by default that of seed 0, with an adapter merged into its weights."""
+    model = model_of(0) if model is None else model
+    return _merged(model, _adapter_of(seed, _RANK, model, layers))
 
 
 def weights_with_adapter(weights, directory):
@@ -126,14 +128,15 @@ def _bytes_of(tensors):
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
-def _adapter_of(seed, rank=_RANK):
+def _adapter_of(seed, rank, model, layers):
     import torch
 
     random = torch.Generator().manual_seed(seed)
+    model = model_of(0) if model is None else model
     shapes = {
         name: tensor.shape
-        for name, tensor in model_of(0).state_dict().items()
-        if name.split(".")[-2] in _ADAPTED and name.endswith(".weight")
+        for name, tensor in model.state_dict().items()
+        if name.split(".")[-2] in layers and name.endswith(".weight")
     }
     made = {}
     for name, (rows, columns) in shapes.items():
@@ -156,6 +159,15 @@ def expected(model, tokens, answered):
         logits = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
     first = len(tokens) - answered
     return [float(logits[at - 1, tokens[at]]) for at in range(first, len(tokens))]
+
+
+def following(model, tokens, wanted):
+    """Return the log-prob of each wanted token after some tokens by transformers."""
+    import torch
+
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens])).logits[0, -1].log_softmax(-1)
+    return [float(logits[token]) for token in wanted]
 
 
 def likeliest(model, tokens):

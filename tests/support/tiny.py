@@ -9,6 +9,7 @@ generator, so a resume that loses the state of a generator is found out. `engine
 
 import json
 import os
+import pickle
 import time
 
 import torch
@@ -113,7 +114,7 @@ class TinyEngine(FileEngine):
         state, problem = None, None
         try:
             state = torch.load(path)
-        except (OSError, RuntimeError, EOFError) as error:
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
             problem = CorruptDataError(f"not a training state: {error}", path=path)
         for one in self.context.ranks.gather(problem):
             if one is not None:
@@ -150,7 +151,7 @@ class TinyEngine(FileEngine):
         rewards = [row.reward for row in batch.experiences] or [0.0]
         return {
             "actor/pg_loss": float(loss), "actor/grad_norm": float(norm), "train/tokens": float(tokens),
-            "actor/lr": self.optimizer.param_groups[0]["lr"], "reward/mean": sum(rewards) / len(rewards),
+            "actor/lr": self.optimizer.param_groups[0]["lr"], "critic/score/mean": sum(rewards) / len(rewards),
         }  # fmt: skip
 
 

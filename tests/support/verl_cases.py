@@ -284,6 +284,22 @@ def many_updates(bench):
     return [engine.train_step(samples.batch_of(seed)) for seed in (1, 2)]
 
 
+def reward_kl(bench):
+    """Return figures of three steps with KL in the reward at a falling rate, and log-probs: the start's, the last."""
+    algorithm = {
+        "name": "rloo", "reward_kl_coef": 0.2, "reward_kl_type": "k3",
+        "optimizer": {"schedule": "linear", "warmup_steps": 1, "lr": 1e-2},
+    }  # fmt: skip
+    engine = bench.engine_of(algorithm=algorithm, trainer={"total_steps": 3})
+    batches = [samples.batch_of(seed, weight=0.5) for seed in (1, 2, 3)]
+    start = log_probs(engine, batches[-1])
+    metrics = [engine.train_step(batch) for batch in batches[:-1]]
+    before = log_probs(engine, batches[-1])
+    with gradients(engine) as kept:
+        metrics.append(engine.train_step(batches[-1]))
+    return {"metrics": metrics, "start": start, "before": before, "gradients": kept}
+
+
 def learns(bench):
     """Return the loss of examples over steps, and the figures of rollouts over steps on one batch."""
     sft = bench.engine_of(algorithm={"name": "sft", "optimizer": {"lr": 5e-2}})

@@ -3,6 +3,8 @@
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 import time
 
 from support import forked
@@ -21,6 +23,13 @@ RANK = {
 """How torchrun tells its only rank, so that `trainer train` is that rank and starts no process of its own."""
 
 
+TRAIN_AND_EXPLORE = {
+    "trainer": ("-m", "trainer", "train", "job.toml"),
+    "explorer": ("-c", "from explorer_hooks.cli.main import main; main()", "run", "job.toml"),
+}
+"""Both sides of the job that `job.toml` describes."""
+
+
 @contextlib.contextmanager
 def program(place, name, *argv, **more):
     """Run a program beside others."""
@@ -36,6 +45,31 @@ def ended(process, deadline):
     """Wait until a process has ended, bounded; return its exit code, None if it has not."""
     process.join(max(deadline - time.monotonic(), 0.0))
     return process.exitcode
+
+
+def run_together(place, commands, seconds):
+    """Run programs of Python in `place` until all have ended well; the first that fails ends all, with what it said.
+
+    Args:
+        place: Their directory, and that of their logs.
+        commands: The arguments of each, by name.
+        seconds: How long they may take.
+    """
+    with contextlib.ExitStack() as opened:
+        processes = {}
+        for name, arguments in commands.items():
+            log = opened.enter_context(open(f"{place}/{name}.log", "wb"))
+            processes[name] = subprocess.Popen(
+                [sys.executable, *arguments], cwd=place, env=os.environ | {"PYTHONPATH": PYTHONPATH},
+                stdout=log, stderr=log,
+            )  # fmt: skip
+            opened.callback(processes[name].wait)
+            opened.callback(processes[name].kill)
+        deadline = time.monotonic() + seconds
+        while set((codes := {name: process.poll() for name, process in processes.items()}).values()) != {0}:
+            assert not any(codes.values()), f"{codes}\n{logs(place)}"
+            assert time.monotonic() < deadline, f"no end after {seconds} s: {codes}\n{logs(place)}"
+            time.sleep(0.2)
 
 
 def free_port():

@@ -90,7 +90,11 @@ def test_figures_of_a_run_come_from_metrics_and_explorer_files(tmp_path):
     steps = [
         {
             "step": step,
-            "metrics": {"reward/mean": step / 10, "experience/age_mean": 0.5, "experience/age_max": step},
+            "metrics": {
+                "critic/score/mean": step / 10,
+                "experience/age_mean": 0.5,
+                "experience/age_max": step,
+            },
         }
         for step in (1, 2, 3)
     ]

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 ARITHMETIC = os.path.join(os.path.dirname(__file__), "..", "..", "examples", "arithmetic")
 sys.path.insert(0, ARITHMETIC)
 
-from problems import LIMIT, MAX_RESPONSE, Problem, make_sft_data, problems, reward, tasks  # noqa: E402
+from problems import LEAST, LIMIT, MAX_RESPONSE, Problem, make_sft_data, problems, reward, tasks  # noqa: E402
 from rollouts import mean_reward, roll_out  # noqa: E402
 from tiny_model import END, PAD, UNKNOWN, make_model  # noqa: E402
 
@@ -42,8 +42,8 @@ def model(made):
 def test_train_and_test_splits_are_disjoint_and_complete():
     train, test = problems("train"), problems("test")
     assert not set(train) & set(test)
-    assert len(train) + len(test) == LIMIT**2
-    assert LIMIT**2 / 20 < len(test) < LIMIT**2 / 5
+    assert len(train) + len(test) == (LIMIT - LEAST) ** 2
+    assert 200 <= len(test) < len(train) / 2
 
 
 def test_tasks_are_determined_by_seed_and_split():
@@ -65,13 +65,24 @@ def test_the_reward_refuses_a_malformed_prompt():
         reward("7*18=", "126")
 
 
-def test_demonstrations_are_wrong_at_the_configured_rate(tmp_path):
-    make_sft_data(tmp_path / "sloppy", 3, 2000)
-    make_sft_data(tmp_path / "right", 3, 100, sloppiness=0.0)
-    rows = [json.loads(line) for line in (tmp_path / "sloppy").read_text().splitlines()]
-    scores = [reward(row["prompt"], row["response"]) for row in rows]
-    assert 0.55 < sum(scores) / len(scores) < 0.65
-    assert {_problem(row["prompt"]).split for row in rows} == {"train"}
+def test_demonstrations_forget_to_carry_at_the_configured_rate(tmp_path):
+    make_sft_data(tmp_path / "careless", 3, 2000)
+    make_sft_data(tmp_path / "right", 3, 100, forgetfulness=0.0)
+    rows = [json.loads(line) for line in (tmp_path / "careless").read_text().splitlines()]
+    problems_asked = [_problem(row["prompt"]) for row in rows]
+    carried = [
+        float(row["response"]) == problem.left + problem.right
+        for row, problem in zip(rows, problems_asked, strict=True)
+        if problem.without_carry != problem.answer
+    ]
+    assert len(carried) > 500
+    assert 0.35 < sum(carried) / len(carried) < 0.45
+    assert {problem.split for problem in problems_asked} == {"train"}
+    assert all(
+        row["response"] == problem.answer
+        for row, problem in zip(rows, problems_asked, strict=True)
+        if problem.without_carry == problem.answer
+    )
     right = [json.loads(line) for line in (tmp_path / "right").read_text().splitlines()]
     assert all(reward(row["prompt"], row["response"]) == 1.0 for row in right)
 
@@ -87,12 +98,12 @@ def test_make_writes_model_tasks_and_demonstrations(made, model):
         [json.loads(line) for line in (made / name).read_text().splitlines()]
         for name in ("tasks.jsonl", "held-out.jsonl")
     )
-    assert len(trained) + len(held_out) == 400
+    assert len(trained) + len(held_out) == (LIMIT - LEAST) ** 2
     assert all(reward(task["prompt"], task["answer"]) == 1 for task in trained + held_out)
     assert not {task["id"] for task in trained} & {task["id"] for task in held_out}
     assert 200_000 < sum(parameter.numel() for parameter in model.parameters()) < 500_000
     assert model.dtype == torch.float32
-    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    assert model.get_input_embeddings().weight is not model.get_output_embeddings().weight
 
 
 def test_equal_seeds_make_equal_files_and_other_seeds_others(made, tmp_path):

@@ -13,6 +13,7 @@ from explorer_hooks.explorer.tokens import TransformersTokens
 from explorer_hooks.gateway.answers import AnswerParser
 from explorer_hooks.gateway.chat import read_request
 from explorer_hooks.gateway.splice import Splicer, end_tokens
+from explorer_hooks.gateway.tool_formats import written_format
 from trainer.sampling import Encoder, load_tokenizer
 
 CALCULATOR, DEMO = ROOT / "examples" / "calculator", ROOT / "examples" / "demo"
@@ -20,7 +21,7 @@ sys.path[:0] = [str(CALCULATOR), str(DEMO)]
 
 import calculator_agent  # noqa: E402
 from calculator_tasks import value  # noqa: E402
-from summary import Explored, Summary  # noqa: E402
+from summary import Explored, HeldOutReward, Summary  # noqa: E402
 
 pytestmark = pytest.mark.slow
 TASK = {"prompt": "What is 123 + 234?", "answer": "357"}
@@ -45,8 +46,9 @@ def test_what_is_imitated_are_the_tokens_that_the_gateway_asks_for_and_reads(mad
     model = str(made / "model")
     tokenizer, encode = load_tokenizer(model), Encoder(model, trust=False)
     ends = end_tokens(model, tokenizer)
-    splicer = Splicer(TransformersTokens(tokenizer), ends)
-    parser = AnswerParser("auto", tokenizer.chat_template)
+    template = TransformersTokens(tokenizer)
+    splicer = Splicer(template, ends)
+    parser = AnswerParser(written_format(template, ends.values()), tokenizer.chat_template)
     rows, before = rows_of(made / "sft.jsonl"), ([], 0)
     for row in rows:
         *asked, answer = row["messages"]
@@ -56,7 +58,7 @@ def test_what_is_imitated_are_the_tokens_that_the_gateway_asks_for_and_reads(mad
         assert tokens[-1] in ends
         if len(asked) > 1:
             assert [*before[0], *splicer.continuation(request, 1, before[0][-1])] == tokens[:length]
-        said = parser.parse(tokenizer.decode(tokens[length:-1]), has_tools=True, is_whole=True)
+        said = parser.parse(tokenizer.decode(tokens[length:-1]), tools=row["tools"], is_whole=True)
         calls = [call["function"] for call in answer.get("tool_calls", ())]
         assert list(said.calls.values()) == [(call["name"], call["arguments"]) for call in calls]
         assert said.content == answer["content"]
@@ -94,5 +96,20 @@ def test_the_agent_plays_with_its_tool_whatever_the_model_writes(tmp_path, answe
 def test_the_demo_holds_only_if_the_reward_has_risen_enough(last, least, holds):
     explored = Explored([(1, 1)], [1e-6], [0.1])
     rewards = [0.4, 0.5, 0.4, 0.5, 0.45, *[last] * 5]
-    found = Summary(rewards, [(1, 1)], [], 0, {}, 0, {"e0": explored}, least, {})
-    assert found.problems == ([] if holds else [f"the reward did not rise by more than {least:g}"])
+    summary = Summary(rewards, [(1, 1)], [], 0, {}, 0, {"e0": explored}, least, {}, {})
+    assert summary.problems == ([] if holds else [f"the reward did not rise by more than {least:g}"])
+
+
+@pytest.mark.parametrize(
+    ("held_out", "problem"),
+    [
+        (HeldOutReward(0.5, 0.03, 0.61, 0.04, 1), ""),  # two standard errors of the difference are 0.1
+        (HeldOutReward(0.5, 0.03, 0.59, 0.04, 1), "did not rise beyond noise"),
+        (HeldOutReward(0.5, 0.0, 0.9, 0.0, 0), "the last version was not measured"),
+    ],
+)
+def test_the_demo_holds_only_if_the_held_out_reward_has_risen_beyond_noise(held_out, problem):
+    explored = Explored([(1, 1)], [1e-6], [0.1])
+    rewards = [0.4] * 5 + [0.7] * 5
+    summary = Summary(rewards, [(1, 1)], [], 0, {}, 0, {"e0": explored}, 0.2, {}, {"greedy": held_out})
+    assert [problem in text for text in summary.problems] == ([True] if problem else [])

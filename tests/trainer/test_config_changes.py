@@ -95,6 +95,7 @@ def test_a_change_that_would_be_unsound_is_refused_with_the_reason(key):
     [
         ("algorithm.optimizer.rl", "did you mean algorithm.optimizer.lr?"),
         ("sync.offset", "may change anyway"),
+        ("model.lora.rank", "the checkpoint holds adapters of that rank"),
     ],
 )
 def test_allow_change_accepts_exact_names_of_fixed_keys_only(file, capsys, key, says):

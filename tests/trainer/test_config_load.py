@@ -277,7 +277,10 @@ def test_a_wrong_value_is_reported_with_the_accepted_values(write, table, said):
             ["--engine.strategy", "deepspeed"],
             'engine.strategy = "deepspeed" is not one of fsdp, fsdp2, megatron',
         ),
-        (["--algorithm.name", "grpo_passk", "--data.group_size", "1"], "leaves no second best"),
+        (
+            ["--algorithm.name", "grpo_passk", "--data.group_size", "1"],
+            "leaves grpo_passk nothing to compare",
+        ),
         (
             ["--algorithm.name", "gpg", "--algorithm.clip_ratio", "0.3"],
             "clip_ratio means nothing to the loss gpg",
@@ -292,6 +295,8 @@ def test_a_wrong_value_is_reported_with_the_accepted_values(write, table, said):
         ),
         (["--selection.patience", "5"], "selection.patience needs selection.metric"),
         (["--selection.metric", "validation/loss"], "needs data.validation_path"),
+        (["--selection.metric", "reward/mean"], 'metric = "critic/score/mean"'),
+        (["--selection.metric", "rollout/k3_kl"], 'metric = "rollout_corr/k3_kl"'),
         (
             ["--trainer.validation_interval", "5"],
             "trainer.validation_interval means nothing without data.validation_path",
@@ -447,7 +452,9 @@ def test_missing_sections_are_reported_by_their_required_keys(write):
 
 
 def test_a_section_that_is_not_a_table_is_refused(write):
-    assert refused(write(), "--sync", "3") == "sync = 3 is not a table: the command line | None"
+    assert (
+        refused(write(), "--sync", "3") == "sync = 3 is not a table: the command line | trainer config docs"
+    )
 
 
 @pytest.mark.parametrize(
@@ -488,3 +495,63 @@ def test_a_configuration_is_immutable(write):
         config.sync.interval = 2
     assert math.isclose(config.algorithm.clip_ratio, 0.2)
     assert os.path.isabs(config.model.path)
+
+
+def test_the_length_of_a_chain_is_bounded(write):
+    assert load_config(write("[sync]\nkeyframe_every = 1024")).sync.keyframe_every == 1024
+    assert "keyframe_every" in refused(write("[sync]\nkeyframe_every = 1025"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--selection.metric", "critic/score/means"], "did you mean critic/score/mean?"),
+        (["--selection.metric", "sync/step"], "no step of this run has such a figure"),
+        (["--selection.metric", "critic/vf_loss"], "no step of this run has such a figure"),
+        (["--selection.metric", "actor/kl_loss"], "no step of this run has such a figure"),
+        (
+            ["--trainer.total_steps", "3", "--algorithm.optimizer.warmup_steps", "4"],
+            "is longer than the run, which has 3 updates: the command line | algorithm.optimizer.warmup_steps = 0",
+        ),
+        (
+            [
+                *("--trainer.total_steps", "3", "--algorithm.optimizer.warmup_steps", "3"),
+                *("--algorithm.optimizer.schedule", "linear"),
+            ],
+            "leaves nothing of the 3 updates of the run",
+        ),
+        (
+            [
+                *("--algorithm.name", "ppo", "--critic.enabled", "true"),
+                *("--trainer.total_steps", "3", "--critic.warmup_steps", "3"),
+            ],
+            "leaves nothing of trainer.total_steps = 3 to the policy",
+        ),
+        (
+            ["--algorithm.optimizer.min_lr_ratio", "0.1"],
+            "min_lr_ratio means nothing to algorithm.optimizer.schedule = ",
+        ),
+        (["--data.group_size", "1"], "leaves grpo nothing to compare a rollout with"),
+        (["--algorithm.name", "gpro"], "did you mean grpo?"),
+        (["--algorithm.kl_type", "nothing"], "trainer config docs"),
+    ],
+)
+def test_what_cannot_come_true_is_refused_before_the_start_with_a_hint(write, arguments, said):
+    assert said in refused(write(), *arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--selection.metric", "critic/score/mean"],
+        ["--selection.metric", "tools/search/calls"],
+        ["--selection.metric", "actor/kl_loss", "--algorithm.kl_coef", "0.1"],
+        ["--selection.metric", "my/figure", "--engine.name", "mine"],
+        ["--trainer.total_steps", "3", "--algorithm.optimizer.warmup_steps", "3"],
+        ["--data.group_size", "1", "--algorithm.name", "reinforce_plus_plus"],
+        ["--data.group_size", "1", "--algorithm.name", "ppo", "--critic.enabled", "true"],
+        ["--data.group_size", "1", "--algorithm.name", "sft", "--data.sft_path", "x"],
+    ],
+)
+def test_what_can_come_true_is_accepted(write, arguments):
+    load_config(write(), arguments)

@@ -21,6 +21,7 @@ from support.launching import until  # noqa: E402
 from support.paths import PYTHONPATH, TESTS  # noqa: E402
 
 from syncd.errors import StorageError  # noqa: E402
+from syncd.extras import install_command  # noqa: E402
 from syncd.protocol.layout import Job  # noqa: E402
 from syncd.protocol.manifest import read_manifest  # noqa: E402
 from syncd.protocol.presence import READS_DELTA, RunningStatus, path_of, read_presence  # noqa: E402
@@ -288,7 +289,7 @@ def test_missing_packages_are_named_at_the_start(tmp_path, monkeypatch):
     with capture_logs() as logs:
         trainer = DeltaTrainer(str(tmp_path))
     assert [(log["reason"], log["hint"]) for log in logs if log["event"] == "deltas_disabled"] == [
-        ("not installed: pyarrow", "pip install 'syncd[delta]'")
+        ("not installed: pyarrow", install_command("delta"))
     ]
     explorer(trainer.job, "reader", READS_DELTA)
     for step in (1, 2, 3):

@@ -12,6 +12,7 @@ pytest.importorskip("tensorboard", reason="a monitor that can be read back")
 from support.paths import ROOT
 
 from syncd.dashboard.charts import ChartReader
+from syncd.figures import METRICS, PANELS
 from syncd.jsonl import append
 from syncd.protocol.layout import Job
 from trainer.config.model import JobConfig
@@ -19,23 +20,21 @@ from trainer.monitors.jsonl import read_history
 from trainer.monitors.several import Monitors
 from trainer.reporting.plot import draw
 
-PLACES = {
-    "perf/tokens_per_second": ("Tokens that are learnt", "Tokens that are learnt"),
-    "perf/train_tokens_per_second": ("Tokens that are learnt", "Tokens that are learnt"),
-    "time/forward": ("Time of passes", "Time of passes"),
-    "time/backward": ("Time of passes", "Time of passes"),
-    "time/optimizer": ("Time of passes", "Time of passes"),
-    "response/truncated": ("Groups and rollouts", "Groups and rollouts"),
-    "reward/equal_groups": ("Groups and rollouts", "Groups and rollouts"),
-    "reward/equal_groups_dropped": ("Groups and rollouts", "Groups and rollouts"),
-    "reward/parts/NAME": ("Parts of the reward", "Parts of the reward"),
-    "eval/reward": ("Reward", "Evaluation"),
-    "eval/pass_at_K": ("Held-out tasks that are solved (pass@k)", "Evaluation"),
-    "validation/loss": ("Loss", "Loss"),
-    "tools/NAME/seconds": ("Time of a tool", "Time of a tool"),
-    "tools/NAME/calls": ("Calls of a tool", "Calls of a tool"),
+OF_FAMILIES = {
+    "evaluation": ("eval/reward", "eval/pass_at_K"),
+    "parts": ("reward/parts/NAME",),
+    "tools": ("tools/NAME/seconds",),
+    "tool_calls": ("tools/NAME/calls",),
 }
-"""Of each figure, by the name that docs/engines.md or docs/monitors.md has: its panel, and its chart."""
+
+PLACES = {
+    name: panel
+    for panel in PANELS
+    for name in (*OF_FAMILIES.get(panel.name, ()), *(name for curve in panel.curves for name in curve.names))
+}
+"""The panel of each figure, by the name that docs/engines.md or docs/monitors.md has."""
+
+EDGES = {name for panel in PANELS for curve in panel.curves if curve.style != "line" for name in curve.names}
 
 VALUES = {figure: 1.0 + place / 8 for place, figure in enumerate(PLACES)}
 
@@ -73,14 +72,27 @@ def test_it_is_in_a_monitor(job, figure):
     assert [event.value for event in events.Scalars(recorded(figure))] == [pytest.approx(VALUES[figure])]
 
 
-@pytest.mark.parametrize(("figure", "panel"), [(figure, panel) for figure, (panel, _) in PLACES.items()])
-def test_it_is_in_the_plot(job, figure, panel):
-    (axes,) = [each for each in draw([job]).axes if each.get_title(loc="left") == panel]
+@pytest.fixture(scope="module")
+def picture(job):
+    return draw([job])
+
+
+@pytest.mark.parametrize("figure", PLACES)
+def test_it_is_in_the_plot(picture, figure):
+    title = PLACES[figure].title
+    (axes,) = [each for each in picture.axes if each.get_title(loc="left") == title]
     drawn = [value for line in axes.lines for value in line.get_ydata()]
-    assert any(math.isclose(value, VALUES[figure]) for value in drawn)
+    filled = [y for area in axes.collections for path in area.get_paths() for _, y in path.vertices]
+    assert any(math.isclose(value, VALUES[figure]) for value in (filled if figure in EDGES else drawn))
 
 
-@pytest.mark.parametrize(("figure", "title"), [(figure, title) for figure, (_, title) in PLACES.items()])
-def test_it_is_on_the_page(job, figure, title):
-    (chart,) = [each for each in ChartReader(lambda: Job.at(job))()["charts"] if each["title"] == title]
+@pytest.mark.parametrize("figure", PLACES)
+def test_it_is_on_the_page(job, figure):
+    charts = ChartReader(lambda: Job.at(job))()["charts"]
+    (chart,) = [each for each in charts if each["name"] == PLACES[figure].name]
     assert VALUES[figure] in [point[2] for series in chart["series"] for point in series["points"]]
+
+
+def test_the_plot_and_the_page_have_the_same_panels_in_the_same_order(job, picture):
+    charts = [each for each in ChartReader(lambda: Job.at(job))()["charts"] if each["source"] == METRICS]
+    assert [each.get_title(loc="left") for each in picture.axes] == [each["title"] for each in charts]

@@ -30,6 +30,7 @@ MAPPED: dict[str, Case] = {
     "trinity-math.yaml": ((), {
         "job.dir": "./runs/sums/small-math", "model.path": "/models/base", "algorithm.name": "grpo",
         "algorithm.kl_coef": 0.002, "algorithm.kl_type": "low_var_kl", "algorithm.old_logprobs": "rollout",
+        "algorithm.reward_kl_coef": 0.05, "algorithm.reward_kl_type": "k2",
         "algorithm.temperature": 0.9, "algorithm.optimizer.lr": 3e-6, "algorithm.optimizer.weight_decay": 0.01,
         "algorithm.optimizer.clip_grad": 0.5, "algorithm.optimizer.warmup_steps": 5, "data.groups": 24,
         "data.group_size": 6, "sync.method": "nccl", "sync.style": "trainer_driven", "sync.interval": 2,
@@ -62,7 +63,7 @@ MAPPED: dict[str, Case] = {
         "explorer.sampling.max_prompt_tokens": 400, "explorer.epochs": 4, "explorer.engine.kind": "vllm",
         "explorer.evaluation.every": 5, "trainer.save_interval": 25, "monitor.kinds": ["wandb"],
         "job.dir": "checkpoints/sums/grpo", "algorithm.optimizer.weight_decay": 0.01}),
-    "verl-arrays.sh": (("--set", "actor_rollout_ref.actor.optim.lr=5e-6"), {
+    "verl-arrays.sh": (("--set", "actor_rollout_ref.actor.optim.lr=5e-6", "--data.group_size", "8"), {
         "algorithm.name": "rloo", "algorithm.optimizer.lr": 5e-6, "engine.options.max_token_len_per_gpu": 7000,
         "engine.options.use_dynamic_bsz": True, "explorer.engine.kind": "sglang", "trainer.total_steps": 90,
         "model.attn_implementation": "flash_attention_2"}),
@@ -70,6 +71,7 @@ MAPPED: dict[str, Case] = {
         "algorithm.name": "ppo", "critic.enabled": True, "critic.optimizer.lr": 2e-5, "critic.clip_range": 0.4,
         "critic.path": "/models/base", "critic.warmup_steps": 6, "algorithm.gamma": 0.99, "algorithm.lam": 0.97,
         "algorithm.optimizer.schedule": "cosine", "algorithm.optimizer.warmup_steps": 20, "job.seed": 5,
+        "algorithm.optimizer.min_lr_ratio": 0.1,
         "algorithm.mini_batches": 1, "trainer.total_steps": 200, "monitor.kinds": ["tensorboard"],
         "engine.options.ulysses_sequence_parallel_size": 2,
         "model.gradient_checkpointing": False, "job.dir": "/runs/ppo", "explorer.shuffle": False}),
@@ -126,7 +128,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "trinity-dapo.yaml": {
         "data_processor.experience_pipeline.operators.0.name": "--explorer.reward.equal_groups drop"},
     "verl-refused.yaml": {
-        "algorithm.adv_estimator": "greedy rollout", "algorithm.use_kl_in_reward": "not supported",
+        "algorithm.adv_estimator": "greedy rollout",
         "algorithm.filter_groups.enable, algorithm.filter_groups.metric": "compares acc",
         "data.truncation": "never cut",
         "data.train_batch_size, actor_rollout_ref.actor.ppo_mini_batch_size": "100 cannot be divided by 64",
@@ -141,7 +143,6 @@ REFUSED: dict[str, dict[str, str]] = {
         "orchestrator.buffer.easy_threshold": "rewards"},
     "trl-defaults.yaml": {
         "num_generations": "num_processes=N", "learning_rate": "not a number", "top_p": "whole distribution",
-        "lr_scheduler_type, warmup_steps, warmup_ratio": "linear",
         "mask_truncated_completions": "learnt like others"},
 }  # fmt: skip
 """Files with what their refusals name: their key, and words of the reason or of what to do."""
@@ -277,6 +278,7 @@ BAD: dict[str, tuple[bytes, int, str]] = {
     "nobody.yaml": (b"colour: red\n", 2, "no known project"),
     "both.yaml": (b"actor_rollout_ref: {model: {path: x}}\nbuffer: {batch_size: 1}\n", 2, "Trinity-RFT and verl"),
     "config.ini": (b"[a]\n", 2, "says no format"),
+    "grpo.py": (b"GRPOTrainer()\n", 2, "is not run"),
     "loop.yaml": (b'actor_rollout_ref: {model: {path: "${actor_rollout_ref.model.path}"}}\n', 78, "refers to itself"),
     "unset.yaml": (b'actor_rollout_ref: {model: {path: "${oc.env:NO_SUCH_NAME}"}}\n', 78, "NO_SUCH_NAME, which is"),
 }  # fmt: skip

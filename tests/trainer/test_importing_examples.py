@@ -74,9 +74,8 @@ EXAMPLES: dict[str, Example] = {
         "critic.optimizer.lr": 1e-5, "data.groups": 1024, "data.group_size": 1, "algorithm.mini_batches": 4,
         "algorithm.lam": 1.0, "explorer.evaluation.every": 1, "explorer.sampling.max_tokens": 512}),
     "verl-rloo-qwen2.sh": Example(f"{VERL}:examples/rloo_trainer/run_qwen2-7b.sh", {
-        "algorithm.name": "rloo", "algorithm.kl_coef": 0.001, "trainer.save_interval": 0, "data.group_size": 5},
-        ("--set", "algorithm.use_kl_in_reward=False", "--algorithm.kl_coef", "0.001"),
-        ("algorithm.use_kl_in_reward", "--algorithm.kl_coef 0.001")),
+        "algorithm.name": "rloo", "algorithm.reward_kl_coef": 0.001, "algorithm.reward_kl_type": "kl",
+        "trainer.save_interval": 0, "data.group_size": 5}),
     "verl-cispo-qwen2.5.sh": Example(f"{VERL}:examples/cispo_trainer/run_cispo_qwen2_5_0_5b_gsm8k.sh", {
         "algorithm.name": "cispo", "algorithm.clip_ratio_low": 10, "algorithm.clip_ratio_high": 0.2,
         "data.groups": 256, "data.group_size": 5, "algorithm.mini_batches": 2, "model.dtype": "bfloat16",
@@ -166,8 +165,9 @@ EXAMPLES: dict[str, Example] = {
         "explorer.agent.options.taskset.dataset_subset": "default"}, GRPO, ("--algorithm.name grpo",)),
     "prime-math-30b.toml": Example(f"{PRIME}:examples/advanced/qwen3-30b-a3b/math.toml", {
         "sync.method": "nccl", "model.attn_implementation": "flash_attention_3", "trainer.save_interval": 100,
-        "explorer.evaluation.every": 25, "data.groups": 512, "data.group_size": 1},
-        (*GRPO, "--without", "trainer.model.ep"), ("trainer.model.ep", "--engine.strategy megatron")),
+        "explorer.evaluation.every": 25, "data.groups": 512, "data.group_size": 8},
+        (*GRPO, "--data.group_size", "8", "--without", "trainer.model.ep"),
+        ("trainer.model.ep", "--engine.strategy megatron")),
     "prime-reverse-lora.toml": Example(f"{PRIME}:configs/ci/integration/reverse-text-lora/start.toml", {
         "model.lora.rank": 8, "algorithm.optimizer.lr": 5e-5, "trainer.total_steps": 15, "data.groups": 8},
         GRPO, ("--algorithm.name grpo",)),
@@ -175,12 +175,12 @@ EXAMPLES: dict[str, Example] = {
         "data.groups": 4, "data.group_size": 8, "algorithm.mini_batches": 1, "explorer.epochs": 3,
         "trainer.save_interval": 500, "explorer.engine.kind": "transformers", "explorer.task_sets": [
             {"source": "datasets:HuggingFaceH4/Polaris-Dataset-53K", "split": "train"}]},
-        (*CONSTANT, "--job.dir", "/runs/x"), ("a rate that is linear", "--job.dir DIR")),
+        (*CONSTANT, "--job.dir", "/runs/x"), ("--job.dir DIR",)),
     "trl-gspo-qwen3.sh": Example(f"{TRL}:examples/scripts/gspo.py", {
         "algorithm.name": "gspo", "algorithm.clip_ratio_low": 3e-4, "algorithm.clip_ratio_high": 4e-4,
         "data.groups": 8, "data.group_size": 8, "algorithm.mini_batches": 4, "model.lora.rank": 16,
         "model.lora.targets": ["q_proj,", "v_proj"], "trainer.save_interval": 125, "model.dtype": "bfloat16"},
-        (*CONSTANT, "--set", "num_processes=1"), ("--set num_processes=N", "a rate that is linear")),
+        ("--set", "num_processes=1", "--trainer.total_steps", "500"), ("--set num_processes=N",)),
     "trl-continuous-batching.sh": Example(f"{TRL}:examples/scripts/grpo_continuous_batching.py", {
         "data.groups": 1, "data.group_size": 32, "model.lora.targets": "all-linear",
         "explorer.sampling.max_tokens": 1024},

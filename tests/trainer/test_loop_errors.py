@@ -301,4 +301,4 @@ def test_a_checkpoint_that_fails_behind_is_counted_and_training_goes_on_as_if_no
         6,
     ]
     assert not list((job / "global_step_4").glob("*training*"))
-    assert all(record["time/save_blocked"] > 0 for _, record in shown.records if "save/step" in record)
+    assert all(record["timing_s/save_blocked"] > 0 for _, record in shown.records if "save/step" in record)

@@ -179,3 +179,34 @@ def test_a_completed_stage_does_not_need_its_model(write, tmp_path, monkeypatch)
     (tmp_path / "job").mkdir()
     (tmp_path / "job/stages.json").write_text('{"done": ["a"], "models": {}}')
     assert run(["stages", file]) == 0
+
+
+def test_an_adapter_that_is_not_there_is_a_fault_of_the_file(write, tmp_path):
+    leave_model(tmp_path / "model")
+    said = refused(write('[model.lora]\nrank = 8\nadapter = "nowhere"'))
+    assert f"{tmp_path}/nowhere" in said
+    assert "adapter_model.safetensors" in said
+
+
+def test_adapters_wider_than_the_model_are_refused(write, tmp_path):
+    leave_model(tmp_path / "model")
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    (tmp_path / "model/config.json").write_text(json.dumps(config | {"hidden_size": 64}))
+    check_model(load_config(write("[model.lora]\nrank = 64")))
+    assert "rank = 65 is more than the model's width, 64" in refused(write("[model.lora]\nrank = 65"))
+
+
+def test_weights_that_end_before_their_last_tensor_are_refused(write, tmp_path):
+    leave_model(tmp_path / "model")
+    header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    whole = len(header).to_bytes(8, "little") + header + bytes(8)
+    (tmp_path / "model/model.safetensors").write_bytes(whole)
+    check_model(load_config(write()))
+    (tmp_path / "model/model.safetensors").write_bytes(whole[:-1])
+    assert f"cut off or a pointer of git-lfs: {len(whole) - 1} bytes" in refused(write())
+
+
+def test_an_index_without_its_table_is_reported_in_words(write, tmp_path):
+    leave_model(tmp_path / "model", shards=["a"])
+    (tmp_path / "model/model.safetensors.index.json").write_text("{}")
+    assert "KeyError" not in refused(write())

@@ -18,6 +18,7 @@ pytest.importorskip("pydantic", reason="the trainer needs pydantic")
 from structlog.testing import capture_logs
 
 from syncd.errors import ConfigError
+from syncd.extras import install_command
 from trainer import plugins
 from trainer.config.model import JobConfig
 from trainer.monitors import several
@@ -61,7 +62,7 @@ def read_tensorboard(job):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(job / "monitors/tensorboard")).Reload()
-    scalars = [(event.step, event.value) for event in events.Scalars("reward/mean")]
+    scalars = [(event.step, event.value) for event in events.Scalars("critic/score/mean")]
     return scalars, events.Tensors("rollouts")[0].tensor_proto.string_val[0].decode()
 
 
@@ -88,7 +89,9 @@ def read_wandb(job):
             record = Record.FromString(data)
             runs |= {record.run.run_id} if record.HasField("run") else set()
             row = {each.key or "/".join(each.nested_key): each.value_json for each in record.history.item}
-            scalars += [(int(row["step"]), float(row["reward/mean"]))] if "reward/mean" in row else []
+            scalars += (
+                [(int(row["step"]), float(row["critic/score/mean"]))] if "critic/score/mean" in row else []
+            )
     assert runs == {job_identity(str(job))}
     (table,) = (job / "monitors/wandb").glob("wandb/offline-run-*/files/media/table/*.json")
     return scalars, table.read_text()
@@ -101,7 +104,7 @@ def read_mlflow(job):
     (run,) = client.search_runs([client.get_experiment_by_name("proj").experiment_id])
     assert (run.info.run_name, run.info.status) == ("run-1", "FINISHED")
     assert run.data.params["model.path"] == "/model"
-    history = client.get_metric_history(run.info.run_id, "reward/mean")
+    history = client.get_metric_history(run.info.run_id, "critic/score/mean")
     (artifact,) = client.list_artifacts(run.info.run_id, "rollouts")
     artifacts = job / "monitors/mlflow" / run.info.experiment_id / run.info.run_id / "artifacts"
     return [(each.step, each.value) for each in history], (artifacts / artifact.path).read_text()
@@ -113,13 +116,13 @@ def read_trackio(job):
     assert (job / "monitors/trackio/proj.db").exists()
     lines = SQLiteStorage.get_logs("proj", "run-1")
     (table,) = [line["rollouts"] for line in lines if "rollouts" in line]
-    scalars = [(line["step"], line["reward/mean"]) for line in lines if "reward/mean" in line]
+    scalars = [(line["step"], line["critic/score/mean"]) for line in lines if "critic/score/mean" in line]
     return scalars, json.dumps(table)
 
 
 def read_jsonl(job):
     history = read_history(str(job / "metrics.jsonl"))
-    return list(zip(*history.series("reward/mean"), strict=True)), (job / "rollouts.jsonl").read_text()
+    return list(zip(*history.series("critic/score/mean"), strict=True)), (job / "rollouts.jsonl").read_text()
 
 
 KINDS = {
@@ -148,12 +151,12 @@ def test_each_monitor_keeps_its_records_through_a_restart(kind, job, quiet_envir
     config = config_of(job, *({kind} - {"jsonl"}), options={k: v for k, v in OPTIONS.items() if k == kind})
     with opened(config) as monitors:
         for step in (1, 2):
-            monitors.log({"reward/mean": step / 4, "actor/pg_loss": math.nan}, step)
+            monitors.log({"critic/score/mean": step / 4, "actor/pg_loss": math.nan}, step)
         monitors.log_rollouts([ROLLOUT], 2)
         assert monitors.metrics()[DROPPED] == 0
     assert monitors.metrics()[FAILURES] == 0
     with opened(config, resumed_from=2) as monitors:
-        monitors.log({"reward/mean": 0.75}, 3)
+        monitors.log({"critic/score/mean": 0.75}, 3)
     assert monitors.metrics()[FAILURES] == 0
     scalars, rollouts = KINDS[kind](job)
     assert scalars == [(1, 0.25), (2, 0.5), (3, 0.75)]
@@ -166,9 +169,12 @@ def test_tensorboard_drops_the_steps_that_a_resume_repeats(job):
     for resumed_from, steps in ((0, (1, 2, 3)), (1, (2,))):
         with opened(config_of(job, "tensorboard"), resumed_from) as monitors:
             for step in steps:
-                monitors.log({"reward/mean": step + resumed_from / 2}, step)
+                monitors.log({"critic/score/mean": step + resumed_from / 2}, step)
     events = EventAccumulator(str(job / "monitors/tensorboard")).Reload()
-    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 1.0), (2, 2.5)]
+    assert [(event.step, event.value) for event in events.Scalars("critic/score/mean")] == [
+        (1, 1.0),
+        (2, 2.5),
+    ]
 
 
 # --- what the configuration may say ---------------------------------------------------------
@@ -186,7 +192,7 @@ def test_a_monitor_without_its_package_hints_at_what_to_install(job, monkeypatch
     monkeypatch.setattr(plugins, "entry_points", lambda group: [absent])
     with pytest.raises(ConfigError) as caught:
         Monitors.open(config_of(job, "wandb"), 0)
-    assert caught.value.hint == "pip install 'syncd[wandb]'"
+    assert caught.value.hint == install_command("wandb")
 
 
 @pytest.mark.parametrize(
@@ -257,7 +263,7 @@ def test_a_monitor_that_keeps_raising_is_reported_once_and_disabled(job, open_od
     with capture_logs() as logs:
         monitors = open_odd(Raises)
         for step in range(20):
-            monitors.log({"reward/mean": 1.0}, step)
+            monitors.log({"critic/score/mean": 1.0}, step)
         monitors.close(LONG)
     assert Raises.tried == 5 == monitors.metrics()[FAILURES]
     assert [line["event"] for line in logs] == ["monitor_failed", "monitor_disabled"]
@@ -291,7 +297,7 @@ def test_a_hanging_monitor_blocks_neither_the_loop_nor_the_exit(job, open_odd):
     with capture_logs() as logs:
         monitors = open_odd(Hangs)
         for step in range(300):
-            monitors.log({"reward/mean": 1.0}, step)
+            monitors.log({"critic/score/mean": 1.0}, step)
             threading.Event().wait(
                 0.0005
             )  # the writer of metrics.jsonl must not be the one that falls behind
@@ -308,7 +314,7 @@ def test_a_monitor_that_hangs_while_opening_does_not_delay_the_start(job, open_o
     forever = threading.Event()
     monkeypatch.setattr(several, "START", 0.05)
     monitors = open_odd(lambda run: forever.wait() and Odd(run))
-    monitors.log({"reward/mean": 1.0}, 1)
+    monitors.log({"critic/score/mean": 1.0}, 1)
     until(lambda: steps_in(job) == [1])
     monitors.close(0.1)
     forever.set()
@@ -324,7 +330,7 @@ def test_a_monitor_that_failed_to_open_is_retried(job, open_odd):
         return made[-1]
 
     monitors = open_odd(second_time)
-    monitors.log({"reward/mean": 1.0}, 1)
+    monitors.log({"critic/score/mean": 1.0}, 1)
     monitors.close(LONG)
     assert [step for _, step in made[-1].calls] == [1]
     assert made[-1].closed
@@ -333,15 +339,15 @@ def test_a_monitor_that_failed_to_open_is_retried(job, open_odd):
 
 def test_values_that_are_not_numbers_are_dropped(job, open_odd):
     monitors = open_odd(Odd)
-    monitors.log({"reward/mean": 1.0, "note": "text", "none": None}, 1)
+    monitors.log({"critic/score/mean": 1.0, "note": "text", "none": None}, 1)
     monitors.close(LONG)
-    assert set(read_history(str(job / "metrics.jsonl")).steps[1]) == {"reward/mean", FAILURES, DROPPED}
+    assert set(read_history(str(job / "metrics.jsonl")).steps[1]) == {"critic/score/mean", FAILURES, DROPPED}
 
 
 def test_an_unwritable_metrics_file_does_not_stop_the_run(job):
     (job / "metrics.jsonl").mkdir()
     with capture_logs() as logs, opened(config_of(job)) as monitors:
-        monitors.log({"reward/mean": 1.0}, 1)
+        monitors.log({"critic/score/mean": 1.0}, 1)
     assert monitors.metrics()[FAILURES] == 1
     assert logs[0]["monitor"] == "jsonl"
 

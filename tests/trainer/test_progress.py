@@ -172,7 +172,7 @@ def test_closing_prints_the_last_step_if_it_was_not_printed(shown):
 def test_writing_to_a_closed_stream_raises_nothing(shown):
     progress, stream, _ = shown
     stream.close()
-    progress.update({"reward/mean": 1.0}, 11)
+    progress.update({"critic/score/mean": 1.0}, 11)
     progress.note("nobody reads this")
     progress.close()
 
@@ -186,7 +186,7 @@ def test_unknown_metrics_are_not_shown():
 
 def test_a_missing_metric_keeps_its_last_value():
     figures = RunFigures(10, 0, 0.0)
-    figures.update({"reward/mean": 0.5, "perf/tokens_per_second": 150.0}, 2, 4.0)
+    figures.update({"critic/score/mean": 0.5, "perf/tokens_per_second": 150.0}, 2, 4.0)
     figures.update({"experience/waiting": 3.0}, 2, 9.0)
     assert (figures.step, figures.pace, figures.left()) == (2, 2.0, 16.0)
     assert groups(figures) == [[("reward", "0.500")], [("tokens/s", "150")], [("waiting", "3")]]

@@ -68,7 +68,7 @@ def test_evaluations_are_of_the_step_that_they_name(job):
     seal(job, 2, 4)
     its.observe({"eval/step": 2.0, "eval/reward": 0.5}, 9)
     its.observe({"eval/step": 4.0, "eval/reward": 0.25}, 12)
-    its.observe({"reward/mean": 1.0}, 13)
+    its.observe({"critic/score/mean": 1.0}, 13)
     its.keep()
     assert pinned(job) == [2]
     assert "eval/reward 0.5" in read_pins(job)[2].reason
@@ -125,7 +125,7 @@ def test_a_resumed_selection_goes_on_and_forgets_steps_after_its_state(job):
     assert again.over == ""
     told(again, (5, 2.5))
     assert again.over == "validation/loss no better than 2 for 3 values"
-    other = Selection(SelectionSection(metric="reward/mean", patience=3), job)
+    other = Selection(SelectionSection(metric="critic/score/mean", patience=3), job)
     other.load_state_dict(state)
     assert (other.over, other.state_dict()["best"]) == ("", None)
 

@@ -122,8 +122,8 @@ def test_each_step_has_the_probe_of_its_weights(job):
     last = probes[-1]
     assert (last.compute_dtype, last.export_dtype, len(last.tokens)) == ("float32", "float32", 4)
     assert last == Probe(last.tokens, engine.token_logprobs(last.tokens), "float32", "float32")
-    assert all(metrics[step]["time/probe"] > 0 for step in (1, 2, 3))
-    assert metrics[1]["time/probe"] <= metrics[1]["time/sync_weight"]
+    assert all(metrics[step]["timing_s/probe"] > 0 for step in (1, 2, 3))
+    assert metrics[1]["timing_s/probe"] <= metrics[1]["timing_s/sync_weight"]
 
 
 def test_the_baseline_is_that_of_the_start_model_once_a_job(job):
@@ -146,7 +146,7 @@ def test_without_a_probe_nothing_is_different_but_the_probe(job, tmp_path):
     assert same(weights(job, 4), weights(tmp_path, 4))
     assert (probe_of(job, 4) is not None, probe_of(tmp_path, 4)) == (True, None)
     assert not (tmp_path / ".syncd/base_probe.json").exists()
-    assert all("time/probe" not in record for record in metrics.values())
+    assert all("timing_s/probe" not in record for record in metrics.values())
 
 
 def test_a_sync_of_a_step_that_is_sent_already_measures_nothing(job):
@@ -155,10 +155,10 @@ def test_a_sync_of_a_step_that_is_sent_already_measures_nothing(job):
         engine = make_trainer(config, sync)[0].engine
         engine.prepare()
         engine.sync_weight("checkpoint")
-        measured = engine.sync_metrics["time/probe"]
+        measured = engine.sync_metrics["timing_s/probe"]
         assert measured > 0
         engine.sync_weight("checkpoint")
-        assert engine.sync_metrics == {"time/probe": measured}
+        assert engine.sync_metrics == {"timing_s/probe": measured}
         engine.train_step(Batch((), (), (), (), (), (Example([1, 2, 3], 1),)))
         assert engine.sync_metrics == {}
         engine.shutdown()

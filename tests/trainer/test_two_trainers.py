@@ -1,13 +1,17 @@
-"""Two real trainers on one job: the second is refused, whatever its name."""
+"""Two real trainers on one job: the second is refused, whatever its name, unless the first is stopped."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from support.checker import marker
 from support.trainers import ENVIRONMENT, write_experiences
+
+from trainer.monitors.jsonl import read_history
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -18,6 +22,7 @@ dir = "{job}"
 path = "{job}/model"
 [engine]
 name = "tests.tiny"
+options = {{ pause = {pause} }}
 [algorithm.optimizer]
 lr = 0.01
 [data]
@@ -28,14 +33,14 @@ consumed = "archive"
 name = "{name}"
 nproc = 1
 total_steps = 6
-save_interval = 5
+save_interval = {interval}
 """
 
 
-def start(job, name="trainer"):
+def start(job, name="trainer", *, pause=0.0, interval=5):
     path = f"{job}.{name}.toml"
     with open(path, "w", encoding="utf-8") as file:
-        file.write(CONFIG.format(job=job, name=name))
+        file.write(CONFIG.format(job=job, name=name, pause=pause, interval=interval))
     command = [sys.executable, "-m", "trainer", "train", path]
     return subprocess.Popen(
         command, env=os.environ | ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -66,5 +71,45 @@ def test_a_second_trainer_process_is_refused_under_any_identity(tmp_path):
         output = first.communicate(timeout=300)[0]
         assert first.returncode == 0, output
         assert marker(job) == 6
+    finally:
+        first.kill()
+
+
+def rank_of(process):
+    """Return the pid of the one rank that a trainer has started."""
+    (pid,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return int(pid)
+
+
+def left(job):
+    """Return what a replaced trainer could still change."""
+    job = Path(job)
+    files = ["metrics.jsonl", "latest_checkpointed_iteration.txt", "trainer_meta.json", ".full_checkpoint"]
+    paths = [job / name for name in files] + sorted((job / ".syncd/trainers").iterdir())
+    return {path.name: path.read_bytes() for path in paths if path.is_file()} | {
+        "steps": sorted(path.name for path in job.glob("global_step_*"))
+    }
+
+
+def test_a_stopped_trainer_of_this_host_is_replaced_and_harms_nothing_when_it_wakes_up(tmp_path):
+    job = str(tmp_path / "job")
+    os.mkdir(job)
+    write_experiences(job, 6)
+    first = start(job, pause=1.5, interval=1)
+    try:
+        until_marked(job, 3, first)
+        rank = rank_of(first)
+        os.kill(rank, signal.SIGSTOP)
+        second = start(job, interval=1)
+        output = second.communicate(timeout=400)[0]
+        assert second.returncode == 0, output
+        assert "earlier_trainer_watched" in output
+        assert marker(job) == 6
+        before = left(job)
+        assert len(read_history(f"{job}/metrics.jsonl").steps) == 6
+        os.kill(rank, signal.SIGCONT)
+        output = first.communicate(timeout=300)[0]
+        assert first.returncode == 75, output
+        assert left(job) == before
     finally:
         first.kill()

@@ -2,18 +2,23 @@
 
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch", reason="the trainer needs torch")
 
+from structlog.testing import capture_logs
 from support.trainers import make_trainer, small_config, write_experiences
 
 from syncd.cli.main import run as syncd
-from syncd.errors import TimedOutError
+from syncd.client.client import Client
+from syncd.errors import FencedError, TimedOutError
+from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.synchronizer import Synchronizer
-from trainer.waiting import EVERY, QUIET, Waiting, wait_text
+from trainer.rank0 import Rank0
+from trainer.waiting import DAEMON, EVERY, QUIET, DaemonWait, Waiting, wait_text
 
 
 class Clock(SystemClock):
@@ -113,3 +118,49 @@ def test_a_step_removes_the_wait_from_the_presence(tmp_path):
         write_experiences(tmp_path, 2)
         assert made.train() == 0
         assert "waiting" not in sync.own("trainer", "info").info
+
+
+class ManualSleep(Clock):
+    """A clock that moves when somebody sleeps."""
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def abandoned(tmp_path):
+    """A job whose step 1 is in the way of a trainer, and its clock; no daemon leads it."""
+    job, clock = Job.at(tmp_path), ManualSleep()
+    with Synchronizer.open(job.root, "trainer") as writer:
+        writer.set_model_state_dict({"w": ("F32", (1,), bytes(4))}, 1)
+    return job, clock
+
+
+def asking(job, clock, *checks):
+    wait = DaemonWait(job, clock, checks)
+    return Client.open(
+        job.root, "trainer", "another", clock=clock, heartbeat=False, poll=0.5, timeout=3600.0, on_wait=wait
+    )
+
+
+def test_a_wait_for_a_daemon_says_who_could_end_it_and_how(abandoned):
+    job, clock = abandoned
+    with asking(job, clock) as client, capture_logs() as logs:
+        with pytest.raises(TimedOutError, match="waiting for step 1 to be vacated") as caught:
+            Rank0.vacate(SimpleNamespace(sync=client), 1)
+        assert clock.now - 1000.0 < DAEMON + 60
+    texts = [line["text"] for line in logs if line["event"] == "daemon_awaited"]
+    assert len(texts) == DAEMON / EVERY
+    assert all(f"none leads this job: syncd watch {job.root}" in text for text in texts)
+    assert "syncd watch" in caught.value.hint
+
+
+def test_what_ends_the_run_ends_its_wait_for_a_daemon(abandoned):
+    job, clock = abandoned
+
+    def check():
+        if clock.now > 1010.0:
+            raise FencedError("another trainer has taken over")
+
+    with asking(job, clock, check) as client, pytest.raises(FencedError):
+        client.vacate(1)

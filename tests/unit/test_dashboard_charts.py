@@ -7,13 +7,14 @@ import re
 import pytest
 from support.paths import ROOT
 
-from syncd.dashboard.chart_table import CHARTS, EVENTS, METRICS, MOST_LINES
+from syncd.dashboard.chart_table import CHARTS, EVENTS
 from syncd.dashboard.charts import ChartReader, EventsCollector, MetricsCollector, answer
 from syncd.dashboard.growing import GrowingFiles
 from syncd.dashboard.lanes import MOST_KNOWN, MOST_LANES, MOST_SPANS
 from syncd.dashboard.poller import PollResult
 from syncd.dashboard.series import Point, ThinnedSeries
 from syncd.errors import JobMissingError
+from syncd.figures import METRICS, MOST_LINES
 from syncd.jsonl import LINE_LIMIT
 from syncd.observe.events import Event
 from syncd.observe.journal import Journal
@@ -208,18 +209,18 @@ def test_metrics_are_read_by_the_rule_of_their_file(tmp_path):
         ),  # a resume at step 2: step 3 is void, and so is what step 2 said of the reward
         line(3, actor_pg_loss=1.0),
         {"step": "4", "time": "2026-01-02T03:00:04Z", "metrics": {}},
-        {"step": 4, "time": "yesterday", "metrics": {"reward/mean": 1.0}},
-        {"step": 4, "metrics": {"reward/mean": 1.0}},
+        {"step": 4, "time": "yesterday", "metrics": {"critic/score/mean": 1.0}},
+        {"step": 4, "metrics": {"critic/score/mean": 1.0}},
     ]
     collector = MetricsCollector()
     for each in written:
         collector.add(each)
-    reward = collector.series["reward/mean",].points()
+    reward = collector.series["critic/score/mean",].points()
     assert reward == [(AT + 1, 1, 0.1), (AT + 2, 2, 0.25)]
-    assert points(collector.series["actor/pg_loss", "sft/loss"]) == [(1, 2.0), (2, None), (3, 1.0)]
+    assert points(collector.series["actor/pg_loss",]) == [(1, 2.0), (2, None), (3, 1.0)]
     path = tmp_path / METRICS
     path.write_text("".join(f"{json.dumps(each)}\n" for each in written[:5]))
-    steps, values = read_history(str(path)).series("reward/mean")
+    steps, values = read_history(str(path)).series("critic/score/mean")
     assert [(step, value) for _, step, value in reward] == list(zip(steps, values, strict=True))
 
 
@@ -316,6 +317,34 @@ def test_the_journal_gives_what_each_explorer_ran_when():
     )
     assert lanes["c"] == ("gone", [[2.0, 60.0, 1, 2, "loaded"]]), "the new leader does not report it"
     assert (found["quarantined"], found["until"], found["left_out"]) == ([4], 95.0, 0)
+
+
+def passed(at, *rows):
+    return event("versions_applied", at, explorers=[], recent=[list(row) for row in rows])
+
+
+def test_a_lane_has_the_versions_that_ran_between_two_readings():
+    collector = EventsCollector()
+    for each in (
+        applied(2.0, ("a", 1, 3, "proven")),
+        passed(7.0, ("a", 1, 4, "proven", 3.0), ("a", 1, 5, "loaded", 9.0), ("a", 1, 6, "proven", 0.5)),
+        applied(7.0, ("a", 1, 6, "proven")),
+        passed(
+            8.0, ("a", 1, 7, None, float("nan")), ("a", 1, 7, None, -1), ("a", 1, 7, None, 1e9), "?", ["a"]
+        ),
+        event("leadership_acquired", 60.0, term=2),
+        passed(60.5, ("a", 1, 5, "loaded", 55.0), ("a", 1, 6, "proven", 54.0), ("a", 1, 8, "proven", 20.0)),
+        applied(60.5, ("a", 1, 8, "proven")),
+    ):
+        collector.add(each)
+    (lane,) = collector.lanes.document()["lanes"]
+    assert lane["spans"] == [
+        [2.0, 4.0, 1, 3, "proven"],
+        [4.0, 4.0, 1, 4, "proven"],  # its clock is a little off: the order stays
+        [4.0, 6.5, 1, 5, "loaded"],
+        [6.5, 40.5, 1, 6, "proven"],  # the new leader repeats 5 and 6
+        [40.5, None, 1, 8, "proven"],
+    ]
 
 
 def test_lanes_are_bounded():

@@ -19,6 +19,7 @@ from syncd.dashboard.rollout import RolloutReader
 from syncd.dashboard.rollouts import BatchName, RolloutIndex
 from syncd.experience import batch_paths
 from syncd.experience.model import Span
+from syncd.extras import install_command
 from syncd.protocol.layout import Job
 from trainer.experience.store import ExperienceReader
 
@@ -198,7 +199,7 @@ def test_without_pyarrow_the_answer_names_the_extra(job, monkeypatch):
     monkeypatch.delitem(sys.modules, "syncd.experience.table", raising=False)
     with pytest.raises(Exception, match="pyarrow") as raised:
         rollouts.read_batch(job, BatchName("e0", 1))
-    assert raised.value.hint == "pip install 'syncd[experience]'"
+    assert raised.value.hint == install_command("experience")
 
 
 def test_the_server_imports_pyarrow_only_when_rollouts_are_asked_for(tmp_path):

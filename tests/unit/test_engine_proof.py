@@ -49,6 +49,9 @@ class Answering:
     def dtype(self):
         return self._dtype
 
+    def rounding(self):
+        return ""
+
 
 class Target:
     label = "1.7.0123456789abcdef"

@@ -69,6 +69,7 @@ SPOILT = {
     ),
     "others may use the place": lambda place, manifest: os.chmod(place.directory, 0o750),
     "the place is a link": lambda place, manifest: relinked(place.directory),
+    "others can replace the place": lambda place, manifest: os.chmod(os.path.dirname(place.directory), 0o777),
 }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from syncd.errors import ConfigError
+from syncd.extras import install_command
 from syncd.observe import names
 from syncd.observe.events import Event
 from syncd.observe.metrics import Metrics
@@ -213,7 +214,7 @@ def test_metrics_without_the_library_are_refused_with_a_hint(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError) as raised:
         Metrics()
-    assert raised.value.hint == "pip install 'syncd[metrics]'"
+    assert raised.value.hint == install_command("metrics")
 
 
 def test_the_directory_label_is_set_from_the_first_event(tmp_path):

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from support.builders import complete, filling, published, snapshot
 
 from syncd.config import DaemonConfig
-from syncd.daemon.retention import decide
+from syncd.daemon.chains import chain_length
+from syncd.daemon.retention import decide, removable
 from syncd.daemon.snapshot import Module, Snapshot
 from syncd.protocol.presence import Presence
 from syncd.protocol.request import Pin
@@ -320,3 +321,49 @@ def test_without_keep_previous_keep_full_limits_the_previous_version_too():
     assert rules(leased, keep_full=1, keep_previous=False)[1] == "leased"
     synced = job(*numbered(1, 2, 3, 4), newest=4, previous=1)
     assert rules(synced, keep_last=1, keep_previous=False)[1] == "previous_version"
+
+
+class Counted(dict):
+    """Steps that count how often one is looked up."""
+
+    lookups = 0
+
+    def get(self, key, default=None):
+        self.lookups += 1
+        return super().get(key, default)
+
+    def __getitem__(self, key):
+        self.lookups += 1
+        return super().__getitem__(key)
+
+
+def lookups(links):
+    """Return how often a decision looks up a step: a chain, and ten explorers at each of its links."""
+    chain = [complete(0), *(changed(number, number - 1, size=0) for number in range(1, links + 1))]
+    modules = {f"e{n}": reader(n % links) for n in range(10 * links)}
+    looked = job(*chain, newest=links, explorers=modules)
+    steps = Counted(looked.steps)
+    found = decide(replace(looked, steps=steps), DaemonConfig())
+    assert [decision.rule for decision in found].count("catch_up") == links - 2
+    list(removable(found, steps))
+    return steps.lookups
+
+
+def test_a_decision_costs_in_proportion_to_steps_and_explorers():
+    assert lookups(200) < 4.5 * lookups(50)
+
+
+def test_chain_lengths_of_all_steps_are_counted_in_one_pass():
+    steps = Counted({step.step: step for step in [complete(0), *(changed(n, n - 1) for n in range(1, 301))]})
+    counted = {}
+    assert [chain_length(steps, step, counted) for step in reversed(steps.values())] == [*range(300, -1, -1)]
+    assert steps.lookups < 1000
+    steps[100] = replace(steps[100], state=StepState.DAMAGED)
+    counted = {}
+    assert [chain_length(steps, steps[n], counted) for n in (150, 99, 100, 101, 300)] == [
+        None,
+        99,
+        None,
+        None,
+        None,
+    ]

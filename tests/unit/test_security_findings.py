@@ -233,6 +233,24 @@ def test_a_token_file_that_others_can_read_is_found(job, tmp_path, capsys):
     assert "secret-value" not in done.out
 
 
+def test_a_configuration_that_others_can_change_is_reported_and_no_failure(job):
+    """Programs refuse the code that it names; the doctor says so."""
+
+    def reported():
+        return [finding for finding in examine(job.root).findings if finding.name == "untrusted-config"]
+
+    config = f"{job.root}/config.toml"
+    with open(config, "a", encoding="utf-8"):
+        pass
+    os.chmod(job.root, 0o755)
+    os.chmod(config, 0o644)
+    assert reported() == []
+    os.chmod(config, 0o664)
+    (finding,) = reported()
+    assert (finding.severity, finding.where) == ("info", config)
+    assert "can write to it" in finding.what
+
+
 def test_a_snapshot_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         seen().umask = 0  # type: ignore[misc]

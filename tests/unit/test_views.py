@@ -6,7 +6,11 @@ import os
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
+from rich.measure import Measurement
+from rich.text import Text
 from support.jobs import ManualClock, explorer, write_step
 
 from syncd.cli.options import json_text
@@ -23,6 +27,7 @@ from syncd.protocol.version import Version, encode_version
 from syncd.protocol.writer import StepWriter
 from syncd.views import data, table
 from syncd.views.data import listing
+from syncd.views.fitting import FittingTable
 from syncd.views.job_view import Heart, JobViewer
 
 
@@ -378,3 +383,30 @@ def test_a_narrow_terminal_leaves_columns_out_and_breaks_no_name(job, clock, wid
     assert [row[:2] for row in rows] == [["1", "complete"], ["2", "complete"], ["120000", "complete"]]
     left_out = [line for line in (*lines, *listed) if line.startswith("not shown: ")]
     assert left_out or width > 80
+
+
+WORDS = st.text("abc é漢 ", max_size=40).map(str.strip)
+
+
+@given(st.lists(st.tuples(WORDS, WORDS, WORDS), min_size=1, max_size=4), st.integers(24, 130))
+def test_texts_are_laid_out_as_rich_does_it(rows, width):
+    made = FittingTable("step", "state", "why", drop=(), wraps=("why",))
+    made.columns[0].justify = "right"
+    for step, state, why in rows:
+        made.add_row(step, Text(state, "red").append("!", "bold"), why)
+    widths = {str(column.header): made._width(PLAIN, PLAIN.options, column) for column in made.columns}
+    no_wrap = made._needed(widths, [*widths]) <= width
+    by_rich = shown(made._table(made.columns, no_wrap=no_wrap), width).splitlines()
+    assert [line.rstrip() for line in shown(made, width).splitlines()] == [line.rstrip() for line in by_rich]
+
+
+PLAIN = Console(file=io.StringIO(), width=160)
+
+
+def test_rich_measures_none_of_the_texts_of_a_listing(job, clock, monkeypatch):
+    for step in (1, 2, 3):
+        write_step(job, step)
+    look = JobViewer(job, clock).read()
+    made = table.steps(listing(look, decide(look.snapshot, DaemonConfig()), DaemonConfig()))
+    monkeypatch.setattr(Measurement, "get", None)
+    assert shown(made).count("complete") == 3

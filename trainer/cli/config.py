@@ -19,9 +19,9 @@ def schema() -> None:
 @config.command()
 def docs() -> None:
     """Print docs/configuration.md: every key, what it takes, its default and what it means."""
-    from trainer.config.model import KEYS  # noqa: PLC0415
+    from trainer.config.model import documentation  # noqa: PLC0415
 
-    click.echo(KEYS.documentation(), nl=False)
+    click.echo(documentation(), nl=False)
 
 
 @config.command()

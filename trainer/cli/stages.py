@@ -22,6 +22,7 @@ def stages(
     dry_run: bool,
     nproc: int | None,
     allowed: tuple[str, ...],
+    trust: bool,
 ) -> None:
     """Run the [[stages]] of CONFIG that are not done yet, each in <job.dir>/<name>.
 
@@ -36,7 +37,7 @@ def stages(
     from trainer.config.model_files import check_model  # noqa: PLC0415
     from trainer.stages import load_stages, pending, preview_stages, run_stages  # noqa: PLC0415
 
-    plan = load_stages(config, overrides)
+    plan = load_stages(config, overrides, trust=trust)
     check_allowed(allowed)
     if dry_run:
         for stage, found in preview_stages(plan):
@@ -45,13 +46,18 @@ def stages(
     else:
         _refuse_ranks()
     for stage in pending(plan):
-        check_model(stage.config)
+        check_model(stage.config, trust=trust, recorded=stage.follows)
     if dry_run:
         return
     from trainer.launch.train import train  # noqa: PLC0415
 
+    named = {stage.config.model.path for stage in plan.stages if not stage.follows}
+
     def run(job: "JobConfig") -> int:
-        check_model(job)  # of a stage that follows another it was not there before
+        recorded = job.model.path not in named
+        check_model(
+            job, trust=trust, recorded=recorded
+        )  # of a stage that follows another it was not there before
         return train(job, nproc, allowed=allowed)
 
     ctx.exit(run_stages(plan, run, lambda line: click.echo(line, err=True), allowed))

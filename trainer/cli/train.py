@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 import click
 
 from syncd.errors import ConfigError
-from syncd.jobfile.overrides import JobFileCommand, complete_key, config_argument, overrides_argument
+from syncd.jobfile.overrides import (
+    JobFileCommand,
+    complete_key,
+    config_argument,
+    overrides_argument,
+    trust_option,
+)
 
 if TYPE_CHECKING:
     from syncd.jobfile.keys import Keys
@@ -29,6 +35,7 @@ def job_command(work: Callable[..., None]) -> click.Command:
             shell_complete=complete_key,
             help=change,
         ),
+        trust_option,
         click.option("--nproc", type=click.IntRange(min=1), metavar="N", help=nproc),
         click.option("--dry-run", is_flag=True, help=dry_run),
         overrides_argument,
@@ -82,6 +89,7 @@ def train(
     dry_run: bool,
     nproc: int | None,
     allowed: tuple[str, ...],
+    trust: bool,
 ) -> None:
     """Train as CONFIG says, with any key of it overridden by --section.key value.
 
@@ -97,7 +105,7 @@ def train(
     from trainer.config.load import load_config  # noqa: PLC0415
     from trainer.config.model_files import check_model  # noqa: PLC0415
 
-    job = load_config(config, overrides)
+    job = load_config(config, overrides, trust=trust)
     if job.stages:
         raise ConfigError("this file has [[stages]]", path=config, hint=f"trainer stages {config}")
     from trainer.config.changes import check_allowed  # noqa: PLC0415
@@ -110,7 +118,7 @@ def train(
         show(settled, contradictions(settled), allowed)
         check_model(settled)
         return
-    check_model(job)
+    check_model(job, trust=trust)
     from trainer.launch.train import train as start  # noqa: PLC0415
 
     ctx.exit(start(job, nproc, allowed=allowed))

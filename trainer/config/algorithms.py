@@ -140,6 +140,9 @@ GAE = "gae"
 OF_TURNS = frozenset({GAE, "reinforce_plus_plus"})
 """The estimators that take rewards of tokens, and so of turns; the others add up a rollout's."""
 
+OF_GROUPS = ADVANTAGES - {"reinforce_plus_plus"}
+"""The estimators that compare the rollouts of a group."""
+
 _PAIRS = "verl 0.9 has no loss over pairs of responses"
 _SCORED = "verl 0.9 has no loss over single responses that are called good or bad"
 _REWARDS = "verl 0.9 has no training of reward models"
@@ -180,6 +183,14 @@ KL_TYPES = frozenset(
     base + plus for base in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3") for plus in ("", "+")
 )
 """What verl's `kl_loss_type` may be; with `+` the gradient is that of k2."""
+
+REWARD_KL_TYPES = frozenset(kind for kind in KL_TYPES if not kind.endswith("+"))
+"""What verl's `kl_penalty` may be: rewards have no gradient, so `+` would change nothing."""
+
+
+def needs_start_model(section: AlgorithmSection) -> bool:
+    """Return whether log-probs of the initial model are needed."""
+    return section.name != SFT and (section.kl_coef > 0 or section.reward_kl_coef > 0)
 
 
 def estimator_and_loss(section: AlgorithmSection) -> tuple[str, str]:

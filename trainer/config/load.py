@@ -6,7 +6,7 @@ from typing import Any
 from syncd.config import load as load_daemon
 from syncd.errors import ConfigError
 from syncd.jobfile.evaluation import PREFIX, produced_by
-from syncd.jobfile.loader import Layer, Loader, layer_of, read_toml
+from syncd.jobfile.loader import Layer, Loader, TomlFile, read_toml
 from syncd.jobfile.problems import Problem, nearest
 from syncd.protocol.layout import is_identity
 from syncd.protocol.permissions import policy_problem
@@ -21,6 +21,8 @@ from trainer.config.algorithms import (
     LACKING_LOSSES,
     LOSSES,
     OF_GAE,
+    OF_GROUPS,
+    REWARD_KL_TYPES,
     SFT,
     VERL,
     clip_bounds,
@@ -33,8 +35,10 @@ from trainer.config.attention import attention_problems
 from trainer.config.critic import algorithm_of, critic_problems
 from trainer.config.lora import lora_problems
 from trainer.config.megatron import MEGATRON, megatron_problems
-from trainer.config.model import KEYS, AlgorithmSection, JobConfig, OptimizerSection
+from trainer.config.model import KEYS, AlgorithmSection, JobConfig
 from trainer.config.options import algorithm_problems, engine_problems
+from trainer.config.schedule import optimizer_problems
+from trainer.config.selected import metric_problems
 from trainer.config.sync import sync_problems
 from trainer.config.tinker import TINKER, tinker_problems
 from trainer.plugins import SAMPLE_STRATEGY, unknown_name
@@ -58,17 +62,18 @@ _CLIPPED_BELOW = frozenset({"vanilla", "gspo"})
 """Losses for which a lower bound of 0 or less would be a mistake; cispo, for one, is used with such a bound."""
 
 
-def load_config(path: str, overrides: Sequence[str] = ()) -> JobConfig:
+def load_config(path: str, overrides: Sequence[str] = (), *, trust: bool = False) -> JobConfig:
     """Return the configuration of a file with the command line's `--section.key value` on top.
 
     Relative paths of the file are relative to its directory, those of the command line to the current one;
-    `~` and `$NAME` are expanded.
+    `~` and `$NAME` are expanded. With `trust`, code that the file names runs whoever could have written it.
 
     Raises:
         ConfigError: The file cannot be read or is not TOML; else all its problems, in one error.
         UsageError: The overrides are not `--section.key value`.
     """
-    return resolved(LOADER.load([file_layer(path), LOADER.command_layer(overrides)], path))
+    layers = [file_layer(path), LOADER.command_layer(overrides)]
+    return resolved(LOADER.load(layers, path, trust=trust))
 
 
 def resolved(config: JobConfig) -> JobConfig:
@@ -82,7 +87,7 @@ def file_layer(path: str) -> Layer:
     Raises:
         ConfigError: It cannot be read or is not TOML.
     """
-    return layer_of(read_table(path), path)
+    return _read(path).layer()
 
 
 def read_table(path: str) -> dict[str, Any]:
@@ -91,11 +96,15 @@ def read_table(path: str) -> dict[str, Any]:
     Raises:
         ConfigError: It cannot be read or is not TOML.
     """
-    table, text = read_toml(path)
-    if text.startswith(FIRST_LINE):
-        _forget_derived(table)
-        _forget_unread(table)
-    return table
+    return _read(path).table
+
+
+def _read(path: str) -> TomlFile:
+    file = read_toml(path)
+    if file.text.startswith(FIRST_LINE):
+        _forget_derived(file.table)
+        _forget_unread(file.table)
+    return file
 
 
 def _forget_derived(table: dict[str, Any]) -> None:
@@ -180,6 +189,12 @@ def _data(config: JobConfig) -> Iterator[Problem]:
         text = "trainer.validation_interval means nothing without data.validation_path"
         yield Problem("trainer.validation_interval", text)
     yield from _selection(config)
+    advantage = estimator_and_loss(algorithm_of(config))[0]
+    if data.group_size == 1 and advantage in OF_GROUPS:
+        text = f"data.group_size = 1 leaves {advantage} nothing to compare a rollout with"
+        yield Problem(
+            "data.group_size", text, 'data.group_size = 8, or algorithm.name = "reinforce_plus_plus"'
+        )
     if data.beyond == "weight" and data.max_age is None:
         yield Problem("data.max_age", 'data.beyond = "weight" needs data.max_age')
 
@@ -192,7 +207,9 @@ def _selection(config: JobConfig) -> Iterator[Problem]:
         )
     if section.metric.startswith("validation/") and not config.data.validation_path:
         text = f'selection.metric = "{section.metric}" needs data.validation_path'
-        yield Problem("selection.metric", text)
+        yield Problem("selection.metric", text, "data.validation_path = FILE")
+    else:
+        yield from metric_problems(config)
     produced = produced_by(config.explorer)
     if section.metric.startswith(PREFIX) and produced is not None and section.metric not in produced:
         text = f'selection.metric = "{section.metric}" is a figure of no set of [explorer.evaluation]'
@@ -202,30 +219,6 @@ def _selection(config: JobConfig) -> Iterator[Problem]:
         yield Problem("selection.metric", text, hint)
 
 
-def optimizer_problems(config: JobConfig) -> Iterator[Problem]:
-    """Yield what is wrong with the schedules of the learning rates."""
-    yield from _schedule(config, "algorithm.optimizer", config.algorithm.optimizer)
-    if config.critic.enabled:
-        yield from _schedule(config, "critic.optimizer", config.critic.optimizer)
-
-
-def _schedule(config: JobConfig, key: str, optimizer: OptimizerSection) -> Iterator[Problem]:
-    if optimizer.schedule != "cosine":
-        return
-    if not optimizer.schedule_steps and config.trainer.total_steps is None:
-        yield Problem(
-            f"{key}.schedule",
-            f'{key}.schedule = "cosine" has no end',
-            f"set {key}.schedule_steps or trainer.total_steps",
-        )
-    if 0 < optimizer.schedule_steps <= optimizer.warmup_steps:
-        yield Problem(
-            f"{key}.warmup_steps",
-            f"{key}.warmup_steps = {optimizer.warmup_steps} leaves nothing of"
-            f" {key}.schedule_steps = {optimizer.schedule_steps}",
-        )
-
-
 def verl_problems(config: JobConfig) -> Iterator[Problem]:
     """Yield what verl cannot do here, without importing verl."""
     section = algorithm_of(config)
@@ -233,6 +226,10 @@ def verl_problems(config: JobConfig) -> Iterator[Problem]:
     if section.loss_agg_mode:
         yield from _one_of("algorithm.loss_agg_mode", section.loss_agg_mode, AGGREGATIONS)
     yield from _one_of("algorithm.kl_type", section.kl_type, KL_TYPES)
+    yield from _one_of("algorithm.reward_kl_type", section.reward_kl_type, REWARD_KL_TYPES)
+    if section.reward_kl_coef and section.name == SFT:
+        key = "algorithm.reward_kl_coef"
+        yield Problem(key, f'{key} means nothing to algorithm.name = "{SFT}"', "leave it out")
     yield from _name(section.name)
     yield from _supported("algorithm.loss", section.loss, loss_names(), LACKING_LOSSES)
     yield from _supported("algorithm.advantage", section.advantage, ADVANTAGES | {GAE}, LACKING)
@@ -281,15 +278,13 @@ def _unread(section: AlgorithmSection) -> Iterator[Problem]:
 
 def _pair(config: JobConfig) -> Iterator[Problem]:
     section = config.algorithm
-    advantage, loss = estimator_and_loss(section)
+    _, loss = estimator_and_loss(section)
     low, _ = clip_bounds(with_published(section)) or (0.0, 0.0)
     if loss in _CLIPPED_BELOW and low >= 1:
         key = "clip_ratio" if section.clip_ratio_low is None else "clip_ratio_low"
         yield Problem(
             f"algorithm.{key}", f"algorithm.{key} = {low:g} clips nothing below: a ratio is never less than 0"
         )
-    if advantage == "grpo_passk" and config.data.group_size == 1:
-        yield Problem("data.group_size", "data.group_size = 1 leaves no second best, which grpo_passk needs")
     if section.loss_options and loss in LOSSES:
         text = f"algorithm.loss_options means nothing to the loss {loss}"
         yield Problem("algorithm.loss_options", text, "algorithm.options has what verl's losses read")

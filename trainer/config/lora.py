@@ -1,5 +1,6 @@
 """Checks `[model.lora]` and reads the configuration of adapters as peft writes it. Needs neither torch nor peft."""
 
+import errno
 import json
 import math
 import os
@@ -8,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from syncd.client.sync_policy import SyncMethod
-from syncd.errors import ConfigError, CorruptDataError, storage_error
+from syncd.errors import ConfigError, CorruptDataError, StorageError, storage_error
 from syncd.jobfile.problems import Problem, shown
 from syncd.jobfile.sections import LoraSection
 from syncd.protocol.layout import ADAPTER, ADAPTER_CONFIG
 from trainer.config.model import JobConfig
 
 _METHODS = frozenset({SyncMethod.CHECKPOINT.value, SyncMethod.AUTO.value})
+_PLACE = f"model.lora.adapter is a directory with {ADAPTER_CONFIG} and {ADAPTER}, as peft's save_pretrained writes it"
 _CHANGES: Mapping[str, str] = {
     "use_dora": "DoRA",
     "modules_to_save": "whole layers beside the adapter",
@@ -86,16 +88,39 @@ def check_start_adapter(section: LoraSection) -> None:
     path = section.adapter
     try:
         found = read_adapter_config(path)
-    except CorruptDataError as error:
-        raise ConfigError(error.message, path=error.path, hint=error.hint) from error
+    except (CorruptDataError, StorageError) as error:
+        if isinstance(error, StorageError) and error.errno not in (errno.ENOENT, errno.ENOTDIR):
+            raise
+        text = f"the adapter to start from cannot be read: {error.message}"
+        raise ConfigError(text, path=error.path, hint=_PLACE) from error
     if not os.path.isfile(f"{path}/{ADAPTER}"):
-        raise ConfigError(f"the adapter to start from has no {ADAPTER}", path=path)
+        raise ConfigError(f"the adapter to start from has no {ADAPTER}", path=path, hint=_PLACE)
     for key, value, its in (("rank", section.rank, found.rank), ("alpha", section.alpha, found.alpha)):
         if value != its:
             text = f"the adapter to start from has {key} {its:g}, and model.lora.{key} = {value}"
             raise ConfigError(text, path=path, hint=f"{key} = {its:g}")
     if found.rslora:
-        raise ConfigError("the adapter to start from uses rsLoRA, which is not supported", path=path)
+        hint = "merge it into model.path by peft's merge_and_unload"
+        raise ConfigError(
+            "the adapter to start from uses rsLoRA, which is not supported", path=path, hint=hint
+        )
+
+
+def check_rank(section: LoraSection, model: Mapping[str, Any], path: str) -> None:
+    """Refuse adapters of a rank above the model's width, which could be no more than whole weights.
+
+    Args:
+        section: The adapters.
+        model: The model's config.json.
+        path: Its directory, for the error.
+
+    Raises:
+        ConfigError: They are refused.
+    """
+    width = model.get("text_config", model).get("hidden_size")
+    if isinstance(width, int) and section.rank > width:
+        text = f"model.lora.rank = {section.rank} is more than the model's width, {width}"
+        raise ConfigError(text, path=path, hint="model.lora.rank = 16, or 0 to train all weights")
 
 
 def read_adapter_config(directory: str) -> AdapterConfig:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from syncd.config import key_table
 from syncd.jobfile.keys import Keys
 from syncd.jobfile.sections import (
     FIXED,
@@ -67,10 +68,12 @@ class OptimizerSection(Section):
     """Largest norm of the gradient."""
     warmup_steps: Count = Field(default=0, json_schema_extra=FIXED)
     """Updates over which the learning rate rises from 0."""
-    schedule: Literal["constant", "cosine"] = Field(default="constant", json_schema_extra=FIXED)
-    """What the learning rate does after that."""
+    schedule: Literal["constant", "cosine", "linear"] = Field(default="constant", json_schema_extra=FIXED)
+    """What the learning rate does after that: stay, or fall by half a cosine or in a straight line."""
     schedule_steps: Count = Field(default=0, json_schema_extra=FIXED)
-    """Updates after which cosine reaches its end; `trainer.total_steps` unless given."""
+    """Updates after which cosine or linear reaches its end; `trainer.total_steps` unless given."""
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = Field(default=0.0, json_schema_extra=FIXED)
+    """cosine: where it ends, as a share of the peak."""
 
 
 class AlgorithmSection(Section):
@@ -96,6 +99,10 @@ class AlgorithmSection(Section):
     """Weight of the KL loss against the initial model; above 0 a second copy is kept, except with LoRA."""
     kl_type: str = Field(default="low_var_kl", json_schema_extra=FIXED)
     """verl's KL estimator."""
+    reward_kl_coef: Annotated[float, Field(ge=0)] = Field(default=0.0, json_schema_extra=FIXED)
+    """KL in the reward: what each token's reward loses per nat of KL from the initial model, before the update."""
+    reward_kl_type: str = Field(default="kl", json_schema_extra=FIXED)
+    """verl's KL estimator for that."""
     teacher_coef: Annotated[float, Field(ge=0)] = Field(default=0.0, json_schema_extra=FIXED)
     """Distillation: how much each token's advantage loses per nat that it is likelier here than for the teacher."""
     norm_advantage: bool | NoneText = Field(default=None, json_schema_extra=FIXED)
@@ -128,7 +135,7 @@ class CriticOptimizerSection(OptimizerSection):
     lr: Above0 = Field(default=1e-5, json_schema_extra=FIXED)
     """Peak learning rate."""
     schedule_steps: Count = Field(default=0, json_schema_extra=FIXED)
-    """Updates of the critic after which cosine reaches its end; `trainer.total_steps` unless given."""
+    """Updates of the critic after which cosine or linear reaches its end; `trainer.total_steps` unless given."""
 
 
 class CriticSection(Section):
@@ -173,6 +180,8 @@ class TrainerSection(Section):
     """Resume in the job directory; false starts a new one beside it if it is not empty."""
     start_daemon: bool = True
     """Start `syncd watch` beside the trainer if no daemon leads the job."""
+    evaluation_wait: Annotated[float, Field(ge=0)] = 600.0
+    """Seconds at most that a finished run waits for explorers to evaluate its last version; 0 for no wait."""
 
 
 class SelectionSection(Section):
@@ -235,7 +244,7 @@ class JobConfig(JobFile):
     monitor: MonitorSection = MonitorSection()
     """Where metrics go."""
     explorer: dict[str, Any] = Field(default_factory=dict)
-    """What explorers read; they check it."""
+    """What explorers read: explorer-run.md has its keys, and `explorer config docs` prints them."""
     daemon: dict[str, Any] = Field(default_factory=dict)
     """What `syncd watch` reads, checked by its rules; keep_full is trainer.max_checkpoints_to_keep unless given."""
     stages: tuple[StageSection, ...] = Field(default=(), strict=False)
@@ -254,6 +263,11 @@ _PATHS = (
 )
 KEYS = Keys(JobConfig, _PATHS)
 """The keys of the file, and those of them that name a file or directory."""
+
+
+def documentation() -> str:
+    """Return the last part of docs/configuration.md: every key but those of explorers."""
+    return f"{KEYS.documentation()}\n{key_table()}"
 
 
 def plain(config: JobConfig) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Reads the model directory, and checks it before ranks are started: no torch, a few small reads."""
 
+import contextlib
 import json
 import os
 import re
@@ -9,9 +10,10 @@ from types import MappingProxyType
 from typing import Any
 
 from syncd.errors import ConfigError, storage_errors
+from syncd.jobfile.trust import require_own_model
 from trainer.config.algorithms import SFT, VERL
 from trainer.config.attention import check_heads
-from trainer.config.lora import check_start_adapter
+from trainer.config.lora import check_rank, check_start_adapter
 from trainer.config.model import JobConfig
 
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
@@ -25,18 +27,20 @@ _LENGTH = 8
 """Bytes of the length of a header, with which a safetensors file begins."""
 
 
-def check_model(config: JobConfig) -> None:
-    """Refuse a model that cannot be loaded, or that has no tokenizer where the run needs one.
+def check_model(config: JobConfig, *, trust: bool = False, recorded: bool = False) -> None:
+    """Refuse a model that cannot be loaded, whose code others could have written, or that lacks a tokenizer.
 
-    Other engines than verl's check their models themselves.
+    Other engines than verl's check their models' files themselves. With `trust` anybody's code may run; `recorded` is
+    as of `require_own_model`.
 
     Raises:
         ConfigError: Files are missing; the message names them.
         StorageError: A file cannot be read.
     """
+    path = config.model.path
+    require_own_model(path, runs_code=config.model.trust_remote_code and not trust, recorded=recorded)
     if config.engine.name != VERL:
         return
-    path = config.model.path
     check_configs(config)
     _check_weights(path)
     if config.critic.enabled and config.critic.path:
@@ -55,9 +59,11 @@ def check_configs(config: JobConfig) -> None:
     Raises:
         ConfigError: It is one.
     """
-    check_heads(config, read_model_config(config.model.path), config.model.path)
-    if config.critic.enabled and (path := config.critic.path):
-        check_heads(config, read_model_config(path, "critic.path"), path)
+    model, path = read_model_config(config.model.path), config.model.path
+    check_heads(config, model, path)
+    check_rank(config.model.lora, model, path)
+    if config.critic.enabled and config.critic.path:
+        check_heads(config, read_model_config(config.critic.path, "critic.path"), config.critic.path)
 
 
 def _check_weights(path: str, key: str = "model.path") -> None:
@@ -103,30 +109,44 @@ def _missing_weights(path: str) -> Iterator[str]:
     if index is None:
         yield f"model.safetensors (or {_INDEXES[0]} with its shards)"
         return
-    for name in _shards(f"{path}/{index}"):
+    for name in _shards(path, index):
         if os.path.isfile(f"{path}/{name}"):
             yield from _cut_off(path, name)
         else:
             yield name
 
 
-def _shards(index: str) -> list[str]:
+def _shards(path: str, name: str) -> list[str]:
+    index = f"{path}/{name}"
     try:
         with open(index, encoding="utf-8") as file:
             return sorted(set(map(str, json.load(file)["weight_map"].values())))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"not an index of weights ({error!r})", path=index) from error
+        raise ConfigError(
+            "not an index of weights: it has no table weight_map",
+            path=index,
+            hint=_where_from(path, "model.path"),
+        ) from error
 
 
 def _cut_off(path: str, name: str) -> Iterator[str]:
-    """Yield a safetensors file that ends within its header, as a pointer of git-lfs does."""
+    """Yield a safetensors file that ends before its last tensor, or is none, as a pointer of git-lfs."""
     if not name.endswith(".safetensors"):
         return
     with open(f"{path}/{name}", "rb") as file:
-        header = int.from_bytes(file.read(_LENGTH), "little")
         size = os.fstat(file.fileno()).st_size
-    if size < _LENGTH + header or size <= _LENGTH:
+        length = int.from_bytes(file.read(_LENGTH), "little")
+        end = _LENGTH + length + _data_size(file.read(length)) if _LENGTH + length <= size else size + 1
+    if size < end or size <= _LENGTH:
         yield f"{name} (the one there is cut off or a pointer of git-lfs: {size} bytes)"
+
+
+def _data_size(header: bytes) -> int:
+    """Return the bytes of all tensors of a safetensors file by its header, 0 where that is none."""
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, IndexError):
+        tensors = [tensor for name, tensor in json.loads(header).items() if name != "__metadata__"]
+        return max((int(tensor["data_offsets"][1]) for tensor in tensors), default=0)
+    return 0
 
 
 def _needs_tokenizer(config: JobConfig) -> str:

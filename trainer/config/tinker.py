@@ -68,6 +68,18 @@ _MEANINGLESS: Mapping[str, tuple[str, ...]] = {
 }
 """Keys that the server decides: they stay as they are by default."""
 
+_ONE_MODEL = "a tinker server keeps no second model"
+_LACKING_KEYS: Mapping[str, tuple[str, str]] = {
+    "kl_coef": (_ONE_MODEL, "kl_coef = 0"),
+    "reward_kl_coef": (_ONE_MODEL, "reward_kl_coef = 0"),
+    "entropy_coeff": ("no loss of a tinker server has an entropy bonus", "entropy_coeff = 0"),
+    "temperature": ("a tinker server computes log-probs at temperature 1", "temperature = 1.0"),
+    "teacher_coef": ("it was not tried with a tinker server", "teacher_coef = 0"),
+    "loss_options": ("its losses take no arguments of their own", "leave it out"),
+    "options": ("its losses take the bounds of the ratio alone", "leave it out"),
+}
+"""Keys of [algorithm] that no such server can do anything with, with the reason, and what to write."""
+
 
 def tinker_problems(config: JobConfig) -> Iterator[Problem]:
     """Yield what a tinker server cannot do, by the key that asks for it."""
@@ -132,18 +144,9 @@ def _algorithm_problems(config: JobConfig) -> Iterator[Problem]:
     elif section.name != SFT:
         yield from _policy_problems(advantage, loss, section.loss_agg_mode)
         yield from _unread_problems(section, loss)
-    if section.kl_coef:
-        yield _problem("algorithm.kl_coef", "a tinker server keeps no second model", "kl_coef = 0")
-    if section.entropy_coeff:
-        yield _problem("algorithm.entropy_coeff", "no loss of a tinker server has an entropy bonus")
-    if section.temperature != 1:
-        yield _problem("algorithm.temperature", "a tinker server computes log-probs at temperature 1")
-    if section.teacher_coef:
-        yield _problem("algorithm.teacher_coef", "it was not tried with a tinker server", "teacher_coef = 0")
-    if section.loss_options:
-        yield _problem("algorithm.loss_options", "its losses take no arguments of their own", "leave it out")
-    if section.options:
-        yield _problem("algorithm.options", "its losses take the bounds of the ratio alone", "leave it out")
+    for name, (why, hint) in _LACKING_KEYS.items():
+        if getattr(section, name) != _default(section, name):
+            yield _problem(f"algorithm.{name}", why, hint)
     if section.name != SFT and config.data.sft_ratio > 0:
         why = "the server divides by all rows of an update, so examples cannot be weighed apart from rollouts"
         yield _problem("data.sft_ratio", why, "sft_ratio = 0")

@@ -78,7 +78,7 @@ class TrainEngineWrapper(ABC):
 
     @property
     def step_times(self) -> Metrics:
-        """Return seconds of parts of the last step, by names that begin with `time/`; rank 0's count."""
+        """Return seconds of parts of the last step, by names that begin with `timing_s/`; rank 0's count."""
         return {}
 
     @abstractmethod

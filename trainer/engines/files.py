@@ -32,6 +32,7 @@ from trainer.engines.base import EngineContext, Metrics, TrainEngineWrapper
 from trainer.engines.checkpoint_save import CheckpointSave
 from trainer.engines.state_copy import CapturedState, StateArena, TrainingState
 from trainer.experience.batch import Batch
+from trainer.plain_loads import only_plain_data
 from trainer.probe import Tokens, make_probe, non_finite_error, probe_tokens
 
 _CHECKPOINT = "it is a full checkpoint"
@@ -222,7 +223,7 @@ class FileEngine(TrainEngineWrapper):
         self._saving.start()
         self._wait_if_live(captured)
         self._sync_metrics |= {
-            "time/save_blocked": time.perf_counter() - start,
+            "timing_s/save_blocked": time.perf_counter() - start,
             "save/host_memory_mib": self._memory.used / (1 << 20),
         }
         if block_until_saved:
@@ -231,9 +232,13 @@ class FileEngine(TrainEngineWrapper):
     def load_checkpoint(self, step: int) -> None:
         """Resume from the full checkpoint of a step."""
         directory = training_directory(self.context.job, step)
-        all_or_error(self.context.ranks, self.load_training_state, directory)
+        all_or_error(self.context.ranks, self._load_plain_state, directory)
         self.train_step_num = self._saved = self._handed = step
         self._sender, self._attempt = None, ""
+
+    def _load_plain_state(self, directory: str) -> None:
+        with only_plain_data(directory):
+            self.load_training_state(directory)
 
     def wait_for_save(self) -> None:
         """Return once the weights are a whole step, and the checkpoint of it a full one."""
@@ -304,7 +309,7 @@ class FileEngine(TrainEngineWrapper):
         probe = make_probe(tokens, ask(tokens), self.compute_dtype, self.export_dtype)
         if probe is None and settings.check_finite:
             raise_agreed(non_finite_error(self.export()))
-        self._sync_metrics = {"time/probe": time.perf_counter() - start}
+        self._sync_metrics = {"timing_s/probe": time.perf_counter() - start}
         return probe
 
     def _wait_for_weights(self) -> None:

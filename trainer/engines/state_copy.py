@@ -141,11 +141,19 @@ def write_files(files: TrainingState, directory: str) -> list[str]:
                     file.write(content)
                 else:
                     torch.save(content, file)
-        except OSError as error:
-            raise storage_error(error, path) from error
-        except RuntimeError as error:
-            raise StorageError(f"the training state cannot be written: {error}", path=path) from error
+        except (OSError, RuntimeError) as error:
+            raise _storage_error(error, path) from error
     return list(files)
+
+
+def _storage_error(error: OSError | RuntimeError, path: str) -> StorageError:
+    """Return what the operating system said, over which torch raises errors about its own place in the file."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return StorageError(f"the training state cannot be written: {error}", path=path)
+    return storage_error(cause, path)
 
 
 def _tensors(tree: object) -> Iterator[torch.Tensor]:

@@ -1,7 +1,7 @@
 """The batch of one training step, and the interface of sample strategies."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
@@ -44,6 +44,13 @@ class Batch:
     def firsts(self) -> tuple[Experience, ...]:
         """Return the first segment of each rollout, for values that a rollout has once."""
         return tuple(one for one in self.experiences if one.segment == 0)
+
+    def over_rollouts(self, counts: Sequence[int]) -> list[int]:
+        """Return the sums of counts of rows by rollout."""
+        sums = [0] * len(self.firsts)
+        for rollout, count in zip(self.rollouts, counts, strict=True):
+            sums[rollout] += count
+        return sums
 
 
 class SampleStrategy(ABC):

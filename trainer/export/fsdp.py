@@ -19,6 +19,7 @@ from syncd.errors import ConfigError, CorruptDataError, NotReadyError
 from syncd.protocol.disk import Disk, list_if_there
 from syncd.transports.filesystem.export_walk import tied_names
 from trainer.export.weights import TensorKind
+from trainer.plain_loads import RUNS_CODE
 
 _FILE = re.compile(r"model_world_size_([1-9][0-9]{0,5})_rank_(0|[1-9][0-9]{0,5})\.pt", re.ASCII)
 _ADAPTER = "lora_"
@@ -100,7 +101,7 @@ def _load(path: str) -> Mapping[str, torch.Tensor]:
             found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except pickle.UnpicklingError as error:
         raise ConfigError(
-            "the file holds objects that only load by running code from it",
+            RUNS_CODE,
             path=path,
             hint=f"if you trust it: {_MERGER.format(path.rpartition('/')[0])}",
         ) from error

@@ -18,26 +18,10 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from syncd.errors import ConfigError, CorruptDataError, storage_error
 from syncd.protocol.disk import Disk, exists
 from trainer.export.weights import TensorKind
+from trainer.plain_loads import METADATA, RUNS_CODE
 
 _METADATA = ".metadata"
 _LAYERS = "decoder.layers."
-_CHECKPOINT = "torch.distributed.checkpoint"
-_PLAIN = {
-    f"{_CHECKPOINT}.metadata": {
-        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
-        "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
-    },
-    f"{_CHECKPOINT}.filesystem": {"_StorageInfo"},
-    f"{_CHECKPOINT}.planner": {
-        "BytesIOWriteData", "SavePlan", "TensorWriteData", "WriteItem", "WriteItemType",
-    },
-    "torch": {"Size", "float16", "bfloat16", "float32", "float64", "uint8", "int16", "int32", "int64", "bool"},
-    "torch.serialization": {"_get_layout"},
-    "collections": {"OrderedDict"},
-    "pathlib": {"Path", "PosixPath"},
-}  # fmt: skip
-"""What `.metadata` may name."""
-
 _WHOLE = {
     "embedding.word_embeddings.weight": "model.embed_tokens.weight",
     "decoder.final_layernorm.weight": "model.norm.weight",
@@ -206,7 +190,7 @@ class _PlainUnpickler(pickle.Unpickler):
         Raises:
             NotImplementedError: It is another one.
         """
-        if name not in _PLAIN.get(module, ()):
+        if name not in METADATA.get(module, ()):
             raise NotImplementedError(f"{module}.{name}")
         return super().find_class(module, name)
 
@@ -218,8 +202,7 @@ def _read_metadata(path: str) -> Metadata:
     except OSError as error:
         raise storage_error(error, path) from error
     except NotImplementedError as error:
-        text = f"the file holds objects that only load by running code from it: {error}"
-        raise ConfigError(text, path=path) from error
+        raise ConfigError(f"{RUNS_CODE}: {error}", path=path) from error
     except Exception as error:
         raise CorruptDataError(f"not the metadata of a distributed checkpoint: {error}", path=path) from error
     if not isinstance(found, Metadata):

@@ -10,8 +10,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from syncd.errors import CorruptDataError
+from syncd.protocol.delta import read_weights_header
 from syncd.protocol.disk import Disk
-from syncd.protocol.safetensors import read_header
 from syncd.transports.torch_tensors import TO_TORCH
 
 
@@ -51,7 +51,7 @@ class SafetensorsFiles:
         self.kinds: dict[str, TensorKind] = {}
         self._paths: dict[str, str] = {}
         for path in paths:
-            for tensor in read_header(disk, path).tensors.values():
+            for tensor in read_weights_header(disk, path).tensors.values():
                 if tensor.name in self.kinds:
                     raise CorruptDataError(f"tensor {tensor.name!r} is in two files", path=path)
                 if tensor.dtype not in TO_TORCH:

@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -22,17 +21,13 @@ from syncd.protocol.disk import list_if_there
 from syncd.protocol.layout import ACTOR, Job
 from trainer.checkpoints import TrainerState, begin_training, complete, sync_files
 from trainer.config.model import JobConfig
+from trainer.engines.state_copy import write_files
 from trainer.export import export
 from trainer.export.fsdp import rank_files, without_warning
+from trainer.plain_loads import RUNS_CODE, SAFE
 
 _KINDS = ("model", "optim", "extra_state")
 _WEIGHTS_ONLY = "for the weights alone: leave out --resume"
-_RECONSTRUCT = np.zeros(0).__reduce__()[0]
-_NUMPY: list[Any] = [
-    np.ndarray, np.dtype, type(np.dtype("uint32")),
-    (_RECONSTRUCT, "numpy.core.multiarray._reconstruct"), (_RECONSTRUCT, "numpy._core.multiarray._reconstruct"),
-]  # fmt: skip
-"""What the state of numpy's generator is pickled with, by numpy 1 and 2."""
 
 
 def write_full_checkpoint(config: JobConfig, source: str, step: int) -> None:
@@ -95,11 +90,10 @@ class RankFiles:
         """
         path = f"{self._directory}/{name}"
         try:
-            with without_warning(), torch.serialization.safe_globals(_NUMPY):
+            with without_warning(), torch.serialization.safe_globals(SAFE):
                 return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
         except pickle.UnpicklingError as error:
-            text = "the file holds objects that only load by running code from it"
-            raise ConfigError(text, path=path, hint=_WEIGHTS_ONLY) from error
+            raise ConfigError(RUNS_CODE, path=path, hint=_WEIGHTS_ONLY) from error
         except (RuntimeError, EOFError, OSError) as error:
             raise CorruptDataError("not a whole file of torch.save", path=path) from error
 
@@ -174,7 +168,7 @@ def _write_training(job: Job, files: RankFiles, step: int) -> None:
     directory = begin_training(job, step, save)
     with storage_errors(directory):
         for name in files.names():
-            torch.save(files.load(name), f"{directory}/{name}")
+            write_files({name: files.load(name)}, directory)
     sync_files(job, directory, list(files.names()))
     state = TrainerState(step, generation=1, world_size=files.world_size)
     complete(job, step, state.document(), save=save)

@@ -99,22 +99,26 @@ def style_of(given: Given, style: str, table: str = OPTIMIZER) -> str:
     return str(given.chosen.get(f"{table}.schedule", style))
 
 
-def schedule(style: str, warmup: float, table: str = OPTIMIZER) -> dict[str, Any]:
+def schedule(style: str, warmup: float, table: str = OPTIMIZER, *, least: float = 0.0) -> dict[str, Any]:
     """Return the keys of a learning rate.
 
     Args:
-        style: constant or cosine, in any of the usual spellings.
+        style: constant, cosine or linear, in any of the usual spellings.
         warmup: Updates over which it rises.
         table: Its table.
+        least: Where it ends, as a share of the peak; only cosine reads it.
 
     Raises:
-        CannotMapError: It falls otherwise.
+        CannotMapError: It falls otherwise, or to another end.
     """
-    known = {"constant": "constant", "constant_with_warmup": "constant", "cosine": "cosine"}
+    known = {"constant_with_warmup": "constant"} | {name: name for name in ("constant", "cosine", "linear")}
     if style not in known:
-        instead = f"--{table}.schedule cosine, or constant"
+        instead = f"--{table}.schedule cosine, linear or constant"
         raise CannotMapError(f"a rate that is {style} is not supported", instead)
-    return {f"{table}.schedule": known[style], f"{table}.warmup_steps": round(warmup)}
+    if least and style == "linear":
+        raise CannotMapError("a linear rate ends at 0 here", f"--{table}.schedule cosine")
+    ends = {f"{table}.min_lr_ratio": least} if least and style == "cosine" else {}
+    return {f"{table}.schedule": known[style], f"{table}.warmup_steps": round(warmup), **ends}
 
 
 def warmup_updates(given: Given, steps: str, ratio: str, total: str, updates: int) -> float:

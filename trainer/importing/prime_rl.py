@@ -62,9 +62,13 @@ def _pacing(given: Given) -> dict[str, Any]:
 def _schedule(given: Given) -> dict[str, Any]:
     table = f"{_TRAINER}.scheduler"
     style = objective.style_of(given, given.text(f"{table}.type"))
-    if style == "cosine" and given.number(f"{table}.min_lr", 0.0):
-        raise CannotMapError("cosine ends at 0 here", f"--set {table}.min_lr=0")
-    return objective.schedule(style, given.whole(f"{table}.warmup_steps", 0 if style == "constant" else 10))
+    if style == "linear" and "algorithm.optimizer.schedule" not in given.chosen:
+        raise CannotMapError(
+            "a rate that is linear falls only at the end there", f"--{objective.OPTIMIZER}.schedule linear"
+        )
+    warmup = given.whole(f"{table}.warmup_steps", 0 if style == "constant" else 10)
+    least = given.number(f"{table}.min_lr", 0.0) / given.number(f"{_TRAINER}.optim.lr", 1e-6)
+    return objective.schedule(style, warmup, least=least)
 
 
 def _betas(given: Given) -> dict[str, Any]:
@@ -194,7 +198,8 @@ _ROWS: tuple[Row, ...] = (
     unsupported("the optimizer is AdamW", f"{_TRAINER}.optim.type", off=("adamw",)),
     unsupported("AdamW has no such setting", f"{_TRAINER}.optim.*"),
     joint((f"{_TRAINER}.scheduler.type", f"{_TRAINER}.scheduler.warmup_steps", f"{_TRAINER}.scheduler.min_lr"),
-          ("algorithm.optimizer.schedule", "algorithm.optimizer.warmup_steps"), _schedule, "constant or cosine"),
+          ("algorithm.optimizer.schedule", "algorithm.optimizer.warmup_steps", "algorithm.optimizer.min_lr_ratio"),
+          _schedule, "constant or cosine"),
     unneeded("of a linear schedule", f"{_TRAINER}.scheduler.decay_steps"),
     *(mapped(f"{table}ckpt.interval", "trainer.save_interval", as_whole) for table in ("", f"{_TRAINER}.")),
     *(mapped(f"{table}ckpt.keep_last", "trainer.max_checkpoints_to_keep", as_whole) for table in ("",

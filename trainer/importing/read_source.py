@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from syncd.errors import ConfigError, UsageError, storage_errors
+from syncd.errors import DOCS, ConfigError, UsageError, storage_errors
 from trainer.importing.read_command import read_command
 from trainer.importing.read_yaml import YamlError, read_yaml
 from trainer.importing.rows import Unresolved
@@ -18,6 +18,10 @@ _MOST_DEPTH = 32
 _MOST_VALUES = 20_000
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 _MISSING = "???"
+_OF_PROGRAM = (
+    "write the arguments of its config to a file of YAML, as `trl grpo --config FILE` takes them, or the command that"
+    f" starts it to a .sh, and import that: {DOCS}/import.md"
+)
 
 
 def _json(text: str) -> Any:
@@ -51,7 +55,12 @@ def read_source(path: str) -> dict[str, Any]:
         ConfigError: It is not in that format, is too large, or nests too deeply.
         StorageError: It cannot be read.
     """
-    known = _READERS.get(os.path.splitext(path)[1].lower())
+    end = os.path.splitext(path)[1].lower()
+    known = _READERS.get(end)
+    if end == ".py":
+        raise UsageError(
+            "a Python program is not run, so its settings are not known", path=path, hint=_OF_PROGRAM
+        )
     if known is None:
         ends = ", ".join(_READERS)
         raise UsageError("the end of the file's name says no format", path=path, hint=f"rename it: {ends}")

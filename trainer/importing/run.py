@@ -9,7 +9,7 @@ from typing import Any
 
 from syncd.errors import DOCS, ConfigError, UsageError, storage_errors
 from syncd.experience.table import MAX_ROWS
-from syncd.jobfile.loader import COMMAND_LINE, layer_of, parse_overrides
+from syncd.jobfile.loader import COMMAND_LINE, Layer, parse_overrides
 from trainer.config.algorithms import SFT
 from trainer.config.load import LOADER, load_config, resolved
 from trainer.config.model import KEYS, JobConfig
@@ -230,7 +230,9 @@ def _checked(text: str, path: str) -> JobConfig:
         ConfigError: It refuses it; with all problems.
     """
     try:
-        return resolved(LOADER.load([layer_of(tomllib.loads(text), path)], path))
+        return resolved(
+            LOADER.load([Layer(tomllib.loads(text), path, os.path.dirname(os.path.abspath(path)))], path)
+        )
     except ConfigError as error:
         hint = f"give --section.key VALUE; {error.hint}" if error.hint else "give --section.key VALUE"
         raise ConfigError(f"what the file says cannot be trained here: {error.message}", hint=hint) from error

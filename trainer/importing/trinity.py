@@ -135,13 +135,21 @@ def _gae(given: Given) -> dict[str, Any]:
 
 
 def _kl(given: Given) -> dict[str, Any]:
-    kind = given.text("algorithm.kl_loss_fn", "k2" if _kind(given) in _WITH_KL else "none")
+    return _kl_of(given, "kl_loss_fn", "k2" if _kind(given) in _WITH_KL else "none", "kl")
+
+
+def _reward_kl(given: Given) -> dict[str, Any]:
+    return _kl_of(given, "kl_penalty_fn", "none", "reward_kl")
+
+
+def _kl_of(given: Given, theirs: str, default: str, ours: str) -> dict[str, Any]:
+    kind = given.text(f"algorithm.{theirs}", default)
     if kind == "none":
         return {}
     if kind not in _KL_TYPES:
-        raise CannotMapError(f"{kind} is not one of {', '.join(_KL_TYPES)}", "--set algorithm.kl_loss_fn=k2")
-    coef = given.number("algorithm.kl_loss_fn_args.kl_coef", 0.001)
-    return {"algorithm.kl_coef": coef, "algorithm.kl_type": _KL_TYPES[kind]}
+        raise CannotMapError(f"{kind} is not one of {', '.join(_KL_TYPES)}", f"--set algorithm.{theirs}=k2")
+    coef = given.number(f"algorithm.{theirs}_args.kl_coef", 0.001)
+    return {f"algorithm.{ours}_coef": coef, f"algorithm.{ours}_type": _KL_TYPES[kind]}
 
 
 def _entropy(given: Given) -> dict[str, Any]:
@@ -190,9 +198,7 @@ def _schedule(given: Given) -> dict[str, Any]:
     warmup = objective.warmup_updates(
         given, f"{_OPTIMIZER}.lr_warmup_steps", f"{_OPTIMIZER}.lr_warmup_steps_ratio", total, 1
     )
-    if style == "cosine" and given.number(f"{_OPTIMIZER}.min_lr_ratio") > 0:
-        raise CannotMapError("cosine ends at 0 here", f"--set {_OPTIMIZER}.min_lr_ratio=0")
-    return objective.schedule(style, warmup)
+    return objective.schedule(style, warmup, least=given.number(f"{_OPTIMIZER}.min_lr_ratio"))
 
 
 def _length(given: Given) -> dict[str, Any]:
@@ -335,6 +341,8 @@ _ROWS: tuple[Row, ...] = (
     joint((_TYPE, "algorithm.kl_loss_fn", "algorithm.kl_loss_fn_args.kl_coef"), ("algorithm.kl_coef",
           "algorithm.kl_type"), _kl,
           "k2 with 0.001 unless given; none with dapo"),
+    joint(("algorithm.kl_penalty_fn", "algorithm.kl_penalty_fn_args.kl_coef"), ("algorithm.reward_kl_coef",
+          "algorithm.reward_kl_type"), _reward_kl, "0.001 unless given; none without kl_penalty_fn"),
     joint(("algorithm.entropy_loss_fn", "algorithm.entropy_loss_fn_args.entropy_coef"), ("algorithm.entropy_coeff",),
           _entropy, "0 unless given"),
     joint(("algorithm.bypass_old_logprobs",), ("algorithm.old_logprobs",), _old_logprobs, "true is rollout"),
@@ -348,7 +356,8 @@ _ROWS: tuple[Row, ...] = (
           "trainer.grad_clip wins, as there"),
     joint((f"{_OPTIMIZER}.lr_scheduler_type", f"{_OPTIMIZER}.warmup_style", f"{_OPTIMIZER}.lr_warmup_steps",
            f"{_OPTIMIZER}.lr_warmup_steps_ratio", f"{_OPTIMIZER}.min_lr_ratio"),
-          ("algorithm.optimizer.schedule", "algorithm.optimizer.warmup_steps"), _schedule, "constant or cosine"),
+          ("algorithm.optimizer.schedule", "algorithm.optimizer.warmup_steps", "algorithm.optimizer.min_lr_ratio"),
+          _schedule, "constant or cosine"),
     joint(("buffer.total_steps", "trainer.total_steps", "buffer.total_epochs"),
           ("trainer.total_steps", "explorer.epochs", "data.epochs"), _length,
           "epochs are passes of each explorer over the tasks: divide them if there are several"),

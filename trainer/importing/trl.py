@@ -312,7 +312,7 @@ _ROWS: tuple[Row, ...] = (
     joint(("adam_beta1", "adam_beta2"), ("algorithm.optimizer.betas",), _betas, "both"),
     joint(("lr_scheduler_type", "warmup_steps", "warmup_ratio"), ("algorithm.optimizer.schedule",
           "algorithm.optimizer.warmup_steps"), _schedule,
-          "constant, constant_with_warmup or cosine; TRL's default is linear"),
+          "constant, constant_with_warmup, cosine or linear, TRL's default"),
     unsupported("the schedule takes no other settings", "lr_scheduler_kwargs.*", off=()),
     unsupported("the optimizer is AdamW", "optim", off=("adamw_torch", "adamw_torch_fused", "adamw_hf")),
     unsupported("the optimizer's epsilon is 1e-8", "adam_epsilon", off=(1e-8,)),

@@ -75,6 +75,19 @@ def _kl(given: Given) -> dict[str, Any]:
     }
 
 
+def _reward_kl(given: Given) -> dict[str, Any]:
+    if not given.flag("algorithm.use_kl_in_reward"):
+        return {}
+    if given.text("algorithm.kl_ctrl.type", "fixed") != "fixed":
+        raise CannotMapError(
+            "the coefficient does not change by itself", "--set algorithm.kl_ctrl.type=fixed"
+        )
+    return {
+        "algorithm.reward_kl_coef": given.number("algorithm.kl_ctrl.kl_coef", 0.001),
+        "algorithm.reward_kl_type": given.text("algorithm.kl_penalty", "kl").rstrip("+"),
+    }
+
+
 def _normalised(given: Given) -> dict[str, Any]:
     return objective.normalised(
         given.text(_ESTIMATOR), by_deviation=given.flag("algorithm.norm_adv_by_std_in_grpo", default=True)
@@ -126,7 +139,9 @@ def _schedule(given: Given) -> dict[str, Any]:
     warmup = objective.warmup_updates(
         given, f"{optim}.lr_warmup_steps", f"{optim}.lr_warmup_steps_ratio", total, updates(given)
     )
-    return objective.schedule(objective.style_of(given, style), warmup)
+    least = given.number(f"{optim}.min_lr_ratio", 0.0)
+    least = least or given.number(f"{optim}.min_lr", 0.0) / given.number(f"{optim}.lr")
+    return objective.schedule(objective.style_of(given, style), warmup, least=least)
 
 
 def _correction(given: Given) -> dict[str, Any]:
@@ -232,9 +247,10 @@ _ALGORITHM_ROWS: tuple[Row, ...] = (
     joint(("data.train_batch_size", f"{_ACTOR}.ppo_mini_batch_size"), ("algorithm.mini_batches",),
           lambda given: {"algorithm.mini_batches": mini_batches(given)}, "their quotient; both count prompts"),
     mapped(f"{_ROLLOUT}.temperature", "algorithm.temperature", as_number),
-    unsupported("a penalty in rewards is not supported", "algorithm.use_kl_in_reward", off=(False,),
-                instead="--set algorithm.use_kl_in_reward=False, and a KL loss: --algorithm.kl_coef 0.001"),
-    unneeded("only the penalty in rewards reads it", "algorithm.kl_penalty", "algorithm.kl_ctrl.*"),
+    joint(("algorithm.use_kl_in_reward", "algorithm.kl_penalty", "algorithm.kl_ctrl.type",
+           "algorithm.kl_ctrl.kl_coef"),
+          ("algorithm.reward_kl_coef", "algorithm.reward_kl_type"), _reward_kl, "0 without use_kl_in_reward"),
+    unneeded("only an adaptive coefficient reads it", "algorithm.kl_ctrl.*"),
     joint(("algorithm.filter_groups.enable", "algorithm.filter_groups.metric"), ("explorer.reward.equal_groups",),
           _filter_groups, f"with {', '.join(_REWARDS)} as metric: such groups are replaced"),
     by_hand("explorer.reward.most_equal: groups of equal rewards that are replaced for one batch, in multiples of its"
@@ -264,11 +280,11 @@ _TRAINING_ROWS: tuple[Row, ...] = (
     joint((f"{_ACTOR}.grad_clip", f"{_ACTOR}.optim.grad_clip", f"{_ACTOR}.optim.clip_grad"),
           ("algorithm.optimizer.clip_grad",), _clip_grad, "releases have it under different names"),
     joint((f"{_ACTOR}.optim.lr_scheduler_type", f"{_ACTOR}.optim.warmup_style", f"{_ACTOR}.optim.lr_decay_style",
-           f"{_ACTOR}.optim.lr_warmup_steps", f"{_ACTOR}.optim.lr_warmup_steps_ratio"),
-          ("algorithm.optimizer.schedule", "algorithm.optimizer.warmup_steps"), _schedule,
-          "constant or cosine; verl counts steps here, and we count updates"),
+           f"{_ACTOR}.optim.lr_warmup_steps", f"{_ACTOR}.optim.lr_warmup_steps_ratio", f"{_ACTOR}.optim.min_lr_ratio",
+           f"{_ACTOR}.optim.min_lr"),
+          ("algorithm.optimizer.schedule", "algorithm.optimizer.warmup_steps", "algorithm.optimizer.min_lr_ratio"),
+          _schedule, "constant, cosine or linear; verl counts steps here, and we count updates"),
     unneeded("it is set from the length of the run", f"{_ACTOR}.optim.total_training_steps"),
-    unsupported("cosine ends at 0", f"{_ACTOR}.optim.min_lr_ratio", f"{_ACTOR}.optim.min_lr", off=(0, 0.0)),
     unsupported("cosine is half a wave", f"{_ACTOR}.optim.num_cycles", off=(0.5,)),
     unsupported("the optimizer is AdamW", f"{_ACTOR}.optim.optimizer", off=("AdamW", "adamw", "adam")),
     unsupported("the optimizer is torch's", f"{_ACTOR}.optim.optimizer_impl", off=("torch.optim",)),

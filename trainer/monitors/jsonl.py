@@ -2,7 +2,8 @@
 
 A line of metrics.jsonl is `{"step": n, "time": "...", "metrics": {...}}`. Nothing is ever rewritten. A run that
 resumes at an earlier step appends that step again, and the rule for readers is one sentence: a line of step s
-takes back all lines of later steps, and what it says of s holds. `trainer.monitors.jsonl` reads by it.
+takes back all lines of later steps, and what it says of s holds. `trainer.monitors.jsonl` reads by it, and gives
+figures that an earlier release wrote by their present names.
 """
 
 import math
@@ -13,10 +14,10 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from syncd.figures import METRICS, by_present_names
 from syncd.jsonl import append, read
 from trainer.monitors.base import MonitoredRun, RolloutSample
 
-METRICS = "metrics.jsonl"
 ROLLOUTS = "rollouts.jsonl"
 
 MAX_ROLLOUTS = 64 << 20
@@ -112,5 +113,7 @@ def _checked(document: Mapping[str, Any] | None) -> tuple[int | None, dict[str, 
     step, metrics = (document or {}).get("step"), (document or {}).get("metrics")
     if type(step) is not int or not isinstance(metrics, dict):
         return None, {}
-    figures = {name: math.nan if value is None else value for name, value in metrics.items()}
+    figures = {
+        name: math.nan if value is None else value for name, value in by_present_names(metrics).items()
+    }
     return step, {name: float(value) for name, value in figures.items() if type(value) in (int, float)}

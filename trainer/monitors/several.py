@@ -1,7 +1,7 @@
 """All monitors of a run as one, which cannot stop training: it never raises and never waits for them.
 
     monitors = Monitors.open(config, resumed_from=step)
-    monitors.log({"reward/mean": 0.5}, step)
+    monitors.log({"critic/score/mean": 0.5}, step)
     monitors.log_rollouts(choose(batch, config.monitor.preview, decode), step)
     monitors.close()
 

@@ -152,6 +152,19 @@ class EvaluationWatch:
         if self._clock() - self._at >= EVERY:
             self._at = self._clock()
             self._look()
+        return self._oldest()
+
+    def remaining(self) -> Iterator[Means]:
+        """Look at the files now, and yield the figures of each version of which some were not given."""
+        self._look()
+        while figures := self._oldest():
+            yield figures
+
+    def evaluators(self) -> set[str]:
+        """Return the explorers that have evaluated a version of this job."""
+        return {os.path.basename(os.path.dirname(path)) for path in self._seen()}
+
+    def _oldest(self) -> Means:
         if not self._pending:
             return {}
         oldest = min(self._pending)[:2]

@@ -82,7 +82,7 @@ def span(seconds: float) -> str:
 
 
 def _reward(figures: RunFigures) -> str:
-    mean, spread = (figures.values.get(f"reward/{name}") for name in ("mean", "std"))
+    mean, spread = (figures.values.get(f"critic/score/{name}") for name in ("mean", "std"))
     if mean is None:
         return ""
     return f"{mean:.3f}" if spread is None else f"{mean:.3f}±{spread:.2f}"
@@ -114,15 +114,18 @@ _GROUPS: Sequence[Sequence[tuple[str, Show]]] = (
         ("kl", _first(_NUMBER, "actor/kl_loss", "actor/ppo_kl")),
         ("entropy", _first(_NUMBER, "actor/entropy")),
         ("grad", _first(_NUMBER, "actor/grad_norm")),
-        ("length", _first(_NUMBER, "response/length_mean")),
+        ("clipped", _first(_NUMBER, "actor/pg_clipfrac")),
+        ("value loss", _first(_NUMBER, "critic/vf_loss")),
+        ("explained", _first(_NUMBER, "critic/vf_explained_var")),
+        ("length", _first(_NUMBER, "response_length/mean")),
     ),
     (  # what takes how long
         ("tokens/s", _first(short, "perf/tokens_per_second")),
-        ("step", _first(span, "time/step")),
-        ("train", _first(span, "time/train_step")),
-        ("wait", _first(span, "time/sample_wait")),
-        ("sync", _first(span, "time/sync_weight")),
-        ("save", _first(span, "time/save_checkpoint")),
+        ("step", _first(span, "timing_s/step")),
+        ("train", _first(span, "timing_s/train_step")),
+        ("wait", _first(span, "timing_s/sample_wait")),
+        ("sync", _first(span, "timing_s/sync_weight")),
+        ("save", _first(span, "timing_s/save_checkpoint")),
     ),
     (  # what goes out to explorers and what comes back
         ("version", _first(_COUNT, "sync/step")),

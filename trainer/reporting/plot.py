@@ -1,4 +1,4 @@
-"""Curves of one job or several as one picture; `trainer.reporting.plot_panels` says which.
+"""Curves of one job or several as one picture; the table `syncd.figures.PANELS` says which.
 
     plot("/shared/job", "job.png")
     plot(["/shared/seed-1", "/shared/seed-2", "/shared/seed-3"], "seeds.svg")
@@ -9,11 +9,9 @@ matplotlib is imported when it is needed, without pyplot: no window, no global s
 import itertools
 import math
 import os
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from syncd.errors import (
@@ -23,9 +21,10 @@ from syncd.errors import (
     UsageError,
     storage_errors,
 )
-from trainer.monitors.jsonl import METRICS, History, read_history
+from syncd.extras import install_command
+from syncd.figures import METRICS, MOST_LINES, PANELS, Curve, Panel
+from trainer.monitors.jsonl import History, read_history
 from trainer.reporting.evaluations import evaluation_history
-from trainer.reporting.plot_panels import HALVES, LARGE, PANELS, LineStyle, PlotCurve, PlotPanel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,22 +34,26 @@ if TYPE_CHECKING:
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Colours of jobs in turn, distinct also for colour-blind people and in print."""
 
-SIZE = (20.0, 7.5)
-"""Inches."""
+COLUMNS = 4
+"""Panels beside each other."""
 
-MOST_MATCHES = 6
-"""Curves of a name with `*`."""
+SIZE = (4.6, 2.5)
+"""Inches of a panel."""
 
-_EVERYWHERE = re.compile("^(eval|tools|reward/parts)/|/(reward|seconds|calls)$")
-"""What names of a panel with `*` all have, and labels need not say."""
+LineStyle = str | tuple[int, tuple[int, ...]]
 
-_IN_TITLE = 58
+_IN_TITLE = 50
 """Letters that fit into the line of the title, together with the labels of curves."""
 
 _SAMPLE = 6
 """Letters that the sample of a line takes before its label."""
 
 _STYLES: Sequence[LineStyle] = ("-", "--", "-.", ":", (0, (1, 3)), (0, (6, 3, 1, 3, 1, 3)))
+"""Of the curves of a panel, in turn."""
+
+_ERROR = "_stderr"
+"""How a metric ends that is the standard error of another one, which is drawn with bars."""
+
 _DOTS_BELOW = 25
 """Points below which each is marked."""
 
@@ -61,13 +64,23 @@ _SMOOTH_FROM = 60
 @dataclass(frozen=True, slots=True)
 class _Job:
     name: str
+    path: str
     colour: str
     history: History
     evaluations: History
 
-    def source(self, line: PlotCurve) -> History:
-        """Return where a curve is recorded."""
-        return self.evaluations if line.of_versions else self.history
+    def source(self, panel: Panel) -> History:
+        """Return where the figures of a panel are recorded."""
+        return self.evaluations if panel.of_versions else self.history
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawing:
+    """A panel of which something is recorded: its curves, and the edges of its band."""
+
+    panel: Panel
+    curves: Sequence[Curve]
+    band: Sequence[Curve]
 
 
 def plot(job_dirs: Sequence[str] | str, out: str) -> str:
@@ -93,13 +106,18 @@ def draw(job_dirs: Sequence[str]) -> "Figure":
         raise UsageError("nothing to plot", hint="name one job directory or more")
     histories = [_history(directory) for directory in job_dirs]
     evaluations = map(evaluation_history, job_dirs)
-    parts = zip(_names(job_dirs), itertools.cycle(COLOURS), histories, evaluations, strict=False)
+    paths = [_path(directory) for directory in job_dirs]
+    parts = zip(_names(paths), paths, itertools.cycle(COLOURS), histories, evaluations, strict=False)
     return _figure([_Job(*each) for each in parts])
 
 
-def _names(directories: Sequence[str]) -> list[str]:
+def _path(directory: str) -> str:
+    """Return the path of a job as matplotlib shows it."""
+    return os.path.abspath(directory).replace("$", r"\$")
+
+
+def _names(paths: Sequence[str]) -> Sequence[str]:
     """Return what tells jobs apart: the names of their directories, or the paths where names repeat."""
-    paths = [os.path.abspath(directory).replace("$", r"\$") for directory in directories]
     names = [os.path.basename(path) for path in paths]
     return names if len(set(names)) == len(names) else paths
 
@@ -119,16 +137,21 @@ def _history(directory: str) -> History:
 
 
 def _figure(jobs: Sequence[_Job]) -> "Figure":
-    figure = _new_figure()
-    for axes, panel in zip(_axes(figure), PANELS, strict=True):
-        _draw(axes, panel, jobs)
+    drawings = [drawing for panel in PANELS if (drawing := _drawing(panel, jobs)).curves]
+    columns = min(COLUMNS, max(len(drawings), 1))
+    rows = max(math.ceil(len(drawings) / columns), 1)
+    figure = _new_figure((max(columns, 2) * SIZE[0], rows * SIZE[1] + 0.4))
+    for place, drawing in enumerate(drawings, 1):
+        _draw(figure.add_subplot(rows, columns, place), drawing, jobs)
+    if not drawings:
+        figure.text(0.5, 0.5, "no figure that is drawn was recorded", ha="center", color="0.4")
     if len(jobs) > 1:
-        handles = [figure.axes[0].plot([], [], color=job.colour)[0] for job in jobs]
+        handles = [figure.axes[0].plot([], [], color=job.colour)[0] for job in jobs] if drawings else []
         figure.legend(
             handles, [job.name for job in jobs], loc="outside upper center", ncols=len(jobs), frameon=False
         )
     else:
-        figure.suptitle(jobs[0].name, fontsize=12)
+        figure.suptitle(jobs[0].path, fontsize=12)
     ignored = sum(job.history.ignored for job in jobs)
     if ignored:
         note = f"lines of metrics.jsonl that could not be read: {ignored}"
@@ -136,61 +159,55 @@ def _figure(jobs: Sequence[_Job]) -> "Figure":
     return figure
 
 
-def _new_figure() -> "Figure":
+def _drawing(panel: Panel, jobs: Sequence[_Job]) -> _Drawing:
+    """Return what is drawn of a panel: what some job has recorded."""
+    curves = [curve for curve in panel.curves or _members(panel, jobs) if _is_recorded(curve, panel, jobs)]
+    band = [curve for style in ("low", "high") for curve in curves if curve.style == style]
+    return _Drawing(panel, [curve for curve in curves if curve not in band], band)
+
+
+def _members(panel: Panel, jobs: Sequence[_Job]) -> list[Curve]:
+    """Return a curve for each metric of a panel's family."""
+    recorded = sorted({name for job in jobs for its in job.source(panel).steps.values() for name in its})
+    matches = [(name, panel.family and panel.family.fullmatch(name)) for name in recorded]
+    return [Curve(match[1], (name,)) for name, match in matches if match][:MOST_LINES]
+
+
+def _is_recorded(curve: Curve, panel: Panel, jobs: Sequence[_Job]) -> bool:
+    values = (job.source(panel).series(*curve.names)[1] for job in jobs)
+    return any(math.isfinite(value) for its in values for value in its)
+
+
+def _new_figure(size: tuple[float, float]) -> "Figure":
     try:
         # Half a second, and an extra.
         from matplotlib.figure import Figure  # noqa: PLC0415
         from matplotlib.layout_engine import ConstrainedLayoutEngine  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise ConfigError("plots need matplotlib", hint="pip install 'syncd[plot]'") from error
-    return Figure(figsize=SIZE, dpi=120, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
+        raise ConfigError("plots need matplotlib", hint=install_command("plot")) from error
+    return Figure(figsize=size, dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08))
 
 
-def _axes(figure: "Figure") -> "Iterator[Axes]":
-    """Yield the axes of the panels, which share the steps."""
-    columns = (len(LARGE) + len(HALVES)) // 2
-    grid = figure.add_gridspec(2, columns)
-    places = (grid[number] for number in range(2 * columns))
-    first = figure.add_subplot(next(places))
-    yield first
-    for place in itertools.islice(places, len(LARGE) - 1):
-        yield figure.add_subplot(place, sharex=first)
-    for place in places:
-        halves = place.subgridspec(2, 1)
-        yield figure.add_subplot(halves[0], sharex=first)
-        yield figure.add_subplot(halves[1], sharex=first)
-
-
-def _draw(axes: "Axes", panel: PlotPanel, jobs: Sequence[_Job]) -> None:
-    drawn = []
-    for line in _expanded(panel, jobs):
-        found = [_curve(axes, line, job) for job in jobs]
-        drawn += [line] if any(found) else []
-    if panel.bands and len(jobs) == 1:
-        _bands(axes, panel, jobs[0])
+def _draw(axes: "Axes", drawing: _Drawing, jobs: Sequence[_Job]) -> None:
+    panel = drawing.panel
+    styles = list(zip(drawing.curves, _STYLES, strict=False))
+    for curve, style in styles:
+        for job in jobs:
+            _curve(axes, curve, style, job.source(panel), job.colour)
+    with_band = len(drawing.band) > 1 and len(jobs) == 1
+    if with_band:
+        _band(axes, drawing.band, jobs[0])
     _dress(axes, panel)
-    if not drawn:
-        axes.set_yticks([])
-        axes.text(0.5, 0.5, "not recorded", ha="center", va="center", color="0.6", transform=axes.transAxes)
-    else:
-        letters = len(panel.title) + sum(len(line.label) + _SAMPLE for line in drawn if line.label)
-        _key(axes, drawn, inside=bool(panel.bands) or letters > _IN_TITLE)
+    if with_band:
+        low, high = drawing.band
+        text = f"{drawing.curves[0].label}, and from {low.label} to {high.label}"
+        axes.set_title(text, fontsize=8, loc="right", color="0.4")
+    elif len(panel.curves) > 1 or panel.family:
+        letters = len(panel.title) + sum(len(curve.label) + _SAMPLE for curve in drawing.curves)
+        _key(axes, styles, inside=letters > _IN_TITLE)
 
 
-def _expanded(panel: PlotPanel, jobs: Sequence[_Job]) -> Iterator[PlotCurve]:
-    """Yield the curves of a panel, those of a name with `*` one by one."""
-    for line in panel.lines:
-        if not any("*" in name for name in line.names):
-            yield line
-            continue
-        recorded = {name for job in jobs for its in job.source(line).steps.values() for name in its}
-        found = sorted(name for name in recorded if fnmatchcase(name, line.names[0]))[:MOST_MATCHES]
-        for name, style in zip(found, _STYLES, strict=False):
-            label = line.label + _EVERYWHERE.sub("", name)
-            yield replace(line, names=(name,), label=label, style=style)
-
-
-def _dress(axes: "Axes", panel: PlotPanel) -> None:
+def _dress(axes: "Axes", panel: Panel) -> None:
     axes.set_title(panel.title, fontsize=10, loc="left")
     axes.set_ylabel(panel.unit, fontsize=8)
     axes.set_xlabel("step", fontsize=8)
@@ -200,48 +217,49 @@ def _dress(axes: "Axes", panel: PlotPanel) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if panel.from_zero:
-        axes.set_ylim(bottom=0)
+        highest = float(axes.dataLim.y1)
+        axes.set_ylim(0, 1.06 * highest if highest > 0 else 1)
 
 
-def _key(axes: "Axes", lines: Sequence[PlotCurve], *, inside: bool) -> None:
-    """Say which line is what: in the line of the title, where no curve can be, unless bands are explained there."""
-    named = [line for line in lines if line.label]
-    handles = [axes.plot([], [], linestyle=line.style, color="0.3", label=line.label)[0] for line in named]
-    where: dict[str, Any] = {"loc": "lower right"}
+def _key(axes: "Axes", styles: Sequence[tuple[Curve, LineStyle]], *, inside: bool) -> None:
+    """Say which line is what: in the line of the title, where no curve can be, if there is room."""
+    handles = [
+        axes.plot([], [], linestyle=style, color="0.3", label=curve.label)[0] for curve, style in styles
+    ]
+    where: dict[str, Any] = {"loc": "best"}
     if not inside:
-        where |= {"bbox_to_anchor": (1, 1), "borderaxespad": 0.2, "ncols": max(len(handles), 1)}
-    if handles:
-        axes.legend(handles=handles, fontsize=8, frameon=False, **where)
+        where = {
+            "loc": "lower right",
+            "bbox_to_anchor": (1, 1),
+            "borderaxespad": 0.2,
+            "ncols": len(handles),
+        }
+    axes.legend(handles=handles, fontsize=8, frameon=False, **where)
 
 
-def _curve(axes: "Axes", line: PlotCurve, job: _Job) -> bool:
-    """Draw a curve, and say whether there was one."""
-    steps, values = job.source(line).series(*line.names)
-    if not any(map(math.isfinite, values)):
-        return False
-    style: dict[str, Any] = {"color": job.colour, "linestyle": line.style}
+def _curve(axes: "Axes", curve: Curve, line: LineStyle, history: History, colour: str) -> None:
+    steps, values = history.series(*curve.names)
+    style: dict[str, Any] = {"color": colour, "linestyle": line}
     if len(steps) < _DOTS_BELOW:
         style |= {"marker": "o", "markersize": 3}
     if len(steps) >= _SMOOTH_FROM:
         axes.plot(steps, values, linewidth=0.7, alpha=0.35, **style)
         values = _moving_mean(values, len(values) // 25)
-    axes.plot(steps, values, linewidth=1.4, **style)
-    return True
+    if steps:
+        axes.plot(steps, values, linewidth=1.4, **style)
+    errors = dict(zip(*history.series(f"{curve.names[0]}{_ERROR}"), strict=True))
+    if errors:
+        bars = [errors.get(step, math.nan) for step in steps]
+        axes.errorbar(steps, values, bars, fmt="none", ecolor=colour, elinewidth=0.8, capsize=2)
 
 
-def _bands(axes: "Axes", panel: PlotPanel, job: _Job) -> None:
-    """Fill the areas, where they are recorded; those of several jobs would hide each other."""
-    filled = [_band(axes, line.band, job) for line in panel.lines if line.band is not None]
-    if any(filled):
-        axes.set_title(panel.bands, fontsize=8, loc="right", color="0.4")
-
-
-def _band(axes: "Axes", names: tuple[str, str], job: _Job) -> bool:
+def _band(axes: "Axes", edges: Sequence[Curve], job: _Job) -> None:
+    """Fill the area between two metrics; those of several jobs would hide each other."""
+    names = [curve.names[0] for curve in edges]
     figures = job.history.steps
     steps = [step for step, has in figures.items() if all(name in has for name in names)]
     low, high = ([figures[step][name] for step in steps] for name in names)
     axes.fill_between(steps, low, high, color=job.colour, alpha=0.12, linewidth=0)
-    return bool(steps)
 
 
 def _moving_mean(values: Sequence[float], reach: int) -> list[float]:

@@ -12,6 +12,7 @@ from typing import Any
 from syncd.daemon.foreign.directory import Verdict
 from syncd.daemon.foreign.weights import FILES_LIMIT
 from syncd.errors import CorruptDataError
+from syncd.protocol.delta import require_weights
 from syncd.protocol.disk import Disk
 from syncd.protocol.layout import is_relative_name
 from syncd.protocol.safetensors import HEADER_LIMIT, parse_header, read_header
@@ -97,12 +98,13 @@ def whole_tensors(disk: Disk, path: str, size: int, progress: Callable[[], None]
     writer leaves room for it and fills it in last, and a network may show a hole there.
 
     Raises:
-        CorruptDataError: Its header is wrong whatever may follow.
+        CorruptDataError: Its header is wrong whatever may follow, or it is the container of a delta.
     """
     try:
         header = read_header(disk, path, progress)
     except CorruptDataError:
         return _unfinished_tensors(disk, path, size, progress)
+    require_weights(header, path)
     return Verdict() if header.tensors else Verdict(StepState.FILLING, "it holds no tensor")
 
 

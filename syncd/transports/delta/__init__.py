@@ -4,7 +4,7 @@
     apply(copy_of_old, frame)        # in place; checked before and after
     both = fold(old, [frame, next])  # one frame for two
 
-Needs numpy and pyarrow: `pip install 'syncd[delta]'`. Imports no torch.
+Needs numpy and pyarrow (the extra `delta`). Imports no torch.
 """
 
 from syncd.transports.delta.ulp1 import EncodedFrame, apply, encode, fold

@@ -2,11 +2,10 @@
 
 import contextlib
 import os
-import uuid
 from collections.abc import Iterable, Iterator
 
 from syncd.errors import CorruptDataError, UsageError, storage_errors
-from syncd.protocol.disk import Disk, is_below, is_directory, list_if_there, remove_tree
+from syncd.protocol.disk import Disk, is_below, is_directory, list_if_there, remove_tree, temporary_name
 from syncd.protocol.layout import ACTOR, Job
 from syncd.protocol.lineage import read_chain
 from syncd.protocol.local_disk import LocalDisk
@@ -38,7 +37,7 @@ def materialise(job: Job, step: int, target: str, disk: Disk | None = None) -> M
     with storage_errors(place), explain_removal(job, step):
         _check_target(job, disk, place)
         chain = Chain(job, read_chain(job, step))
-        temporary = f"{parent}/.{name}.{uuid.uuid4().hex[:12]}.tmp"
+        temporary = f"{parent}/{temporary_name(name)}"
         try:
             _write_files(chain, disk, temporary)
             disk.rename(temporary, place)

@@ -13,6 +13,7 @@ from typing import BinaryIO
 from syncd.errors import CorruptDataError, RefusedError, TryAgainError
 from syncd.protocol.digest import CHUNK, hasher, name_of
 from syncd.protocol.disk import Disk
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.receipt import FileRecord
 
 THREADS = 4
@@ -62,6 +63,29 @@ def check_files(disk: Disk, directory: str, records: Sequence[FileRecord], stop:
         OSError: A file cannot be read; a missing one stays `FileNotFoundError`.
     """
     _read_all(disk, directory, records, stop)
+
+
+def check_copy(directory: str, records: Sequence[FileRecord], stop: Callable[[], bool]) -> None:
+    """Check that a directory of this host holds these files, every byte of them, and no other.
+
+    Args:
+        directory: The directory that the names are relative to.
+        records: The files.
+        stop: Polled; once it returns true, the check is given up.
+
+    Raises:
+        RefusedError: A file does not match its record, or is not listed: engines load what they find.
+        TryAgainError: `stop` returned true.
+        OSError: A file cannot be read; a missing one stays `FileNotFoundError`.
+    """
+    names = {
+        os.path.relpath(f"{path}/{name}", directory)
+        for path, directories, files in os.walk(directory)
+        for name in (*files, *(name for name in directories if os.path.islink(f"{path}/{name}")))
+    }
+    if unlisted := names - {record.name for record in records}:
+        raise RefusedError(f"{min(unlisted)!a} is no file of the version", path=directory)
+    check_files(LocalDisk(), directory, records, stop)
 
 
 def _read_all(

@@ -2,8 +2,6 @@
 
 from importlib.util import find_spec
 
-INSTALL_HINT = "pip install 'syncd[delta]'"
-
 _NEEDED = ("numpy", "pyarrow")
 
 

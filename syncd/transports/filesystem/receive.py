@@ -6,9 +6,11 @@ Imports no torch.
 import contextlib
 import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from syncd.errors import ConfigError, CorruptDataError, RefusedError
+from syncd.extras import install_command
 from syncd.protocol.layout import ACTOR
 from syncd.protocol.lineage import ancestors, materialise_hint
 from syncd.protocol.local_disk import LocalDisk
@@ -19,6 +21,7 @@ from syncd.transports.base import (
     StoredChanges,
     WeightDirectory,
 )
+from syncd.transports.filesystem.copy_files import check_copy
 from syncd.transports.filesystem.directory import (
     HeldDirectory,
     LoadTimings,
@@ -26,7 +29,7 @@ from syncd.transports.filesystem.directory import (
     payload_of,
 )
 from syncd.transports.filesystem.directory_receiver import DirectoryOptions, DirectoryReceiver
-from syncd.transports.filesystem.packages import INSTALL_HINT, missing_packages
+from syncd.transports.filesystem.packages import missing_packages
 from syncd.transports.filesystem.stage import (
     HostStage,
     StagedCopy,
@@ -79,7 +82,7 @@ class FilesystemReceiver(DirectoryReceiver):
         if not self._has_warned:
             self._has_warned = True
             reason = f"not installed: {', '.join(missing)}"
-            self._options.report("warning", "deltas_disabled", reason=reason, hint=INSTALL_HINT)
+            self._options.report("warning", "deltas_disabled", reason=reason, hint=install_command("delta"))
 
     def sweep(self) -> None:
         """Remove the copies that no process of this host uses."""
@@ -107,7 +110,7 @@ class FilesystemReceiver(DirectoryReceiver):
         source = self._stage_source(leased, payload, self._stage)
         staged = self._stage.find(source) if self._stage and leased.manifest else None
         if staged is not None:
-            return self._held_copy(version, staged, payload)
+            return self._held_copy(version, staged, payload, verified=False)
         tensors = read_tensors(self._disk, leased.path, payload.shards)
         directory = WeightDirectory(
             version, leased.path, payload.shards, tensors, probe=payload.probe, base=payload.base
@@ -159,7 +162,7 @@ class FilesystemReceiver(DirectoryReceiver):
         manifest = leased.manifest
         if manifest is None or not can_decode():
             message = f"step {leased.version.step} is a delta, and numpy or pyarrow is not installed"
-            raise RefusedError(message, path=leased.path, hint=INSTALL_HINT)
+            raise RefusedError(message, path=leased.path, hint=install_command("delta"))
         self._require_sizes(leased, manifest)
         payload, version = payload_of(manifest), replace(leased.version, kind="weights")
         try:
@@ -198,15 +201,17 @@ class FilesystemReceiver(DirectoryReceiver):
         try:
             self._scratch = self._scratch or open_scratch(job.root, self._client.clock)
             return self._scratch.provide(
-                self._stage_source(leased, payload, self._scratch), self._options.stop
+                self._stage_source(leased, payload, self._scratch), self._options.stop, self._options.report
             )
         except (StageFullError, ConfigError) as error:
             message = f"step {step} is a delta, and without a stage it cannot be made whole: {error.message}"
             hint = f"follow with --stage DIR (explorer run: explorer.follow.stage), or {materialise_hint(job, step)}"
             raise RefusedError(message, path=error.path, hint=hint) from error
 
-    def _held_copy(self, version: Version, staged: StagedCopy, payload: PayloadFiles) -> HeldDirectory:
-        """Return a staged copy as a version that hooks load; every byte of it was checked when it was made."""
+    def _held_copy(
+        self, version: Version, staged: StagedCopy, payload: PayloadFiles, *, verified: bool = True
+    ) -> HeldDirectory:
+        """Return a staged copy as a version that hooks load; unless `verified`, it is hashed when it is used."""
         with contextlib.ExitStack() as undo:
             undo.callback(staged.close)
             tensors = read_tensors(LocalDisk(), staged.path, payload.shards)
@@ -216,11 +221,11 @@ class FilesystemReceiver(DirectoryReceiver):
             staged.path,
             payload.shards,
             tensors,
-            verified=True,
+            verified=verified,
             probe=payload.probe,
             base=payload.base,
         )
-        check = self._content_check(LocalDisk(), staged.path, payload, lambda: False)
+        check = partial(check_copy, staged.path, payload.records, lambda: False)
         return HeldDirectory(directory, "stage", payload.size, staged.close, check=check)
 
     def _loadable(self, leased: "Leased") -> Version:
@@ -257,7 +262,7 @@ class FilesystemReceiver(DirectoryReceiver):
 
     def _stage_copy(self, stage: HostStage, source: StageSource) -> StagedCopy:
         try:
-            staged = stage.provide(source, self._options.stop)
+            staged = stage.provide(source, self._options.stop, self._options.report)
         except StageFullError:
             self._is_full = True
             raise

@@ -8,10 +8,11 @@ import structlog
 import torch
 
 from syncd.errors import SyncdError
+from syncd.extras import install_command
 from syncd.protocol.layout import Job
 from syncd.protocol.writer import StepWriter
 from syncd.transports.base import FILES, Export, SendContext, Sent, StepContent, WeightSender
-from syncd.transports.filesystem.packages import INSTALL_HINT, missing_packages
+from syncd.transports.filesystem.packages import missing_packages
 from syncd.transports.filesystem.shard import StepCopy
 from syncd.transports.filesystem.step_saver import StepSaver
 from syncd.transports.filesystem.storage_choice import WHOLE, Storage
@@ -172,5 +173,5 @@ def _stores_deltas(context: SendContext) -> bool:
     missing = next(filter(None, context.ranks.gather(missing_packages())), None)
     if missing and context.ranks.rank == 0:
         reason = f"not installed: {', '.join(missing)}"
-        structlog.get_logger().warning("deltas_disabled", reason=reason, hint=INSTALL_HINT)
+        structlog.get_logger().warning("deltas_disabled", reason=reason, hint=install_command("delta"))
     return not missing

@@ -7,6 +7,9 @@
 Locks end with their process: if a copier is killed, the next one takes over, and its unfinished copy is removed.
 Nothing is synced to disk: copies of an earlier boot are never used.
 
+A lock keeps nobody from writing, and times of files prove nothing: a write through a mapping of a tmpfs leaves them
+as they are. So a process hashes each copy that it did not make itself, every time that it gets one.
+
 The newest copy that nobody uses outlives a start: the next version may be stored as changes of it.
 """
 
@@ -20,7 +23,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from syncd.errors import ConfigError, StorageError
+from syncd.errors import ConfigError, CorruptDataError, StorageError
 from syncd.protocol.disk import Clock, Disk, is_temporary, remove_tree, temporary_name
 from syncd.protocol.file_lock import FileLock, lock_file
 from syncd.protocol.local_disk import LocalDisk, SystemClock
@@ -28,8 +31,9 @@ from syncd.protocol.memory import is_private, size_of
 from syncd.protocol.mount import mount_of
 from syncd.protocol.process import Process
 from syncd.protocol.receipt import FileRecord
+from syncd.protocol.trust import weak_level
 from syncd.protocol.version import Version
-from syncd.transports.filesystem.copy_files import copy_files
+from syncd.transports.filesystem.copy_files import check_copy, copy_files
 
 STALLED = 30.0
 """Seconds without progress after which another process's copy is no longer waited for."""
@@ -90,7 +94,7 @@ class StageSource:
 
 
 class StagedCopy:
-    """A whole copy, every byte of it checked, that stays until `close`.
+    """A copy that stays until `close`.
 
     Args:
         path: The directory of the copy.
@@ -99,6 +103,11 @@ class StagedCopy:
 
     def __init__(self, path: str, held: FileLock) -> None:
         self.path, self._held = path, held
+
+    @property
+    def is_current(self) -> bool:
+        """Return whether it has not been discarded, and perhaps made again, since it was found."""
+        return self._held.is_valid()
 
     def close(self) -> None:
         """Give up the copy."""
@@ -134,14 +143,14 @@ class HostStage:
     """The staged copies of one job on this host.
 
     Args:
-        directory: The directory of all jobs' copies; created with mode 0700. Where it is another user's, `.UID` is
-            appended.
+        directory: The directory of all jobs' copies; created with mode 0700. Where another user could change it,
+            `.UID` is appended.
         job_root: The job directory.
         clock: This host's clock.
         stalled: Seconds for which another process's copy may make no progress.
 
     Raises:
-        ConfigError: The directory is on a network mount, or other users may write to it.
+        ConfigError: The directory is on a network mount, or another user could change it or one above it.
     """
 
     def __init__(
@@ -163,12 +172,20 @@ class HostStage:
             raise ConfigError(problem, path=directory, hint="--stage /dev/shm/syncd")
         self._sweep_all(keep=_newest(self._own))
 
-    def provide(self, source: StageSource, stop: Callable[[], bool] = lambda: False) -> StagedCopy:
+    def provide(
+        self,
+        source: StageSource,
+        stop: Callable[[], bool] = lambda: False,
+        report: Callable[..., None] = lambda *_, **__: None,
+    ) -> StagedCopy:
         """Return a whole copy: an existing one, one that another process finishes meanwhile, or a new one.
+
+        This process has made it or hashed it, in this call.
 
         Args:
             source: What is copied.
             stop: Polled; once it returns true, the copy is given up.
+            report: Hears of an existing copy that is damaged, and removed.
 
         Raises:
             StageFullError: There is no room.
@@ -183,9 +200,9 @@ class HostStage:
                 seen, since = size, now
             if now - since >= self._stalled:
                 break
-            found = self.find(source) or self._copy_or_none(source.key, source, stop)
-            if found is not None:
-                return found
+            copy = self._find_whole(source, stop, report) or self._copy_or_none(source.key, source, stop)
+            if copy is not None:
+                return copy
             if stop():
                 break
             self._clock.sleep(_POLL)
@@ -193,11 +210,11 @@ class HostStage:
         return self._copy_alone(source, stop)
 
     def find(self, source: StageSource) -> StagedCopy | None:
-        """Return the copy if it exists."""
+        """Return the copy if it exists, unchecked."""
         return self.find_digest(source.version.digest)
 
     def find_digest(self, digest: str) -> StagedCopy | None:
-        """Return a copy of the step whose manifest has a digest, under whatever number it was published."""
+        """Return a copy of the step whose manifest has a digest, whatever number it was published as; unchecked."""
         for name in _names(self._own):
             match = _COPY.fullmatch(name)
             if match is not None and match["digest"] == _short(digest):
@@ -215,12 +232,12 @@ class HostStage:
         """Remove a copy that is damaged, whoever uses it: nobody finds it again. It is closed."""
         name = os.path.basename(copy.path)
         gone = f"{self._own}/{temporary_name(name)}"
-        with contextlib.suppress(OSError):
-            # One process alone can rename it, so only that one removes the lock under which it is made again.
-            os.rename(copy.path, gone)
-            os.unlink(f"{copy.path}{_LOCK}")
-            remove_tree(self._disk, gone)
-        copy.close()
+        with contextlib.closing(copy), contextlib.suppress(OSError):
+            if copy.is_current:
+                # One process alone can rename it, so only that one removes the lock under which it is made again.
+                os.rename(copy.path, gone)
+                os.unlink(f"{copy.path}{_LOCK}")
+                remove_tree(self._disk, gone)
 
     def sweep(self) -> None:
         """Remove the copies of all jobs that no process uses, and unfinished copies of killed processes."""
@@ -239,16 +256,36 @@ class HostStage:
         with contextlib.suppress(OSError):
             os.rmdir(self._own)
 
+    def _find_whole(
+        self, source: StageSource, stop: Callable[[], bool], report: Callable[..., None]
+    ) -> StagedCopy | None:
+        """Return the copy if it exists, hashed now; one that is damaged is removed."""
+        copy = self.find(source)
+        if copy is None:
+            return None
+        try:
+            check_copy(copy.path, source.records, stop)
+        except (CorruptDataError, OSError) as error:
+            self.discard(copy)
+            report("warning", "stage_copy_damaged", path=copy.path, reason=str(error))
+            return None
+        except BaseException:
+            copy.close()
+            raise
+        return copy
+
     def _copy_or_none(self, key: str, source: StageSource, stop: Callable[[], bool]) -> StagedCopy | None:
-        """Return a copy; None while another process copies or removes it."""
+        """Return a copy, made now; None while another process copies or removes it, or once one has made it."""
         _private(self._own)
         held = lock_file(f"{self._own}/{key}{_LOCK}", exclusive=True)
         if held is None:
             return None
         path = f"{self._own}/{key}"
+        if os.path.isdir(path):
+            held.close()
+            return None
         try:
-            if not os.path.isdir(path):
-                self._copy(path, key, source, stop)
+            self._copy(path, key, source, stop)
         except BaseException:
             held.remove()
             raise
@@ -356,10 +393,10 @@ def _names(directory: str) -> list[str]:
 
 
 def _own_root(directory: str) -> str:
-    """Return a directory, created; if it is another user's, the one of this user beside it."""
+    """Return a directory, created; if another user could change it, the one of this user beside it."""
     root = os.path.realpath(directory)
     os.makedirs(root, 0o700, exist_ok=True)
-    if os.access(root, os.W_OK | os.X_OK, effective_ids=True):
+    if os.access(root, os.W_OK | os.X_OK, effective_ids=True) and weak_level(root) is None:
         return root
     own = f"{root}.{os.geteuid()}"
     _private(own)
@@ -370,5 +407,8 @@ def _private(path: str) -> None:
     """Create a directory that only this user can use, or check that an existing one is."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
+    if weak := weak_level(os.path.dirname(path)):
+        problem = f"another user could replace what is staged: {weak.problem}"
+        raise ConfigError(problem, path=weak.path, hint=f"{weak.mend}, or another directory: --stage DIR")
     if not is_private(path):
         raise ConfigError("others may use this directory of the stage", path=path, hint=f"rm -r {path}")

@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 from safetensors.torch import load_file, save_file
 from support import small_qwen
-from support.engine_matrix import Watched, check_adapters, sglang_answer
+from support.engine_matrix import Row, Watched, check_adapters, sglang_answer
 from support.engine_process import python_of
 from support.hook_contract import load
 from support.real_adapters import PROMPT, AdapterBed, RealAdapters, named, streaming
@@ -88,7 +88,7 @@ class TestContract(RealAdapters):
         answers = lambda _: sglang_answer(bed.process.address, **asking)  # noqa: E731
         record = lambda line: record_line(f"SGLang, {line}")  # noqa: E731
         with Watched(tmp_path, bed.open(timeout=LIMIT), small_qwen.model_of(0), answers) as watched:
-            check_adapters(watched, lambda name: asking.update(lora_path=name), record)
+            check_adapters(watched, Row("Qwen2, untied"), lambda name: asking.update(lora_path=name), record)
 
     def test_adapters_that_end_sglang_are_refused_before_it_hears_of_them(self, bed):
         hook, good = bed.open(), bed.target((1, 1))

@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from support import small_qwen
 from support.engine_matrix import (
+    BF16,
     Row,
     Watched,
     check_adapters,
@@ -32,6 +32,9 @@ ROWS = [
     Row("Qwen2, untied"),
     Row("Qwen3, tied", loads=False),
     Row("Qwen3-MoE", reloads=False, loads=False),
+    Row("Llama, untied"),
+    Row("Llama, untied", ("--dtype", "bfloat16"), close=BF16),
+    Row("Llama, untied", ("--enable-lora", "--max-lora-rank", "8")),
     Row("Qwen2, untied", ("--tensor-parallel-size", "2"), TWO, may_fail=True),
     Row("Qwen2, untied", ("--data-parallel-size", "2"), TWO, replicas=2, may_fail=True),
 ]
@@ -47,7 +50,7 @@ def test_the_follower_says_of_each_load_what_transformers_says(tmp_path, row, re
         record = lambda line: record_line(f"vLLM, {line}")  # noqa: E731
         with Watched(tmp_path, hook, model_of(row.model, 0), answers, row.replicas) as watched:
             check_row(watched, row, record)
-            if row.loads:
+            if row.loads and row.close < BF16:
                 check_neighbours(watched, row, record, finds=False)
             if row.replicas > 1:
                 assert len(answered_by(engine)) == row.replicas
@@ -60,15 +63,24 @@ def answered_by(engine):
     return {rank for rank, tokens in lines if float(tokens) > 0}
 
 
-def test_an_adapter_is_proven_under_its_own_name(tmp_path, record_line):
-    start = small_qwen.write_model(str(tmp_path / "start"))
-    flags = ["--enable-lora", "--max-lora-rank", "8", "--max-loras", "4", "--max-cpu-loras", "8"]
+ADAPTERS = [
+    Row("Qwen2, untied"),
+    Row("Llama, untied"),
+    Row("Llama, untied", ("--dtype", "bfloat16"), close=BF16),
+]
+
+
+@pytest.mark.parametrize("row", ADAPTERS, ids=[f"LoRA, {row.name}" for row in ADAPTERS])
+def test_an_adapter_is_proven_under_its_own_name(tmp_path, row, record_line):
+    start = write_start(tmp_path / "start", row.model)
+    flags = ["--enable-lora", "--max-lora-rank", "8", "--max-loras", "4", "--max-cpu-loras", "8", *row.flags]
     engine = vllm(PYTHON, start, tmp_path / "log", *flags, VLLM_ALLOW_RUNTIME_LORA_UPDATING="True")
-    with running(engine, Row("LoRA")):
+    with running(engine, row):
         hook = LoraHook.from_options(HookOptions(engine.address, timeout=120))
         asking = {"model": "policy"}
         answers = lambda _: vllm_answer(engine.address, **asking)  # noqa: E731
-        record = lambda line: record_line(f"vLLM, {line}")  # noqa: E731
-        with Watched(tmp_path, hook, small_qwen.model_of(0), answers) as watched:
-            assert "engine_calibrated" in watched.scene.names()
-            check_adapters(watched, lambda name: asking.update(model=name), record)
+        record = lambda line: record_line(f"vLLM, LoRA, {line}")  # noqa: E731
+        # The head's random adapter makes logits so large that bfloat16 alone is 0.13 nats off.
+        heads = ["lm_head"] if row.model.startswith("Llama") and row.close < BF16 else []
+        with Watched(tmp_path, hook, model_of(row.model, 0), answers) as watched:
+            check_adapters(watched, row, lambda name: asking.update(model=name), record, heads)

@@ -51,11 +51,12 @@ def _with_critic(*names):
 @pytest.fixture(scope="session")
 def two_ranks(launch, tmp_path_factory):
     """Return what two ranks of an engine found, and the directory of their files."""
-    every = ("contract", "cut_off", *(["remembered"] if os.access("/dev/shm", os.W_OK) else []))
+    every = ("contract", "cut_off", "planted", *(["remembered"] if os.access("/dev/shm", os.W_OK) else []))
     verl = (
         *every,
         "same_gradients",
         "many_updates",
+        "reward_kl",
         "published",
         "platform",
         "no_ray",
@@ -83,7 +84,7 @@ def one_rank(launch, two_ranks):
     """Return what one rank of an engine found, in the directory of two ranks."""
     verl = (
         "other_ranks", "same_gradients", "expected_gradients", "plain_log_probs", "every_algorithm", "many_updates",
-        "learns", "not_finite", "halves", "refused", "no_ray", "by_hand", "reads", "fields", "effects",
+        "reward_kl", "learns", "not_finite", "halves", "refused", "no_ray", "by_hand", "reads", "fields", "effects",
         "through_the_engine", "keys_matter", "segments", "expected_segments", "pieces", "probed", "undisturbed",
         *_with_critic(
             "ppo_steps", "ppo_by_hand", "gae_of_segments", "ppo_resumed", "ppo_of_two_ranks", "ppo_learns",

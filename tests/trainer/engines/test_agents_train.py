@@ -3,19 +3,15 @@
 What the trainer says of a step is compared with plain torch: the rows of its batch, the weights before it, formulas.
 """
 
-import contextlib
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
 pytest.importorskip("verl", reason="the trainer needs verl")
 
+from support import whole_jobs  # noqa: E402
 from support.chat_model import write_chat_model  # noqa: E402
-from support.paths import PYTHONPATH  # noqa: E402
 
 from syncd.experience.table import decode_batch  # noqa: E402
 from syncd.protocol.layout import Job  # noqa: E402
@@ -71,7 +67,7 @@ style = "fully_async"
 nproc = 1
 total_steps = {STEPS}
 [selection]
-metric = "reward/mean"
+metric = "critic/score/mean"
 keep_best = 1
 [daemon]
 prune = false
@@ -100,21 +96,7 @@ def ended(tmp_path_factory):
     (root / "agent.py").write_text(AGENT)
     (root / "job.toml").write_text(JOB)
     (root / "tasks.jsonl").write_text("".join(f'{{"prompt": "task {at}"}}\n' for at in range(16)))
-    explore = "from explorer_hooks.cli.main import main; main()"
-    commands = {"trainer": ["-m", "trainer", "train"], "explorer": ["-c", explore, "run"]}
-    with contextlib.ExitStack() as opened:
-        processes = {}
-        for name, words in commands.items():
-            log = opened.enter_context(open(root / f"{name}.log", "wb"))
-            processes[name] = subprocess.Popen(
-                [sys.executable, *words, "job.toml"], cwd=root, env=os.environ | {"PYTHONPATH": PYTHONPATH},
-                stdout=log, stderr=log,
-            )  # fmt: skip
-            opened.callback(processes[name].wait)
-            opened.callback(processes[name].kill)
-        for name, process in processes.items():
-            code = process.wait(800)
-            assert code == 0, f"{name}: {(root / f'{name}.log').read_text()[-4000:]}"
+    whole_jobs.run_together(root, whole_jobs.TRAIN_AND_EXPLORE, 800)
     return root
 
 
@@ -165,16 +147,16 @@ def expected(root, step):
     ratio, advantages = apart.exp(), (returns - returns.mean()) / (returns.var() + 1e-8).sqrt()
     weights = ratio.clamp(max=BOUND)
     return {
-        "rollout/kl": float(-apart.mean()),
-        "rollout/k3_kl": float((ratio - 1 - apart).mean()),
-        "rollout/logprob_diff_mean": float(apart.abs().mean()),
-        "rollout/ratio_mean": float(ratio.mean()),
-        "rollout/chi2_token": float((ratio**2).mean() - 1),
-        "rollout/ess_token": float(ratio.mean() ** 2 / (ratio**2).mean()),
-        "rollout/is_weight_mean": float(weights.mean()),
-        "rollout/is_out_of_bounds": float((ratio > BOUND).double().mean()),
+        "rollout_corr/kl": float(-apart.mean()),
+        "rollout_corr/k3_kl": float((ratio - 1 - apart).mean()),
+        "rollout_corr/logprob_diff_mean": float(apart.abs().mean()),
+        "rollout_corr/ratio_mean": float(ratio.mean()),
+        "rollout_corr/chi2_token": float((ratio**2).mean() - 1),
+        "rollout_corr/ess_token": float(ratio.mean() ** 2 / (ratio**2).mean()),
+        "rollout_corr/rollout_is_mean": float(weights.mean()),
+        "rollout_corr/rollout_is_oob_ratio": float((ratio > BOUND).double().mean()),
         "actor/pg_loss": float(-(advantages * weights).mean()),
-        "reward/mean": sum(row.reward for row in rows if row.segment == 0) / (GROUPS * SIZE),
+        "critic/score/mean": sum(row.reward for row in rows if row.segment == 0) / (GROUPS * SIZE),
     }
 
 
@@ -187,9 +169,11 @@ def test_figures_of_each_step_are_those_of_the_formulas(ended, record_line):
         by_hand = expected(ended, step)
         assert {name: figures[name] for name in by_hand} == pytest.approx(by_hand, rel=1e-3, abs=2e-5), step
         worst = max(worst, *(abs(figures[name] - value) for name, value in by_hand.items()))
-    assert found[1]["rollout/k3_kl"] < 1e-6
-    assert max(figures["rollout/k3_kl"] for figures in found.values()) > 1e-3, "no rollout was off-policy"
-    assert max(figures["rollout/is_out_of_bounds"] for figures in found.values()) > 0
+    assert found[1]["rollout_corr/k3_kl"] < 1e-6
+    assert max(figures["rollout_corr/k3_kl"] for figures in found.values()) > 1e-3, (
+        "no rollout was off-policy"
+    )
+    assert max(figures["rollout_corr/rollout_is_oob_ratio"] for figures in found.values()) > 0
     record_line(
         f"agents, segments, turn rewards and a correction with verl: within {worst:.1e} of plain torch"
     )
@@ -206,5 +190,5 @@ def test_rollouts_have_segments_and_rewards_of_turns_and_each_is_in_one_batch(en
 
 
 def test_the_step_of_the_best_reward_is_kept(ended):
-    rewards = {step: figures["reward/mean"] for step, figures in metrics_of(ended).items()}
+    rewards = {step: figures["critic/score/mean"] for step, figures in metrics_of(ended).items()}
     assert list(read_pins(Job.at(ended / "job"))) == [max(rewards, key=rewards.get)]

@@ -35,7 +35,9 @@ def test_metrics_are_finite_and_have_the_same_names_and_values_on_all_ranks(rank
     assert all(
         type(value) is float and math.isfinite(value) for metrics in first for value in metrics.values()
     )
-    assert {"actor/pg_loss", "actor/grad_norm", "actor/lr", "reward/mean", "train/tokens"} <= first[0].keys()
+    assert {"actor/pg_loss", "actor/grad_norm", "actor/lr", "critic/score/mean", "train/tokens"} <= first[
+        0
+    ].keys()
 
 
 def test_training_steps_change_every_weight(ranks, engine):
@@ -81,6 +83,17 @@ def test_training_resumes_at_another_number_of_ranks(ranks, one_rank, engine):
 def test_a_truncated_training_state_is_refused_on_all_ranks(two_ranks, engine):
     refusals = two_ranks(engine)[0]["cut_off"]
     assert [kind for kind, _, _ in refusals] == ["CorruptDataError"] * 2
+
+
+def test_no_object_in_any_file_of_a_full_checkpoint_is_run(two_ranks, engine):
+    for found in two_ranks(engine)[0]["planted"]:
+        assert found["ran"] == []
+        assert found["whole"] is None, "it resumes once the file is as it was"
+        refused = {place: why for place, why in found["outcomes"].items() if place[0].endswith(".pt")}
+        assert len(refused) >= 4
+        assert all(why[0] == "CorruptDataError" for why in refused.values())
+        own = [why for (_, how), why in refused.items() if how in ("saved", "beside")]
+        assert engine == "tests.tiny" or all("running code" in why[1] for why in own)
 
 
 def test_log_probs_cover_the_response_and_are_equal_on_all_ranks(ranks, engine):

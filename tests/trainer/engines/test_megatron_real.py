@@ -35,7 +35,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(place):
-    names = ("layouts", "other_layout", "settings", "job", "reference")
+    names = ("layouts", "other_layout", "settings", "job", "reference", "planted")
     return case_runs.run_cases(place, "verl", place, 2, *(f"megatron_{name}" for name in names))
 
 
@@ -48,6 +48,21 @@ def layouts(found):
 def stepped(place):
     """Return what plain torch makes of the first step."""
     return expected_step(place / "even", samples.batch_of(1))
+
+
+def test_no_object_in_any_file_of_a_full_checkpoint_is_run(found):
+    for rank in found["megatron_planted"]:
+        assert rank["ran"] == []
+        assert rank["whole"] is None, "it resumes once the file is as it was"
+        state = {place: why for place, why in rank["outcomes"].items() if place[0].startswith("training/")}
+        read = [
+            why for (name, _), why in state.items() if not name.endswith(("contents.json", "config.json"))
+        ]
+        assert len(read) > 60
+        assert all(why[0] == "CorruptDataError" for why in read)
+        for name in ("model/dist_ckpt/.metadata", "optimizer/dist_ckpt/common.pt"):
+            how = "pickle" if name.endswith("metadata") else "saved"
+            assert "running code" in state[f"training/{name}", how][1]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -1,7 +1,9 @@
 """Copies of training states in host memory, and the files that are written of them."""
 
 import collections
+import errno
 import os
+import resource
 
 import pytest
 
@@ -12,7 +14,7 @@ from support.engine_cases import content_of, equal
 
 from syncd.errors import StorageError
 from syncd.transports.host_memory import HostMemory
-from trainer.engines.state_copy import StateArena
+from trainer.engines.state_copy import StateArena, write_files
 
 MIB = 1 << 20
 
@@ -118,3 +120,16 @@ def test_a_closed_arena_gives_its_share_of_the_budget_back():
     assert memory.used > 4000
     arena.close()
     assert memory.used == 0
+
+
+def test_a_file_that_has_no_room_says_what_the_system_says(tmp_path):
+    """torch raises `unexpected pos` over the system's error; a limit of the sizes of files fails as a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(StorageError, match="File too large") as caught:
+            write_files({"model.pt": {"w": torch.zeros(1 << 18)}}, str(tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.errno == errno.EFBIG
+    assert caught.value.path == f"{tmp_path}/model.pt"

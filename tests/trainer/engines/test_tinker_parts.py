@@ -189,19 +189,25 @@ def test_a_row_has_the_next_token_as_target_and_values_at_the_response_alone():
     assert found["logprobs"] == [0, -1, -2, -3]
 
 
-@pytest.mark.parametrize("end", [-1, 20])
-def test_learning_rates_are_those_of_verls_schedules(end):
+@pytest.mark.parametrize(
+    ("kind", "end", "least"),
+    [("constant", -1, 0.0), ("cosine", 20, 0.0), ("cosine", 20, 0.25), ("linear", 20, 0.0)],
+)
+def test_learning_rates_are_those_of_verls_and_transformers_schedules(kind, end, least):
     functional = pytest.importorskip(
         "verl.utils.torch_functional", reason="schedules are compared with verl's"
     )
+    transformers = pytest.importorskip("transformers", reason="so are they with transformers'")
     from trainer.engines.tinker.updates import learning_rate
 
-    section = OptimizerSection(lr=0.5, warmup_steps=4, schedule="constant" if end < 0 else "cosine")
+    section = OptimizerSection(lr=0.5, warmup_steps=4, schedule=kind, min_lr_ratio=least)
     plain = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
-    if end < 0:
+    if kind == "constant":
         schedule = functional.get_constant_schedule_with_warmup(plain, 4)
+    elif kind == "cosine":
+        schedule = functional.get_cosine_schedule_with_warmup(plain, 4, end, least)
     else:
-        schedule = functional.get_cosine_schedule_with_warmup(plain, 4, end)
+        schedule = transformers.get_linear_schedule_with_warmup(plain, 4, end)
     for update in range(24):
         if end < 0 or update <= end:
             assert learning_rate(section, update, end) == pytest.approx(schedule.get_last_lr()[0], abs=1e-12)

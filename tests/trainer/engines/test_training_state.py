@@ -194,7 +194,7 @@ def test_the_figures_of_a_save_have_its_blocked_seconds_and_the_memory_that_is_t
     engine = counting(tmp_path)
     engine.train_step(None)
     engine.save_checkpoint({})
-    assert engine.sync_metrics["time/save_blocked"] > 0
+    assert engine.sync_metrics["timing_s/save_blocked"] > 0
     assert 0 < engine.sync_metrics["save/host_memory_mib"] < 1
     engine.shutdown()
 

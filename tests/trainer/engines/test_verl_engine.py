@@ -9,14 +9,16 @@ from support import samples
 from support.case_runs import assert_close
 from support.verl_release import LACKS
 
+from trainer.config.model import JobConfig
+from trainer.config.selected import metric_problems
 from trainer.engines.verl.figures import MISMATCH, OF_ROLLOUTS
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
 pytestmark = [pytest.mark.group("engines"), pytest.mark.slow]
 
 OF_A_STEP = (
-    "actor/pg_loss", "actor/kl_loss", "actor/entropy", "actor/pg_clipfrac", "rollout/ess_token", "rollout/ess_seq",
-    "rollout/is_weight_mean", *MISMATCH, *OF_ROLLOUTS,
+    "actor/pg_loss", "actor/kl_loss", "actor/entropy", "actor/pg_clipfrac", "rollout_corr/ess_token",
+    "rollout_corr/ess_seq", "rollout_corr/rollout_is_mean", *MISMATCH, *OF_ROLLOUTS,
 )  # fmt: skip
 
 
@@ -30,7 +32,8 @@ def test_gradients_match_the_formula(one):
 def test_the_passes_of_a_step_are_measured(two):
     for rank in two["contract"]:
         assert rank["times"].keys() == {
-            f"time/{name}" for name in ("forward", "backward", "optimizer", "old_logprobs")
+            f"timing_s/{name}"
+            for name in ("update_actor", "forward", "backward", "optimizer", "old_log_prob")
         }
         assert all(seconds > 0 for seconds in rank["times"].values())
 
@@ -45,7 +48,7 @@ def test_a_rollout_of_several_segments_counts_once(one, two):
     batch, (_, metrics) = samples.segmented_batch(7), alone["token-mean"]
     rewards = [row.reward for row in batch.experiences if row.segment == 0]
     assert len(rewards) == 6
-    assert metrics["reward/mean"] == pytest.approx(sum(rewards) / 6)
+    assert metrics["critic/score/mean"] == pytest.approx(sum(rewards) / 6)
     assert metrics["train/tokens"] == sum(sum(row.learnt) for row in batch.experiences)
     assert metrics["train/tokens"] < sum(sum(row.action_mask) for row in batch.experiences)
 
@@ -95,8 +98,8 @@ def test_metrics_are_independent_of_ranks_and_micro_batches(one, two):
 
 def test_metrics_describe_the_batch(one):
     metrics = one["same_gradients"][0]["mixed", "three"][1]
-    assert 0 <= metrics["reward/min"] < metrics["reward/mean"] < metrics["reward/max"] <= 1
-    assert 0.1 < metrics["rollout/logprob_diff_mean"] < metrics["rollout/logprob_diff_max"] < 2
+    assert 0 <= metrics["critic/score/min"] < metrics["critic/score/mean"] < metrics["critic/score/max"] <= 1
+    assert 0.1 < metrics["rollout_corr/logprob_diff_mean"] < metrics["rollout_corr/logprob_diff_max"] < 2
     assert metrics["actor/entropy"] == pytest.approx(math.log(61), rel=0.01)
     assert metrics["sft/loss"] == pytest.approx(math.log(61), rel=0.1)
     assert metrics["train/tokens"] < metrics["response/tokens"] + 30
@@ -259,3 +262,40 @@ def test_verl_finds_the_cpu_platform_and_does_not_warn_of_it(one, two):
     assert two["platform"] == ['["cpu", "nccl"]' if LACKS.platforms else '["cpu", "gloo"]'] * 2
     lines = [line for said in two["said"] for line in said.splitlines()]
     assert [line for line in lines if "platform" in line.lower() or "accelerator" in line.lower()] == []
+
+
+def test_kl_in_the_reward_is_that_from_the_start_model_and_the_same_on_two_ranks(one, two):
+    (alone,) = one["reward_kl"]
+    batch, means = samples.batch_of(3), []
+    for row, now, start in zip(batch.experiences, alone["before"], alone["start"], strict=True):
+        learnt = [place for place, its in enumerate(row.learnt) if its]
+        apart = [float(start[place] - now[place]) for place in learnt]
+        kl = [math.exp(one) - one - 1 for one in apart]
+        means.append(sum(kl) / max(len(kl), 1))
+    kls = [metrics["actor/reward_kl_penalty"] for metrics in alone["metrics"]]
+    assert kls[0] == pytest.approx(0, abs=1e-9)  # the model is the start model
+    assert kls[2] == pytest.approx(sum(means) / len(means), rel=1e-3)
+    assert kls[2] > 1e-4
+    assert "actor/kl_loss" not in alone["metrics"][2]
+    for together in two["reward_kl"]:
+        assert together["metrics"] == [pytest.approx(its, rel=0.02, abs=1e-4) for its in alone["metrics"]]
+        assert_close(together["gradients"], alone["gradients"])
+
+
+def test_a_linear_rate_falls_in_a_straight_line_to_0(one):
+    (alone,) = one["reward_kl"]
+    rates = [metrics["actor/lr"] for metrics in alone["metrics"]]
+    assert rates == pytest.approx([0, 1e-2, 0.5e-2])
+
+
+def test_selection_may_name_every_figure_of_a_step(one):
+    algorithm = {"name": "rloo", "reward_kl_coef": 0.2, "kl_coef": 0.1}
+    table = {"job": {"dir": "/job"}, "model": {"path": "/model"}, "algorithm": algorithm}
+    for name in {name for case in ("reward_kl", "many_updates") for name in _figures(one[case][0])}:
+        config = JobConfig.model_validate(table | {"selection": {"metric": name}})
+        assert not list(metric_problems(config)), name
+
+
+def _figures(found):
+    steps = found["metrics"] if isinstance(found, dict) else found
+    return {name for metrics in steps for name in metrics}

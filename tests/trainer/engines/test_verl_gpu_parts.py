@@ -24,7 +24,7 @@ def two(tmp_path_factory):
 
 
 def metrics_of(found):
-    return {name: value for name, value in found.items() if not name.startswith("time/")}
+    return {name: value for name, value in found.items() if not name.startswith("timing_s/")}
 
 
 def same_metrics(found, expected):

@@ -59,8 +59,11 @@ def test_every_algorithm_completes_a_step_whose_gradient_is_independent_of_micro
 @pytest.mark.slow
 def test_a_step_on_recorded_log_probs_does_not_claim_a_difference_that_it_does_not_measure(one):
     (found,) = one["legacy_gradients"]
-    assert "rollout/logprob_diff_mean" in found["token-mean", 8][1]
-    assert not {"rollout/logprob_diff_mean", "rollout/logprob_diff_max"} & found["rollout", 8][1].keys()
+    assert "rollout_corr/logprob_diff_mean" in found["token-mean", 8][1]
+    assert (
+        not {"rollout_corr/logprob_diff_mean", "rollout_corr/logprob_diff_max"}
+        & found["rollout", 8][1].keys()
+    )
 
 
 @with_legacy

@@ -89,7 +89,7 @@ def test_entropy_and_correction_options_change_the_metrics_of_a_step(one):
     assert "actor/entropy" not in found["rollout"]
     assert found["rollout with entropy"]["actor/entropy"] > 0
     assert found["corrected"]["actor/grad_norm"] != pytest.approx(found["plain"]["actor/grad_norm"], rel=1e-3)
-    assert 0 < found["corrected"]["rollout/is_weight_mean"] <= 2
+    assert 0 < found["corrected"]["rollout_corr/rollout_is_mean"] <= 2
 
 
 def test_every_engine_field_is_read_or_refused(one):

@@ -15,8 +15,9 @@ from syncd.errors import ConfigError, CorruptDataError, UsageError  # noqa: E402
 from trainer.config.algorithms import ALGORITHMS  # noqa: E402
 from trainer.config.model import AlgorithmSection  # noqa: E402
 from trainer.config.model_files import companions, read_model_config  # noqa: E402
+from trainer.config.schedule import schedule_steps  # noqa: E402
 from trainer.engines.verl import figures, rows  # noqa: E402
-from trainer.engines.verl.checks import resolve, schedule_steps  # noqa: E402
+from trainer.engines.verl.checks import resolve  # noqa: E402
 from trainer.engines.verl.figures import StepMetrics  # noqa: E402
 from trainer.engines.verl.pass_times import PassTimes  # noqa: E402
 from trainer.engines.verl.rows import prepare_step  # noqa: E402
@@ -140,19 +141,19 @@ def test_step_metrics_are_weighted_over_all_ranks():
     assert one.over(Pair(other)) == {"unseen": 0, "sum": 3, "mean": 1.5, "top": -1, "unseen top": 0}
 
 
-def test_response_lengths_exclude_tool_tokens_which_are_counted_separately():
+def test_response_lengths_have_tool_tokens_which_are_counted_separately_too():
     batch = samples.batch_of(1, sizes=(3, 3))
     chosen = [sum(row.action_mask) for row in batch.experiences]
     others = [sum(not chose for chose in row.action_mask) for row in batch.experiences]
     assert sum(others) == 4, "two rows have a tool's token at each end"
     found = figures.batch_metrics(batch)
-    assert found["response/length_mean"] == pytest.approx(sum(chosen) / 6)
+    assert found["response_length/mean"] == pytest.approx((sum(chosen) + 4) / 6)
     assert found["response/tokens"] == sum(chosen)
     assert found["response/tool_tokens_mean"] == pytest.approx(4 / 6)
     step = prepare_step(resolve(AlgorithmSection()), batch, mixed=False)
     assert found["response/tokens"] == sum(int(row.mask.sum()) for row in step.rows), "as train/tokens"
     nothing = figures.batch_metrics(samples.batch_of(1, sizes=()))
-    assert nothing["response/length_mean"] == nothing["response/tool_tokens_mean"] == 0
+    assert nothing["response_length/mean"] == nothing["response/tool_tokens_mean"] == 0
 
 
 def test_figures_of_rewards_count_rollouts_and_groups_once():
@@ -176,7 +177,7 @@ def test_figures_of_rewards_count_rollouts_and_groups_once():
     told = [replace(row, info=info) for row, info in zip(rows, infos, strict=True)]
     batch = replace(samples.batch_of_rows(told), groups=(0, 0, 0, 1))
     found = figures.batch_metrics(batch)
-    assert found["reward/mean"] == pytest.approx(2 / 3)
+    assert found["critic/score/mean"] == pytest.approx(2 / 3)
     assert found["reward/equal_groups"] == 1.0
     assert (found["reward/parts/format"], found["reward/parts/close"]) == (1.0, 1.0)
     assert found["response/truncated"] == 1.0, "of the one rollout whose last segment says it"
@@ -205,7 +206,7 @@ def test_figures_of_rewards_count_rollouts_and_groups_once():
 
 
 def test_passes_of_micro_batches_are_measured_apart():
-    times, model = PassTimes("cpu", "time/critic_"), torch.nn.Linear(2, 1)
+    times, model = PassTimes("cpu", "timing_s/critic_"), torch.nn.Linear(2, 1)
     for _ in range(2):
         times.start()
         with times.measure("values"):
@@ -218,7 +219,7 @@ def test_passes_of_micro_batches_are_measured_apart():
     assert names == ["values", "", *["forward", "backward"] * 3, ""], "the second step, and no hook is left"
     marks = [at for _, at in times._marks]
     found = times.seconds()
-    assert found.keys() == {"time/critic_values", "time/critic_forward", "time/critic_backward"}
+    assert found.keys() == {"timing_s/critic_values", "timing_s/critic_forward", "timing_s/critic_backward"}
     assert sum(found.values()) == pytest.approx(marks[-1] - marks[2] + marks[1] - marks[0])
     with PassTimes("cpu").passes([model], model) as untimed:
         assert untimed is model, "the stages of a pipeline have no such order"

@@ -3,8 +3,9 @@
 from syncd.errors import ConfigError
 from syncd.jobfile.problems import error_of
 from trainer.config.critic import critic_problems
-from trainer.config.load import LOADER, optimizer_problems
+from trainer.config.load import LOADER
 from trainer.config.model_files import read_model_config
+from trainer.config.schedule import optimizer_problems
 from trainer.config.tinker import tinker_problems
 from trainer.engines.base import EngineContext, TrainEngineWrapper
 

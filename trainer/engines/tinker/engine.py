@@ -13,7 +13,6 @@ from syncd.protocol.writer import StepWriter
 from syncd.tinker_session import TinkerSession, api_key
 from syncd.transports.base import FILES, WeightSender
 from syncd.transports.host_memory import HostMemory
-from trainer.config.algorithms import SFT
 from trainer.config.model_files import read_model_config
 from trainer.config.tinker import TinkerOptions, options_of
 from trainer.engines.base import EngineContext, Metrics
@@ -29,7 +28,6 @@ from trainer.engines.tinker.adapter import (
 from trainer.engines.tinker.rows import TinkerRow, example_row
 from trainer.engines.tinker.server import TrainingServer
 from trainer.engines.tinker.updates import TinkerUpdates
-from trainer.engines.verl import figures
 from trainer.engines.verl.checks import resolve
 from trainer.engines.verl.rows import check_vocabulary, prepare_step, token_row
 from trainer.experience.batch import Batch
@@ -97,9 +95,7 @@ class TinkerEngine(FileEngine):
         if self._limits.vocabulary is not None:
             check_vocabulary(prepared.rows, self._limits.vocabulary)
         done = self._updates.run(prepared)
-        done["train/tokens"] = float(sum(int(row.mask.sum()) for row in prepared.rows))
-        described = {} if algorithm.name == SFT else figures.batch_metrics(batch)
-        return prepared.figures.over(self.context.ranks) | done | described
+        return prepared.figures.over(self.context.ranks) | done | prepared.described(algorithm)
 
     def sync_weight(self, method: str, *, is_checkpoint: bool = False) -> None:
         """Have the server keep the weights, and publish their address or the adapter as a step.

@@ -9,6 +9,7 @@ import torch
 from syncd.transports.ranks import Ranks
 from trainer.config.algorithms import SFT, clip_bounds
 from trainer.config.model import AlgorithmSection, JobConfig, OptimizerSection
+from trainer.config.schedule import COSINE, schedule_steps
 from trainer.config.tinker import TINKER_LOSSES, UNCLIPPED
 from trainer.engines.base import Metrics
 from trainer.engines.tinker.rows import (
@@ -20,8 +21,7 @@ from trainer.engines.tinker.rows import (
 )
 from trainer.engines.tinker.server import TrainingServer, finite_norm
 from trainer.engines.verl.advantages import advantages
-from trainer.engines.verl.checks import schedule_steps
-from trainer.engines.verl.figures import StepMetrics, measure_difference
+from trainer.engines.verl.figures import StepMetrics, advantage_metrics, measure_difference
 from trainer.engines.verl.rows import TrainingStep
 from trainer.engines.verl.segments import by_share, measure_mismatch
 
@@ -51,7 +51,8 @@ class TinkerUpdates:
     def run(self, step: TrainingStep) -> Metrics:
         """Make all updates of a step; return what the optimizer did. The rest is in the step's figures."""
         norms, rate = [], self._rate()
-        columns = self._columns(step) if step.rollouts else ({}, {})
+        found = advantages(self.algorithm, step.batch) if step.rollouts else []
+        columns = self._columns(step, found) if step.rollouts else ({}, {})
         parts = step.parts * self.algorithm.epochs
         for part in parts:
             rate = self._rate()
@@ -64,21 +65,20 @@ class TinkerUpdates:
         self._warn_of(norms)
         known = [norm for norm in norms if norm is not None]
         measured = {"actor/grad_norm": sum(known) / len(known)} if known else {}
+        measured |= advantage_metrics(found, step.masks) if step.rollouts else {}
         return {"actor/lr": rate, **measured}
 
-    def _columns(self, step: TrainingStep) -> tuple[Values, Values]:
+    def _columns(self, step: TrainingStep, found: Sequence[torch.Tensor]) -> tuple[Values, Values]:
         """Return advantages and old log-probs of the response's tokens of each rollout."""
         recorded = {i: torch.tensor(list(row.logprobs)) for i, row in enumerate(step.batch.experiences)}
-        given = dict(
-            enumerate(by_share(self.algorithm, step.rollouts, advantages(self.algorithm, step.batch)))
-        )
+        given = dict(enumerate(by_share(self.algorithm, step.rollouts, found)))
         if self.algorithm.old_logprobs == "rollout":
             return given, recorded
         rows = [example_row(row, 1.0) for row in step.rollouts]
-        found = self._server.logprobs(rows)
+        answered = self._server.logprobs(rows)
         own = {
             at: row.response(values)
-            for at, (row, values) in enumerate(zip(step.rollouts, found, strict=True))
+            for at, (row, values) in enumerate(zip(step.rollouts, answered, strict=True))
         }
         measure_mismatch(Ranks(), step, own, recorded)
         return given, own
@@ -158,12 +158,12 @@ _THRESHOLDS = ("clip_low_threshold", "clip_high_threshold")
 
 
 def learning_rate(optimizer: OptimizerSection, update: int, end: int) -> float:
-    """Return the learning rate of an update, as verl's schedules have it.
+    """Return the learning rate of an update, as the schedules of verl and transformers have it.
 
     Args:
         optimizer: The settings.
         update: The updates before this one.
-        end: The update at which cosine reaches 0; -1 for a constant rate.
+        end: The update at which cosine or linear reaches its end; -1 for a constant rate.
     """
     warmup = optimizer.warmup_steps
     if update < warmup:
@@ -171,7 +171,9 @@ def learning_rate(optimizer: OptimizerSection, update: int, end: int) -> float:
     if end < 0:
         return optimizer.lr
     progress = (update - warmup) / max(1, end - warmup)
-    return optimizer.lr * max(0.0, 0.5 * (1 + math.cos(math.pi * progress)))
+    least = optimizer.min_lr_ratio
+    fallen = 0.5 * (1 + math.cos(math.pi * progress)) if optimizer.schedule == COSINE else 1 - progress
+    return optimizer.lr * max(least, least + (1 - least) * fallen)
 
 
 def policy_figures(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from verl.trainer.config import AlgoConfig
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn, kl_penalty
 
 from syncd.errors import ConfigError
 from syncd.experience.model import Experience
@@ -15,18 +15,28 @@ from trainer.config.algorithms import GAE
 from trainer.config.model import AlgorithmSection
 from trainer.experience.batch import Batch
 
+Rows = Sequence[torch.Tensor]
+"""A value for each response token, one tensor a row of the batch."""
 
-def advantages(algorithm: AlgorithmSection, batch: Batch) -> list[torch.Tensor]:
+
+def advantages(
+    algorithm: AlgorithmSection, batch: Batch, penalties: Rows | None = None
+) -> list[torch.Tensor]:
     """Return the advantage of each response token, one tensor a row, weighted by the row's weight.
 
     An estimator sees each rollout once: its learnt tokens over all segments end to end, with the reward at the last
     one. Groups must be whole.
 
+    Args:
+        algorithm: The algorithm.
+        batch: The whole batch.
+        penalties: What the reward of each token loses: `reward_penalties`.
+
     Raises:
         ConfigError: The estimator refuses such groups.
     """
     normed = bool(algorithm.norm_advantage)
-    rollouts = _Rollouts(batch, turns=algorithm.turn_rewards)
+    rollouts = _Rollouts(batch, penalties, turns=algorithm.turn_rewards)
     groups = [group for group, row in zip(batch.groups, batch.experiences, strict=True) if row.segment == 0]
     found, _ = rollouts.estimate(
         algorithm.advantage,
@@ -38,7 +48,7 @@ def advantages(algorithm: AlgorithmSection, batch: Batch) -> list[torch.Tensor]:
 
 
 def gae(
-    algorithm: AlgorithmSection, batch: Batch, values: Sequence[torch.Tensor]
+    algorithm: AlgorithmSection, batch: Batch, values: Rows, penalties: Rows | None = None
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return advantages and returns of each response token, one tensor a row, by a critic's values.
 
@@ -48,15 +58,37 @@ def gae(
     Args:
         algorithm: The algorithm, with its gamma and lambda.
         batch: The whole batch.
-        values: The value before each response token, one tensor a row of the batch.
+        values: The value before each response token.
+        penalties: What the reward of each token loses: `reward_penalties`.
 
     Raises:
         ConfigError: The batch has a single token to learn from, which cannot be whitened.
     """
-    rollouts = _Rollouts(batch, turns=algorithm.turn_rewards)
+    rollouts = _Rollouts(batch, penalties, turns=algorithm.turn_rewards)
     given = {"values": rollouts.joined(values), "gamma": algorithm.gamma, "lam": algorithm.lam}
     found, returns = rollouts.estimate(GAE, **given)
     return _weighted(algorithm, batch, rollouts.spread(found)), rollouts.spread(returns)
+
+
+def reward_penalties(
+    algorithm: AlgorithmSection, batch: Batch, policy: Rows, start: Rows
+) -> tuple[list[torch.Tensor], float]:
+    """Return what KL in the reward takes from each token's reward, and the KL of a token.
+
+    As verl's `apply_kl_penalty`: `kl_penalty` of the log-probs before the update and those of the initial model. The
+    KL is the mean over rollouts of the mean over their learnt tokens.
+
+    Args:
+        algorithm: The algorithm.
+        batch: The whole batch.
+        policy: Log-probs of the model before the update.
+        start: Those of the initial model.
+    """
+    pairs = zip(policy, start, strict=True)
+    found = [kl_penalty(own, first, algorithm.reward_kl_type) for own, first in pairs]
+    rollouts = _Rollouts(batch)
+    means = rollouts.joined(found).sum(1) / rollouts.mask.sum(1).clamp(min=1)
+    return [algorithm.reward_kl_coef * values for values in found], float(means.mean())
 
 
 class _Rollouts:
@@ -64,24 +96,25 @@ class _Rollouts:
 
     Args:
         batch: The batch.
+        penalties: What the reward of each token loses.
         turns: Whether a turn's reward is at its own last learnt token; else the rollout's is at its last one.
 
     Raises:
         ConfigError: Turns are asked for, and no rollout says their rewards.
     """
 
-    def __init__(self, batch: Batch, *, turns: bool = False) -> None:
-        self._batch, self._turns = batch, turns
+    def __init__(self, batch: Batch, penalties: Rows | None = None, *, turns: bool = False) -> None:
+        self._batch, self._penalties, self._turns = batch, penalties, turns
         if turns and all(row.turn_rewards is None for row in batch.experiences):
             text = "algorithm.turn_rewards needs rewards of turns, and no rollout of the batch has any"
             raise ConfigError(
                 text, hint="turn_rewards = false, or an explorer that writes the column turn_rewards"
             )
         self.masks = [torch.tensor(list(row.learnt), dtype=torch.bool) for row in batch.experiences]
-        learnt = _over_rollouts(batch, [int(mask.sum()) for mask in self.masks])
+        learnt = batch.over_rollouts([int(mask.sum()) for mask in self.masks])
         self.mask = (torch.arange(max(learnt)) < torch.tensor(learnt).unsqueeze(1)).float()
 
-    def joined(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
+    def joined(self, values: Rows) -> torch.Tensor:
         """Return values of response tokens as a matrix of rollouts."""
         found, taken = torch.zeros_like(self.mask), [0] * len(self.mask)
         for rollout, mask, row in zip(self._batch.rollouts, self.masks, values, strict=True):
@@ -104,6 +137,8 @@ class _Rollouts:
         if not self.mask.any():
             return self.mask, self.mask
         rewards = self._turn_rewards() if self._turns else _rewards(self._batch, self.mask)
+        if self._penalties is not None:
+            rewards = rewards - self.joined(self._penalties)
         return _call(name, {"token_level_rewards": rewards, "response_mask": self.mask, **given})
 
     def _turn_rewards(self) -> torch.Tensor:
@@ -161,14 +196,6 @@ def _above_teacher(row: Experience) -> torch.Tensor:
         torch.tensor(list(values)) for values in (row.logprobs, row.teacher_logprobs, row.learnt)
     )
     return (own - teacher).masked_fill(learnt == 0, 0.0)
-
-
-def _over_rollouts(batch: Batch, counts: Sequence[int]) -> list[int]:
-    """Return the sums of rows' counts by rollout."""
-    sums = [0] * len(batch.firsts)
-    for rollout, count in zip(batch.rollouts, counts, strict=True):
-        sums[rollout] += count
-    return sums
 
 
 def _call(name: str, given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,20 +4,22 @@ import importlib.util
 from collections.abc import Mapping
 
 from syncd.errors import ConfigError
+from syncd.extras import install_command
 from syncd.jobfile.problems import error_of
 from trainer.config.algorithms import SFT, estimator_and_loss, with_published
 from trainer.config.attention import FLASH, degree_of, require_groups
-from trainer.config.critic import critic_epochs, critic_mini_batches, critic_problems
-from trainer.config.load import LOADER, optimizer_problems, verl_problems
+from trainer.config.critic import critic_problems
+from trainer.config.load import LOADER, verl_problems
 from trainer.config.lora import check_start_adapter
 from trainer.config.megatron import MEGATRON
-from trainer.config.model import AlgorithmSection, JobConfig, OptimizerSection
+from trainer.config.model import AlgorithmSection, JobConfig
 from trainer.config.model_files import check_configs
+from trainer.config.schedule import optimizer_problems
 from trainer.engines.verl.release import release_problems
 
 MEGATRON_PACKAGES: Mapping[str, str] = {
-    "megatron": "pip install 'syncd[megatron]'",
-    "mbridge": "pip install 'syncd[megatron]'",
+    "megatron": install_command("megatron"),
+    "mbridge": install_command("megatron"),
     "transformer_engine": "pip install 'transformer-engine[pytorch]', which needs CUDA",
 }
 """What Megatron needs besides verl, with the command that installs each."""
@@ -78,22 +80,3 @@ def resolve(section: AlgorithmSection) -> AlgorithmSection:
         return section
     advantage, loss = estimator_and_loss(section)
     return with_published(section.model_copy(update={"advantage": advantage, "loss": loss}))
-
-
-def schedule_steps(config: JobConfig) -> int:
-    """Return the updates after which the learning rate's schedule ends, -1 if it has no end."""
-    algorithm = config.algorithm
-    return _end_of_schedule(config, algorithm.optimizer, algorithm.epochs * algorithm.mini_batches)
-
-
-def critic_schedule_steps(config: JobConfig) -> int:
-    """Return the same of the critic, in its own updates."""
-    return _end_of_schedule(
-        config, config.critic.optimizer, critic_epochs(config) * critic_mini_batches(config)
-    )
-
-
-def _end_of_schedule(config: JobConfig, optimizer: OptimizerSection, updates: int) -> int:
-    if optimizer.schedule == "constant":
-        return -1
-    return optimizer.schedule_steps or (config.trainer.total_steps or 0) * updates

@@ -51,9 +51,9 @@ def correction_weights(
         found[number] = (weights * mask).float()
         if tokens := int(mask.sum()):
             chosen = mask.bool()
-            figures.mean("rollout/is_weight_mean", float(weights[chosen].mean()), tokens)
+            figures.mean("rollout_corr/rollout_is_mean", float(weights[chosen].mean()), tokens)
             out = (weights != ratios)[chosen].double()
-            figures.mean("rollout/is_out_of_bounds", float(out.mean()), tokens)
+            figures.mean("rollout_corr/rollout_is_oob_ratio", float(out.mean()), tokens)
     return found
 
 

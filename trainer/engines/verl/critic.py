@@ -1,6 +1,5 @@
 """The critic of PPO: its values of a batch, what it learns from their returns, and its part of a full checkpoint."""
 
-import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from trainer.config.model_files import companions
 from trainer.engines.base import EngineContext, Metrics
 from trainer.engines.verl.advantages import gae
 from trainer.engines.verl.batches import forward_values, require_separate_rows
+from trainer.engines.verl.figures import value_metrics
 from trainer.engines.verl.losses import ValueLoss
 from trainer.engines.verl.models import build_critic
 from trainer.engines.verl.pass_times import PassTimes
@@ -30,7 +30,10 @@ from trainer.engines.verl.rows import (
 from trainer.engines.verl.settings import VALUE_HEAD, critic_config
 from trainer.engines.verl.state import apply_settings, load_state, training_files
 from trainer.engines.verl.updates import Updates
+from trainer.engines.verl.utilization import Utilization
 from trainer.experience.limits import Limits
+
+VALUES, UPDATE_CRITIC, WHOLE = "timing_s/values", "timing_s/update_critic", "timing_s/critic"
 
 Rows = list[torch.Tensor]
 """One number for each response token, one tensor a row."""
@@ -52,9 +55,10 @@ class Critic:
         if context.config.engine.packing:
             vocabulary, dtype = self._text_config.vocab_size, context.config.engine.compute_dtype
             require_separate_rows(self.model, vocabulary, "values", dtype)
-        self.times = PassTimes(context.device.type, "time/critic_")
-        """What its passes of the last step took."""
-        self._updates = Updates(self.model, context.ranks, "critic", "critic.optimizer", self.times)
+        self._times, self._seconds = PassTimes(context.device.type, "timing_s/critic_"), Metrics()
+        config, ranks = self.model.model_config.hf_config, context.ranks
+        self._utilization = Utilization("critic", config, context.device.type, ranks.world_size)
+        self._updates = Updates(self.model, ranks, "critic", "critic.optimizer", self._times)
 
     def check_vocabulary(self, size: int) -> None:
         """Refuse a critic that does not know all tokens of the policy.
@@ -71,8 +75,10 @@ class Critic:
         """Return what of a row the critic can take; budgets are the tokens of micro-batches."""
         return limits_of(self.model.module, self._text_config, budgets)
 
-    def train(self, step: TrainingStep, algorithm: AlgorithmSection, number: int) -> tuple[Rows, Metrics]:
-        """Learn from the rollouts of a step; return their advantages and metrics.
+    def train(
+        self, step: TrainingStep, algorithm: AlgorithmSection, number: int, penalties: Rows | None = None
+    ) -> tuple[Rows, Metrics]:
+        """Learn from the rollouts of a step, less penalties of rewards; return their advantages and metrics.
 
         Values, advantages and returns are computed over the whole batch before the first update.
 
@@ -81,12 +87,22 @@ class Critic:
             CorruptDataError: Too many updates in a row were not finite.
         """
         start = time.perf_counter()
-        self.times.start()
+        self._times.start()
         values = self._values(step.rollouts)
-        advantages, returns = gae(algorithm, step.batch, values)
+        valued = time.perf_counter()
+        advantages, returns = gae(algorithm, step.batch, values, penalties)
+        learning = time.perf_counter()
         done = self._learn(step, values, returns, number)
-        measured = value_metrics(values, returns, [row.mask for row in step.rollouts])
-        return advantages, done | measured | {"time/critic": time.perf_counter() - start}
+        end = time.perf_counter()
+        self._seconds = {VALUES: valued - start, UPDATE_CRITIC: end - learning, WHOLE: end - start}
+        lengths = [len(row.tokens) for row in step.rollouts] * critic_epochs(self._config)
+        done |= self._utilization.of(lengths, end - learning)
+        return advantages, done | value_metrics(values, returns, step.masks)
+
+    @property
+    def step_times(self) -> Metrics:
+        """Return what its passes and updates of the last step took."""
+        return self._seconds | self._times.seconds()
 
     def training_state(self) -> dict[str, Any]:
         """Return this rank's part of weights and optimizer, schedule and RNG; of rank 0, config and tokenizer too."""
@@ -135,19 +151,3 @@ class Critic:
         config, model = self._config.model, self.model.model_config
         own = {"architectures": model.architectures, **VALUE_HEAD}
         return companions(model.path, config.dtype, code=config.trust_remote_code, changes=own)
-
-
-def value_metrics(values: Rows, returns: Rows, masks: Rows) -> Metrics:
-    """Return how good values were, over the tokens that are learnt.
-
-    The explained variance is 1 less the variance of what values missed, divided by that of the returns: 1 for exact
-    values, 0 for a constant, and not a number where all returns are the same.
-    """
-    learnt = torch.cat(masks).bool()
-    expected, found = (torch.cat(rows)[learnt].double() for rows in (values, returns))
-    missed, spread = (found - expected).var(correction=0), found.var(correction=0)
-    return {
-        "critic/value_mean": float(expected.mean()),
-        "critic/return_mean": float(found.mean()),
-        "critic/explained_variance": float(1 - missed / spread) if spread else math.nan,
-    }

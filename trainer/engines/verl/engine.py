@@ -1,13 +1,14 @@
 """verl's FSDP engines behind the trainer's interface: the model, and how it learns."""
 
 import random
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from trainer.config.algorithms import SFT
+from trainer.config.algorithms import SFT, needs_start_model
 from trainer.config.critic import algorithm_of
 from trainer.config.megatron import MEGATRON
 from trainer.config.model_files import companions
@@ -17,7 +18,7 @@ from trainer.engines.files import FileEngine
 from trainer.engines.state_copy import TrainingState
 from trainer.engines.verl import figures
 from trainer.engines.verl.adapters import Adapter, WithoutAdapter, base_file, is_of_adapter, require_base
-from trainer.engines.verl.advantages import advantages
+from trainer.engines.verl.advantages import advantages, reward_penalties
 from trainer.engines.verl.batches import MicroBatch, forward, require_separate_rows
 from trainer.engines.verl.checks import resolve
 from trainer.engines.verl.correction import correction_weights
@@ -47,6 +48,7 @@ from trainer.engines.verl.segments import (
 from trainer.engines.verl.settings import actor_config, entropy_in_updates
 from trainer.engines.verl.state import apply_settings, load_state, training_files
 from trainer.engines.verl.updates import PolicyUpdates
+from trainer.engines.verl.utilization import Utilization
 from trainer.experience.batch import Batch
 from trainer.experience.limits import Limits
 
@@ -74,13 +76,14 @@ class VerlEngine(FileEngine):
         if config.engine.packing and config.engine.strategy != MEGATRON:  # which knows the ends of rows
             vocabulary = self._text_config.vocab_size
             require_separate_rows(self.model, vocabulary, "log_probs", config.engine.compute_dtype)
-        has_reference = policy and self._algorithm.kl_coef > 0
-        self._reference = self._start_model(device) if has_reference else None
+        self._reference = self._start_model(device) if needs_start_model(self._algorithm) else None
         self._critic = Critic(self.context) if config.critic.enabled else None
         if self._critic is not None:
             self._critic.check_vocabulary(self._text_config.vocab_size)
         _seed(config.job.seed + 1 + ranks.rank)
         self._times = PassTimes(device)
+        self._update_seconds = 0.0
+        self._utilization = Utilization("actor", self.model.model_config.hf_config, device, ranks.world_size)
         self._updates = PolicyUpdates(config, self._algorithm, ranks, self.model, self._times)
 
     @property
@@ -103,15 +106,18 @@ class VerlEngine(FileEngine):
         self._check(prepared.rows)
         self._times.start()
         columns, done = self._columns(prepared, step) if prepared.rollouts else ({}, {})
+        begin = time.perf_counter()
         done |= self._updates.run(prepared, columns, step)
-        done["train/tokens"] = float(sum(int(row.mask.sum()) for row in prepared.rows))
-        described = {} if self._algorithm.name == SFT else figures.batch_metrics(batch)
-        return prepared.figures.over(self.context.ranks) | done | described
+        self._update_seconds = time.perf_counter() - begin
+        trained = prepared.updated_lengths(self._updates.epochs(step))
+        done |= self._utilization.of(trained, self._update_seconds)
+        return prepared.figures.over(self.context.ranks) | done | prepared.described(self._algorithm)
 
     @property
     def step_times(self) -> Metrics:
-        """Return what the passes of the policy, the reference model and the critic took."""
-        return self._times.seconds() | ({} if self._critic is None else self._critic.times.seconds())
+        """Return what the passes and updates of the policy, the reference model and the critic took."""
+        own = {"timing_s/update_actor": self._update_seconds, **self._times.seconds()}
+        return own if self._critic is None else own | self._critic.step_times
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Walk over the whole weights by their Hugging Face names, or over the adapter if steps are adapters."""
@@ -203,15 +209,32 @@ class VerlEngine(FileEngine):
 
     def _columns(self, step: TrainingStep, number: int) -> tuple[Columns, Metrics]:
         """Return what the policy loss needs of each token of this rank's rows, and metrics of the critic."""
-        found, done = self._advantages(step, number)
-        return self._with_log_probs(step, {"advantages": dict(enumerate(found))}), done
-
-    def _advantages(self, step: TrainingStep, number: int) -> tuple[list[torch.Tensor], Metrics]:
+        columns = self._log_probs(step)
+        penalties, measured = self._penalties(step, columns)
         if self._critic is None:
-            return advantages(self._algorithm, step.batch), {}
-        return self._critic.train(step, self._algorithm, number)
+            found, done = advantages(self._algorithm, step.batch, penalties), Metrics()
+        else:
+            found, done = self._critic.train(step, self._algorithm, number, penalties)
+        measured |= figures.advantage_metrics(found, step.masks)
+        return {**columns, "advantages": dict(enumerate(found))}, done | measured
 
-    def _with_log_probs(self, step: TrainingStep, columns: dict[str, Found]) -> Columns:
+    def _penalties(
+        self, step: TrainingStep, columns: dict[str, Found]
+    ) -> tuple[list[torch.Tensor] | None, Metrics]:
+        """Return what KL in the reward takes of each token, None without it; all ranks have it of all rollouts."""
+        if not self._algorithm.reward_kl_coef:
+            return None, {}
+        start = columns["ref_log_prob"] if self._algorithm.kl_coef else columns.pop("ref_log_prob", {})
+        both: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        own = {at: (columns["old_log_probs"][at], values) for at, values in start.items()}
+        for part in self.context.ranks.gather(own):
+            both |= part
+        policy, first = zip(*(both[at] for at in range(len(step.rollouts))), strict=True)
+        found, kl = reward_penalties(self._algorithm, step.batch, policy, first)
+        return found, {"actor/reward_kl_penalty": kl}
+
+    def _log_probs(self, step: TrainingStep) -> dict[str, Found]:
+        columns: dict[str, Found] = {}
         slots = [slot for part in step.parts for slot in self._deal(step.rollouts, part.rollouts)]
         if not slots:
             return columns

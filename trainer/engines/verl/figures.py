@@ -61,15 +61,15 @@ class StepMetrics:
 
 
 MISMATCH = (
-    "rollout/logprob_diff_mean",
-    "rollout/ratio_mean",
-    "rollout/kl",
-    "rollout/k3_kl",
-    "rollout/chi2_token",
+    "rollout_corr/logprob_diff_mean",
+    "rollout_corr/ratio_mean",
+    "rollout_corr/kl",
+    "rollout_corr/k3_kl",
+    "rollout_corr/chi2_token",
 )
 """Means over learnt tokens that say how far this model is from the policy that chose them."""
 
-OF_ROLLOUTS = ("rollout/ratio_seq_mean", "rollout/chi2_seq")
+OF_ROLLOUTS = ("rollout_corr/ratio_seq_mean", "rollout_corr/chi2_seq")
 """The same of the products of ratios over whole rollouts."""
 
 MOST_PARTS = 32
@@ -95,7 +95,7 @@ def measure_difference(
     means = (apart.abs(), ratio, -apart, ratio - 1 - apart, ratio**2)
     for name, values in zip(MISMATCH, means, strict=True):
         figures.mean(name, float(values.mean()), len(apart))
-    figures.top("rollout/logprob_diff_max", float(apart.abs().max()))
+    figures.top("rollout_corr/logprob_diff_max", float(apart.abs().max()))
 
 
 def measure_rollouts(figures: StepMetrics, log_ratios: Sequence[float]) -> None:
@@ -112,7 +112,7 @@ def _spreads(found: Mapping[str, float], weights: Mapping[str, float]) -> Metric
     chi2: mean(r ** 2) - 1, of which only the square was gathered: less 1, small squares would all be 0. ess: the
     effective sample size as a share, mean(r) ** 2 / mean(r ** 2), Kong 1992; 1 where all ratios are equal.
     """
-    pairs = {"rollout/ess_token": (MISMATCH[1], MISMATCH[4]), "rollout/ess_seq": OF_ROLLOUTS}
+    pairs = {"rollout_corr/ess_token": (MISMATCH[1], MISMATCH[4]), "rollout_corr/ess_seq": OF_ROLLOUTS}
     made: Metrics = {}
     for name, (ratio, chi2) in pairs.items():
         if ratio in found:
@@ -122,23 +122,61 @@ def _spreads(found: Mapping[str, float], weights: Mapping[str, float]) -> Metric
     return made
 
 
+def spread_of(name: str, values: torch.Tensor | Sequence[float]) -> Metrics:
+    """Return the mean and the extremes of values, by verl's names; not numbers if there are none."""
+    found = torch.as_tensor(values, dtype=torch.float64)
+    if not found.numel():
+        return dict.fromkeys((f"{name}/mean", f"{name}/max", f"{name}/min"), math.nan)
+    return {
+        f"{name}/mean": float(found.mean()),
+        f"{name}/max": float(found.max()),
+        f"{name}/min": float(found.min()),
+    }
+
+
+def learnt_values(rows: Sequence[torch.Tensor], masks: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the values of the tokens that are learnt, of all rows one after the other."""
+    return torch.cat(list(rows))[torch.cat(list(masks)).bool()].double()
+
+
+def advantage_metrics(advantages: Sequence[torch.Tensor], masks: Sequence[torch.Tensor]) -> Metrics:
+    """Return the mean and the extremes of the advantages of tokens that are learnt, as the loss gets them."""
+    return spread_of("critic/advantages", learnt_values(advantages, masks))
+
+
+def value_metrics(
+    values: Sequence[torch.Tensor], returns: Sequence[torch.Tensor], masks: Sequence[torch.Tensor]
+) -> Metrics:
+    """Return how good values were, over the tokens that are learnt.
+
+    The explained variance is 1 less the variance of what values missed, divided by that of the returns: 1 for exact
+    values, 0 for a constant, and not a number where all returns are the same.
+    """
+    expected, found = (learnt_values(rows, masks) for rows in (values, returns))
+    missed, spread = (found - expected).var(correction=0), found.var(correction=0)
+    return {
+        **spread_of("critic/values", expected),
+        **spread_of("critic/returns", found),
+        "critic/vf_explained_var": float(1 - missed / spread) if spread else math.nan,
+    }
+
+
 def batch_metrics(batch: Batch) -> Metrics:
-    """Return metrics of rewards and responses; zeros without rollouts. Tokens of tools are counted apart.
+    """Return metrics of rewards, prompts and responses, of rollouts over all their segments; zeros without rollouts.
 
     What explorers may say of a rollout (parts of its reward, whether it was cut off) is there if one has said it.
     """
     rewards = [row.reward for row in batch.firsts] or [0.0]
-    lengths = [sum(row.action_mask) for row in batch.experiences] or [0]
-    others = [len(row.action_mask) - sum(row.action_mask) for row in batch.experiences] or [0]
+    chosen = sum(sum(row.action_mask) for row in batch.experiences)
+    lengths = batch.over_rollouts([len(row.action_mask) for row in batch.experiences]) or [0]
     return {
-        "reward/mean": statistics.fmean(rewards),
-        "reward/std": statistics.pstdev(rewards),
-        "reward/max": max(rewards),
-        "reward/min": min(rewards),
+        **spread_of("critic/score", rewards),
+        "critic/score/std": statistics.pstdev(rewards),
         "reward/equal_groups": _equal_groups(batch),
-        "response/length_mean": sum(lengths) / len(rewards),  # of a rollout, over all its segments
-        "response/tokens": float(sum(lengths)),
-        "response/tool_tokens_mean": sum(others) / len(rewards),
+        **spread_of("response_length", lengths),
+        "response/tokens": float(chosen),
+        "response/tool_tokens_mean": (sum(lengths) - chosen) / len(rewards),
+        **spread_of("prompt_length", [row.prompt_length for row in batch.firsts] or [0]),
         **_equal_groups_dropped(batch),
         **_parts(batch),
         **_truncated(batch),

@@ -5,20 +5,18 @@ files are copied to the job directory while training continues.
 """
 
 import os
-import pickle
 import shutil
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-
 from syncd.errors import ConfigError, CorruptDataError, StorageError, SyncdError, storage_error
 from trainer.engines.state_copy import TrainingState
 from trainer.engines.verl.engine import VerlEngine
 from trainer.engines.verl.megatron_model import MegatronModel, sizes_of
 from trainer.engines.verl.models import quiet
+from trainer.plain_loads import load_plain, only_plain_data
 
 _METADATA = "{}/dist_ckpt/.metadata"
 _PARTS = ("model", "optimizer")
@@ -68,9 +66,9 @@ class MegatronVerlEngine(VerlEngine):
             if problem is not None:
                 raise problem
         try:
-            with quiet():
+            with quiet(), only_plain_data(directory):
                 self.model.load_checkpoint(directory, del_local_after_load=False)
-            self._apply(_loaded(f"{directory}/{self._own_file}"))
+            self._apply(load_plain(f"{directory}/{self._own_file}", mapped=False))
         except (RuntimeError, ValueError, KeyError, AssertionError, OSError) as error:
             raise CorruptDataError(
                 f"the training state is not of this model: {error}", path=directory
@@ -112,8 +110,10 @@ class MegatronVerlEngine(VerlEngine):
             wrong = f"the training state was written by {len(names)} ranks"
             return self._other(directory, f"{wrong}, and this run has {self.context.ranks.world_size}")
         try:
-            written = _loaded(path)["sizes"]
-        except (OSError, RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
+            written = load_plain(path, mapped=False)["sizes"]
+        except CorruptDataError as error:
+            return error
+        except (OSError, KeyError, TypeError) as error:
             return CorruptDataError(f"the training state cannot be read: {error}", path=path)
         if written != (own := sizes_of(self.context.config)):
             name = next(name for name in own if written.get(name) != own[name])
@@ -140,7 +140,3 @@ def _files(directory: Path) -> list[Path]:
 
 def _own_files(directory: str) -> list[str]:
     return [name for name in os.listdir(directory) if name.startswith("extra_state_")]
-
-
-def _loaded(path: str) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=False)

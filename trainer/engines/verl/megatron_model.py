@@ -71,6 +71,7 @@ def megatron_optimizer_config(section: OptimizerSection, total_steps: int) -> Mc
         lr_warmup_steps=section.warmup_steps,
         lr_decay_style=section.schedule,
         lr_decay_steps=last,
+        min_lr=section.lr * section.min_lr_ratio,
         total_training_steps=last,
         override_optimizer_config={"adam_beta1": first, "adam_beta2": second},
     )

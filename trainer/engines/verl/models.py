@@ -8,22 +8,24 @@ from typing import Any, Protocol
 
 import torch
 from tensordict import TensorDict
+from transformers import get_linear_schedule_with_warmup
 from transformers.utils import logging as transformers_logging
 from verl.trainer.config import CheckpointConfig
 from verl.workers.config import EngineConfig, HFModelConfig, OptimizerConfig
 from verl.workers.engine import EngineRegistry
 
-from syncd.errors import ConfigError
+from trainer.config.critic import critic_path
 from trainer.config.megatron import MEGATRON
-from trainer.config.model import JobConfig
+from trainer.config.model import JobConfig, OptimizerSection
+from trainer.config.schedule import critic_schedule_steps, schedule_steps
 from trainer.engines.verl import settings
-from trainer.engines.verl.checks import critic_schedule_steps, schedule_steps
 from trainer.engines.verl.megatron_model import (
     MegatronModel,
     megatron_engine_config,
     megatron_model_config,
     megatron_optimizer_config,
 )
+from trainer.engines.verl.refusals import refusals
 
 _SAVED = ["model", "optimizer", "extra"]
 """What a full checkpoint has; weights for explorers are written elsewhere."""
@@ -66,6 +68,11 @@ def build_model(config: JobConfig, device: str, *, forward_only: bool = False) -
     Raises:
         ConfigError: verl or transformers refuse the configuration or the model.
     """
+    with refusals(config.model.path, has_adapters=config.model.lora.rank > 0):
+        return _policy(config, device, forward_only=forward_only)
+
+
+def _policy(config: JobConfig, device: str, *, forward_only: bool) -> Model:
     if config.engine.strategy == MEGATRON:
         return MegatronModel(
             _build(
@@ -76,13 +83,14 @@ def build_model(config: JobConfig, device: str, *, forward_only: bool = False) -
                 megatron_optimizer_config(config.algorithm.optimizer, schedule_steps(config)),
             )
         )
-    return _build(
+    model = _build(
         "language_model",
         config.engine.strategy,
         settings.model_config(config),
         settings.engine_config(config, device, forward_only=forward_only),
         settings.optimizer_config(config.algorithm.optimizer, schedule_steps(config)),
     )
+    return _falling(model, config.algorithm.optimizer, schedule_steps(config))
 
 
 def build_critic(config: JobConfig, device: str) -> Model:
@@ -93,13 +101,24 @@ def build_critic(config: JobConfig, device: str) -> Model:
     """
     # torch says so of any head with a bias; nothing changes its output in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
-    return _build(
-        "value_model",
-        config.engine.strategy,
-        settings.critic_model_config(config),
-        settings.engine_config(config, device),
-        settings.optimizer_config(config.critic.optimizer, critic_schedule_steps(config)),
-    )
+    with refusals(critic_path(config)):
+        model = _build(
+            "value_model",
+            config.engine.strategy,
+            settings.critic_model_config(config),
+            settings.engine_config(config, device),
+            settings.optimizer_config(config.critic.optimizer, critic_schedule_steps(config)),
+        )
+    return _falling(model, config.critic.optimizer, critic_schedule_steps(config))
+
+
+def _falling(model: Model, section: OptimizerSection, end: int) -> Model:
+    """Return the model with a rate that falls in a straight line if that is asked for, which verl's FSDP cannot."""
+    if section.schedule == "linear" and model.optimizer is not None:
+        linear: Any = get_linear_schedule_with_warmup
+        scheduler = linear(model.optimizer, section.warmup_steps, end)
+        model.lr_scheduler = model.checkpoint_manager.lr_scheduler = scheduler
+    return model
 
 
 def _build(
@@ -109,29 +128,17 @@ def _build(
     engine_config: EngineConfig,
     optimizer_config: OptimizerConfig,
 ) -> Model:
-    try:
-        with quiet():
-            model: Model = EngineRegistry.new(
-                model_type=kind,
-                backend=strategy,
-                model_config=model_config,
-                engine_config=engine_config,
-                optimizer_config=optimizer_config,
-                checkpoint_config=CheckpointConfig(save_contents=_SAVED, load_contents=_SAVED),
-            )
-            model.initialize()  # type: ignore[attr-defined]
-    except (ValueError, TypeError, AssertionError, ImportError, NotImplementedError, OSError) as error:
-        hint = _hint(error, has_adapters=model_config.lora_rank > 0)
-        raise ConfigError(f"the model cannot be built: {error}", path=model_config.path, hint=hint) from error
-    return model
-
-
-def _hint(error: Exception, *, has_adapters: bool) -> str | None:
-    if isinstance(error, ImportError) and error.name == "trl":
-        return (
-            "pip uninstall trl: where it is installed, verl imports from it what newer releases do not have"
+    with quiet():
+        model: Model = EngineRegistry.new(
+            model_type=kind,
+            backend=strategy,
+            model_config=model_config,
+            engine_config=engine_config,
+            optimizer_config=optimizer_config,
+            checkpoint_config=CheckpointConfig(save_contents=_SAVED, load_contents=_SAVED),
         )
-    return "model.lora.targets names linear layers only" if has_adapters else None
+        model.initialize()  # type: ignore[attr-defined]
+    return model
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import torch
 from trainer.engines.base import Metrics
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
-OLD_LOG_PROBS, REFERENCE = "old_logprobs", "reference"
+OLD_LOG_PROBS, REFERENCE = "old_log_prob", "ref"
 _NOTHING = ""
 
 
@@ -26,7 +26,7 @@ class PassTimes:
         prefix: What its metrics begin with.
     """
 
-    def __init__(self, device: str, prefix: str = "time/") -> None:
+    def __init__(self, device: str, prefix: str = "timing_s/") -> None:
         self._is_cuda, self._prefix = device == "cuda", prefix
         self._marks: list[tuple[str, Any]] = []
 

@@ -15,7 +15,8 @@ from syncd.errors import CorruptDataError, UsageError
 from trainer.config.algorithms import GAE, SFT
 from trainer.config.model import AlgorithmSection
 from trainer.config.options import correction
-from trainer.engines.verl.figures import MISMATCH, OF_ROLLOUTS, StepMetrics
+from trainer.engines.base import Metrics
+from trainer.engines.verl.figures import MISMATCH, OF_ROLLOUTS, StepMetrics, batch_metrics
 from trainer.experience.batch import Batch
 from trainer.experience.limits import Limits
 from trainer.experience.sft import Example
@@ -179,6 +180,25 @@ class TrainingStep:
             lengths[row.rollout] += len(row.mask)
         return max(lengths.values(), default=1)
 
+    @property
+    def masks(self) -> list[torch.Tensor]:
+        """Return which response tokens of each rollout's rows are learnt."""
+        return [row.mask for row in self.rollouts]
+
+    def updated_lengths(self, epochs: int) -> list[int]:
+        """Return the tokens of each row that updates have, as often as they have it."""
+        rollouts = [self.rollouts[number] for part in self.parts for number in part.rollouts]
+        examples = [self.examples[number] for part in self.parts for number in part.examples]
+        return [len(row.tokens) for row in (*rollouts, *examples)] * epochs
+
+    def described(self, algorithm: AlgorithmSection) -> Metrics:
+        """Return the figures of the batch itself: its tokens, and of rollouts rewards and lengths."""
+        tokens = {
+            "train/tokens": float(sum(int(row.mask.sum()) for row in self.rows)),
+            "perf/total_num_tokens": float(sum(len(row.tokens) for row in self.rows)),
+        }
+        return tokens if algorithm.name == SFT else tokens | batch_metrics(self.batch)
+
 
 def prepare_step(algorithm: AlgorithmSection, batch: Batch, *, mixed: bool) -> TrainingStep:
     """Return the step of a batch.
@@ -200,12 +220,12 @@ def prepare_step(algorithm: AlgorithmSection, batch: Batch, *, mixed: bool) -> T
     if not only_examples and algorithm.old_logprobs == "recompute":
         means = (*means, *OF_ROLLOUTS)
     if not only_examples and correction(algorithm.options) is not None:
-        means = (*means, "rollout/is_weight_mean", "rollout/is_out_of_bounds")
+        means = (*means, "rollout_corr/rollout_is_mean", "rollout_corr/rollout_is_oob_ratio")
     if algorithm.advantage == GAE:
         means = (*means, *_CRITIC_METRICS)
     if only_examples or mixed or examples:
         means = (*means, "sft/loss")
-    tops = () if only_examples else ("rollout/logprob_diff_max",)
+    tops = () if only_examples else ("rollout_corr/logprob_diff_max",)
     figures = StepMetrics(sums=dict.fromkeys(means, 0.0), tops=dict.fromkeys(tops, 0.0))
     return TrainingStep(
         batch, rollouts, examples, split_updates(rollouts, examples, algorithm.mini_batches), figures

@@ -20,6 +20,7 @@ from trainer.config.algorithms import OWN_LOSS, clip_bounds, find_loss
 from trainer.config.critic import critic_path
 from trainer.config.model import AlgorithmSection, JobConfig, OptimizerSection
 from trainer.config.model_files import read_model_config
+from trainer.config.schedule import CONSTANT, COSINE
 
 VALUE_HEAD = {"num_labels": 1, "classifier_dropout": 0.0}
 """What makes a token classification of transformers a critic, in its config."""
@@ -113,7 +114,8 @@ def optimizer_config(section: OptimizerSection, total_steps: int) -> FSDPOptimiz
         weight_decay=section.weight_decay,
         clip_grad=section.clip_grad,
         lr_warmup_steps=section.warmup_steps,
-        lr_scheduler_type=section.schedule,
+        lr_scheduler_type=COSINE if section.schedule == COSINE else CONSTANT,  # linear: `models._falling`
+        min_lr_ratio=section.min_lr_ratio,
         total_training_steps=total_steps,
     )
 

@@ -2,20 +2,19 @@
 
 import contextlib
 import os
-import pickle
 import re
 import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import structlog
-import torch
 from torch.distributed.fsdp import ShardedOptimStateDictConfig, ShardedStateDictConfig, StateDictType
 
 from syncd.errors import ConfigError, CorruptDataError, SyncdError
 from syncd.transports.ranks import Ranks
 from trainer.config.model import OptimizerSection
 from trainer.engines.verl.reshard import fill_model, fill_optimizer
+from trainer.plain_loads import load_plain, only_plain_data
 
 if TYPE_CHECKING:
     from trainer.engines.verl.models import Model  # imports verl
@@ -69,7 +68,7 @@ def _sharded(model: "Model") -> Iterator[None]:
 
 
 def load_state(model: "Model", directory: str, ranks: Ranks) -> None:
-    """Resume from the files of a directory, written by any number of ranks.
+    """Resume from the files of a directory, written by any number of ranks; nothing that they pickle is run.
 
     Weights, optimizer and schedule are exact. Random states are exact for the same number of ranks; of another one,
     ranks below it take those of the same rank, and further ranks keep their own. An event says so.
@@ -84,7 +83,8 @@ def load_state(model: "Model", directory: str, ranks: Ranks) -> None:
             raise problem
     try:
         if written == ranks.world_size:
-            model.load_checkpoint(directory, del_local_after_load=False)
+            with only_plain_data(directory):
+                model.load_checkpoint(directory, del_local_after_load=False)
         else:
             _load_resharded(model, directory, written, ranks)
     except (RuntimeError, ValueError, KeyError) as error:
@@ -96,10 +96,10 @@ def _load_resharded(model: "Model", directory: str, written: int, ranks: Ranks) 
 
     for kind, fill in (("model", fill_model), ("optim", fill_optimizer)):
         paths = [_path(directory, kind, written, rank) for rank in range(written)]
-        fill(model, [_mapped(path) for path in paths], ranks.rank)
+        fill(model, [load_plain(path) for path in paths], ranks.rank)
     if model.engine_config.optimizer_offload:
         fsdp_utils.offload_fsdp_optimizer(model.optimizer)
-    extra = _mapped(_path(directory, "extra_state", written, min(ranks.rank, written - 1)))
+    extra = load_plain(_path(directory, "extra_state", written, min(ranks.rank, written - 1)))
     if extra["lr_scheduler"] is not None and model.lr_scheduler is not None:
         model.lr_scheduler.load_state_dict(extra["lr_scheduler"])
     if ranks.rank < written:
@@ -123,18 +123,16 @@ def _problem(model: "Model", directory: str, written: int, ranks: Ranks) -> Sync
     for kind in _KINDS:
         for path in (_path(directory, kind, written, rank) for rank in readable):
             try:
-                _mapped(path)
-            except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+                load_plain(path)
+            except CorruptDataError as error:
+                return error
+            except OSError as error:
                 return CorruptDataError(f"the training state cannot be read: {error}", path=path)
     return None
 
 
 def _path(directory: str, kind: str, written: int, rank: int) -> str:
     return f"{directory}/{kind}_world_size_{written}_rank_{rank}.pt"
-
-
-def _mapped(path: str) -> Any:
-    return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
 
 
 def _ranks_of(directory: str) -> int | None:

@@ -142,14 +142,18 @@ class PolicyUpdates:
         Raises:
             CorruptDataError: Too many updates in a row were skipped.
         """
-        alone = self._config.critic.enabled and number <= self._config.critic.warmup_steps
-        parts = [] if alone else step.parts * self._algorithm.epochs
+        parts = step.parts * self.epochs(number)
         losses, given = self._losses(step, 1 / max(len(parts), 1)), dict(columns)
         return self._updates.run(
             self._prepared(step, parts, given),
             lambda part: self._add_gradients(step, part, given, losses),
             number,
         )
+
+    def epochs(self, number: int) -> int:
+        """Return how often a step goes over its batch: in the critic's first steps not at all."""
+        alone = self._config.critic.enabled and number <= self._config.critic.warmup_steps
+        return 0 if alone else self._algorithm.epochs
 
     def _prepared(
         self, step: TrainingStep, parts: Sequence[UpdateRows], given: dict[str, Mapping[int, torch.Tensor]]

@@ -5,13 +5,15 @@ from importlib.metadata import version
 from typing import Any
 
 from syncd.errors import ConfigError
+from syncd.extras import install_command
 from syncd.jobfile.problems import Problem, error_of
 from trainer.config.algorithms import GAE, LOSSES, SFT, estimator_and_loss
 from trainer.config.critic import critic_problems
-from trainer.config.load import LOADER, optimizer_problems, verl_problems
+from trainer.config.load import LOADER, verl_problems
 from trainer.config.model import AlgorithmSection, JobConfig
 from trainer.config.model_files import read_model_config
 from trainer.config.options import CORRECTION
+from trainer.config.schedule import optimizer_problems
 from trainer.engines.verl.release import LEGACY, RELEASES, lacking_problems
 
 _OTHER = 'engine.name = "verl" has it'
@@ -27,7 +29,7 @@ def check(config: JobConfig) -> None:
     installed = version("verl")
     if installed != LEGACY:
         message = f"verl {installed} is installed; the engine verl_legacy runs {LEGACY}"
-        raise ConfigError(message, hint="engine.name = \"verl\", or pip install 'syncd[verl-legacy]'")
+        raise ConfigError(message, hint=f'engine.name = "verl", or {install_command("verl-legacy")}')
     problems = [*verl_problems(config), *optimizer_problems(config), *critic_problems(config)]
     if problems := problems or list(_problems(config)):
         raise error_of(problems, LOADER.hint)
@@ -49,6 +51,8 @@ def _problems(config: JobConfig) -> Iterator[Problem]:
         # Their means are of one micro-batch: they would depend on how rows are split.
         "algorithm.entropy_coeff": section.entropy_coeff,
         "algorithm.kl_coef": section.kl_coef,
+        "algorithm.reward_kl_coef": section.reward_kl_coef,
+        'algorithm.optimizer.schedule = "linear"': section.optimizer.schedule == "linear",
         **_given_options(section),
     }
     for key, value in given.items():

@@ -77,11 +77,12 @@ class LegacyVerlEngine(FileEngine):
                 "the engine verl_legacy learns rollouts or examples, not both in a step", hint=hint
             )
         check_vocabulary(prepared.rows, self._text_config.vocab_size)
-        columns = self._columns(prepared) if prepared.rollouts else _columns_of_examples(prepared.examples)
-        done = self._update_all(prepared, columns, step)
-        done["train/tokens"] = float(sum(int(row.mask.sum()) for row in prepared.rows))
-        described = {} if self._algorithm.name == SFT else figures.batch_metrics(batch)
-        return prepared.figures.over(self.context.ranks) | done | described
+        if prepared.rollouts:
+            columns, done = self._columns(prepared)
+        else:
+            columns, done = _columns_of_examples(prepared.examples), {}
+        done |= self._update_all(prepared, columns, step)
+        return prepared.figures.over(self.context.ranks) | done | prepared.described(self._algorithm)
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Walk over the whole weights by their Hugging Face names, in the dtype that they have."""
@@ -130,25 +131,25 @@ class LegacyVerlEngine(FileEngine):
     def _text_config(self) -> Any:
         return self.model.module.config.get_text_config()
 
-    def _columns(self, step: TrainingStep) -> Columns:
-        """Return what the policy loss needs of each token of this rank's rows."""
-        given = by_share(self._algorithm, step.rollouts, advantages(self._algorithm, step.batch))
+    def _columns(self, step: TrainingStep) -> tuple[Columns, Metrics]:
+        """Return what the policy loss needs of each token of this rank's rows, and figures of the advantages."""
+        found = advantages(self._algorithm, step.batch)
+        done = figures.advantage_metrics(found, step.masks)
+        given = by_share(self._algorithm, step.rollouts, found)
         columns: dict[str, Found] = {"advantages": dict(enumerate(given))}
         recorded = {i: torch.tensor(list(row.logprobs)) for i, row in enumerate(step.batch.experiences)}
         if self._algorithm.old_logprobs == "rollout":
             # The worker does not show the log-probs of its updates, so there is nothing to compare with.
-            step.figures.drop(*figures.MISMATCH, "rollout/logprob_diff_max")
-            return columns | {"old_log_probs": recorded}
+            step.figures.drop(*figures.MISMATCH, "rollout_corr/logprob_diff_max")
+            return columns | {"old_log_probs": recorded}, done
         slots = [slot for part in step.parts for slot in self._deal(step.rollouts, part.rollouts)]
-        found, entropies = (
-            self._forward(self.model, step.rollouts, slots, entropy=True) if slots else ({}, {})
-        )
-        measure_mismatch(self.context.ranks, step, found, recorded)
-        for number in found:
+        own, entropies = self._forward(self.model, step.rollouts, slots, entropy=True) if slots else ({}, {})
+        measure_mismatch(self.context.ranks, step, own, recorded)
+        for number in own:
             mask = step.rollouts[number].mask.bool()
             if mask.any():
                 step.figures.mean("actor/entropy", float(entropies[number][mask].mean()), float(mask.sum()))
-        return columns | {"old_log_probs": found}
+        return columns | {"old_log_probs": own}, done
 
     def _update_all(self, step: TrainingStep, columns: Columns, number: int) -> Metrics:
         """Make all updates of a step and return what the optimizer did."""

@@ -16,7 +16,7 @@ from syncd.errors import ConfigError
 from syncd.transports.ranks import Ranks
 from trainer.config.algorithms import OWN_LOSS, SFT, clip_bounds, find_loss
 from trainer.config.model import AlgorithmSection, JobConfig
-from trainer.engines.verl.checks import schedule_steps
+from trainer.config.schedule import schedule_steps
 
 
 class LegacyModel:
@@ -97,6 +97,7 @@ def _optimizer(config: JobConfig) -> Mapping[str, Any]:
         "clip_grad": optimizer.clip_grad,
         "lr_warmup_steps": optimizer.warmup_steps,
         "lr_scheduler_type": optimizer.schedule,
+        "min_lr_ratio": optimizer.min_lr_ratio,
         "total_training_steps": schedule_steps(config),
     }
 

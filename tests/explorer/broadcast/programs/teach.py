@@ -51,7 +51,7 @@ class Teacher(FileEngine):
             for parameter in self.model.parameters():
                 parameter.add_(NOISE * torch.randn(parameter.shape, generator=noise))
         self.known[step] = self._state()
-        return {"reward/mean": 0.0}
+        return {"critic/score/mean": 0.0}
 
     def export(self):
         yield from self.model.state_dict().items()
