@@ -1,4 +1,4 @@
-"""Processor time of a training step beside the same arithmetic in plain torch: verl's engine on CPU, one rank, float32.
+"""Processor time of a training step beside the same arithmetic in plain torch: verl on a CPU, one rank, float32.
 
     python benchmarks/train_step.py [--rounds 10] [--profile] [--json FILE]
 

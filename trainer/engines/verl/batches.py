@@ -101,12 +101,18 @@ def tensors(
         name: (torch.cat([torch.zeros(1) if slot is None else column[slot] for slot in slots]), responses)
         for name, column in columns.items()
     }
-    jagged = {name: torch.nested.nested_tensor_from_jagged(*column) for name, column in values.items()}
-    data = TensorDict(jagged, batch_size=[len(slots)])
+    data = TensorDict({name: _jagged(*column) for name, column in values.items()}, batch_size=[len(slots)])
     return tu.assign_non_tensor(
         data, use_remove_padding=budget.packed, pad_token_id=0, use_dynamic_bsz=budget.tokens is not None,
         max_token_len_per_gpu=budget.tokens, micro_batch_size_per_gpu=size, **settings,
     )  # fmt: skip
+
+
+def _jagged(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    lengths = offsets.diff()  # without them torch pads rows to the length of all together
+    return torch.nested.nested_tensor_from_jagged(
+        values, offsets, min_seqlen=int(lengths.min()), max_seqlen=int(lengths.max())
+    )
 
 
 def response_values(values: torch.Tensor, data: TensorDict) -> torch.Tensor:
