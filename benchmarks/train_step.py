@@ -1,33 +1,36 @@
 """Processor time of a training step beside the same arithmetic in plain torch: verl on a CPU, one rank, float32.
 
-    python benchmarks/train_step.py [--rounds 10] [--profile] [--json FILE]
+    python benchmarks/train_step.py [--rounds 10] [--json FILE]
 
 GRPO on two batches of the arithmetic example's model. Both train on the same rows in turns, so that whatever else the
 machine does meets both. Plain torch has the forward pass of padded rows, log-probs, ratios, the clipped loss,
 backward, clipping of the gradient and AdamW, and nothing else: no checks, no figures, no sharding. Processor seconds
-of one thread; the first two steps of each are not counted. `--profile` prints where the engine's time goes.
+of one thread; the first two steps of each are not counted. Parts of it are timed in steps of their own.
 """
 
 import argparse
-import cProfile
-import json
-import pstats
+import os
 import statistics
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import report
 import torch
 import transformers
+from verl.workers.engine.fsdp import transformer_impl
 
 from syncd.experience.model import Experience
 from trainer import get_trainer_wrapper
 from trainer.config.model import JobConfig
 from trainer.engines.files import FileEngine
+from trainer.engines.verl import engine as engine_module
+from trainer.engines.verl import losses, updates
 from trainer.experience.batch import Batch
 from trainer.experience.cursor import Origin
 
@@ -38,24 +41,38 @@ CASES = {"638 tokens": (64, 6, 4, 14), "5178 tokens": (128, 20, 10, 30)}
 
 LR, CLIP = 1e-4, 0.2
 
+PARTS: dict[str, tuple[Any, str]] = {
+    "ours: rows and limits": (engine_module, "prepare_step"),
+    "ours: advantages (verl's estimator in them)": (engine_module.VerlEngine, "_columns"),
+    "ours: rows as verl takes them": (updates, "tensors"),
+    "ours: how far the model is from explorers": (losses.PolicyLoss, "_measure"),
+    "verl: splitting into micro-batches": (transformer_impl, "prepare_micro_batches"),
+    "verl: log-probs of logits": (transformer_impl.FSDPEngineWithLMHead, "prepare_model_outputs"),
+    "verl: the loss": (losses, "ppo_loss"),
+    "verl and torch: the optimizer's step": (transformer_impl.FSDPEngine, "optimizer_step"),
+    "torch: the model's forward pass": (transformers.LlamaForCausalLM, "forward"),
+    "torch: backward": (torch.Tensor, "backward"),
+}
+"""Parts of the engine's step, and the function of each."""
+
 
 def main() -> None:
     """Measure both ways on both batches, and print one line for each batch."""
     warnings.filterwarnings("ignore")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10, help="steps that are counted")
-    parser.add_argument("--profile", action="store_true", help="print where the engine's time goes")
     parser.add_argument("--json", type=Path, help="where the figures go, with machine and date")
     options = parser.parse_args()
     torch.set_num_threads(1)
     figures = {}
     with tempfile.TemporaryDirectory() as place:
+        machine = report.machine(Path(place), torch=torch.__version__, load=os.getloadavg()[0])
         _write_model(Path(place) / "model")
         for name, shape in CASES.items():
             figures[name] = _measure(Path(place), shape, options)
             print(f"{name}: {_line(figures[name])}", flush=True)
     if options.json:
-        options.json.write_text(json.dumps({**report.machine(), "cases": figures}, indent=1) + "\n")
+        report.keep(options.json, {"machine": machine, "cases": figures})
 
 
 def _write_model(directory: Path) -> None:
@@ -68,7 +85,7 @@ def _write_model(directory: Path) -> None:
     of_config(config, dtype=torch.float32).save_pretrained(directory)
 
 
-def _measure(place: Path, shape: Sequence[int], options: argparse.Namespace) -> dict[str, float]:
+def _measure(place: Path, shape: Sequence[int], options: argparse.Namespace) -> dict[str, Any]:
     engine, plain = _engine(place, shape), PlainStep(place / "model")
     batches = [_batch(shape, number) for number in range(options.rounds + 2)]
     ours: list[float] = []
@@ -76,8 +93,7 @@ def _measure(place: Path, shape: Sequence[int], options: argparse.Namespace) -> 
     for batch in batches:
         ours.append(_timed(lambda batch=batch: engine.train_step(batch)))
         theirs.append(_timed(lambda batch=batch: plain.step(batch)))
-    if options.profile:
-        _profile(engine, batches)
+    parts = _parts(engine, batches[2:])
     engine.shutdown()
     medians = [statistics.median(values[2:]) for values in (ours, theirs)]
     return {
@@ -85,13 +101,15 @@ def _measure(place: Path, shape: Sequence[int], options: argparse.Namespace) -> 
         "engine_seconds": medians[0],
         "plain_seconds": medians[1],
         "ratio": statistics.median(a / b for a, b in zip(ours[2:], theirs[2:], strict=True)),
+        "parts": parts,
     }
 
 
-def _line(figures: dict[str, float]) -> str:
+def _line(figures: dict[str, Any]) -> str:
+    parts = "".join(f"\n    {share:6.1%}  {name}" for name, share in figures["parts"].items())
     return (
         f"{figures['tokens']:.0f} tokens, engine {figures['engine_seconds'] * 1e3:.1f} ms, "
-        f"plain torch {figures['plain_seconds'] * 1e3:.1f} ms, ratio {figures['ratio']:.2f}"
+        f"plain torch {figures['plain_seconds'] * 1e3:.1f} ms, ratio {figures['ratio']:.2f}{parts}"
     )
 
 
@@ -101,13 +119,30 @@ def _timed(step: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-def _profile(engine: FileEngine, batches: Sequence[Batch]) -> None:
-    profile = cProfile.Profile()
-    profile.enable()
-    for batch in batches:
-        engine.train_step(batch)
-    profile.disable()
-    pstats.Stats(profile).sort_stats("cumulative").print_stats(70)
+def _parts(engine: FileEngine, batches: Sequence[Batch]) -> dict[str, float]:
+    """Return the share of the step's processor time of each part; those of one line below another are in it."""
+    spent = dict.fromkeys(["step", *PARTS], 0.0)
+    with ExitStack() as timed:
+        for name, (owner, function) in PARTS.items():
+            timed.enter_context(
+                mock.patch.object(owner, function, _adding(getattr(owner, function), spent, name))
+            )
+        for batch in batches:
+            spent["step"] += _timed(lambda batch=batch: engine.train_step(batch))
+    return {name: spent[name] / spent["step"] for name in PARTS}
+
+
+def _adding(function: Callable[..., Any], spent: dict[str, float], name: str) -> Callable[..., Any]:
+    """Return a function that adds what each call takes."""
+
+    def timed(*arguments: Any, **named: Any) -> Any:
+        start = time.process_time()
+        try:
+            return function(*arguments, **named)
+        finally:
+            spent[name] += time.process_time() - start
+
+    return timed
 
 
 class PlainStep:
