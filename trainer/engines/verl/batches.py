@@ -86,26 +86,62 @@ def tensors(
     """
     slots, size = fill(slots, budget.rows)
     chosen = [PADDING if slot is None else rows[slot] for slot in slots]
-    found = {
-        "input_ids": [row.tokens for row in chosen],
-        "position_ids": [torch.arange(len(row.tokens)) for row in chosen],
-        "prompts": [row.tokens[: row.prompt] for row in chosen],
-        "responses": [row.tokens[row.prompt :] for row in chosen],
-        "response_mask": [row.mask for row in chosen],
-        "loss_mask": [torch.cat([torch.zeros(row.prompt, dtype=torch.long), row.mask]) for row in chosen],
+    whole, prompts = _offsets([len(row.tokens) for row in chosen]), _offsets([row.prompt for row in chosen])
+    responses = whole - prompts
+    of_prompt = _is_prompt(whole, prompts)
+    tokens, mask = torch.cat([row.tokens for row in chosen]), torch.cat([row.mask for row in chosen])
+    values = {
+        "input_ids": (tokens, whole),
+        "position_ids": (_positions(whole), whole),
+        "prompts": (tokens[of_prompt], prompts),
+        "responses": (tokens[~of_prompt], responses),
+        "response_mask": (mask, responses),
+        "loss_mask": (torch.zeros_like(tokens).masked_scatter_(~of_prompt, mask), whole),
     } | {
-        name: [column[slot] if slot is not None else torch.zeros(1) for slot in slots]
+        name: (torch.cat([torch.zeros(1) if slot is None else column[slot] for slot in slots]), responses)
         for name, column in columns.items()
     }
-    data = TensorDict({name: _jagged(values) for name, values in found.items()}, batch_size=[len(slots)])
+    data = TensorDict({name: _jagged(*column) for name, column in values.items()}, batch_size=[len(slots)])
     return tu.assign_non_tensor(
         data, use_remove_padding=budget.packed, pad_token_id=0, use_dynamic_bsz=budget.tokens is not None,
         max_token_len_per_gpu=budget.tokens, micro_batch_size_per_gpu=size, **settings,
     )  # fmt: skip
 
 
-def _jagged(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.nested.as_nested_tensor(list(values), layout=torch.jagged)
+def _jagged(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    lengths = offsets.diff()  # without them torch pads rows to the length of all together
+    return torch.nested.nested_tensor_from_jagged(
+        values, offsets, min_seqlen=int(lengths.min()), max_seqlen=int(lengths.max())
+    )
+
+
+def response_values(values: torch.Tensor, data: TensorDict) -> torch.Tensor:
+    """Return what a model answered at each response token, rows end to end.
+
+    Args:
+        values: What the model answered at each token of each row, jagged: of the token that comes next.
+        data: The rows.
+    """
+    prompts, responses = data["prompts"].offsets(), data["responses"].offsets()
+    ends = (prompts + responses)[:-1] + prompts.diff()
+    at = _positions(responses) + torch.repeat_interleave(ends - 1, responses.diff())
+    return values.values()[at]
+
+
+def _offsets(lengths: Sequence[int]) -> torch.Tensor:
+    """Return where each row begins if they are end to end, and where the last one ends."""
+    return torch.tensor([0, *lengths]).cumsum(0)
+
+
+def _positions(offsets: torch.Tensor) -> torch.Tensor:
+    """Return the position of each value in its row."""
+    places = torch.arange(int(offsets[-1]), device=offsets.device)
+    return places - torch.repeat_interleave(offsets[:-1], offsets.diff())
+
+
+def _is_prompt(whole: torch.Tensor, prompts: torch.Tensor) -> torch.Tensor:
+    """Return of each token of rows end to end whether it belongs to the prompt."""
+    return _positions(whole) < torch.repeat_interleave(prompts.diff(), whole.diff())
 
 
 def forward(

@@ -20,6 +20,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from syncd.errors import ConfigError
 from trainer.config.algorithms import LOSSES
+from trainer.engines.verl.batches import response_values
 from trainer.engines.verl.figures import StepMetrics, measure_difference
 from trainer.plugins import POLICY_LOSSES
 
@@ -94,11 +95,9 @@ class PolicyLoss:
     def _measure(self, output: Mapping[str, torch.Tensor], data: TensorDict) -> None:
         """Record how far the model is from explorers, unless that was measured before the updates."""
         if "rollout_log_probs" in data:
-            found, recorded = (
-                no_padding_2_padding(output["log_probs"], data),
-                _padded(data, "rollout_log_probs"),
-            )
-            measure_difference(self.figures, found.detach(), recorded, _padded(data, "response_mask"))
+            now = response_values(output["log_probs"].detach(), data)
+            recorded, mask = data["rollout_log_probs"].values(), data["response_mask"].values()
+            measure_difference(self.figures, now, recorded, mask)
 
 
 def _padded(data: TensorDict, name: str) -> torch.Tensor:
