@@ -22,7 +22,7 @@ RECORDED = $(PYTHON) tests/targets.py run $@ $(if $(PYTEST_ARGS),--partial) --
 ## help: this list
 help:
 	@echo 'make TARGET; the first run of each sets up its environment.'
-	@awk -F ': ' '/^## / { printf "  %-18s%s\n", substr($$1, 4), substr($$0, length($$1) + 3) }' $(MAKEFILE_LIST)
+	@awk -F ': ' '/^## / { printf "  %-20s%s\n", substr($$1, 4), substr($$0, length($$1) + 3) }' $(MAKEFILE_LIST)
 
 ## setup: .venv alone, for machines that have no network later
 setup: $(DEMO)
@@ -117,7 +117,7 @@ test-verifiers: $(READY) $(if $(SYNCD_VERIFIERS_PYTHON),,.venv-verifiers/.ready)
 	$(RECORDED) $(BIN)/python -m pytest tests/explorer/engines/test_verifiers_real.py $(PYTEST_ARGS)
 
 # Agents' clients before the gateway; SYNCD_OPENAI_CLIENTS_PYTHON names the interpreter of another environment.
-## test-openai-clients: openai, openai-agents, LangChain and litellm before the gateway (SYNCD_OPENAI_CLIENTS_PYTHON, else installed)
+## test-openai-clients: openai, openai-agents, LangChain and litellm (SYNCD_OPENAI_CLIENTS_PYTHON, else installed)
 test-openai-clients: $(READY) $(if $(SYNCD_OPENAI_CLIENTS_PYTHON),,.venv-openai-clients/.ready)
 	$(BIN)/python -m pytest tests/explorer/test_openai_clients.py $(PYTEST_ARGS)
 

@@ -31,7 +31,7 @@ _NAMES = re.compile(r'"(?:group|groups)":(?=["\[])')
 
 
 @dataclass(slots=True)
-class Replay:
+class JournalReplay:
     """What came of reading a journal.
 
     Args:

@@ -16,7 +16,7 @@ import structlog
 from explorer_hooks.explorer.own_files import own_path
 from explorer_hooks.gateway.journal import TurnJournal
 from explorer_hooks.gateway.records import DamagedLine
-from explorer_hooks.gateway.replay import Replay
+from explorer_hooks.gateway.replay import JournalReplay
 from explorer_hooks.gateway.sessions import Sessions
 from syncd.errors import ConfigError, StorageError
 from syncd.experience.writer import ExperienceWriter
@@ -139,7 +139,7 @@ class GatewayRun:
 
     def _replay(self, sessions: Sessions) -> None:
         """Read the journal; the groups of what is damaged are dropped and counted."""
-        replay = Replay(sessions)
+        replay = JournalReplay(sessions)
         replay.read(self._journal.records(), time.monotonic())
         sessions.apply(sessions.settled(self._writer.upcoming))
         groups = replay.drop()

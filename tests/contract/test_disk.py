@@ -93,10 +93,11 @@ def test_replace_fails_once_its_stage_is_removed(bed: Bed) -> None:
 
 
 def test_a_failed_replace_leaves_no_temporary_file(bed: Bed) -> None:
-    bed.disk.make_directory(bed.path("a"))
-    with pytest.raises(IsADirectoryError):
-        bed.disk.replace(bed.path("a"), b"one")
-    assert names(bed) == {"a"}
+    bed.disk.make_directory(bed.path("gone"))
+    bed.disk.remove_directory(bed.path("gone"))
+    with pytest.raises(FileNotFoundError):
+        bed.disk.replace(bed.path("gone/a"), b"one")
+    assert names(bed) == set()
 
 
 def test_a_replace_with_failing_pieces_keeps_the_old_content(bed: Bed) -> None:

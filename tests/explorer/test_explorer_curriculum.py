@@ -105,7 +105,7 @@ def test_a_column_called_task_set_of_the_users_own_is_no_set(tmp_path):
     ledger = SimpleNamespace(
         cursor=TaskCursor(0, 0, 0), state=SimpleNamespace(seed=""), group=lambda *place: f"g/{place}"
     )
-    gate = SimpleNamespace(wait_until_usable=lambda **_: True, update_during_work=lambda: None)
+    gate = SimpleNamespace(wait_until_usable=lambda **_: True, update_during_work=lambda: None, unproven={})
     tasks = open_tasks([TaskSetSection(source=str(path))])
     curriculum = Curriculum(CurriculumSection(), Records(str(tmp_path / "difficulty.jsonl")), "")
     batch = BatchMaker(tasks, ledger, sampling, gate, curriculum).make()

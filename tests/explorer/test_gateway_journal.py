@@ -15,7 +15,7 @@ from support.gateway_bed import GatewayBed, ScriptedEngine
 
 from explorer_hooks.gateway.journal import NAME, TurnJournal
 from explorer_hooks.gateway.records import DamagedLine, decoded, encoded, read_line
-from explorer_hooks.gateway.replay import Replay
+from explorer_hooks.gateway.replay import JournalReplay
 from explorer_hooks.gateway.rows import experiences_of
 from explorer_hooks.gateway.run_record import GatewayRun, PlayedTasks
 from explorer_hooks.gateway.sessions import Sessions
@@ -270,7 +270,7 @@ def test_damage_that_comes_while_a_gateway_runs_is_left_for_the_next_start(tmp_p
 
     bed.run(main)
     assert "0.5" in bed.sessions.groups
-    replay = Replay(Sessions())
+    replay = JournalReplay(Sessions())
     with closing(TurnJournal(str(tmp_path))) as journal:
         replay.read(journal.records())
     assert (replay.lines, replay.drop()) == (1, ["0.5"])

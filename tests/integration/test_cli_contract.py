@@ -1,8 +1,10 @@
 """What is documented is what happens: exit codes, and the fields of every JSON document."""
 
+import contextlib
 import os
 import re
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -92,7 +94,15 @@ def damage(job):
 def lead(job):
     candidate = Candidate(job, SystemClock())
     assert candidate.holder() is None
-    candidate.claim()
+    term = candidate.claim()
+
+    def beat():
+        with contextlib.suppress(OSError, SyncdError):  # the job has gone with its test
+            while True:
+                term.beat(None)
+                time.sleep(0.2)
+
+    threading.Thread(target=beat, daemon=True).start()
 
 
 def too_late(job):

@@ -208,7 +208,7 @@ def test_the_wheel_of_what_the_image_copies_has_the_recipes(tmp_path):
     assert any(name.endswith("share/syncd/monitoring/syncd.rules.yml") for name in names)
 
 
-SMALL = {"total_steps": 2, "groups": 4, "group_size": 2, "max_tokens": 4}
+SMALL = {"total_steps": 2, "warmup_steps": 0, "groups": 4, "group_size": 2, "max_tokens": 4}
 """What makes a job short; the commands are typed as they are."""
 
 

@@ -17,7 +17,7 @@ from explorer_hooks.gateway.driver import SessionRequest
 from explorer_hooks.gateway.gateway import Gateway, GatewayLimits
 from explorer_hooks.gateway.http_thread import HttpThread, listening
 from explorer_hooks.gateway.journal import TurnJournal
-from explorer_hooks.gateway.replay import Replay
+from explorer_hooks.gateway.replay import JournalReplay
 from explorer_hooks.gateway.sessions import Sessions
 from explorer_hooks.gateway.splice import Splicer
 from explorer_hooks.gateway.turns import TurnMaker
@@ -78,7 +78,7 @@ class GatewayBed:
         ends = {at: MARKS[at] for at in (0, 1)}
         self.sessions, self.journal = Sessions(), TurnJournal(str(directory))
         try:
-            self.replay = Replay(self.sessions)
+            self.replay = JournalReplay(self.sessions)
             self.replay.read(self.journal.records())
             self.replay.drop()
             self.journal.start(self.sessions.needs, self.sessions.rest)

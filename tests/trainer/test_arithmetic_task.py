@@ -108,7 +108,7 @@ def test_make_writes_model_tasks_and_demonstrations(made, model):
 
 def test_equal_seeds_make_equal_files_and_other_seeds_others(made, tmp_path):
     for seed in (5, 6):
-        make_model(tmp_path / str(seed), seed)
+        make_model(tmp_path / str(seed), seed, tied=False)
         make_sft_data(tmp_path / str(seed) / "sft.jsonl", seed, 50)
     for ours, theirs in (("model.safetensors", "model/model.safetensors"), ("sft.jsonl", "sft.jsonl")):
         assert (tmp_path / "5" / ours).read_bytes() == (made / theirs).read_bytes()

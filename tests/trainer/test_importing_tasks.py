@@ -333,13 +333,12 @@ def test_a_step_that_is_larger_than_a_batch_is_shared_out(importer: Importer) ->
 def test_an_option_that_a_message_names_is_enough(importer: Importer) -> None:
     text = _trl(lr_scheduler_type="linear", warmup_steps=3, use_peft=True)
     refusal = importer.refusal("grpo.yaml", text)
-    assert "--algorithm.optimizer.schedule cosine" in refusal
     assert "--model.lora.targets all-linear" in refusal
-    given = ("--algorithm.optimizer.schedule", "cosine", "--model.lora.targets", "all-linear")
+    given = ("--model.lora.targets", "all-linear")
     assert importer.run("grpo.yaml", text, *given) == 0
     written = flat(tomllib.loads(importer.job.read_text()))
     assert (written["algorithm.optimizer.schedule"], written["algorithm.optimizer.warmup_steps"]) == (
-        "cosine",
+        "linear",
         3,
     )
     assert (written["model.lora.targets"], written["model.lora.rank"]) == ("all-linear", 16)

@@ -100,7 +100,9 @@ def test_python_m_trainer_reports_errors_like_the_command(file):
         command, check=False, capture_output=True, text=True, timeout=60, env=environment()
     )
     assert ended.returncode == 78
-    assert ended.stderr == ("error: sync.interval = 0 is not a whole number at least 1: the command line\n")
+    assert ended.stderr == (
+        "error: sync.interval = 0 is not a whole number at least 1: the command line\nhint: trainer config docs\n"
+    )
 
 
 def test_a_dry_run_prints_the_resolved_file_and_changes_nothing(shell, file, tmp_path):

@@ -16,6 +16,7 @@ from syncd.errors import CorruptDataError, ProtocolTooNewError, UsageError
 from syncd.experience import model, table
 from syncd.experience.model import Experience
 from syncd.experience.table import SCHEMA, decode_batch, encode_batch
+from syncd.extras import upgrade_command
 
 NAMES = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=20)
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -269,4 +270,4 @@ def test_hostile_batch_files_are_refused(what):
 def test_a_batch_of_a_newer_protocol_is_refused_with_an_upgrade_hint():
     with pytest.raises(ProtocolTooNewError) as caught:
         decode_batch(_write(_table().replace_schema_metadata({"protocol": "2"})), "x")
-    assert "syncd[experience]" in caught.value.hint
+    assert caught.value.hint == upgrade_command()

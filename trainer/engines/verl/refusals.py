@@ -38,6 +38,11 @@ def _hint(error: Exception, path: str, *, has_adapters: bool) -> str:
         )
     if "does not recognize this architecture" in str(error):
         return "pip install --upgrade transformers, or name a model that it has"
+    again = f"hf download ORG/MODEL --local-dir {shlex.quote(path)}  # if a file of it is damaged"
     if has_adapters and isinstance(error, ValueError):
         return "model.lora.targets names linear layers only"
-    return f"hf download ORG/MODEL --local-dir {shlex.quote(path)}  # if a file of it is damaged"
+    # peft says of some layers that it cannot add to them by an error that a damaged file may raise, too.
+    unclear = has_adapters and not isinstance(
+        error, OSError | EOFError | pickle.UnpicklingError | SafetensorError
+    )
+    return f"model.lora.targets names linear layers only; else {again}" if unclear else again
