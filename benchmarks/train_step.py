@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -91,8 +92,8 @@ def _measure(place: Path, shape: Sequence[int], options: argparse.Namespace) -> 
     ours: list[float] = []
     theirs: list[float] = []
     for batch in batches:
-        ours.append(_timed(lambda batch=batch: engine.train_step(batch)))
-        theirs.append(_timed(lambda batch=batch: plain.step(batch)))
+        ours.append(_timed(partial(engine.train_step, batch)))
+        theirs.append(_timed(partial(plain.step, batch)))
     parts = _parts(engine, batches[2:])
     engine.shutdown()
     medians = [statistics.median(values[2:]) for values in (ours, theirs)]
@@ -128,7 +129,7 @@ def _parts(engine: FileEngine, batches: Sequence[Batch]) -> dict[str, float]:
                 mock.patch.object(owner, function, _adding(getattr(owner, function), spent, name))
             )
         for batch in batches:
-            spent["step"] += _timed(lambda batch=batch: engine.train_step(batch))
+            spent["step"] += _timed(partial(engine.train_step, batch))
     return {name: spent[name] / spent["step"] for name in PARTS}
 
 
@@ -165,7 +166,7 @@ class PlainStep:
         for begin in range(0, len(rows), MICRO):
             part = rows[begin : begin + MICRO]
             loss = self._loss(part, advantages[begin : begin + MICRO]) / count
-            loss.backward()
+            torch.autograd.backward(loss)
             total += float(loss)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
