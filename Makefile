@@ -48,12 +48,12 @@ demo-daemon: $(DEMO)
 test: $(READY)
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)
 
-# After each edit, in two minutes or less on two cores: what needs no mount, no other machine and no long matrix. The
+# After each edit, in five minutes on two cores: what needs no mount, no other machine and no long matrix. The
 # mark `slow` and the directories below say what that is.
 FAST := tests/unit tests/contract tests/sim tests/trainer tests/explorer
 VERL_TESTS := tests/trainer/engines tests/contract/test_policy_losses.py tests/trainer/test_export_fsdp.py
 WHOLE_ENGINES := tests/trainer/engines tests/explorer/engines tests/explorer/broadcast
-## test-fast: after each edit: the tests that need no mount, no other machine and no long matrix (2 minutes)
+## test-fast: after each edit: the tests that need no mount, no other machine and no long matrix (5 minutes)
 test-fast: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not sweep and not beds" \
 		$(FAST) $(addprefix --ignore=,$(WHOLE_ENGINES)) $(PYTEST_ARGS)
