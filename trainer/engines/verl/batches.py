@@ -87,12 +87,12 @@ def tensors(
     slots, size = fill(slots, budget.rows)
     chosen = [PADDING if slot is None else rows[slot] for slot in slots]
     whole, prompts = _offsets([len(row.tokens) for row in chosen]), _offsets([row.prompt for row in chosen])
-    responses = whole - prompts
-    of_prompt = _is_prompt(whole, prompts)
+    responses, positions = whole - prompts, _positions(whole)
+    of_prompt = positions < torch.repeat_interleave(prompts.diff(), whole.diff())
     tokens, mask = torch.cat([row.tokens for row in chosen]), torch.cat([row.mask for row in chosen])
     values = {
         "input_ids": (tokens, whole),
-        "position_ids": (_positions(whole), whole),
+        "position_ids": (positions, whole),
         "prompts": (tokens[of_prompt], prompts),
         "responses": (tokens[~of_prompt], responses),
         "response_mask": (mask, responses),
@@ -137,11 +137,6 @@ def _positions(offsets: torch.Tensor) -> torch.Tensor:
     """Return the position of each value in its row."""
     places = torch.arange(int(offsets[-1]), device=offsets.device)
     return places - torch.repeat_interleave(offsets[:-1], offsets.diff())
-
-
-def _is_prompt(whole: torch.Tensor, prompts: torch.Tensor) -> torch.Tensor:
-    """Return of each token of rows end to end whether it belongs to the prompt."""
-    return _positions(whole) < torch.repeat_interleave(prompts.diff(), whole.diff())
 
 
 def forward(
