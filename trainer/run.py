@@ -136,6 +136,6 @@ def _open_rank0(
         on_wait=DaemonWait(job, SystemClock(), checks),
     )
     opened.enter_context(sync)
-    screen = Screen(config, step)
+    screen = Screen(config, step, lock.check)
     opened.callback(screen.close)
     return Rank0(config, sync, make_strategy(config, sync.job), screen, checks=checks)

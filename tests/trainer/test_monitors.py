@@ -16,8 +16,9 @@ import pytest
 pytest.importorskip("pydantic", reason="the trainer needs pydantic")
 
 from structlog.testing import capture_logs
+from support.synchronizers import eventually
 
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, FencedError
 from syncd.extras import install_command
 from trainer import plugins
 from trainer.config.model import JobConfig
@@ -53,6 +54,23 @@ def opened(config, resumed_from=0):
 def job(tmp_path):
     (tmp_path / "job").mkdir()
     return tmp_path / "job"
+
+
+def test_a_trainer_that_was_replaced_reports_nothing_more_not_even_what_was_queued(job):
+    """A process may be stopped after it has decided to report, and wake up when another one trains."""
+
+    def check():
+        if replaced:
+            raise FencedError("another trainer has taken over this job")
+
+    replaced = []
+    monitors = Monitors.open(config_of(job), 0, check)
+    monitors.log({"a": 1.0}, 1)
+    eventually((job / "metrics.jsonl").exists)
+    replaced.append(True)
+    monitors.log({"a": 2.0}, 2)
+    monitors.close(LONG)
+    assert list(read_history(str(job / "metrics.jsonl")).steps) == [1]
 
 
 # --- each kind, read back with its library -------------------------------------------------

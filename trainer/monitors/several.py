@@ -20,7 +20,7 @@ from queue import SimpleQueue
 
 import structlog
 
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, FencedError
 from trainer.config.model import JobConfig
 from trainer.monitors.base import Monitor, MonitoredRun, RolloutSample
 from trainer.monitors.jsonl import Jsonl
@@ -47,12 +47,15 @@ class Monitors:
         self._behind = tuple(behind)
 
     @classmethod
-    def open(cls, config: JobConfig, resumed_from: int) -> "Monitors":
+    def open(
+        cls, config: JobConfig, resumed_from: int, check: Callable[[], None] = lambda: None
+    ) -> "Monitors":
         """Start the monitors of a job.
 
         Args:
             config: The resolved configuration.
             resumed_from: The step that the run resumes from, 0 at the first start.
+            check: Raises FencedError once another trainer has taken over: nothing is reported from then on.
 
         Raises:
             ConfigError: A kind is unknown, its package is missing, or it refuses its options.
@@ -64,7 +67,7 @@ class Monitors:
         kinds = {kind: MONITORS.get(kind) for kind in config.monitor.kinds}
         makes: dict[str, Callable[[MonitoredRun], Monitor]] = {"jsonl": Jsonl, **kinds}
         runs = {kind: _run(config, kind, resumed_from) for kind in makes}
-        behind = [MonitorThread(kind, partial(make, runs[kind])) for kind, make in makes.items()]
+        behind = [MonitorThread(kind, partial(make, runs[kind]), check) for kind, make in makes.items()]
         deadline = time.monotonic() + START
         try:
             for each in behind:
@@ -138,10 +141,11 @@ class MonitorThread:
     Args:
         kind: The monitor's name, for the log.
         make: Makes it; called again before the next call if it raised.
+        check: Called before each call; FencedError switches the monitor off.
     """
 
-    def __init__(self, kind: str, make: Callable[[], Monitor]) -> None:
-        self._kind, self._make = kind, make
+    def __init__(self, kind: str, make: Callable[[], Monitor], check: Callable[[], None]) -> None:
+        self._kind, self._make, self._check = kind, make, check
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._monitor: Monitor | None = None
         self._row, self._off = 0, False
@@ -197,7 +201,10 @@ class MonitorThread:
         try:
             if self._monitor is None:
                 self._monitor = self._make()
+            self._check()  # here, not in the loop: this process may have been stopped since the call was queued
             call(self._monitor)
+        except FencedError:
+            self._off = True
         except Exception as error:  # noqa: BLE001 -- whatever a service's library raises
             self._failed(error)
             if isinstance(error, ConfigError) and not self._made.done():

@@ -17,11 +17,12 @@ class Screen:
     Args:
         config: The job's file.
         step: The step that the run resumes from.
+        check: Raises FencedError once another trainer has taken over.
     """
 
-    def __init__(self, config: JobConfig, step: int) -> None:
+    def __init__(self, config: JobConfig, step: int, check: Callable[[], None]) -> None:
         self._config = config
-        self._monitors = Monitors.open(config, step)
+        self._monitors = Monitors.open(config, step, check)
         self._progress = Progress.open(config, config.trainer.total_steps, step)
         self._decode = _decoder(config)
 
