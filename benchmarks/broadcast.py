@@ -38,8 +38,8 @@ from syncd.protocol.layout import Job
 from syncd.synchronizer import Synchronizer
 from syncd.transports.base import SendContext
 from syncd.transports.broadcast.send import BroadcastSender
-from syncd.transports.filesystem.send import FilesystemSender
-from syncd.transports.filesystem.step_saver import StepSaver
+from syncd.transports.files.send import FilesSender
+from syncd.transports.files.step_saver import StepSaver
 from syncd.transports.ranks import Ranks
 
 WAYS = (BROADCAST, FILES, TENSORS, LINK)
@@ -106,7 +106,7 @@ class Sender:
         sync = opened.enter_context(Synchronizer.open(job.root, "trainer", timeout=LONG))
         settings = SyncSection(bucket_mib=bucket_mib, ready_timeout=LONG, broadcast_timeout=LONG)
         context = SendContext(job, Ranks(), settings, sync)
-        sender = BroadcastSender(context, FilesystemSender.open(context))
+        sender = BroadcastSender(context, FilesSender.open(context))
         self._sender = opened.enter_context(closing(sender))
         self._saver = opened.enter_context(closing(StepSaver(job, 0, 1, mode="stream")))
 

@@ -21,7 +21,7 @@ import report
 import torch
 from save import TUNABLES
 
-from syncd.transports.filesystem.pinned_buffer import PinnedBuffer
+from syncd.transports.files.pinned_buffer import PinnedBuffer
 from syncd.transports.host_memory import unlimited
 from trainer.engines.state_copy import StateArena, write_files
 

@@ -27,9 +27,9 @@ from syncd.protocol.memory import hold_copy
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Version
 from syncd.transports.base import WeightDirectory
-from syncd.transports.filesystem.fill_tensors import check_fit, load
-from syncd.transports.filesystem.shard import StepCopy
-from syncd.transports.filesystem.step_saver import StepSaver
+from syncd.transports.files.fill_tensors import check_fit, load
+from syncd.transports.files.shard import StepCopy
+from syncd.transports.files.step_saver import StepSaver
 from syncd.transports.memory.send import MemoryCopies
 from syncd.transports.torch_tensors import target_tensors
 

@@ -33,7 +33,7 @@ from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.presence import READS_DELTA, Presence, write_presence
 from syncd.transports.base import SendContext, StepContent
-from syncd.transports.filesystem.send import FilesystemSender
+from syncd.transports.files.send import FilesSender
 from syncd.transports.ranks import Ranks
 
 FORMS = {"whole": ("off", ""), "delta": ("on", ""), "shortcut": ("on", "the benchmark asks for it")}
@@ -59,7 +59,7 @@ class Contestant:
         self.job.disk.make_directory(self.job.explorers)
         self._presence = Presence("reader", incarnation="1", reads=(READS_DELTA,))
         settings = SyncSection(delta=delta, keyframe_every=1000, max_chain_bytes=1 << 50)  # type: ignore[arg-type]
-        self.sender = FilesystemSender.open(SendContext(self.job, Ranks(), settings, self.client))
+        self.sender = FilesSender.open(SendContext(self.job, Ranks(), settings, self.client))
         self.sender.prepare(weights.items)
 
     def save(self, step: int) -> dict[str, float]:

@@ -97,14 +97,14 @@ def _sender(place: str, way: str, weights: dict[str, Any]) -> Callable[[int], Se
     from syncd.jobfile.sections import SyncSection  # noqa: PLC0415
     from syncd.protocol.manifest import read_manifest  # noqa: PLC0415
     from syncd.transports.base import SendContext, StepContent  # noqa: PLC0415
-    from syncd.transports.filesystem.send import FilesystemSender  # noqa: PLC0415
+    from syncd.transports.files.send import FilesSender  # noqa: PLC0415
     from syncd.transports.host_memory import unlimited  # noqa: PLC0415
     from syncd.transports.ranks import Ranks  # noqa: PLC0415
 
     job = Job.at(f"{place}/{way}")
     settings = SyncSection(delta=WAYS[way], keyframe_every=1000, max_chain_bytes=1 << 40)
     client = Client.open(job.root, "trainer")
-    sender = FilesystemSender.open(SendContext(job, Ranks(), settings, client, memory=unlimited()))
+    sender = FilesSender.open(SendContext(job, Ranks(), settings, client, memory=unlimited()))
 
     def send(step: int) -> Sequence[object]:
         sender.send(step, uuid.uuid4().hex, StepContent(weights.items, {"config.json": b"{}"}))
@@ -168,7 +168,7 @@ def _fetcher(place: str, way: str, stage: str) -> Callable[[int], Sequence[objec
     from explorer_hooks.follower.versions import Fetcher  # noqa: PLC0415
     from syncd.client.client import Client  # noqa: PLC0415
     from syncd.protocol.local_disk import SystemClock  # noqa: PLC0415
-    from syncd.transports.filesystem.directory import LoadTimings  # noqa: PLC0415
+    from syncd.transports.files.directory import LoadTimings  # noqa: PLC0415
 
     client = Client.open(f"{place}/{way}", "explorer", Path(stage).name)
     options = FollowOptions(stage=f"{stage}/{way}")

@@ -28,8 +28,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from support.chat_model import MARKS, TEMPLATE, make_tokenizer
 
-from explorer_hooks.explorer.generation import Generator, GroupRequest, GroupResult, Response
-from explorer_hooks.explorer.tokens import TransformersTokens
 from explorer_hooks.gateway.answers import AnswerParser
 from explorer_hooks.gateway.app import GatewayApp
 from explorer_hooks.gateway.gateway import Gateway, GatewayLimits
@@ -38,6 +36,8 @@ from explorer_hooks.gateway.journal import NAME, TurnJournal
 from explorer_hooks.gateway.sessions import Sessions
 from explorer_hooks.gateway.splice import Splicer
 from explorer_hooks.gateway.turns import TurnMaker
+from explorer_hooks.run.generation import Generator, GroupRequest, GroupResult, Response
+from explorer_hooks.run.tokens import TransformersTokens
 
 TOKEN = "secret"
 

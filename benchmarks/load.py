@@ -35,8 +35,8 @@ from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Version
 from syncd.transports.base import WeightDirectory
-from syncd.transports.filesystem.fill_tensors import THREADS, check_fit, load
-from syncd.transports.filesystem.read_file import PIECE, cached_share
+from syncd.transports.files.fill_tensors import THREADS, check_fit, load
+from syncd.transports.files.read_file import PIECE, cached_share
 from syncd.transports.torch_tensors import target_tensors
 
 _OWN = threading.local()

@@ -19,8 +19,8 @@ from syncd.protocol.manifest import read_manifest
 from syncd.protocol.safetensors import encode_header
 from syncd.protocol.version import Version
 from syncd.protocol.writer import StepWriter
-from syncd.transports.filesystem.directory import payload_of
-from syncd.transports.filesystem.stage import HostStage, StageSource
+from syncd.transports.files.directory import payload_of
+from syncd.transports.files.stage import HostStage, StageSource
 
 _SHARDS = 4
 _PIECE = 4 << 20

@@ -36,7 +36,7 @@ from sync_reader import MARKER, PARTS, parameters_like, read_forever
 from syncd.protocol.layout import Job
 from syncd.protocol.mount import mount_of
 from syncd.synchronizer import Synchronizer
-from syncd.transports.filesystem.step_saver import StepSaver
+from syncd.transports.files.step_saver import StepSaver
 
 Weights = dict[str, torch.Tensor]
 Figures = dict[str, float]

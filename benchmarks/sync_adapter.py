@@ -24,10 +24,10 @@ from safetensors.torch import save_file
 from syncd.client.client import Client
 from syncd.protocol.adapter_base import AdapterBase, find_base
 from syncd.protocol.layout import ADAPTER_CONFIG, Job
-from syncd.transports.filesystem.directory_receiver import DirectoryOptions
-from syncd.transports.filesystem.receive import FilesystemReceiver
-from syncd.transports.filesystem.stage import HostStage
-from syncd.transports.filesystem.step_saver import StepSaver
+from syncd.transports.files.directory_receiver import DirectoryOptions
+from syncd.transports.files.receive import FilesReceiver
+from syncd.transports.files.stage import HostStage
+from syncd.transports.files.step_saver import StepSaver
 
 Weights = dict[str, torch.Tensor]
 Figures = dict[str, float]
@@ -112,9 +112,7 @@ class Syncs:
         self._savers = {"whole weights": StepSaver(job, 0, 1), "adapter": StepSaver(job, 0, 1, base=base)}
         self._client = Client.open(job.root, "explorer", "reader")
         kinds = DirectoryOptions(frozenset({"weights", "lora"}))
-        self._receiver = FilesystemReceiver(
-            self._client, kinds, HostStage(stage, job.root, self._client.clock)
-        )
+        self._receiver = FilesReceiver(self._client, kinds, HostStage(stage, job.root, self._client.clock))
 
     def one(self, contestant: str) -> Figures:
         """Return the parts of one sync, in seconds, and its bytes."""

@@ -44,8 +44,8 @@ from syncd.protocol.safetensors import Header
 from syncd.protocol.version import Version
 from syncd.transports.broadcast.control import BroadcastControl
 from syncd.transports.broadcast.membership import BroadcastMembership
-from syncd.transports.filesystem.directory import HeldDirectory, LoadTimings
-from syncd.transports.filesystem.receive import FilesystemReceiver
+from syncd.transports.files.directory import HeldDirectory, LoadTimings
+from syncd.transports.files.receive import FilesReceiver
 
 __all__ = [
     "AsyncSynchronizer",
@@ -91,7 +91,7 @@ class Synchronizer(Client):
     ) -> None:
         super().__init__(job, role, own, poller, ttl, fence)
         self._control, self._membership = BroadcastControl(self), BroadcastMembership(self)
-        self._receiver: FilesystemReceiver | None = None
+        self._receiver: FilesReceiver | None = None
         self._kept: HeldDirectory | None = None
 
     @classmethod
@@ -411,7 +411,7 @@ class Synchronizer(Client):
 
     def _make_whole(self, leased: Leased) -> HeldDirectory:
         """Return a delta whole, below TMPDIR."""
-        self._receiver = self._receiver or FilesystemReceiver(self)
+        self._receiver = self._receiver or FilesReceiver(self)
         found = self._receiver.find(leased, LoadTimings(self.clock))
         assert found is not None, "the job directory has every version"
         return found

@@ -24,7 +24,7 @@ from rollouts import Rollout, mean_reward, roll_out
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from explorer_hooks.explorer.pacing import Allowance, written
+from explorer_hooks.run.pacing import Allowance, written
 from syncd.errors import SyncdError, TimedOutError, TryAgainError
 from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter

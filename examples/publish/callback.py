@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 from syncd.protocol.layout import Job
 from syncd.synchronizer import Synchronizer
-from syncd.transports.filesystem.step_saver import StepSaver
+from syncd.transports.files.step_saver import StepSaver
 
 
 class PublishWeights(TrainerCallback):

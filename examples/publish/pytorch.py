@@ -5,7 +5,7 @@
 
 `set_model_state_dict` writes the tensors as safetensors, seals the step and announces it; the daemon checks it and
 publishes the version that explorers follow. It returns when the step is durable. If that takes too long, or if the
-model is sharded over ranks, use `syncd.transports.filesystem.step_saver.StepSaver`: it writes in the background of
+model is sharded over ranks, use `syncd.transports.files.step_saver.StepSaver`: it writes in the background of
 training, each rank its share (examples/publish/callback.py).
 """
 

@@ -87,10 +87,10 @@ def bench(
       explorer bench /shared/jobs/first --steps 10,20 --set math --json
       explorer bench /shared/jobs/first --config grpo.toml --explorer.engine.kind vllm --explorer.engine.address http://127.0.0.1:8000
     """  # noqa: D301 - click's mark is one backspace
-    from explorer_hooks.explorer.bench import BenchRequest  # noqa: PLC0415
-    from explorer_hooks.explorer.bench import bench as measured  # noqa: PLC0415
-    from explorer_hooks.explorer.bench_report import document, tables  # noqa: PLC0415
-    from explorer_hooks.explorer.load import load_bench_file  # noqa: PLC0415
+    from explorer_hooks.run.bench import BenchRequest  # noqa: PLC0415
+    from explorer_hooks.run.bench import bench as measured  # noqa: PLC0415
+    from explorer_hooks.run.bench_report import document, tables  # noqa: PLC0415
+    from explorer_hooks.run.load import load_bench_file  # noqa: PLC0415
     from syncd.errors import UsageError  # noqa: PLC0415
     from syncd.jobfile.trust import require_own_model  # noqa: PLC0415
 

@@ -13,7 +13,7 @@ def schema() -> None:
     """Print the JSON Schema of the file as explorers see it."""
     import json  # noqa: PLC0415
 
-    from explorer_hooks.explorer.config import ExplorerFile  # noqa: PLC0415
+    from explorer_hooks.run.config import ExplorerFile  # noqa: PLC0415
 
     click.echo(json.dumps(ExplorerFile.model_json_schema(), indent=2))
 
@@ -21,6 +21,6 @@ def schema() -> None:
 @config.command()
 def docs() -> None:
     """Print the last part of docs/explorer-run.md: every key of [explorer]."""
-    from explorer_hooks.explorer.load import documentation  # noqa: PLC0415
+    from explorer_hooks.run.load import documentation  # noqa: PLC0415
 
     click.echo(documentation(), nl=False)

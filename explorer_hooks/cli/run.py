@@ -40,7 +40,7 @@ def run(
       explorer run stages.toml --stage grpo --name e0
       explorer run grpo.toml --dry-run
     """  # noqa: D301 - click's mark is one backspace
-    from explorer_hooks.explorer.load import load_file  # noqa: PLC0415
+    from explorer_hooks.run.load import load_file  # noqa: PLC0415
     from syncd.jobfile.trust import require_own_model  # noqa: PLC0415
 
     named = (*overrides, f"--explorer.name={name}") if name is not None else overrides
@@ -49,7 +49,7 @@ def run(
         click.echo(file.model_dump_json(indent=2, include={"job", "model", "data", "sync", "explorer"}))
         return
     if stage is not None:
-        from explorer_hooks.explorer.stages import wait_for  # noqa: PLC0415
+        from explorer_hooks.run.stages import wait_for  # noqa: PLC0415
 
         begun = wait_for(file, stage)
         if isinstance(begun, str):
@@ -61,7 +61,7 @@ def run(
     if file.explorer.agent.is_given:
         ended = gateway_function("run_agents", "run_agents")(file, health)
     else:
-        from explorer_hooks.explorer.run import run as explore  # noqa: PLC0415
+        from explorer_hooks.run.run import run as explore  # noqa: PLC0415
 
         ended = explore(file, health)
     click.echo(f"explorer ended: {ended}", err=True)

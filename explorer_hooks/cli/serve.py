@@ -10,13 +10,13 @@ from syncd.jobfile.overrides import JobFileCommand, config_argument, overrides_a
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from explorer_hooks.explorer.config import ExplorerFile
+    from explorer_hooks.run.config import ExplorerFile
     from syncd.jobfile.keys import Keys
 
 
 def config_keys() -> "Keys":
     """Return the keys that explorers read."""
-    from explorer_hooks.explorer.config import ExplorerFile  # noqa: PLC0415
+    from explorer_hooks.run.config import ExplorerFile  # noqa: PLC0415
     from syncd.jobfile.keys import Keys  # noqa: PLC0415
 
     return Keys(ExplorerFile, ())
@@ -64,7 +64,7 @@ def serve(
       explorer serve grpo.toml --name e0 --explorer.gateway.listen 127.0.0.1:8100
       explorer serve grpo.toml --dry-run
     """  # noqa: D301 - click's mark is one backspace
-    from explorer_hooks.explorer.load import load_served_file  # noqa: PLC0415
+    from explorer_hooks.run.load import load_served_file  # noqa: PLC0415
     from syncd.jobfile.trust import require_own_model  # noqa: PLC0415
 
     named = (*overrides, f"--explorer.name={name}") if name is not None else overrides

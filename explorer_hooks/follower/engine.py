@@ -12,7 +12,7 @@ from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, L
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import EngineState, Proof
 from syncd.transports.base import WeightDirectory, WeightTensors
-from syncd.transports.filesystem.directory import HeldDirectory, LoadTimings
+from syncd.transports.files.directory import HeldDirectory, LoadTimings
 from syncd.transports.tensors import Tensors, compare, require_fit
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import EngineState, GivenUp, Proof
 from syncd.protocol.version import Pair, Version, label_of
 from syncd.transports.base import WeightTensors
-from syncd.transports.filesystem.directory import HeldDirectory, LoadTimings
+from syncd.transports.files.directory import HeldDirectory, LoadTimings
 
 _NOTICED = "noticed"
 """The age of a version when it was read: a part of the timings, but not of the load."""

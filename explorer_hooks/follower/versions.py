@@ -12,15 +12,15 @@ from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import parse_step_name
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.version import Pair, Version, engine_label, is_unpublished, pair_of
-from syncd.transports.filesystem.directory import HeldDirectory, LoadTimings
-from syncd.transports.filesystem.directory_receiver import (
+from syncd.transports.files.directory import HeldDirectory, LoadTimings
+from syncd.transports.files.directory_receiver import (
     DirectoryOptions,
     ReportEvent,
     Verification,
     refuse_damage,
 )
-from syncd.transports.filesystem.receive import FilesystemReceiver
-from syncd.transports.filesystem.stage import HostStage
+from syncd.transports.files.receive import FilesReceiver
+from syncd.transports.files.stage import HostStage
 from syncd.transports.memory.receive import MemoryReceiver
 
 _LONGEST_BACKOFF, _DOUBLINGS = 60.0, 30
@@ -228,7 +228,7 @@ class Fetcher:
         self._hook = hook if isinstance(hook, ChangesHook) and hook.reads_changes else None
         wanted = DirectoryOptions(hook.kinds, verify, stop, report, changes=self._hook is not None)
         self._memory = MemoryReceiver(sync, wanted)
-        self._files = FilesystemReceiver(sync, wanted, self._stage)
+        self._files = FilesReceiver(sync, wanted, self._stage)
         self._publish_reads()
 
     def fetch(self, wanted: Version | int, timings: LoadTimings) -> HeldDirectory:

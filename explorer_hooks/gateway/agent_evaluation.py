@@ -12,11 +12,6 @@ from functools import partial
 
 import structlog
 
-from explorer_hooks.explorer.config import AgentSection
-from explorer_hooks.explorer.evaluation import Outcomes, warn_skipped
-from explorer_hooks.explorer.evaluation_sets import HeldOut, TaskOutcome
-from explorer_hooks.explorer.rewards import plain_task
-from explorer_hooks.explorer.scoring import ScoredGroup
 from explorer_hooks.gateway.app import GatewayApp
 from explorer_hooks.gateway.driver import SessionRequest
 from explorer_hooks.gateway.gateway import Gateway
@@ -28,6 +23,11 @@ from explorer_hooks.gateway.serve import open_maker
 from explorer_hooks.gateway.service import GatewayParts
 from explorer_hooks.gateway.sessions import Session, Sessions, Turn
 from explorer_hooks.gateway.turns import AWAY
+from explorer_hooks.run.config import AgentSection
+from explorer_hooks.run.evaluation import Outcomes, warn_skipped
+from explorer_hooks.run.evaluation_sets import HeldOut, TaskOutcome
+from explorer_hooks.run.rewards import plain_task
+from explorer_hooks.run.scoring import ScoredGroup
 from explorer_hooks.tasks.task import Task
 from syncd.errors import EngineUnreachableError
 from syncd.protocol.version import Pair

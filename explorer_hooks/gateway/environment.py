@@ -5,8 +5,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from explorer_hooks.explorer.rewards import Score, rebuilt
 from explorer_hooks.gateway.environment_process import EnvironmentProcess, EnvironmentSettings
+from explorer_hooks.run.rewards import Score, rebuilt
 from explorer_hooks.tasks.order import NamedSet, Tasks
 from explorer_hooks.tasks.task import ReadTasks, Task
 from syncd.errors import ConfigError

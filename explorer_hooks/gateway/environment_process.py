@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from explorer_hooks.explorer.worker_process import WorkerAnswer, WorkerProcess
 from explorer_hooks.gateway import verifiers_worker
 from explorer_hooks.gateway.agent_variables import agent_environment
+from explorer_hooks.run.worker_process import WorkerAnswer, WorkerProcess
 from syncd.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -13,9 +13,6 @@ from typing import Any, Literal, TypeVar
 
 import structlog
 
-from explorer_hooks.explorer.generation import GroupResult, Response
-from explorer_hooks.explorer.token_versions import TokenVersions
-from explorer_hooks.explorer.tokens import Tokens
 from explorer_hooks.gateway.answers import AnswerParser, Completion, TokenLogprob, Usage
 from explorer_hooks.gateway.api_errors import TOO_MANY, ApiError, conflict, gone, missing, not_now, refused
 from explorer_hooks.gateway.chat import ChatRequest
@@ -27,6 +24,9 @@ from explorer_hooks.gateway.splice import PromptTooLongError, Splicer
 from explorer_hooks.gateway.stop_strings import cut_at_stop
 from explorer_hooks.gateway.turns import ENGINE_REFUSED, TurnMaker
 from explorer_hooks.hook import Unproven
+from explorer_hooks.run.generation import GroupResult, Response
+from explorer_hooks.run.token_versions import TokenVersions
+from explorer_hooks.run.tokens import Tokens
 from syncd.errors import SyncdError
 
 _LOG = structlog.get_logger()

@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from explorer_hooks.explorer.function_processes import FunctionProcesses
-from explorer_hooks.explorer.rewards import Score, score_of
 from explorer_hooks.gateway.agent_variables import agent_environment
 from explorer_hooks.hooks import process
+from explorer_hooks.run.function_processes import FunctionProcesses
+from explorer_hooks.run.rewards import Score, score_of
 from syncd.errors import EngineUnreachableError
 
 _SHOWN = 300

@@ -7,14 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
-from explorer_hooks.explorer.config import ENVIRONMENTS, ExplorerFile
-from explorer_hooks.explorer.curriculum import DIFFICULTY, Curriculum, TaskMean
-from explorer_hooks.explorer.evaluation import Evaluation
-from explorer_hooks.explorer.evaluation_sets import HeldOut, open_sets
-from explorer_hooks.explorer.opening import open_reward
-from explorer_hooks.explorer.own_files import EVALUATIONS, Records, own_path
-from explorer_hooks.explorer.rewards import Score, plain_task
-from explorer_hooks.explorer.scoring import ScoredGroup, Scorer
 from explorer_hooks.gateway.agent_evaluation import AgentEvaluator
 from explorer_hooks.gateway.environment import EnvironmentPlayer
 from explorer_hooks.gateway.environment_process import EnvironmentSettings
@@ -24,6 +16,14 @@ from explorer_hooks.gateway.run_record import PlayedTasks
 from explorer_hooks.gateway.schedule import AgentSchedule, Attempt, ScheduleLimits
 from explorer_hooks.gateway.serve import model_name, opened_gateway
 from explorer_hooks.gateway.service import GatewayParts, GatewayService
+from explorer_hooks.run.config import ENVIRONMENTS, ExplorerFile
+from explorer_hooks.run.curriculum import DIFFICULTY, Curriculum, TaskMean
+from explorer_hooks.run.evaluation import Evaluation
+from explorer_hooks.run.evaluation_sets import HeldOut, open_sets
+from explorer_hooks.run.opening import open_reward
+from explorer_hooks.run.own_files import EVALUATIONS, Records, own_path
+from explorer_hooks.run.rewards import Score, plain_task
+from explorer_hooks.run.scoring import ScoredGroup, Scorer
 from explorer_hooks.stopping import Stop
 from explorer_hooks.tasks.order import Tasks
 from explorer_hooks.tasks.sources import open_tasks

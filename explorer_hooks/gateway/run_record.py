@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass
 
 import structlog
 
-from explorer_hooks.explorer.own_files import own_path
 from explorer_hooks.gateway.journal import TurnJournal
 from explorer_hooks.gateway.records import DamagedLine
 from explorer_hooks.gateway.replay import JournalReplay
 from explorer_hooks.gateway.sessions import Sessions
+from explorer_hooks.run.own_files import own_path
 from syncd.errors import ConfigError, StorageError
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.disk import MISSING

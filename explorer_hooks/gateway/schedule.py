@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from explorer_hooks.explorer.curriculum import Curriculum
-from explorer_hooks.explorer.scoring import ScoredText
 from explorer_hooks.gateway.api_errors import ApiError
 from explorer_hooks.gateway.driver import SessionRequest
 from explorer_hooks.gateway.gateway import Gateway
 from explorer_hooks.gateway.sessions import SessionGroup, Turn
+from explorer_hooks.run.curriculum import Curriculum
+from explorer_hooks.run.scoring import ScoredText
 from explorer_hooks.tasks.order import Tasks
 from explorer_hooks.tasks.task import Task
 from syncd.errors import ConfigError

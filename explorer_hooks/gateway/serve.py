@@ -9,11 +9,6 @@ from functools import partial
 
 import structlog
 
-from explorer_hooks.explorer.config import ExplorerFile
-from explorer_hooks.explorer.engine_gate import EngineVersions
-from explorer_hooks.explorer.opening import FollowedEngine, followed_engine
-from explorer_hooks.explorer.pacing import ahead_of
-from explorer_hooks.explorer.tokens import Tokens, TransformersTokens, hide_progress_bars, open_tokens
 from explorer_hooks.gateway.answers import AnswerParser
 from explorer_hooks.gateway.app import GatewayApp
 from explorer_hooks.gateway.gateway import Gateway, GatewayLimits
@@ -24,6 +19,11 @@ from explorer_hooks.gateway.service import GatewayParts, GatewayService, Room
 from explorer_hooks.gateway.splice import Splicer, end_tokens
 from explorer_hooks.gateway.tool_formats import ToolFormat, written_format
 from explorer_hooks.gateway.turns import TurnMaker
+from explorer_hooks.run.config import ExplorerFile
+from explorer_hooks.run.engine_gate import EngineVersions
+from explorer_hooks.run.opening import FollowedEngine, followed_engine
+from explorer_hooks.run.pacing import ahead_of
+from explorer_hooks.run.tokens import Tokens, TransformersTokens, hide_progress_bars, open_tokens
 from explorer_hooks.stopping import Stop
 from syncd.errors import ConfigError
 from syncd.experience.writer import ExperienceWriter

@@ -9,19 +9,19 @@ from typing import Any, Protocol
 
 import structlog
 
-from explorer_hooks.explorer.curriculum import TaskMean, are_equal, with_dropped
-from explorer_hooks.explorer.engine_gate import EngineGate, EngineVersions
-from explorer_hooks.explorer.evaluation import Evaluation
-from explorer_hooks.explorer.job_watch import JobWatch
-from explorer_hooks.explorer.opening import FollowedEngine
-from explorer_hooks.explorer.own_files import METRICS, Records, own_path
-from explorer_hooks.explorer.tokens import Tokens
 from explorer_hooks.gateway.gateway import Gateway
 from explorer_hooks.gateway.http_thread import HttpThread
 from explorer_hooks.gateway.progress import RolloutProgress
 from explorer_hooks.gateway.rows import experiences_of
 from explorer_hooks.gateway.run_record import GatewayRun
 from explorer_hooks.gateway.sessions import MOST_TOOLS, SessionGroup
+from explorer_hooks.run.curriculum import TaskMean, are_equal, with_dropped
+from explorer_hooks.run.engine_gate import EngineGate, EngineVersions
+from explorer_hooks.run.evaluation import Evaluation
+from explorer_hooks.run.job_watch import JobWatch
+from explorer_hooks.run.opening import FollowedEngine
+from explorer_hooks.run.own_files import METRICS, Records, own_path
+from explorer_hooks.run.tokens import Tokens
 from explorer_hooks.stopping import Stop
 from explorer_hooks.tasks.order import set_figures
 from syncd.client.sync_policy import SyncStyle

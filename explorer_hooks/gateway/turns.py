@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from explorer_hooks.explorer.generation import Generator, GroupRequest, GroupResult
 from explorer_hooks.gateway.api_errors import UNAVAILABLE, ApiError, not_now, refused
+from explorer_hooks.run.generation import Generator, GroupRequest, GroupResult
 from syncd.errors import EngineDeadError, EngineUnreachableError, SyncdError
 
 AWAY = "engine_away"

@@ -17,8 +17,8 @@ from agent_kills.parts import Parts, write_model
 
 import explorer_hooks.gateway.run_agents
 import explorer_hooks.gateway.serve  # noqa: F401 - what explorers import, before they are forked
-from explorer_hooks.explorer.own_server import free_port
-from explorer_hooks.explorer.tokens import open_tokens
+from explorer_hooks.run.own_server import free_port
+from explorer_hooks.run.tokens import open_tokens
 
 MODES = ("run", "serve")
 COMPARED = 100

@@ -38,9 +38,9 @@ from syncd.transports.base import (  # noqa: E402
     find_transport,
     open_senders,
 )
-from syncd.transports.filesystem.directory_receiver import DirectoryOptions, Verification  # noqa: E402
-from syncd.transports.filesystem.receive import FilesystemReceiver  # noqa: E402
-from syncd.transports.filesystem.stage import HostStage  # noqa: E402
+from syncd.transports.files.directory_receiver import DirectoryOptions, Verification  # noqa: E402
+from syncd.transports.files.receive import FilesReceiver  # noqa: E402
+from syncd.transports.files.stage import HostStage  # noqa: E402
 from syncd.transports.ranks import Ranks  # noqa: E402
 
 LONG = 60.0
@@ -317,8 +317,8 @@ def test_a_probe_arrives_through_a_stage_for_a_running_engine_and_with_a_uri(tmp
         bed.send(bed.open_sender(), 1, probe=PROBE)
         stage = HostStage(str(tmp_path / "stage"), bed.job.root)
         receivers = [
-            FilesystemReceiver(bed.explorer, DirectoryOptions(), stage),
-            FilesystemReceiver(bed.explorer, DirectoryOptions(verify=Verification.SIZE)),
+            FilesReceiver(bed.explorer, DirectoryOptions(), stage),
+            FilesReceiver(bed.explorer, DirectoryOptions(verify=Verification.SIZE)),
         ]
         for receiver in receivers:
             assert receiver.receive(bed.announced(), LONG).probe == PROBE
@@ -329,7 +329,7 @@ def test_a_probe_arrives_through_a_stage_for_a_running_engine_and_with_a_uri(tmp
             save_file(weights(), tmp_path / "model.safetensors")
             bed.trainer.publish(uri, number, probe=PROBE)
             options = DirectoryOptions(kinds=frozenset({kind}))
-            with contextlib.closing(FilesystemReceiver(bed.explorer, options)) as receiver:
+            with contextlib.closing(FilesReceiver(bed.explorer, options)) as receiver:
                 assert receiver.receive(bed.announced(), LONG).probe == PROBE
 
 
@@ -488,17 +488,17 @@ def test_a_memory_directory_on_disk_is_unavailable_and_sends_through_files(tmp_p
 
 PIGEON = """
 from syncd.transports.base import Transport
-from syncd.transports.filesystem.send import FilesystemSender
-from syncd.transports.filesystem.receive import FilesystemReceiver
+from syncd.transports.files.send import FilesSender
+from syncd.transports.files.receive import FilesReceiver
 
-class PigeonSender(FilesystemSender):
+class PigeonSender(FilesSender):
     name = "pigeon"
 
     def send(self, step, attempt, content):
         self.flown = sorted(content.files)
         super().send(step, attempt, content)
 
-class PigeonReceiver(FilesystemReceiver):
+class PigeonReceiver(FilesReceiver):
     name = "pigeon"
 
 TRANSPORT = Transport("pigeons:PigeonSender", "pigeons:PigeonReceiver")

@@ -19,17 +19,17 @@ from support.hook_contract import HookContract, load  # noqa: E402
 from support.targets import label, target_of  # noqa: E402
 from test_transformers_hook import ModelBed, log_probs, seed_of, tiny  # noqa: E402
 
-from explorer_hooks.explorer.generation import GeneratorContext, GroupRequest  # noqa: E402
-from explorer_hooks.explorer.load import load_file  # noqa: E402
-from explorer_hooks.explorer.served import ServerEngine, ServerGenerator  # noqa: E402
-from explorer_hooks.explorer.server_apis import (  # noqa: E402
+from explorer_hooks.hook import Running  # noqa: E402
+from explorer_hooks.hooks.peft_model import PeftHook, with_adapter  # noqa: E402
+from explorer_hooks.http_client import HttpClient  # noqa: E402
+from explorer_hooks.run.generation import GeneratorContext, GroupRequest  # noqa: E402
+from explorer_hooks.run.load import load_file  # noqa: E402
+from explorer_hooks.run.served import ServerEngine, ServerGenerator  # noqa: E402
+from explorer_hooks.run.server_apis import (  # noqa: E402
     ApiChoice,
     CompletionsApi,
     SGLangGenerateApi,
 )
-from explorer_hooks.hook import Running  # noqa: E402
-from explorer_hooks.hooks.peft_model import PeftHook, with_adapter  # noqa: E402
-from explorer_hooks.http_client import HttpClient  # noqa: E402
 from syncd.errors import ConfigError, RefusedError  # noqa: E402
 from syncd.jobfile.sections import LoraSection  # noqa: E402
 from syncd.protocol.adapter_base import AdapterBase, model_digest  # noqa: E402
@@ -254,7 +254,7 @@ def test_a_newer_adapter_during_a_request_changes_nothing_in_it(named):
 
 
 def test_a_server_that_has_lost_its_adapters_is_asked_again_later(named, monkeypatch):
-    monkeypatch.setattr("explorer_hooks.explorer.served.backoff", lambda attempt: 0.01)
+    monkeypatch.setattr("explorer_hooks.run.served.backoff", lambda attempt: 0.01)
     named.running, named.permitted = Running(label(7)), (1, 7)
     named.server.replies = {"/v1/completions": VLLM_LACKS, "/generate": SGLANG_LACKS}
     found = named.made()

@@ -28,13 +28,6 @@ from support.served_process import MINUTES, ServedProcess
 from support.synchronizers import Threads, World
 
 from explorer_hooks.cli.main import run as command_line
-from explorer_hooks.explorer.config import AgentSection, CurriculumSection, RewardSection
-from explorer_hooks.explorer.curriculum import DIFFICULTY, Curriculum
-from explorer_hooks.explorer.evaluation_sets import HeldOut
-from explorer_hooks.explorer.load import load_file
-from explorer_hooks.explorer.own_files import EVALUATIONS, METRICS, Records, own_path
-from explorer_hooks.explorer.rewards import Score
-from explorer_hooks.explorer.scoring import BuiltInScorer, open_scorer
 from explorer_hooks.gateway import agent_evaluation
 from explorer_hooks.gateway.agent_evaluation import AgentEvaluator
 from explorer_hooks.gateway.players import CommandPlayer, FunctionPlayer
@@ -43,6 +36,13 @@ from explorer_hooks.gateway.run_agents import AgentThreads, run_agents
 from explorer_hooks.gateway.schedule import AgentSchedule, ScheduleLimits
 from explorer_hooks.gateway.serve import limits_of
 from explorer_hooks.gateway.turns import TurnMaker
+from explorer_hooks.run.config import AgentSection, CurriculumSection, RewardSection
+from explorer_hooks.run.curriculum import DIFFICULTY, Curriculum
+from explorer_hooks.run.evaluation_sets import HeldOut
+from explorer_hooks.run.load import load_file
+from explorer_hooks.run.own_files import EVALUATIONS, METRICS, Records, own_path
+from explorer_hooks.run.rewards import Score
+from explorer_hooks.run.scoring import BuiltInScorer, open_scorer
 from explorer_hooks.tasks.section import TaskSetSection
 from explorer_hooks.tasks.sources import open_tasks
 from explorer_hooks.tasks.task import Task

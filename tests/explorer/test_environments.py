@@ -13,15 +13,15 @@ from support.gateway_bed import GatewayBed, ScriptedEngine
 from support.served_process import MINUTES
 from support.synchronizers import eventually
 
-from explorer_hooks.explorer.config import CurriculumSection
-from explorer_hooks.explorer.curriculum import Curriculum
-from explorer_hooks.explorer.load import load_file
-from explorer_hooks.explorer.own_files import Records
-from explorer_hooks.explorer.rewards import Score
 from explorer_hooks.gateway.environment import EnvironmentPlayer
 from explorer_hooks.gateway.environment_process import EnvironmentSettings
 from explorer_hooks.gateway.run_agents import AgentThreads
 from explorer_hooks.gateway.schedule import AgentSchedule, ScheduleLimits
+from explorer_hooks.run.config import CurriculumSection
+from explorer_hooks.run.curriculum import Curriculum
+from explorer_hooks.run.load import load_file
+from explorer_hooks.run.own_files import Records
+from explorer_hooks.run.rewards import Score
 from explorer_hooks.tasks.order import NamedSet, Tasks
 from explorer_hooks.tasks.task import ReadTasks, Task
 from syncd.errors import ConfigError

@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("pydantic", reason="explorers need pydantic")
 
-from explorer_hooks.explorer.evaluation_sets import TaskOutcome, best_at, figures_of, open_sets, pass_at
-from explorer_hooks.explorer.load import load_file
-from explorer_hooks.explorer.scoring import BuiltInScorer
+from explorer_hooks.run.evaluation_sets import TaskOutcome, best_at, figures_of, open_sets, pass_at
+from explorer_hooks.run.load import load_file
+from explorer_hooks.run.scoring import BuiltInScorer
 from syncd.errors import ConfigError
 from syncd.jobfile.evaluation import EvaluationSet
 from trainer.config.load import load_config

@@ -9,16 +9,16 @@ pytest.importorskip("pydantic", reason="explorers need pydantic")
 
 from explorer_hooks.cli.main import VERBS, explorer
 from explorer_hooks.cli.main import run as command
-from explorer_hooks.explorer.config import ExplorerFile
-from explorer_hooks.explorer.load import KEYS, documentation, load_file
-from explorer_hooks.explorer.pacing import (
+from explorer_hooks.hooks.restarting import RestartingHook
+from explorer_hooks.run.config import ExplorerFile
+from explorer_hooks.run.load import KEYS, documentation, load_file
+from explorer_hooks.run.pacing import (
     Allowance,
     ahead_of,
     decide,
     sync_is_due,
 )
-from explorer_hooks.explorer.served import ServerEngine
-from explorer_hooks.hooks.restarting import RestartingHook
+from explorer_hooks.run.served import ServerEngine
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import ConfigError
 from trainer.config.load import load_config

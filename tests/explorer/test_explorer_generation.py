@@ -12,23 +12,23 @@ import torch
 from support.fake_servers import Answer, VanishError
 from support.generating import Completing
 
-from explorer_hooks.explorer import served
-from explorer_hooks.explorer.generation import (
+from explorer_hooks.gateway.api_errors import ApiError
+from explorer_hooks.gateway.turns import TurnMaker
+from explorer_hooks.hook import Running
+from explorer_hooks.hooks.transformers import TransformersHook
+from explorer_hooks.http_client import HttpClient
+from explorer_hooks.run import served
+from explorer_hooks.run.generation import (
     BEFORE_THE_FIRST,
     GeneratorContext,
     GroupRequest,
     version_after,
     version_of,
 )
-from explorer_hooks.explorer.local import LocalGenerator, SequenceLimits, draw, sequence_limits
-from explorer_hooks.explorer.served import ServerGenerator, served_model
-from explorer_hooks.explorer.server_apis import ApiChoice
-from explorer_hooks.explorer.tokens import PlainTokens, _plain, open_tokens
-from explorer_hooks.gateway.api_errors import ApiError
-from explorer_hooks.gateway.turns import TurnMaker
-from explorer_hooks.hook import Running
-from explorer_hooks.hooks.transformers import TransformersHook
-from explorer_hooks.http_client import HttpClient
+from explorer_hooks.run.local import LocalGenerator, SequenceLimits, draw, sequence_limits
+from explorer_hooks.run.served import ServerGenerator, served_model
+from explorer_hooks.run.server_apis import ApiChoice
+from explorer_hooks.run.tokens import PlainTokens, _plain, open_tokens
 from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "arithmetic"))

@@ -12,9 +12,9 @@ from importlib.util import find_spec
 import pytest
 from support.synchronizers import eventually
 
-from explorer_hooks.explorer import scoring
-from explorer_hooks.explorer.config import RewardSection
-from explorer_hooks.explorer.rewards import (
+from explorer_hooks.run import scoring
+from explorer_hooks.run.config import RewardSection
+from explorer_hooks.run.rewards import (
     BUILT_IN,
     MAX_ANSWER,
     MAX_RESPONSE,
@@ -23,7 +23,7 @@ from explorer_hooks.explorer.rewards import (
     same_answer,
     score_of,
 )
-from explorer_hooks.explorer.scoring import BuiltInScorer, ScoredGroup, ScoredText, open_scorer
+from explorer_hooks.run.scoring import BuiltInScorer, ScoredGroup, ScoredText, open_scorer
 from explorer_hooks.tasks.section import TaskSetSection
 from explorer_hooks.tasks.sources import open_tasks
 from syncd.errors import ConfigError

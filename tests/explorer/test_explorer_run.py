@@ -26,10 +26,10 @@ from support.synchronizers import LONG, Threads, World
 from support.teaching import TeachingVllm
 
 from explorer_hooks.cli.main import run as command_line
-from explorer_hooks.explorer import own_files as own
-from explorer_hooks.explorer.load import load_file
-from explorer_hooks.explorer.run import run
-from explorer_hooks.explorer.tokens import open_tokens
+from explorer_hooks.run import own_files as own
+from explorer_hooks.run.load import load_file
+from explorer_hooks.run.run import run
+from explorer_hooks.run.tokens import open_tokens
 from syncd.errors import EngineDeadError
 from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
@@ -570,7 +570,7 @@ def test_experiences_have_the_version_that_a_server_names_for_each_token(world, 
 
 @pytest.fixture
 def engine(directory, monkeypatch):
-    monkeypatch.setattr("explorer_hooks.explorer.served.backoff", lambda attempt: 0.01)
+    monkeypatch.setattr("explorer_hooks.run.served.backoff", lambda attempt: 0.01)
     made = Engine()
     made.started_from = f"{directory}/model"
     yield made

@@ -8,14 +8,14 @@ from structlog.testing import capture_logs
 from support.fake_servers import Answer
 from support.generating import Completing, GeneratingSglang, GeneratingVllm, drawn, logprob, text_of
 
-from explorer_hooks.explorer.batches import EpochTask, experience_of
-from explorer_hooks.explorer.generation import BEFORE_THE_FIRST, GeneratorContext, GroupRequest
-from explorer_hooks.explorer.rewards import Score
-from explorer_hooks.explorer.served import ServerGenerator
-from explorer_hooks.explorer.server_apis import SCALE_OUT, ApiChoice
-from explorer_hooks.explorer.token_versions import TokenVersions
 from explorer_hooks.hook import Running, Unproven
 from explorer_hooks.http_client import HttpClient
+from explorer_hooks.run.batches import EpochTask, experience_of
+from explorer_hooks.run.generation import BEFORE_THE_FIRST, GeneratorContext, GroupRequest
+from explorer_hooks.run.rewards import Score
+from explorer_hooks.run.served import ServerGenerator
+from explorer_hooks.run.server_apis import SCALE_OUT, ApiChoice
+from explorer_hooks.run.token_versions import TokenVersions
 from explorer_hooks.tasks.task import Task
 from syncd.errors import ConfigError
 from syncd.experience.model import Span

@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("pydantic", reason="the explorer needs pydantic")
 
 from explorer_hooks.cli.main import run as explorer
-from explorer_hooks.explorer.load import load_file
-from explorer_hooks.explorer.stages import wait_for
+from explorer_hooks.run.load import load_file
+from explorer_hooks.run.stages import wait_for
 from syncd.errors import ConfigError, CorruptDataError, TimedOutError
 
 FILE = """

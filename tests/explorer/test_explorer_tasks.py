@@ -12,8 +12,8 @@ import pytest
 from support.experiences import make as experience
 from support.synchronizers import eventually
 
-from explorer_hooks.explorer import own_files as own
-from explorer_hooks.explorer.own_files import LedgerState, Records, TaskCursor, TaskLedger
+from explorer_hooks.run import own_files as own
+from explorer_hooks.run.own_files import LedgerState, Records, TaskCursor, TaskLedger
 from explorer_hooks.tasks.order import epochs
 from explorer_hooks.tasks.section import TaskSetSection
 from explorer_hooks.tasks.sources import open_tasks

@@ -9,10 +9,10 @@ from safetensors.torch import save  # noqa: E402
 from support.followers import Scene  # noqa: E402
 from test_transformers_hook import log_probs, tiny  # noqa: E402
 
-from explorer_hooks.explorer import weight_sources  # noqa: E402
-from explorer_hooks.explorer.weight_sources import EarlySource, WeightSource  # noqa: E402
 from explorer_hooks.hook import Unproven, UntouchedError  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
+from explorer_hooks.run import weight_sources  # noqa: E402
+from explorer_hooks.run.weight_sources import EarlySource, WeightSource  # noqa: E402
 from syncd.errors import LoadFailedError  # noqa: E402
 from syncd.protocol.engine_state import EngineState  # noqa: E402
 from syncd.protocol.probe import Probe  # noqa: E402

@@ -13,7 +13,7 @@ from support.deltas import SHARDS, SmallModel, contents, write_delta, write_keyf
 from support.fake_hook import FakeEngine, FakeHook, digest_of
 from support.followers import Scene
 
-import syncd.transports.filesystem.copy_files
+import syncd.transports.files.copy_files
 from explorer_hooks.follower.policy import FollowOptions
 from explorer_hooks.follower.versions import Fetcher
 from syncd.client.client import Client
@@ -22,8 +22,8 @@ from syncd.protocol.local_disk import LocalDisk, SystemClock
 from syncd.protocol.manifest import read_manifest
 from syncd.publishing import FollowingDisk, publish_export, read_export
 from syncd.transports.delta.publish import publish_delta
-from syncd.transports.filesystem.directory import LoadTimings
-from syncd.transports.filesystem.stage import StageFullError
+from syncd.transports.files.directory import LoadTimings
+from syncd.transports.files.stage import StageFullError
 
 CONTAINER = "actor/delta-00001-of-00001.safetensors"
 
@@ -174,7 +174,7 @@ def test_a_follower_without_a_stage_and_without_room_says_what_to_do(scene, monk
     scene.whole(1)
     applied(follower, 1)
     scene.delta(2)
-    monkeypatch.setattr(syncd.transports.filesystem.stage.LocalDisk, "free", lambda *_: 0)
+    monkeypatch.setattr(syncd.transports.files.stage.LocalDisk, "free", lambda *_: 0)
     outcome = follower.turn(20)
     assert outcome.kind == "refused"
     assert "step 2 is a delta, and without a stage it cannot be made whole" in outcome.reason
@@ -300,13 +300,13 @@ def test_links_are_leased_while_they_are_read(scene, monkeypatch):
     scene.chain(3)
     client, fetcher = scene.fetcher()
     seen = []
-    real = syncd.transports.filesystem.copy_files.several_at_once
+    real = syncd.transports.files.copy_files.several_at_once
 
     def watched(*given):
         seen.append(scene.presence("e9").leases)
         return real(*given)
 
-    monkeypatch.setattr("syncd.transports.filesystem.delta_source.several_at_once", watched)
+    monkeypatch.setattr("syncd.transports.files.delta_source.several_at_once", watched)
     held = scene.fetch(fetcher, 3)
     assert seen == [(1, 2, 3)]
     assert scene.presence("e9").leases == (3,)
@@ -465,8 +465,8 @@ FAULTS = (
     "syncd.protocol.local_disk.LocalDisk.read_at",
     "syncd.protocol.local_disk.LocalDisk.stat",
     "syncd.protocol.local_disk.LocalDisk.refresh",
-    "syncd.transports.filesystem.delta_source.new_file",
-    "syncd.transports.filesystem.delta_source.make_directories",
+    "syncd.transports.files.delta_source.new_file",
+    "syncd.transports.files.delta_source.make_directories",
     "os.rename",
 )
 """What the build calls of the job's disk and of the stage's."""
@@ -520,8 +520,8 @@ def test_while_the_stage_is_full_the_trainer_is_told_to_save_whole_steps(scene, 
     scene.whole(1)
     applied(follower, 1)
     scene.delta(2)
-    free = syncd.transports.filesystem.stage.LocalDisk.free
-    monkeypatch.setattr(syncd.transports.filesystem.stage.LocalDisk, "free", lambda *_: 0)
+    free = syncd.transports.files.stage.LocalDisk.free
+    monkeypatch.setattr(syncd.transports.files.stage.LocalDisk, "free", lambda *_: 0)
     outcome = follower.turn(20)
     assert outcome.kind == "failed"
     assert scene.presence().reads == ()
@@ -529,7 +529,7 @@ def test_while_the_stage_is_full_the_trainer_is_told_to_save_whole_steps(scene, 
     applied(follower, 3)
     assert scene.hook.prepared[-1].path == scene.payload(3)
     assert scene.presence().reads == ()
-    monkeypatch.setattr(syncd.transports.filesystem.stage.LocalDisk, "free", free)
+    monkeypatch.setattr(syncd.transports.files.stage.LocalDisk, "free", free)
     scene.whole(4)
     applied(follower, 4)
     assert scene.presence().reads == ("delta",)

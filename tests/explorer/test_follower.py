@@ -12,7 +12,7 @@ from support.followers import QUICK, Scene
 from support.jobs import shard_bytes, write_step
 
 import syncd.client.own_presence
-import syncd.transports.filesystem.stage
+import syncd.transports.files.stage
 from explorer_hooks.follower.follower import Follower, FollowOptions
 from explorer_hooks.follower.versions import Fetcher
 from explorer_hooks.hook import Running
@@ -844,7 +844,7 @@ def test_engines_that_share_a_stage_read_each_byte_of_the_job_once(scene, tmp_pa
 
 
 def test_a_stage_without_space_is_bypassed(scene, tmp_path, monkeypatch):
-    monkeypatch.setattr(syncd.transports.filesystem.stage.LocalDisk, "free", lambda *_: 0)
+    monkeypatch.setattr(syncd.transports.files.stage.LocalDisk, "free", lambda *_: 0)
     follower = scene.follow(stage=str(tmp_path / "stage"))
     scene.publish(1)
     applied(follower, 1)

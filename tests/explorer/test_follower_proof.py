@@ -7,9 +7,9 @@ from support.fake_hook import START, FakeHook, digest_of, logprobs_of
 from support.followers import Scene
 from support.jobs import write_step
 
-from explorer_hooks.explorer.generation import BEFORE_THE_FIRST, version_after, version_of
-from explorer_hooks.explorer.weight_sources import WeightSource
 from explorer_hooks.hook import Unproven
+from explorer_hooks.run.generation import BEFORE_THE_FIRST, version_after, version_of
+from explorer_hooks.run.weight_sources import WeightSource
 from syncd.daemon import scan
 from syncd.protocol.engine_state import EngineState, engine_report_of
 from syncd.protocol.probe import Probe, write_base_probe

@@ -31,9 +31,9 @@ MODULES = [
     "explorer_hooks.hooks.vllm",
     "explorer_hooks.hooks.webhook",
     "syncd.transports.base",
-    "syncd.transports.filesystem.copy_files",
-    "syncd.transports.filesystem.receive",
-    "syncd.transports.filesystem.stage",
+    "syncd.transports.files.copy_files",
+    "syncd.transports.files.receive",
+    "syncd.transports.files.stage",
     "syncd.transports.memory.receive",
     "syncd.transports.tensors",
 ]

@@ -9,7 +9,7 @@ import pytest
 from support.served_process import MINUTES
 from support.synchronizers import eventually
 
-from explorer_hooks.explorer.function_processes import FunctionProcesses
+from explorer_hooks.run.function_processes import FunctionProcesses
 
 AGENT = """
 import json, os, signal, stat, subprocess, sys, time

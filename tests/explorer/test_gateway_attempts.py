@@ -8,11 +8,11 @@ import shutil
 import pytest
 from support.gateway_bed import GatewayBed, ScriptedEngine
 
-from explorer_hooks.explorer.token_versions import TokenVersions
 from explorer_hooks.gateway.journal import NAME
 from explorer_hooks.gateway.records import encoded
 from explorer_hooks.gateway.rows import experiences_of
 from explorer_hooks.hook import PendingProof, Unproven
+from explorer_hooks.run.token_versions import TokenVersions
 
 HELLO = [{"role": "user", "content": "hello"}]
 

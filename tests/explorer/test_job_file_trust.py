@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("pydantic", reason="explorers need pydantic")
 
 from explorer_hooks.cli.main import run as explorer
-from explorer_hooks.explorer.load import KEYS, load_bench_file
+from explorer_hooks.run.load import KEYS, load_bench_file
 from syncd.errors import ConfigError
 from syncd.jobfile.trust import require_own_model
 from trainer.cli.main import run as trainer

@@ -12,9 +12,9 @@ from support.targets import target_of  # noqa: E402
 
 from syncd.errors import ConfigError, LoadFailedError, RefusedError  # noqa: E402
 from syncd.protocol.mount import mount_of  # noqa: E402
-from syncd.transports.filesystem import read_file  # noqa: E402
-from syncd.transports.filesystem.fill_tensors import check_fit, load  # noqa: E402
-from syncd.transports.filesystem.read_file import cached_share  # noqa: E402
+from syncd.transports.files import read_file  # noqa: E402
+from syncd.transports.files.fill_tensors import check_fit, load  # noqa: E402
+from syncd.transports.files.read_file import cached_share  # noqa: E402
 from syncd.transports.torch_tensors import TO_TORCH, target_tensors  # noqa: E402
 
 

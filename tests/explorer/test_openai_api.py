@@ -12,8 +12,6 @@ from support.gateway_bed import TOOL, GatewayBed, ScriptedEngine
 from support.gateway_case import write_file
 from support.paths import ROOT
 
-from explorer_hooks.explorer.load import load_file
-from explorer_hooks.explorer.tokens import TransformersTokens
 from explorer_hooks.gateway.api_errors import ApiError
 from explorer_hooks.gateway.chat import read_request
 from explorer_hooks.gateway.request_fields import CHAT, REPLACED, RESPONSES
@@ -21,6 +19,8 @@ from explorer_hooks.gateway.responses_api import read_responses_request
 from explorer_hooks.gateway.rows import experiences_of
 from explorer_hooks.gateway.serve import limits_of
 from explorer_hooks.gateway.stop_strings import cut_at_stop
+from explorer_hooks.run.load import load_file
+from explorer_hooks.run.tokens import TransformersTokens
 
 HELLO = [{"role": "user", "content": "hello"}]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncd.protocol.safetensors import DTYPE_BITS, parse_header
-from syncd.transports.filesystem.read_file import pieces_of
+from syncd.transports.files.read_file import pieces_of
 from syncd.transports.tensors import TensorMeta, compare
 from syncd.transports.torch_tensors import put
 

@@ -13,8 +13,8 @@ from safetensors.torch import save_file  # noqa: E402
 from support.targets import target_of  # noqa: E402
 
 from syncd.errors import CorruptDataError  # noqa: E402
-from syncd.transports.filesystem import read_file  # noqa: E402
-from syncd.transports.filesystem.fill_tensors import LoadJob, offered, read_all, sources_of  # noqa: E402  # noqa: E402
+from syncd.transports.files import read_file  # noqa: E402
+from syncd.transports.files.fill_tensors import LoadJob, offered, read_all, sources_of  # noqa: E402  # noqa: E402
 from syncd.transports.torch_tensors import target_tensors  # noqa: E402
 
 PIECE = 4096

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from explorer_hooks.explorer.token_versions import LabelSpan, parse_spans, versions_of
+from explorer_hooks.run.token_versions import LabelSpan, parse_spans, versions_of
 
 OLD, NEW, OTHER = "1.4.0f1e2d3c4b5a6978", "1.5.ffffffffffffffff", "1.5.0000000000000000"
 LABELS = st.sampled_from(["default", OLD, NEW, OTHER, "", "unknown"])

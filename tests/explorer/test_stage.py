@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.cli import environment
 
-import syncd.transports.filesystem.stage
+import syncd.transports.files.stage
 from syncd.errors import ConfigError, RefusedError, TryAgainError
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
@@ -22,8 +22,8 @@ from syncd.protocol.manifest import read_manifest
 from syncd.protocol.mount import Mount
 from syncd.protocol.version import Version
 from syncd.protocol.writer import StepWriter
-from syncd.transports.filesystem.directory import payload_of
-from syncd.transports.filesystem.stage import HostStage, StageFullError, StageSource
+from syncd.transports.files.directory import payload_of
+from syncd.transports.files.stage import HostStage, StageFullError, StageSource
 
 PROGRAM = Path(__file__).parent / "programs" / "take.py"
 NOBODY = 65534
@@ -294,7 +294,7 @@ def test_a_stage_below_a_directory_that_everybody_can_change_is_refused(job, tmp
 
 
 def test_a_stage_on_a_network_mount_is_refused(job, tmp_path, monkeypatch):
-    monkeypatch.setattr(syncd.transports.filesystem.stage, "mount_of", lambda _: Mount("/", "nfs4"))
+    monkeypatch.setattr(syncd.transports.files.stage, "mount_of", lambda _: Mount("/", "nfs4"))
     with pytest.raises(ConfigError, match="local"):
         HostStage(str(tmp_path / "stage"), job.root)
 
@@ -358,7 +358,7 @@ def test_a_disk_that_fills_up_during_a_copy_is_a_full_stage(job, tmp_path, monke
     manifest = write_large(job, 1)
     stage = HostStage(str(tmp_path / "stage"), job.root)
     full = lambda _: open("/dev/full", "wb")  # noqa: E731, SIM115
-    monkeypatch.setattr("syncd.transports.filesystem.copy_files.new_file", full)
+    monkeypatch.setattr("syncd.transports.files.copy_files.new_file", full)
     with pytest.raises(StageFullError):
         stage.provide(source_of(job, 1, manifest))
     stage.close()

@@ -11,11 +11,11 @@ from support.gateway_bed import GatewayBed, ScriptedEngine
 from support.gateway_case import write_file
 
 from explorer_hooks.cli.main import run as command_line
-from explorer_hooks.explorer.tokens import TransformersTokens
 from explorer_hooks.gateway.answers import AnswerParser
 from explorer_hooks.gateway.api_errors import ApiError
 from explorer_hooks.gateway.parameter_types import typed_value
 from explorer_hooks.gateway.tool_formats import read_calls, written_format
+from explorer_hooks.run.tokens import TransformersTokens
 
 SHIPPED = {
     "qwen2_5": ("hermes", "<|im_end|>"),

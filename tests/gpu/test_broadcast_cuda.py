@@ -20,7 +20,7 @@ from syncd.transports import torch_tensors  # noqa: E402
 from syncd.transports.broadcast import group_calls, packing, process_group  # noqa: E402
 from syncd.transports.broadcast.packing import Packer  # noqa: E402
 from syncd.transports.broadcast.process_group import CPU  # noqa: E402
-from syncd.transports.filesystem.export_walk import ExportWalk  # noqa: E402
+from syncd.transports.files.export_walk import ExportWalk  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LONG = 300.0

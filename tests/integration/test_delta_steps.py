@@ -29,9 +29,9 @@ from syncd.publishing import FollowingDisk, publish_export, read_export
 from syncd.synchronizer import Synchronizer
 from syncd.transports.delta.materialise import materialise
 from syncd.transports.delta.publish import publish_delta
-from syncd.transports.filesystem.directory_receiver import DirectoryOptions
-from syncd.transports.filesystem.receive import FilesystemReceiver
-from syncd.transports.filesystem.stage import HostStage
+from syncd.transports.files.directory_receiver import DirectoryOptions
+from syncd.transports.files.receive import FilesReceiver
+from syncd.transports.files.stage import HostStage
 
 CONTAINER = "actor/delta-00001-of-00001.safetensors"
 
@@ -543,7 +543,7 @@ def test_a_reader_without_a_stage_makes_a_delta_whole_below_tmpdir(chain, job, t
     daemon.tick()
     expected = contents(tmp_path / "export4")
     with Client.open(job.root, "explorer", "e0") as client:
-        receiver = FilesystemReceiver(client)
+        receiver = FilesReceiver(client)
         received = receiver.receive(daemon.snapshot.version, 1.0)
         assert (received.version.kind, contents(received.path)) == ("weights", expected)
         assert received.path.startswith(f"{temporary}/")
@@ -568,9 +568,9 @@ def test_a_reader_without_a_stage_makes_a_delta_whole_below_tmpdir(chain, job, t
 def test_a_delta_is_refused_where_there_is_no_room_below_tmpdir(chain, job, temporary, monkeypatch):
     daemon, _, _ = start(job)
     daemon.tick()
-    monkeypatch.setattr("syncd.transports.filesystem.stage.LocalDisk.free", lambda *_: 0)
+    monkeypatch.setattr("syncd.transports.files.stage.LocalDisk.free", lambda *_: 0)
     with Client.open(job.root, "explorer", "e0") as client:
-        receiver = FilesystemReceiver(client)
+        receiver = FilesReceiver(client)
         with pytest.raises(RefusedError, match="do not fit, 0 are free") as refused:
             receiver.receive(daemon.snapshot.version, 1.0)
         assert "--stage" in refused.value.hint
@@ -581,7 +581,7 @@ def test_a_delta_is_refused_where_there_is_no_room_below_tmpdir(chain, job, temp
         Client.open(job.root, "explorer", "e0") as client,
         pytest.raises(RefusedError, match="others may use"),
     ):
-        FilesystemReceiver(client).receive(daemon.snapshot.version, 1.0)
+        FilesReceiver(client).receive(daemon.snapshot.version, 1.0)
     temporary_stage.chmod(0o700)
 
 
@@ -591,7 +591,7 @@ def test_what_a_killed_reader_left_below_tmpdir_is_removed_by_the_next_start(cha
 
     def read_and_die():
         with Client.open(job.root, "explorer", "killed", heartbeat=False) as client:
-            FilesystemReceiver(client).receive(daemon.snapshot.version, 1.0)
+            FilesReceiver(client).receive(daemon.snapshot.version, 1.0)
             os.kill(os.getpid(), signal.SIGKILL)
 
     child = multiprocessing.get_context("fork").Process(target=read_and_die)
@@ -600,24 +600,24 @@ def test_what_a_killed_reader_left_below_tmpdir_is_removed_by_the_next_start(cha
     assert child.exitcode == -signal.SIGKILL
     assert contents(temporary) != {}
     with Client.open(job.root, "explorer", "e0") as client:
-        FilesystemReceiver(client)
+        FilesReceiver(client)
         assert contents(temporary) == {}
 
 
 def test_a_follower_whose_stage_could_read_deltas_warns_once_without_the_packages(job, tmp_path, monkeypatch):
     heard = []
     options = DirectoryOptions(report=lambda *event, **fields: heard.append((*event, fields)))
-    found = "syncd.transports.filesystem.packages.find_spec"
+    found = "syncd.transports.files.packages.find_spec"
     monkeypatch.setattr(found, lambda name: None if name == "pyarrow" else name)
     with Client.open(job.root, "explorer", "e0") as client:
         stage = HostStage(str(tmp_path / "stage"), job.root)
-        for receiver in (FilesystemReceiver(client, options), FilesystemReceiver(client, options, stage)):
+        for receiver in (FilesReceiver(client, options), FilesReceiver(client, options, stage)):
             assert [receiver.reads(), receiver.reads()] == [(), ()]
             receiver.close()
         reason = {"reason": "not installed: pyarrow", "hint": install_command("delta")}
         assert heard == [("warning", "deltas_disabled", reason)], "without a stage none are read anyway"
         monkeypatch.undo()
-        assert FilesystemReceiver(client, options, stage).reads() == ("delta",)
+        assert FilesReceiver(client, options, stage).reads() == ("delta",)
 
 
 def test_only_the_commands_that_need_it_load_the_codec(chain, job, tmp_path):

@@ -43,8 +43,8 @@ def init(directory, model, recipe, engine=None):
 
 @pytest.mark.parametrize(("recipe", "engine"), COMBINATIONS)
 def test_the_loaders_read_what_is_written(tmp_path, model, recipe, engine):
-    from explorer_hooks.explorer.load import load_file
-    from explorer_hooks.explorer.served import ServerEngine
+    from explorer_hooks.run.load import load_file
+    from explorer_hooks.run.served import ServerEngine
     from explorer_hooks.tasks.sources import open_tasks
     from trainer.config.load import load_config
     from trainer.config.model_files import check_model
@@ -75,9 +75,9 @@ def test_the_loaders_read_what_is_written(tmp_path, model, recipe, engine):
 
 @pytest.mark.parametrize(("recipe", "engine"), COMBINATIONS)
 def test_the_batch_files_are_valid_and_the_reward_scores_its_tasks(tmp_path, model, recipe, engine):
-    from explorer_hooks.explorer.config import RewardSection
-    from explorer_hooks.explorer.rewards import plain_task
-    from explorer_hooks.explorer.scoring import ScoredGroup, ScoredText, open_scorer
+    from explorer_hooks.run.config import RewardSection
+    from explorer_hooks.run.rewards import plain_task
+    from explorer_hooks.run.scoring import ScoredGroup, ScoredText, open_scorer
     from explorer_hooks.tasks.section import TaskSetSection
     from explorer_hooks.tasks.sources import open_tasks
 

@@ -16,7 +16,7 @@ from syncd.protocol.manifest import Manifest, read_manifest
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.transports.base import SendContext, StepContent
 from syncd.transports.delta.materialise import materialise, prove
-from syncd.transports.filesystem.send import FilesystemSender
+from syncd.transports.files.send import FilesSender
 from syncd.transports.host_memory import HostMemory, unlimited
 from syncd.transports.ranks import Ranks
 
@@ -82,10 +82,10 @@ class DeltaTrainer:
             self.daemon, _, self.clock = start(self.job, keep_last=self.keep_last)
         settings = SyncSection(save_timeout=60.0, **({"delta": "on"} | self.sync))
         context = SendContext(self.job, self.ranks, settings, self.client, memory=self.memory)
-        self.sender = FilesystemSender.open(context)
+        self.sender = FilesSender.open(context)
         same = {key: value for key, value in self.sync.items() if key == "dtype"}
         plain = SyncSection(delta="off", save_timeout=60.0, **same)
-        self.plain = FilesystemSender.open(SendContext(self.plain_job, self.ranks, plain))
+        self.plain = FilesSender.open(SendContext(self.plain_job, self.ranks, plain))
 
     def store(self, step: int, export, must_be_whole: str = "", copy=None) -> None:
         """Store a step in both jobs, and have the daemon publish it."""
@@ -102,7 +102,7 @@ class DeltaTrainer:
         """Store a step in the other one."""
         self._save(self.sender, step, StepContent(export, FILES, must_be_whole=must_be_whole), copy)
 
-    def _save(self, sender: FilesystemSender, step: int, content: StepContent, copy=None) -> None:
+    def _save(self, sender: FilesSender, step: int, content: StepContent, copy=None) -> None:
         sender.send(step, self.ranks.broadcast(uuid.uuid4().hex), content, copy)
         sender.wait()
 

@@ -13,7 +13,7 @@ import threading
 from functools import partial
 from types import SimpleNamespace
 
-from syncd.transports.filesystem import shard
+from syncd.transports.files import shard
 
 _ALLOCATE = "fallocate"
 _NEED_ROOM = ("open", "write", "pwritev", "ftruncate", "fsync", "mkdir", "rename", _ALLOCATE)

@@ -11,7 +11,7 @@ from support.paths import PYTHONPATH, ROOT
 _PRELOADED = (
     "trainer.run",
     "trainer.engines.files",
-    "syncd.transports.filesystem.step_saver",
+    "syncd.transports.files.step_saver",
     "explorer_hooks.follower.follower",
     "syncd.experience.table",
     # What comes with the first step of an optimizer, the first batch, and the look at a tokenizer.

@@ -7,9 +7,6 @@ import time
 import urllib.error
 import urllib.request
 
-from explorer_hooks.explorer.generation import Generator, GroupResult, Response
-from explorer_hooks.explorer.token_versions import TokenVersions
-from explorer_hooks.explorer.tokens import TransformersTokens
 from explorer_hooks.gateway.answers import AnswerParser
 from explorer_hooks.gateway.app import GatewayApp
 from explorer_hooks.gateway.chat import read_request
@@ -21,6 +18,9 @@ from explorer_hooks.gateway.replay import JournalReplay
 from explorer_hooks.gateway.sessions import Sessions
 from explorer_hooks.gateway.splice import Splicer
 from explorer_hooks.gateway.turns import TurnMaker
+from explorer_hooks.run.generation import Generator, GroupResult, Response
+from explorer_hooks.run.token_versions import TokenVersions
+from explorer_hooks.run.tokens import TransformersTokens
 from support.chat_model import MARKS, TEMPLATE, make_tokenizer
 from syncd.experience.model import Span
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import torch
 
-from explorer_hooks.explorer.own_server import free_port
+from explorer_hooks.run.own_server import free_port
 from support.served_process import MINUTES, patiently
 from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch

@@ -17,10 +17,10 @@ import uuid
 
 import pytest
 
-from explorer_hooks.explorer.generation import GroupRequest
-from explorer_hooks.explorer.server_apis import ApiChoice
-from explorer_hooks.explorer.token_versions import parse_spans
 from explorer_hooks.http_client import HttpClient
+from explorer_hooks.run.generation import GroupRequest
+from explorer_hooks.run.server_apis import ApiChoice
+from explorer_hooks.run.token_versions import parse_spans
 from support import small_qwen
 from support.cli import command, environment
 from support.paths import TESTS
@@ -40,7 +40,7 @@ torch = pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("pyarrow", reason="deltas need pyarrow")
 
 from syncd.transports.base import SendContext, StepContent  # noqa: E402
-from syncd.transports.filesystem.send import FilesystemSender  # noqa: E402
+from syncd.transports.files.send import FilesSender  # noqa: E402
 from syncd.transports.ranks import Ranks  # noqa: E402
 
 VERSIONS = int(os.environ.get("SYNCD_DELTA_VERSIONS", "40"))
@@ -66,7 +66,7 @@ class ChangingTrainer:
     def __init__(self, job, start):
         self.job, self.client = job, Client.open(job.root, "trainer")
         settings = SyncSection(delta="on", keyframe_every=KEYFRAME_EVERY)
-        self._sender = FilesystemSender.open(SendContext(job, Ranks(), settings, self.client))
+        self._sender = FilesSender.open(SendContext(job, Ranks(), settings, self.client))
         self._model = small_qwen.model_of(0)
         write_base_probe(job, probe_of(self._model), start)
         self.models, self.probes, self.manifests = {}, [], []

@@ -2,10 +2,10 @@
 
 import threading
 
-from explorer_hooks.explorer.generation import BEFORE_THE_FIRST, GeneratorContext, GroupRequest
-from explorer_hooks.explorer.served import ServerGenerator
-from explorer_hooks.explorer.server_apis import ApiChoice
 from explorer_hooks.http_client import HttpClient
+from explorer_hooks.run.generation import BEFORE_THE_FIRST, GeneratorContext, GroupRequest
+from explorer_hooks.run.served import ServerGenerator
+from explorer_hooks.run.server_apis import ApiChoice
 from support import small_qwen
 from support.proven import probe_of, write_version
 from support.real_bed import CLOSE, LIMIT, applied_next, awaited, seed_of

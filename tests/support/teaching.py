@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
-from explorer_hooks.explorer.config import TeacherSection
-from explorer_hooks.explorer.generation import GroupResult, Response
-from explorer_hooks.explorer.teacher import Teacher
-from explorer_hooks.explorer.tokens import open_tokens
+from explorer_hooks.run.config import TeacherSection
+from explorer_hooks.run.generation import GroupResult, Response
+from explorer_hooks.run.teacher import Teacher
+from explorer_hooks.run.tokens import open_tokens
 from support import small_qwen
 from support.fake_engines import FakeSglang, FakeVllm
 from support.fake_servers import Answer

@@ -18,7 +18,7 @@ from syncd.errors import TimedOutError
 from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
 from syncd.protocol.presence import RunningStatus, path_of
-from syncd.transports.filesystem.step_saver import StepSaver
+from syncd.transports.files.step_saver import StepSaver
 
 ARITHMETIC = os.path.join(os.path.dirname(__file__), "..", "..", "examples", "arithmetic")
 sys.path.insert(0, ARITHMETIC)

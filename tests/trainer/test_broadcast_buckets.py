@@ -9,7 +9,7 @@ from syncd.errors import CorruptDataError
 from syncd.protocol.buckets import LARGE, plan_buckets
 from syncd.transports.broadcast.packing import Packer
 from syncd.transports.broadcast.process_group import CPU
-from syncd.transports.filesystem.export_walk import ExportWalk
+from syncd.transports.files.export_walk import ExportWalk
 
 STATE = {
     "a": torch.arange(30, dtype=torch.float32).reshape(5, 6),

@@ -8,7 +8,7 @@ from syncd.protocol.buckets import plan_buckets
 from syncd.transports import torch_tensors
 from syncd.transports.broadcast.packing import Packer
 from syncd.transports.broadcast.process_group import CPU
-from syncd.transports.filesystem.export_walk import ExportWalk
+from syncd.transports.files.export_walk import ExportWalk
 from syncd.transports.torch_tensors import DeviceFiniteCheck, check_finite, is_finite
 
 FLOATS = sorted(torch_tensors._EXPONENT, key=str)

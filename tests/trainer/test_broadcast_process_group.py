@@ -16,7 +16,7 @@ from syncd.protocol.local_disk import SystemClock
 from syncd.transports.broadcast import group_calls, process_group
 from syncd.transports.broadcast.group_calls import GroupError
 from syncd.transports.broadcast.receive import _device_of
-from syncd.transports.filesystem.export_walk import ExportWalk
+from syncd.transports.files.export_walk import ExportWalk
 
 LONG = 60.0
 UNWATCHED = "TORCH_NCCL_BLOCKING_WAIT"

@@ -9,11 +9,11 @@ import pytest
 from support.gateway_bed import GatewayBed, ScriptedEngine
 from support.paths import ROOT
 
-from explorer_hooks.explorer.tokens import TransformersTokens
 from explorer_hooks.gateway.answers import AnswerParser
 from explorer_hooks.gateway.chat import read_request
 from explorer_hooks.gateway.splice import Splicer, end_tokens
 from explorer_hooks.gateway.tool_formats import written_format
+from explorer_hooks.run.tokens import TransformersTokens
 from trainer.sampling import Encoder, load_tokenizer
 
 CALCULATOR, DEMO = ROOT / "examples" / "calculator", ROOT / "examples" / "demo"

@@ -24,8 +24,8 @@ from syncd.errors import (  # noqa: E402
 from syncd.protocol.writer import StepWriter  # noqa: E402
 from syncd.publishing import FollowingDisk, read_export  # noqa: E402
 from syncd.transports.delta.publish import publish_delta  # noqa: E402
-from syncd.transports.filesystem.export_walk import TensorSpec  # noqa: E402
-from syncd.transports.filesystem.step_saver import StepSaver  # noqa: E402
+from syncd.transports.files.export_walk import TensorSpec  # noqa: E402
+from syncd.transports.files.step_saver import StepSaver  # noqa: E402
 from trainer.export import export, run  # noqa: E402
 from trainer.export.run import split  # noqa: E402
 

@@ -14,7 +14,7 @@ from support.saving import config_of, new_job, tiny  # noqa: E402
 
 from syncd.errors import ConfigError, CorruptDataError, UsageError  # noqa: E402
 from syncd.protocol.adapter_base import find_base  # noqa: E402
-from syncd.transports.filesystem.step_saver import StepSaver  # noqa: E402
+from syncd.transports.files.step_saver import StepSaver  # noqa: E402
 from trainer.export import export  # noqa: E402
 
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: E402
 
 from syncd.errors import ConfigError, CorruptDataError, NotReadyError  # noqa: E402
 from syncd.protocol.layout import Job  # noqa: E402
-from syncd.transports.filesystem.step_saver import StepSaver  # noqa: E402
+from syncd.transports.files.step_saver import StepSaver  # noqa: E402
 from trainer.export import export  # noqa: E402
 from trainer.export.fsdp import region_of  # noqa: E402
 

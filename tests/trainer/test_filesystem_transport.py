@@ -14,11 +14,11 @@ torch = pytest.importorskip("torch", reason="the trainer needs torch")
 from support.saving import absent, config_of, index_of, load, log_probs, new_job, temporaries, tiny, whole  # noqa: E402
 
 from syncd.errors import NonFiniteError, StorageError, SyncdError, TimedOutError, UsageError  # noqa: E402
-from syncd.transports.filesystem import shard as shard_module  # noqa: E402
-from syncd.transports.filesystem.pinned_buffer import TensorCopies  # noqa: E402
-from syncd.transports.filesystem.save_outcome import SaveFailedError  # noqa: E402
-from syncd.transports.filesystem.shard import BUFFERED, DIRECT, PIECE, UNCACHED, NewFile, find_write_mode  # noqa: E402
-from syncd.transports.filesystem.step_saver import StepSaver  # noqa: E402
+from syncd.transports.files import shard as shard_module  # noqa: E402
+from syncd.transports.files.pinned_buffer import TensorCopies  # noqa: E402
+from syncd.transports.files.save_outcome import SaveFailedError  # noqa: E402
+from syncd.transports.files.shard import BUFFERED, DIRECT, PIECE, UNCACHED, NewFile, find_write_mode  # noqa: E402
+from syncd.transports.files.step_saver import StepSaver  # noqa: E402
 
 MODES = ["background", "stream"]
 WAYS = [DIRECT, UNCACHED, BUFFERED]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from explorer_hooks.explorer.load import load_file
+from explorer_hooks.run.load import load_file
 from trainer.cli.main import run
 from trainer.config.load import load_config
 from trainer.config.model import KEYS
@@ -213,7 +213,7 @@ def test_refused_keys_are_left_out_or_replaced(tmp_path: Path) -> None:
 
 
 def test_every_target_is_a_key_and_every_key_has_one_first_row() -> None:
-    from explorer_hooks.explorer.load import KEYS as OF_EXPLORERS
+    from explorer_hooks.run.load import KEYS as OF_EXPLORERS
 
     known = {*KEYS.all, *OF_EXPLORERS.all}
     for table in TABLES.values():

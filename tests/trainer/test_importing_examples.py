@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from explorer_hooks.explorer.load import load_file
+from explorer_hooks.run.load import load_file
 from trainer.cli.main import run
 from trainer.config.load import load_config
 from trainer.importing.run import flat

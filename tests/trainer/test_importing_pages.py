@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from explorer_hooks.explorer.load import KEYS as OF_EXPLORERS
+from explorer_hooks.run.load import KEYS as OF_EXPLORERS
 from explorer_hooks.tasks.section import TaskSetSection
 from explorer_hooks.tasks.sources import open_tasks
 from trainer.config.model import KEYS

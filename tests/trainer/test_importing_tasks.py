@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from explorer_hooks.explorer.config import ExplorerFile
-from explorer_hooks.explorer.load import load_file
+from explorer_hooks.run.config import ExplorerFile
+from explorer_hooks.run.load import load_file
 from trainer.cli.main import run
 from trainer.importing.run import flat
 

@@ -12,7 +12,7 @@ from support.cli import environment
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, read_manifest
 from syncd.protocol.memory import OWNER, copies_in, hold_copy, is_copy_of, lock_directory
-from syncd.transports.filesystem.step_saver import StepSaver
+from syncd.transports.files.step_saver import StepSaver
 from syncd.transports.memory import room
 from syncd.transports.memory.room import FreeMemory, MemoryLeft, is_memory, read_free_memory, refusal
 from syncd.transports.memory.send import SLACK, MemoryCopies
@@ -159,7 +159,7 @@ def test_a_full_memory_file_system_falls_back_to_files(job, little, saver):
 
 def test_a_write_error_discards_the_copy_and_keeps_the_step(job, memory, saver, monkeypatch):
     told = []
-    monkeypatch.setattr("syncd.transports.filesystem.shard.NewFile.write", failing)
+    monkeypatch.setattr("syncd.transports.files.shard.NewFile.write", failing)
     assert save(saver, memory, 1, told) == ""
     assert told == ["[Errno 5] Input/output error"]
     assert not held(memory, job, 1)

@@ -6,15 +6,15 @@ import pytest
 
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import Presence
-from syncd.transports.filesystem.storage_choice import (
+from syncd.transports.files.storage_choice import (
     AGAIN,
     Parent,
     ShareState,
     StorageFacts,
     choose_storage,
 )
-from syncd.transports.filesystem.storage_chooser import StorageChooser
-from syncd.transports.filesystem.storage_times import (
+from syncd.transports.files.storage_chooser import StorageChooser
+from syncd.transports.files.storage_times import (
     ReaderTimes,
     ShareTimes,
     StorageTimes,

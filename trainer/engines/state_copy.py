@@ -19,7 +19,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from syncd.errors import StorageError, storage_error
-from syncd.transports.filesystem.pinned_buffer import PinnedBuffer, TensorCopies
+from syncd.transports.files.pinned_buffer import PinnedBuffer, TensorCopies
 from syncd.transports.host_memory import HostMemory
 
 TrainingState = Mapping[str, Any]

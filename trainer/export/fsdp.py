@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from syncd.errors import ConfigError, CorruptDataError, NotReadyError
 from syncd.protocol.disk import Disk, list_if_there
-from syncd.transports.filesystem.export_walk import tied_names
+from syncd.transports.files.export_walk import tied_names
 from trainer.export.weights import TensorKind
 from trainer.plain_loads import RUNS_CODE
 

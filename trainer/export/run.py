@@ -14,15 +14,15 @@ from syncd.protocol.disk import MISSING, Disk, is_below, remove_tree, temporary_
 from syncd.protocol.layout import ACTOR, Job, shard_name
 from syncd.protocol.receipt import FileRecord, record_chunks
 from syncd.transports.delta.materialise import materialise
-from syncd.transports.filesystem.export_walk import (
+from syncd.transports.files.export_walk import (
     ExportedTensor,
     ShardLayout,
     TensorSpec,
     cast_of,
     encode_index,
 )
-from syncd.transports.filesystem.shard import THREADS, Ring, ShardWriter, find_write_mode
-from syncd.transports.filesystem.shard_digest import ShardDigest
+from syncd.transports.files.shard import THREADS, Ring, ShardWriter, find_write_mode
+from syncd.transports.files.shard_digest import ShardDigest
 from syncd.transports.torch_tensors import FROM_TORCH
 from trainer.export.source import (
     CONFIG,

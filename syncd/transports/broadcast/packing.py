@@ -20,7 +20,7 @@ from syncd.protocol.buckets import BucketPlan
 from syncd.protocol.digest import DEFAULT, hasher
 from syncd.protocol.safetensors import Tensor
 from syncd.transports.broadcast.process_group import UNDER_WAY, ProcessGroup
-from syncd.transports.filesystem.export_walk import ExportedTensor, ExportWalk
+from syncd.transports.files.export_walk import ExportedTensor, ExportWalk
 from syncd.transports.torch_tensors import DeviceFiniteCheck
 
 Planned = Iterator[tuple[Tensor, ExportedTensor]]

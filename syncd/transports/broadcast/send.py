@@ -26,8 +26,8 @@ from syncd.transports.broadcast import process_group
 from syncd.transports.broadcast.control import BroadcastControl
 from syncd.transports.broadcast.packing import Packer, send_buckets
 from syncd.transports.broadcast.process_group import CPU, FormedGroup, ProcessGroup
-from syncd.transports.filesystem.export_walk import ExportWalk
-from syncd.transports.filesystem.send import DTYPES
+from syncd.transports.files.export_walk import ExportWalk
+from syncd.transports.files.send import DTYPES
 
 BACKEND = GLOO
 """What every member takes; members that can take NCCL say so beside it."""

@@ -29,8 +29,8 @@ from syncd.protocol.memory import (
 from syncd.protocol.process import Process
 from syncd.protocol.receipt import receipts_directory
 from syncd.transports.base import Export, SendContext, Sent, StepContent, WeightSender
-from syncd.transports.filesystem.send import FilesystemSender
-from syncd.transports.filesystem.shard import StepCopy
+from syncd.transports.files.send import FilesSender
+from syncd.transports.files.shard import StepCopy
 from syncd.transports.host_memory import HostMemory, unlimited
 from syncd.transports.memory.room import capacity, is_memory, read_free_memory, refusal
 
@@ -64,7 +64,7 @@ class MemorySender(WeightSender):
 
     def __init__(
         self,
-        files: FilesystemSender,
+        files: FilesSender,
         copies: "MemoryCopies | None",
         client: "Client | None",
         memory: HostMemory | None = None,
@@ -79,7 +79,7 @@ class MemorySender(WeightSender):
     def open(cls, context: SendContext) -> Self:
         """Return a sender; if no copies can be made, one that sends through files, and an event tells why."""
         files, settings, ranks = context.files, context.settings, context.ranks
-        if not isinstance(files, FilesystemSender):
+        if not isinstance(files, FilesSender):
             raise UsageError("transport memory needs the sender of transport checkpoint")
         copies = MemoryCopies(context.job, settings.memory_dir, settings.memory_mib << 20)
         is_one_host = len(set(ranks.gather(Process.current().boot))) == 1

@@ -13,8 +13,8 @@ from syncd.protocol.presence import path_of, read_presence
 
 STEPS = 3
 IMPORTED = (
-    "explorer_hooks.explorer.run",
-    "explorer_hooks.explorer.weight_sources",
+    "explorer_hooks.run.run",
+    "explorer_hooks.run.weight_sources",
     "syncd.experience.table",
     "pandas",
     "torch._dynamo",

@@ -46,7 +46,7 @@ def start(nursery, tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["sglang", "vllm"])
 def server(request, nursery, start, tmp_path_factory):
-    for module in ("explorer_hooks.explorer.local", "transformers.models.qwen2.modeling_qwen2"):
+    for module in ("explorer_hooks.run.local", "transformers.models.qwen2.modeling_qwen2"):
         nursery.ask("import", module)
     made = Server(nursery, request.param, start, tmp_path_factory.mktemp("engine") / "log")
     yield made

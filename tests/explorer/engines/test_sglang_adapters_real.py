@@ -14,9 +14,9 @@ from support.real_bed import CLOSE, LIMIT, asked, told
 from support.sglang_process import LORA, SglangRealBed, sglang
 from support.targets import target_of
 
-from explorer_hooks.explorer.generation import GroupRequest
-from explorer_hooks.explorer.server_apis import SGLangGenerateApi
 from explorer_hooks.hooks.sglang_lora import SGLangLoraHook
+from explorer_hooks.run.generation import GroupRequest
+from explorer_hooks.run.server_apis import SGLangGenerateApi
 from syncd.errors import RefusedError
 
 PYTHON = python_of("SYNCD_SGLANG_PYTHON", ".venv-sglang/bin/python")

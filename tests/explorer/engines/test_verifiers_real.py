@@ -11,15 +11,15 @@ from support.gateway_bed import GatewayBed, ScriptedEngine
 from support.paths import ROOT, TESTS
 from support.served_process import MINUTES
 
-from explorer_hooks.explorer.config import CurriculumSection
-from explorer_hooks.explorer.curriculum import Curriculum
-from explorer_hooks.explorer.own_files import Records
 from explorer_hooks.gateway import environment_process, verifiers_worker
 from explorer_hooks.gateway.environment import EnvironmentPlayer
 from explorer_hooks.gateway.environment_process import EnvironmentSettings
 from explorer_hooks.gateway.rows import experiences_of
 from explorer_hooks.gateway.run_agents import AgentThreads
 from explorer_hooks.gateway.schedule import AgentSchedule, ScheduleLimits
+from explorer_hooks.run.config import CurriculumSection
+from explorer_hooks.run.curriculum import Curriculum
+from explorer_hooks.run.own_files import Records
 
 pytestmark = pytest.mark.slow
 

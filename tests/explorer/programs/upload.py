@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from syncd.transports.filesystem.shard import StepCopy
+from syncd.transports.files.shard import StepCopy
 from syncd.transports.memory.send import MemoryCopies
 from trainer.cli.main import main
 

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 
 from syncd.protocol.layout import Job
-from syncd.transports.filesystem.step_saver import StepSaver
+from syncd.transports.files.step_saver import StepSaver
 
 
 def spread(model, mesh):

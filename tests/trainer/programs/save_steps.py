@@ -14,8 +14,8 @@ import torch
 
 from syncd.errors import SyncdError
 from syncd.protocol.layout import Job
-from syncd.transports.filesystem.shard import NewFile
-from syncd.transports.filesystem.step_saver import StepSaver
+from syncd.transports.files.shard import NewFile
+from syncd.transports.files.step_saver import StepSaver
 
 
 def weights(step, mib):

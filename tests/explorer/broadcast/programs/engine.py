@@ -27,8 +27,8 @@ from receive import digest
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from explorer_hooks.explorer.generation import GroupRequest
-from explorer_hooks.explorer.local import draw, sequence_limits
+from explorer_hooks.run.generation import GroupRequest
+from explorer_hooks.run.local import draw, sequence_limits
 
 LONG = 60.0
 AS_NCCL = "as_nccl"

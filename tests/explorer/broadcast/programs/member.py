@@ -11,9 +11,9 @@ import sys
 import torch
 from receive import arm, digest, sockets
 
-from explorer_hooks.explorer import local
-from explorer_hooks.explorer.load import load_file
-from explorer_hooks.explorer.run import run
+from explorer_hooks.run import local
+from explorer_hooks.run.load import load_file
+from explorer_hooks.run.run import run
 
 
 def main(file, job, identity, fault=""):

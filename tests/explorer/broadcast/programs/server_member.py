@@ -13,8 +13,8 @@ import urllib.request
 import torch
 from receive import sockets
 
-from explorer_hooks.explorer.load import load_file
-from explorer_hooks.explorer.run import run
+from explorer_hooks.run.load import load_file
+from explorer_hooks.run.run import run
 
 
 def main(file, job, identity, kind, port):

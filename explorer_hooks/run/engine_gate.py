@@ -1,0 +1,190 @@
+"""Which version the engine runs, whether it may be given work, and bringing it to the next version."""
+
+import time
+from collections.abc import Callable, Mapping
+
+from explorer_hooks.follower.follower import TurnOutcome
+from explorer_hooks.hook import Unproven
+from explorer_hooks.run import pacing
+from explorer_hooks.run.evaluation import Evaluation
+from explorer_hooks.run.generation import BEFORE_THE_FIRST
+from explorer_hooks.run.job_watch import LAST
+from explorer_hooks.run.pacing import Allowance
+from explorer_hooks.run.weight_sources import WeightSource
+from syncd.client.sync_policy import SyncStyle
+from syncd.errors import EngineDeadError
+from syncd.jobfile.sections import SyncSection
+from syncd.protocol.version import Pair
+
+PIECE = 1.0
+"""Seconds of one wait, and so the longest delay of a signal."""
+
+_BREATH = 0.05
+"""Seconds between two asks that are answered at once."""
+
+_POLL = 0.25
+"""Seconds between two polls for a version: while groups are being generated, and for the last one."""
+
+
+class EngineVersions:
+    """Which version is published and which one the engine runs, and how many batches may still be written.
+
+    Args:
+        source: Keeps the engine at a version.
+        batches: Returns how many batches were written.
+        batches_per_step: Batches of this size that the trainer takes a step.
+        ahead: Steps for which batches may wait, besides the trainer's next one.
+    """
+
+    def __init__(
+        self, source: WeightSource, batches: Callable[[], int], batches_per_step: float, ahead: int
+    ) -> None:
+        self.source, self._batches = source, batches
+        self.synced_at = batches()
+        self.progressed_at = time.monotonic()
+        self._published: Pair | None = None
+        # Counted from the very beginning: an explorer that joins later has no separate allowance.
+        self._allowance = Allowance(0, 0, batches_per_step, ahead)
+
+    def permitted(self) -> Pair | None:
+        """Return the version with which work may be done, None while the engine has none. Any thread may ask."""
+        runs = self.source.runs
+        if runs is not None:
+            return runs
+        # An engine that runs no version runs what it was started with, which counts only before the first version.
+        return BEFORE_THE_FIRST if self._published is None else None
+
+    @property
+    def digest(self) -> str:
+        """Return the digest of the weights that the engine runs, empty if it runs no version."""
+        return self.source.sync.confirmed_digest if self.source.runs is not None else ""
+
+    def is_ready(self) -> bool:
+        """Return whether the engine runs a published version, or before the first one what it was started with."""
+        self._read_newest()
+        return self.source.may_work() and self.permitted() is not None
+
+    def update(self, timeout: float, *, ask: bool = False) -> TurnOutcome:
+        """Wait for a version that is due, and load it."""
+        outcome = self.source.update(timeout, ask=ask)
+        if outcome.kind == "applied":
+            self.mark_synced()
+            self._read_newest()
+        return outcome
+
+    def mark_synced(self) -> None:
+        """Note that the explorer's present step has had its sync."""
+        self.synced_at = self._batches()
+
+    def room(self) -> int:
+        """Return how many further batches the trainer needs now."""
+        return self._allowance.room(self._step, pacing.written(self.source.sync.job))
+
+    def restart_allowance(self) -> None:
+        """Count batches from now on."""
+        self._allowance = self._allowance.restarted(self._step, pacing.written(self.source.sync.job))
+
+    @property
+    def _step(self) -> int:
+        return self._published[1] if self._published else 0
+
+    def _read_newest(self) -> None:
+        """Read which version is the newest. A new generation is a rollback, from which batches are counted again."""
+        pair = self.source.newest()
+        if pair == self._published or pair is None:
+            return
+        has_rolled_back = self._published is not None and pair[0] != self._published[0]
+        self._published, self.progressed_at = pair, time.monotonic()
+        if has_rolled_back:
+            self.restart_allowance()
+
+
+class EngineGate:
+    """Keeps work waiting until the engine may be given some, and evaluates versions as they arrive.
+
+    Args:
+        versions: Which version the engine runs.
+        evaluation: Evaluates versions; None for none.
+        settings: The job file's `[sync]`.
+        stop: Once it returns true, nothing is waited for.
+    """
+
+    def __init__(
+        self,
+        versions: EngineVersions,
+        evaluation: Evaluation | None,
+        settings: SyncSection,
+        stop: Callable[[], bool],
+    ) -> None:
+        self._versions, self._evaluation, self._settings, self._stop = versions, evaluation, settings, stop
+        self._evaluated: Pair | None = None
+        self._polled_at = time.monotonic()
+
+    @property
+    def unproven(self) -> Mapping[str, Unproven]:
+        """Return which weights are not proven on which the engine has worked, by label."""
+        return self._versions.source.unproven
+
+    def wait_until_usable(self, *, is_suspect: bool = False) -> bool:
+        """Wait until the engine may be given work; return false once `stop` returns true.
+
+        Args:
+            is_suspect: Whether the engine did not do its work: then it is first asked what it runs.
+
+        Raises:
+            EngineDeadError: It is dead, or did not come back in time.
+        """
+        end = time.monotonic() + self._settings.timeout
+        if is_suspect and not self._stop():
+            self._versions.update(0.0)
+        while not self._stop():
+            if self._versions.is_ready():
+                return True
+            if time.monotonic() > end:
+                why = f": {reason}" if (reason := self._versions.source.reason) else ""
+                raise EngineDeadError(
+                    f"the engine has run no usable version for {self._settings.timeout:g} s{why}",
+                    hint=f"syncd status {self._versions.source.sync.job.root}",
+                )
+            if self.update(PIECE).kind == "ended":
+                time.sleep(_BREATH)
+        return False
+
+    def update(self, timeout: float, *, ask: bool = False) -> TurnOutcome:
+        """Wait for a version that is due, load it, and evaluate it."""
+        outcome = self._versions.update(timeout, ask=ask)
+        if outcome.kind == "applied":
+            self.evaluate()
+        return outcome
+
+    def update_during_work(self) -> None:
+        """Load a version that has appeared, if the style allows that while groups are being generated."""
+        now = time.monotonic()
+        if self._settings.style is SyncStyle.FULLY_ASYNC and now - self._polled_at >= _POLL:
+            self._polled_at = now
+            self._versions.update(0.0)
+
+    def evaluate(self, *, is_last: bool = False) -> None:
+        """Evaluate the version that runs, if it is published and was not seen before.
+
+        Args:
+            is_last: Whether no version comes after it: then every set measures it, due or not.
+        """
+        pair = self._versions.source.runs or BEFORE_THE_FIRST
+        if self._evaluation is None or self._stop() or (pair == self._evaluated and not is_last):
+            return
+        if not self._versions.is_ready() or not self._versions.source.is_published:
+            return
+        self._evaluated = pair
+        self._evaluation.applied(pair, self._versions.digest, is_last=is_last)
+
+    def finish(self) -> None:
+        """Load the last version, which may have come just before the end, and evaluate it."""
+        self._versions.source.wait_until_published()
+        if self._stop():
+            return
+        outcome, end = self.update(0.0), time.monotonic() + LAST
+        while outcome.kind == "unreachable" and not self._stop() and time.monotonic() < end:
+            time.sleep(_POLL)
+            outcome = self.update(0.0)
+        self.evaluate(is_last=True)

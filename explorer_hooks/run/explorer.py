@@ -1,0 +1,201 @@
+"""The loop of an explorer: bring the engine to a version, make a batch, write it, follow."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from explorer_hooks.run import pacing
+from explorer_hooks.run.batches import BatchMaker, ExplorerBatch
+from explorer_hooks.run.config import ExplorerFile
+from explorer_hooks.run.curriculum import with_dropped
+from explorer_hooks.run.engine_gate import EngineGate, EngineVersions
+from explorer_hooks.run.job_watch import JobWatch
+from explorer_hooks.run.own_files import Records, TaskLedger
+from explorer_hooks.run.pacing import Next
+from explorer_hooks.tasks.order import set_figures
+from syncd.client.sync_policy import SyncStyle
+from syncd.experience.model import Experience
+from syncd.protocol.version import label_of
+
+TURN = 1.0
+"""Seconds of one wait, and so the longest delay of a signal."""
+
+_BREATH = 0.05
+"""Seconds between two asks that the trainer answers at once."""
+
+_LOG = structlog.get_logger()
+
+
+class Explorer:
+    """Explores until the trainer is gone, the tasks are done, or it is told to stop.
+
+    Args:
+        versions: Which version the engine runs.
+        gate: Brings the engine to versions.
+        batches: Makes batches.
+        ledger: Writes batches, and knows which tasks are done.
+        file: The configuration: when it syncs, waits and ends.
+        metrics: Gets a line for each batch.
+        stop: Once it returns true, the explorer ends.
+    """
+
+    def __init__(
+        self,
+        versions: EngineVersions,
+        gate: EngineGate,
+        batches: BatchMaker,
+        ledger: TaskLedger,
+        file: ExplorerFile,
+        metrics: Records,
+        stop: Callable[[], bool],
+    ) -> None:
+        self._versions, self._gate, self._batches = versions, gate, batches
+        self._ledger, self._metrics, self._stop = ledger, metrics, stop
+        self._settings, self._sync = file.explorer, file.sync
+        self._source = versions.source
+        self._end = JobWatch(self._source, file.sync.timeout)
+        self._waited = 0.0
+
+    def run(self) -> str:
+        """Explore, and return why it ended.
+
+        Raises:
+            TimedOutError: No trainer has come.
+            EngineDeadError: The engine is dead, or did not come back.
+            SyncdError: A batch could not be written, or the tasks cannot be used.
+        """
+        self._gate.update(0.0)
+        while True:
+            reason = self._reason_to_end()
+            doing = self._next(is_over=bool(reason))
+            if doing == "end":
+                break
+            if doing == "work":
+                self._work()
+            elif doing == "engine":
+                self._gate.wait_until_usable()
+            else:
+                self._wait(is_due=doing == "sync")
+        self._finish()
+        return reason
+
+    def _next(self, *, is_over: bool) -> Next:
+        sync, versions, batches = self._sync, self._versions, self._ledger.cursor.batches
+        return pacing.decide(
+            is_over=is_over,
+            is_ready=is_over or versions.is_ready(),
+            is_due=pacing.sync_is_due(sync.style, batches, versions.synced_at, sync.interval, sync.offset),
+            has_room=versions.room() > 0,
+        )
+
+    def _work(self) -> None:
+        """Make a batch and write it."""
+        self._gate.evaluate()
+        begin = time.monotonic()
+        batch = self._batches.make()
+        if batch is None or batch.then is None:
+            return
+        then = self._ledger.cursor.behind(*batch.then, batch=bool(batch.experiences))
+        if not batch.experiences:
+            self._ledger.move(then)
+            self._batches.done(batch)
+            return
+        seconds = time.monotonic() - begin
+        if not self._is_published(batch):
+            return
+        path = self._ledger.write(self._told(batch), then)
+        self._batches.done(batch)
+        self._record(batch, path, seconds)
+        self._gate.evaluate()
+        if self._sync.style is SyncStyle.FULLY_ASYNC:
+            self._gate.update(0.0)
+
+    def _is_published(self, batch: ExplorerBatch) -> bool:
+        """Return whether a batch may be written; if not, its tasks are done again."""
+        begin = time.monotonic()
+        is_good = self._source.are_published(batch.pairs)
+        self._waited += time.monotonic() - begin
+        if not is_good:
+            _LOG.warning(
+                "batch_discarded",
+                rollouts=len(batch.experiences),
+                reason="their version was not published, or the engine started with another model",
+            )
+        return is_good
+
+    def _wait(self, *, is_due: bool) -> None:
+        """Wait a little for a version; while one is due or there is no room, nothing is generated."""
+        begin = time.monotonic()
+        outcome = self._gate.update(TURN, ask=self._sync.style is SyncStyle.EXPLORER_DRIVEN)
+        took = time.monotonic() - begin
+        self._waited += took
+        answered = outcome.kind == "nothing" and took < TURN
+        if is_due and (outcome.kind in ("applied", "refused", "gone", "failed") or answered):
+            self._versions.mark_synced()
+        if time.monotonic() - self._versions.progressed_at > self._settings.patience:
+            self._renew_allowance()
+        if took < _BREATH:
+            time.sleep(_BREATH)
+
+    def _renew_allowance(self) -> None:
+        """Allow further batches: a living trainer that publishes no version dropped some, and waits for others."""
+        _LOG.info("allowance_renewed", seconds=self._settings.patience)
+        self._versions.progressed_at = time.monotonic()
+        self._versions.mark_synced()
+        self._versions.restart_allowance()
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    def _reason_to_end(self) -> str:
+        """Return why the explorer ends, empty if it does not."""
+        if self._stop():
+            return "told to stop"
+        most = self._settings.max_batches
+        if most is not None and self._ledger.cursor.batches >= most:
+            return "max_batches"
+        if self._batches.is_over:
+            return "all tasks are done"
+        return self._end.reason()
+
+    def _finish(self) -> None:
+        """Load the last version, which may have come just before the end, and evaluate it."""
+        self._gate.finish()
+        runs = self._source.runs
+        version = label_of(runs) if runs else None
+        _LOG.info("explorer_finished", batches=self._ledger.cursor.batches, version=version)
+
+    def _told(self, batch: ExplorerBatch) -> list[Experience]:
+        """Return the rows of a batch, which say what was dropped for it, if groups of equal rewards are."""
+        drops = self._settings.reward.equal_groups == "drop"
+        return with_dropped(batch.experiences, batch.dropped["equal"]) if drops else batch.experiences
+
+    # --- the record -------------------------------------------------------------------------------------------
+
+    def _record(self, batch: ExplorerBatch, path: str, seconds: float) -> None:
+        rewards = [one.reward for one in batch.experiences]
+        line: dict[str, Any] = {
+            "batch": self._ledger.cursor.batches,
+            "at": time.time(),
+            "rollouts": len(rewards),
+            "tokens": batch.tokens,
+            "seconds": round(seconds, 3),
+            "waited": round(self._waited, 3),
+            "rollouts_per_s": round(len(rewards) / max(seconds, 1e-6), 3),
+            "tokens_per_s": round(batch.tokens / max(seconds, 1e-6), 3),
+            "reward_mean": sum(rewards) / len(rewards),
+            "versions": dict(batch.versions),
+            "task_sets": set_figures(batch.task_sets),
+            "unproven_tokens": batch.unproven,
+            "unreadable_versions": batch.unreadable_versions,
+            "untaught_groups": batch.untaught_groups,
+            "equal_groups": batch.equal_groups,
+            "skipped": batch.skipped,
+            "dropped": dict(batch.dropped),
+        }
+        self._waited = 0.0
+        self._metrics.add(line)
+        shown = {key: value for key, value in line.items() if key != "at"}
+        self._source.sync.describe({"explorer": shown}, now=False)
+        _LOG.info("batch_written", path=path, **shown)

@@ -1,0 +1,193 @@
+"""Calls a function of the user in processes that can be killed if it hangs."""
+
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from explorer_hooks.hooks.answers import member
+from explorer_hooks.run.function_worker import SHOWN
+from explorer_hooks.run.rewards import Score, rebuilt
+from explorer_hooks.run.worker_process import WorkerProcess
+from syncd.errors import ConfigError
+
+START = 120.0
+"""Seconds that a process may take to import a function."""
+
+MOST = 16 << 20
+"""Bytes of what it answers, as JSON."""
+
+_ARGV = (sys.executable, "-P", "-m", "explorer_hooks.run.function_worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The arguments that a function has by name.
+
+    Args:
+        names: Their names.
+        required: Those without a default.
+        takes_any: Whether it takes any other, too.
+    """
+
+    names: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    takes_any: bool = False
+
+
+class FunctionProcesses:
+    """Calls a function in processes that are replaced if a call hangs or kills them.
+
+    Args:
+        function: `package.module:function`.
+        timeout: Seconds that one call may take.
+        workers: Processes.
+        directories: Directories in which its module is looked for.
+        environment: All variables of the processes; None for those of this one.
+
+    Raises:
+        ConfigError: It cannot be imported.
+    """
+
+    def __init__(
+        self,
+        function: str,
+        timeout: float,
+        workers: int,
+        directories: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._free: SimpleQueue[FunctionProcess] = SimpleQueue()
+        self._workers = [FunctionProcess(function, timeout, directories, environment) for _ in range(workers)]
+        try:
+            self._workers[0].start()
+        except BaseException:
+            self.close()
+            raise
+        self.signature = self._workers[0].signature
+        for worker in self._workers:
+            self._free.put(worker)
+
+    def close(self) -> None:
+        """End the processes."""
+        for worker in self._workers:
+            worker.stop()
+
+    def call(self, given: Mapping[str, Any], count: int | None = None) -> list[Score]:
+        """Return what the function says of these arguments; wait for a free process.
+
+        Args:
+            given: Its arguments.
+            count: How many scores it returns in a list; None if it returns one score.
+        """
+        worker = self._free.get()
+        try:
+            return worker.scores(given, count)
+        finally:
+            self._free.put(worker)
+
+
+class FunctionProcess:
+    """A process that calls a function, started when it is needed, and replaced once a call has spoilt it.
+
+    Args:
+        function: `package.module:function`.
+        timeout: Seconds that one call may take.
+        directories: Directories in which its module is looked for.
+        environment: All its variables; None for those of this process.
+    """
+
+    def __init__(
+        self,
+        function: str,
+        timeout: float,
+        directories: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._function, self._timeout, self._directories = function, timeout, list(directories)
+        self._environment = environment
+        self._lock = threading.Lock()
+        self._process: WorkerProcess | None = None
+        self._stopped = False
+        self.signature = Signature()
+
+    def start(self) -> WorkerProcess:
+        """Return the process, which is started unless it runs.
+
+        Raises:
+            ConfigError: The function cannot be imported.
+        """
+        with self._lock:
+            if self._process is not None and self._process.is_running:
+                return self._process
+            if self._stopped:
+                raise ConfigError("the scorer is closed")
+            try:
+                process = self._process = WorkerProcess(_ARGV, MOST, self._environment)
+            except OSError as error:
+                raise ConfigError(f"cannot start {sys.executable}: {error.strerror}") from error
+        try:
+            process.say({"function": self._function, "directories": self._directories}, START)
+            self.signature = _signature(process.first.result(START))
+        except (TimeoutError, ValueError) as error:
+            process.kill()
+            what = "its import took too long" if isinstance(error, TimeoutError) else error
+            raise ConfigError(f"the function {self._function} cannot be used: {what}") from None
+        return process
+
+    def scores(self, given: Mapping[str, Any], count: int | None) -> list[Score]:
+        """Return what one call says; the same problem for each response if there are several."""
+        try:
+            process = self.start()
+        except ConfigError as error:
+            return _failed(error.message, count)
+        try:
+            answer = process.ask({"arguments": dict(given), "count": count}, self._timeout)
+        except TimeoutError:
+            return _failed(f"it took more than {self._timeout:g} s", count)
+        except (TypeError, ValueError, RecursionError) as error:
+            return _failed(f"it could not be called: {error}", count)
+        try:
+            return _scores(answer, 1 if count is None else count)
+        except ValueError as error:
+            process.kill()
+            return _failed(str(error), count)
+
+    def stop(self) -> None:
+        """End the process, and start no other."""
+        with self._lock:
+            self._stopped, process = True, self._process
+        if process is not None:
+            process.kill()
+
+
+def _failed(problem: str, count: int | None) -> list[Score]:
+    return [Score(None, problem=problem[:SHOWN])] * (1 if count is None else count)
+
+
+def _signature(answer: Mapping[str, Any]) -> Signature:
+    """Return the arguments that a process names.
+
+    Raises:
+        ValueError: It names none; the text says why.
+    """
+    if problem := answer.get("problem"):
+        raise ValueError(str(problem))
+    names, required = (member(answer, key, list) for key in ("names", "required"))
+    return Signature(tuple(map(str, names)), tuple(map(str, required)), answer.get("takes_any") is True)
+
+
+def _scores(answer: Mapping[str, Any], count: int) -> list[Score]:
+    """Return the scores of an answer, which the function may have written itself.
+
+    Raises:
+        ValueError: There are none; the text says why.
+    """
+    if problem := answer.get("problem"):
+        raise ValueError(str(problem))
+    scores = member(answer, "scores", list)
+    if len(scores) != count:
+        raise ValueError(f"its process wrote {len(scores)} scores where {count} are expected")
+    return [rebuilt(score) for score in scores]

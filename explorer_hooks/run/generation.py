@@ -1,0 +1,218 @@
+"""The seam between the explorer and what generates: prompts in, groups of responses with their versions out."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Generator as Iterated
+from dataclasses import dataclass
+
+from explorer_hooks.hook import Hook, PendingProof, Running
+from explorer_hooks.run.config import ExplorerFile
+from explorer_hooks.run.rewards import Score, plain_task
+from explorer_hooks.run.scoring import ScoredGroup, ScoredText, Scorer
+from explorer_hooks.run.token_versions import TokenVersions
+from explorer_hooks.run.tokens import Tokens
+from explorer_hooks.tasks.task import Task
+from syncd.experience.model import Span
+from syncd.protocol.version import Pair
+
+BEFORE_THE_FIRST: Pair = (1, 0)
+"""The version that nobody publishes: the model that the trainer starts from; generation 1 continues it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRequest:
+    """A request for one group of responses.
+
+    Args:
+        prompt: Token ids of the prompt.
+        samples: Responses to it.
+        max_tokens: Tokens of a response at most.
+        temperature: At which tokens are drawn from the whole distribution; 0 for the most probable token.
+    """
+
+    prompt: Sequence[int]
+    samples: int
+    max_tokens: int
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One response.
+
+    Args:
+        tokens: Its token ids, with the end of the text if it came to it.
+        logprobs: Natural logarithm of each one's probability under the version that chose it.
+        text: The response without special tokens.
+        versions: Which version chose each token; None if the engine does not say.
+        teacher_logprobs: Log-probability of each token under a teacher; None if none has read it.
+        truncated: Whether it was cut off at the most tokens, not ended by the model.
+    """
+
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    text: str = ""
+    versions: TokenVersions | None = None
+    teacher_logprobs: Sequence[float] | None = None
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """The result of one request.
+
+    Args:
+        index: The request's index.
+        responses: Its responses; none if there is a `problem`.
+        first: The version that ran before the first token was asked for.
+        last: The version that ran after the last token had come; a version in between was one of those in between.
+        problem: Why there are no responses.
+        retry: Whether another attempt may succeed: the engine was away, or ran no applied version.
+        unproven: Whether weights may have had a part in it that the engine has not proven.
+        pending: The probe that had no answer yet when it ended, and that alone can prove them; None if there is none.
+        unreadable_versions: Responses whose tokens' versions the engine named so that they cannot be read.
+        teacher: The name of the teacher that has read its responses.
+        untaught: Why a teacher has not read them although there is one.
+    """
+
+    index: int
+    responses: tuple[Response, ...] = ()
+    first: Pair = BEFORE_THE_FIRST
+    last: Pair = BEFORE_THE_FIRST
+    problem: str = ""
+    retry: bool = False
+    unproven: bool = False
+    pending: PendingProof | None = None
+    unreadable_versions: int = 0
+    teacher: str = ""
+    untaught: str = ""
+
+    @property
+    def oldest(self) -> Pair:
+        """Return the oldest version that took part in it."""
+        return min(self.first, self.last)
+
+    def versions_of(self, response: Response) -> TokenVersions:
+        """Return the versions of a response's tokens.
+
+        If the engine does not name them and the version changed meanwhile, nobody knows which one chose which token:
+        the oldest counts. Nor is it known which tokens came from weights that were not proven: then all are doubted.
+        """
+        doubted = [True] * len(response.tokens) if self.unproven else None
+        return response.versions or TokenVersions((Span(0, *self.oldest),), doubted, self.pending)
+
+
+class Generator(ABC):
+    """Generates groups of responses."""
+
+    def check(self) -> None:  # noqa: B027 - most engines need not be asked
+        """Ask at the start whether the engine gives what is needed; without this, the first group shows it.
+
+        Raises:
+            ConfigError: It does not, and never will.
+            EngineUnreachableError: It does not answer.
+        """
+
+    @abstractmethod
+    def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":
+        """Yield each result once, as it is ready, and None now and then while none is; close it to give up.
+
+        Raises:
+            EngineDeadError: Nothing can be generated any more.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """What makes scored responses to tasks.
+
+    Args:
+        file: The configuration: how many, and how long they are.
+        tokens: The tokenizer.
+        generator: Generates groups.
+        scorer: Scores responses.
+        stop: Once it returns true, unfinished work is given up.
+    """
+
+    file: ExplorerFile
+    tokens: Tokens
+    generator: Generator
+    scorer: Scorer
+    stop: Callable[[], bool]
+
+    def scores(self, answered: Iterable[tuple[Task, Sequence[Response]]]) -> list[list[Score]]:
+        """Return the scores of all responses to each task."""
+        return self.scorer.score([scored_group(task, responses) for task, responses in answered])
+
+
+def scored_group(task: Task, responses: Sequence[Response]) -> ScoredGroup:
+    """Return the responses to a task as they are scored."""
+    texts = (ScoredText(one.text, len(one.tokens), one.truncated) for one in responses)
+    return ScoredGroup(task.text, plain_task(task), tuple(texts))
+
+
+PermittedVersion = Callable[[], Pair | None]
+"""Returns the version with which work may be done now: the applied one, or `BEFORE_THE_FIRST`; None for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorContext:
+    """What a generator is opened with.
+
+    Args:
+        tokens: The model's tokenizer.
+        running: Asks the engine what it runs; several threads call it.
+        named: Returns the version of the job that a label names, None if it names none; several threads call it.
+        permitted: The version with which work may be done.
+        seed: Seeds the draws of a model in this process.
+        stop: Once it returns true, pending groups are given up.
+    """
+
+    tokens: Tokens
+    running: Callable[[], Running]
+    named: Callable[[str], Pair | None]
+    permitted: PermittedVersion
+    seed: str
+    stop: Callable[[], bool]
+
+
+class InferenceEngine(ABC):
+    """What generates."""
+
+    name: str
+    """Its name in presence and log."""
+    hook: Hook
+    """Loads versions into it."""
+
+    @abstractmethod
+    def generator(self, context: GeneratorContext) -> Generator:
+        """Return what generates groups with it.
+
+        Raises:
+            ConfigError: The server names no model.
+            EngineUnreachableError: It does not answer.
+        """
+
+
+def version_of(running: Running, permitted: Pair | None) -> Pair | None:
+    """Return the version that an engine's work is of, None if the engine must not be given any.
+
+    Args:
+        running: What the engine reports.
+        permitted: With which version work may be done: the one that the follower confirmed, or `BEFORE_THE_FIRST`.
+    """
+    if running.paused or permitted is None:
+        return None
+    is_running = running.label is None if permitted == BEFORE_THE_FIRST else running.pair == permitted
+    return permitted if is_running else None
+
+
+def version_after(running: Running, first: Pair) -> Pair | None:
+    """Return the version with which an engine ended work that began with `first`; None if that is unknown.
+
+    An engine that restarted meanwhile has forgotten its version, so its work may be of any weights. The same holds if
+    the engine names no version of the job.
+    """
+    if running.label is None:
+        return first if first == BEFORE_THE_FIRST else None
+    return running.pair

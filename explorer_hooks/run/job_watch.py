@@ -1,0 +1,66 @@
+"""Whether a job has ended: what it was to reach is reached, or its trainer has gone."""
+
+import time
+
+from explorer_hooks.run.weight_sources import WeightSource
+from syncd.errors import TimedOutError
+from syncd.protocol.job_end import read_end
+
+LAST = 30.0
+"""Seconds in which a restarting engine may still load the last version, and a daemon publish it."""
+
+_EVERY = 1.0
+"""Seconds between two reads of what the job has reached."""
+
+
+class JobWatch:
+    """Watches a job for its end.
+
+    Args:
+        source: Knows the job and its newest version.
+        timeout: Seconds in which a trainer must come.
+    """
+
+    def __init__(self, source: WeightSource, timeout: float) -> None:
+        self._source, self._timeout = source, timeout
+        self._trainer_seen_at = time.monotonic()
+        self._end_read_at = float("-inf")
+        self._end_since: float | None = None
+
+    def reason(self) -> str:
+        """Return why the job is over for an explorer, empty while it is not.
+
+        Raises:
+            TimedOutError: No trainer has come.
+        """
+        if end := self._end_of_job():
+            return f"the job is finished: {end}"
+        return "the trainer has gone" if self._trainer_is_gone() else ""
+
+    def _end_of_job(self) -> str:
+        """Return what the job has reached once its last version is published, whatever presence files say."""
+        now = time.monotonic()
+        if now - self._end_read_at < _EVERY:
+            return ""
+        self._end_read_at, end = now, read_end(self._source.sync.job)
+        if end is None:
+            self._end_since = None
+            return ""
+        self._end_since = self._end_since or now
+        newest = self._source.newest()
+        is_published = newest is not None and newest[1] >= end.step
+        return end.reason if is_published or now - self._end_since >= LAST else ""
+
+    def _trainer_is_gone(self) -> bool:
+        sync = self._source.sync
+        if sync.trainer_requires_weight_sync() is None:
+            return True
+        now = time.monotonic()
+        if sync.trainers.last():
+            self._trainer_seen_at = now
+        elif now - self._trainer_seen_at > self._timeout:
+            raise TimedOutError(
+                f"no trainer has come for {self._timeout:g} s",
+                hint="start `trainer train`, or give a longer sync.timeout",
+            )
+        return False

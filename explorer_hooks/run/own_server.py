@@ -1,0 +1,129 @@
+"""A server that `explorer run` starts on the job's start model, and stops when it ends itself.
+
+For `reload = "in_place"` with a command: the server then reads each version as one that somebody else started. With
+`reload = "restart"` the hook starts it (`explorer_hooks/hooks/restarting.py`).
+"""
+
+import shlex
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import structlog
+
+from explorer_hooks.hook import HookOptions
+from explorer_hooks.hooks.restarting import OWN, RestartOptions, is_taken
+from explorer_hooks.hooks.server_process import ServerProcess
+from explorer_hooks.hooks.sglang import SGLangHook
+from explorer_hooks.hooks.vllm import VllmHook
+from explorer_hooks.http_client import HttpClient, is_loopback
+from explorer_hooks.run.config import ExplorerFile
+from explorer_hooks.stopping import Stop
+from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError
+
+_HOST = "127.0.0.1"
+_PATHS = {"vllm": VllmHook.health_path, "sglang": SGLangHook.health_path}
+_TICK = 0.25
+"""Seconds between two looks at the server."""
+
+_ASK = 5.0
+_LOG = structlog.get_logger()
+
+
+@contextmanager
+def serving(file: ExplorerFile, stop: Stop) -> Iterator[ExplorerFile]:
+    """Yield the file with the address of its engine; start the engine first if the file says how.
+
+    Args:
+        file: The job's file.
+        stop: Set if the server ends in the body.
+
+    Raises:
+        ConfigError: There is no such program, or the address is of another host.
+        EngineDeadError: The server has ended, or did not answer in time.
+    """
+    section = file.explorer.engine
+    if not section.command or section.reload == "restart":
+        yield file
+        return
+    given = {key: section.options[key] for key in OWN if key in section.options}
+    argv = HookOptions(argv=tuple(shlex.split(section.command)))
+    options = RestartOptions.read(section.kind, {"start_model": file.model.path, **given}, argv)
+    with _running(options, *_place(section.address), _PATHS[section.kind], stop) as address:
+        rest = {key: value for key, value in section.options.items() if key not in OWN}
+        changed = section.model_copy(update={"address": address, "command": "", "options": rest})
+        yield file.model_copy(update={"explorer": file.explorer.model_copy(update={"engine": changed})})
+
+
+def _place(address: str) -> tuple[str, int]:
+    """Return host and port of an address, a free port of this host for an empty one."""
+    if not address:
+        return _HOST, free_port()
+    url = urlsplit(address)
+    if not is_loopback(url.hostname or "") or url.port is None:
+        hint = "leave explorer.engine.address out: a free port is taken"
+        raise ConfigError(f"a server at {address} cannot be started from here", hint=hint)
+    return url.hostname or _HOST, url.port
+
+
+def free_port() -> int:
+    """Return a port of this host that nobody listens at."""
+    with socket.create_server((_HOST, 0)) as listener:
+        found: int = listener.getsockname()[1]
+        return found
+
+
+@contextmanager
+def _running(options: RestartOptions, host: str, port: int, path: str, stop: Stop) -> Iterator[str]:
+    """Yield the address of a server that runs; stop it in the end."""
+    if is_taken(host, port):
+        hint = f"ss -ltnp 'sport = :{port}'"
+        raise EngineDeadError(f"port {port} of {host} is in use by another process", hint=hint)
+    address = f"http://{host}:{port}"
+    process, over = ServerProcess(options.stop_timeout, options.log), threading.Event()
+    process.start(options.command(options.start_model, host, port))
+    _LOG.info("engine_started", address=address, model=options.start_model)
+    try:
+        _await(process, address, path, options.start_timeout, stop)
+        watch = threading.Thread(target=_watch, args=(process, stop, over), name="own-server", daemon=True)
+        watch.start()
+        yield address
+        if not process.is_running and not stop.is_signalled:  # a signal may be meant for both
+            raise EngineDeadError(f"the server {process.end}", hint="its log says why")
+    finally:
+        over.set()
+        process.stop()
+
+
+def _await(process: ServerProcess, address: str, path: str, seconds: float, stop: Stop) -> None:
+    """Wait until the server answers, or the explorer is to stop."""
+    client = HttpClient(address, token=None, timeout=_ASK, ask_timeout=_ASK, missing="")
+    until = time.monotonic() + seconds
+    while not stop() and not _answers(client, path):
+        if not process.is_running:
+            raise EngineDeadError(f"the server {process.end}", hint="its log says why")
+        if time.monotonic() > until:
+            hint = "its log says why; a longer start_timeout in explorer.engine.options if it needs more time"
+            raise EngineDeadError(f"the server did not answer for {seconds:g} s", hint=hint)
+        time.sleep(_TICK)
+
+
+def _answers(client: HttpClient, path: str) -> bool:
+    try:
+        client.get(path)
+    except EngineUnreachableError:
+        return False
+    except ConfigError:
+        pass  # it asks for a key: it is up, and the hook has the key
+    return True
+
+
+def _watch(process: ServerProcess, stop: Stop, over: threading.Event) -> None:
+    """Have the explorer stop once the server has ended."""
+    while not over.wait(_TICK):
+        if not process.is_running:
+            stop.request()
+            return

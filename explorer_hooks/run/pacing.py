@@ -1,0 +1,104 @@
+"""How far explorers may run ahead of the trainer, and what an explorer does next. Pure but for counting batches."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from explorer_hooks.run.config import ExplorerFile
+from syncd.client.sync_policy import SyncStyle, explorer_needs_sync
+from syncd.experience import batch_paths
+from syncd.protocol.layout import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """How many batches the explorers of a job may have written together, counted from some moment.
+
+    Args:
+        step: The published step at that moment.
+        written: The batches at that moment.
+        batches: Batches that the trainer takes a step.
+        ahead: Steps for which batches may wait, besides the next one.
+    """
+
+    step: int
+    written: int
+    batches: float
+    ahead: int
+
+    def room(self, step: int, written: int) -> int:
+        """Return how many further batches may be written now."""
+        allowed = (step - self.step + 1 + self.ahead) * self.batches
+        return max(math.ceil(allowed - (written - self.written)), 0)
+
+    def covers(self, step: int, written: int) -> bool:
+        """Return whether another batch may be written now."""
+        return self.room(step, written) > 0
+
+    def restarted(self, step: int, written: int) -> "Allowance":
+        """Return the same allowance, counted from another moment."""
+        return replace(self, step=step, written=written)
+
+
+Next = Literal["end", "engine", "sync", "wait", "work"]
+"""What an explorer does next. engine: bring the engine to a version with which work may be done; sync: wait for the
+version that is due; wait: for room, and load a version that appears meanwhile."""
+
+
+def decide(*, is_over: bool, is_ready: bool, is_due: bool, has_room: bool) -> Next:
+    """Return what an explorer does next.
+
+    Args:
+        is_over: Whether it ends: the trainer is gone, for example, or all tasks are done.
+        is_ready: Whether the engine runs an applied version that is recent enough.
+        is_due: Whether a version is due at this explorer's own step.
+        has_room: Whether the trainer needs another batch.
+    """
+    if is_over:
+        return "end"
+    if not is_ready:
+        return "engine"
+    if is_due:
+        return "sync"
+    return "work" if has_room else "wait"
+
+
+def sync_is_due(style: SyncStyle, batches: int, synced_at: int, interval: int, offset: int) -> bool:
+    """Return whether an explorer waits for a version now.
+
+    Args:
+        style: Who decides.
+        batches: The explorer's own step: the batches that it has written.
+        synced_at: Its step at the last sync, whether or not that found a version.
+        interval: Batches between two syncs.
+        offset: Batches that it is ahead.
+    """
+    if style is SyncStyle.FULLY_ASYNC or batches == synced_at:
+        return False
+    # A version that was loaded between two syncs, while there was no room, counts as the one that is due.
+    last = batches - interval
+    return explorer_needs_sync(batches, interval, offset) and synced_at <= max(last, 0)
+
+
+def ahead_of(file: ExplorerFile) -> int:
+    """Return the steps for which batches may wait: the configured number, else what the style needs.
+
+    Between two versions the trainer takes `interval` steps, and explorers are `offset` ahead. Fully asynchronous
+    explorers work for the next version's steps while the trainer takes this one's.
+    """
+    if file.explorer.ahead is not None:
+        return file.explorer.ahead
+    needed = file.sync.interval - 1 + file.sync.offset
+    return needed + (file.sync.interval if file.sync.style is SyncStyle.FULLY_ASYNC else 0)
+
+
+def written(job: Job) -> int:
+    """Return how many batches all explorers of a job have written, including those already used."""
+    newest = (
+        max(
+            batch_paths.numbers(job, batch_paths.batches(job, name))
+            | {batch_paths.consumed_through(job, name)}
+        )
+        for name in batch_paths.explorers(job)
+    )
+    return sum(newest)

@@ -1,0 +1,275 @@
+"""Scores responses: built-in functions here, others in processes of their own; one function or several, weighted."""
+
+import importlib.util
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+
+from explorer_hooks.run.config import RewardSection
+from explorer_hooks.run.function_processes import FunctionProcesses, Signature
+from explorer_hooks.run.rewards import BUILT_IN, LIBRARY, Score, combined, score_of
+from syncd.errors import ConfigError
+from syncd.extras import install_command
+
+AUTO = "auto"
+"""The function that scores tasks of reasoning_gym as it does, and compares others with their answer."""
+
+_GYM, _PLAIN = "reasoning_gym", "exact_match"
+_ONE = frozenset({"prompt", "response", "task", "tokens", "truncated"})
+_GROUP = frozenset({"prompt", "responses", "task", "tokens", "truncated"})
+_LONGEST = 60.0
+"""Seconds of a pause before a function is called again, at most."""
+
+_LOG = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredText:
+    """A response that is scored.
+
+    Args:
+        text: The response.
+        tokens: How many tokens it has.
+        truncated: Whether it was cut off.
+    """
+
+    text: str
+    tokens: int = 0
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredGroup:
+    """The responses to one task.
+
+    Args:
+        prompt: The prompt as text.
+        task: The task as functions get it.
+        responses: The responses.
+    """
+
+    prompt: str
+    task: Mapping[str, Any]
+    responses: tuple[ScoredText, ...]
+
+
+class Scorer(Protocol):
+    """Scores responses."""
+
+    @property
+    def needs_groups(self) -> bool:
+        """Return whether it compares the responses of a group."""
+
+    def score(self, groups: Sequence[ScoredGroup]) -> list[list[Score]]:
+        """Return the scores of each group, in order; a function that fails gives scores without a reward."""
+
+    def close(self) -> None:
+        """End the processes."""
+
+
+def open_scorer(section: RewardSection, directories: Sequence[str] = ()) -> Scorer:
+    """Return a scorer.
+
+    Args:
+        section: The functions, how long they may take, and how often they are tried.
+        directories: Directories in which modules are looked for besides those of Python.
+
+    Raises:
+        ConfigError: A function cannot be used.
+    """
+    if not section.functions:
+        return _open_one(section.function, section, directories)
+    opened: dict[str, Scorer] = {}
+    try:
+        for name, function in section.parts.items():
+            opened[name] = _open_one(function, section, directories)
+    except BaseException:
+        _close(opened.values())
+        raise
+    weights = dict(zip(section.parts, section.functions.values(), strict=True))
+    return WeightedScorer(opened, weights)
+
+
+def _open_one(function: str, section: RewardSection, directories: Sequence[str]) -> Scorer:
+    if function == AUTO:
+        return AutoScorer(section, directories)
+    if function in BUILT_IN:
+        return BuiltInScorer(function)
+    if function in LIBRARY:
+        if importlib.util.find_spec(function) is None:
+            hint = install_command("tasks")
+            raise ConfigError(f"the library of the reward {function} is not installed", hint=hint)
+        function = LIBRARY[function]
+    return FunctionScorer(function, section, directories)
+
+
+def _close(scorers: Iterable[Scorer]) -> None:
+    for scorer in scorers:
+        scorer.close()
+
+
+class BuiltInScorer:
+    """Scores with a built-in function, in this process.
+
+    Args:
+        function: Its name.
+    """
+
+    needs_groups = False
+
+    def __init__(self, function: str) -> None:
+        self._function = BUILT_IN[function]
+
+    def score(self, groups: Sequence[ScoredGroup]) -> list[list[Score]]:
+        """Return the scores of each group."""
+        return [
+            [score_of(self._function(group.prompt, one.text, group.task)) for one in group.responses]
+            for group in groups
+        ]
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class AutoScorer:
+    """Scores tasks of reasoning_gym as it does, once there are some, and compares other responses with the answer.
+
+    Several threads call it.
+
+    Args:
+        section: How long a function may take, and how often it is tried.
+        directories: Directories in which modules are looked for.
+    """
+
+    needs_groups = False
+
+    def __init__(self, section: RewardSection, directories: Sequence[str]) -> None:
+        self._section, self._directories = section, directories
+        self._plain = BuiltInScorer(_PLAIN)
+        self._gym: Scorer | None = None
+        self._opening = threading.Lock()
+
+    def score(self, groups: Sequence[ScoredGroup]) -> list[list[Score]]:
+        """Return the scores of each group."""
+        generated = [group for group in groups if _GYM in group.task]
+        others = iter(self._plain.score([group for group in groups if _GYM not in group.task]))
+        found = iter(self._opened().score(generated) if generated else [])
+        return [next(found if _GYM in group.task else others) for group in groups]
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._gym is not None:
+            self._gym.close()
+
+    def _opened(self) -> Scorer:
+        with self._opening:
+            if self._gym is None:
+                self._gym = _open_one(_GYM, self._section, self._directories)
+            return self._gym
+
+
+class FunctionScorer:
+    """Scores with a function, in processes. It gets those arguments that it has by name.
+
+    Args:
+        function: `package.module:function`.
+        section: How long it may take, in how many processes, and how often it is tried.
+        directories: Directories in which its module is looked for.
+
+    Raises:
+        ConfigError: It cannot be imported, or has other arguments.
+    """
+
+    def __init__(self, function: str, section: RewardSection, directories: Sequence[str]) -> None:
+        self._function, self._retries, self._pause = function, section.retries, section.pause
+        self._processes = FunctionProcesses(function, section.timeout, section.workers, directories)
+        self._threads = ThreadPoolExecutor(section.workers, thread_name_prefix="reward")
+        self._closed = threading.Event()
+        signature = self._processes.signature
+        self.needs_groups = "responses" in signature.names
+        self._arguments = _GROUP if self.needs_groups else _ONE
+        if unknown := sorted(set(signature.required) - self._arguments):
+            self.close()
+            hint = f"def {function.rpartition(':')[2]}(prompt, response, task), or (prompt, responses, task)"
+            raise ConfigError(
+                f"the function {function} cannot be used: nobody gives it {unknown[0]}", hint=hint
+            )
+        self._named = _named(signature, self._arguments)
+
+    def score(self, groups: Sequence[ScoredGroup]) -> list[list[Score]]:
+        """Return the scores of each group, in order."""
+        calls = [call for group in groups for call in self._calls(group)]
+        found = iter([one for scores in self._threads.map(self._call, calls) for one in scores])
+        return [[next(found) for _ in group.responses] for group in groups]
+
+    def close(self) -> None:
+        """End the processes."""
+        self._closed.set()
+        self._processes.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _calls(self, group: ScoredGroup) -> list[tuple[dict[str, Any], int | None]]:
+        """Return the arguments of each call, and how many scores it returns in a list."""
+        shared = {"prompt": group.prompt, "task": dict(group.task)}
+        if self.needs_groups:
+            texts = [one.text for one in group.responses]
+            sizes = [one.tokens for one in group.responses]
+            cuts = [one.truncated for one in group.responses]
+            whole = {**shared, "responses": texts, "tokens": sizes, "truncated": cuts}
+            return [(self._chosen(whole), len(texts))]
+        each = [
+            {"response": one.text, "tokens": one.tokens, "truncated": one.truncated}
+            for one in group.responses
+        ]
+        return [(self._chosen({**shared, **own}), None) for own in each]
+
+    def _chosen(self, given: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in given.items() if name in self._named}
+
+    def _call(self, call: tuple[dict[str, Any], int | None]) -> list[Score]:
+        """Return what the function says, after as many attempts as it needs and has."""
+        scores = self._processes.call(*call)
+        for attempt in range(self._retries):
+            problem = next((one.problem for one in scores if one.problem), "")
+            pause = min(self._pause * 2**attempt, _LONGEST)
+            if not problem or self._closed.wait(pause):
+                return scores
+            _LOG.warning("reward_tried_again", function=self._function, attempt=attempt + 2, problem=problem)
+            scores = self._processes.call(*call)
+        return scores
+
+
+class WeightedScorer:
+    """Adds up what several functions say.
+
+    Args:
+        parts: The functions by the name of their part.
+        weights: What each one's rewards are multiplied by.
+    """
+
+    def __init__(self, parts: Mapping[str, Scorer], weights: Mapping[str, float]) -> None:
+        self._parts, self._weights = parts, weights
+        self.needs_groups = any(part.needs_groups for part in parts.values())
+
+    def score(self, groups: Sequence[ScoredGroup]) -> list[list[Score]]:
+        """Return the scores of each group; what each function says is in the info."""
+        found = {name: part.score(groups) for name, part in self._parts.items()}
+        return [
+            [
+                combined({name: scores[at][number] for name, scores in found.items()}, self._weights)
+                for number in range(len(group.responses))
+            ]
+            for at, group in enumerate(groups)
+        ]
+
+    def close(self) -> None:
+        """End the processes."""
+        _close(self._parts.values())
+
+
+def _named(signature: Signature, arguments: frozenset[str]) -> frozenset[str]:
+    return arguments if signature.takes_any else arguments & set(signature.names)

@@ -1,0 +1,317 @@
+"""What one rank writes of one save: its shard or the changes of it, the files beside the weights, and its receipt."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
+
+import torch
+
+from syncd.protocol.adapter_base import AdapterBase
+from syncd.protocol.delta import ENCODING, DeltaTable, Target
+from syncd.protocol.digest import digest_bytes
+from syncd.protocol.disk import Clock
+from syncd.protocol.layout import ACTOR, ADAPTER, SHORTCUT, delta_name, shard_name
+from syncd.protocol.probe import Probe
+from syncd.protocol.receipt import Changes, FileRecord, ShardRoots
+from syncd.protocol.roots import shard_roots
+from syncd.protocol.writer import StepWriter
+from syncd.transports.files.arenas import SealedShare
+from syncd.transports.files.export_walk import ExportWalk, ShardLayout, encode_index
+from syncd.transports.files.pinned_buffer import PinnedBuffer
+from syncd.transports.files.shard import (
+    PIECE,
+    THREADS,
+    ShardWriter,
+    StepCopy,
+    WriteMode,
+    find_write_mode,
+    put_all,
+)
+from syncd.transports.files.shard_digest import ShardDigest
+from syncd.transports.files.storage_choice import WHOLE, Storage
+from syncd.transports.files.storage_times import ShareTimes, TimedBytes
+from syncd.transports.torch_tensors import view
+
+if TYPE_CHECKING:
+    from syncd.transports.delta.container import NewContainer
+
+INDEX = "model.safetensors.index.json"
+
+_ENCODE = "syncd.transports.delta.share:encode_shard"
+"""Imported when changes are stored first: it needs the extra `delta`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareSave:
+    """One save of this rank.
+
+    Args:
+        writer: Of the step.
+        companions: The files beside the weights by name.
+        copy: Gets the same files as this rank's part of the step.
+        probe: What the model answers with these weights.
+        begun: When it began.
+    """
+
+    writer: StepWriter
+    companions: Mapping[str, bytes] = field(default_factory=dict)
+    copy: StepCopy | None = None
+    probe: Probe | None = None
+    begun: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedShare:
+    """One rank's share of a step, copied into memory.
+
+    Args:
+        layout: Of its shard.
+        buffer: The memory that begins with the data of the shard.
+        sealed: The share of the step whose changes are stored; None if none are.
+    """
+
+    layout: ShardLayout
+    buffer: PinnedBuffer
+    sealed: SealedShare | None = None
+
+    @property
+    def data(self) -> torch.Tensor:
+        """Return the memory as bytes: void once it grows or is renewed."""
+        return self.buffer.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedShare:
+    """The changes of one rank's share."""
+
+    container: "NewContainer"
+    seconds: float
+
+
+class SaveFiles:
+    """Writes the files of saves.
+
+    Args:
+        rank: This rank.
+        world_size: Number of ranks.
+        clock: Time.
+        base: If the tensors are an adapter, the model that it belongs to.
+        check: Whether NaN and infinity are refused.
+        write_mode: How shards are written; found by trying unless given.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        clock: Clock,
+        *,
+        base: AdapterBase | None,
+        check: bool,
+        write_mode: WriteMode | None,
+    ) -> None:
+        self._rank, self._world_size, self._clock, self._base = rank, world_size, clock, base
+        self._check, self._write_mode = check, write_mode
+        self._number = rank + 1
+        self._writers = ThreadPoolExecutor(THREADS, "save-write")
+        # One more than encodes tiles: it hands them out, and waits for them.
+        self._encoders = ThreadPoolExecutor(THREADS + 1, "save-encode")
+        self.times = ShareTimes()
+        """What was measured last."""
+
+    def close(self) -> None:
+        """End the threads."""
+        self._writers.shutdown()
+        self._encoders.shutdown()
+
+    def write_streamed(
+        self, save: ShareSave, walk: ExportWalk, layout: ShardLayout, put: Callable[[ShardWriter], None]
+    ) -> bool:
+        """Write a step whole while its tensors are walked; return whether it is sealed and announced."""
+        save.writer.begin()
+        digest = ShardDigest(layout, check=self._check)
+        shards = self._write_shard(save, layout, put, digest)
+        return self._seal(save, shards, self._companions(save, walk)[0])
+
+    def write(self, save: ShareSave, walk: ExportWalk, share: CopiedShare, storage: Storage = WHOLE) -> bool:
+        """Write a step as it is to be stored; return whether it is sealed and announced."""
+        save.writer.begin()
+        if share.sealed is None or storage.parent is None:
+            return self._write_whole(save, walk, share, has_root=storage.keeps)
+        with self._encoding(share, share.sealed) as encoding:
+            work = self._write_delta if storage.is_delta else self._write_with_shortcut
+            return work(save, walk, share, storage, encoding)
+
+    def _write_whole(self, save: ShareSave, walk: ExportWalk, share: CopiedShare, *, has_root: bool) -> bool:
+        shards, roots = self._write_copied(save, share, has_root=has_root)
+        return self._seal(save, shards, self._companions(save, walk)[0], roots=roots)
+
+    def _write_with_shortcut(
+        self,
+        save: ShareSave,
+        walk: ExportWalk,
+        share: CopiedShare,
+        storage: Storage,
+        encoding: "Future[EncodedShare]",
+    ) -> bool:
+        shards, _ = self._write_copied(save, share, has_root=False)
+        files, _ = self._companions(save, walk)
+        container, record = self._write_container(save, share, encoding, SHORTCUT)
+        changes = self._changes(storage, container, containers=(record,))
+        return self._seal(save, shards, files, _roots(self._target(share), container), changes)
+
+    def _write_delta(
+        self,
+        save: ShareSave,
+        walk: ExportWalk,
+        share: CopiedShare,
+        storage: Storage,
+        encoding: "Future[EncodedShare]",
+    ) -> bool:
+        digest = ShardDigest(share.layout, check=self._check)
+        for start in range(0, share.layout.data_size, PIECE):
+            digest.add(share.data[start : min(start + PIECE, share.layout.data_size)], start)
+        made = FileRecord(self._shard_path(), share.layout.size, digest.text, len(share.layout.specs))
+        container, record = self._write_container(save, share, encoding, ACTOR)
+        stored, files = self._companions(save, walk, storage)
+        changes = self._changes(storage, container, shards=(made,), files=tuple(files))
+        return self._seal(save, [record], stored, _roots(self._target(share), container), changes)
+
+    def _seal(
+        self,
+        save: ShareSave,
+        shards: list[FileRecord],
+        files: list[FileRecord],
+        roots: list[ShardRoots] | None = None,
+        changes: Changes | None = None,
+    ) -> bool:
+        """Write this rank's receipt; seal and announce the step if all receipts are there."""
+        if save.copy is not None:
+            save.copy.seal(self._number, shards, files)  # first: once the step is whole, its copy is too
+        probe = save.probe if self._rank == 0 else None
+        save.writer.receipt(self._number, shards, files, probe, roots or (), changes)
+        return save.writer.publish_if_whole()
+
+    def _write_copied(
+        self, save: ShareSave, share: CopiedShare, *, has_root: bool
+    ) -> tuple[list[FileRecord], list[ShardRoots]]:
+        """Write a shard that is in memory; return its record and its roots."""
+        digest, begun = (
+            ShardDigest(share.layout, check=self._check, has_root=has_root),
+            self._clock.monotonic(),
+        )
+        put = partial(put_all, share.data, share.layout.data_size)
+        shards = self._write_shard(save, share.layout, put, digest)
+        whole = TimedBytes(share.layout.size, self._clock.monotonic() - begun)
+        self.times = self.times._replace(whole=whole)
+        return shards, [ShardRoots(record.name, digest.root) for record in shards if digest.root]
+
+    def _write_shard(
+        self, save: ShareSave, layout: ShardLayout, put: Callable[[ShardWriter], None], digest: ShardDigest
+    ) -> list[FileRecord]:
+        if not (name := self._shard_path()):
+            return []
+        fill = partial(self._fill, layout, put, digest, save.copy, name.removeprefix(f"{ACTOR}/"))
+        return [save.writer.place(name, fill, tensors=len(layout.specs))]
+
+    def _fill(
+        self,
+        layout: ShardLayout,
+        put: Callable[[ShardWriter], None],
+        digest: ShardDigest,
+        copy: StepCopy | None,
+        name: str,
+        path: str,
+    ) -> tuple[int, str]:
+        """Write a shard at a path, and return its size and digest."""
+        self._write_mode = self._write_mode or find_write_mode(os.path.dirname(path), name=name)
+        if copy is not None:
+            copy.begin(name, layout.size)
+        with ShardWriter(path, layout, self._write_mode, self._writers, digest, copy) as shard:
+            put(shard)
+            return shard.finish()
+
+    def _shard_path(self) -> str:
+        """Return the shard that this rank writes, relative to the step; empty if it writes none."""
+        if self._base is None:
+            return f"{ACTOR}/{shard_name(self._number, self._world_size)}"
+        return f"{ACTOR}/{ADAPTER}" if self._rank == 0 else ""
+
+    def _target(self, share: CopiedShare) -> Target:
+        return Target(self._shard_path(), share.layout.size)
+
+    def _companions(
+        self, save: ShareSave, walk: ExportWalk, storage: Storage = WHOLE
+    ) -> tuple[list[FileRecord], list[FileRecord]]:
+        """Write the files beside the weights that a delta does not inherit; return their records, and all records."""
+        if self._rank != 0:
+            return [], []
+        files = dict(save.companions)
+        if self._base is None:
+            files[INDEX] = encode_index(walk.weight_map, walk.total_size)
+        if save.copy is not None:
+            for name, content in files.items():
+                save.copy.write(name, content)
+        inherited = storage.parent.files if storage.parent and storage.is_delta else ()
+        found = {_record(f"{ACTOR}/{name}", content): content for name, content in files.items()}
+        stored = [
+            save.writer.write(record.name, data) for record, data in found.items() if record not in inherited
+        ]
+        return stored, list(found)
+
+    @contextmanager
+    def _encoding(self, share: CopiedShare, sealed: SealedShare) -> Iterator["Future[EncodedShare]"]:
+        """Begin to encode a share; at the end nothing reads its memory, and what was encoded is given up."""
+        future = self._encoders.submit(self._encode, share, sealed)
+        try:
+            yield future
+        finally:
+            if future.exception() is None:
+                future.result().container.close()
+
+    def _encode(self, share: CopiedShare, sealed: SealedShare) -> EncodedShare:
+        begun, layout = self._clock.monotonic(), share.layout
+        target, size = self._target(share), layout.data_size
+        old, new = view(sealed.buffer.bytes[:size]), view(share.data[:size])
+        encode = resolve_name(_ENCODE)
+        container = encode(target, layout.header, old, new, self._number, self._encoders)
+        return EncodedShare(container, self._clock.monotonic() - begun)
+
+    def _write_container(
+        self, save: ShareSave, share: CopiedShare, encoding: "Future[EncodedShare]", directory: str
+    ) -> tuple["NewContainer", FileRecord]:
+        found, begun = encoding.result(), self._clock.monotonic()
+        name = f"{directory}/{delta_name(self._number, self._world_size)}"
+        record = save.writer.write(name, found.container.pieces(), tensors=3)
+        self.times = self.times._replace(
+            encoded=TimedBytes(share.layout.size, found.seconds),
+            container=TimedBytes(record.size, self._clock.monotonic() - begun),
+        )
+        return found.container, record
+
+    def _changes(
+        self,
+        storage: Storage,
+        container: "NewContainer",
+        shards: tuple[FileRecord, ...] = (),
+        files: tuple[FileRecord, ...] = (),
+        containers: tuple[FileRecord, ...] = (),
+    ) -> Changes:
+        assert storage.parent is not None, "changes have a parent"
+        frames = container.frames
+        counts = sum(frame.changed for frame in frames), sum(frame.words for frame in frames)
+        origin = storage.parent.step, storage.parent.digest, ENCODING
+        return Changes(*origin, *counts, shards, files, containers)
+
+
+def _record(name: str, content: bytes) -> FileRecord:
+    return FileRecord(name, len(content), digest_bytes(content))
+
+
+def _roots(target: Target, container: "NewContainer") -> list[ShardRoots]:
+    return list(shard_roots([DeltaTable((target,), tuple(container.frames), 0)]).values())

@@ -1,0 +1,320 @@
+"""One shard on its way to the disk: each piece is checked, hashed while it is in the CPU's cache, and written.
+
+Writing past the page cache (O_DIRECT) is as fast as the device, leaves the cache to others and needs aligned memory.
+If it is refused, RWF_DONTCACHE drops the pages behind the write; if that is unknown too, the write is an ordinary one
+in small pieces. `find_write_mode` tries them. A file is always new: no file that others have open is written into.
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import ParamSpec, Self, TypeVar
+
+import torch
+
+from syncd.errors import SyncdError, UsageError
+from syncd.protocol.disk import temporary_name
+from syncd.protocol.layout import ACTOR
+from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.receipt import FileRecord, Receipt, write_receipt
+from syncd.protocol.safetensors import ALIGN, aligned
+from syncd.transports.files.export_walk import ExportedTensor, ExportWalk, ShardLayout, TensorSpec
+from syncd.transports.files.pinned_buffer import PinnedBuffer, copy_tensor
+from syncd.transports.files.shard_digest import ShardDigest
+from syncd.transports.torch_tensors import view
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+PIECE = 16 << 20
+"""Bytes handed to a thread at once: enough that neither the device nor Python's lock is asked often."""
+
+THREADS = 2
+
+_RWF_DONTCACHE = 0x80
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteMode:
+    """One mode of writing: the flags of the open and of each write, and the most bytes of one write."""
+
+    name: str
+    open_flags: int = 0
+    write_flags: int = 0
+    limit: int = PIECE
+
+
+DIRECT = WriteMode("direct", open_flags=os.O_DIRECT)
+UNCACHED = WriteMode("uncached", write_flags=_RWF_DONTCACHE)
+BUFFERED = WriteMode("buffered", limit=1 << 20)
+WRITE_MODES = (DIRECT, UNCACHED, BUFFERED)
+"""In the order of preference."""
+
+_IN_MEMORY = WriteMode("memory", limit=PIECE)
+
+
+class NewFile:
+    """A file being written at offsets, by several threads.
+
+    Each write is padded up to a multiple of `ALIGN`; `finish` cuts the padding off.
+    """
+
+    def __init__(self, path: str, size: int, mode: WriteMode) -> None:
+        self._mode, self._size = mode, size
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC | mode.open_flags
+        self._descriptor = os.open(path, flags, 0o644)
+        try:
+            _allocate(self._descriptor, aligned(size))
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, piece: memoryview, offset: int) -> None:
+        """Write a piece; its address, length and offset are multiples of `ALIGN`."""
+        while piece:
+            part = piece[: self._mode.limit]
+            done = os.pwritev(self._descriptor, [part], offset, self._mode.write_flags)
+            piece, offset = piece[done:], offset + done
+
+    def finish(self) -> None:
+        """Give the file its length and make it durable."""
+        os.ftruncate(self._descriptor, self._size)
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def find_write_mode(
+    directory: str, modes: Iterable[WriteMode] = WRITE_MODES, name: str = "probe"
+) -> WriteMode:
+    """Return the first mode in which a small file in this directory can be written.
+
+    The file is a temporary one of `name`: if this process dies first, it is removed when those of `name` are.
+    """
+    probe = PinnedBuffer(ALIGN)
+    for mode in modes:
+        with contextlib.suppress(OSError):
+            _try(f"{directory}/{temporary_name(name)}", mode, probe.bytes)
+            return mode
+    return BUFFERED
+
+
+def _try(path: str, mode: WriteMode, content: torch.Tensor) -> None:
+    try:
+        with contextlib.closing(NewFile(path, content.nbytes, mode)) as file:
+            file.write(view(content), 0)
+    finally:
+        os.unlink(path)
+
+
+def _allocate(descriptor: int, size: int) -> None:
+    """Reserve the blocks of a file if the file system can: a full one fails before anything is written.
+
+    posix_fallocate would write into every block where the file system cannot, as on NFS before 4.2.
+    """
+    if _LIBC.fallocate(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(size)) == 0:
+        return
+    number = ctypes.get_errno()
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+        raise OSError(number, os.strerror(number))
+
+
+class StepCopy:
+    """One rank's side of a second copy of a step, in memory.
+
+    A failure is reported once and never raised; the copy is then never whole.
+
+    Args:
+        path: Its directory.
+        step: The trainer's step.
+        attempt: The save.
+        world_size: Number of ranks.
+        report_failure: Called with the reason if there will be no copy.
+    """
+
+    def __init__(
+        self, path: str, step: int, attempt: str, world_size: int, report_failure: Callable[[str], None]
+    ) -> None:
+        self._path, self._step, self._attempt, self._world_size = path, step, attempt, world_size
+        self._report_failure, self._disk = report_failure, LocalDisk()
+        self._file: NewFile | None = None
+        self.failed = False
+
+    def begin(self, name: str, size: int) -> None:
+        """Begin this rank's shard, and allocate its memory at once."""
+        self._file = self._tried(NewFile, f"{self._path}/{ACTOR}/{name}", size, _IN_MEMORY)
+
+    def put(self, piece: memoryview, offset: int) -> None:
+        """Write a piece of the shard."""
+        if self._file is not None:
+            self._tried(self._file.write, piece, offset)
+
+    def finish(self) -> None:
+        """Give the shard its length."""
+        if self._file is not None:
+            self._tried(self._file.finish)
+        self.close()
+
+    def close(self) -> None:
+        """Close what is open."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file beside the weights."""
+        self._tried(self._disk.replace, f"{self._path}/{ACTOR}/{name}", content)
+
+    def seal(self, writer: int, shards: list[FileRecord], files: list[FileRecord]) -> None:
+        """Confirm that this rank's files are whole, by the records of its receipt in the step."""
+        receipt = Receipt(self._step, self._attempt, writer, self._world_size, tuple(shards), tuple(files))
+        self._tried(write_receipt, self._disk, self._path, receipt)
+
+    def _tried(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        if self.failed:
+            return None
+        try:
+            return work(*args, **kwargs)
+        except (OSError, SyncdError) as error:
+            self.failed = True
+            self.close()
+            self._report_failure(str(error))
+            return None
+
+
+class ShardWriter:
+    """Writes the data of one file in order, in pieces that begin at multiples of `ALIGN`.
+
+    Args:
+        path: The file, which is new.
+        layout: Its layout.
+        mode: How it is written.
+        pool: Threads that write.
+        digest: Gets the same data, and checks it.
+        copy: Gets the same bytes; its file is begun.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        layout: ShardLayout,
+        mode: WriteMode,
+        pool: ThreadPoolExecutor,
+        digest: ShardDigest,
+        copy: StepCopy | None = None,
+    ) -> None:
+        self._layout, self._digest, self._copy = layout, digest, copy
+        self._header = PinnedBuffer(layout.data_offset)
+        self._file = NewFile(path, layout.size, mode)
+        self._pool, self._pending = pool, deque[Future[None]]()
+
+    def __enter__(self) -> Self:
+        self._header.bytes.copy_(torch.frombuffer(bytearray(self._layout.header), dtype=torch.uint8))
+        self._write(view(self._header.bytes), 0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for piece in self._pending:  # no thread may use the file or the memory any more
+            piece.exception()
+        self._file.close()
+        if self._copy is not None:
+            self._copy.close()
+
+    def put(self, memory: torch.Tensor, start: int, length: int) -> None:
+        """Write `length` bytes of data that begin at `start`; the memory is that long up to a multiple of `ALIGN`."""
+        self._digest.add(memory[:length], start)
+        self._write(view(memory[: aligned(length)]), self._layout.data_offset + start)
+
+    def finish(self) -> tuple[int, str]:
+        """Make the file durable and return its size and digest."""
+        if self._copy is not None:
+            self._copy.finish()
+        self._await_pieces(0)
+        self._file.finish()
+        return self._layout.size, self._digest.text
+
+    def _write(self, piece: memoryview, offset: int) -> None:
+        self._pending.append(self._pool.submit(self._file.write, piece, offset))
+        self._await_pieces(THREADS)
+        if self._copy is not None:
+            self._copy.put(piece, offset)
+
+    def _await_pieces(self, most: int) -> None:
+        """Wait until at most so many pieces are being written; raise the error of an earlier one."""
+        while len(self._pending) > most:
+            self._pending.popleft().result()
+
+
+def put_all(memory: torch.Tensor, size: int, shard: ShardWriter) -> None:
+    """Write the data of a shard that is in memory as a whole."""
+    for start in range(0, size, PIECE):
+        shard.put(memory[start:], start, min(PIECE, size - start))
+
+
+class Ring:
+    """The little memory through which a shard streams: pieces that are filled, written, and filled again."""
+
+    def __init__(self) -> None:
+        # As many as the pipeline writes at once, and the one being filled.
+        self._slots = [PinnedBuffer(PIECE) for _ in range(THREADS + 1)]
+        self._filled = self._start = 0
+
+    def begin(self) -> None:
+        """Start a shard."""
+        self._filled = self._start = 0
+
+    def add(self, shard: ShardWriter, exported: ExportedTensor) -> None:
+        """Cast one tensor into the ring, giving full pieces to the shard."""
+        flat, position, dtype = exported.tensor.reshape(-1), 0, exported.dtype
+        while position < flat.numel():
+            room = (PIECE - self._filled) // dtype.itemsize
+            part = flat[position : position + room]
+            size = part.numel() * dtype.itemsize
+            copy_tensor(self._memory[self._filled : self._filled + size].view(dtype), part)
+            self._filled, position = self._filled + size, position + part.numel()
+            if self._filled == PIECE:
+                self.flush(shard)
+
+    def flush(self, shard: ShardWriter) -> None:
+        """Give what is filled to the shard."""
+        if self._filled:
+            shard.put(self._memory, self._start, self._filled)
+            self._start, self._filled = self._start + self._filled, 0
+            self._slots.append(self._slots.pop(0))
+
+    @property
+    def _memory(self) -> torch.Tensor:
+        return self._slots[0].bytes
+
+
+def pour(walk: ExportWalk, layout: ShardLayout, ring: Ring, shard: ShardWriter) -> None:
+    """Stream a walk into a shard, each tensor at its place in the layout.
+
+    Raises:
+        UsageError: The walk has other tensors than the layout.
+    """
+    ring.begin()
+    expected = iter(layout.specs)
+    for exported in walk.in_file_order():
+        _require_same(next(expected, None), exported.spec)
+        ring.add(shard, exported)
+    _require_same(next(expected, None), None)
+    ring.flush(shard)
+
+
+def _require_same(expected: TensorSpec | None, found: TensorSpec | None) -> None:
+    if expected != found:
+        raise UsageError(
+            f"the export has changed since the first save: {found} where {expected} was",
+            hint="save again: the next save makes a new layout",
+        )

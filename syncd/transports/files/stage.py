@@ -1,0 +1,414 @@
+"""Stages versions: one copy for all followers of a host, in local memory or on a local disk. Imports no torch.
+
+    DIR/<job>.<boot>/<generation>.<step>-<digest>        a whole copy; its users hold a shared lock on
+    DIR/<job>.<boot>/<generation>.<step>-<digest>.lock   this file; a copier or remover holds an exclusive one
+    DIR/<job>.<boot>/.<...>.tmp                          an unfinished copy; renamed once it is whole
+
+Locks end with their process: if a copier is killed, the next one takes over, and its unfinished copy is removed.
+Nothing is synced to disk: copies of an earlier boot are never used.
+
+A lock keeps nobody from writing, and times of files prove nothing: a write through a mapping of a tmpfs leaves them
+as they are. So a process hashes each copy that it did not make itself, every time that it gets one.
+
+The newest copy that nobody uses outlives a start: the next version may be stored as changes of it.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import tempfile
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from syncd.errors import ConfigError, CorruptDataError, StorageError
+from syncd.protocol.disk import Clock, Disk, is_temporary, remove_tree, temporary_name
+from syncd.protocol.file_lock import FileLock, lock_file
+from syncd.protocol.local_disk import LocalDisk, SystemClock
+from syncd.protocol.memory import is_private, size_of
+from syncd.protocol.mount import mount_of
+from syncd.protocol.process import Process
+from syncd.protocol.receipt import FileRecord
+from syncd.protocol.trust import weak_level
+from syncd.protocol.version import Version
+from syncd.transports.files.copy_files import check_copy, copy_files
+
+STALLED = 30.0
+"""Seconds without progress after which another process's copy is no longer waited for."""
+
+_POLL = 0.02
+_LOCK = ".lock"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_COPY = re.compile(r"(?P<generation>\d+)\.(?P<step>\d+)-(?P<digest>[0-9a-f]{16})(\+[0-9a-f]{8})?", re.ASCII)
+_JOB = re.compile(r".+-[0-9a-f]{8}\.[0-9a-f]{8}", re.ASCII | re.DOTALL)
+
+
+class StageFullError(StorageError):
+    """The stage has no room for the version."""
+
+    code = "stage_full"
+
+
+@dataclass(frozen=True, slots=True)
+class StageSource:
+    """A version that a stage gets, and how: here its files are copied.
+
+    Args:
+        disk: The file system of the job.
+        version: The version.
+        directory: The directory that the names of the files are relative to.
+        records: The files.
+    """
+
+    disk: Disk
+    version: Version
+    directory: str
+    records: Sequence[FileRecord]
+
+    @property
+    def key(self) -> str:
+        """Return the name of the copy."""
+        generation, step = self.version.pair
+        return f"{generation}.{step}-{_short(self.version.digest)}"
+
+    @property
+    def size(self) -> int:
+        """Return its bytes."""
+        return sum(record.size for record in self.records)
+
+    def write(self, target: str, stop: Callable[[], bool]) -> None:
+        """Write the files into a new directory, every byte of them checked.
+
+        Args:
+            target: The directory, which is created.
+            stop: Polled; once it returns true, this is given up.
+
+        Raises:
+            CorruptDataError: The version is not what its manifest says.
+            TryAgainError: `stop` returned true.
+            OSError: A file cannot be read or written.
+        """
+        copy_files(self.disk, self.directory, target, self.records, stop)
+
+
+class StagedCopy:
+    """A copy that stays until `close`.
+
+    Args:
+        path: The directory of the copy.
+        held: The shared lock that keeps it.
+    """
+
+    def __init__(self, path: str, held: FileLock) -> None:
+        self.path, self._held = path, held
+
+    @property
+    def is_current(self) -> bool:
+        """Return whether it has not been discarded, and perhaps made again, since it was found."""
+        return self._held.is_valid()
+
+    def close(self) -> None:
+        """Give up the copy."""
+        self._held.close()
+
+
+def open_scratch(job_root: str, clock: Clock) -> "HostStage":
+    """Return the stage below TMPDIR that this user's explorers have without a stage of their own, for deltas.
+
+    Raises:
+        ConfigError: It is on a network mount, others may write to it, or it cannot be made.
+    """
+    directory = _scratch()
+    try:
+        _private(directory)
+    except OSError as error:
+        raise ConfigError(f"no directory can be made: {error.strerror}", path=directory) from error
+    return HostStage(directory, job_root, clock)
+
+
+def sweep_scratch(job_root: str, clock: Clock) -> None:
+    """Remove what explorers that were killed have left below TMPDIR."""
+    if os.path.isdir(_scratch()):
+        with contextlib.suppress(ConfigError):
+            open_scratch(job_root, clock).close()
+
+
+def _scratch() -> str:
+    return f"{tempfile.gettempdir()}/syncd-{os.getuid()}"
+
+
+class HostStage:
+    """The staged copies of one job on this host.
+
+    Args:
+        directory: The directory of all jobs' copies; created with mode 0700. Where another user could change it,
+            `.UID` is appended.
+        job_root: The job directory.
+        clock: This host's clock.
+        stalled: Seconds for which another process's copy may make no progress.
+
+    Raises:
+        ConfigError: The directory is on a network mount, or another user could change it or one above it.
+    """
+
+    def __init__(
+        self, directory: str, job_root: str, clock: Clock | None = None, stalled: float = STALLED
+    ) -> None:
+        self._clock, self._stalled = clock or SystemClock(), stalled
+        self._disk = LocalDisk()
+        try:
+            self._root = _own_root(directory)
+            self._own = f"{self._root}/{_job_key(job_root)}.{Process.current().boot[:8] or '00000000'}"
+            is_network = mount_of(self._root).is_network
+            if not is_network:
+                _private(self._own)
+        except OSError as error:
+            problem = f"no stage can be made: {error.strerror}"
+            raise ConfigError(problem, path=directory, hint=f"ls -ld {directory}") from error
+        if is_network:
+            problem = "a stage must be local to this host"
+            raise ConfigError(problem, path=directory, hint="--stage /dev/shm/syncd")
+        self._sweep_all(keep=_newest(self._own))
+
+    def provide(
+        self,
+        source: StageSource,
+        stop: Callable[[], bool] = lambda: False,
+        report: Callable[..., None] = lambda *_, **__: None,
+    ) -> StagedCopy:
+        """Return a whole copy: an existing one, one that another process finishes meanwhile, or a new one.
+
+        This process has made it or hashed it, in this call.
+
+        Args:
+            source: What is copied.
+            stop: Polled; once it returns true, the copy is given up.
+            report: Hears of an existing copy that is damaged, and removed.
+
+        Raises:
+            StageFullError: There is no room.
+            CorruptDataError: The source is not what its manifest says.
+            TryAgainError: The copy was given up.
+            OSError: The source cannot be read.
+        """
+        seen, since = -1, self._clock.monotonic()
+        while True:
+            size, now = self._progress(source.key), self._clock.monotonic()
+            if size != seen:
+                seen, since = size, now
+            if now - since >= self._stalled:
+                break
+            copy = self._find_whole(source, stop, report) or self._copy_or_none(source.key, source, stop)
+            if copy is not None:
+                return copy
+            if stop():
+                break
+            self._clock.sleep(_POLL)
+        # The process that copies makes no progress: it is stopped, or its mount hangs. Copy alone.
+        return self._copy_alone(source, stop)
+
+    def find(self, source: StageSource) -> StagedCopy | None:
+        """Return the copy if it exists, unchecked."""
+        return self.find_digest(source.version.digest)
+
+    def find_digest(self, digest: str) -> StagedCopy | None:
+        """Return a copy of the step whose manifest has a digest, whatever number it was published as; unchecked."""
+        for name in _names(self._own):
+            match = _COPY.fullmatch(name)
+            if match is not None and match["digest"] == _short(digest):
+                held = lock_file(f"{self._own}/{name}{_LOCK}", exclusive=False)
+                found = _existing(f"{self._own}/{name}", held) if held is not None else None
+                if found is not None:
+                    return found
+        return None
+
+    def has_copies(self) -> bool:
+        """Return whether there is any copy."""
+        return bool(_newest(self._own))
+
+    def discard(self, copy: StagedCopy) -> None:
+        """Remove a copy that is damaged, whoever uses it: nobody finds it again. It is closed."""
+        name = os.path.basename(copy.path)
+        gone = f"{self._own}/{temporary_name(name)}"
+        with contextlib.closing(copy), contextlib.suppress(OSError):
+            if copy.is_current:
+                # One process alone can rename it, so only that one removes the lock under which it is made again.
+                os.rename(copy.path, gone)
+                os.unlink(f"{copy.path}{_LOCK}")
+                remove_tree(self._disk, gone)
+
+    def sweep(self) -> None:
+        """Remove the copies of all jobs that no process uses, and unfinished copies of killed processes."""
+        self._sweep_all()
+
+    def _sweep_all(self, keep: str = "") -> None:
+        with contextlib.suppress(OSError):
+            jobs = [entry.name for entry in self._disk.list(self._root) if entry.kind == "directory"]
+            for name in jobs:
+                if _JOB.fullmatch(name):
+                    self._sweep(f"{self._root}/{name}", keep)
+
+    def close(self) -> None:
+        """Remove the copies that no process uses."""
+        self.sweep()
+        with contextlib.suppress(OSError):
+            os.rmdir(self._own)
+
+    def _find_whole(
+        self, source: StageSource, stop: Callable[[], bool], report: Callable[..., None]
+    ) -> StagedCopy | None:
+        """Return the copy if it exists, hashed now; one that is damaged is removed."""
+        copy = self.find(source)
+        if copy is None:
+            return None
+        try:
+            check_copy(copy.path, source.records, stop)
+        except (CorruptDataError, OSError) as error:
+            self.discard(copy)
+            report("warning", "stage_copy_damaged", path=copy.path, reason=str(error))
+            return None
+        except BaseException:
+            copy.close()
+            raise
+        return copy
+
+    def _copy_or_none(self, key: str, source: StageSource, stop: Callable[[], bool]) -> StagedCopy | None:
+        """Return a copy, made now; None while another process copies or removes it, or once one has made it."""
+        _private(self._own)
+        held = lock_file(f"{self._own}/{key}{_LOCK}", exclusive=True)
+        if held is None:
+            return None
+        path = f"{self._own}/{key}"
+        if os.path.isdir(path):
+            held.close()
+            return None
+        try:
+            self._copy(path, key, source, stop)
+        except BaseException:
+            held.remove()
+            raise
+        return _existing(path, held) if held.share() else None
+
+    def _copy_alone(self, source: StageSource, stop: Callable[[], bool]) -> StagedCopy:
+        # No other process knows this name, so the copy is only missing if a person removed it.
+        found = self._copy_or_none(f"{source.key}+{uuid.uuid4().hex[:8]}", source, stop)
+        if found is None:
+            raise StorageError("a copy in the stage has gone", path=self._own)
+        return found
+
+    def _copy(self, path: str, key: str, source: StageSource, stop: Callable[[], bool]) -> None:
+        self._clear(self._own, key)
+        self._make_room(source.size)
+        temporary = f"{self._own}/{temporary_name(key)}"
+        try:
+            source.write(temporary, stop)
+            os.rename(temporary, path)
+        except BaseException as error:
+            remove_tree(self._disk, temporary)
+            if isinstance(error, OSError) and error.errno in _FULL:
+                raise self._full(source.size) from error
+            raise
+        with contextlib.suppress(OSError):
+            self._sweep(self._own)
+
+    def _make_room(self, size: int) -> None:
+        if self._disk.free(self._own) < size:
+            self.sweep()
+            if self._disk.free(self._own) < size:
+                raise self._full(size)
+
+    def _full(self, size: int) -> StageFullError:
+        free = self._disk.free(self._root)
+        return StageFullError(
+            f"{size} bytes do not fit, {free} are free", path=self._root, hint=f"df -h {self._root}"
+        )
+
+    def _progress(self, key: str) -> int:
+        """Return the bytes of an unfinished copy."""
+        return sum(size_of(f"{self._own}/{name}") for name in _names(self._own) if _is_part(name, key))
+
+    def _sweep(self, directory: str, keep: str = "") -> None:
+        names = _names(directory)
+        keys = {_key_of(name) for name in names} - {"", keep}
+        for key in sorted(keys):
+            held = lock_file(f"{directory}/{key}{_LOCK}", exclusive=True)
+            if held is not None:
+                with contextlib.closing(held):
+                    self._clear(directory, key)
+                    remove_tree(self._disk, f"{directory}/{key}")
+                    held.remove()
+        if directory != self._own:
+            with contextlib.suppress(OSError):
+                os.rmdir(directory)
+
+    def _clear(self, directory: str, key: str) -> None:
+        """Remove unfinished copies of killed processes. Call it with the exclusive lock."""
+        for name in _names(directory):
+            if _is_part(name, key):
+                remove_tree(self._disk, f"{directory}/{name}")
+
+
+def _existing(path: str, held: FileLock) -> StagedCopy | None:
+    # Another process may have removed it between the exclusive and the shared lock.
+    if os.path.isdir(path):
+        return StagedCopy(path, held)
+    held.close()
+    return None
+
+
+def _newest(directory: str) -> str:
+    """Return the name of the newest copy in a directory, empty if there is none."""
+    found = [(match, name) for name in _names(directory) if (match := _COPY.fullmatch(name))]
+    pairs = {name: (int(match["generation"]), int(match["step"])) for match, name in found}
+    return max(pairs, key=pairs.__getitem__, default="")
+
+
+def _short(digest: str) -> str:
+    return digest.rpartition(":")[2][:16]
+
+
+def _job_key(root: str) -> str:
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", os.path.basename(root)).lstrip(".")[:60] or "job"
+    return f"{name}-{hashlib.sha256(os.fsencode(root)).hexdigest()[:8]}"
+
+
+def _key_of(name: str) -> str:
+    """Return the key of the copy that a name belongs to."""
+    if is_temporary(name):
+        return name.removeprefix(".").rpartition(".tmp")[0].rpartition(".")[0]
+    return name.removesuffix(_LOCK)
+
+
+def _is_part(name: str, key: str) -> bool:
+    return is_temporary(name) and _key_of(name) == key
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []
+
+
+def _own_root(directory: str) -> str:
+    """Return a directory, created; if another user could change it, the one of this user beside it."""
+    root = os.path.realpath(directory)
+    os.makedirs(root, 0o700, exist_ok=True)
+    if os.access(root, os.W_OK | os.X_OK, effective_ids=True) and weak_level(root) is None:
+        return root
+    own = f"{root}.{os.geteuid()}"
+    _private(own)
+    return own
+
+
+def _private(path: str) -> None:
+    """Create a directory that only this user can use, or check that an existing one is."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    if weak := weak_level(os.path.dirname(path)):
+        problem = f"another user could replace what is staged: {weak.problem}"
+        raise ConfigError(problem, path=weak.path, hint=f"{weak.mend}, or another directory: --stage DIR")
+    if not is_private(path):
+        raise ConfigError("others may use this directory of the stage", path=path, hint=f"rm -r {path}")

@@ -1,0 +1,204 @@
+"""Rank 0's side of the choice how a step is stored: what the job says of explorers, the parent and the version."""
+
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NamedTuple
+
+import structlog
+
+from syncd.errors import CorruptDataError, StorageError, SyncdError, UsageError
+from syncd.protocol.disk import MISSING
+from syncd.protocol.layout import Job
+from syncd.protocol.lineage import read_chain
+from syncd.protocol.manifest import missing_files
+from syncd.protocol.presence import READS_DELTA, Presence
+from syncd.transports.files.storage_choice import (
+    Parent,
+    ShareState,
+    Storage,
+    StorageFacts,
+    choose_storage,
+)
+from syncd.transports.files.storage_times import ReaderTimes, reader_seconds
+from syncd.transports.keyframes import ChainLength
+
+if TYPE_CHECKING:
+    from syncd.client.client import Client
+
+_FAILED = "the save before it failed"
+
+_REMEMBERED = 4
+"""Steps whose loads are still waited for: explorers may load late."""
+
+
+class _JobState(NamedTuple):
+    """What the job says before a step is stored.
+
+    Args:
+        parent: The leased parent; None if there is none.
+        why: Why there is none.
+        problem: Why explorers may not know the parent; empty if they do.
+        readers: Explorers that read deltas, by name.
+        unable: One that does not; empty if all do.
+    """
+
+    parent: Parent | None
+    why: str
+    problem: str
+    readers: Mapping[str, Presence]
+    unable: str
+
+
+class StorageChooser:
+    """Chooses how each step is stored, and logs each change of the choice.
+
+    A parent is leased before its chain is read, until `release`: no link is pruned while changes of it are written.
+    To write the lease and to read the chain takes milliseconds, on a slow mount more: `begin` does it in a thread.
+
+    Args:
+        job: The job.
+        client: The trainer's client.
+        every: The most deltas after a keyframe.
+        limit: The most bytes of them; 0 for a share of a whole step.
+        weighs_time: Whether changes are stored only where explorers have them earlier than whole weights.
+    """
+
+    def __init__(
+        self, job: Job, client: "Client", every: int, limit: int, *, weighs_time: bool = False
+    ) -> None:
+        self._job, self._client, self._every, self._limit = job, client, every, limit
+        self._weighs_time, self._was_slower = weighs_time, True
+        self._forms: dict[int, str] = {}  # of the last steps
+        self._told: dict[str, float] = {}  # by form, what the slowest explorer has needed last
+        self._log = structlog.get_logger()
+        self._has_failed = False
+        self._generation: int | None = None
+        self._parent: Parent | None = None  # of the last choice
+        self._lease = ExitStack()
+        self._logged: tuple[str, str, str] | None = None
+        self._helper = ThreadPoolExecutor(1, "storage")
+        self._ahead: Future[_JobState] | None = None
+
+    def begin(self, share: ShareState) -> None:
+        """Begin to read the job in a thread, for a choice that follows once all shares are copied.
+
+        Args:
+            share: What this rank knows: no save is in flight.
+        """
+        self._ahead = self._helper.submit(self._read_job, share)
+
+    def note_failure(self) -> None:
+        """Have the next step stored whole, and end the lease: a save has failed."""
+        self._has_failed = True
+        self.release()
+
+    def release(self) -> None:
+        """End the lease on the parent: what was stored as its changes is announced, or will never be."""
+        ahead, self._ahead = self._ahead, None
+        wait([ahead] if ahead else [])
+        self._lease.close()
+
+    def close(self) -> None:
+        """End the lease and the thread."""
+        self.release()
+        self._helper.shutdown()
+
+    def next_storage(self, step: int, shares: Sequence[ShareState], must_be_whole: str) -> Storage:
+        """Return how a step is stored, and log it if that has changed; whole if the job cannot be read.
+
+        Args:
+            step: The step.
+            shares: What each rank knows.
+            must_be_whole: Why the caller needs it whole; empty if it does not.
+        """
+        try:
+            found = choose_storage(self._facts(shares, must_be_whole))
+        except (SyncdError, OSError) as error:
+            keeps = shares[0].sealed is not None
+            found = Storage(keeps=keeps, why=f"the job cannot be read or written: {error}")
+        if found.parent is None:
+            self.release()
+        self._has_failed, self._was_slower = False, found.is_slower
+        self._forms = {**dict(list(self._forms.items())[-_REMEMBERED:]), step: found.form}
+        self._log_change(step, found)
+        return found
+
+    def _log_change(self, step: int, found: Storage) -> None:
+        if self._logged != (found.form, found.why, found.hint):
+            self._logged = found.form, found.why, found.hint
+            expected = found.times.rounded() if found.times else {}
+            hint = {"hint": found.hint} if found.hint else {}
+            self._log.info("storage_chosen", step=step, form=found.form, why=found.why, **hint, **expected)
+
+    def _facts(self, shares: Sequence[ShareState], must_be_whole: str) -> StorageFacts:
+        job = self._job_state(shares[0])
+        self._parent = job.parent
+        return StorageFacts(
+            shares,
+            job.parent,
+            job.why,
+            must_be_whole or (_FAILED if self._has_failed else "") or job.problem,
+            len(job.readers),
+            job.unable,
+            self._every,
+            self._limit,
+            self._weighs_time,
+            self._readers_times(job.readers.values()),
+            self._was_slower,
+        )
+
+    def _job_state(self, share: ShareState) -> _JobState:
+        """Return what was read ahead, or read it now: a save was in flight before the share was copied."""
+        ahead, self._ahead = self._ahead, None
+        return ahead.result() if ahead else self._read_job(share)
+
+    def _read_job(self, share: ShareState) -> _JobState:
+        explorers = self._client.explorers
+        living = explorers.living()
+        readers = {name: one for name, one in living.items() if READS_DELTA in one.reads}
+        for name, problem in explorers.unreadable().items() if not readers else ():
+            raise StorageError(f"what explorer {name} reads is not known: {problem}")
+        unable = next((name for name in living if name not in readers), "")
+        parent, why = self._read_parent(*share.sealed) if share.sealed and readers else (None, share.why)
+        return _JobState(parent, why, self._unpublished(self._parent), readers, unable)
+
+    def _readers_times(self, readers: Collection[Presence]) -> ReaderTimes:
+        """Return what explorers say that they needed for the last steps, and how many hosts they are on."""
+        for step, form in self._forms.items():
+            found = [seconds for one in readers if (seconds := reader_seconds(one.info, step)) is not None]
+            if found:
+                self._told[form] = max(found)
+        hosts = {one.host or one.identity for one in readers}
+        return ReaderTimes(max(1, len(hosts)), self._told.get("whole"), self._told.get("delta"))
+
+    def _read_parent(self, step: int, attempt: str) -> tuple[Parent | None, str]:
+        """Lease the last sealed step, and return it as the job has it; or why it is none to store changes of."""
+        self._lease.close()
+        own = self._client.own("trainer", "a lease on the parent of a delta")
+        self._lease.enter_context(own.leasing([step], ends_later=True))
+        self._job.disk.refresh(self._job.root)
+        try:
+            chain = read_chain(self._job, step)
+            wrong = missing_files(self._job.disk, self._job.step(step), chain[0])
+        except (*MISSING, UsageError):
+            return None, f"step {step} is no longer there"
+        except CorruptDataError as error:
+            return None, error.message
+        if wrong:
+            return None, f"step {step} is damaged: {wrong[0]}"
+        if chain[0].attempt != attempt:
+            return None, f"step {step} was written again"
+        *deltas, keyframe = chain
+        length = ChainLength(keyframe.step, len(deltas), sum(link.size for link in deltas))
+        return Parent(step, chain[0].digest, chain[0].whole_files, length), ""
+
+    def _unpublished(self, before: Parent | None) -> str:
+        """Return why explorers may not know what the last choices led to, empty where the daemon published it."""
+        version, generation = self._client.latest_version(), self._generation
+        self._generation = version.generation if version else generation
+        if None not in (generation, self._generation) and generation != self._generation:
+            return f"generation {self._generation} has begun"
+        if before is not None and (version is None or version.step < before.step):
+            return f"the daemon has not published step {before.step}"
+        return ""
