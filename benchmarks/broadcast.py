@@ -34,10 +34,10 @@ from broadcast_receiver import BROADCAST, FILES, LINK, LONG, TENSORS, Case, carr
 from sync import make_weights
 
 from syncd.jobfile.sections import SyncSection
+from syncd.parts.broadcast.send import BroadcastSender
 from syncd.protocol.layout import Job
 from syncd.synchronizer import Synchronizer
 from syncd.transports.base import SendContext
-from syncd.transports.broadcast.send import BroadcastSender
 from syncd.transports.files.send import FilesSender
 from syncd.transports.files.step_saver import StepSaver
 from syncd.transports.ranks import Ranks

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from explorer_hooks.follower.follower import Follower
 from explorer_hooks.hooks.transformers import TransformersHook
+from syncd.parts.broadcast.receive import BroadcastReceiver
 from syncd.transports.base import WeightTensors
-from syncd.transports.broadcast.receive import BroadcastReceiver
 
 BROADCAST, FILES, TENSORS, LINK = "broadcast", "files", "tensor by tensor", "one buffer"
 LONG = 300.0

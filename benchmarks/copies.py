@@ -21,6 +21,7 @@ import report
 import torch
 from save import weights_of
 
+from syncd.parts.memory.send import MemoryCopies
 from syncd.protocol.layout import ACTOR, Job
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.memory import hold_copy
@@ -30,7 +31,6 @@ from syncd.transports.base import WeightDirectory
 from syncd.transports.files.fill_tensors import check_fit, load
 from syncd.transports.files.shard import StepCopy
 from syncd.transports.files.step_saver import StepSaver
-from syncd.transports.memory.send import MemoryCopies
 from syncd.transports.torch_tensors import target_tensors
 
 FILES, MEMORY = "files", "memory"

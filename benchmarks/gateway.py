@@ -28,14 +28,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from support.chat_model import MARKS, TEMPLATE, make_tokenizer
 
-from explorer_hooks.gateway.answers import AnswerParser
-from explorer_hooks.gateway.app import GatewayApp
-from explorer_hooks.gateway.gateway import Gateway, GatewayLimits
-from explorer_hooks.gateway.http_thread import HttpThread, listening
-from explorer_hooks.gateway.journal import NAME, TurnJournal
-from explorer_hooks.gateway.sessions import Sessions
-from explorer_hooks.gateway.splice import Splicer
-from explorer_hooks.gateway.turns import TurnMaker
+from explorer_hooks.parts.agents.answers import AnswerParser
+from explorer_hooks.parts.agents.app import GatewayApp
+from explorer_hooks.parts.agents.gateway import Gateway, GatewayLimits
+from explorer_hooks.parts.agents.http_thread import HttpThread, listening
+from explorer_hooks.parts.agents.journal import NAME, TurnJournal
+from explorer_hooks.parts.agents.sessions import Sessions
+from explorer_hooks.parts.agents.splice import Splicer
+from explorer_hooks.parts.agents.turns import TurnMaker
 from explorer_hooks.run.generation import Generator, GroupRequest, GroupResult, Response
 from explorer_hooks.run.tokens import TransformersTokens
 

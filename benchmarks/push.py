@@ -24,10 +24,10 @@ import report
 import torch
 from safetensors.torch import load_file
 
-from explorer_hooks.engine_push.received import allocate
 from explorer_hooks.finding import open_hook
 from explorer_hooks.hook import Hook
 from explorer_hooks.hooks.http_engine import HttpEngineHook
+from explorer_hooks.parts.broadcast.received import allocate
 from syncd.protocol.version import Version
 from syncd.transports.base import WeightDirectory
 

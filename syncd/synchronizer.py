@@ -34,6 +34,8 @@ from syncd.client.sync_policy import (
 )
 from syncd.client.wait import Poller
 from syncd.errors import CorruptDataError, TryAgainError, UsageError
+from syncd.parts.broadcast.control import BroadcastControl
+from syncd.parts.broadcast.membership import BroadcastMembership
 from syncd.protocol.disk import MISSING, Disk
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
@@ -42,8 +44,6 @@ from syncd.protocol.presence import TTL, RunningStatus
 from syncd.protocol.rendezvous import Offer, TensorInfo
 from syncd.protocol.safetensors import Header
 from syncd.protocol.version import Version
-from syncd.transports.broadcast.control import BroadcastControl
-from syncd.transports.broadcast.membership import BroadcastMembership
 from syncd.transports.files.directory import HeldDirectory, LoadTimings
 from syncd.transports.files.receive import FilesReceiver
 

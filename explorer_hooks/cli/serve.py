@@ -87,7 +87,7 @@ def gateway_function(module: str, name: str) -> "Callable[[ExplorerFile, str | N
     from syncd.errors import ConfigError  # noqa: PLC0415
 
     try:
-        found = importlib.import_module(f"explorer_hooks.gateway.{module}")
+        found = importlib.import_module(f"explorer_hooks.parts.agents.{module}")
     except ImportError as error:
         raise ConfigError(f"the gateway needs {error.name}", hint=install_command("gateway")) from error
     called: Callable[[ExplorerFile, str | None], str] = getattr(found, name)

@@ -8,6 +8,7 @@ from explorer_hooks.hook import ChangesHook, Hook
 from syncd.client.client import Client
 from syncd.client.follow import Leased
 from syncd.errors import ConfigError, SyncdError
+from syncd.parts.memory.receive import MemoryReceiver
 from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import parse_step_name
 from syncd.protocol.manifest import read_manifest
@@ -21,7 +22,6 @@ from syncd.transports.files.directory_receiver import (
 )
 from syncd.transports.files.receive import FilesReceiver
 from syncd.transports.files.stage import HostStage
-from syncd.transports.memory.receive import MemoryReceiver
 
 _LONGEST_BACKOFF, _DOUBLINGS = 60.0, 30
 _MISSING_PAUSE = 0.25

@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, ClassVar
 
-from explorer_hooks.engine_push.segments import remove_leftovers
 from explorer_hooks.hook import Hook, HookOptions, ProbeAnswer, Running, TensorHook, UntouchedError
 from explorer_hooks.hooks.http_settings import LOOPBACK, is_at_least, meeting_address, push_ways
 from explorer_hooks.hooks.phases import require_loadable
@@ -20,6 +19,7 @@ from explorer_hooks.hooks.probing import ServerProbe, require_known_tokens
 from explorer_hooks.hooks.restarting import RestartableHook
 from explorer_hooks.hooks.settings import HookSettings
 from explorer_hooks.hooks.start_check import CHECKS, StartModel, require_same_model, start_model_of
+from explorer_hooks.parts.broadcast.segments import remove_leftovers
 from syncd.client.client import Client
 from syncd.errors import (
     DOCS,
@@ -37,7 +37,7 @@ from syncd.transports.tensors import Tensors
 if TYPE_CHECKING:
     import torch
 
-    from explorer_hooks.engine_push.servers import Push
+    from explorer_hooks.parts.broadcast.servers import Push
 
 UNTOLD = "default"
 """The label of an engine that was never given one."""
@@ -187,7 +187,7 @@ class HttpEngineHook(RestartableHook, TensorHook):
         """Return a context without parameters: the receiver keeps the weights in memory that it may share."""
         remove_leftovers()
         allocate = (
-            resolve_name("explorer_hooks.engine_push.received:allocate") if "ipc" in self._ways else None
+            resolve_name("explorer_hooks.parts.broadcast.received:allocate") if "ipc" in self._ways else None
         )
         return ReceiveContext(client, stop, None, self.check_offered, allocate)
 

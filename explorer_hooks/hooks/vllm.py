@@ -59,7 +59,7 @@ class VllmHook(HttpEngineHook):
     product = "vLLM"
     oldest = (0, 27, 1)
     default_address = "http://127.0.0.1:8000"
-    push = "explorer_hooks.engine_push.servers:VllmPush"
+    push = "explorer_hooks.parts.broadcast.servers:VllmPush"
     health_path, version_path = "/health", "/version"
     missing = (
         "start vLLM >= 0.27.1 with VLLM_SERVER_DEV_MODE=1 in its environment, on 127.0.0.1: "

@@ -15,12 +15,12 @@ from explorer_hooks.follower.health import HealthServer
 from explorer_hooks.follower.policy import EventListener, FollowOptions
 from explorer_hooks.follower.service import log_listener
 from explorer_hooks.hook import TensorHook
+from explorer_hooks.parts.tinker.sampler import TinkerInference
 from explorer_hooks.run.config import ExplorerFile
 from explorer_hooks.run.generation import Generator, GeneratorContext, InferenceEngine, PermittedVersion
 from explorer_hooks.run.own_server import serving
 from explorer_hooks.run.scoring import Scorer, open_scorer
 from explorer_hooks.run.served import ServerEngine
-from explorer_hooks.run.tinker import TinkerInference
 from explorer_hooks.run.tokens import Tokens
 from explorer_hooks.run.weight_sources import EarlySource, WeightSource
 from explorer_hooks.stopping import Stop

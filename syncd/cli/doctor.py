@@ -64,7 +64,7 @@ def doctor(
     if security:
         _secure(directory, state_dir, secrets, as_json=as_json)
         return
-    from syncd.doctor.report import examine  # noqa: PLC0415
+    from syncd.parts.doctor.report import examine  # noqa: PLC0415
 
     if peer:
         click.echo(f"waiting for: syncd doctor {directory} --peer   (on the other host)", err=True)
@@ -75,7 +75,7 @@ def doctor(
     else:
         from rich.console import Console  # noqa: PLC0415
 
-        from syncd.doctor.report import show  # noqa: PLC0415
+        from syncd.parts.doctor.report import show  # noqa: PLC0415
 
         show(report, Console())
     if report.missed is not None:
@@ -85,7 +85,7 @@ def doctor(
 
 
 def _secure(directory: str, state_dir: str | None, secrets: tuple[str, ...], *, as_json: bool) -> None:
-    from syncd.security.report import examine  # noqa: PLC0415
+    from syncd.parts.doctor.security.report import examine  # noqa: PLC0415
 
     report = examine(directory, state_dir, secrets)
     click.echo(json.dumps(report.document()) if as_json else "\n".join(report.lines()))

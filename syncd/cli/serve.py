@@ -18,9 +18,9 @@ from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 
 if TYPE_CHECKING:
-    from syncd.dashboard.jobs import ServedJob
-    from syncd.dashboard.poller import SharedPoll
-    from syncd.dashboard.site import Site
+    from syncd.parts.page.jobs import ServedJob
+    from syncd.parts.page.poller import SharedPoll
+    from syncd.parts.page.site import Site
 
 _FIRST_POLL = 5.0
 
@@ -90,10 +90,10 @@ def serve(
       syncd serve --root /ckpt
       curl -s http://127.0.0.1:8420/data.json | jq .status.version.step
     """
-    from syncd.dashboard import server  # noqa: PLC0415
-    from syncd.dashboard.document import PageReader  # noqa: PLC0415
-    from syncd.dashboard.jobs import ServedJob  # noqa: PLC0415
-    from syncd.dashboard.routes import file_routes  # noqa: PLC0415
+    from syncd.parts.page import server  # noqa: PLC0415
+    from syncd.parts.page.document import PageReader  # noqa: PLC0415
+    from syncd.parts.page.jobs import ServedJob  # noqa: PLC0415
+    from syncd.parts.page.routes import file_routes  # noqa: PLC0415
 
     _check_jobs(jobs, root, state_dir)
     address = server.address_of(host)
@@ -140,7 +140,7 @@ def _check_jobs(jobs: Sequence[str], root: str | None, state_dir: str | None) ->
     Raises:
         UsageError: Neither a job nor a root, both, too many jobs, or one state directory for several jobs.
     """
-    from syncd.dashboard.jobs import MOST_JOBS  # noqa: PLC0415
+    from syncd.parts.page.jobs import MOST_JOBS  # noqa: PLC0415
 
     if (root is None) == (not jobs):
         hint = "syncd serve /ckpt/job, or syncd serve --root /ckpt"
@@ -161,7 +161,7 @@ def _site(
     Raises:
         SyncdError: A job or the root is not there, or a configuration is wrong.
     """
-    from syncd.dashboard.jobs import JobSearch, JobsSite, names_of  # noqa: PLC0415
+    from syncd.parts.page.jobs import JobSearch, JobsSite, names_of  # noqa: PLC0415
 
     if root is not None:
         search = JobSearch(os.path.abspath(root), opened, clock)
@@ -182,7 +182,7 @@ def _poll_once(polls: "Sequence[SharedPoll]", clock: Clock) -> None:
     Raises:
         SyncdError: A job is not there, or its configuration is wrong.
     """
-    from syncd.dashboard.poller import poll_all  # noqa: PLC0415
+    from syncd.parts.page.poller import poll_all  # noqa: PLC0415
 
     results = poll_all(polls, clock, _FIRST_POLL)
     if error := next((known.error for known in results if known.error is not None), None):

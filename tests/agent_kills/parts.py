@@ -18,7 +18,7 @@ from support.chat_model import END, make_tokenizer
 from support.synchronizers import Threads, World
 
 from explorer_hooks.cli.main import run as command_line
-from explorer_hooks.gateway import journal
+from explorer_hooks.parts.agents import journal
 from syncd.synchronizer import Synchronizer
 
 SIZE = 4

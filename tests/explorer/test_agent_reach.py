@@ -12,9 +12,9 @@ pytest.importorskip("starlette", reason="the gateway needs starlette")
 
 from test_agents import ASK, HTTP, played
 
-from explorer_hooks.gateway.agent_variables import agent_environment
-from explorer_hooks.gateway.players import CommandPlayer, FunctionPlayer
-from explorer_hooks.gateway.serve import limits_of
+from explorer_hooks.parts.agents.agent_variables import agent_environment
+from explorer_hooks.parts.agents.players import CommandPlayer, FunctionPlayer
+from explorer_hooks.parts.agents.serve import limits_of
 from explorer_hooks.run.config import AgentSection
 from explorer_hooks.run.load import load_file
 from syncd.errors import ConfigError

@@ -28,14 +28,14 @@ from support.served_process import MINUTES, ServedProcess
 from support.synchronizers import Threads, World
 
 from explorer_hooks.cli.main import run as command_line
-from explorer_hooks.gateway import agent_evaluation
-from explorer_hooks.gateway.agent_evaluation import AgentEvaluator
-from explorer_hooks.gateway.players import CommandPlayer, FunctionPlayer
-from explorer_hooks.gateway.progress import EVERY, RolloutProgress
-from explorer_hooks.gateway.run_agents import AgentThreads, run_agents
-from explorer_hooks.gateway.schedule import AgentSchedule, ScheduleLimits
-from explorer_hooks.gateway.serve import limits_of
-from explorer_hooks.gateway.turns import TurnMaker
+from explorer_hooks.parts.agents import agent_evaluation
+from explorer_hooks.parts.agents.agent_evaluation import AgentEvaluator
+from explorer_hooks.parts.agents.players import CommandPlayer, FunctionPlayer
+from explorer_hooks.parts.agents.progress import EVERY, RolloutProgress
+from explorer_hooks.parts.agents.run_agents import AgentThreads, run_agents
+from explorer_hooks.parts.agents.schedule import AgentSchedule, ScheduleLimits
+from explorer_hooks.parts.agents.serve import limits_of
+from explorer_hooks.parts.agents.turns import TurnMaker
 from explorer_hooks.run.config import AgentSection, CurriculumSection, RewardSection
 from explorer_hooks.run.curriculum import DIFFICULTY, Curriculum
 from explorer_hooks.run.evaluation_sets import HeldOut

@@ -12,11 +12,11 @@ import torch
 from support.fake_servers import Answer, VanishError
 from support.generating import Completing
 
-from explorer_hooks.gateway.api_errors import ApiError
-from explorer_hooks.gateway.turns import TurnMaker
 from explorer_hooks.hook import Running
 from explorer_hooks.hooks.transformers import TransformersHook
 from explorer_hooks.http_client import HttpClient
+from explorer_hooks.parts.agents.api_errors import ApiError
+from explorer_hooks.parts.agents.turns import TurnMaker
 from explorer_hooks.run import served
 from explorer_hooks.run.generation import (
     BEFORE_THE_FIRST,

@@ -34,7 +34,7 @@ MODULES = [
     "syncd.transports.files.copy_files",
     "syncd.transports.files.receive",
     "syncd.transports.files.stage",
-    "syncd.transports.memory.receive",
+    "syncd.parts.memory.receive",
     "syncd.transports.tensors",
 ]
 

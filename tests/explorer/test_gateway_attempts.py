@@ -8,10 +8,10 @@ import shutil
 import pytest
 from support.gateway_bed import GatewayBed, ScriptedEngine
 
-from explorer_hooks.gateway.journal import NAME
-from explorer_hooks.gateway.records import encoded
-from explorer_hooks.gateway.rows import experiences_of
 from explorer_hooks.hook import PendingProof, Unproven
+from explorer_hooks.parts.agents.journal import NAME
+from explorer_hooks.parts.agents.records import encoded
+from explorer_hooks.parts.agents.rows import experiences_of
 from explorer_hooks.run.token_versions import TokenVersions
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -185,7 +185,7 @@ def test_each_dropped_group_is_reported_once_however_often_the_gateway_is_killed
 
 def test_names_of_old_groups_are_forgotten_and_their_count_is_not(tmp_path, monkeypatch):
     """A run of weeks ends millions of groups; what is kept of them is bounded, in the process and in its journal."""
-    monkeypatch.setattr("explorer_hooks.gateway.sessions.MOST_OVER", 3)
+    monkeypatch.setattr("explorer_hooks.parts.agents.sessions.MOST_OVER", 3)
 
     async def drop(bed):
         first = len(bed.sessions.over)

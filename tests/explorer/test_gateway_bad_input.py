@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.gateway_bed import TOOL, GatewayBed, ScriptedEngine
 
-from explorer_hooks.gateway.app import MOST_BODY
-from explorer_hooks.gateway.rows import experiences_of
+from explorer_hooks.parts.agents.app import MOST_BODY
+from explorer_hooks.parts.agents.rows import experiences_of
 
 HELLO = [{"role": "user", "content": "hello"}]
 LONG = 60.0

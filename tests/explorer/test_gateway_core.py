@@ -18,10 +18,10 @@ from support.jobs import ManualClock
 from support.paths import ROOT
 from support.served_process import MINUTES
 
-from explorer_hooks.gateway.api_errors import ApiError
-from explorer_hooks.gateway.chat import read_request
-from explorer_hooks.gateway.journal import NAME
-from explorer_hooks.gateway.rows import experiences_of
+from explorer_hooks.parts.agents.api_errors import ApiError
+from explorer_hooks.parts.agents.chat import read_request
+from explorer_hooks.parts.agents.journal import NAME
+from explorer_hooks.parts.agents.rows import experiences_of
 from syncd.errors import EngineDeadError, StorageError, TimedOutError, UsageError
 from syncd.protocol.layout import Job
 
@@ -317,7 +317,7 @@ def test_an_engine_that_raises_is_dead_and_nobody_waits_for_it(tmp_path):
 
 
 def test_a_call_that_the_gateways_thread_does_not_end_is_an_error_with_a_code(tmp_path, monkeypatch):
-    monkeypatch.setattr("explorer_hooks.gateway.http_thread._CALL", 0.05)
+    monkeypatch.setattr("explorer_hooks.parts.agents.http_thread._CALL", 0.05)
     bed = GatewayBed(tmp_path, numbered())
 
     async def broken():
@@ -412,7 +412,7 @@ def test_a_replayed_journal_is_what_was_recorded_at_each_line_also_if_the_last_o
 def test_a_journal_that_grows_is_rewritten_without_what_is_over_while_turns_are_recorded(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("explorer_hooks.gateway.journal._GROWN", 20_000)
+    monkeypatch.setattr("explorer_hooks.parts.agents.journal._GROWN", 20_000)
     bed = GatewayBed(tmp_path, numbered(), group_size=1)
 
     async def group(name):

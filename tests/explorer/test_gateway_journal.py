@@ -13,12 +13,12 @@ import pytest
 from structlog.testing import capture_logs
 from support.gateway_bed import GatewayBed, ScriptedEngine
 
-from explorer_hooks.gateway.journal import NAME, TurnJournal
-from explorer_hooks.gateway.records import DamagedLine, decoded, encoded, read_line
-from explorer_hooks.gateway.replay import JournalReplay
-from explorer_hooks.gateway.rows import experiences_of
-from explorer_hooks.gateway.run_record import GatewayRun, PlayedTasks
-from explorer_hooks.gateway.sessions import Sessions
+from explorer_hooks.parts.agents.journal import NAME, TurnJournal
+from explorer_hooks.parts.agents.records import DamagedLine, decoded, encoded, read_line
+from explorer_hooks.parts.agents.replay import JournalReplay
+from explorer_hooks.parts.agents.rows import experiences_of
+from explorer_hooks.parts.agents.run_record import GatewayRun, PlayedTasks
+from explorer_hooks.parts.agents.sessions import Sessions
 from syncd.console import _known
 from syncd.errors import StorageError
 from syncd.experience.writer import ExperienceWriter
@@ -258,7 +258,7 @@ def damage(path):
 
 def test_damage_that_comes_while_a_gateway_runs_is_left_for_the_next_start(tmp_path, recorded, monkeypatch):
     """A journal that grew is rewritten: what cannot be read stays there."""
-    monkeypatch.setattr("explorer_hooks.gateway.journal._GROWN", 0)
+    monkeypatch.setattr("explorer_hooks.parts.agents.journal._GROWN", 0)
     (tmp_path / NAME).write_bytes(recorded)
     bed = GatewayBed(tmp_path, letters(), group_size=SIZE, max_turns=9)
 

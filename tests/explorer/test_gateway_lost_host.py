@@ -8,8 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 from support.jobs import ManualClock
 
-from explorer_hooks.gateway.journal import TurnJournal
-from explorer_hooks.gateway.run_record import EVERY, GatewayRun, PlayedTasks
+from explorer_hooks.parts.agents.journal import TurnJournal
+from explorer_hooks.parts.agents.run_record import EVERY, GatewayRun, PlayedTasks
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
 

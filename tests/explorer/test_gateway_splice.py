@@ -10,8 +10,8 @@ from support.chat_model import MARKS, TEMPLATE
 from support.chat_templates import BAR, DIRECTORY, SPECIAL, template_tokenizer
 from support.real_vocabulary import real_tokenizer, vocabulary_file
 
-from explorer_hooks.gateway.chat import read_request
-from explorer_hooks.gateway.splice import Splicer
+from explorer_hooks.parts.agents.chat import read_request
+from explorer_hooks.parts.agents.splice import Splicer
 from explorer_hooks.run.tokens import TransformersTokens
 
 THINKING = """\

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="the gateway needs starlette")
 
-from explorer_hooks.gateway.http_thread import own_token
+from explorer_hooks.parts.agents.http_thread import own_token
 from syncd.errors import ConfigError
 
 NOBODY = 65534

@@ -12,13 +12,13 @@ from support.gateway_bed import TOOL, GatewayBed, ScriptedEngine
 from support.gateway_case import write_file
 from support.paths import ROOT
 
-from explorer_hooks.gateway.api_errors import ApiError
-from explorer_hooks.gateway.chat import read_request
-from explorer_hooks.gateway.request_fields import CHAT, REPLACED, RESPONSES
-from explorer_hooks.gateway.responses_api import read_responses_request
-from explorer_hooks.gateway.rows import experiences_of
-from explorer_hooks.gateway.serve import limits_of
-from explorer_hooks.gateway.stop_strings import cut_at_stop
+from explorer_hooks.parts.agents.api_errors import ApiError
+from explorer_hooks.parts.agents.chat import read_request
+from explorer_hooks.parts.agents.request_fields import CHAT, REPLACED, RESPONSES
+from explorer_hooks.parts.agents.responses_api import read_responses_request
+from explorer_hooks.parts.agents.rows import experiences_of
+from explorer_hooks.parts.agents.serve import limits_of
+from explorer_hooks.parts.agents.stop_strings import cut_at_stop
 from explorer_hooks.run.load import load_file
 from explorer_hooks.run.tokens import TransformersTokens
 

@@ -11,7 +11,7 @@ from support.gateway_bed import GatewayBed, ScriptedEngine
 from support.paths import ROOT
 from support.served_process import MINUTES
 
-from explorer_hooks.gateway.rows import experiences_of
+from explorer_hooks.parts.agents.rows import experiences_of
 
 PYTHON = Path(os.environ.get("SYNCD_OPENAI_CLIENTS_PYTHON", f"{ROOT}/.venv-openai-clients/bin/python"))
 """The interpreter of an environment that has the clients."""

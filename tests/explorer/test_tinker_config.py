@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from explorer_hooks.parts.tinker.sampler import TinkerInference, end_tokens
 from explorer_hooks.run.load import load_file
-from explorer_hooks.run.tinker import TinkerInference, end_tokens
 from syncd.errors import ConfigError
 
 FILE = """

@@ -11,10 +11,10 @@ from support.gateway_bed import GatewayBed, ScriptedEngine
 from support.gateway_case import write_file
 
 from explorer_hooks.cli.main import run as command_line
-from explorer_hooks.gateway.answers import AnswerParser
-from explorer_hooks.gateway.api_errors import ApiError
-from explorer_hooks.gateway.parameter_types import typed_value
-from explorer_hooks.gateway.tool_formats import read_calls, written_format
+from explorer_hooks.parts.agents.answers import AnswerParser
+from explorer_hooks.parts.agents.api_errors import ApiError
+from explorer_hooks.parts.agents.parameter_types import typed_value
+from explorer_hooks.parts.agents.tool_formats import read_calls, written_format
 from explorer_hooks.run.tokens import TransformersTokens
 
 SHIPPED = {

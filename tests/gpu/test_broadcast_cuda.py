@@ -13,13 +13,13 @@ if not torch.cuda.is_available():
     pytest.skip("no GPU here", allow_module_level=True)
 
 from syncd.client.wait import Deadline  # noqa: E402
+from syncd.parts.broadcast import group_calls, packing, process_group  # noqa: E402
+from syncd.parts.broadcast.packing import Packer  # noqa: E402
+from syncd.parts.broadcast.process_group import CPU  # noqa: E402
 from syncd.protocol.backend import NCCL  # noqa: E402
 from syncd.protocol.buckets import plan_buckets  # noqa: E402
 from syncd.protocol.local_disk import SystemClock  # noqa: E402
 from syncd.transports import torch_tensors  # noqa: E402
-from syncd.transports.broadcast import group_calls, packing, process_group  # noqa: E402
-from syncd.transports.broadcast.packing import Packer  # noqa: E402
-from syncd.transports.broadcast.process_group import CPU  # noqa: E402
 from syncd.transports.files.export_walk import ExportWalk  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))

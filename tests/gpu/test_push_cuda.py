@@ -12,12 +12,12 @@ torch = pytest.importorskip("torch", reason="handles are of tensors")
 if not torch.cuda.is_available():
     pytest.skip("no GPU here", allow_module_level=True)
 
-from explorer_hooks.engine_push.delivery import described  # noqa: E402
-from explorer_hooks.engine_push.shared import GpuBucket, SegmentBucket, share  # noqa: E402
+from explorer_hooks.parts.broadcast.delivery import described  # noqa: E402
+from explorer_hooks.parts.broadcast.shared import GpuBucket, SegmentBucket, share  # noqa: E402
 from syncd.client.wait import Deadline  # noqa: E402
+from syncd.parts.broadcast.process_group import ProcessGroup  # noqa: E402
 from syncd.protocol.backend import NCCL  # noqa: E402
 from syncd.protocol.local_disk import SystemClock  # noqa: E402
-from syncd.transports.broadcast.process_group import ProcessGroup  # noqa: E402
 
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PROGRAMS = f"{TESTS}/explorer/broadcast/programs"

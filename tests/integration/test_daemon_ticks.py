@@ -11,8 +11,8 @@ from support.jobs import ManualClock, explorer, start, steps_of, write_step
 
 from syncd.daemon import removals, scan
 from syncd.daemon.run import run_once
-from syncd.dashboard.lanes import LaneCollector
 from syncd.errors import JobMissingError, LockHeldError
+from syncd.parts.page.lanes import LaneCollector
 from syncd.protocol.disk import temporary_name
 from syncd.protocol.engine_state import EngineReport, EngineState
 from syncd.protocol.layout import Job

@@ -93,7 +93,7 @@ def test_local_findings_are_printed_if_the_peer_conversation_fails(job, monkeypa
     def refuse(*_):
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
-    monkeypatch.setattr("syncd.doctor.peer.PeerLink.say", refuse)
+    monkeypatch.setattr("syncd.parts.doctor.peer.PeerLink.say", refuse)
     done = invoke(job, "--peer", "--json", *FAST)
     assert isinstance(done.exception, StorageError)
     assert done.exception.hint == "raise the quota or remove files: quota -s"
@@ -101,7 +101,7 @@ def test_local_findings_are_printed_if_the_peer_conversation_fails(job, monkeypa
 
 
 def test_a_scratch_directory_that_cannot_be_removed_is_named(job, monkeypatch):
-    monkeypatch.setattr("syncd.doctor.probe.sweep", lambda _: False)
+    monkeypatch.setattr("syncd.parts.doctor.probe.sweep", lambda _: False)
     document = json.loads(invoke(job, "--json", *FAST).stdout)
     last = document["findings"][-1]
     assert (last["name"], last["verdict"]) == ("scratch", "warn")

@@ -13,9 +13,9 @@ from support.cli import ROOT, spawn
 from support.jobs import explorer, write_step
 from support.pages import TIMEOUT, served
 
-from syncd.dashboard import server as dashboard_server
-from syncd.dashboard.server import MOST_CONNECTIONS, PageServer, serve_in_background
-from syncd.dashboard.site import PageContent
+from syncd.parts.page import server as dashboard_server
+from syncd.parts.page.server import MOST_CONNECTIONS, PageServer, serve_in_background
+from syncd.parts.page.site import PageContent
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 
@@ -411,7 +411,7 @@ def test_page_files_and_dashboards_are_in_the_package(monkeypatch):
     (found,) = [names for package, _, _, names in build.data_files if package == "syncd"]
     packaged = {name for name in found if name.startswith("dashboard/static/")}
     assert packaged == {
-        f"dashboard/static/{path.name}" for path in (ROOT / "syncd/dashboard/static").iterdir()
+        f"dashboard/static/{path.name}" for path in (ROOT / "syncd/parts/page/static").iterdir()
     }
     monitoring = dict(distribution.data_files)["share/syncd/monitoring"]
     assert all((ROOT / name).is_file() for name in monitoring)

@@ -13,10 +13,10 @@ from support.jobs import explorer, write_step
 from support.pages import TIMEOUT, served
 
 from syncd.config import DaemonConfig
-from syncd.dashboard.document import PageReader
-from syncd.dashboard.jobs import JobsSite, ServedJob
-from syncd.dashboard.routes import file_routes
-from syncd.dashboard.server import PageServer, serve_in_background
+from syncd.parts.page.document import PageReader
+from syncd.parts.page.jobs import JobsSite, ServedJob
+from syncd.parts.page.routes import file_routes
+from syncd.parts.page.server import PageServer, serve_in_background
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.presence import Presence, Publisher

@@ -25,12 +25,12 @@ from support.presences import BeatingPublisher
 
 from syncd.config import DaemonConfig
 from syncd.daemon.service import Daemon
-from syncd.dashboard.document import PageReader
-from syncd.dashboard.jobs import JobsSite, ServedJob
-from syncd.dashboard.routes import file_routes
-from syncd.dashboard.server import PageServer, serve_in_background
-from syncd.dashboard.site import Site
 from syncd.observe.journal import Journal
+from syncd.parts.page.document import PageReader
+from syncd.parts.page.jobs import JobsSite, ServedJob
+from syncd.parts.page.routes import file_routes
+from syncd.parts.page.server import PageServer, serve_in_background
+from syncd.parts.page.site import Site
 from syncd.protocol.engine_state import EngineReport, EngineState, Proof
 from syncd.protocol.job_end import JobEnd, mark_finished
 from syncd.protocol.layout import Job

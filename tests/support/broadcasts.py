@@ -87,7 +87,7 @@ def received(tensors, memory=None):
         tensors: The tensors by name.
         memory: What an earlier version was received into.
     """
-    from explorer_hooks.engine_push.received import allocate
+    from explorer_hooks.parts.broadcast.received import allocate
 
     sizes = [-(-tensor.nbytes // 16) * 16 for tensor in tensors.values()]
     if memory is None:

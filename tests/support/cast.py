@@ -16,12 +16,12 @@ import torch
 import xxhash
 
 from syncd.jobfile.sections import SyncSection
+from syncd.parts.broadcast.control import BroadcastControl
+from syncd.parts.broadcast.process_group import ProcessGroup
+from syncd.parts.broadcast.receive import BroadcastReceiver
+from syncd.parts.broadcast.send import BroadcastSender
 from syncd.synchronizer import Synchronizer
 from syncd.transports.base import SendContext, WeightTensors
-from syncd.transports.broadcast.control import BroadcastControl
-from syncd.transports.broadcast.process_group import ProcessGroup
-from syncd.transports.broadcast.receive import BroadcastReceiver
-from syncd.transports.broadcast.send import BroadcastSender
 from syncd.transports.ranks import Ranks
 
 LONG = 120.0

@@ -7,17 +7,17 @@ import time
 import urllib.error
 import urllib.request
 
-from explorer_hooks.gateway.answers import AnswerParser
-from explorer_hooks.gateway.app import GatewayApp
-from explorer_hooks.gateway.chat import read_request
-from explorer_hooks.gateway.driver import SessionRequest
-from explorer_hooks.gateway.gateway import Gateway, GatewayLimits
-from explorer_hooks.gateway.http_thread import HttpThread, listening
-from explorer_hooks.gateway.journal import TurnJournal
-from explorer_hooks.gateway.replay import JournalReplay
-from explorer_hooks.gateway.sessions import Sessions
-from explorer_hooks.gateway.splice import Splicer
-from explorer_hooks.gateway.turns import TurnMaker
+from explorer_hooks.parts.agents.answers import AnswerParser
+from explorer_hooks.parts.agents.app import GatewayApp
+from explorer_hooks.parts.agents.chat import read_request
+from explorer_hooks.parts.agents.driver import SessionRequest
+from explorer_hooks.parts.agents.gateway import Gateway, GatewayLimits
+from explorer_hooks.parts.agents.http_thread import HttpThread, listening
+from explorer_hooks.parts.agents.journal import TurnJournal
+from explorer_hooks.parts.agents.replay import JournalReplay
+from explorer_hooks.parts.agents.sessions import Sessions
+from explorer_hooks.parts.agents.splice import Splicer
+from explorer_hooks.parts.agents.turns import TurnMaker
 from explorer_hooks.run.generation import Generator, GroupResult, Response
 from explorer_hooks.run.token_versions import TokenVersions
 from explorer_hooks.run.tokens import TransformersTokens

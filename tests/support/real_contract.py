@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from explorer_hooks.engine_push import delivery
 from explorer_hooks.hook import Running
+from explorer_hooks.parts.broadcast import delivery
 from support import small_qwen
 from support.broadcasts import received
 from support.engine_process import ROOT
@@ -31,14 +31,14 @@ from support.real_bed import (
 )
 from support.targets import label
 from syncd.errors import EngineUnreachableError, LoadFailedError
-from syncd.transports.broadcast.group_calls import GroupError
+from syncd.parts.broadcast.group_calls import GroupError
 
 torch = pytest.importorskip("torch", reason="needs torch")
 
-from explorer_hooks.engine_push.received import allocate  # noqa: E402
-from explorer_hooks.engine_push.segments import Segment  # noqa: E402
-from explorer_hooks.engine_push.shared import CopiedBucket  # noqa: E402
-from syncd.transports.broadcast.process_group import ProcessGroup  # noqa: E402
+from explorer_hooks.parts.broadcast.received import allocate  # noqa: E402
+from explorer_hooks.parts.broadcast.segments import Segment  # noqa: E402
+from explorer_hooks.parts.broadcast.shared import CopiedBucket  # noqa: E402
+from syncd.parts.broadcast.process_group import ProcessGroup  # noqa: E402
 
 
 def wrong_shape(tensors):

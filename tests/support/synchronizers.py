@@ -8,13 +8,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from support.jobs import start
 from syncd.client.aio import run
+from syncd.parts.broadcast.control import BroadcastControl
+from syncd.parts.broadcast.membership import BroadcastMembership
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.presence import path_of, read_presence
 from syncd.protocol.version import read_version
 from syncd.synchronizer import AsyncSynchronizer, Synchronizer
-from syncd.transports.broadcast.control import BroadcastControl
-from syncd.transports.broadcast.membership import BroadcastMembership
 
 LONG = 60.0
 """A bound that only a failing test reaches."""

@@ -24,7 +24,7 @@ FLAGS = [
 ]  # fmt: skip
 
 
-PLUG_IN = "[vllm.general_plugins]\nsyncd = explorer_hooks.engine_push.vllm_backend:register\n"
+PLUG_IN = "[vllm.general_plugins]\nsyncd = explorer_hooks.parts.broadcast.vllm_backend:register\n"
 
 
 def plugged(place):

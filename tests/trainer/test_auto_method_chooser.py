@@ -6,13 +6,13 @@ import pytest
 from support.jobs import explorer
 
 from syncd.jobfile.sections import SyncSection
+from syncd.parts.broadcast.send import BroadcastSender
+from syncd.parts.memory.send import MemorySender
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.process import Process
 from syncd.synchronizer import Synchronizer
 from syncd.transports.base import SendContext, Sent
-from syncd.transports.broadcast.send import BroadcastSender
-from syncd.transports.memory.send import MemorySender
 from syncd.transports.ranks import Ranks
 from trainer import auto_method
 from trainer.auto_method import BEGINNING, ORDER, ExplorerLoad, Measured, MethodChooser, load_of, measured

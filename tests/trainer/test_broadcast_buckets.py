@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from syncd.errors import CorruptDataError
+from syncd.parts.broadcast.packing import Packer
+from syncd.parts.broadcast.process_group import CPU
 from syncd.protocol.buckets import LARGE, plan_buckets
-from syncd.transports.broadcast.packing import Packer
-from syncd.transports.broadcast.process_group import CPU
 from syncd.transports.files.export_walk import ExportWalk
 
 STATE = {

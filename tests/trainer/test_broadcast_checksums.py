@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from syncd.transports.broadcast.packing import ByteChecksum, WordChecksum, make_checksum
+from syncd.parts.broadcast.packing import ByteChecksum, WordChecksum, make_checksum
 
 CPU = torch.device("cpu")
 MIB = 1 << 20

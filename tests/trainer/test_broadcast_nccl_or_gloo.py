@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from syncd.jobfile.sections import SyncSection
+from syncd.parts.broadcast import process_group
+from syncd.parts.broadcast.send import BroadcastSender, _members
 from syncd.protocol.backend import GLOO, KEY, NCCL, Gpu
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import Presence
 from syncd.transports.base import SendContext
-from syncd.transports.broadcast import process_group
-from syncd.transports.broadcast.send import BroadcastSender, _members
 from syncd.transports.ranks import Ranks
 
 OWN = Gpu("0a", "2.27")

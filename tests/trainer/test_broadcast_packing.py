@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from syncd.errors import NonFiniteError
+from syncd.parts.broadcast.packing import Packer
+from syncd.parts.broadcast.process_group import CPU
 from syncd.protocol.buckets import plan_buckets
 from syncd.transports import torch_tensors
-from syncd.transports.broadcast.packing import Packer
-from syncd.transports.broadcast.process_group import CPU
 from syncd.transports.files.export_walk import ExportWalk
 from syncd.transports.torch_tensors import DeviceFiniteCheck, check_finite, is_finite
 

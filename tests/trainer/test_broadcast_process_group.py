@@ -11,11 +11,11 @@ import torch
 
 from syncd.client.wait import Deadline
 from syncd.errors import TimedOutError
+from syncd.parts.broadcast import group_calls, process_group
+from syncd.parts.broadcast.group_calls import GroupError
+from syncd.parts.broadcast.receive import _device_of
 from syncd.protocol.backend import GLOO, NCCL, Gpu
 from syncd.protocol.local_disk import SystemClock
-from syncd.transports.broadcast import group_calls, process_group
-from syncd.transports.broadcast.group_calls import GroupError
-from syncd.transports.broadcast.receive import _device_of
 from syncd.transports.files.export_walk import ExportWalk
 
 LONG = 60.0

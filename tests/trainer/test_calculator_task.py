@@ -9,10 +9,10 @@ import pytest
 from support.gateway_bed import GatewayBed, ScriptedEngine
 from support.paths import ROOT
 
-from explorer_hooks.gateway.answers import AnswerParser
-from explorer_hooks.gateway.chat import read_request
-from explorer_hooks.gateway.splice import Splicer, end_tokens
-from explorer_hooks.gateway.tool_formats import written_format
+from explorer_hooks.parts.agents.answers import AnswerParser
+from explorer_hooks.parts.agents.chat import read_request
+from explorer_hooks.parts.agents.splice import Splicer, end_tokens
+from explorer_hooks.parts.agents.tool_formats import written_format
 from explorer_hooks.run.tokens import TransformersTokens
 from trainer.sampling import Encoder, load_tokenizer
 

@@ -11,9 +11,9 @@ pytest.importorskip("tensorboard", reason="a monitor that can be read back")
 
 from support.paths import ROOT
 
-from syncd.dashboard.charts import ChartReader
 from syncd.figures import METRICS, PANELS
 from syncd.jsonl import append
+from syncd.parts.page.charts import ChartReader
 from syncd.protocol.layout import Job
 from trainer.config.model import JobConfig
 from trainer.monitors.jsonl import read_history

@@ -16,8 +16,8 @@ from explorer_hooks.run.load import load_file
 from trainer.cli.main import run
 from trainer.config.load import load_config
 from trainer.config.model import KEYS
-from trainer.importing.run import flat
-from trainer.importing.tables import TABLES
+from trainer.parts.importing.run import flat
+from trainer.parts.importing.tables import TABLES
 
 DATA = Path(__file__).parent.parent / "data/importing"
 

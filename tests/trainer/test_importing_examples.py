@@ -14,7 +14,7 @@ import pytest
 from explorer_hooks.run.load import load_file
 from trainer.cli.main import run
 from trainer.config.load import load_config
-from trainer.importing.run import flat
+from trainer.parts.importing.run import flat
 
 DATA = Path(__file__).parent.parent / "data/importing/examples"
 

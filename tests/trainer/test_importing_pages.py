@@ -13,7 +13,7 @@ from explorer_hooks.run.load import KEYS as OF_EXPLORERS
 from explorer_hooks.tasks.section import TaskSetSection
 from explorer_hooks.tasks.sources import open_tasks
 from trainer.config.model import KEYS
-from trainer.importing.tables import TABLES
+from trainer.parts.importing.tables import TABLES
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -66,7 +66,7 @@ STALE = re.compile(
 def _sentences() -> Iterator[tuple[str, str]]:
     for name in ("import.md", *(f"from-{source}.md" for source in TABLES)):
         yield name, _page(name)
-    for path in sorted((DOCS.parent / "trainer/importing").glob("*.py")):
+    for path in sorted((DOCS.parent / "trainer/parts/importing").glob("*.py")):
         yield path.name, path.read_text()
 
 

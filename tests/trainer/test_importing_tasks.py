@@ -9,7 +9,7 @@ import pytest
 from explorer_hooks.run.config import ExplorerFile
 from explorer_hooks.run.load import load_file
 from trainer.cli.main import run
-from trainer.importing.run import flat
+from trainer.parts.importing.run import flat
 
 VERL = {
     "actor_rollout_ref.model.path": "/models/base", "actor_rollout_ref.rollout.name": "vllm",

@@ -9,13 +9,13 @@ import pytest
 import torch
 from support.cli import environment
 
+from syncd.parts.memory import room
+from syncd.parts.memory.room import FreeMemory, MemoryLeft, is_memory, read_free_memory, refusal
+from syncd.parts.memory.send import SLACK, MemoryCopies
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, read_manifest
 from syncd.protocol.memory import OWNER, copies_in, hold_copy, is_copy_of, lock_directory
 from syncd.transports.files.step_saver import StepSaver
-from syncd.transports.memory import room
-from syncd.transports.memory.room import FreeMemory, MemoryLeft, is_memory, read_free_memory, refusal
-from syncd.transports.memory.send import SLACK, MemoryCopies
 
 pytestmark = pytest.mark.group("mounts")
 
@@ -231,7 +231,7 @@ def test_a_start_removes_the_copies_of_a_killed_trainer_unless_in_use(job, shm, 
 ENDS = """
 import sys
 from syncd.protocol.layout import Job
-from syncd.transports.memory.send import MemoryCopies
+from syncd.parts.memory.send import MemoryCopies
 memory = MemoryCopies(Job.at(sys.argv[1]), sys.argv[2])
 assert memory.open() == ""
 assert memory.make_room(1, "save-1", 100) == ""

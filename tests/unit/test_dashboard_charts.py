@@ -7,17 +7,17 @@ import re
 import pytest
 from support.paths import ROOT
 
-from syncd.dashboard.chart_table import CHARTS, EVENTS
-from syncd.dashboard.charts import ChartReader, EventsCollector, MetricsCollector, answer
-from syncd.dashboard.growing import GrowingFiles
-from syncd.dashboard.lanes import MOST_KNOWN, MOST_LANES, MOST_SPANS
-from syncd.dashboard.poller import PollResult
-from syncd.dashboard.series import Point, ThinnedSeries
 from syncd.errors import JobMissingError
 from syncd.figures import METRICS, MOST_LINES
 from syncd.jsonl import LINE_LIMIT
 from syncd.observe.events import Event
 from syncd.observe.journal import Journal
+from syncd.parts.page.chart_table import CHARTS, EVENTS
+from syncd.parts.page.charts import ChartReader, EventsCollector, MetricsCollector, answer
+from syncd.parts.page.growing import GrowingFiles
+from syncd.parts.page.lanes import MOST_KNOWN, MOST_LANES, MOST_SPANS
+from syncd.parts.page.poller import PollResult
+from syncd.parts.page.series import Point, ThinnedSeries
 from syncd.protocol.layout import Job
 from trainer.monitors import jsonl
 from trainer.monitors.jsonl import read_history

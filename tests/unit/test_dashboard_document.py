@@ -9,12 +9,12 @@ import pytest
 from support.jobs import ManualClock, explorer, start, write_step
 
 from syncd.config import DaemonConfig
-from syncd.dashboard import document
-from syncd.dashboard.document import PageReader
-from syncd.dashboard.poller import PollResult
-from syncd.dashboard.site import as_json
 from syncd.errors import ConfigError, JobMissingError
 from syncd.observe import names
+from syncd.parts.page import document
+from syncd.parts.page.document import PageReader
+from syncd.parts.page.poller import PollResult
+from syncd.parts.page.site import as_json
 from syncd.protocol.engine_state import EngineReport, EngineState
 from syncd.protocol.job_end import JobEnd, mark_finished
 from syncd.protocol.layout import Job

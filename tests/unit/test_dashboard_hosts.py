@@ -2,8 +2,8 @@
 
 import pytest
 
-from syncd.dashboard.server import address_of, is_loopback, may_ask, url
 from syncd.errors import UsageError
+from syncd.parts.page.server import address_of, is_loopback, may_ask, url
 
 
 @pytest.mark.parametrize(

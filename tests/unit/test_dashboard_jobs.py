@@ -10,11 +10,11 @@ from support.jobs import ManualClock, explorer, start, write_step
 from support.paths import ROOT
 
 from syncd.config import DaemonConfig
-from syncd.dashboard import jobs
-from syncd.dashboard.document import PageReader
-from syncd.dashboard.jobs import JobSearch, JobsSite, ServedJob, found_jobs, names_of
-from syncd.dashboard.routes import file_routes
 from syncd.errors import JobMissingError, StorageError
+from syncd.parts.page import jobs
+from syncd.parts.page.document import PageReader
+from syncd.parts.page.jobs import JobSearch, JobsSite, ServedJob, found_jobs, names_of
+from syncd.parts.page.routes import file_routes
 from syncd.protocol.job_end import JobEnd, mark_finished
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock

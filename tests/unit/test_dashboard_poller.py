@@ -6,9 +6,9 @@ import time
 import pytest
 
 from syncd._version import __version__
-from syncd.dashboard import poller
-from syncd.dashboard.poller import PollState, SharedPoll
 from syncd.errors import StorageError
+from syncd.parts.page import poller
+from syncd.parts.page.poller import PollState, SharedPoll
 from syncd.protocol.local_disk import SystemClock
 
 LONG = 60.0

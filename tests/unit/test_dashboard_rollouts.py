@@ -13,13 +13,13 @@ from support.experiences import make, segmented, write
 from support.jobs import ManualClock
 from support.paths import ROOT
 
-from syncd.dashboard import rollout, rollouts, token_text
-from syncd.dashboard.poller import PollResult, SingleCall
-from syncd.dashboard.rollout import RolloutReader
-from syncd.dashboard.rollouts import BatchName, RolloutIndex
 from syncd.experience import batch_paths
 from syncd.experience.model import Span
 from syncd.extras import install_command
+from syncd.parts.page import rollout, rollouts, token_text
+from syncd.parts.page.poller import PollResult, SingleCall
+from syncd.parts.page.rollout import RolloutReader
+from syncd.parts.page.rollouts import BatchName, RolloutIndex
 from syncd.protocol.layout import Job
 from trainer.experience.store import ExperienceReader
 
@@ -205,7 +205,7 @@ def test_without_pyarrow_the_answer_names_the_extra(job, monkeypatch):
 def test_the_server_imports_pyarrow_only_when_rollouts_are_asked_for(tmp_path):
     code = """
 import sys
-from syncd.dashboard.routes import file_routes
+from syncd.parts.page.routes import file_routes
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 routes = file_routes(lambda: Job.at(sys.argv[1]), SystemClock(), 1.0, with_rollouts=True)

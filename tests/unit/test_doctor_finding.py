@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from syncd.doctor.probe import (
+from syncd.errors import TimedOutError
+from syncd.parts.doctor.probe import (
     FileSystemProbe,
     Finding,
     ProbeTarget,
@@ -23,8 +24,7 @@ from syncd.doctor.probe import (
     warn,
     worst,
 )
-from syncd.doctor.report import probe_all
-from syncd.errors import TimedOutError
+from syncd.parts.doctor.report import probe_all
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_after_a_stuck_essential_probe_the_rest_is_skipped(
     tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = threading.Event()
-    monkeypatch.setattr("syncd.doctor.report.STUCK", 0.05)
+    monkeypatch.setattr("syncd.parts.doctor.report.STUCK", 0.05)
     small = FileSystemProbe("small", False, lambda _: ok(str(release.wait(10))))
     stuck = FileSystemProbe("stuck", True, lambda _: ok(str(release.wait(10))))
     asked = FileSystemProbe("asked", True, lambda _: warn("must not be asked"))

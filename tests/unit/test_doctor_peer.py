@@ -8,9 +8,9 @@ from dataclasses import asdict
 
 import pytest
 
-from syncd.doctor.between import Direction, PeerObserver, converse, direction_from
-from syncd.doctor.peer import MEETING, PeerLink, open_link
 from syncd.errors import TimedOutError
+from syncd.parts.doctor.between import Direction, PeerObserver, converse, direction_from
+from syncd.parts.doctor.peer import MEETING, PeerLink, open_link
 from syncd.protocol.documents import Fields
 
 
@@ -88,7 +88,7 @@ def test_peers_remove_their_files_also_after_an_error(tmp_path: object) -> None:
 def test_a_partner_that_leaves_causes_a_time_out(
     ends: tuple[PeerLink, PeerLink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("syncd.doctor.peer._FAREWELL", 0.05)
+    monkeypatch.setattr("syncd.parts.doctor.peer._FAREWELL", 0.05)
     first, second = ends
     os.rename(second.own, f"{second.meeting}/.gone")
     with pytest.raises(TimedOutError, match="no longer answers"):

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from syncd.doctor import events, files, names
-from syncd.doctor.probe import FileSystemProbe, Finding, ProbeTarget
-from syncd.doctor.report import PROBES
+from syncd.parts.doctor import events, files, names
+from syncd.parts.doctor.probe import FileSystemProbe, Finding, ProbeTarget
+from syncd.parts.doctor.report import PROBES
 from syncd.protocol.mount import Mount
 
 _RENAME, _RMDIR = os.rename, os.rmdir

@@ -10,9 +10,16 @@ import pytest
 from support.cli import Shell
 from support.hostile import build, fingerprint
 
+from syncd.parts.doctor.security.report import collect, examine, rights_in, secret_keys, service_settings
+from syncd.parts.doctor.security.rules import (
+    AccessSnapshot,
+    AclEntry,
+    PathAccess,
+    SystemdUnit,
+    judge,
+    verdict,
+)
 from syncd.protocol.mount import Mount
-from syncd.security.report import collect, examine, rights_in, secret_keys, service_settings
-from syncd.security.rules import AccessSnapshot, AclEntry, PathAccess, SystemdUnit, judge, verdict
 
 ME, GROUP = 1000, 2000
 DIRECTORY, FILE, LINK = stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK

@@ -105,9 +105,9 @@ def import_(
       trainer import --keys verl
       trainer import --watch /ckpt/verl-job --to /ckpt/verl-job-syncd
     """  # noqa: D301 - click's mark is one backspace
-    from trainer.importing.report import markdown, report  # noqa: PLC0415
-    from trainer.importing.run import import_config  # noqa: PLC0415
-    from trainer.importing.tables import TABLES  # noqa: PLC0415
+    from trainer.parts.importing.report import markdown, report  # noqa: PLC0415
+    from trainer.parts.importing.run import import_config  # noqa: PLC0415
+    from trainer.parts.importing.tables import TABLES  # noqa: PLC0415
 
     if keys_of is not None:
         click.echo(markdown(TABLES[keys_of]), nl=False)
@@ -115,7 +115,7 @@ def import_(
     if watch is not None:
         if file or overrides or to is None:
             raise click.UsageError("--watch JOB goes with --to DIR and with no FILE")
-        from trainer.importing.republish import republish  # noqa: PLC0415
+        from trainer.parts.importing.republish import republish  # noqa: PLC0415
 
         republish(
             watch, to, click.echo, state_dir=state_dir, dtype=None if dtype == "keep" else dtype, once=once

@@ -11,6 +11,7 @@ import structlog
 import torch
 
 from syncd.errors import ConfigError, SyncdError, UsageError
+from syncd.parts.memory.room import free_memory
 from syncd.protocol.adapter_base import AdapterBase, find_base
 from syncd.protocol.probe import Probe, write_base_probe
 from syncd.protocol.process import Process
@@ -24,7 +25,6 @@ from syncd.transports.base import (
     open_senders,
 )
 from syncd.transports.host_memory import HostMemory
-from syncd.transports.memory.room import free_memory
 from syncd.transports.ranks import all_or_error, raise_agreed, rank0_or_error
 from trainer.auto_method import senders_of
 from trainer.checkpoints import training_directory

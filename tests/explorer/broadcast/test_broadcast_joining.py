@@ -12,10 +12,10 @@ torch = pytest.importorskip("torch")
 
 from syncd.client.wait import Deadline  # noqa: E402
 from syncd.errors import TimedOutError  # noqa: E402
+from syncd.parts.broadcast.group_calls import GroupError, make_in_time  # noqa: E402
+from syncd.parts.broadcast.process_group import ProcessGroup  # noqa: E402
 from syncd.protocol.local_disk import SystemClock  # noqa: E402
 from syncd.protocol.rendezvous import Offer  # noqa: E402
-from syncd.transports.broadcast.group_calls import GroupError, make_in_time  # noqa: E402
-from syncd.transports.broadcast.process_group import ProcessGroup  # noqa: E402
 
 LONG = 60.0
 

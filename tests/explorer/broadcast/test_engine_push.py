@@ -18,14 +18,14 @@ from support.broadcasts import HERE, LONG  # noqa: E402
 from support.servers import Server, digest_of  # noqa: E402
 from support.targets import label, target_of  # noqa: E402
 
-from explorer_hooks.engine_push import delivery, group, ipc  # noqa: E402
-from explorer_hooks.engine_push.delivery import cut  # noqa: E402
-from explorer_hooks.engine_push.group import Invitation  # noqa: E402
-from explorer_hooks.engine_push.segments import Segment  # noqa: E402
 from explorer_hooks.finding import open_hook  # noqa: E402
 from explorer_hooks.hook import Running, UntouchedError  # noqa: E402
+from explorer_hooks.parts.broadcast import delivery, group, ipc  # noqa: E402
+from explorer_hooks.parts.broadcast.delivery import cut  # noqa: E402
+from explorer_hooks.parts.broadcast.group import Invitation  # noqa: E402
+from explorer_hooks.parts.broadcast.segments import Segment  # noqa: E402
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, RefusedError  # noqa: E402
-from syncd.transports.broadcast.process_group import ProcessGroup  # noqa: E402
+from syncd.parts.broadcast.process_group import ProcessGroup  # noqa: E402
 from syncd.transports.tensors import TensorMeta  # noqa: E402
 
 SMALL = 20_000

@@ -18,17 +18,17 @@ from support.paths import PYTHONPATH  # noqa: E402
 from support.servers import Server, digest_of  # noqa: E402
 from support.targets import target_of  # noqa: E402
 
-from explorer_hooks.engine_push import delivery, segments  # noqa: E402
-from explorer_hooks.engine_push.received import allocate  # noqa: E402
-from explorer_hooks.engine_push.segments import (  # noqa: E402
+from explorer_hooks.finding import open_hook  # noqa: E402
+from explorer_hooks.hook import Running, UntouchedError  # noqa: E402
+from explorer_hooks.parts.broadcast import delivery, segments  # noqa: E402
+from explorer_hooks.parts.broadcast.received import allocate  # noqa: E402
+from explorer_hooks.parts.broadcast.segments import (  # noqa: E402
     DIRECTORY,
     Segment,
     open_segment,
     remove_leftovers,
 )
-from explorer_hooks.engine_push.shared import CopiedBucket, share  # noqa: E402
-from explorer_hooks.finding import open_hook  # noqa: E402
-from explorer_hooks.hook import Running, UntouchedError  # noqa: E402
+from explorer_hooks.parts.broadcast.shared import CopiedBucket, share  # noqa: E402
 from syncd.errors import ConfigError, LoadFailedError  # noqa: E402
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
@@ -150,7 +150,7 @@ def test_handles_of_a_gpu_reach_torch_as_torch_made_them():
 
 def test_a_segment_of_a_living_process_stays_and_one_of_a_killed_process_is_removed():
     code = (
-        "import os, signal; from explorer_hooks.engine_push.segments import Segment; held = Segment(100);"
+        "import os, signal; from explorer_hooks.parts.broadcast.segments import Segment; held = Segment(100);"
         "print(held.name, held.another_name(), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     dead = subprocess.run(

@@ -11,12 +11,12 @@ from support.gateway_bed import GatewayBed, ScriptedEngine
 from support.paths import ROOT, TESTS
 from support.served_process import MINUTES
 
-from explorer_hooks.gateway import environment_process, verifiers_worker
-from explorer_hooks.gateway.environment import EnvironmentPlayer
-from explorer_hooks.gateway.environment_process import EnvironmentSettings
-from explorer_hooks.gateway.rows import experiences_of
-from explorer_hooks.gateway.run_agents import AgentThreads
-from explorer_hooks.gateway.schedule import AgentSchedule, ScheduleLimits
+from explorer_hooks.parts.agents import environment_process, verifiers_worker
+from explorer_hooks.parts.agents.environment import EnvironmentPlayer
+from explorer_hooks.parts.agents.environment_process import EnvironmentSettings
+from explorer_hooks.parts.agents.rows import experiences_of
+from explorer_hooks.parts.agents.run_agents import AgentThreads
+from explorer_hooks.parts.agents.schedule import AgentSchedule, ScheduleLimits
 from explorer_hooks.run.config import CurriculumSection
 from explorer_hooks.run.curriculum import Curriculum
 from explorer_hooks.run.own_files import Records

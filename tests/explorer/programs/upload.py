@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 
+from syncd.parts.memory.send import MemoryCopies
 from syncd.transports.files.shard import StepCopy
-from syncd.transports.memory.send import MemoryCopies
 from trainer.cli.main import main
 
 

@@ -22,9 +22,9 @@ from trainer.config.load import load_config  # noqa: E402
 from trainer.config.model import OptimizerSection  # noqa: E402
 from trainer.config.tinker import tinker_problems  # noqa: E402
 from trainer.engines.base import make_engine  # noqa: E402
-from trainer.engines.tinker import adapter, rows  # noqa: E402
-from trainer.engines.tinker.server import finite_norm  # noqa: E402
 from trainer.engines.verl.rows import TokenRow  # noqa: E402
+from trainer.parts.tinker import adapter, rows  # noqa: E402
+from trainer.parts.tinker.server import finite_norm  # noqa: E402
 
 URL = "http://127.0.0.1:1"
 NOWHERE = {"name": "tinker", "options": {"url": URL}}
@@ -198,7 +198,7 @@ def test_learning_rates_are_those_of_verls_and_transformers_schedules(kind, end,
         "verl.utils.torch_functional", reason="schedules are compared with verl's"
     )
     transformers = pytest.importorskip("transformers", reason="so are they with transformers'")
-    from trainer.engines.tinker.updates import learning_rate
+    from trainer.parts.tinker.updates import learning_rate
 
     section = OptimizerSection(lr=0.5, warmup_steps=4, schedule=kind, min_lr_ratio=least)
     plain = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)

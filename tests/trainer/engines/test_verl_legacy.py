@@ -13,7 +13,7 @@ from support.verl_release import IS_LEGACY
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
 
 from syncd.errors import ConfigError  # noqa: E402
-from trainer.engines.verl_legacy import checks  # noqa: E402
+from trainer.parts.verl_legacy import checks  # noqa: E402
 
 with_legacy = pytest.mark.skipif(not IS_LEGACY, reason="needs verl 0.7.1: make test-verl-legacy")
 

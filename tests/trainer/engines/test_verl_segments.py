@@ -18,7 +18,7 @@ from support.experiences import fifo, write  # noqa: E402
 from support.gateway_bed import GatewayBed, ScriptedEngine  # noqa: E402
 from support.jobs import ManualClock  # noqa: E402
 
-from explorer_hooks.gateway.rows import experiences_of  # noqa: E402
+from explorer_hooks.parts.agents.rows import experiences_of  # noqa: E402
 from syncd.errors import ConfigError  # noqa: E402
 from syncd.experience.model import TurnReward  # noqa: E402
 from syncd.protocol.layout import Job  # noqa: E402

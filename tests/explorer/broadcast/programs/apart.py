@@ -11,8 +11,8 @@ import sys
 
 from transformers import AutoModelForCausalLM
 
-from explorer_hooks.engine_push import delivery
 from explorer_hooks.finding import open_hook
+from explorer_hooks.parts.broadcast import delivery
 from syncd.errors import SyncdError
 
 

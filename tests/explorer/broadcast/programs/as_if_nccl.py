@@ -13,8 +13,8 @@ import sys
 
 import torch.distributed as dist
 
+from syncd.parts.broadcast import packing, process_group
 from syncd.protocol.backend import Gpu
-from syncd.transports.broadcast import packing, process_group
 
 LOOPBACK = "127.0.0.1"
 

@@ -12,11 +12,11 @@ import sys
 
 from transformers import AutoModelForCausalLM
 
-from explorer_hooks.engine_push import delivery
-from explorer_hooks.engine_push.segments import Segment
-from explorer_hooks.engine_push.shared import CopiedBucket
 from explorer_hooks.finding import open_hook
-from syncd.transports.broadcast.process_group import ProcessGroup
+from explorer_hooks.parts.broadcast import delivery
+from explorer_hooks.parts.broadcast.segments import Segment
+from explorer_hooks.parts.broadcast.shared import CopiedBucket
+from syncd.parts.broadcast.process_group import ProcessGroup
 
 SEND, FILL = 5, 2
 

@@ -9,7 +9,7 @@ import sys
 import torch
 from open_shared import digest
 
-from explorer_hooks.engine_push.worker import Bucket, Meeting
+from explorer_hooks.parts.broadcast.worker import Bucket, Meeting
 
 
 def main(device, meeting, bucket):

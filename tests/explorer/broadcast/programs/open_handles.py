@@ -11,7 +11,7 @@ import torch
 import vllm_stub
 from torch.multiprocessing import reductions
 
-from explorer_hooks.engine_push.shared import GpuBucket
+from explorer_hooks.parts.broadcast.shared import GpuBucket
 
 GPUS = ["GPU-of-others", "GPU-of-this"]
 SENDERS, HERE = 7, 1

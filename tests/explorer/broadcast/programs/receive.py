@@ -21,11 +21,11 @@ from safetensors.torch import load_file
 from support.tiny import Bigram
 
 from syncd.errors import TryAgainError
+from syncd.parts.broadcast.membership import BroadcastMembership
+from syncd.parts.broadcast.process_group import ProcessGroup
+from syncd.parts.broadcast.receive import BroadcastReceiver
 from syncd.synchronizer import Synchronizer
 from syncd.transports.base import WeightTensors
-from syncd.transports.broadcast.membership import BroadcastMembership
-from syncd.transports.broadcast.process_group import ProcessGroup
-from syncd.transports.broadcast.receive import BroadcastReceiver
 
 LONG = 120.0
 BUCKETS = 5

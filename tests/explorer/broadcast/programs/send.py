@@ -13,10 +13,10 @@ import torch
 from receive import BUCKETS, Fault, digest, sockets
 from support.trainers import make_trainer, small_config, write_experiences
 
+from syncd.parts.broadcast.control import BroadcastControl
+from syncd.parts.broadcast.process_group import ProcessGroup
+from syncd.parts.broadcast.send import BroadcastSender
 from syncd.synchronizer import RunningStatus, Synchronizer
-from syncd.transports.broadcast.control import BroadcastControl
-from syncd.transports.broadcast.process_group import ProcessGroup
-from syncd.transports.broadcast.send import BroadcastSender
 
 LONG = 120.0
 

@@ -17,9 +17,9 @@ from receive import digest, sockets
 from support.trainers import make_trainer
 from transformers import AutoModelForCausalLM
 
+from syncd.parts.broadcast.control import BroadcastControl
+from syncd.parts.broadcast.send import BroadcastSender
 from syncd.synchronizer import Synchronizer
-from syncd.transports.broadcast.control import BroadcastControl
-from syncd.transports.broadcast.send import BroadcastSender
 from trainer import auto_method
 from trainer.config.model import JobConfig
 from trainer.engines.files import FileEngine

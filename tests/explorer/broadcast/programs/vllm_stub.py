@@ -45,7 +45,7 @@ def worker(load, model=None):
     module("vllm.distributed.weight_transfer.factory", WeightTransferEngineFactory=Factory)
     nothing = {"initialize_layerwise_reload": lambda *_: None, "finalize_layerwise_reload": lambda *_: None}
     module("vllm.model_executor.model_loader.reload", **nothing)
-    from explorer_hooks.engine_push import vllm_backend
+    from explorer_hooks.parts.broadcast import vllm_backend
 
     vllm_backend.register()
     vllm_backend.register()

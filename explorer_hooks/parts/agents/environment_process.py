@@ -1,0 +1,107 @@
+"""A process that plays episodes of an environment of `verifiers`, several at the same time."""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from explorer_hooks.parts.agents import verifiers_worker
+from explorer_hooks.parts.agents.agent_variables import agent_environment
+from explorer_hooks.run.worker_process import WorkerAnswer, WorkerProcess
+from syncd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+START = 600.0
+"""Seconds that an environment may take to load, with its data set."""
+
+GRACE = 15.0
+"""Seconds beyond its time that an episode may take to end; then its process is killed."""
+
+MOST = 1 << 30
+"""Bytes of an answer; the first one names all tasks."""
+
+_LOOK = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentSettings:
+    """What is loaded, and by what.
+
+    Args:
+        name: The environment.
+        options: What verifiers configures it with.
+        select: Which of its tasks are played.
+        python: The interpreter that has verifiers; empty for this one.
+        directories: Directories in which its module is looked for.
+        passed: Names of variables of this process that it gets besides those of `agent_environment`.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    select: Mapping[str, Any]
+    python: str
+    directories: Sequence[str]
+    passed: Sequence[str] = ()
+
+
+class EnvironmentProcess(WorkerProcess):
+    """A process with a loaded environment.
+
+    Args:
+        settings: What is loaded.
+        stop: Once it returns true, it is not waited for.
+
+    Raises:
+        ConfigError: It cannot be started, or the environment cannot be played.
+    """
+
+    def __init__(self, settings: EnvironmentSettings, stop: Callable[[], bool]) -> None:
+        python = settings.python or sys.executable
+        paths = [*settings.directories, *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**agent_environment(os.environ, settings.passed), "PYTHONPATH": os.pathsep.join(paths)}
+        try:
+            super().__init__([python, "-P", verifiers_worker.__file__], MOST, environment)
+        except OSError as error:
+            text, hint = (
+                f"cannot start {python}: {error.strerror}",
+                "explorer.agent.python names an interpreter",
+            )
+            raise ConfigError(text, hint=hint) from error
+        asked = {"environment": settings.name, "options": settings.options, "select": settings.select}
+        self.say(asked, START)
+        answer = _loaded(self.first, stop)
+        if "tasks" not in answer:
+            self.kill()
+            raise ConfigError(
+                f"the environment {settings.name} cannot be played: {answer['problem']}",
+                hint=answer.get("hint"),
+            )
+        self.tasks: Sequence[Mapping[str, str]] = answer["tasks"]
+
+    def play(self, asked: Mapping[str, Any], timeout: float) -> WorkerAnswer:
+        """Return the answer to a request for an episode; if there is none in time, the process is killed.
+
+        Args:
+            asked: The request.
+            timeout: Seconds that the episode may take.
+        """
+        try:
+            return self.ask({"timeout": timeout, **asked}, timeout + GRACE)
+        except TimeoutError:
+            return {"problem": f"it took more than {timeout:g} s, and its process was killed"}
+
+
+def _loaded(loading: "Future[WorkerAnswer]", stop: Callable[[], bool]) -> WorkerAnswer:
+    """Return the first answer."""
+    end = time.monotonic() + START
+    while time.monotonic() < end:
+        with contextlib.suppress(TimeoutError):
+            return loading.result(_LOOK)
+        if stop():
+            return {"problem": "told to stop"}
+    return {"problem": f"it was not loaded after {START:g} s"}

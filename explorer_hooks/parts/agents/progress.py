@@ -1,0 +1,59 @@
+"""How far a batch is that agents are playing: a line in the log every so often."""
+
+import time
+from collections.abc import Callable
+
+import structlog
+
+from explorer_hooks.parts.agents.gateway import Gateway
+from explorer_hooks.parts.agents.http_thread import HttpThread
+from explorer_hooks.parts.agents.sessions import Sessions
+
+EVERY = 15.0
+"""Seconds without another line of progress, or a batch, after which there is one."""
+
+_LOG = structlog.get_logger()
+
+
+class RolloutProgress:
+    """Says how many rollouts have ended.
+
+    Args:
+        gateway: Has their sessions.
+        http: The thread that changes them.
+        needed: Rollouts of a batch.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        http: HttpThread,
+        needed: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._gateway, self._http, self._needed, self._clock = gateway, http, needed, clock
+        self._said_at = clock()
+
+    def restart(self) -> None:
+        """Note that something else has said how far it is."""
+        self._said_at = self._clock()
+
+    def show(self) -> None:
+        """Log it, if it is time."""
+        if self._clock() - self._said_at >= EVERY:
+            self.restart()
+            figures = self._http.call(_figures(self._gateway.sessions))
+            _LOG.info("rollouts_played", needed=self._needed, **figures)
+
+
+async def _figures(sessions: Sessions) -> dict[str, int]:
+    """Return figures of what is not written yet; in the event loop, which alone changes sessions."""
+    states = [one for group in sessions.groups.values() for one in group.rollouts.values()]
+    playing = [one for one in states if one.state == "open"]
+    return {
+        "ended": sum(one.state == "rewarded" for one in states),
+        "playing": len(playing),
+        "turns": sum(len(one.turns) for one in playing),
+        "dropped_groups": sum(sessions.dropped.values()),
+    }

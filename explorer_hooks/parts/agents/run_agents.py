@@ -1,0 +1,216 @@
+"""`explorer run` with `[explorer.agent]`: agents play the tasks through a gateway in this process."""
+
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+from explorer_hooks.parts.agents.agent_evaluation import AgentEvaluator
+from explorer_hooks.parts.agents.environment import EnvironmentPlayer
+from explorer_hooks.parts.agents.environment_process import EnvironmentSettings
+from explorer_hooks.parts.agents.http_thread import HttpThread
+from explorer_hooks.parts.agents.players import CommandPlayer, FunctionPlayer, Player, directories_of
+from explorer_hooks.parts.agents.run_record import PlayedTasks
+from explorer_hooks.parts.agents.schedule import AgentSchedule, Attempt, ScheduleLimits
+from explorer_hooks.parts.agents.serve import model_name, opened_gateway
+from explorer_hooks.parts.agents.service import GatewayParts, GatewayService
+from explorer_hooks.run.config import ENVIRONMENTS, ExplorerFile
+from explorer_hooks.run.curriculum import DIFFICULTY, Curriculum, TaskMean
+from explorer_hooks.run.evaluation import Evaluation
+from explorer_hooks.run.evaluation_sets import HeldOut, open_sets
+from explorer_hooks.run.opening import open_reward
+from explorer_hooks.run.own_files import EVALUATIONS, Records, own_path
+from explorer_hooks.run.rewards import Score, plain_task
+from explorer_hooks.run.scoring import ScoredGroup, Scorer
+from explorer_hooks.stopping import Stop
+from explorer_hooks.tasks.order import Tasks
+from explorer_hooks.tasks.sources import open_tasks
+from syncd.errors import ConfigError, SyncdError
+from syncd.observe import log
+
+_LISTEN = "127.0.0.1:0"
+_PAUSE = 0.1
+"""Seconds until it is asked again whether there is an attempt to play."""
+
+
+def run_agents(file: ExplorerFile, health: str | None = None) -> str:
+    """Have agents play the tasks of a file, and return why that ended.
+
+    Args:
+        file: The job's file.
+        health: `HOST:PORT` to answer health checks at; None for nowhere.
+
+    Raises:
+        SyncdError: Something cannot be used, or failed for good; its exit code says what.
+    """
+    log.configure(file.explorer.log, sys.stderr)
+    with (
+        Stop().on_signals() as stop,
+        closing(_open_player(file, stop)) as player,
+        closing(open_reward(file)) as scorer,
+        open_sets(file, scorer, lambda _, one: bool(one.every)) as sets,
+    ):
+        judge = scorer if file.explorer.agent.reward == "function" else None
+        if judge is not None and any(one.needs_groups for one in (judge, *(held.scorer for held in sets))):
+            hint = "leave the argument `responses` out, and take `response`"
+            raise ConfigError(
+                "agents' rollouts are scored one by one, and a function wants groups", hint=hint
+            )
+        tasks = (
+            player.tasks
+            if isinstance(player, EnvironmentPlayer)
+            else open_tasks(file.task_sets, file.directory)
+        )
+        return _played(file, tasks, player, judge, sets, stop, health)
+
+
+def _played(
+    file: ExplorerFile,
+    tasks: Tasks,
+    player: Player,
+    judge: Scorer | None,
+    sets: Sequence[HeldOut],
+    stop: Stop,
+    health: str | None,
+) -> str:
+    """Have a player play tasks and evaluation sets, and return why that ended."""
+    section, agent = file.explorer, file.explorer.agent
+    seed = f"{file.job.seed}/{section.name}" if section.shuffle else None
+    with opened_gateway(file, stop, health, _LISTEN, PlayedTasks(tasks.digest, seed or "")) as parts:
+        failures, whole_groups = section.reward.max_failures, agent.episode == "group"
+        limits = ScheduleLimits(section.epochs, agent.retries, failures, whole_groups)
+        path = own_path(parts.writer.job, parts.writer.explorer, DIFFICULTY)
+        curriculum = Curriculum(section.curriculum, Records(path, parts.writer.job.disk), seed or "")
+        schedule = AgentSchedule(parts.gateway, tasks, seed, limits, parts.room.has, curriculum)
+        parts.http.call(schedule.abandon_open())
+        threads = AgentThreads(schedule, player, judge, parts.http, stop)
+        with _evaluation(file, sets, parts) as evaluation, threads.playing(agent.concurrency):
+            return GatewayService(parts, evaluation).run(threads)
+
+
+@contextmanager
+def _evaluation(
+    file: ExplorerFile, sets: Sequence[HeldOut], parts: GatewayParts
+) -> Iterator[Evaluation | None]:
+    """Yield what measures versions, with players of its own: those of the training may all be busy."""
+    if not sets:
+        yield None
+        return
+    records = Records(own_path(parts.writer.job, parts.writer.explorer, EVALUATIONS), parts.writer.job.disk)
+    with closing(_open_player(file, parts.stop)) as player:
+        yield Evaluation(sets, records, AgentEvaluator(parts, player, file.explorer.agent))
+
+
+def _open_player(file: ExplorerFile, stop: Stop) -> Player:
+    """Return what plays rollouts.
+
+    Raises:
+        ConfigError: The function cannot be imported, or the environment cannot be played.
+    """
+    agent, directories = file.explorer.agent, directories_of(file.job.source)
+    if agent.environment:
+        name = agent.environment.removeprefix(ENVIRONMENTS)
+        settings = EnvironmentSettings(
+            name, agent.options, agent.select, agent.python, directories, agent.pass_env
+        )
+        return EnvironmentPlayer(settings, agent.timeout, agent.processes, model_name(file), stop)
+    if agent.command:
+        has_reward = agent.reward == "agent"
+        has_answer = has_reward or agent.answer == "agent"
+        return CommandPlayer(
+            agent.command,
+            agent.timeout,
+            has_reward=has_reward,
+            stop=stop,
+            has_answer=has_answer,
+            passed=agent.pass_env,
+        )
+    return FunctionPlayer(agent.function, agent.timeout, agent.concurrency, directories, agent.pass_env)
+
+
+class AgentThreads:
+    """Plays attempts, each in a thread.
+
+    Args:
+        schedule: Chooses attempts.
+        player: Plays them.
+        judge: Scores last answers; None if agents say their rewards themselves.
+        http: The gateway.
+        stop: Once it returns true, no further attempt is begun.
+    """
+
+    def __init__(
+        self, schedule: AgentSchedule, player: Player, judge: Scorer | None, http: HttpThread, stop: Stop
+    ) -> None:
+        self._schedule, self._player, self._judge = schedule, player, judge
+        self._http, self._stop = http, stop
+        self._ended = threading.Event()
+        self.failure: SyncdError | None = None
+
+    @contextmanager
+    def playing(self, count: int) -> Iterator[None]:
+        """Play so many attempts at a time while the block lasts."""
+        for number in range(count):
+            # Nobody waits for these threads: an agent may hang until its time is over.
+            threading.Thread(target=self._work, name=f"agent-{number}", daemon=True).start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+
+    def is_over(self) -> bool:
+        """Return whether all tasks are played."""
+        return self._http.call(self._schedule.is_over())
+
+    @property
+    def skipped(self) -> int:
+        """Return how many tasks the curriculum left out."""
+        return self._schedule.skipped
+
+    def measured(self, rewards: Sequence[TaskMean]) -> None:
+        """Record the mean rewards of groups."""
+        self._schedule.curriculum.measured(rewards)
+
+    def _work(self) -> None:
+        try:
+            while not self._is_ended() and self.failure is None:
+                attempts = self._http.call(self._schedule.next())
+                if attempts:
+                    self._play(attempts)
+                else:
+                    time.sleep(_PAUSE)
+        except SyncdError as error:
+            self.failure = error
+        except Exception as error:  # noqa: BLE001 - the service would wait for ever
+            if not self._is_ended():
+                self.failure = SyncdError(f"playing failed: {error!r}")
+
+    def _is_ended(self) -> bool:
+        return self._stop() or self._ended.is_set()
+
+    def _play(self, attempts: Sequence[Attempt]) -> None:
+        task = plain_task(attempts[0].task)
+        scores = self._player.play(self._http.url, [one.session for one in attempts], task)
+        if self._is_ended():
+            return  # the agent may have been killed; the next start plays it anew
+        failed = next((score for score in scores if score.reward is None), None)
+        causes = [one for one, score in zip(attempts, scores, strict=True) if score.reward is None]
+        for attempt, score in zip(attempts, scores, strict=True):
+            self._end(attempt, failed or score, task, causes)
+
+    def _end(
+        self, attempt: Attempt, score: Score, task: dict[str, Any], causes: Sequence[Attempt] = ()
+    ) -> None:
+        """End an attempt with its reward, or abandon it because of those of its episode that went wrong."""
+        if self._http.call(self._schedule.is_rewarded(attempt)):
+            return
+        why = "agent"
+        if self._judge is not None and not score.problem:
+            answer, why = self._http.call(self._schedule.answer(attempt)), "reward"
+            ((score,),) = self._judge.score([ScoredGroup(attempt.task.text, task, (answer,))])
+        if score.reward is None:
+            self._http.call(self._schedule.failed(attempt, score.problem, why, causes))
+        else:
+            self._http.call(self._schedule.rewarded(attempt, score.reward, dict(score.info)))

@@ -1,0 +1,265 @@
+"""Which attempt is played next. The journal is the ledger: groups are named after the place of their task.
+
+A group is `EPOCH.POSITION`. Those of earlier places are open or over, so a restarted explorer finds from their names
+where it was. Rollouts that the process before had not finished are played anew, as the next attempt.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from explorer_hooks.parts.agents.api_errors import ApiError
+from explorer_hooks.parts.agents.driver import SessionRequest
+from explorer_hooks.parts.agents.gateway import Gateway
+from explorer_hooks.parts.agents.sessions import SessionGroup, Turn
+from explorer_hooks.run.curriculum import Curriculum
+from explorer_hooks.run.scoring import ScoredText
+from explorer_hooks.tasks.order import Tasks
+from explorer_hooks.tasks.task import Task
+from syncd.errors import ConfigError
+
+_LOG = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt at a rollout that is being played.
+
+    Args:
+        session: Its session.
+        group: Its group.
+        rollout: Which rollout of the group.
+        task: The task.
+    """
+
+    session: str
+    group: str
+    rollout: int
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleLimits:
+    """How much is played.
+
+    Args:
+        epochs: Passes over the tasks; 0 for no end.
+        retries: Further attempts at a rollout whose agent failed.
+        max_failures: Groups in a row that may be dropped.
+        whole_groups: Whether all rollouts of a group are played together.
+    """
+
+    epochs: int
+    retries: int
+    max_failures: int
+    whole_groups: bool = False
+
+
+class AgentSchedule:
+    """Chooses attempts. Used in the gateway's event loop alone.
+
+    Args:
+        gateway: Has the sessions.
+        tasks: The tasks.
+        seed: The seed of their order; None for the order of the file.
+        limits: How much is played.
+        has_room: Returns whether another group may begin when so many are open.
+        curriculum: Says which tasks are played.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        tasks: Tasks,
+        seed: str | None,
+        limits: ScheduleLimits,
+        has_room: Callable[[int], bool],
+        curriculum: Curriculum,
+    ) -> None:
+        self.curriculum, self.skipped = curriculum, 0
+        self._gateway, self._tasks, self._seed = gateway, tasks, seed
+        self._limits, self._has_room = limits, has_room
+        self._playing: set[tuple[str, int]] = set()
+        self._failures: Counter[tuple[str, int]] = Counter()
+        self._dropped_in_row = 0
+        sessions = gateway.sessions
+        self._last = max(map(_place, [*sessions.groups, *sessions.over]), default=(0, -1))
+
+    async def abandon_open(self) -> None:
+        """Abandon the sessions of agents that an earlier process had started."""
+        for session in [one for one in self._gateway.sessions.by_id.values() if one.state == "open"]:
+            await self._gateway.abandon(session.id)
+
+    async def is_over(self) -> bool:
+        """Return whether all epochs are played, and no group is open that is not whole."""
+        size = self._gateway.limits.group_size
+        groups = self._gateway.sessions.groups.values()
+        return self._upcoming() is None and not self._playing and all(one.is_whole(size) for one in groups)
+
+    async def next(self) -> Sequence[Attempt]:
+        """Return the attempts that come next, to be played together, in sessions that have begun; none for now."""
+        if self._limits.whole_groups:
+            await self._drop_torn()
+        found = self._open_rollouts() or self._new_rollouts()
+        self._playing.update((group, rollout) for group, rollout, _ in found)
+        return [await self._begun(*place) for place in found]
+
+    async def rewarded(self, attempt: Attempt, reward: float, info: dict[str, object]) -> None:
+        """End an attempt with its reward; without a recorded turn it counts as failed."""
+        said = {"reward": reward, "info": info}
+        if "turn_rewards" in info:
+            said["turn_rewards"] = info.pop("turn_rewards")
+        try:
+            await self._gateway.reward(attempt.session, said)
+        except ApiError as error:
+            await self._failed(attempt, error.message, "agent")
+            return
+        self._end(attempt)
+
+    async def is_rewarded(self, attempt: Attempt) -> bool:
+        """Return whether the agent gave the reward by HTTP; then the attempt has ended, however the agent did."""
+        if self._gateway.session(attempt.session)["state"] != "rewarded":
+            return False
+        self._end(attempt)
+        return True
+
+    def _end(self, attempt: Attempt) -> None:
+        """Note that an attempt has its reward."""
+        self._playing.discard((attempt.group, attempt.rollout))
+        self._failures.pop((attempt.group, attempt.rollout), None)
+        group = self._gateway.sessions.groups.get(attempt.group)
+        if group is not None and group.is_whole(self._gateway.limits.group_size):
+            self._dropped_in_row = 0
+
+    async def failed(
+        self, attempt: Attempt, problem: str, why: str = "agent", causes: Sequence[Attempt] = ()
+    ) -> None:
+        """Abandon an attempt without a reward, and after too many its group, which is counted under `why`.
+
+        If the agent ended where its turns or its context do, each further attempt would get the same answers and end
+        there: its group is dropped at once, counted as that, and no failure.
+
+        Args:
+            attempt: The attempt.
+            problem: What went wrong.
+            why: What failed.
+            causes: Which attempts of its episode went wrong, if others than this one may have.
+
+        Raises:
+            ConfigError: Too many groups in a row were dropped.
+        """
+        limit = self._limit_met(causes or (attempt,)) if why == "agent" else ""
+        await self._failed(attempt, problem, why, limit)
+
+    async def _failed(self, attempt: Attempt, problem: str, why: str, limit: str = "") -> None:
+        place = (attempt.group, attempt.rollout)
+        told = {"problem": problem, **({"limit": limit} if limit else {})}
+        _LOG.warning("attempt_failed", group=attempt.group, rollout=attempt.rollout, **told)
+        await self._gateway.abandon(attempt.session)
+        if attempt.group in self._gateway.sessions.groups:
+            self._failures[place] += 1
+            if limit:
+                await self._give_up(attempt.group, limit)
+            elif self._failures[place] > self._limits.retries:
+                await self._give_up(attempt.group, why)
+                self._dropped_in_row += 1
+        self._playing.discard(place)
+        if self._dropped_in_row >= self._limits.max_failures:
+            message = f"{self._dropped_in_row} groups in a row were dropped, the last one because: {problem}"
+            raise ConfigError(message, hint="try the agent on that task")
+
+    def _limit_met(self, attempts: Sequence[Attempt]) -> str:
+        """Return the limit that the last request of one of some attempts has met behind a turn."""
+        known = self._gateway.sessions.groups
+        groups = [known[one.group] for one in attempts if one.group in known]
+        ids = {one.session for one in attempts}
+        sessions = [one for group in groups for one in group.rollouts.values() if one.id in ids]
+        return next((one.limit for one in sessions if one.limit and one.turns), "")
+
+    async def _give_up(self, group: str, why: str) -> None:
+        """Drop a group, and forget the failures of its rollouts."""
+        await self._gateway.drop(group, why)
+        for rollout in range(self._gateway.limits.group_size):
+            self._failures.pop((group, rollout), None)
+
+    async def answer(self, attempt: Attempt) -> ScoredText:
+        """Return the last answer of an attempt, an empty one if there is none."""
+        session = self._gateway.sessions.by_id.get(attempt.session)
+        return last_answer(session.turns) if session is not None and session.turns else ScoredText("")
+
+    async def _begun(self, group: str, rollout: int, number: int) -> Attempt:
+        task = self._task(group)
+        # There was room when the place was taken. The trainer may need fewer groups by now: another thread tells it.
+        told = await self._gateway.open(SessionRequest(group, task.id, rollout, number), has_room=True)
+        return Attempt(told["session"], group, rollout, task)
+
+    async def _drop_torn(self) -> None:
+        """Drop groups that were played together and of which only a part has its reward."""
+        for group in list(self._gateway.sessions.groups.values()):
+            has_reward = any(one.state == "rewarded" for one in group.rollouts.values())
+            if has_reward and self._unplayed(group):
+                await self._give_up(group.name, "agent")
+                self._dropped_in_row += 1
+
+    def _open_rollouts(self) -> list[tuple[str, int, int]]:
+        """Return rollouts of an open group that nobody plays, and the numbers of their next attempts."""
+        for group in self._gateway.sessions.groups.values():
+            if found := self._unplayed(group):
+                return found if self._limits.whole_groups else found[:1]
+        return []
+
+    def _unplayed(self, group: SessionGroup) -> list[tuple[str, int, int]]:
+        """Return the rollouts of a group that nobody plays; none while another one of an episode is played."""
+        rollouts = range(self._gateway.limits.group_size)
+        if self._limits.whole_groups and any((group.name, one) in self._playing for one in rollouts):
+            return []
+        numbers = [(one, _next_attempt(group, one)) for one in rollouts]
+        return [
+            (group.name, one, number)
+            for one, number in numbers
+            if number is not None and (group.name, one) not in self._playing
+        ]
+
+    def _new_rollouts(self) -> list[tuple[str, int, int]]:
+        if not self._has_room(len(self._gateway.sessions.groups)):
+            return []
+        count = self._gateway.limits.group_size if self._limits.whole_groups else 1
+        while (upcoming := self._upcoming()) is not None:
+            self._last = upcoming
+            group = f"{upcoming[0]}.{upcoming[1]}"
+            if self.curriculum.takes(*upcoming, self._task(group).id):
+                return [(group, rollout, 0) for rollout in range(count)]
+            self.skipped += 1
+        return []
+
+    def _upcoming(self) -> tuple[int, int] | None:
+        """Return epoch and position of the next task, None behind the last epoch."""
+        epoch, position = self._last
+        if position + 1 >= self._tasks.epoch_length:
+            epoch, position = epoch + 1, -1
+        return None if 0 < self._limits.epochs <= epoch else (epoch, position + 1)
+
+    def _task(self, group: str) -> Task:
+        epoch, position = _place(group)
+        return self._tasks[self._tasks.order(self._seed, epoch)[position]]
+
+
+def _next_attempt(group: SessionGroup, rollout: int) -> int | None:
+    """Return the number of the attempt that a rollout needs, None if it is open or has its reward."""
+    session = group.rollouts.get(rollout)
+    if session is None:
+        return 0
+    return session.attempt + 1 if session.state == "abandoned" else None
+
+
+def _place(group: str) -> tuple[int, int]:
+    epoch, _, position = group.partition(".")
+    return int(epoch), int(position)
+
+
+def last_answer(turns: Sequence[Turn]) -> ScoredText:
+    """Return the answer of the last of some turns, as reward functions get it."""
+    last = turns[-1]
+    return ScoredText(last.answer.content, len(last.tokens), last.answer.finish == "length")

@@ -1,0 +1,312 @@
+"""Follows the job and writes whole groups, while the gateway answers in another thread."""
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+
+from explorer_hooks.parts.agents.gateway import Gateway
+from explorer_hooks.parts.agents.http_thread import HttpThread
+from explorer_hooks.parts.agents.progress import RolloutProgress
+from explorer_hooks.parts.agents.rows import experiences_of
+from explorer_hooks.parts.agents.run_record import GatewayRun
+from explorer_hooks.parts.agents.sessions import MOST_TOOLS, SessionGroup
+from explorer_hooks.run.curriculum import TaskMean, are_equal, with_dropped
+from explorer_hooks.run.engine_gate import EngineGate, EngineVersions
+from explorer_hooks.run.evaluation import Evaluation
+from explorer_hooks.run.job_watch import JobWatch
+from explorer_hooks.run.opening import FollowedEngine
+from explorer_hooks.run.own_files import METRICS, Records, own_path
+from explorer_hooks.run.tokens import Tokens
+from explorer_hooks.stopping import Stop
+from explorer_hooks.tasks.order import set_figures
+from syncd.client.sync_policy import SyncStyle
+from syncd.errors import SyncdError, UsageError
+from syncd.experience.model import Experience
+from syncd.experience.writer import ExperienceWriter
+from syncd.protocol.version import label_of
+
+_TURN = 0.25
+"""Seconds of one wait for a version, and so the longest delay of a batch."""
+
+_IDLE = 5.0
+"""Seconds between two looks for groups of which nothing was heard."""
+
+_LOG = structlog.get_logger()
+
+
+class Room:
+    """How many groups the trainer needs now. The service sets it, and the gateway's thread reads it."""
+
+    groups = 0
+
+    def has(self, open_groups: int) -> bool:
+        """Return whether another group may begin besides those that are open."""
+        return open_groups < self.groups
+
+
+class Play(Protocol):
+    """What plays sessions beside the service, if something does."""
+
+    failure: SyncdError | None
+    """Why it cannot go on."""
+
+    def is_over(self) -> bool:
+        """Return whether all has been played."""
+
+    @property
+    def skipped(self) -> int:
+        """Return how many tasks the curriculum left out."""
+
+    def measured(self, rewards: Sequence[TaskMean]) -> None:
+        """Record the mean rewards of groups.
+
+        Raises:
+            StorageError: They cannot be written.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayParts:
+    """What a service consists of.
+
+    Args:
+        followed: The engine, which follows the job.
+        tokens: The model's tokenizer.
+        versions: Which version it runs.
+        room: Set to how many groups the trainer needs.
+        writer: Writes batches.
+        run: Names what this gateway writes.
+        gateway: What it has recorded.
+        http: The thread that the gateway runs in.
+        stop: Once it returns true, the service ends.
+    """
+
+    followed: FollowedEngine
+    tokens: Tokens
+    versions: EngineVersions
+    room: Room
+    writer: ExperienceWriter
+    run: GatewayRun
+    gateway: Gateway
+    http: HttpThread
+    stop: Stop
+
+
+class GatewayService:
+    """Follows the job and writes whole groups.
+
+    Args:
+        parts: What it consists of.
+        evaluation: Measures versions as they are loaded; None for none.
+    """
+
+    def __init__(self, parts: GatewayParts, evaluation: Evaluation | None = None) -> None:
+        writer = parts.writer
+        self._versions, self._room, self._writer, self._run = parts.versions, parts.room, writer, parts.run
+        self._gateway, self._http, self._stop = parts.gateway, parts.http, parts.stop
+        self._file, self._source = parts.followed.file, parts.followed.source
+        self._gate = EngineGate(parts.versions, evaluation, self._file.sync, parts.stop)
+        self._metrics = Records(own_path(writer.job, writer.explorer, METRICS), writer.job.disk)
+        self._began = self._looked_at = time.monotonic()
+        self._evaluates = evaluation is not None
+        self._play: Play | None = None
+        rollouts = self._file.groups * self._file.data.group_size
+        self._progress = RolloutProgress(parts.gateway, parts.http, rollouts)
+        self._equal_dropped = self._skipped_before = 0
+
+    def run(self, play: Play | None = None) -> str:
+        """Follow the job and write groups, and return why that ended.
+
+        Args:
+            play: What plays sessions; None if others do.
+
+        Raises:
+            SyncdError: The engine is dead, no trainer came, or nothing can be recorded or written.
+        """
+        self._play = play
+        watch = JobWatch(self._source, self._file.sync.timeout)
+        self._gate.update(0.0)
+        while not (reason := self._reason_to_end(watch)):
+            failure = self._gateway.failure or (play.failure if play is not None else None)
+            if failure is not None:
+                raise failure
+            if not self._versions.is_ready():
+                self._gate.wait_until_usable()
+            self._measure_room()
+            self._gate.update(_TURN, ask=self._asks())
+            self._gate.evaluate()
+            self._renew_allowance()
+            is_over = play is not None and play.is_over()
+            self._write(self._file.groups)
+            self._run.note(len(self._gateway.sessions.groups))
+            if is_over and not self._write(1):
+                reason = "all tasks are done"
+                break
+            self._drop_idle()
+            if play is not None:
+                self._progress.show()
+        if self._evaluates:
+            self._gate.finish()
+        return reason
+
+    def _drop_idle(self) -> None:
+        if time.monotonic() - self._looked_at > _IDLE:
+            self._looked_at = time.monotonic()
+            self._http.call(self._gateway.drop_idle())
+
+    def _asks(self) -> bool:
+        """Return whether the trainer is asked for a version: none is needed while groups may begin."""
+        is_full = not self._room.has(len(self._gateway.sessions.groups))
+        return is_full and self._file.sync.style is SyncStyle.EXPLORER_DRIVEN
+
+    def _measure_room(self) -> None:
+        self._room.groups = self._versions.room() * self._file.groups
+
+    def _reason_to_end(self, watch: JobWatch) -> str:
+        if self._stop():
+            return "told to stop"
+        most = self._file.explorer.max_batches
+        if most is not None and self._writer.upcoming > most:
+            return "max_batches"
+        return watch.reason()
+
+    def _renew_allowance(self) -> None:
+        """Allow further batches: a living trainer that publishes no version dropped some, and waits for others."""
+        if time.monotonic() - self._versions.progressed_at > self._file.explorer.patience:
+            self._versions.progressed_at = time.monotonic()
+            self._versions.restart_allowance()
+
+    def _write(self, least: int) -> bool:
+        """Write a batch if there are so many whole groups, and return whether there were.
+
+        Groups that cannot be written are dropped.
+        """
+        groups = self._http.call(self._gateway.whole_groups(least, self._file.groups, self._source.unproven))
+        equal = [group for group in groups if are_equal(group.rewards)]
+        if equal and self._drop_equal(equal):
+            return True
+        found = {group.name: self._rows(group) for group in groups}
+        self._drop([name for name, rows in found.items() if not rows], "experience")
+        batch = [row for rows in found.values() for row in rows]
+        if not batch or not all(found.values()):
+            return bool(groups)
+        if not self._source.are_published(set().union(*(row.versions for row in batch))):
+            self._drop(found, "unpublished")
+            return True
+        self._http.call(self._gateway.begin_batch(self._writer.upcoming, list(found)))
+        try:
+            path = self._writer.write(self._told(batch))
+        except UsageError as error:
+            _LOG.warning("batch_unusable", groups=list(found), problem=str(error))
+            self._http.call(self._gateway.give_up_batch())
+            self._drop(found, "experience")
+            return True
+        self._measure_room()
+        self._measured(groups)
+        self._equal_dropped = 0
+        self._record(path, batch, self._http.call(self._gateway.end_batch(list(found))), groups)
+        return True
+
+    def _drop_equal(self, groups: Sequence[SessionGroup]) -> bool:
+        """Drop groups of equal rewards, as many as may be dropped for one batch; return whether any was."""
+        reward = self._file.explorer.reward
+        most = reward.most_equal * self._file.groups if reward.equal_groups == "drop" else 0
+        chosen = groups[: max(most - self._equal_dropped, 0)]
+        self._equal_dropped += len(chosen)
+        self._drop([group.name for group in chosen], "equal")
+        self._measured(chosen)
+        return bool(chosen)
+
+    def _told(self, batch: list[Experience]) -> list[Experience]:
+        """Return the rows of a batch, which say what was dropped for it, if groups of equal rewards are."""
+        drops = self._file.explorer.reward.equal_groups == "drop"
+        return with_dropped(batch, self._gateway.sessions.dropped["equal"]) if drops else batch
+
+    def _measured(self, groups: Iterable[SessionGroup]) -> None:
+        """Tell what plays how difficult tasks were."""
+        if self._play is not None:
+            self._play.measured([(group.task, statistics.fmean(group.rewards)) for group in groups])
+
+    def _drop(self, groups: Iterable[str], why: str) -> None:
+        for name in groups:
+            self._http.call(self._gateway.drop(name, why))
+
+    def _rows(self, group: SessionGroup) -> list[Experience]:
+        """Return the rows of a group, none if one of them cannot be stored."""
+        try:
+            name, segments = self._run.group(group.name), self._gateway.limits.segments
+            return experiences_of(group, name, time.time(), segments)
+        except UsageError as error:
+            _LOG.warning("group_unusable", group=group.name, problem=str(error))
+            return []
+
+    def _task_sets(self, groups: Sequence[SessionGroup]) -> dict[str, dict[str, float]]:
+        """Return the figures of each set of tasks, nothing if there are not several sets."""
+        found: dict[str, list[float]] = {}
+        for group in groups if len(self._file.task_sets) > 1 else ():
+            # The ids of several sets begin with the set's name.
+            found.setdefault(group.task.partition("/")[0], []).append(statistics.fmean(group.rewards))
+        return set_figures(found)
+
+    def _skipped(self) -> int:
+        """Return how many tasks the curriculum has left out since the last batch."""
+        before, self._skipped_before = (
+            self._skipped_before,
+            self._play.skipped if self._play is not None else 0,
+        )
+        return self._skipped_before - before
+
+    def _record(
+        self,
+        path: str,
+        batch: Sequence[Experience],
+        figures: dict[str, dict[str, int]],
+        groups: Sequence[SessionGroup],
+    ) -> None:
+        seconds, self._began = time.monotonic() - self._began, time.monotonic()
+        rollouts = [row for row in batch if row.segment == 0]
+        tokens = sum(sum(row.action_mask) for row in batch)
+        line: dict[str, Any] = {
+            "batch": self._writer.upcoming - 1,
+            "at": time.time(),
+            "rollouts": len(rollouts),
+            "segments": len(batch),
+            "tokens": tokens,
+            "seconds": round(seconds, 3),
+            "rollouts_per_s": round(len(rollouts) / max(seconds, 1e-6), 3),
+            "tokens_per_s": round(tokens / max(seconds, 1e-6), 3),
+            "reward_mean": sum(row.reward for row in rollouts) / len(rollouts),
+            "versions": dict(Counter(label_of((row.generation, row.step)) for row in rollouts)),
+            "untrained_turns": sum(row.info.get("untrained_turns", 0) for row in batch),
+            "unproven_tokens": sum(sum(row.unproven or ()) for row in batch),
+            "tools": _tools(rollouts),
+            "equal_groups": sum(are_equal(group.rewards) for group in groups),
+            "skipped": self._skipped(),
+            "task_sets": self._task_sets(groups),
+            **figures,
+        }
+        self._metrics.add(line)
+        self._progress.restart()
+        self._run.note(len(self._gateway.sessions.groups), now=True)
+        shown = {key: value for key, value in line.items() if key != "at"}
+        self._source.sync.describe({"explorer": shown}, now=False)
+        _LOG.info("batch_written", path=path, **shown)
+
+
+def _tools(rollouts: Sequence[Experience]) -> dict[str, dict[str, float]]:
+    """Return of each tool how often its time is known, and its mean in seconds."""
+    counts: dict[str, int] = {}
+    seconds: dict[str, float] = {}
+    for row in rollouts:
+        for name, (count, known) in row.info.get("tools", {}).items():
+            if name in counts or len(counts) < MOST_TOOLS:
+                counts[name] = counts.get(name, 0) + count
+                seconds[name] = seconds.get(name, 0.0) + known
+    return {
+        name: {"calls": counts[name], "seconds": round(seconds[name] / counts[name], 6)} for name in counts
+    }

@@ -1,0 +1,241 @@
+"""The data of the page: the documents of `status --json` and `ls --json`, cut to what a page can show.
+
+docs/dashboard.md documents every field. A job directory may hold anything: lists, texts and numbers are bounded here.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, groupby, islice
+from typing import Any
+
+from syncd._version import __version__
+from syncd.config import DaemonConfig
+from syncd.daemon.retention import Decision, decide
+from syncd.errors import ConfigError, StorageError
+from syncd.observe import names
+from syncd.observe.journal import first_event_at, read_events
+from syncd.parts.page.poller import PollResult
+from syncd.protocol.disk import Clock
+from syncd.protocol.layout import Job
+from syncd.views import data
+from syncd.views.data import listing
+from syncd.views.job_view import JobView, JobViewer
+
+Document = dict[str, Any]
+
+MOST_ROWS = 200
+"""Entries of a list at most."""
+
+MOST_EVENTS = 30
+MOST_TEXT = 500
+_MOST_READ = 400
+"""Newest events of the journal, from which those to show are taken."""
+
+_LONG_RUN = 3
+"""Events of a kind in a row from which they are shown as one entry."""
+
+_COMINGS = frozenset({names.EXPLORER_JOINED, names.EXPLORER_LEFT, names.EXPLORER_DIED})
+
+_MOST_FIELDS = 100
+_WORST = {"dead": 0, "unknown": 1, "alive": 2, "left": 3}
+_QUIET = frozenset(
+    {
+        names.SCAN_COMPLETED,
+        names.EXPLORER_LAG_CHANGED,
+        names.ENGINE_REPORTED,
+        names.VERSIONS_APPLIED,
+        names.STEP_PROGRESSED,
+        names.STEP_FOUND,
+        names.STEP_COMPLETED,
+        names.TRASH_EMPTIED,
+    }
+)
+
+
+class PageReader:
+    """Reads a job for the page. Opening the job is part of it, because its mount may not answer.
+
+    Args:
+        open_job: Returns the job, or raises why it cannot.
+        rules: Returns the policy by which its daemon prunes.
+        clock: This host's clock.
+    """
+
+    def __init__(
+        self, open_job: Callable[[], Job], rules: Callable[[Job], DaemonConfig], clock: Clock
+    ) -> None:
+        self._open, self._rules, self._clock = open_job, rules, clock
+        self._job: Job | None = None
+        self._policy: DaemonConfig | None = None
+        self._policy_problem = ""
+        self._began: float | None = None
+
+    def __call__(self) -> dict[str, Any]:
+        """Read the job once, and return the data of the page.
+
+        Raises:
+            SyncdError: The job is not there, cannot be read, or at the first view its configuration is wrong.
+        """
+        if self._job is None:
+            self._job = self._open()
+            self._looker = JobViewer(self._job, self._clock)
+        view, policy = self._looker.read(), self._read_policy(self._job)
+        if self._policy_problem:
+            view = replace(view, problems={**view.problems, "config": self._policy_problem})
+        events = read_events(self._job.events, _MOST_READ)
+        return {**found(view, decide(view.scanned, policy), policy, events), "ran": self._ran(view)}
+
+    def _ran(self, view: JobView) -> float | None:
+        """Return the seconds from the daemon's first event to the last version of a job that has finished."""
+        version = view.snapshot.version
+        if view.end is None or version is None:
+            return None
+        self._began = self._began or first_event_at(view.job.events)
+        return None if self._began is None else _rounded(max(version.published_at - self._began, 0.0))
+
+    def _read_policy(self, job: Job) -> DaemonConfig:
+        """Return the policy; if it has become unreadable, show that as a problem and keep the last one."""
+        try:
+            self._policy, self._policy_problem = self._rules(job), ""
+        except (ConfigError, StorageError) as error:
+            if self._policy is None:
+                raise
+            self._policy_problem = str(error)
+        return self._policy
+
+
+def found(
+    view: JobView, decisions: Sequence[Decision], policy: DaemonConfig, events: Iterable[Mapping[str, Any]]
+) -> Document:
+    """Return the data of one view of the job.
+
+    Args:
+        view: The view of the job.
+        decisions: What retention decides for each step.
+        policy: The policy by which it decides.
+        events: The newest events of the daemon's journal, oldest first.
+    """
+    status, steps = data.status(view), listing(view, decisions, policy)
+    lists = {
+        "steps": steps["steps"],
+        **{name: status[name] for name in ("explorers", "trainers", "problems")},
+    }
+    document: Document = bounded(
+        {
+            "status": {**status, "explorers": _worst(status["explorers"])},
+            "ls": {**steps, "steps": steps["steps"][::-1]},
+            "rules": _rules(steps["steps"]),
+            "events": _decisive(events),
+            "left_out": {name: max(len(rows) - MOST_ROWS, 0) for name, rows in lists.items()},
+        }
+    )
+    return document
+
+
+def answer(known: PollResult, every: float, overview: str | None = None) -> Document:
+    """Return the document that the page gets now.
+
+    Args:
+        known: The result of the latest poll.
+        every: Seconds after which the page should ask again.
+        overview: Where the overview of all jobs is, None without one.
+    """
+    nothing: Document = {"status": None, "ls": None, "rules": [], "events": [], "left_out": {}, "ran": None}
+    return {
+        "schema_version": data.STATUS_SCHEMA,
+        "serving": {**serving(known, every), "overview": overview},
+        **(known.document or nothing),
+    }
+
+
+def serving(known: PollResult, every: float) -> Document:
+    """Return what each answer says of this server and of its latest poll; arguments as of `answer`."""
+    found: Document = bounded({"syncd": __version__, "every": every, **poll_state(known)})
+    return found
+
+
+def poll_state(known: PollResult) -> Document:
+    """Return the state of a poll, and when what is known was read."""
+    error = known.error
+    return {
+        "state": known.state.value,
+        "at": known.at,
+        "age": _rounded(known.age),
+        "looking_for": _rounded(known.looking_for),
+        "error": error and {"code": error.code, "message": str(error), "hint": error.hint},
+    }
+
+
+def _worst(explorers: Sequence[Document]) -> list[Document]:
+    """Return the explorers to show, dead ones first, in an order that does not change while they work."""
+    trouble_first = sorted(explorers, key=_attention)
+    return sorted(trouble_first[:MOST_ROWS], key=lambda one: (_WORST[one["heart"]] != 0, one["id"]))
+
+
+def _attention(explorer: Document) -> tuple[int, bool, int, str]:
+    heart = _WORST[explorer["heart"]]
+    return heart, not data.has_engine_trouble(explorer), -(explorer["lag"] or 0), explorer["id"]
+
+
+def _rules(rows: Iterable[Mapping[str, Any]]) -> list[Document]:
+    """Return how many steps and bytes each rule keeps or removes, counting the steps that are not shown too."""
+    sums: dict[tuple[bool, str], Document] = {}
+    for row in rows:
+        key = (row["keep"], row["rule"])
+        total = sums.setdefault(key, {"rule": row["rule"], "keep": row["keep"], "steps": 0, "bytes": 0})
+        total["steps"] += 1
+        total["bytes"] += row["bytes"]
+    return sorted(sums.values(), key=lambda total: (not total["keep"], -total["bytes"], total["rule"]))
+
+
+def _decisive(events: Iterable[Mapping[str, Any]]) -> list[Document]:
+    """Return the newest events that report a decision, newest first, with their documented fields.
+
+    Versions and removals in a row are one entry, and so are explorers that join, leave or die in a row.
+    """
+    shown = [
+        {key: value for key, value in event.items() if isinstance(value, str | int | float)}
+        for event in events
+        if event["event"] in names.EVENTS - _QUIET and event.get("level") != "debug"
+    ]
+    runs = groupby(shown[::-1], _kind)
+    entries = chain.from_iterable(_collapsed(kind, list(run)) for kind, run in runs)
+    return list(islice(entries, MOST_EVENTS))
+
+
+def _kind(event: Mapping[str, Any]) -> str:
+    """Return what events that follow each other have in common if they are shown as one; empty for others."""
+    name: str = event["event"]
+    if name in _COMINGS:
+        return name
+    is_newer = name == names.VERSION_PUBLISHED and event.get("reason") == "newer"
+    return names.VERSION_PUBLISHED if is_newer or name == names.STEP_PRUNED else ""
+
+
+def _collapsed(kind: str, run: list[Document]) -> list[Document]:
+    """Return what is shown of events in a row, newest first: of a long row the newest, with the figures of all."""
+    same = [event for event in run if event["event"] == kind]
+    if len(same) < _LONG_RUN:
+        return run
+    figures = {"since": run[-1].get("at"), "count": len(same), "removed": len(run) - len(same)}
+    if kind == names.VERSION_PUBLISHED:
+        figures["first"] = f"{same[-1].get('generation')}.{same[-1].get('step')}"
+    return [{**same[0], "at": run[0].get("at"), "run": figures}]
+
+
+def bounded(value: Any) -> Any:
+    """Return a value with no list, text or number that a page could not take."""
+    if isinstance(value, dict):
+        return {bounded(key): bounded(item) for key, item in list(value.items())[:_MOST_FIELDS]}
+    if isinstance(value, list):
+        return [bounded(item) for item in value[:MOST_ROWS]]
+    if isinstance(value, str):
+        return value if len(value) <= MOST_TEXT else f"{value[:MOST_TEXT]}..."
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)

@@ -1,8 +1,0 @@
-"""Weights through the memory of a host that trainer and explorer share."""
-
-from syncd.transports.base import Transport
-
-TRANSPORT = Transport(
-    sender="syncd.transports.memory.send:MemorySender",
-    receiver="syncd.transports.memory.receive:MemoryReceiver",
-)

@@ -1,0 +1,141 @@
+"""Reads settings from commands: `key=value` as verl's scripts give them, `--key value` as TRL's do. Nothing is run.
+
+Of a shell script only assignments, `$NAME`, `${NAME}`, `${NAME:-default}` and whole-number arithmetic are understood.
+A value that needs more stays unresolved, and so does one that the script gives twice: which of them counts, only a
+run would tell.
+"""
+
+import ast
+import operator
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+from trainer.parts.importing.read_yaml import read_scalar
+from trainer.parts.importing.rows import Unresolved
+
+_OVERRIDE = re.compile(r"\+{0,2}([a-z_][a-z0-9_]*(?:\.[A-Za-z0-9_]+)+)=(.*)", re.DOTALL)
+_DELETED = re.compile(r"~([a-z_][a-z0-9_]*(?:\.[A-Za-z0-9_]+)+)(?:=.*)?", re.DOTALL)
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_FLAG = re.compile(r"--([A-Za-z][A-Za-z0-9_-]*)(?:=(.*))?", re.DOTALL)
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^{}]*))?\})")
+_SUM = re.compile(r"\$\(\((.*?)\)\)")
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_LEFT = re.compile(r"[$`]")
+_SKIPPED = frozenset({"export", "local", "readonly"})
+_LISTS = frozenset(
+    {"lora_target_modules", "lora_modules_to_save", "reward_funcs", "reward_weights", "report_to"}
+)
+"""Arguments of TRL's scripts that take several values."""
+
+_COMPOSED = "defaults"
+"""The key of the files that Hydra composes; `--config-name` names one."""
+
+_MOST = 1 << 53
+
+_OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+def read_command(text: str) -> dict[str, Any]:
+    """Return the settings of a script or of a command's arguments, by their names.
+
+    Raises:
+        ValueError: A quotation has no end.
+    """
+    words = _words(text)
+    found, variables = dict[str, Any](), dict[str, str | None]()
+    for word in words:
+        if match := _OVERRIDE.fullmatch(word):
+            _add(found, match[1], _value(match[2], variables))
+        elif match := _ASSIGNMENT.fullmatch(word):
+            value = _expanded(match[2], variables)
+            same = match[1] not in variables or variables[match[1]] == value
+            variables[match[1]] = value if same else None
+        elif match := _DELETED.fullmatch(word):
+            _add(found, match[1], Unresolved("is deleted by the command"))
+    flags = dict[str, Any]()
+    for name, values in _flags(words):
+        read = [_value(value, variables) for value in values]
+        if not found:
+            _add(flags, name, _flag_value(read))
+        elif name == "config-name" and len(read) == 1:
+            flags[_COMPOSED] = [str(read[0]).removesuffix(".yaml")]
+    return {**found, **flags}
+
+
+def _flag_value(values: Sequence[Any]) -> Any:
+    """Return true for a flag alone, and a list for several values."""
+    unknown = next((value for value in values if isinstance(value, Unresolved)), None)
+    return unknown or (values[0] if len(values) == 1 else list(values) or True)
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a script without comments; a line that continues is one."""
+    arithmetic = _SUM.sub(lambda match: match[0].replace(" ", ""), text.replace("\\\n", " "))
+    spread = re.sub(r"=\(\s|(?<=\s)[();](?=\s|$)|;(?=\s)", " ", arithmetic)
+    return [word for word in shlex.split(spread, comments=True) if word not in _SKIPPED]
+
+
+def _flags(words: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield `--name value`, `--name=value` and `--name` alone, each with its values."""
+    for place, word in enumerate(words):
+        if match := _FLAG.fullmatch(word):
+            after = list(takewhile(lambda one: not one.startswith("--"), words[place + 1 :]))
+            values = after if match[1] in _LISTS else after[:1]
+            yield match[1], values if match[2] is None else [match[2]]
+
+
+def _add(found: dict[str, Any], name: str, value: Any) -> None:
+    if name in found and found[name] != value:
+        value = Unresolved("is given twice with different values")
+    found[name] = value
+
+
+def _value(text: str, variables: Mapping[str, str | None]) -> Any:
+    expanded = _expanded(text, variables)
+    if expanded is None:
+        return Unresolved("depends on what only the script's run would tell")
+    return read_scalar(expanded)
+
+
+def _expanded(text: str, variables: Mapping[str, str | None]) -> str | None:
+    """Return text with its variables and sums in place, None if something of it cannot be known."""
+    lost = False
+
+    def known(match: re.Match[str]) -> str:
+        nonlocal lost
+        name = match[1] or match[2]
+        value = variables[name] if name in variables else os.environ.get(name, match[3])
+        lost = lost or value is None
+        return value or match[3] or ""
+
+    expanded = _VARIABLE.sub(known, text)
+    expanded = _SUM.sub(lambda match: _sum(match[1], variables), expanded)
+    return None if lost or _LEFT.search(expanded) else expanded
+
+
+def _sum(text: str, variables: Mapping[str, str | None]) -> str:
+    """Return the value of a sum of whole numbers, `$` if it is none."""
+    named = _NAME.sub(lambda match: variables.get(match[0]) or "?", text)
+    try:
+        return str(_number(ast.parse(named.strip(), mode="eval").body))
+    except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
+        return "$"
+
+
+def _number(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) <= _MOST:
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_number(node.left), _number(node.right))
+    raise ValueError("not a sum of whole numbers")

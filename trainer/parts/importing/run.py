@@ -1,0 +1,246 @@
+"""Imports one file: reads it, maps it, has our own loader read the result, and only then writes it."""
+
+import contextlib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from syncd.errors import DOCS, ConfigError, UsageError, storage_errors
+from syncd.experience.table import MAX_ROWS
+from syncd.jobfile.loader import COMMAND_LINE, Layer, parse_overrides
+from trainer.config.algorithms import SFT
+from trainer.config.load import LOADER, load_config, resolved
+from trainer.config.model import KEYS, JobConfig
+from trainer.parts.importing.apply import Entry, Outcome, Refusal, apply, is_below
+from trainer.parts.importing.job_text import job_text
+from trainer.parts.importing.read_source import read_setting, read_source, resolve
+from trainer.parts.importing.rows import Table
+from trainer.parts.importing.start import enter_start
+from trainer.parts.importing.tables import table_of
+from trainer.parts.importing.tasks import TASKS
+
+_SERVERS = {
+    "vllm": "env VLLM_SERVER_DEV_MODE=1 vllm serve {model} --host {host} --port {port} --enable-scale-out",
+    "sglang": "python -m sglang.launch_server --model-path {model} --host {host} --port {port}",
+}
+NEEDED = ("job.dir", "model.path")
+"""Keys without which no job's file is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What an import found.
+
+    Args:
+        table: The source.
+        outcome: What became of each key.
+        text: The job's file; empty if keys cannot be mapped.
+    """
+
+    table: Table
+    outcome: Outcome
+    text: str
+
+
+def import_config(
+    path: str,
+    to: str | None = None,
+    *,
+    source: str | None = None,
+    overrides: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    without: Sequence[str] = (),
+    checkpoint: str | None = None,
+    resume: bool = False,
+) -> Imported:
+    """Return what becomes of a file, and write the job's file if every key that matters has a counterpart.
+
+    Args:
+        path: The other project's file.
+        to: Where the job's file goes; None to return its text alone.
+        source: The project; None to tell by the keys.
+        overrides: Our keys as on the command line, `--section.key value`.
+        settings: Their keys, `KEY=VALUE`, above those of the file.
+        without: Their keys, or tables of them, to leave out.
+        checkpoint: A step's directory of the other project: its weights are exported beside the job's file, and
+            training starts from them.
+        resume: With `checkpoint`: make the step a full checkpoint of the new job instead, with its training state.
+
+    Raises:
+        UsageError: The arguments do not fit; the job's file is there.
+        ConfigError: The file cannot be read as configuration, or our loader refuses the result.
+        StorageError: A file cannot be read or written.
+    """
+    if to is not None and os.path.lexists(to):
+        raise UsageError("the job's file is there already", path=to, hint="name another one with --to")
+    values = {**read_source(path), **dict(map(read_setting, settings))}
+    table = table_of(values, source, path)
+    if resume and checkpoint is None:
+        raise UsageError("--resume belongs to --from-checkpoint", hint="--from-checkpoint JOB/global_step_N")
+    if checkpoint is not None and not resume and "--model.path" in overrides:
+        raise UsageError("--from-checkpoint names the model already", hint="leave out --model.path")
+    _check_without(without, values, table)
+    ours = flat(parse_overrides(overrides, KEYS))
+    outcome = apply(table, resolve(values, table.defaults), ours, without)
+    outcome.refusals += _missing(outcome)
+    outcome.refusals += _taken(outcome, to)
+    _drop_explorer(outcome)
+    outcome.by_hand |= {} if checkpoint and not resume else _elsewhere(outcome)
+    outcome.by_hand |= _taskless(outcome) | _served(outcome) | _warm(outcome)
+    _make_room(outcome)
+    start = enter_start(outcome, checkpoint, to, resume=resume)
+    if outcome.refusals:
+        return Imported(table, outcome, "")
+    text = job_text(outcome.entries, _head(table, path))
+    config = _checked(text, to or "job.toml")
+    if start is not None:
+        start.export(config)
+    if to is not None:
+        _write(text, to)
+    return Imported(table, outcome, text)
+
+
+def flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Return the values of nested tables by their dotted names."""
+    found = dict[str, Any]()
+    for name, value in table.items():
+        below = flat(value, f"{before}{name}.") if isinstance(value, dict) else {f"{before}{name}": value}
+        found |= below
+    return found
+
+
+def _check_without(without: Sequence[str], values: Mapping[str, Any], table: Table) -> None:
+    for one in without:
+        if not any(is_below(key, (one,)) for key in (*values, *table.defaults)):
+            raise UsageError(f"--without {one}: neither the file nor a default of {table.title} sets it")
+
+
+def _missing(outcome: Outcome) -> list[Refusal]:
+    """Return what no key gave, and no job is without."""
+    refused = {key for refusal in outcome.refusals for key in refusal.instead.split()}
+    return [
+        Refusal(key, "is needed here, and the file says nothing of it", f"--{key} DIR")
+        for key in NEEDED
+        if key not in outcome.entries and f"--{key}" not in refused
+    ]
+
+
+def _taken(outcome: Outcome, to: str | None) -> Iterator[Refusal]:
+    """Yield a refusal of a job directory that has files, unless the user names it: it is probably the other job's."""
+    entry = outcome.entries.get("job.dir")
+    if entry is None or entry.origin == COMMAND_LINE or not isinstance(entry.value, str):
+        return
+    path = os.path.join(os.path.dirname(to or ""), os.path.expanduser(entry.value))
+    with contextlib.suppress(OSError):
+        if os.listdir(path):
+            yield Refusal(
+                entry.origin, f"{path} is not empty, and a job has a directory of its own", "--job.dir DIR"
+            )
+
+
+def _elsewhere(outcome: Outcome) -> dict[str, str]:
+    """Return that the model is still to be downloaded, where there is no such directory."""
+    entry = outcome.entries.get("model.path")
+    if entry is None or not isinstance(entry.value, str) or os.path.isdir(os.path.expanduser(entry.value)):
+        return {}
+    command = f"hf download {entry.value} --local-dir DIR, then --model.path DIR"
+    return {entry.origin: f"{entry.value} is no directory here; if it is a name on the hub: {command}"}
+
+
+def _taskless(outcome: Outcome) -> dict[str, str]:
+    """Return how tasks are named, where the file names none that explorers read."""
+    name = outcome.entries.get("algorithm.name")
+    if (name is not None and name.value == SFT) or any(key in outcome.entries for key in TASKS):
+        return {}
+    return {
+        "the tasks": f"--explorer.tasks FILE, or a data set, a generator, an environment: {DOCS}/tasks.md"
+    }
+
+
+def _served(outcome: Outcome) -> dict[str, str]:
+    """Return how a server is started or named, where the file does neither."""
+    kind = outcome.entries.get("explorer.engine.kind")
+    if kind is None or any(f"explorer.engine.{name}" in outcome.entries for name in ("address", "command")):
+        return {}
+    if kind.value not in _SERVERS:
+        return {}
+    start = f"--explorer.engine.command '{_SERVERS[kind.value]}' has each explorer start one"
+    return {"the server": f"{start}, --explorer.engine.address URL names one that runs"}
+
+
+def _warm(outcome: Outcome) -> dict[str, str]:
+    """Return what a server needs whose rollouts are sampled at another temperature than 1."""
+    names = ("algorithm.temperature", "explorer.engine.kind")
+    temperature, kind = (outcome.entries.get(name) for name in names)
+    if temperature is None or kind is None or temperature.value == 1 or kind.value not in ("vllm", "sglang"):
+        return {}
+    server = "start the server with log-probs at that temperature (vLLM: --logprobs-mode processed_logprobs)"
+    return {temperature.origin: f"{server}, and give --explorer.engine.processed_logprobs true"}
+
+
+def _drop_explorer(outcome: Outcome) -> None:
+    """Leave out what defaults say of explorers where only examples are learnt."""
+    name = outcome.entries.get("algorithm.name")
+    if name is not None and name.value == SFT:
+        idle = [
+            key
+            for key, entry in outcome.entries.items()
+            if key.startswith("explorer.") and not entry.is_given
+        ]
+        for key in idle:
+            del outcome.entries[key]
+
+
+def _make_room(outcome: Outcome) -> None:
+    """Let as many experiences wait as two steps have, where that is more than by default."""
+    sizes = [outcome.entries.get(f"data.{name}") for name in ("groups", "group_size")]
+    if all(size is not None and isinstance(size.value, int) for size in sizes):
+        groups, size = (size.value for size in sizes if size)
+        if groups * size > KEYS.all["data.max_waiting"].default:
+            room = Entry(2 * groups * size, "the experiences of two steps")
+            outcome.entries.setdefault("data.max_waiting", room)
+        _share_out(outcome, groups, size)
+
+
+def _share_out(outcome: Outcome, groups: int, size: int) -> None:
+    """Let several explorers write the batches of a step that is larger than a batch."""
+    kind = outcome.entries.get("explorer.engine.kind")
+    if groups * size <= MAX_ROWS or size > MAX_ROWS or kind is None or "explorer.groups" in outcome.entries:
+        return
+    own = max(number for number in range(1, MAX_ROWS // size + 1) if groups % number == 0)
+    outcome.entries["explorer.groups"] = Entry(own, f"a batch has {MAX_ROWS} rollouts at most")
+    count = groups // own
+    note = f"a step is {count} batches of {own} groups: start {count} explorers, or a multiple of them"
+    outcome.by_hand["the explorers"] = note
+
+
+def _head(table: Table, path: str) -> str:
+    return (
+        f"Imported by `trainer import {os.path.basename(path)}` from {table.title}; behind each key, its origin.\n"
+        "Relative paths are relative to this file."
+    )
+
+
+def _checked(text: str, path: str) -> JobConfig:
+    """Return the text as our own loader reads it.
+
+    Raises:
+        ConfigError: It refuses it; with all problems.
+    """
+    try:
+        return resolved(
+            LOADER.load([Layer(tomllib.loads(text), path, os.path.dirname(os.path.abspath(path)))], path)
+        )
+    except ConfigError as error:
+        hint = f"give --section.key VALUE; {error.hint}" if error.hint else "give --section.key VALUE"
+        raise ConfigError(f"what the file says cannot be trained here: {error.message}", hint=hint) from error
+
+
+def _write(text: str, path: str) -> None:
+    with storage_errors(path), open(path, "x", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    load_config(path)

@@ -1,0 +1,104 @@
+"""Starts a new job from a step of another trainer's: from its weights, or with optimizer and schedule too."""
+
+import os
+from dataclasses import dataclass
+from typing import Protocol
+
+from syncd.errors import UsageError
+from syncd.protocol.layout import parse_step_name
+from trainer.config.model import JobConfig
+from trainer.parts.importing.apply import Entry, Outcome
+
+
+class Start(Protocol):
+    """What a new job starts from."""
+
+    def export(self, config: JobConfig) -> None:
+        """Write it, given the new job's configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartWeights:
+    """The weights of a step, as the model of the new job.
+
+    Args:
+        job: The directory of the other trainer's job.
+        step: Its step.
+        out: Where the weights go.
+        critic: Whether the critic's go there too, with `-critic` at the end of the name.
+    """
+
+    job: str
+    step: int
+    out: str
+    critic: bool
+
+    def export(self, config: JobConfig) -> None:
+        """Write the weights as Hugging Face directories, in float32 as they are trained."""
+        from trainer.export import export  # noqa: PLC0415 - it imports torch
+
+        del config
+        export(self.job, self.step, self.out, "float32")
+        if self.critic:
+            export(self.job, self.step, f"{self.out}-critic", "float32", critic=True)
+
+
+@dataclass(frozen=True, slots=True)
+class StartResumed:
+    """A step with its training state, as a full checkpoint of the new job.
+
+    Args:
+        job: The directory of the other trainer's job.
+        step: Its step.
+    """
+
+    job: str
+    step: int
+
+    def export(self, config: JobConfig) -> None:
+        """Write the full checkpoint into the job directory."""
+        from trainer.parts.importing.full_checkpoint import write_full_checkpoint  # noqa: PLC0415 - it imports torch
+
+        write_full_checkpoint(config, self.job, self.step)
+
+
+def enter_start(outcome: Outcome, checkpoint: str | None, to: str | None, *, resume: bool) -> Start | None:
+    """Return what the new job starts from, None without a step; enter the model that its weights become.
+
+    Args:
+        outcome: Of the configuration; `model.path` becomes the weights, unless the step is resumed.
+        checkpoint: A step's directory.
+        to: The job's file.
+        resume: Whether to take the training state too.
+
+    Raises:
+        UsageError: It is no step's directory, or there is no place beside a job's file.
+    """
+    if checkpoint is None:
+        return None
+    path = os.path.abspath(checkpoint)
+    step = parse_step_name(os.path.basename(path))
+    if step is None or not os.path.isdir(path):
+        raise UsageError("not a step's directory", path=checkpoint, hint="name JOB/global_step_N")
+    if to is None:
+        raise UsageError("--from-checkpoint needs --to", hint="its weights go beside the job's file")
+    if resume:
+        return StartResumed(os.path.dirname(path), step)
+    return _start_weights(outcome, path, step, to)
+
+
+def _start_weights(outcome: Outcome, path: str, step: int, to: str) -> StartWeights:
+    name, origin = f"{os.path.splitext(os.path.basename(to))[0]}-start", f"{path}, exported"
+    enabled = outcome.entries.get("critic.enabled")
+    critic = enabled is not None and enabled.value is True and os.path.isdir(f"{path}/critic")
+    outcome.refusals = [one for one in outcome.refusals if "--model.path" not in one.instead]
+    outcome.entries["model.path"] = Entry(name, origin)
+    if critic:
+        outcome.entries["critic.path"] = Entry(f"{name}-critic", origin)
+    else:
+        outcome.entries.pop("critic.path", None)
+    outcome.by_hand["the optimizer"] = (
+        "starts anew, and so do schedule and step number; --resume takes them too"
+    )
+    out = os.path.join(os.path.dirname(os.path.abspath(to)), name)
+    return StartWeights(os.path.dirname(path), step, out, critic)
