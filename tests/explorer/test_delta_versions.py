@@ -56,6 +56,7 @@ def happen(world):
 
 def lose_the_leader(world):
     """Kill the leader while steps wait: in every run, whatever the seed."""
+    world.train()  # a person may just have rolled back, and the newest step is not published again
     world.wait(lambda version: version.step == world.parent and world.leader())
     world.fail_over()
     world.train()
@@ -64,6 +65,7 @@ def lose_the_leader(world):
 
 def join_late(world, name):
     """Let a reader without a copy come while the newest version is a delta: in every run."""
+    world.train()
     while world.kinds[-1] != "delta":
         world.train()
     world.wait(lambda version: version.step == world.parent)
@@ -74,6 +76,7 @@ def join_late(world, name):
 
 def change_while_dead(world, name):
     """Change the copy of the newest version while nobody lives who knows it: in every run."""
+    world.train()
     world.wake(everybody=True)
     world.wait(lambda version: version.step == world.parent)
     world.wait_for_readers(name)
