@@ -1,9 +1,11 @@
-"""The figures of a training run that people see: one table of panels, which the page and `trainer plot` both draw.
+"""The figures of a training run that people see: the panels of figures.toml, which page and `trainer plot` draw.
 
 Metrics have verl's names where verl has the same quantity: docs/engines.md and docs/monitors.md say what each one is.
 """
 
+import os
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +50,7 @@ class Panel:
 
     name: str
     title: str
-    unit: str
+    unit: str = ""
     curves: tuple[Curve, ...] = ()
     from_zero: bool = False
     family: re.Pattern[str] | None = None
@@ -57,183 +59,22 @@ class Panel:
     missing: str = ""
 
 
-def _mean(name: str) -> tuple[Curve, ...]:
-    """Return the curve of a mean, and the band between the extremes."""
-    return (
-        Curve("mean", (f"{name}/mean",)),
-        Curve("lowest", (f"{name}/min",), "low"),
-        Curve("highest", (f"{name}/max",), "high"),
-    )
+def _read_panel(table: dict[str, Any]) -> Panel:
+    """Return a panel of figures.toml; `mean_of` stands for a mean and the band between the extremes."""
+    curves = tuple(Curve(label, (name,)) for label, name in table.pop("curves", {}).items())
+    if mean := table.pop("mean_of", ""):
+        band = (("mean", "mean", "line"), ("lowest", "min", "low"), ("highest", "max", "high"))
+        curves = tuple(Curve(label, (f"{mean}/{end}",), style) for label, end, style in band)
+    family = re.compile(table.pop("family")) if "family" in table else None
+    return Panel(**table, curves=curves, family=family)
 
 
-def _line(label: str, *names: str) -> Curve:
-    return Curve(label, names)
+def _read_panels() -> tuple[Panel, ...]:
+    with open(os.path.join(os.path.dirname(__file__), "figures.toml"), "rb") as file:
+        return tuple(map(_read_panel, tomllib.load(file)["panel"]))
 
 
-PANELS = (
-    Panel("reward", "Reward", "", _mean("critic/score")),
-    Panel(
-        "evaluation",
-        "Evaluation",
-        "",
-        family=re.compile("eval/((?:.+/)?(?:reward|[a-z]+_at_[0-9]+))"),
-        of_versions=True,
-    ),
-    Panel(
-        "loss",
-        "Loss",
-        "",
-        (
-            _line("policy", "actor/pg_loss"),
-            _line("examples", "sft/loss"),
-            _line("validation", "validation/loss"),
-        ),
-        missing="Not recorded by the trainer yet",
-    ),
-    Panel(
-        "kl",
-        "KL divergence",
-        "nats",
-        (
-            _line("from the start model", "actor/kl_loss"),
-            _line("of the updates", "actor/ppo_kl"),
-            _line("in the reward", "actor/reward_kl_penalty"),
-            _line("from the teacher", "teacher/reverse_kl"),
-        ),
-    ),
-    Panel("entropy", "Entropy", "nats", (_line("policy", "actor/entropy"),)),
-    Panel(
-        "grad_norm",
-        "Gradient norm",
-        "",
-        (_line("policy", "actor/grad_norm"), _line("critic", "critic/grad_norm")),
-        from_zero=True,
-    ),
-    Panel(
-        "clipped",
-        "Clipped tokens",
-        "share",
-        (_line("policy", "actor/pg_clipfrac"), _line("critic", "critic/vf_clipfrac")),
-        from_zero=True,
-    ),
-    Panel("response_length", "Response length", "tokens", _mean("response_length"), from_zero=True),
-    Panel("prompt_length", "Prompt length", "tokens", _mean("prompt_length"), from_zero=True),
-    Panel("advantages", "Advantages", "", _mean("critic/advantages")),
-    Panel("value_loss", "Loss of the critic", "", (_line("loss", "critic/vf_loss"),), from_zero=True),
-    Panel(
-        "explained", "Explained variance of the critic", "", (_line("explained", "critic/vf_explained_var"),)
-    ),
-    Panel(
-        "values",
-        "Values and returns",
-        "",
-        (_line("values", "critic/values/mean"), _line("returns", "critic/returns/mean")),
-    ),
-    Panel(
-        "rate",
-        "Learning rate",
-        "",
-        (_line("policy", "actor/lr"), _line("critic", "critic/lr")),
-        from_zero=True,
-    ),
-    Panel("parts", "Parts of the reward", "", family=re.compile("reward/parts/(.+)")),
-    Panel(
-        "shares",
-        "Groups and rollouts",
-        "share",
-        (
-            _line("equal groups", "reward/equal_groups"),
-            _line("dropped as equal", "reward/equal_groups_dropped"),
-            _line("cut off", "response/truncated"),
-        ),
-        from_zero=True,
-    ),
-    Panel(
-        "mismatch",
-        "Policy mismatch",
-        "nats",
-        (
-            _line("k3", "rollout_corr/k3_kl"),
-            _line("mean difference", "rollout_corr/logprob_diff_mean"),
-        ),
-        from_zero=True,
-    ),
-    Panel(
-        "sample_size",
-        "Effective sample size",
-        "share",
-        (_line("tokens", "rollout_corr/ess_token"), _line("rollouts", "rollout_corr/ess_seq")),
-        from_zero=True,
-    ),
-    Panel(
-        "staleness",
-        "Age of trained experiences",
-        "versions",
-        (_line("mean", "experience/age_mean"), _line("oldest", "experience/age_max")),
-        from_zero=True,
-    ),
-    Panel(
-        "speed",
-        "Tokens that are learnt",
-        "a second",
-        (
-            _line("with waits", "perf/tokens_per_second"),
-            _line("in training", "perf/train_tokens_per_second"),
-        ),
-        from_zero=True,
-    ),
-    Panel(
-        "step_time",
-        "Time of a step",
-        "seconds",
-        (
-            _line("whole", "timing_s/step"),
-            _line("training", "timing_s/train_step"),
-            _line("waiting", "timing_s/sample_wait"),
-        ),
-        from_zero=True,
-    ),
-    Panel(
-        "passes",
-        "Time of passes",
-        "seconds",
-        (
-            _line("forward", "timing_s/forward"),
-            _line("backward", "timing_s/backward"),
-            _line("optimizer", "timing_s/optimizer"),
-        ),
-        from_zero=True,
-    ),
-    Panel(
-        "sync",
-        "Trainer blocked by a sync or save",
-        "seconds",
-        (_line("sync", "timing_s/sync_weight"), _line("save", "timing_s/save_checkpoint")),
-        from_zero=True,
-    ),
-    Panel(
-        "mfu",
-        "Model FLOPs utilization",
-        "share",
-        (_line("policy", "perf/mfu/actor"), _line("critic", "perf/mfu/critic")),
-        from_zero=True,
-    ),
-    Panel(
-        "gpu_memory",
-        "GPU memory, most so far",
-        "GiB",
-        (
-            _line("allocated", "perf/max_memory_allocated_gb"),
-            _line("reserved", "perf/max_memory_reserved_gb"),
-        ),
-        from_zero=True,
-    ),
-    Panel("host_memory", "Memory in use", "GiB", (_line("host", "perf/cpu_memory_used_gb"),), from_zero=True),
-    Panel("tools", "Time of a tool", "seconds", from_zero=True, family=re.compile("tools/(.+)/seconds")),
-    Panel(
-        "tool_calls", "Calls of a tool", "a rollout", from_zero=True, family=re.compile("tools/(.+)/calls")
-    ),
-)
+PANELS = _read_panels()
 """The panels of the trainer's figures, in their order."""
 
 
