@@ -73,7 +73,7 @@ def _obstacle(error: Exception, path: str, permit: str) -> Obstacle | None:
         return Obstacle(path, problem.message, _owner(path), problem.hint or f"ls -ld {shlex.quote(path)}")
     if error.errno not in _OF_ONE_ENTRY:
         return None
-    place = _in_the_way(os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else path)
+    blocked = _in_the_way(os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else path)
     command = (
         permit
         if error.errno in _DENIED
@@ -81,7 +81,7 @@ def _obstacle(error: Exception, path: str, permit: str) -> Obstacle | None:
     )
     who = f" for uid {os.geteuid()}" if error.errno in _DENIED else ""
     message = f"{error.strerror or error}{who}"
-    return Obstacle(place, message, _owner(place), command.format(path=shlex.quote(place)))
+    return Obstacle(blocked, message, _owner(blocked), command.format(path=shlex.quote(blocked)))
 
 
 _OTHER_HINTS = {errno.EBUSY: "findmnt {path}; sudo umount {path}"}
@@ -104,11 +104,11 @@ def _in_the_way(path: str) -> str:
 
 def _owner(path: str) -> str:
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return ""
-    kind = "directory" if stat.S_ISDIR(found.st_mode) else "file"
-    return f"{kind} of {_user(found.st_uid)}, mode {stat.S_IMODE(found.st_mode):04o}"
+    kind = "directory" if stat.S_ISDIR(status.st_mode) else "file"
+    return f"{kind} of {_user(status.st_uid)}, mode {stat.S_IMODE(status.st_mode):04o}"
 
 
 @functools.lru_cache(maxsize=64)

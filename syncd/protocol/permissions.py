@@ -61,11 +61,11 @@ def policy_problem(permissions: str, group: str) -> str:
 def policy_in(document: Mapping[str, Any], path: str) -> tuple[str, str]:
     """Return `permissions` and `group` of a job's configuration: `[daemon]` counts before `[job]`."""
     tables = [table for name in ("daemon", "job") if isinstance(table := document.get(name), dict)]
-    given = next((table for table in tables if "permissions" in table), {})
-    found = given.get("permissions", "umask"), given.get("group", "")
-    if not all(isinstance(value, str) for value in found):
+    table_of_policy = next((table for table in tables if "permissions" in table), {})
+    policy = table_of_policy.get("permissions", "umask"), table_of_policy.get("group", "")
+    if not all(isinstance(value, str) for value in policy):
         raise ConfigError("permissions and group are text", path=path)
-    return found
+    return policy
 
 
 def modes_in(document: Mapping[str, Any], path: str) -> Modes:
@@ -97,28 +97,28 @@ def apply_to_path(path: str, modes: Modes) -> None:
     """Give the file or directory at `path` the mode and group of the policy, unless another user owns it."""
     if not modes.exact:
         return
-    found = os.lstat(path)
-    if found.st_uid != os.geteuid() or stat.S_ISLNK(found.st_mode):
+    status = os.lstat(path)
+    if status.st_uid != os.geteuid() or stat.S_ISLNK(status.st_mode):
         return
-    _change(path, modes.directory if stat.S_ISDIR(found.st_mode) else modes.file, modes.group, found)
+    _change(path, modes.directory if stat.S_ISDIR(status.st_mode) else modes.file, modes.group, status)
 
 
-def _change(place: int | str, mode: int, group: int | None, found: os.stat_result) -> None:
-    changes_group = group is not None and found.st_gid != group
+def _change(file: int | str, mode: int, group: int | None, status: os.stat_result) -> None:
+    changes_group = group is not None and status.st_gid != group
     if changes_group:
-        os.chown(place, -1, group if group is not None else -1)
-    if changes_group or stat.S_IMODE(found.st_mode) != mode:
-        _chmod(place, mode)
+        os.chown(file, -1, group if group is not None else -1)
+    if changes_group or stat.S_IMODE(status.st_mode) != mode:
+        _chmod(file, mode)
 
 
-def _chmod(place: int | str, mode: int) -> None:
+def _chmod(file: int | str, mode: int) -> None:
     try:
-        os.chmod(place, mode)
+        os.chmod(file, mode)
     except PermissionError:
         # RestrictSUIDSGID= of systemd forbids the bit. All that syncd makes is given to the group without it, too.
         if not mode & stat.S_ISGID:
             raise
-        os.chmod(place, mode & ~stat.S_ISGID)
+        os.chmod(file, mode & ~stat.S_ISGID)
 
 
 def _group(name: str) -> int:

@@ -109,14 +109,14 @@ def decode_presence(data: bytes, path: str) -> Presence:
     except ValueError:
         raise fields.wrong("status", "running, require_sync or stopped") from None
     pairs = {key: pair_from(fields.optional_record(key)) for key in ("applied", "loading")}
-    known = {
+    values = {
         "identity": _identity(fields, path),
         "status": status,
         "problem": "",
         "reads": _reads(fields),
         **pairs,
     }
-    return record_from(Presence, fields, "beat", "updated_at", **known)
+    return record_from(Presence, fields, "beat", "updated_at", **values)
 
 
 def read_presences(disk: Disk, directory: str) -> tuple[dict[str, Presence], dict[str, Presence]]:
@@ -143,7 +143,7 @@ class Presences:
 
     def read(self, directory: str) -> tuple[dict[str, Presence], dict[str, Presence]]:
         """Return what `read_presences` returns."""
-        found: dict[str, Presence] = {}
+        presences: dict[str, Presence] = {}
         problems: dict[str, Presence] = {}
         before, now = self._parsed.get(directory, {}), {}
         for identity, path in list_documents(self._disk, directory):
@@ -151,8 +151,8 @@ class Presences:
                 continue
             try:
                 data = self._disk.read(path, SMALL_LIMIT)
-                known = before.get(identity)
-                presence = known[1] if known and known[0] == data else decode_presence(data, path)
+                earlier = before.get(identity)
+                presence = earlier[1] if earlier and earlier[0] == data else decode_presence(data, path)
             except MISSING:
                 continue
             except CorruptDataError as error:
@@ -161,18 +161,18 @@ class Presences:
                 obstacle = required_obstacle(error, path)
                 problems[identity] = _unreadable(self._disk, path, identity, str(obstacle))
             else:
-                found[identity], now[identity] = presence, (data, presence)
+                presences[identity], now[identity] = presence, (data, presence)
         self._parsed[directory] = now
-        return found, problems
+        return presences, problems
 
 
 def _unreadable(disk: Disk, path: str, identity: str, problem: str) -> Presence:
     try:
-        found = disk.stat(path)
+        file = disk.stat(path)
     except MISSING:
         content = ""
     else:
-        content = f"{found.kind} {found.inode} {found.size} {found.mtime_ns}"
+        content = f"{file.kind} {file.inode} {file.size} {file.mtime_ns}"
     return Presence(identity, incarnation=content, problem=problem)
 
 
@@ -236,8 +236,8 @@ class Liveness:
         """Record the present content of each module; forget modules that are not among them."""
         before, self._seen = self._seen, {}
         for name, content in contents:
-            known = before.get(name)
-            self._seen[name] = known if known and known[0] == content else (content, now)
+            earlier = before.get(name)
+            self._seen[name] = earlier if earlier and earlier[0] == content else (content, now)
 
     def silent_for(self, name: str, now: float) -> float:
         """Return the seconds since the content was last seen to change."""

@@ -117,15 +117,15 @@ def write_acknowledgement(job: Job, group: str, epoch: int, acknowledgement: Ack
 def read_acknowledgements(job: Job, group: str, epoch: int) -> dict[str, Acknowledgement]:
     """Return what each member has posted; unreadable files are skipped."""
     directory = f"{epoch_path(job, group, epoch)}/members"
-    found = {}
+    acknowledgements = {}
     for member, path in list_documents(job.disk, directory):
         if is_identity(member):
             with contextlib.suppress(*MISSING, CorruptDataError):
                 fields = read_document(job.disk, path, SMALL_LIMIT)
                 if fields.text("state") not in STATES:
                     raise fields.wrong("state", f"one of {', '.join(STATES)}")
-                found[member] = record_from(Acknowledgement, fields, member=member)
-    return found
+                acknowledgements[member] = record_from(Acknowledgement, fields, member=member)
+    return acknowledgements
 
 
 def _tensor(fields: Fields, item: Any) -> TensorInfo:

@@ -57,11 +57,11 @@ def read_requests_and_problems(
     Args:
         unreadable: Takes what is wrong with each file that is damaged or of a later protocol, by path.
     """
-    found, problems = [], []
+    requests, problems = [], []
     for identity, path in list_documents(job.disk, job.requests):
         if is_identity(identity):
             try:
-                found.append(_read_request(job, identity, path))
+                requests.append(_read_request(job, identity, path))
             except MISSING:
                 continue
             except CorruptDataError as error:
@@ -69,7 +69,7 @@ def read_requests_and_problems(
                     unreadable[path] = error.message
             except Exception as error:  # noqa: BLE001 - one file costs itself only
                 problems.append(str(required_obstacle(error, path)))
-    return tuple(sorted(found, key=lambda request: (request.asked_at, request.identity))), tuple(problems)
+    return tuple(sorted(requests, key=lambda request: (request.asked_at, request.identity))), tuple(problems)
 
 
 def _read_request(job: Job, identity: str, path: str) -> Request:

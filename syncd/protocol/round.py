@@ -87,5 +87,5 @@ def offered_epoch(info: Mapping[str, Any], group: str) -> int | None:
 
 
 def _record(info: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = info.get(key)
-    return found if isinstance(found, Mapping) else {}
+    record = info.get(key)
+    return record if isinstance(record, Mapping) else {}

@@ -119,9 +119,9 @@ class Candidate:
         job = self._job
         if self.free_after:
             self._read(self.free_after)
-        known = [pair for pair in (self._floor, floor) if pair is not None]
+        floors = [pair for pair in (self._floor, floor) if pair is not None]
         leader = Leader(
-            uuid.uuid4().hex, process=self._process or Process.current(), floor=max(known, default=None)
+            uuid.uuid4().hex, process=self._process or Process.current(), floor=max(floors, default=None)
         )
         token = self._next_token()
         self._own.add(leader.identity)
@@ -141,7 +141,7 @@ class Candidate:
     def _next_token(self) -> int:
         token = 1 + max(self.free_after, self._highest, latest_token(self._job, self._job.trash))
         if token > MAX_TOKEN:
-            places = " ".join(shlex.quote(place) for place in (self._job.lock, self._job.trash))
+            places = " ".join(shlex.quote(directory) for directory in (self._job.lock, self._job.trash))
             raise StorageError(
                 f"no term can follow term {token - 1}, which no daemon has counted up to",
                 path=self._job.lock,
