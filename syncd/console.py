@@ -101,13 +101,13 @@ class LazyGroup(click.Group):
             return {}
         from importlib.metadata import entry_points  # noqa: PLC0415 - takes a fifth of what else a command takes
 
-        found = entry_points(group=self._others)
-        return {one.name: one for one in sorted(found) if one.name not in self.own}
+        points = entry_points(group=self._others)
+        return {point.name: point for point in sorted(points) if point.name not in self.own}
 
     @functools.cached_property
     def verbs(self) -> Mapping[str, str]:
         """Return each verb with its line of help."""
-        return {**self.own, **{name: _first_line(one.module) for name, one in self.others.items()}}
+        return {**self.own, **{name: _first_line(point.module) for name, point in self.others.items()}}
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Return the verbs, in their own order."""
@@ -189,8 +189,8 @@ def _checked(
     callback: Callable[..., Any] | None, ctx: click.Context, param: click.Parameter, value: Any
 ) -> Any:
     """Return the value of a parameter, as its own callback has it; refuse one that is invalid for every command."""
-    for one in value if isinstance(value, tuple) else (value,):
-        if problem := _problem(one, is_path=isinstance(param.type, click.Path)):
+    for part in value if isinstance(value, tuple) else (value,):
+        if problem := _problem(part, is_path=isinstance(param.type, click.Path)):
             raise click.BadParameter(problem, ctx, param)
     return callback(ctx, param, value) if callback else value
 
@@ -279,9 +279,9 @@ def _report(error: Exception, program: str, args: Sequence[str]) -> int:
         import traceback  # noqa: PLC0415
 
         traceback.print_exception(error)
-    known = _known(error, program, args)
-    print_error(known)
-    return known.exit_code
+    reported = _known(error, program, args)
+    print_error(reported)
+    return reported.exit_code
 
 
 def print_error(error: SyncdError) -> None:
@@ -309,9 +309,9 @@ def _known(error: Exception, program: str, args: Sequence[str]) -> SyncdError:
         if (missing := not_installed(error, program)) is not None:
             return missing
     if isinstance(error, OSError):
-        known: SyncdError = storage_error(error, None)
-        known.hint = _hint(error)
-        return known
+        reported: SyncdError = storage_error(error, None)
+        reported.hint = _hint(error)
+        return reported
     return unexpected(error, program, f"report what this prints: {shlex.join([program, '--debug', *args])}")
 
 

@@ -161,12 +161,14 @@ class Removals:
     ) -> Snapshot:
         self._leader.progress()
         steps = snapshot.steps
-        found = self._trash.remove([steps[decision.step] for decision in decisions], dead, links)
-        removed = {step for step, outcome in found.items() if outcome == ""}
+        outcomes = self._trash.remove([steps[decision.step] for decision in decisions], dead, links)
+        removed = {step for step, outcome in outcomes.items() if outcome == ""}
         self._scanner.steps.forget(removed)
         # What failed comes last: an error of the whole file system ends this.
-        for decision in sorted(decisions, key=lambda decision: isinstance(found[decision.step], Exception)):
-            self._report_removal(decision, steps[decision.step], found[decision.step])
+        for decision in sorted(
+            decisions, key=lambda decision: isinstance(outcomes[decision.step], Exception)
+        ):
+            self._report_removal(decision, steps[decision.step], outcomes[decision.step])
         self._leader.progress()
         return replace(
             snapshot, steps={number: step for number, step in steps.items() if number not in removed}
@@ -188,8 +190,8 @@ class Removals:
 
     def _note_rule(self, decision: Decision) -> None:
         """Report why a step is kept whenever the rule that keeps it changes."""
-        known = self._decisions.get(decision.step)
-        if decision.keep and known != (decision.keep, decision.rule):
+        noted = self._decisions.get(decision.step)
+        if decision.keep and noted != (decision.keep, decision.rule):
             fields = {"step": decision.step, "rule": decision.rule, "detail": decision.detail}
             self._reporter.publish(names.STEP_KEPT, "debug", **fields)
         self._decisions[decision.step] = (decision.keep, decision.rule)
@@ -334,14 +336,14 @@ class Removals:
 
     def _may_be_tried(self, path: str) -> bool:
         """Return whether an entry may be changed now: one that could not be waits for the next full scan."""
-        known = self._obstructed.get(path)
-        return known is None or known[0] != self._scanned
+        noted = self._obstructed.get(path)
+        return noted is None or noted[0] != self._scanned
 
     def _note_obstacle(self, path: str, error: Exception) -> None:
-        obstacle, known = obstacle_to_moving(error, path), self._obstructed.get(path)
+        obstacle, noted = obstacle_to_moving(error, path), self._obstructed.get(path)
         if obstacle is None:
             raise error
-        if known is None or known[1] != obstacle:
+        if noted is None or noted[1] != obstacle:
             self._reporter.publish_obstacle(obstacle)
         self._obstructed[path] = (self._scanned, obstacle)
 

@@ -182,11 +182,11 @@ class Daemon:
         due = started - self._reconciled >= self.config.reconcile
         if due:
             check_owner(self.job)
-        found = self._scanner.reconcile() if due else self._scanner.scan(woken=woken)
-        if self.removals.rescue_links(found, again=due):
-            found = self._scanner.reconcile()
+        snapshot = self._scanner.reconcile() if due else self._scanner.scan(woken=woken)
+        if self.removals.rescue_links(snapshot, again=due):
+            snapshot = self._scanner.reconcile()
         self.leader.floor = self._scanner.floor
-        self.snapshot = replace(found, crowded=self._is_crowded)
+        self.snapshot = replace(snapshot, crowded=self._is_crowded)
         if due:
             self._reconciled = started
             self.removals.begin_round(started)
@@ -371,8 +371,8 @@ class Daemon:
         self.error, self.trouble, self._retry = None, None, _RETRY_LEAST
 
 
-def _with_hint(known: StorageError, error: OSError) -> StorageError:
+def _with_hint(storage: StorageError, error: OSError) -> StorageError:
     """Return an error with the command that permits what was denied; other errors have the hint of their mount."""
-    obstacle = obstacle_to_reading(error, str(known.path)) if isinstance(error, PermissionError) else None
-    known.hint = obstacle.hint if obstacle else known.hint
-    return known
+    obstacle = obstacle_to_reading(error, str(storage.path)) if isinstance(error, PermissionError) else None
+    storage.hint = obstacle.hint if obstacle else storage.hint
+    return storage

@@ -81,9 +81,9 @@ class Snapshot:
     @property
     def leases(self) -> Mapping[int, tuple[str, ...]]:
         """Return who leases each leased step; the dead lease nothing. A trainer leases what it adds files to."""
-        found: dict[int, list[str]] = {}
+        holders: dict[int, list[str]] = {}
         for modules in (self.explorers, self.trainers):
             for name in sorted(modules):
                 for step in modules[name].presence.leases if modules[name].alive else ():
-                    found.setdefault(step, []).append(name)
-        return {step: tuple(names) for step, names in found.items()}
+                    holders.setdefault(step, []).append(name)
+        return {step: tuple(names) for step, names in holders.items()}

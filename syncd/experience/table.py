@@ -47,21 +47,21 @@ def check_rollouts(experiences: Sequence[Experience]) -> None:
     Raises:
         UsageError: As above.
     """
-    if any(one.segments > 1 for one in experiences):
+    if any(segment.segments > 1 for segment in experiences):
         deque(rollouts(experiences), maxlen=0)
 
 
 def _check(segments: Sequence[Experience], start: int) -> None:
     first = segments[0]
-    for place, row in enumerate(segments):
-        if row.segment != place:
+    for number, row in enumerate(segments):
+        if row.segment != number:
             raise UsageError(
-                f"row {start + place}: segment is {row.segment} where {place} of {first.segments} is due: "
+                f"row {start + number}: segment is {row.segment} where {number} of {first.segments} is due: "
                 "a rollout's segments are all in one batch, one after the other"
             )
         for name in _SHARED:
             if getattr(row, name) != getattr(first, name):
-                raise UsageError(f"row {start + place}: {name} is not that of the rollout's first segment")
+                raise UsageError(f"row {start + number}: {name} is not that of the rollout's first segment")
     if len(segments) < first.segments:
         raise UsageError(
             f"row {start}: segments: the rollout has {len(segments)} of its {first.segments} segments here"
@@ -210,13 +210,13 @@ def _experiences(table: Any, number: int) -> list[Experience]:
     columns = [values(field.name, field.type, table.column(field.name)) for field in schema]
     experiences: list[Experience] = []
     spans = 0
-    for place, row in enumerate(zip(*columns, strict=True)):
+    for position, row in enumerate(zip(*columns, strict=True)):
         try:
             fields = dict(zip(schema.names, row, strict=True))
             fields["info"] = _info(fields["info"])
             experiences.append(Experience(**(from_format_1(fields) if number == 1 else fields)))
         except UsageError as error:
-            raise UsageError(f"row {place} is {error.message}") from None
+            raise UsageError(f"row {position} is {error.message}") from None
         if number == 1:
             spans += len(experiences[-1].spans)
             check_items("spans", spans)

@@ -124,11 +124,7 @@ def _cancelled_by(numbers: Iterable[int], calls: PendingCalls) -> Iterator[list[
         calls.cancel(KeyboardInterrupt() if is_interrupt else click.exceptions.Exit(128 + number))
 
     before = {number: signal.getsignal(number) for number in numbers}
-    handled = {
-        number: previous
-        for number, previous in before.items()
-        if previous is not signal.SIG_IGN
-    }
+    handled = {number: previous for number, previous in before.items() if previous is not signal.SIG_IGN}
     for number in handled:
         signal.signal(number, handle)
     try:

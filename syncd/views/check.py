@@ -63,12 +63,12 @@ def check_failed(error: SyncdError) -> CheckResult:
 
 
 def _judge(document: Document, limits: CheckLimits) -> tuple[CheckState, str]:
-    urgent = [one for one in document["problem_groups"] if one["severity"] in _STATES]
+    urgent = [group for group in document["problem_groups"] if group["severity"] in _STATES]
     state = _STATES.get(worst(urgent), CheckState.OK)
     version = document["version"]
     if version is None:
         unknown = state if state is CheckState.CRITICAL else CheckState.UNKNOWN
-        is_unread = any(one["name"] == "version" for one in urgent)
+        is_unread = any(group["name"] == "version" for group in urgent)
         said = "no version can be read" if is_unread else "nothing is published yet"
         return unknown, "; ".join((said, *map(_told, urgent)))
     text = f"version {version['generation']}.{version['step']} published {version['age']:.0f} s ago"
@@ -116,5 +116,5 @@ def _figures(document: Document, limits: CheckLimits) -> str:
 
 
 def _thresholds(limits: CheckLimits) -> str:
-    warning, critical = ("" if one is None else f"{one:g}" for one in (limits.warning, limits.critical))
+    warning, critical = ("" if limit is None else f"{limit:g}" for limit in (limits.warning, limits.critical))
     return f";{warning};{critical}" if warning or critical else ""

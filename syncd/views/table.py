@@ -75,23 +75,23 @@ def status(document: Document, rows: int = 50, *, problems_first: bool = False) 
     return Group(*parts)
 
 
-def known(document: Document) -> RenderableType:
+def last_report(document: Document) -> RenderableType:
     """Return what is known of a job whose mount does not answer.
 
     Args:
-        document: What `data.known` returned.
+        document: What `data.last_report` returned.
     """
-    found = document["known"]
-    if found is None:
+    report = document["known"]
+    if report is None:
         nobody = Text("no daemon of this host has reported anything about this job", "yellow")
         return _grid(job=_plain(document["job"]), daemon=nobody)
-    ended = "" if found["runs"] else ", which has ended since"
+    ended = "" if report["runs"] else ", which has ended since"
     return _grid(
         job=_plain(document["job"]),
-        daemon=Text(f"pid {found['pid']} of this host{ended}, {age(found['age'])} ago", "yellow"),
-        reported=_plain(str(found.get("status", ""))),
-        mount=_mount(found.get("mount"), document["at"]),
-        version=_last(found.get("version"), document["at"]),
+        daemon=Text(f"pid {report['pid']} of this host{ended}, {age(report['age'])} ago", "yellow"),
+        reported=_plain(str(report.get("status", ""))),
+        mount=_mount(report.get("mount"), document["at"]),
+        version=_last(report.get("version"), document["at"]),
     )
 
 
