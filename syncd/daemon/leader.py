@@ -84,8 +84,8 @@ class DaemonLeader:
         self.term, self.floor, self.standing_by = term, term.floor, ""
         was_removed, self._was_removed = self._was_removed, False
         self._reporter.publish(names.LEADERSHIP_ACQUIRED, "info", term=term.token)
-        for obstacle in term.left:
-            self._reporter.publish_obstacle(obstacle)
+        for entry_problem in term.left:
+            self._reporter.publish_entry_problem(entry_problem)
         return term, was_removed
 
     def stand_by(self, why: str) -> None:

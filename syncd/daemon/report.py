@@ -14,8 +14,8 @@ from syncd.observe import names
 from syncd.observe.events import Event, Level, Observer
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import EngineReport, EngineState, engine_of
+from syncd.protocol.entry_problem import EntryProblem
 from syncd.protocol.mount import MountState, MountTrouble
-from syncd.protocol.obstacle import Obstacle
 from syncd.protocol.presence import RunningStatus
 from syncd.protocol.recent import recent_of
 from syncd.protocol.step import Step, StepState
@@ -93,15 +93,15 @@ class EventReporter:
             fields["calls"] = " > ".join(calls_of(error.__cause__)[-_MOST_CALLS:])
         self.publish(name, "error", **fields)
 
-    def publish_obstacle(self, obstacle: Obstacle) -> None:
+    def publish_entry_problem(self, entry_problem: EntryProblem) -> None:
         self.publish(
             names.ENTRY_MOVE_FAILED,
             "error",
             code=StorageError.code,
-            path=obstacle.path,
-            detail=f"it cannot be moved or removed: {obstacle.message}",
-            owner=obstacle.owner,
-            hint=obstacle.hint,
+            path=entry_problem.path,
+            detail=f"it cannot be moved or removed: {entry_problem.message}",
+            owner=entry_problem.owner,
+            hint=entry_problem.hint,
         )
 
     def publish_mount(self, before: MountTrouble | None, now: MountTrouble | None) -> None:
@@ -366,7 +366,7 @@ def symptoms(snapshot: Snapshot) -> Iterator[Problem]:
         yield "unreadable_directory", f"no step is removed, any may be leased or pinned: {problem}"
     if snapshot.tracker_problem:
         yield "tracker", f"no full checkpoint is removed, it may name any: {snapshot.tracker_problem}"
-    for problem in snapshot.obstacles:
+    for problem in snapshot.entry_problems:
         yield "obstacle", problem
     # A step's own directory is shown as damaged.
     attempts = (step for step in (*snapshot.steps.values(), *snapshot.rivals) if step.is_attempt)

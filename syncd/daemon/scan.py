@@ -19,8 +19,8 @@ from syncd.errors import (
     storage_errors,
 )
 from syncd.protocol.disk import MISSING, Clock
+from syncd.protocol.entry_problem import required_read_problem
 from syncd.protocol.layout import Job
-from syncd.protocol.obstacle import required_obstacle
 from syncd.protocol.presence import TTL, Liveness, Presence, Presences
 from syncd.protocol.request import read_pins, read_requests_and_problems
 from syncd.protocol.version import (
@@ -93,7 +93,7 @@ def read_or_note(unlisted: list[str], directory: str, read: Callable[[str], T]) 
     try:
         return read(directory)
     except OSError as error:
-        unlisted.append(str(required_obstacle(error, directory)))
+        unlisted.append(str(required_read_problem(error, directory)))
         return None
 
 
@@ -220,7 +220,7 @@ class Scanner:
         except CorruptDataError as error:
             return None, error.message, False
         except PermissionError as error:
-            return None, str(required_obstacle(error, self._job.version)), True
+            return None, str(required_read_problem(error, self._job.version)), True
 
     def _read_modules(self) -> None:
         snapshot = self._modules.scan(self._snapshot)
@@ -257,7 +257,7 @@ class Scanner:
             marker_stable_for=max(0.0, began - self._marker_since),
             floor=self._highest(),
             requests=requests,
-            obstacles=(*unlisted, *problems),
+            entry_problems=(*unlisted, *problems),
             unreadable_requests=unreadable,
             free=free,
         )

@@ -7,8 +7,8 @@ from syncd.daemon import foreign
 from syncd.daemon.examine import examine_attempt, examine_native
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, Clock
+from syncd.protocol.entry_problem import required_read_problem
 from syncd.protocol.layout import Job, parse_attempt_name, parse_step_name
-from syncd.protocol.obstacle import required_obstacle
 from syncd.protocol.step import NATIVE, UNKNOWN_LAYOUT, Step, StepState
 from syncd.protocol.version import Version
 
@@ -194,7 +194,7 @@ class StepScanner:
         except (*MISSING, CorruptDataError):
             return True  # the next examination of the step decides what it is now
         except OSError as error:
-            required_obstacle(error, path)
+            required_read_problem(error, path)
             return False
         return True
 
@@ -268,9 +268,9 @@ class StepScanner:
                 self._disk, self._job.root, directory, number, self._progress
             )
         except Exception as error:  # noqa: BLE001 - one step costs itself only
-            obstacle = required_obstacle(error, f"{self._job.root}/{directory}")
+            entry_problem = required_read_problem(error, f"{self._job.root}/{directory}")
         earlier = before or Step(number, directory, NATIVE if is_native else UNKNOWN_LAYOUT)
-        return replace(earlier, state=StepState.DAMAGED, problem=str(obstacle), unreadable=True)
+        return replace(earlier, state=StepState.DAMAGED, problem=str(entry_problem), unreadable=True)
 
     def _is_arriving(self, step: Step) -> bool:
         """Return whether a step has appeared below the published one while this daemon scanned."""
@@ -296,8 +296,8 @@ class StepScanner:
         try:
             return examine_attempt(self._disk, self._job.root, number, name)
         except Exception as error:  # noqa: BLE001 - one attempt costs itself only
-            obstacle = required_obstacle(error, f"{self._job.root}/{name}")
-            return Step(number, name, problem=str(obstacle), unreadable=True)
+            entry_problem = required_read_problem(error, f"{self._job.root}/{name}")
+            return Step(number, name, problem=str(entry_problem), unreadable=True)
 
 
 def _unchanged(entry: _Known, looked: float) -> float:

@@ -38,7 +38,7 @@ class Snapshot:
     trainers: Mapping[str, Module] = field(default_factory=dict)  # by identity
     pins: Mapping[int, Pin] = field(default_factory=dict)  # by step
     requests: tuple[Request, ...] = ()  # open requests in the order of asking
-    obstacles: tuple[str, ...] = ()  # what keeps single files from being read, for people to read
+    entry_problems: tuple[str, ...] = ()  # what keeps single files from being read, for people to read
     # Directories of presences or pins that cannot be listed, each with why: what is leased or pinned is not
     # known.
     unlisted: tuple[str, ...] = ()

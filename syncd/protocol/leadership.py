@@ -32,7 +32,7 @@ from syncd.protocol.process import Process, host_name
 from syncd.protocol.version import Pair, pair_document, pair_from
 
 if TYPE_CHECKING:
-    from syncd.protocol.obstacle import Obstacle
+    from syncd.protocol.entry_problem import EntryProblem
 
 TIMEOUT = 15.0
 """Seconds without a heartbeat after which a leader on another host is replaced."""
@@ -107,7 +107,7 @@ class Term:
         self.trash = f"{job.trash}/{token_name(token)}/{self.identity}"
         self._clock, self._leader = clock, leader
         self._beaten = clock.monotonic()
-        self.left: tuple[Obstacle, ...] = ()
+        self.left: tuple[EntryProblem, ...] = ()
         """Directories of leaders that have ended which could not be removed."""
 
     @property

@@ -23,8 +23,8 @@ from syncd.protocol.documents import (
     list_documents,
     record_from,
 )
+from syncd.protocol.entry_problem import required_read_problem
 from syncd.protocol.layout import is_identity
-from syncd.protocol.obstacle import required_obstacle
 from syncd.protocol.version import Pair, pair_document, pair_from
 
 HEARTBEAT = 5.0
@@ -158,8 +158,8 @@ class Presences:
             except CorruptDataError as error:
                 problems[identity] = _unreadable(self._disk, path, identity, error.message)
             except Exception as error:  # noqa: BLE001 - one file costs itself only
-                obstacle = required_obstacle(error, path)
-                problems[identity] = _unreadable(self._disk, path, identity, str(obstacle))
+                entry_problem = required_read_problem(error, path)
+                problems[identity] = _unreadable(self._disk, path, identity, str(entry_problem))
             else:
                 presences[identity], now[identity] = presence, (data, presence)
         self._parsed[directory] = now

@@ -19,6 +19,7 @@ from syncd.errors import (
     TermLostError,
 )
 from syncd.protocol.disk import MISSING, Clock, Disk, list_if_there, remove_tree
+from syncd.protocol.entry_problem import EntryProblem, move_problem
 from syncd.protocol.layout import Job
 from syncd.protocol.leadership import (
     LEADER,
@@ -33,7 +34,6 @@ from syncd.protocol.leadership import (
     read_leader,
     token_name,
 )
-from syncd.protocol.obstacle import Obstacle, obstacle_to_moving
 from syncd.protocol.presence import Liveness
 from syncd.protocol.process import Process
 from syncd.protocol.version import Pair
@@ -209,7 +209,7 @@ class Candidate:
 
 def fence_below(
     job: Job, highest: int, heir: str, gone: Callable[[Process], bool] = Process.is_gone
-) -> tuple[Obstacle, ...]:
+) -> tuple[EntryProblem, ...]:
     """Make every earlier leader unable to publish or delete, and take over what it left in its trash.
 
     Args:
@@ -242,7 +242,7 @@ class _Fence:
     def __init__(self, job: Job, highest: int, gone: Callable[[Process], bool]) -> None:
         self._job, self._highest, self._gone = job, highest, gone
         self._ended: dict[int, bool] = {}
-        self.left: dict[str, Obstacle] = {}
+        self.left: dict[str, EntryProblem] = {}
 
     def concerns(self, name: str) -> bool:
         """Return whether a name in the lock is of an earlier term, and not left already."""
@@ -269,21 +269,23 @@ class _Fence:
         try:
             yield
         except StorageError as error:
-            self.left[path] = self._obstacle(token, path, error)
+            self.left[path] = self._entry_problem(token, path, error)
 
-    def _obstacle(self, token: int | None, path: str, error: StorageError) -> Obstacle:
+    def _entry_problem(self, token: int | None, path: str, error: StorageError) -> EntryProblem:
         cause = error.__cause__
         # Any other error than a lack of permission means that somebody still writes there, or passes.
         denied = PermissionError(cause.errno, cause.strerror) if isinstance(cause, PermissionError) else None
-        obstacle = obstacle_to_moving(denied, path) if denied else None
-        if obstacle is None:
+        entry_problem = move_problem(denied, path) if denied else None
+        if entry_problem is None:
             raise error
         if not self._ended.get(token or 0, False):
             # Its leader may wake up: until its directories are gone it could publish and delete.
             raise StorageError(
-                f"{error.message}: {obstacle.message} ({obstacle.owner})", path=path, hint=obstacle.hint
+                f"{error.message}: {entry_problem.message} ({entry_problem.owner})",
+                path=path,
+                hint=entry_problem.hint,
             )
-        return obstacle
+        return entry_problem
 
     def _has_ended(self, token: int) -> bool:
         try:

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.protocol.disk import MISSING, Disk
 from syncd.protocol.documents import Fields, encode, read_document, record_from
+from syncd.protocol.entry_problem import read_problem
 from syncd.protocol.layout import MAX_STEP, Job, is_relative_name
-from syncd.protocol.obstacle import obstacle_to_reading
 
 Pair = tuple[int, int]
 """(generation, step); ordered as tuples are."""
@@ -302,7 +302,7 @@ def read_marker(disk: Disk, path: str) -> MarkerReading:
     except CorruptDataError as error:
         return MarkerReading(None, problem=error.message)
     except PermissionError as error:
-        return MarkerReading(None, problem=str(obstacle_to_reading(error, path)), unreadable=True)
+        return MarkerReading(None, problem=str(read_problem(error, path)), unreadable=True)
 
 
 def write_marker(disk: Disk, path: str, step: int, *, via: str | None = None) -> None:

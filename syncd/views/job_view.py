@@ -13,11 +13,11 @@ from syncd.daemon.scan import Scanner
 from syncd.daemon.snapshot import Module, Snapshot
 from syncd.errors import CorruptDataError, SyncdError, storage_errors
 from syncd.protocol.disk import MISSING, Clock
+from syncd.protocol.entry_problem import read_problem
 from syncd.protocol.job_end import JobEnd, read_end
 from syncd.protocol.layout import Job
 from syncd.protocol.leadership import TIMEOUT, Leader, latest_token, read_leader
 from syncd.protocol.mount import Mount, mount_of
-from syncd.protocol.obstacle import obstacle_to_reading
 from syncd.protocol.permissions import parse_config
 from syncd.protocol.presence import TTL, Liveness, Presence, RunningStatus
 from syncd.protocol.process import Process
@@ -151,7 +151,7 @@ class JobViewer:
         try:
             read, unreadable = self._scanner.presences.read(directory)
         except OSError as error:
-            if obstacle_to_reading(error, directory) is None:
+            if read_problem(error, directory) is None:
                 raise
             return {}, {}  # the snapshot reports it
         presences = {f"{kind}/{name}": presence for name, presence in read.items()}
@@ -164,9 +164,9 @@ class JobViewer:
             token = latest_token(self._job)
             return self._lead_of(token) if token else None, {}
         except OSError as error:
-            if (obstacle := obstacle_to_reading(error, self._job.lock)) is None:
+            if (entry_problem := read_problem(error, self._job.lock)) is None:
                 raise
-            return Lead(token, None, Heart.UNKNOWN), {"lock": str(obstacle)}
+            return Lead(token, None, Heart.UNKNOWN), {"lock": str(entry_problem)}
 
     def _lead_of(self, token: int) -> Lead:
         try:
