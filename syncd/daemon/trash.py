@@ -209,7 +209,7 @@ def _digest_at(disk: Disk, path: str) -> str:
         return ""
 
 
-class Leftovers:
+class DeadLeadersTrash:
     """Empties the trash of dead leaders whose place is free, on a full disk, before the claim that needs room.
 
     A candidate that empties it leads nothing and fences nobody, so it must do no harm to a leader that was only

@@ -196,8 +196,8 @@ def _check_metadata(file: Any, schema: Any, size: int, path: str) -> None:
         raise CorruptDataError("its columns are not those of a batch", path=path)
     if not 0 < metadata.num_rows <= MAX_ROWS or metadata.num_row_groups != 1:
         raise CorruptDataError(f"{metadata.num_rows} rows in {metadata.num_row_groups} row groups", path=path)
-    group = metadata.row_group(0)
-    for leaf in map(group.column, range(metadata.num_columns)):
+    row_group = metadata.row_group(0)
+    for leaf in map(row_group.column, range(metadata.num_columns)):
         if leaf.compression != "UNCOMPRESSED" or not _ENCODINGS.issuperset(leaf.encodings):
             raise CorruptDataError(f"column {leaf.path_in_schema} is not plain and uncompressed", path=path)
         # A mask takes a bit a value; nothing takes less.

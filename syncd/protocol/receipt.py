@@ -221,4 +221,4 @@ def whole_attempt(receipts: list[Receipt]) -> list[Receipt] | None:
         for (_, world_size), writers in attempts.items()
         if sorted(writers) == list(range(1, world_size + 1))
     ]
-    return max(whole, key=lambda group: max(receipt.written_at for receipt in group), default=None)
+    return max(whole, key=lambda attempt: max(receipt.written_at for receipt in attempt), default=None)

@@ -90,7 +90,7 @@ def problem_groups(status: Document) -> list[dict[str, Any]]:
 
 def worst(groups: Iterable[Document]) -> str:
     """Return the most urgent severity of some groups, `ok` if there are none."""
-    return min((group["severity"] for group in groups), key=_RANKS.index, default="ok")
+    return min((problem_group["severity"] for problem_group in groups), key=_RANKS.index, default="ok")
 
 
 def _named(problem: Document) -> tuple[str, str]:

@@ -298,14 +298,16 @@ def _where(item: Document) -> str:
     return _plain(f"{item['host']}:{item['pid']}") if item["host"] else ""
 
 
-def _problem(group: Document) -> Text:
+def _problem(problem_group: Document) -> Text:
     """Return a group of problems as a line: `! warning: 9 explorers are dead: e0, e1, e2 and 6 more`."""
-    text, details = group["text"], group["details"]
+    text, details = problem_group["text"], problem_group["details"]
     if len(details) > 1:
         more = f" and {len(details) - _NAMED} more" if len(details) > _NAMED else ""
         text = f"{text}: {'; '.join(details[:_NAMED])}{more}"
-    hint = f" ({group['hint']})" if group["hint"] else ""
-    return Text(_plain(f"! {group['severity']}: {text}{hint}"), _SEVERITIES[group["severity"]])
+    hint = f" ({problem_group['hint']})" if problem_group["hint"] else ""
+    return Text(
+        _plain(f"! {problem_group['severity']}: {text}{hint}"), _SEVERITIES[problem_group["severity"]]
+    )
 
 
 def _next(command: Document | None) -> list[Text]:
