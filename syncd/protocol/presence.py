@@ -77,8 +77,7 @@ class Presence:
         info: Other facts.
         problem: Why its file cannot be read; the other fields are then unknown, but for changes of the content. Never
             written.
-        reads: For an explorer: what it reads beside steps that are stored whole, such as `delta`. Explorers of
-            earlier releases have none.
+        reads: For an explorer: what it reads beside steps that are stored whole, such as `delta`.
     """
 
     identity: str
