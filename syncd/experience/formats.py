@@ -59,12 +59,7 @@ SCHEMA: Any = pa.schema(
 
 
 def check_format(metadata: Mapping[bytes, bytes], path: str) -> None:
-    """Refuse a file whose metadata does not say the format that this code reads.
-
-    Raises:
-        CorruptDataError: It says none.
-        ProtocolTooNewError: It is newer than this code.
-    """
+    """Refuse a file whose metadata does not say the format that this code reads."""
     named = _number(metadata.get(b"format"), path)
     protocol = _number(metadata.get(b"protocol"), path)
     if named is None and protocol is not None and protocol > 1:
@@ -99,11 +94,7 @@ _STRUCTS: dict[str, Callable[..., Any]] = {"spans": Span._make, "turn_rewards": 
 
 
 def check_items(name: str, count: int) -> None:
-    """Refuse more spans or rewards of turns than a batch may have.
-
-    Raises:
-        UsageError: There are more.
-    """
+    """Refuse more spans or rewards of turns than a batch may have."""
     if count > MAX_ITEMS:
         raise UsageError(f"{name}: {count} in one batch where at most {MAX_ITEMS} are taken")
 
