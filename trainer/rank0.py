@@ -24,7 +24,6 @@ from trainer.config.model import JobConfig
 from trainer.engines.base import Metrics
 from trainer.experience.batch import SampleStrategy
 from trainer.experience.limits import UNLIMITED, Limits
-from trainer.last_evaluation import LastEvaluation
 from trainer.next_action import (
     Action,
     Finish,
@@ -35,7 +34,8 @@ from trainer.next_action import (
     end_of,
     publishes_only_to_watchers,
 )
-from trainer.reporting.evaluations import EvaluationWatch
+from trainer.parts.evaluation.last_evaluation import LastEvaluation
+from trainer.parts.evaluation.watch import EvaluationWatch
 from trainer.reporting.report import Screen
 from trainer.resume import roll_back_explorers
 from trainer.selection import Selection

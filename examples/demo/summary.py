@@ -12,7 +12,7 @@ from typing import Any
 from job import GREEDY, SAMPLED
 
 from trainer.monitors.jsonl import read_history
-from trainer.reporting.evaluations import evaluation_history
+from trainer.parts.evaluation.watch import evaluation_history
 
 Document = Mapping[str, Any]
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 
 from explorer_hooks.follower.follower import TurnOutcome
 from explorer_hooks.hook import Unproven
+from explorer_hooks.parts.evaluation.evaluation import Evaluation
 from explorer_hooks.run import pacing
-from explorer_hooks.run.evaluation import Evaluation
 from explorer_hooks.run.generation import BEFORE_THE_FIRST
 from explorer_hooks.run.job_watch import LAST
 from explorer_hooks.run.pacing import Allowance

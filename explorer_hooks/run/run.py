@@ -4,18 +4,18 @@ import sys
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
+from explorer_hooks.parts.evaluation.evaluation import Evaluation, PromptEvaluator
+from explorer_hooks.parts.evaluation.sets import open_sets
+from explorer_hooks.parts.evaluation.teacher import TaughtGenerator, Teacher
 from explorer_hooks.run.batches import BatchMaker
 from explorer_hooks.run.config import ExplorerFile
 from explorer_hooks.run.curriculum import DIFFICULTY, Curriculum
 from explorer_hooks.run.engine_gate import EngineGate, EngineVersions
-from explorer_hooks.run.evaluation import Evaluation, PromptEvaluator
-from explorer_hooks.run.evaluation_sets import open_sets
 from explorer_hooks.run.explorer import Explorer
 from explorer_hooks.run.generation import Sampling
 from explorer_hooks.run.opening import followed_engine, open_reward
 from explorer_hooks.run.own_files import EVALUATIONS, METRICS, Records, TaskLedger, own_path
 from explorer_hooks.run.pacing import ahead_of
-from explorer_hooks.run.teacher import TaughtGenerator, Teacher
 from explorer_hooks.run.tokens import hide_progress_bars, open_tokens
 from explorer_hooks.stopping import Stop
 from explorer_hooks.tasks.sources import open_tasks

@@ -34,13 +34,13 @@ from trainer.config.algorithms import (
 from trainer.config.attention import attention_problems
 from trainer.config.critic import algorithm_of, critic_problems
 from trainer.config.lora import lora_problems
-from trainer.config.megatron import MEGATRON, megatron_problems
 from trainer.config.model import KEYS, AlgorithmSection, JobConfig
 from trainer.config.options import algorithm_problems, engine_problems
 from trainer.config.schedule import optimizer_problems
 from trainer.config.selected import metric_problems
 from trainer.config.sync import sync_problems
-from trainer.config.tinker import TINKER, tinker_problems
+from trainer.parts.megatron.config import MEGATRON, megatron_problems
+from trainer.parts.tinker.config import TINKER, tinker_problems
 from trainer.plugins import SAMPLE_STRATEGY, unknown_name
 
 FIRST_LINE = "# The resolved configuration of this job: `trainer train` writes it at each start."

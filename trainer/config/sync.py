@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from syncd.jobfile.problems import Problem
 from trainer.config.model import JobConfig
-from trainer.config.tinker import TINKER
+from trainer.parts.tinker.config import TINKER
 
 KEY = "sync.delta"
 

@@ -19,8 +19,8 @@ from trainer.config.lora import read_adapter_config
 from trainer.config.model_files import companion_names
 from trainer.export.adapters import MergedWeights, find_base_directory
 from trainer.export.fsdp import FsdpFiles, has_fsdp_files
-from trainer.export.megatron import MegatronFiles, has_dist_ckpt
 from trainer.export.weights import ModelWeights, SafetensorsFiles
+from trainer.parts.megatron.export import MegatronFiles, has_dist_ckpt
 
 TRAINING = "training"
 CRITIC = "critic"

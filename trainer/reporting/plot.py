@@ -24,7 +24,7 @@ from syncd.errors import (
 from syncd.extras import install_command
 from syncd.figures import METRICS, MOST_LINES, PANELS, Curve, Panel
 from trainer.monitors.jsonl import History, read_history
-from trainer.reporting.evaluations import evaluation_history
+from trainer.parts.evaluation.watch import evaluation_history
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

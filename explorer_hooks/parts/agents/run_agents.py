@@ -16,10 +16,10 @@ from explorer_hooks.parts.agents.run_record import PlayedTasks
 from explorer_hooks.parts.agents.schedule import AgentSchedule, Attempt, ScheduleLimits
 from explorer_hooks.parts.agents.serve import model_name, opened_gateway
 from explorer_hooks.parts.agents.service import GatewayParts, GatewayService
+from explorer_hooks.parts.evaluation.evaluation import Evaluation
+from explorer_hooks.parts.evaluation.sets import HeldOut, open_sets
 from explorer_hooks.run.config import ENVIRONMENTS, ExplorerFile
 from explorer_hooks.run.curriculum import DIFFICULTY, Curriculum, TaskMean
-from explorer_hooks.run.evaluation import Evaluation
-from explorer_hooks.run.evaluation_sets import HeldOut, open_sets
 from explorer_hooks.run.opening import open_reward
 from explorer_hooks.run.own_files import EVALUATIONS, Records, own_path
 from explorer_hooks.run.rewards import Score, plain_task

@@ -10,14 +10,14 @@ torch = pytest.importorskip("torch", reason="the trainer needs torch")
 from support.verl_release import LACKS  # noqa: E402
 
 from syncd.errors import ConfigError  # noqa: E402
-from trainer.config.megatron import (  # noqa: E402
+from trainer.engines.verl import checks  # noqa: E402
+from trainer.engines.verl.release import RELEASES, lacking_problems  # noqa: E402
+from trainer.parts.megatron.config import (  # noqa: E402
     MEGATRON_ELSEWHERE,
     MEGATRON_REFUSED,
     OF_MEGATRON,
     megatron_problems,
 )
-from trainer.engines.verl import checks  # noqa: E402
-from trainer.engines.verl.release import RELEASES, lacking_problems  # noqa: E402
 
 
 def configured(**tables):

@@ -6,9 +6,9 @@ import os
 import warnings
 from collections.abc import Iterator
 
-from trainer.config.megatron import MEGATRON
 from trainer.engines.base import EngineContext, TrainEngineWrapper
 from trainer.engines.verl.checks import check
+from trainer.parts.megatron.config import MEGATRON
 
 
 def open_engine(context: EngineContext) -> TrainEngineWrapper:
@@ -24,7 +24,7 @@ def open_engine(context: EngineContext) -> TrainEngineWrapper:
 
             platform.install()
         from trainer.engines.verl.engine import VerlEngine  # noqa: PLC0415 -- after the platform
-        from trainer.engines.verl.megatron import MegatronVerlEngine  # noqa: PLC0415 -- the same
+        from trainer.parts.megatron.engine import MegatronVerlEngine  # noqa: PLC0415 -- the same
     return (MegatronVerlEngine if context.config.engine.strategy == MEGATRON else VerlEngine)(context)
 
 

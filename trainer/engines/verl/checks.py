@@ -11,11 +11,11 @@ from trainer.config.attention import FLASH, degree_of, require_groups
 from trainer.config.critic import critic_problems
 from trainer.config.load import LOADER, verl_problems
 from trainer.config.lora import check_start_adapter
-from trainer.config.megatron import MEGATRON
 from trainer.config.model import AlgorithmSection, JobConfig
 from trainer.config.model_files import check_configs
 from trainer.config.schedule import optimizer_problems
 from trainer.engines.verl.release import release_problems
+from trainer.parts.megatron.config import MEGATRON
 
 MEGATRON_PACKAGES: Mapping[str, str] = {
     "megatron": install_command("megatron"),

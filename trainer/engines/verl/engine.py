@@ -10,7 +10,6 @@ import torch
 
 from trainer.config.algorithms import SFT, needs_start_model
 from trainer.config.critic import algorithm_of
-from trainer.config.megatron import MEGATRON
 from trainer.config.model_files import companions
 from trainer.config.options import correction
 from trainer.engines.base import Metrics
@@ -51,6 +50,7 @@ from trainer.engines.verl.updates import PolicyUpdates
 from trainer.engines.verl.utilization import Utilization
 from trainer.experience.batch import Batch
 from trainer.experience.limits import Limits
+from trainer.parts.megatron.config import MEGATRON
 
 
 class VerlEngine(FileEngine):

@@ -15,17 +15,17 @@ from verl.workers.config import EngineConfig, HFModelConfig, OptimizerConfig
 from verl.workers.engine import EngineRegistry
 
 from trainer.config.critic import critic_path
-from trainer.config.megatron import MEGATRON
 from trainer.config.model import JobConfig, OptimizerSection
 from trainer.config.schedule import critic_schedule_steps, schedule_steps
 from trainer.engines.verl import settings
-from trainer.engines.verl.megatron_model import (
+from trainer.engines.verl.refusals import refusals
+from trainer.parts.megatron.config import MEGATRON
+from trainer.parts.megatron.model import (
     MegatronModel,
     megatron_engine_config,
     megatron_model_config,
     megatron_optimizer_config,
 )
-from trainer.engines.verl.refusals import refusals
 
 _SAVED = ["model", "optimizer", "extra"]
 """What a full checkpoint has; weights for explorers are written elsewhere."""

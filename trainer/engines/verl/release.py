@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor
 from syncd.errors import ConfigError
 from syncd.jobfile.problems import Problem
 from trainer.config.algorithms import estimator_and_loss, with_published
-from trainer.config.megatron import MEGATRON
 from trainer.config.model import JobConfig
+from trainer.parts.megatron.config import MEGATRON
 
 _INSTALL = "pip install 'verl>=0.8,<0.10'"
 _NEWEST = "pip install 'verl>=0.9.1,<0.10'"

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from explorer_hooks.run.evaluation_sets import HeldOut, TaskOutcome, figures_of
+from explorer_hooks.parts.evaluation.sets import HeldOut, TaskOutcome, figures_of
 from explorer_hooks.run.generation import GroupRequest, GroupResult, Response, Sampling, scored_group
 from explorer_hooks.run.own_files import Records
 from syncd.protocol.version import Pair

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from syncd.client.client import Client
 from syncd.jobfile.evaluation import produced_by
 from trainer.config.model import JobConfig
-from trainer.reporting.evaluations import EvaluationWatch
+from trainer.parts.evaluation.watch import EvaluationWatch
 from trainer.reporting.figures import span
 
 EVERY = 0.5

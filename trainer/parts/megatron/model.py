@@ -16,9 +16,9 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from verl.workers.config import HFModelConfig, McoreEngineConfig, McoreOptimizerConfig
 
-from trainer.config.megatron import MEGATRON_SIZES
 from trainer.config.model import JobConfig, OptimizerSection
 from trainer.engines.verl.settings import model_config
+from trainer.parts.megatron.config import MEGATRON_SIZES
 
 _RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 """Gradient checkpointing, by Megatron's names."""

@@ -1,0 +1,1 @@
+"""The Megatron engine of verl, as `engine.strategy = "megatron"`."""
