@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
-from explorer_hooks.parts.agents.checks import agent_problems, gateway_problems
+from explorer_hooks.run.agent_checks import agent_problems, gateway_problems
 from explorer_hooks.run.config import (
     AgentSection,
     ExplorerFile,
