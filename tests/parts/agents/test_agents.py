@@ -36,9 +36,9 @@ from explorer_hooks.parts.agents.run_agents import AgentThreads, run_agents
 from explorer_hooks.parts.agents.schedule import AgentSchedule, ScheduleLimits
 from explorer_hooks.parts.agents.serve import limits_of
 from explorer_hooks.parts.agents.turns import TurnMaker
-from explorer_hooks.parts.evaluation.sets import HeldOut
 from explorer_hooks.run.config import AgentSection, CurriculumSection, RewardSection
 from explorer_hooks.run.curriculum import DIFFICULTY, Curriculum
+from explorer_hooks.run.held_out import HeldOut
 from explorer_hooks.run.load import load_file
 from explorer_hooks.run.own_files import EVALUATIONS, METRICS, Records, own_path
 from explorer_hooks.run.rewards import Score

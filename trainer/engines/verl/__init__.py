@@ -1,14 +1,15 @@
-"""verl's FSDP and Megatron engines as a training engine: no Ray, ranks from torchrun or `trainer train`."""
+"""verl as a training engine: no Ray, ranks from torchrun or `trainer train`."""
 
 import contextlib
 import logging
 import os
 import warnings
 from collections.abc import Iterator
+from pkgutil import resolve_name
 
+from trainer.config.strategies import strategy_of
 from trainer.engines.base import EngineContext, TrainEngineWrapper
 from trainer.engines.verl.checks import check
-from trainer.parts.megatron.config import MEGATRON
 
 
 def open_engine(context: EngineContext) -> TrainEngineWrapper:
@@ -24,8 +25,10 @@ def open_engine(context: EngineContext) -> TrainEngineWrapper:
 
             platform.install()
         from trainer.engines.verl.engine import VerlEngine  # noqa: PLC0415 -- after the platform
-        from trainer.parts.megatron.engine import MegatronVerlEngine  # noqa: PLC0415 -- the same
-    return (MegatronVerlEngine if context.config.engine.strategy == MEGATRON else VerlEngine)(context)
+
+        strategy = strategy_of(context.config)
+        engine: type[VerlEngine] = VerlEngine if strategy is None else resolve_name(strategy.engine)
+    return engine(context)
 
 
 @contextlib.contextmanager
