@@ -72,7 +72,6 @@ class UncheckedPath(click.Path):
     """A path that is not accessed while the command line is parsed: its mount may not answer."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002
-        """Return the path as it was given."""
         return value
 
 
@@ -85,7 +84,6 @@ class LazyGroup(click.Group):
         others: The group of entry points by which parts and other packages add verbs: name and command. The module
             of a command says in the first line of its docstring, behind a colon, what `--help` says of the verb, and
             may name in `AFTER` the verb behind which it is listed.
-        **options: As click takes them.
     """
 
     def __init__(
@@ -233,8 +231,6 @@ def run(group: click.Group, program: str, args: Sequence[str]) -> int:
     """Run one command line and return its exit code.
 
     Args:
-        group: The commands.
-        program: Its name.
         args: What follows the name.
     """
     _prepare_streams()

@@ -61,20 +61,12 @@ def serve(
 
 
 def run_agents(file: "ExplorerFile", health: str | None) -> str:
-    """Have agents play the tasks of a file with [explorer.agent], and return why that ended.
-
-    Raises:
-        SyncdError: The gateway is not installed, or something failed for good.
-    """
+    """Have agents play the tasks of a file with [explorer.agent], and return why that ended."""
     return _gateway_function("run_agents", "run_agents")(file, health)
 
 
 def _gateway_function(module: str, name: str) -> "Callable[[ExplorerFile, str | None], str]":
-    """Return a function of the gateway, which needs what not everybody has.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
+    """Return a function of the gateway, which needs what not everybody has."""
     import importlib  # noqa: PLC0415
 
     from syncd.errors import ConfigError  # noqa: PLC0415

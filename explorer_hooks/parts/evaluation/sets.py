@@ -25,12 +25,7 @@ def open_sets(
     """Yield the sets of a file that are wanted, with their tasks read.
 
     Args:
-        file: The job's file.
-        scorer: What scores with explorer.reward.function.
         is_wanted: Returns whether a set is measured, given its name and keys.
-
-    Raises:
-        ConfigError: A file of tasks cannot be used, or a reward function not be imported.
     """
     wanted = {name: one for name, one in file.explorer.evaluation.named().items() if is_wanted(name, one)}
     with ExitStack() as opened:
