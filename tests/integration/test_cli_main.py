@@ -78,7 +78,7 @@ def test_help_lists_every_verb_and_each_one_exists(shell):
     text = shell("--help").out
     for verb, line in main.syncd.verbs.items():
         assert f"{verb}  " in text
-        assert line in text
+        assert line[:40] in text
         assert isinstance(main.syncd.get_command(click.Context(main.syncd), verb), click.Command)
 
 

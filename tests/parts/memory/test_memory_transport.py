@@ -268,8 +268,8 @@ PLENTY = FreeMemory(HOST, None, free=50 * GIB)
         (FreeMemory(HOST, MemoryLeft(3 * GIB, 20 * GIB), 50 * GIB), 2 * GIB, 0, 60 * GIB, ""),
     ],
 )
-def test_a_copy_that_does_not_fit_is_refused_with_the_reason(free_memory, size, used, limit, said):
-    found = refusal(free_memory, size, used, limit)
+def test_a_copy_that_does_not_fit_is_refused_with_the_reason(room, size, used, limit, said):
+    found = refusal(room, size, used, limit)
     assert found.startswith(said)
     assert bool(found) == bool(said)
 
