@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     import torch
 
 PUSHES = "explorer.pushes"
-"""The group of entry points of `Push` classes, by the name of the hook; they need torch."""
+"""The group of entry points of `EnginePush` classes, by the name of the hook; they need torch."""
 
 UNTOLD = "default"
 """The label of an engine that was never given one."""
 
 
-class Push(Protocol):
+class EnginePush(Protocol):
     """One version from this process's memory into one engine."""
 
     touched: bool
@@ -216,7 +216,7 @@ class HttpEngineHook(RestartableHook, TensorHook):
             self._require_same_model(tensors, "the broadcast")
 
     def load_received(self, weights: WeightTensors, receiver: EarlyReceiver) -> None:
-        """Push what was received to the engine; after a failure it may be paused with unknown weights."""
+        """EnginePush what was received to the engine; after a failure it may be paused with unknown weights."""
         self.load_tensors(weights.label, weights.tensors)
         receiver.report_running(weights)
 
@@ -239,8 +239,8 @@ class HttpEngineHook(RestartableHook, TensorHook):
         self._resume()
         self._touched = self._paused_by_us = False
 
-    def _push_class(self) -> type[Push]:
-        push: type[Push] = registered(PUSHES)[self.name].load()
+    def _push_class(self) -> type[EnginePush]:
+        push: type[EnginePush] = registered(PUSHES)[self.name].load()
         return push
 
     def set_label(self, label: str) -> None:

@@ -88,7 +88,7 @@ def doctor(
 
 
 def _secure(directory: str, state_dir: str | None, secrets: tuple[str, ...], *, as_json: bool) -> None:
-    from syncd.parts.doctor.security.report import examine  # noqa: PLC0415
+    from syncd.parts.doctor.security_report import examine  # noqa: PLC0415
 
     report = examine(directory, state_dir, secrets)
     click.echo(json.dumps(report.document()) if as_json else "\n".join(report.lines()))
