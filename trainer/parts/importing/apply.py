@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from syncd.jobfile.loader import COMMAND_LINE
-from trainer.parts.importing.rows import CannotMapError, Given, Row, Table, Unresolved
+from trainer.parts.importing.evaluate import convert
+from trainer.parts.importing.given import CannotMapError, Given, Unresolved
+from trainer.parts.importing.table import Row, Table
 
 _FEW = 3
 """Keys that a line names."""
@@ -90,7 +92,7 @@ def _given(
 ) -> Given:
     kept = {key: value for key, value in values.items() if value is not None and not is_below(key, without)}
     defaults = {key: value for key, value in table.defaults.items() if not is_below(key, without)}
-    return Given(kept, defaults, ours)
+    return Given(kept, defaults, ours, table.facts)
 
 
 def is_below(key: str, tables: Collection[str]) -> bool:
@@ -104,9 +106,9 @@ def _apply_row(
     own = [key for key in keys if key in given.values]
     if row.kind == "mapped" and keys:
         _map(row, keys, given, ours, outcome)
-    elif row.kind == "not needed":
+    elif row.kind == "not_needed":
         outcome.unneeded |= dict.fromkeys(own, row.about)
-    elif row.kind == "by hand":
+    elif row.kind == "by_hand":
         outcome.by_hand |= dict.fromkeys(own, row.about)
     elif row.kind == "unsupported" and not any(is_below(key, row.ours) for key in ours):
         outcome.refusals += [
@@ -128,13 +130,13 @@ def is_off(value: Any, off: Sequence[Any]) -> bool:
 def _map(row: Row, keys: Sequence[str], given: Given, ours: Mapping[str, Any], outcome: Outcome) -> None:
     own = [key for key in keys if key in given.values]
     try:
-        found = row.convert(given) if row.convert else {}
+        values = convert(row, given)
     except CannotMapError as error:
         instead = error.instead or _instead(row)
         if not _is_chosen(row, instead, ours):
             outcome.refusals.append(Refusal(few(own or keys), error.why, instead))
         return
-    for key, value in found.items():
+    for key, value in values.items():
         if value is not None:
             _enter(key, Entry(value, few(own or keys), bool(own)), outcome)
 
