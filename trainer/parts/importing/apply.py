@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from syncd.jobfile.loader import COMMAND_LINE
+from trainer.parts.importing.configuration import CannotMapError, Configuration, Unresolved
 from trainer.parts.importing.evaluate import convert
-from trainer.parts.importing.given import CannotMapError, Given, Unresolved
 from trainer.parts.importing.table import Row, Table
 
 _FEW = 3
@@ -16,49 +16,30 @@ _FEW = 3
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One of our keys with its value and where that comes from.
+    """One of our keys with its value and where that comes from."""
 
-    Args:
-        value: As TOML has it.
-        origin: Their keys, or the command line.
-        is_given: Whether the user gave one of them, not the other program's default.
-    """
-
-    value: Any
-    origin: str
-    is_given: bool = True
+    value: Any  # as TOML has it
+    origin: str  # their keys, or the command line
+    is_given: bool = True  # whether the user gave one of them, not the other program's default
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A key that stops the import.
-
-    Args:
-        key: Theirs.
-        why: Why it cannot be mapped.
-        instead: What to do.
-    """
+    """A key that stops the import."""
 
     key: str
-    why: str
+    why: str  # why it cannot be mapped
     instead: str
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of all keys.
+    """What became of all keys."""
 
-    Args:
-        entries: Ours, by their dotted names.
-        unneeded: Theirs that are not needed here, with the reason.
-        by_hand: Theirs that are left to the user, with what to do.
-        refusals: Theirs that cannot be mapped.
-    """
-
-    entries: dict[str, Entry] = field(default_factory=dict)
-    unneeded: dict[str, str] = field(default_factory=dict)
-    by_hand: dict[str, str] = field(default_factory=dict)
-    refusals: list[Refusal] = field(default_factory=list)
+    entries: dict[str, Entry] = field(default_factory=dict)  # ours, by their dotted names
+    unneeded: dict[str, str] = field(default_factory=dict)  # theirs that are not needed here, with the reason
+    by_hand: dict[str, str] = field(default_factory=dict)  # theirs that are left to the user, with what to do
+    refusals: list[Refusal] = field(default_factory=list)  # theirs that cannot be mapped
 
 
 def apply(
@@ -72,40 +53,39 @@ def apply(
         ours: Our keys that the user gives, by dotted names; they win, and stand for what cannot be mapped.
         without: Their keys, or tables of them, that are left out as if nobody had set them.
     """
-    given = _given(table, values, ours, without)
+    config = _configuration(table, values, ours, without)
     outcome = Outcome()
-    owners = {key: next((row for row in table.rows if row.matches(key)), None) for key in given.all}
+    owners = {key: next((row for row in table.rows if row.matches(key)), None) for key in config.all}
     for row in table.rows:
         keys = [
             key
             for key, owner in owners.items()
             if owner is row or (row.kind == "mapped" and row.matches(key))
         ]
-        _apply_row(row, keys, given, ours, outcome)
-    outcome.refusals = list(dict.fromkeys([*outcome.refusals, *_unknown(table, given)]))
+        _apply_row(row, keys, config, ours, outcome)
+    outcome.refusals = list(dict.fromkeys([*outcome.refusals, *_unknown(table, config)]))
     outcome.entries |= {key: Entry(value, COMMAND_LINE) for key, value in ours.items()}
     return outcome
 
 
-def _given(
+def _configuration(
     table: Table, values: Mapping[str, Any], ours: Mapping[str, Any], without: Collection[str]
-) -> Given:
+) -> Configuration:
     kept = {key: value for key, value in values.items() if value is not None and not is_below(key, without)}
     defaults = {key: value for key, value in table.defaults.items() if not is_below(key, without)}
-    return Given(kept, defaults, ours, table.facts)
+    return Configuration(kept, defaults, ours, table.facts)
 
 
 def is_below(key: str, tables: Collection[str]) -> bool:
-    """Return whether a key is one of some keys, or in one of some tables."""
     return any(key == one or key.startswith(f"{one}.") for one in tables)
 
 
 def _apply_row(
-    row: Row, keys: Sequence[str], given: Given, ours: Mapping[str, Any], outcome: Outcome
+    row: Row, keys: Sequence[str], config: Configuration, ours: Mapping[str, Any], outcome: Outcome
 ) -> None:
-    own = [key for key in keys if key in given.values]
+    own = [key for key in keys if key in config.values]
     if row.kind == "mapped" and keys:
-        _map(row, keys, given, ours, outcome)
+        _map(row, keys, config, ours, outcome)
     elif row.kind == "not_needed":
         outcome.unneeded |= dict.fromkeys(own, row.about)
     elif row.kind == "by_hand":
@@ -114,7 +94,7 @@ def _apply_row(
         outcome.refusals += [
             Refusal(key, row.about, row.instead or f"--without {key}")
             for key in keys
-            if not is_off(given.all[key], row.off)
+            if not is_off(config.all[key], row.off)
         ]
 
 
@@ -127,10 +107,12 @@ def is_off(value: Any, off: Sequence[Any]) -> bool:
     )
 
 
-def _map(row: Row, keys: Sequence[str], given: Given, ours: Mapping[str, Any], outcome: Outcome) -> None:
-    own = [key for key in keys if key in given.values]
+def _map(
+    row: Row, keys: Sequence[str], config: Configuration, ours: Mapping[str, Any], outcome: Outcome
+) -> None:
+    own = [key for key in keys if key in config.values]
     try:
-        values = convert(row, given)
+        values = convert(row, config)
     except CannotMapError as error:
         instead = error.instead or _instead(row)
         if not _is_chosen(row, instead, ours):
@@ -167,10 +149,10 @@ def _enter(key: str, entry: Entry, outcome: Outcome) -> None:
         outcome.refusals.append(Refusal(entry.origin, why, f"--without {entry.origin}"))
 
 
-def _unknown(table: Table, given: Given) -> Iterator[Refusal]:
+def _unknown(table: Table, config: Configuration) -> Iterator[Refusal]:
     """Yield the keys that the table does not know, with the closest one that it does."""
     known = [key for row in table.rows for key in row.theirs if "*" not in key]
-    for key, value in given.values.items():
+    for key, value in config.values.items():
         if value == {} or any(row.matches(key) for row in table.rows):
             continue
         near = difflib.get_close_matches(key, known, 1, 0.8)

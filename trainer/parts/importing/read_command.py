@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from trainer.parts.importing.given import Unresolved
+from trainer.parts.importing.configuration import Unresolved
 from trainer.parts.importing.read_yaml import read_scalar
 
 _OVERRIDE = re.compile(r"\+{0,2}([a-z_][a-z0-9_]*(?:\.[A-Za-z0-9_]+)+)=(.*)", re.DOTALL)
@@ -47,11 +47,7 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def read_command(text: str) -> dict[str, Any]:
-    """Return the settings of a script or of a command's arguments, by their names.
-
-    Raises:
-        ValueError: A quotation has no end.
-    """
+    """Return the settings of a script or of a command's arguments, by their names."""
     words = _words(text)
     found, variables = dict[str, Any](), dict[str, str | None]()
     for word in words:

@@ -18,7 +18,14 @@ from trainer.config.algorithms import (
     SFT,
 )
 from trainer.parts.importing import tasks
-from trainer.parts.importing.given import CannotMapError, Given, as_flag, as_list, as_text, as_whole
+from trainer.parts.importing.configuration import (
+    CannotMapError,
+    Configuration,
+    as_flag,
+    as_list,
+    as_text,
+    as_whole,
+)
 
 _OPTIMIZER = "algorithm.optimizer"
 _CRITICS = "critic.optimizer"
@@ -32,16 +39,19 @@ def algorithm(estimator: str, loss: str) -> dict[str, Any]:
     """Return the keys that choose verl's estimator and loss."""
     if estimator == SFT:
         return {"algorithm.name": SFT}
-    for name, known, lacking in ((estimator, ADVANTAGES | {GAE}, LACKING), (loss, LOSSES, LACKING_LOSSES)):
+    for name, supported, lacking in (
+        (estimator, ADVANTAGES | {GAE}, LACKING),
+        (loss, LOSSES, LACKING_LOSSES),
+    ):
         if name in lacking:
             raise CannotMapError(f"{name} is not supported: {lacking[name]}", _ALGORITHMS)
-        if name not in known:
+        if name not in supported:
             raise CannotMapError(f"{name!r} is neither an estimator nor a loss here", _ALGORITHMS)
     if estimator == GAE:
         other = {} if loss == "vanilla" else {"algorithm.loss": loss}
         return {"algorithm.name": "ppo", "critic.enabled": True, **other}
-    for name, pair in ALGORITHMS.items():
-        if (pair.advantage, pair.loss) == (estimator, loss) and name != "ppo":
+    for name, parts in ALGORITHMS.items():
+        if (parts.advantage, parts.loss) == (estimator, loss) and name != "ppo":
             return {"algorithm.name": name}
     return {"algorithm.name": "grpo", "algorithm.advantage": estimator, "algorithm.loss": loss}
 
@@ -117,7 +127,7 @@ def schedule(
     """
     shape = _style(style, _OPTIMIZER)
     warmup = _warmup(-1 if steps is None else steps, share or 0.0, total or 0, key) * updates
-    least = least or lowest / peak
+    least = least or (lowest / peak if peak else 0.0)
     if least and shape == "linear":
         raise CannotMapError("a linear rate ends at 0 here", f"--{_OPTIMIZER}.schedule cosine")
     ends = {f"{_OPTIMIZER}.min_lr_ratio": least} if least and shape == "cosine" else {}
@@ -175,8 +185,8 @@ def groups(size: int, what: str, rows: int | None = None, tasks: int | None = No
 
 def product(factors: Sequence[int | None]) -> int | None:
     """Return the product of numbers, None if one is not there."""
-    there = [factor for factor in factors if factor is not None]
-    return math.prod(there) if len(there) == len(factors) else None
+    numbers = [factor for factor in factors if factor is not None]
+    return math.prod(numbers) if len(numbers) == len(factors) else None
 
 
 def least(numbers: Iterable[int | None]) -> int | None:
@@ -217,12 +227,11 @@ def split_rows(ranks: int = 1) -> dict[str, Any]:
 
 def sampled(mode: str, cap: float) -> dict[str, Any]:
     """Return the weights by which TRL corrects for the engine's own probabilities."""
-    level, _separator, how = mode.partition("_")
+    level, _, how = mode.partition("_")
     if how not in ("truncate", "mask") or level not in ("token", "sequence"):
         names = ("vllm_importance_sampling_mode=token_truncate", "vllm_importance_sampling_correction=False")
-        raise CannotMapError(
-            f"{mode} is no correction that is known here", " or ".join(f"--set {name}" for name in names)
-        )
+        instead = " or ".join(f"--set {name}" for name in names)
+        raise CannotMapError(f"{mode} is no correction that is known here", instead)
     table = "algorithm.options.policy_loss.rollout_correction"
     threshold = cap if how == "truncate" else f"0_{cap:g}"
     return {f"{table}.rollout_is": level, f"{table}.rollout_is_threshold": threshold}
@@ -233,51 +242,51 @@ def address(port: int, host: str = "") -> str | None:
     return None if host in _ANY_HOST else f"http://{host}:{port}"
 
 
-def of_chosen(given: Given, part: str, name: str, differs: Mapping[str, str] | None = None) -> str:
+def of_chosen(config: Configuration, part: str, name: str, differs: Mapping[str, str] | None = None) -> str:
     """Return the part, advantage or loss, of the algorithm that the user names in place of another project's.
 
     Args:
-        given: The configuration.
+        config: The configuration.
         part: advantage or loss.
         name: What the other project calls its algorithm.
         differs: How algorithms of that name differ from ours.
     """
-    if (chosen := ALGORITHMS.get(str(given.chosen.get("algorithm.name")))) is not None:
+    if (chosen := ALGORITHMS.get(str(config.chosen.get("algorithm.name")))) is not None:
         return str(getattr(chosen, part))
     if name in (differs or {}):
         raise CannotMapError((differs or {})[name], f"--algorithm.name {name}")
     raise CannotMapError(f"{name} is not supported", _ALGORITHMS)
 
 
-def own(given: Given, keys: Iterable[str]) -> list[Any]:
+def own(config: Configuration, keys: Iterable[str]) -> list[Any]:
     """Return the values of keys that the user gave, none of their defaults."""
-    return [given.get(key) for key in keys if key in given.values]
+    return [config.get(key) for key in keys if key in config.values]
 
 
-def verl_strategy(given: Given, key: str, megatron: str, defaults: Sequence[str] = ()) -> Any:
+def verl_strategy(config: Configuration, key: str, megatron: str, defaults: Sequence[str] = ()) -> Any:
     """Return verl's strategy: what the user gave, else that of the file on which the configuration builds."""
-    return "megatron" if key not in given.values and megatron in defaults else given.get(key)
+    return "megatron" if key not in config.values and megatron in defaults else config.get(key)
 
 
-def below(given: Given, table: str, to: str) -> dict[str, Any]:
+def below(config: Configuration, table: str, to: str) -> dict[str, Any]:
     """Return the keys of a table as those of ours."""
-    return {f"{to}.{key}": value for key, value in given.below(table).items()}
+    return {f"{to}.{key}": value for key, value in config.below(table).items()}
 
 
-def verl_lora(given: Given, table: str) -> dict[str, Any]:
+def verl_lora(config: Configuration, table: str) -> dict[str, Any]:
     """Return the adapter of verl, whose keys are `lora_rank` and others, or those of the table `lora`."""
-    nested = "lora." if as_whole(given.get(f"{table}.lora.rank", 0)) else ""
+    nested = "lora." if as_whole(config.get(f"{table}.lora.rank", 0)) else ""
     flat = nested or "lora_"
-    rank = as_whole(given.get(f"{table}.{flat}rank", 0))
+    rank = as_whole(config.get(f"{table}.{flat}rank", 0))
     if not rank:
         return {}
     return {
         "model.lora.rank": rank,
-        "model.lora.alpha": as_whole(given.get(f"{table}.{flat}alpha", 32 if nested else 16)),
-        "model.lora.targets": given.get(f"{table}.{nested}target_modules", "all-linear"),
-        "model.lora.exclude": as_list(given.get(f"{table}.{nested}exclude_modules", [])),
-        "model.lora.adapter": as_text(given.get(f"{table}.{flat}adapter_path", "")) or None,
-        "model.lora.publish": "merged" if as_flag(given.get(f"{table}.lora.merge", False)) else None,
+        "model.lora.alpha": as_whole(config.get(f"{table}.{flat}alpha", 32 if nested else 16)),
+        "model.lora.targets": config.get(f"{table}.{nested}target_modules", "all-linear"),
+        "model.lora.exclude": as_list(config.get(f"{table}.{nested}exclude_modules", [])),
+        "model.lora.adapter": as_text(config.get(f"{table}.{flat}adapter_path", "")) or None,
+        "model.lora.publish": "merged" if as_flag(config.get(f"{table}.lora.merge", False)) else None,
     }
 
 

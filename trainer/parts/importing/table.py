@@ -24,51 +24,32 @@ _PAGE = re.compile(r"\bdocs/(?=[\w-]+\.md)")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Some keys of another project.
+    """Some keys of another project."""
 
-    Args:
-        kind: What becomes of them, of `KINDS`.
-        theirs: The keys; `*` stands for any text, also with dots.
-        ours: The keys that they set, or that stand for them where they cannot be mapped.
-        about: How they are mapped, why they are not needed, what is left to do, or why they cannot be mapped.
-        off: Values that need no counterpart.
-        instead: What to do where they cannot be mapped.
-        spec: How values are made of them, as `evaluate` reads it.
-    """
-
-    kind: str
-    theirs: tuple[str, ...]
-    ours: tuple[str, ...]
+    kind: str  # what becomes of them, of `KINDS`
+    theirs: tuple[str, ...]  # the keys; `*` stands for any text, also with dots
+    ours: tuple[str, ...]  # the keys that they set, or that stand for them where they cannot be mapped
+    # How they are mapped, why they are not needed, what is left to do, or why they cannot be mapped.
     about: str
-    off: tuple[Any, ...]
-    instead: str
-    spec: Mapping[str, Any]
+    off: tuple[Any, ...]  # values that need no counterpart
+    instead: str  # what to do where they cannot be mapped
+    spec: Mapping[str, Any]  # how values are made of them, as `evaluate` reads it
 
     def matches(self, key: str) -> bool:
-        """Return whether a key belongs to the row."""
         return any(key == name or ("*" in name and fnmatchcase(key, name)) for name in self.theirs)
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All known keys of one project.
+    """All known keys of one project."""
 
-    Args:
-        name: What `--from` calls it.
-        title: What people call it.
-        read: The release whose keys these are.
-        rows: The keys.
-        facts: Specifications that rows refer to by name.
-        defaults: Its defaults where a value changes what is trained and is not ours.
-        marks: Keys, or beginnings of keys with a dot at the end, by which its files are recognised.
-    """
-
-    name: str
-    title: str
-    read: str
+    name: str  # what `--from` calls it
+    title: str  # what people call it
+    read: str  # the release whose keys these are
     rows: tuple[Row, ...]
-    facts: Mapping[str, Any]
-    defaults: Mapping[str, Any]
+    facts: Mapping[str, Any]  # specifications that rows refer to by name
+    defaults: Mapping[str, Any]  # its defaults where a value changes what is trained and is not ours
+    # Keys, or beginnings of keys with a dot at the end, by which its files are recognised.
     marks: tuple[str, ...]
 
     def is_marked(self, values: Mapping[str, Any]) -> bool:
@@ -102,12 +83,7 @@ def _tuple(value: str | list[str]) -> tuple[str, ...]:
 
 
 def table_of(values: Mapping[str, Any], name: str | None, path: str) -> Table:
-    """Return the table of a file.
-
-    Args:
-        values: The file's values by dotted keys.
-        name: What the user calls the project; None to tell by the keys.
-        path: The file, for the error.
+    """Return the table of a file, by the name that the user gives, else by the keys.
 
     Raises:
         UsageError: The keys are of no project, or of several.

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer.parts.importing.given import CannotMapError, Given, as_flag, as_text
+from trainer.parts.importing.configuration import CannotMapError, Configuration, as_flag, as_text
 
 TASKS = ("explorer.tasks", "explorer.task_sets", "explorer.agent.environment")
 """The keys of which one names the tasks."""
@@ -19,22 +19,22 @@ _ONE_TURN = frozenset(f"{begin}{kind}_workflow" for begin in ("", "async_") for 
 """Workflows whose messages are a system prompt and the question."""
 
 _MATH = "math_reward"
-"""The reward with which the workflows `math` have a system prompt of their own, if none is given."""
+"""The reward with which the workflows `math` have a system prompt of their own, if none is config."""
 
 
-def _are_chosen(given: Given) -> bool:
+def _are_chosen(config: Configuration) -> bool:
     """Return whether the user names tasks beside the file, or an environment, which has its own."""
-    return any(key in given.chosen for key in TASKS)
+    return any(key in config.chosen for key in TASKS)
 
 
-def verl_tasks(given: Given) -> dict[str, Any]:
+def verl_tasks(config: Configuration) -> dict[str, Any]:
     """Return verl's files of tasks, which are read as they are, and their columns."""
-    named = ((f"{name}_key", given.get(f"data.{name}_key")) for name in ("prompt", "answer"))
+    named = ((f"{name}_key", config.get(f"data.{name}_key")) for name in ("prompt", "answer"))
     columns = {name: as_text(value) for name, value in named if value is not None}
     of_all = {f"explorer.{name}": value for name, value in columns.items()}
-    if _are_chosen(given):
+    if _are_chosen(config):
         return of_all
-    train, held_out = (_files(given.all.get(f"data.{name}_files")) for name in ("train", "val"))
+    train, held_out = (_files(config.all.get(f"data.{name}_files")) for name in ("train", "val"))
     measured = {"explorer.evaluation.tasks": held_out[0]} if len(held_out) == 1 else {}
     if len(train) > 1:
         sets = {"explorer.task_sets": _file_sets(train, columns)}
@@ -68,36 +68,36 @@ def _data_set(source: str, **keys: Any) -> dict[str, Any]:
     return {"source": f"datasets:{source}", **{key: value for key, value in keys.items() if value}}
 
 
-def trinity_tasks(given: Given, **columns: str | None) -> list[dict[str, Any]] | None:
+def trinity_tasks(config: Configuration, **columns: str | None) -> list[dict[str, Any]] | None:
     """Return the data set of Trinity-RFT's tasks; what is no data set is left to the user."""
-    path, kind = given.all.get(f"{_TASKSET}.path"), given.all.get(f"{_TASKSET}.storage_type", "file")
-    if _are_chosen(given) or not isinstance(path, str) or kind != "file":
+    path, kind = config.all.get(f"{_TASKSET}.path"), config.all.get(f"{_TASKSET}.storage_type", "file")
+    if _are_chosen(config) or not isinstance(path, str) or kind != "file":
         return None
     keys = {name: as_text(value or "") for name, value in columns.items()}
-    return [_data_set(path, **keys, **_messages(given))]
+    return [_data_set(path, **keys, **_messages(config))]
 
 
-def _messages(given: Given) -> dict[str, Any]:
+def _messages(config: Configuration) -> dict[str, Any]:
     """Return how a workflow of one turn makes messages of a question; others make their own."""
-    workflow = given.get("buffer.explorer_input.default_workflow_type")
-    workflow = given.get(f"{_TASKSET}.default_workflow_type", workflow)
-    system = given.get(f"{_TASKSET}.format.system_prompt")
-    reward = given.get("buffer.explorer_input.default_reward_fn_type", _MATH)
-    has_own = "math" in str(workflow) and given.get(f"{_TASKSET}.default_reward_fn_type", reward) == _MATH
+    workflow = config.get("buffer.explorer_input.default_workflow_type")
+    workflow = config.get(f"{_TASKSET}.default_workflow_type", workflow)
+    system = config.get(f"{_TASKSET}.format.system_prompt")
+    reward = config.get("buffer.explorer_input.default_reward_fn_type", _MATH)
+    has_own = "math" in str(workflow) and config.get(f"{_TASKSET}.default_reward_fn_type", reward) == _MATH
     if workflow not in _ONE_TURN or (system is None and has_own):
         return {}
     return {"system": system} if system else {"chat": True}
 
 
-def trl_tasks(given: Given, *, measured: bool) -> dict[str, Any]:
+def trl_tasks(config: Configuration, *, measured: bool) -> dict[str, Any]:
     """Return the split of TRL's data set for training and, if it is measured, the one for tests."""
-    name = given.all.get("dataset_name")
-    if _are_chosen(given) or not isinstance(name, str):
+    name = config.all.get("dataset_name")
+    if _are_chosen(config) or not isinstance(name, str):
         return {}
-    column = as_text(given.get("dataset_prompt_column", ""))
-    columns = {"prompt_key": column, "system": as_text(given.get("system_prompt", "")), "chat": bool(column)}
-    subset = as_text(given.get("dataset_config", ""))
-    train, test = (as_text(given.get(f"dataset_{split}_split", split)) for split in ("train", "test"))
+    column = as_text(config.get("dataset_prompt_column", ""))
+    columns = {"prompt_key": column, "system": as_text(config.get("system_prompt", "")), "chat": bool(column)}
+    subset = as_text(config.get("dataset_config", ""))
+    train, test = (as_text(config.get(f"dataset_{split}_split", split)) for split in ("train", "test"))
     sets = [_data_set(name, subset=subset, split=train, **columns)]
     if not measured:
         return {"explorer.task_sets": sets}
@@ -106,15 +106,15 @@ def trl_tasks(given: Given, *, measured: bool) -> dict[str, Any]:
     return {"explorer.task_sets": sets, "explorer.evaluation.tasks": f"set:{held_out}"}
 
 
-def verifiers_environment(given: Given) -> dict[str, Any]:
+def verifiers_environment(config: Configuration) -> dict[str, Any]:
     """Return prime-rl's environment of verifiers, if there is one; its `env` table is ours too."""
     others = any(
-        key.startswith(f"{_SOURCE}.") and not key.startswith(f"{_SOURCE}.0.") for key in given.values
+        key.startswith(f"{_SOURCE}.") and not key.startswith(f"{_SOURCE}.0.") for key in config.values
     )
-    if _are_chosen(given) or others:
+    if _are_chosen(config) or others:
         return {}
     table = f"{_SOURCE}.0.env"
-    values = given.below(table)
+    values = config.below(table)
     taskset, kind = (values.pop(name, None) for name in ("taskset.id", "id"))
     has_lists = any(part.isdigit() for key in values for part in key.split("."))
     if has_lists or not isinstance(taskset, str):
@@ -127,13 +127,13 @@ def verifiers_environment(given: Given) -> dict[str, Any]:
     return {"explorer.agent.environment": f"verifiers:{name}", **options}
 
 
-def prime_filters(given: Given) -> str | None:
+def prime_filters(config: Configuration) -> str | None:
     """Return that groups without an advantage are replaced; prime-rl's other filters may only count."""
-    tables = {key.rpartition(".")[0] for key in given.values if _FILTER.match(key) and key.endswith(".type")}
+    tables = {key.rpartition(".")[0] for key in config.values if _FILTER.match(key) and key.endswith(".type")}
     replaced = False
     for table in sorted(tables):
-        is_zero = as_text(given.get(f"{table}.type", "")) == "zero_advantage"
-        is_enforced = as_flag(given.get(f"{table}.enforce", is_zero))
+        is_zero = as_text(config.get(f"{table}.type", "")) == "zero_advantage"
+        is_enforced = as_flag(config.get(f"{table}.enforce", is_zero))
         if is_enforced and not is_zero:
             raise CannotMapError(
                 "leaves rollouts out, which is not done here", f"--set {table}.enforce=false"

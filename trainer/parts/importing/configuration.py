@@ -30,7 +30,7 @@ class Unresolved:
     why: str
 
 
-class Given:
+class Configuration:
     """The values of one configuration by their dotted keys, with the other program's defaults below them.
 
     Args:
@@ -53,11 +53,7 @@ class Given:
         return self.all.get(key) is not None
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value, the default if there is none.
-
-        Raises:
-            CannotMapError: It could not be resolved.
-        """
+        """Return a value, the default if there is none."""
         value = self.all.get(key)
         if isinstance(value, Unresolved):
             raise CannotMapError(value.why, f"--set {key}=VALUE")
