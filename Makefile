@@ -7,6 +7,8 @@ DEMO := $(VENV)/.demo
 WORKERS ?= 2
 # Most tests wait for files, mounts and machines: one worker more than there are cores.
 TEST_WORKERS ?= 3
+# Seconds of each test of `make test`, a line each: `sort -rn out/durations.txt | head -25`.
+DURATIONS ?= out/durations.txt
 SCHEDULES ?= 10000
 SEED ?= 1
 FAULTS ?= 100
@@ -46,7 +48,8 @@ demo-daemon: $(DEMO)
 
 ## test: all tests but the long ones
 test: $(READY)
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)
+	mkdir -p $(dir $(DURATIONS)) && : > $(DURATIONS)
+	SYNCD_DURATIONS=$(DURATIONS) $(BIN)/python -m pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)
 
 # After each edit, in five minutes on two cores: what needs no mount, no other machine and no long matrix. The
 # mark `slow` and the directories below say what that is.

@@ -5,8 +5,9 @@ import re
 import sys
 
 import pytest
+from support.needed import need
 
-pytest.importorskip("verl", reason="the trainer needs verl")
+need("verl", "the trainer needs verl")
 
 from support.paths import ROOT
 from test_slurm_files import bed, in_bed  # noqa: F401 - the fixture

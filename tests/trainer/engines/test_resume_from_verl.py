@@ -7,8 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from support.needed import need
 
-pytest.importorskip("verl", reason="the trainer needs verl")
+need("verl", "the trainer needs verl")
 
 import torch
 from support.case_runs import HERE
