@@ -17,7 +17,7 @@ from explorer_hooks.parts.agents.run_record import GatewayRun
 from explorer_hooks.parts.agents.sessions import MOST_TOOLS, SessionGroup
 from explorer_hooks.run.curriculum import TaskMean, are_equal, with_dropped
 from explorer_hooks.run.engine_gate import EngineGate, EngineVersions
-from explorer_hooks.run.evaluation import Evaluation
+from explorer_hooks.run.held_out import VersionWatcher
 from explorer_hooks.run.job_watch import JobWatch
 from explorer_hooks.run.opening import FollowedEngine
 from explorer_hooks.run.own_files import METRICS, Records, own_path
@@ -88,7 +88,7 @@ class GatewayService:
         evaluation: Measures versions as they are loaded; None for none.
     """
 
-    def __init__(self, parts: GatewayParts, evaluation: Evaluation | None = None) -> None:
+    def __init__(self, parts: GatewayParts, evaluation: VersionWatcher | None = None) -> None:
         writer = parts.writer
         self._versions, self._room, self._writer, self._run = parts.versions, parts.room, writer, parts.run
         self._gateway, self._http, self._stop = parts.gateway, parts.http, parts.stop

@@ -1,4 +1,4 @@
-"""`syncd serve`: serves a live page about a job, or about each of several."""
+"""`syncd serve`: serve one live page about a job."""
 
 import os
 import signal
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from syncd.parts.page.jobs import ServedJob
     from syncd.parts.page.poller import SharedPoll
     from syncd.parts.page.site import Site
+
+AFTER = "status"
+"""The verb behind which `--help` lists this one."""
 
 _FIRST_POLL = 5.0
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from syncd.errors import ConfigError, JobMissingError, plain
 from syncd.parts.doctor.probe import STUCK, answering, bounded
-from syncd.parts.doctor.security.rules import (
+from syncd.parts.doctor.security_rules import (
     AccessFinding,
     AccessSnapshot,
     AclEntry,
