@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from syncd.jobfile.problems import Problem
-from syncd.jobfile.sections import CODE_BY_NAME, Count, NoneText, Positive, Section
+from syncd.jobfile.sections import CODE_BY_NAME, TASKS, Count, NoneText, Positive, Section
 
 PREFIX = "eval/"
 """How the names of the figures of all sets begin."""
@@ -23,7 +23,7 @@ _MOST_SAMPLES = 1024
 class EvaluationSet(Section):
     """Held-out tasks, and how they are measured."""
 
-    tasks: str = ""
+    tasks: str = Field(default="", json_schema_extra=TASKS)
     """The held-out tasks: a source as of explorer.tasks, or set:NAME of [[explorer.task_sets]]; none unless given."""
     every: Count = 1
     """Versions from one evaluation to the next; 0 for none: then only `explorer bench` measures it."""

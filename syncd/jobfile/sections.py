@@ -1,13 +1,11 @@
-"""The sections of the job's file that trainer and explorers both read. Frozen once they are read.
+"""The tables of the job's file that trainer and explorers both read. Frozen once they are read.
 
 The description of a key is its only documentation: schemas and the pages of all keys are made of it.
 Keys marked `FIXED` are what a run is: a later start in the same job directory must agree with them.
 """
 
-import os
-from collections.abc import Mapping
 from importlib.metadata import entry_points
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
@@ -23,6 +21,14 @@ CODE: dict[str, Any] = {"code": "any"}
 
 CODE_BY_NAME: dict[str, Any] = {"code": FUNCTION}
 """The same for a key whose value does so if it is `module:function`."""
+
+PATH: dict[str, Any] = {"path": "file"}
+"""The same for a key that names a file or directory."""
+
+TASKS: dict[str, Any] = {"path": "tasks"}
+"""The same for a key that names a file or directory, or tasks with a scheme such as `datasets:`."""
+
+FIXED_PATH = FIXED | PATH
 
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -73,11 +79,11 @@ class Section(BaseModel):
 class JobSection(Section):
     """The run itself."""
 
-    dir: str
+    dir: str = Field(json_schema_extra=PATH)
     """The job directory, on a file system that all hosts of the job share."""
     name: str = ""
     """What monitors call the run; the directory's name unless given."""
-    state_dir: str = ""
+    state_dir: str = Field(default="", json_schema_extra=PATH)
     """Where `.syncd/` is, if not in the job directory."""
     permissions: Permissions = "umask"
     """Permissions of what is made in the job directory: umask (of each process), private, group."""
@@ -100,7 +106,7 @@ class LoraSection(Section):
     """Names of the linear layers that get one, or their last parts: ["q_proj", "v_proj"]; else all but the head."""
     exclude: Names = Field(default=(), json_schema_extra=FIXED)
     """Names of layers that get none."""
-    adapter: str = Field(default="", json_schema_extra=FIXED)
+    adapter: str = Field(default="", json_schema_extra=FIXED_PATH)
     """A directory of peft's with the adapter to start from; its rank and alpha must be given here too."""
     publish: Literal["adapter", "merged"] = Field(default="adapter", json_schema_extra=FIXED)
     """What a step is: the adapter alone, or whole weights with the adapter merged into them in float32."""
@@ -109,7 +115,7 @@ class LoraSection(Section):
 class ModelSection(Section):
     """What is trained."""
 
-    path: str = Field(json_schema_extra=FIXED)
+    path: str = Field(json_schema_extra=FIXED_PATH)
     """A Hugging Face model directory: config.json, weights and tokenizer."""
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", json_schema_extra=FIXED)
     """Of the parameters that the optimizer changes."""
@@ -160,13 +166,13 @@ class DataSection(Section):
     """What the strategy takes, by its own names; fifo, replay, mix and sft take nothing here."""
     replay: ReplaySection = ReplaySection()
     """Old groups, drawn again."""
-    sft_path: str = Field(default="", json_schema_extra=FIXED)
+    sft_path: str = Field(default="", json_schema_extra=FIXED_PATH)
     """JSONL or Parquet of examples: `tokens` and `prompt_length`, `prompt` and `response`, `messages` and `tools`."""
     sft_ratio: Share = Field(default=0.0, json_schema_extra=FIXED)
     """Share of SFT examples in each batch of experiences; algorithm sft uses only examples."""
     max_length: Positive = Field(default=4096, json_schema_extra=FIXED)
     """Tokens of an SFT example: longer ones are cut at the end, rows whose prompt reaches it are skipped."""
-    validation_path: str = ""
+    validation_path: str = Field(default="", json_schema_extra=PATH)
     """JSONL or Parquet of examples, as `sft_path`, whose loss is measured and never learnt."""
     epochs: Count = 0
     """sft: passes over the data set after which the run ends; 0 for no end."""
@@ -223,30 +229,8 @@ class SyncSection(Section):
     """nccl: seconds that the trainer waits for explorers to be ready; then a step goes through files alone."""
     broadcast_timeout: Seconds = 60.0
     """nccl: seconds that a broadcast may take from then on."""
-    memory_dir: str = "/dev/shm"  # noqa: S108 - what is made below is private to its user
+    # What is made below is private to its user.
+    memory_dir: str = Field(default="/dev/shm", json_schema_extra=PATH)  # noqa: S108
     """memory: a directory of the trainer's host that is kept in memory (tmpfs)."""
     memory_mib: Count = 0
     """memory: MiB that copies may take together; 0 for half of what that file system can take."""
-
-
-class JobFile(Section):
-    """What every reader of the file knows of it."""
-
-    job: JobSection
-    """The run itself."""
-    model: ModelSection
-    """What is trained."""
-
-    def with_source(self, path: str) -> Self:
-        """Return the file with the path that it was read from."""
-        return self.with_values(job={"source": os.path.abspath(path)})
-
-    def in_stage(self, name: str) -> Self:
-        """Return the file with the directories of a stage, below those of all stages."""
-        state_dir = f"{self.job.state_dir}/{name}" if self.job.state_dir else ""
-        return self.with_values(job={"dir": f"{self.job.dir}/{name}", "state_dir": state_dir})
-
-    def with_values(self, **tables: Mapping[str, Any]) -> Self:
-        """Return the file with other values of some keys: `model={"path": ...}`, unchecked."""
-        changed = {name: getattr(self, name).model_copy(update=values) for name, values in tables.items()}
-        return self.model_copy(update=changed)
