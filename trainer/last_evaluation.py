@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from syncd.client.client import Client
 from syncd.jobfile.evaluation import produced_by
-from trainer.config.model import JobConfig
+from syncd.jobfile.model import JobFile
 from trainer.reporting.evaluations import EvaluationWatch
 from trainer.reporting.figures import span
 
@@ -25,7 +25,7 @@ class LastEvaluation:
         watch: Knows the evaluations of the job.
     """
 
-    def __init__(self, config: JobConfig, sync: Client, watch: EvaluationWatch) -> None:
+    def __init__(self, config: JobFile, sync: Client, watch: EvaluationWatch) -> None:
         self._configured = set(produced_by(config.explorer) or ())
         self._sync, self._watch, self._limit = sync, watch, config.trainer.evaluation_wait
 

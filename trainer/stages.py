@@ -7,6 +7,7 @@ from typing import Any
 
 from syncd.errors import ConfigError, CorruptDataError, StorageError, storage_errors
 from syncd.jobfile.loader import Layer
+from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem, error_of, shown
 from syncd.jobfile.records import STAGES, StagesRecord, read_record
 from syncd.protocol.layout import Job, is_identity
@@ -15,7 +16,6 @@ from trainer.checkpoints import latest_hf_directory
 from trainer.config.changes import Contradiction, split
 from trainer.config.job_config import contradictions, make_job_dir, next_job_dir, refuse
 from trainer.config.load import LOADER, file_layer, resolved
-from trainer.config.model import JobConfig
 
 _WHOLE_FILE = (("job", "dir"), ("job", "state_dir"), ("trainer", "continue_from_checkpoint"))
 """Keys that all stages share."""
@@ -32,7 +32,7 @@ class TrainingStage:
     """
 
     name: str
-    config: JobConfig
+    config: JobFile
     follows: bool
 
 
@@ -45,7 +45,7 @@ class StagedRun:
         stages: In their order.
     """
 
-    whole: JobConfig
+    whole: JobFile
     stages: tuple[TrainingStage, ...]
 
 
@@ -77,7 +77,7 @@ def load_stages(path: str, overrides: Sequence[str] = (), *, trust: bool = False
     return _placed(stages[0].config, stages)
 
 
-def _placed(whole: JobConfig, stages: Iterable[TrainingStage]) -> StagedRun:
+def _placed(whole: JobFile, stages: Iterable[TrainingStage]) -> StagedRun:
     """Return the run whose stages lie below `whole.job.dir`, with the keys that all stages share."""
     shared = {"dir": whole.job.dir, "state_dir": whole.job.state_dir}
     resume = {"continue_from_checkpoint": whole.trainer.continue_from_checkpoint}
@@ -125,7 +125,7 @@ def _command_problems(command: Layer) -> Iterator[Problem]:
         yield Problem("stages", "stages are given in the file", where=command.where)
 
 
-Run = Callable[[JobConfig], int]
+Run = Callable[[JobFile], int]
 PrintLine = Callable[[str], None]
 
 
@@ -240,7 +240,7 @@ def _contradictions(stage: TrainingStage, record: StagesRecord) -> tuple[Contrad
     return contradictions(_with_model(stage, record).config, besides=unknown)
 
 
-def _started(plan: StagedRun, number: int, record: StagesRecord) -> JobConfig:
+def _started(plan: StagedRun, number: int, record: StagesRecord) -> JobFile:
     """Return a stage's configuration with the model that it started from, or starts from now."""
     stage = plan.stages[number]
     is_known = not stage.follows or stage.name in record.models

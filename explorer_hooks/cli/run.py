@@ -2,11 +2,11 @@
 
 import click
 
-from explorer_hooks.cli.serve import checked_config, config_keys, gateway_function
+from explorer_hooks.cli.serve import checked_config, gateway_function
 from syncd.jobfile.overrides import JobFileCommand, config_argument, overrides_argument, trust_option
 
 
-@click.command(cls=JobFileCommand, keys=config_keys)
+@click.command(cls=JobFileCommand)
 @config_argument(checked_config)
 @overrides_argument
 @trust_option

@@ -10,16 +10,7 @@ from syncd.jobfile.overrides import JobFileCommand, config_argument, overrides_a
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from explorer_hooks.run.config import ExplorerFile
-    from syncd.jobfile.keys import Keys
-
-
-def config_keys() -> "Keys":
-    """Return the keys that explorers read."""
-    from explorer_hooks.run.config import ExplorerFile  # noqa: PLC0415
-    from syncd.jobfile.keys import Keys  # noqa: PLC0415
-
-    return Keys(ExplorerFile, ())
+    from syncd.jobfile.model import JobFile
 
 
 def checked_config(name: str, value: str) -> str:
@@ -33,7 +24,7 @@ def checked_config(name: str, value: str) -> str:
     return value
 
 
-@click.command(cls=JobFileCommand, keys=config_keys)
+@click.command(cls=JobFileCommand)
 @config_argument(checked_config)
 @overrides_argument
 @trust_option
@@ -76,7 +67,7 @@ def serve(
     click.echo(f"explorer ended: {gateway_function('serve', 'serve')(file, health)}", err=True)
 
 
-def gateway_function(module: str, name: str) -> "Callable[[ExplorerFile, str | None], str]":
+def gateway_function(module: str, name: str) -> "Callable[[JobFile, str | None], str]":
     """Return a function of the gateway, which needs what not everybody has.
 
     Raises:
@@ -90,5 +81,5 @@ def gateway_function(module: str, name: str) -> "Callable[[ExplorerFile, str | N
         found = importlib.import_module(f"explorer_hooks.parts.agents.{module}")
     except ImportError as error:
         raise ConfigError(f"the gateway needs {error.name}", hint=install_command("gateway")) from error
-    called: Callable[[ExplorerFile, str | None], str] = getattr(found, name)
+    called: Callable[[JobFile, str | None], str] = getattr(found, name)
     return called

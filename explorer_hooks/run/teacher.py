@@ -15,11 +15,11 @@ import structlog
 
 from explorer_hooks.hooks.probing import CompletionsProbe, GenerateProbe, ServerProbe
 from explorer_hooks.http_client import HttpClient
-from explorer_hooks.run.config import TeacherSection
 from explorer_hooks.run.generation import Generator, GroupRequest, GroupResult
 from explorer_hooks.run.served import ASK, MAX_ANSWER, api_key, backoff, served_model
 from explorer_hooks.run.tokens import Tokens
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError
+from syncd.jobfile.explorer_sections import TeacherSection
 
 _TICK = 0.05
 """Seconds between two polls for results."""

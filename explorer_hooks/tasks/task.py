@@ -3,11 +3,13 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from syncd.errors import ConfigError
 from syncd.experience.model import MAX_NAME
-from syncd.jobfile.task_sets import TaskSetSection
+
+if TYPE_CHECKING:
+    from syncd.jobfile.task_sets import TaskSetSection
 
 _SHOWN = 40
 _MESSAGES = "messages"
@@ -97,7 +99,7 @@ class Columns:
     id: str = "id"
 
     @classmethod
-    def of(cls, section: TaskSetSection) -> Self:
+    def of(cls, section: "TaskSetSection") -> Self:
         """Return what a set of tasks says of them."""
         return cls(section.prompt_key, section.answer_key, section.id_key)
 

@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from syncd.errors import ConfigError
 from syncd.jobfile.evaluation import EvaluationSection
+from syncd.jobfile.problems import nearest
 from syncd.jobfile.sections import (
     CODE,
     CODE_BY_NAME,
@@ -20,8 +22,9 @@ from syncd.jobfile.sections import (
     Positive,
     Seconds,
     Section,
+    with_tables_of_parts,
 )
-from syncd.jobfile.task_sets import TaskSetSection
+from syncd.jobfile.task_sets import SET, TaskSetSection
 
 
 class InferenceSection(Section):
@@ -231,6 +234,7 @@ class AgentSection(Section):
         return self.reward_range if is_bound else (-math.inf, math.inf)
 
 
+@with_tables_of_parts("explorer")
 class ExplorerSection(Section):
     """What `explorer run` reads."""
 
@@ -282,3 +286,25 @@ class ExplorerSection(Section):
         columns = {"prompt_key": self.prompt_key, "answer_key": self.answer_key}
         given = {key: value for key, value in columns.items() if key in self.model_fields_set}
         return TaskSetSection.model_validate({"source": source, "limit": limit, **given})
+
+    @property
+    def training_sets(self) -> tuple[TaskSetSection, ...]:
+        """Return the sets of tasks that are played; none if drivers say what is."""
+        if self.tasks:
+            return (self.set_of(self.tasks),)
+        return tuple(task_set for task_set in self.task_sets if not task_set.held_out)
+
+    def held_out_set(self, tasks: str, limit: int) -> TaskSetSection:
+        """Return the keys of held-out tasks: a source, or `set:` and the name of a set.
+
+        Raises:
+            ConfigError: No held-out set has that name.
+        """
+        if not tasks.startswith(SET):
+            return self.set_of(tasks, limit)
+        sets = {task_set.shown_name: task_set for task_set in self.task_sets if task_set.held_out}
+        name = tasks.removeprefix(SET)
+        if name not in sets:
+            hint = nearest(name, sets) or f'[[explorer.task_sets]] name = "{name}", held_out = true'
+            raise ConfigError(f"no held-out set of tasks is called {name}", hint=hint)
+        return sets[name].model_copy(update={"limit": limit or sets[name].limit})

@@ -4,14 +4,20 @@ The description of a key is its only documentation: schemas and the pages of all
 Keys marked `FIXED` are what a run is: a later start in the same job directory must agree with them.
 """
 
+from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
 
 from syncd.client.sync_policy import TRANSPORTS, SyncMethod, SyncStyle
 from syncd.jobfile.trust import FUNCTION
 from syncd.protocol.permissions import Permissions
+
+JOB_TABLES = "syncd.job_tables"
+"""The entry points of tables that parts add."""
+
+Table = TypeVar("Table", bound="Section")
 
 FIXED: dict[str, Any] = {"fixed": True}
 """Goes into the JSON Schema of a key that may not change between two starts."""
@@ -74,6 +80,37 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         protected_namespaces=(),
     )
+
+    def part(self, kind: type[Table]) -> Table:
+        """Return the table in this one that a part has registered, by its class; its defaults if none has."""
+        return next((table for _, table in self if type(table) is kind), kind())
+
+
+def with_tables_of_parts(table: str) -> Callable[[type[Table]], type[Table]]:
+    """Return a decorator that adds to a table what parts register in it, and so to checks, schema and documentation.
+
+    A part registers `explorer.agent = package.module:AgentSection` under the entry point `syncd.job_tables`, and
+    reads it by `file.explorer.part(AgentSection)`. Its module needs no more than pydantic.
+
+    Args:
+        table: The table's dotted name, empty for the whole file.
+    """
+    before = f"{table}." if table else ""
+
+    def add(model: type[Table]) -> type[Table]:
+        points = sorted(entry_points(group=JOB_TABLES), key=lambda point: point.name)
+        kinds = {
+            point.name.removeprefix(before): point.load()
+            for point in points
+            if point.name.rpartition(".")[0] == table
+        }
+        fields: dict[str, Any] = {name: (kind, kind()) for name, kind in kinds.items()}
+        if not fields:
+            return model
+        name, module, about = model.__name__, model.__module__, model.__doc__
+        return create_model(name, __base__=model, __module__=module, __doc__=about, **fields)
+
+    return add
 
 
 class JobSection(Section):

@@ -8,7 +8,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from syncd.jobfile.sections import FIXED, FIXED_PATH, Above0, Count, NoneText, Positive, Seconds, Section, Share
+from syncd.jobfile.sections import (
+    FIXED,
+    FIXED_PATH,
+    Above0,
+    Count,
+    NoneText,
+    Positive,
+    Seconds,
+    Section,
+    Share,
+)
 
 
 class EngineSection(Section):

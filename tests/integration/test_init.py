@@ -75,11 +75,11 @@ def test_the_loaders_read_what_is_written(tmp_path, model, recipe, engine):
 
 @pytest.mark.parametrize(("recipe", "engine"), COMBINATIONS)
 def test_the_batch_files_are_valid_and_the_reward_scores_its_tasks(tmp_path, model, recipe, engine):
-    from explorer_hooks.run.config import RewardSection
     from explorer_hooks.run.rewards import plain_task
     from explorer_hooks.run.scoring import ScoredGroup, ScoredText, open_scorer
-    from explorer_hooks.tasks.section import TaskSetSection
     from explorer_hooks.tasks.sources import open_tasks
+    from syncd.jobfile.explorer_sections import RewardSection
+    from syncd.jobfile.task_sets import TaskSetSection
 
     assert init(tmp_path, model, recipe, engine) == 0
     written = sorted(path.name for path in tmp_path.glob("*.sbatch"))

@@ -5,14 +5,15 @@ from collections.abc import Mapping
 
 from syncd.errors import ConfigError
 from syncd.extras import install_command
+from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import error_of
+from syncd.jobfile.trainer_sections import AlgorithmSection
 from trainer.config.algorithms import SFT, estimator_and_loss, with_published
 from trainer.config.attention import FLASH, degree_of, require_groups
 from trainer.config.critic import critic_problems
 from trainer.config.load import LOADER, verl_problems
 from trainer.config.lora import check_start_adapter
 from trainer.config.megatron import MEGATRON
-from trainer.config.model import AlgorithmSection, JobConfig
 from trainer.config.model_files import check_configs
 from trainer.config.schedule import optimizer_problems
 from trainer.engines.verl.release import release_problems
@@ -25,7 +26,7 @@ MEGATRON_PACKAGES: Mapping[str, str] = {
 """What Megatron needs besides verl, with the command that installs each."""
 
 
-def check(config: JobConfig, device: str, ranks: int = 1) -> None:
+def check(config: JobFile, device: str, ranks: int = 1) -> None:
     """Refuse a configuration that verl cannot run here; one that was not loaded from a file is checked here first.
 
     Args:
@@ -48,7 +49,7 @@ def check(config: JobConfig, device: str, ranks: int = 1) -> None:
     check_start_adapter(config.model.lora)
 
 
-def _refuse_on_processors(config: JobConfig) -> None:
+def _refuse_on_processors(config: JobFile) -> None:
     """Refuse what needs GPUs: torch's FSDP1, Megatron, flash attention, and with it sequence parallelism.
 
     Raises:

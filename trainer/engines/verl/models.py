@@ -14,9 +14,10 @@ from verl.trainer.config import CheckpointConfig
 from verl.workers.config import EngineConfig, HFModelConfig, OptimizerConfig
 from verl.workers.engine import EngineRegistry
 
+from syncd.jobfile.model import JobFile
+from syncd.jobfile.trainer_sections import OptimizerSection
 from trainer.config.critic import critic_path
 from trainer.config.megatron import MEGATRON
-from trainer.config.model import JobConfig, OptimizerSection
 from trainer.config.schedule import critic_schedule_steps, schedule_steps
 from trainer.engines.verl import settings
 from trainer.engines.verl.megatron_model import (
@@ -62,7 +63,7 @@ class Model(Answering, Protocol):
     def disable_adapter(self) -> contextlib.AbstractContextManager[None]: ...
 
 
-def build_model(config: JobConfig, device: str, *, forward_only: bool = False) -> Model:
+def build_model(config: JobFile, device: str, *, forward_only: bool = False) -> Model:
     """Return the model of `model.path`, spread over the ranks, with its optimizer.
 
     Raises:
@@ -72,7 +73,7 @@ def build_model(config: JobConfig, device: str, *, forward_only: bool = False) -
         return _policy(config, device, forward_only=forward_only)
 
 
-def _policy(config: JobConfig, device: str, *, forward_only: bool) -> Model:
+def _policy(config: JobFile, device: str, *, forward_only: bool) -> Model:
     if config.engine.strategy == MEGATRON:
         return MegatronModel(
             _build(
@@ -93,7 +94,7 @@ def _policy(config: JobConfig, device: str, *, forward_only: bool) -> Model:
     return _falling(model, config.algorithm.optimizer, schedule_steps(config))
 
 
-def build_critic(config: JobConfig, device: str) -> Model:
+def build_critic(config: JobFile, device: str) -> Model:
     """Return the critic, spread over the ranks, with its optimizer.
 
     Raises:

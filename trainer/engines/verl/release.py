@@ -15,10 +15,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from syncd.errors import ConfigError
+from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem
 from trainer.config.algorithms import estimator_and_loss, with_published
 from trainer.config.megatron import MEGATRON
-from trainer.config.model import JobConfig
 
 _INSTALL = "pip install 'verl>=0.8,<0.10'"
 _NEWEST = "pip install 'verl>=0.9.1,<0.10'"
@@ -88,7 +88,7 @@ def installed_release() -> str:
     return release
 
 
-def release_problems(config: JobConfig) -> Iterator[Problem]:
+def release_problems(config: JobFile) -> Iterator[Problem]:
     """Yield what the installed release of verl cannot do of a configuration that others can.
 
     Raises:
@@ -98,7 +98,7 @@ def release_problems(config: JobConfig) -> Iterator[Problem]:
     yield from lacking_problems(config, release, RELEASES[release])
 
 
-def lacking_problems(config: JobConfig, release: str, lacks: Lacks) -> Iterator[Problem]:
+def lacking_problems(config: JobFile, release: str, lacks: Lacks) -> Iterator[Problem]:
     """Yield what a release lacks of what a configuration asks for."""
     section = with_published(config.algorithm)
     _, loss = estimator_and_loss(section)

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from syncd.errors import UsageError
+from syncd.jobfile.model import JobFile
 from syncd.protocol.layout import parse_step_name
-from trainer.config.model import JobConfig
 from trainer.parts.importing.apply import Entry, Outcome
 
 
 class Start(Protocol):
     """What a new job starts from."""
 
-    def export(self, config: JobConfig) -> None:
+    def export(self, config: JobFile) -> None:
         """Write it, given the new job's configuration."""
 
 
@@ -33,7 +33,7 @@ class StartWeights:
     out: str
     critic: bool
 
-    def export(self, config: JobConfig) -> None:
+    def export(self, config: JobFile) -> None:
         """Write the weights as Hugging Face directories, in float32 as they are trained."""
         from trainer.export import export  # noqa: PLC0415 - it imports torch
 
@@ -55,7 +55,7 @@ class StartResumed:
     job: str
     step: int
 
-    def export(self, config: JobConfig) -> None:
+    def export(self, config: JobFile) -> None:
         """Write the full checkpoint into the job directory."""
         from trainer.parts.importing.full_checkpoint import write_full_checkpoint  # noqa: PLC0415 - it imports torch
 
