@@ -14,7 +14,7 @@ from syncd.jobfile.model import KEYS
 from syncd.jobfile.task_sets import TaskSetSection
 from trainer.parts.importing.tables import TABLES
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def _page(name: str) -> str:
