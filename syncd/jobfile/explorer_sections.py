@@ -222,7 +222,6 @@ class AgentSection(Section):
 
     @property
     def rewards_by_http(self) -> bool:
-        """Return whether it may give its reward by HTTP."""
         return bool(self.command or self.function) and self.reward == "agent" and self.http_reward
 
     @property
@@ -295,11 +294,7 @@ class ExplorerSection(Section):
         return tuple(task_set for task_set in self.task_sets if not task_set.held_out)
 
     def held_out_set(self, tasks: str, limit: int) -> TaskSetSection:
-        """Return the keys of held-out tasks: a source, or `set:` and the name of a set.
-
-        Raises:
-            ConfigError: No held-out set has that name.
-        """
+        """Return the keys of held-out tasks: a source, or `set:` and the name of a set."""
         if not tasks.startswith(SET):
             return self.set_of(tasks, limit)
         sets = {task_set.shown_name: task_set for task_set in self.task_sets if task_set.held_out}

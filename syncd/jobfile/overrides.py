@@ -18,9 +18,7 @@ class JobFileCommand(click.Command):
     """A command that takes a job's file and, after it, any key of it as an option.
 
     Args:
-        *args: As click takes them.
         names: Returns the names that a key with a text may have, such as those of installed engines.
-        **more: As click takes them.
     """
 
     def __init__(self, *args: Any, names: Callable[[str], Iterable[str]] = lambda _: (), **more: Any) -> None:
