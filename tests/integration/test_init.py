@@ -64,7 +64,7 @@ def test_the_loaders_read_what_is_written(tmp_path, model, recipe, engine):
         return
     file = load_file(str(place / "job.toml"))
     assert file.explorer.engine.kind == engine
-    assert len(open_tasks(file.task_sets)) >= job.data.groups
+    assert len(open_tasks(file.explorer.training_sets)) >= job.data.groups
     if engine != "transformers":
         assert not file.explorer.engine.address
         assert ("--enable-lora" in file.explorer.engine.command) == (recipe == "lora")
