@@ -8,7 +8,6 @@ from explorer_hooks.hook import ChangesHook, Hook
 from syncd.client.client import Client
 from syncd.client.follow import Leased
 from syncd.errors import ConfigError, SyncdError
-from syncd.parts.memory.receive import MemoryReceiver
 from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import parse_step_name
 from syncd.protocol.manifest import read_manifest
@@ -18,6 +17,7 @@ from syncd.transports.files.directory_receiver import (
     DirectoryOptions,
     ReportEvent,
     Verification,
+    open_nearer_receivers,
     refuse_damage,
 )
 from syncd.transports.files.receive import FilesReceiver
@@ -191,7 +191,7 @@ class FailedVersions:
 
 
 class Fetcher:
-    """Fetches versions for one hook: leases one and asks memory, then the stage, then the job directory for it.
+    """Fetches versions for one hook: leases one and looks in memory, in the stage, then in the job directory.
 
     Args:
         sync: The follower's connection to the job.
@@ -216,7 +216,7 @@ class Fetcher:
             verify = Verification.HEADER  # the hook itself compares the content while it loads
         self._hook = hook if isinstance(hook, ChangesHook) and hook.reads_changes else None
         wanted = DirectoryOptions(hook.kinds, verify, stop, report, changes=self._hook is not None)
-        self._memory = MemoryReceiver(sync, wanted)
+        self._nearer = open_nearer_receivers(sync, wanted)
         self._files = FilesReceiver(sync, wanted, self._stage)
         self._publish_reads()
 
@@ -238,7 +238,7 @@ class Fetcher:
 
     def reject(self) -> bool:
         """Never use again the copy that was fetched last; return whether another receiver can be asked instead."""
-        return self._memory.reject()
+        return any(receiver.reject() for receiver in self._nearer)
 
     def sweep(self) -> None:
         """Remove the staged copies that no process of this host uses."""
@@ -256,6 +256,9 @@ class Fetcher:
         self._sync.publish_reads(() if is_slow else self._files.reads())
 
     def _find(self, leased: Leased, timings: LoadTimings) -> HeldDirectory:
-        found = self._memory.find(leased, timings) or self._files.find(leased, timings)
+        for receiver in self._nearer:
+            if (nearer := receiver.find(leased, timings)) is not None:
+                return nearer
+        found = self._files.find(leased, timings)
         assert found is not None, "the job directory has every version"
         return found

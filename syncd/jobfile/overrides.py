@@ -83,10 +83,10 @@ def _keys() -> Keys:
 
 
 def _values(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    given = ctx.params["overrides"]
-    if not given or not given[-1].startswith("--") or not isinstance(ctx.command, JobFileCommand):
+    typed = ctx.params["overrides"]
+    if not typed or not typed[-1].startswith("--") or not isinstance(ctx.command, JobFileCommand):
         return []
-    return ctx.command.values(given[-1].removeprefix("--"), incomplete)
+    return ctx.command.values(typed[-1].removeprefix("--"), incomplete)
 
 
 def complete_key(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:

@@ -5,7 +5,6 @@ Keys marked `FIXED` are what a run is: a later start in the same job directory m
 """
 
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
@@ -13,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from syncd.client.sync_policy import TRANSPORTS, SyncMethod, SyncStyle
 from syncd.jobfile.trust import FUNCTION, KERNEL
 from syncd.protocol.permissions import Permissions
+from syncd.registered import registered
 
 JOB_TABLES = "syncd.job_tables"
 """The entry points of tables that parts add."""
@@ -53,8 +53,7 @@ NoneText = Annotated[
 def sync_methods() -> tuple[str, ...]:
     """Return all values of `sync.method`: syncd's own, and the transports that installed packages register."""
     own = tuple(method.value for method in SyncMethod)
-    installed = {point.name for point in entry_points(group=TRANSPORTS)}
-    return (*own, *sorted(installed - set(own)))
+    return (*own, *(name for name in registered(TRANSPORTS) if name not in own))
 
 
 def _sync_method(value: object) -> str:
@@ -98,11 +97,10 @@ def with_tables_of_parts(table: str) -> Callable[[type[Table]], type[Table]]:
     before = f"{table}." if table else ""
 
     def add(model: type[Table]) -> type[Table]:
-        points = sorted(entry_points(group=JOB_TABLES), key=lambda point: point.name)
         kinds = {
-            point.name.removeprefix(before): point.load()
-            for point in points
-            if point.name.rpartition(".")[0] == table
+            name.removeprefix(before): point.load()
+            for name, point in registered(JOB_TABLES).items()
+            if name.rpartition(".")[0] == table
         }
         fields: dict[str, Any] = {name: (kind, kind()) for name, kind in kinds.items()}
         if not fields:

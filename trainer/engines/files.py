@@ -11,7 +11,6 @@ import structlog
 import torch
 
 from syncd.errors import ConfigError, SyncdError, UsageError
-from syncd.parts.memory.room import free_memory
 from syncd.protocol.adapter_base import AdapterBase, find_base
 from syncd.protocol.probe import Probe, write_base_probe
 from syncd.protocol.process import Process
@@ -24,6 +23,7 @@ from syncd.transports.base import (
     close_senders,
     open_senders,
 )
+from syncd.transports.free_memory import free_memory
 from syncd.transports.host_memory import HostMemory
 from syncd.transports.ranks import all_or_error, raise_agreed, rank0_or_error
 from trainer.auto_method import senders_of

@@ -8,11 +8,11 @@ that a living trainer names, never one that a dead trainer left behind.
 import contextlib
 from collections.abc import Iterable
 
+from syncd.client.broadcast_control import WEIGHTS, BroadcastSide
 from syncd.client.client import guarded
 from syncd.client.follow import has_caught_up
 from syncd.client.sync_policy import NOTHING
 from syncd.errors import TimedOutError
-from syncd.parts.broadcast.control import WEIGHTS, BroadcastSide
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.rendezvous import Acknowledgement, Offer, write_acknowledgement
 from syncd.protocol.round import (

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from explorer_hooks.run.bench import BASE, BenchStep, Line
+from explorer_hooks.parts.evaluation.bench import BASE, BenchStep, Line
 from syncd.errors import plain
 from syncd.jobfile.evaluation import EvaluationSet
 from syncd.protocol.version import label_of

@@ -10,9 +10,10 @@ from typing import Any, Literal
 import structlog
 
 from explorer_hooks.follower.policy import TurnOutcome
-from explorer_hooks.run.evaluation import Evaluator, PromptEvaluator, measure
-from explorer_hooks.run.evaluation_sets import HeldOut, open_sets
+from explorer_hooks.parts.evaluation.evaluation import PromptEvaluator, measure
+from explorer_hooks.parts.evaluation.sets import open_sets
 from explorer_hooks.run.generation import BEFORE_THE_FIRST, Sampling
+from explorer_hooks.run.held_out import Evaluator, HeldOut
 from explorer_hooks.run.opening import FollowedEngine, followed_engine, open_reward
 from explorer_hooks.run.own_files import EVALUATIONS, Records, own_path
 from explorer_hooks.run.tokens import hide_progress_bars, open_tokens

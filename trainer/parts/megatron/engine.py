@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 from syncd.errors import ConfigError, CorruptDataError, StorageError, SyncdError, storage_error
 from trainer.engines.state_copy import TrainingState
 from trainer.engines.verl.engine import VerlEngine
-from trainer.engines.verl.megatron_model import MegatronModel, sizes_of
 from trainer.engines.verl.models import quiet
+from trainer.parts.megatron.model import MegatronModel, sizes_of
 from trainer.plain_loads import load_plain, only_plain_data
 
 _METADATA = "{}/dist_ckpt/.metadata"

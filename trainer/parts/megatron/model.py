@@ -18,11 +18,26 @@ from verl.workers.config import HFModelConfig, McoreEngineConfig, McoreOptimizer
 
 from syncd.jobfile.model import JobFile
 from syncd.jobfile.trainer_sections import OptimizerSection
-from trainer.config.megatron import MEGATRON_SIZES
+from trainer.config.schedule import schedule_steps
+from trainer.engines.verl.models import build_part
 from trainer.engines.verl.settings import model_config
+from trainer.parts.megatron.config import MEGATRON, MEGATRON_SIZES
 
 _RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 """Gradient checkpointing, by Megatron's names."""
+
+
+def build_megatron(config: JobFile, *, forward_only: bool) -> "MegatronModel":
+    """Return the model of `model.path`, split by Megatron, with its optimizer."""
+    return MegatronModel(
+        build_part(
+            "language_model",
+            MEGATRON,
+            megatron_model_config(config),
+            megatron_engine_config(config, forward_only=forward_only),
+            megatron_optimizer_config(config.algorithm.optimizer, schedule_steps(config)),
+        )
+    )
 
 
 def megatron_model_config(config: JobFile) -> HFModelConfig:

@@ -56,6 +56,11 @@ def has_dist_ckpt(disk: Disk, directory: str) -> bool:
     return exists(disk, f"{directory}/{_METADATA}")
 
 
+def open_split_weights(disk: Disk, directory: str, config: str) -> "MegatronFiles | None":
+    """Return the weights of a distributed checkpoint, None if the directory is no whole one."""
+    return MegatronFiles(directory, config) if has_dist_ckpt(disk, directory) else None
+
+
 class MegatronFiles:
     """Weights in a distributed checkpoint.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from syncd.client.client import Client
 from syncd.jobfile.evaluation import produced_by
 from syncd.jobfile.model import JobFile
-from trainer.reporting.evaluations import EvaluationWatch
+from trainer.parts.evaluation.watch import EvaluationWatch
 from trainer.reporting.figures import span
 
 EVERY = 0.5
@@ -56,3 +56,20 @@ class LastEvaluation:
             return False
         living, evaluators = self._sync.explorers.living().keys(), self._watch.evaluators()
         return bool(living & evaluators if evaluators else living)
+
+
+class JobEvaluations(EvaluationWatch):
+    """The evaluations of a trainer's own job: the figures that come later than their steps.
+
+    Args:
+        config: The job's file.
+        sync: The trainer's connection to the job.
+    """
+
+    def __init__(self, config: JobFile, sync: Client) -> None:
+        super().__init__(sync.job.root)
+        self._config, self._sync = config, sync
+
+    def wait_for_last(self, step: int, is_stopped: Callable[[], bool], note: Callable[[str], None]) -> bool:
+        """Wait while an explorer may still evaluate a version; return false if one may when the time is over."""
+        return LastEvaluation(self._config, self._sync, self).wait(step, is_stopped, note)

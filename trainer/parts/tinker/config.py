@@ -89,6 +89,11 @@ def tinker_problems(config: JobFile) -> Iterator[Problem]:
     if config.sync.method != SyncMethod.CHECKPOINT.value:
         why = "the weights are on the server, so there is nothing to broadcast or to keep in memory"
         yield _problem("sync.method", why, 'method = "checkpoint"')
+    if config.sync.delta == "on":
+        text = (
+            'sync.delta = "on" means nothing to engine.name = "tinker": its steps are addresses or adapters'
+        )
+        yield Problem("sync.delta", text, 'sync.delta = "auto"')
     if config.trainer.nproc not in ("auto", 1):
         yield _problem("trainer.nproc", "one process talks to the server", "nproc = 1")
     if config.trainer.save_hf_checkpoint == "always":

@@ -1,9 +1,10 @@
-"""`explorer serve`: an OpenAI-style endpoint that records what agents do."""
+"""`explorer serve`: record what agents do behind an OpenAI-style endpoint, as experiences."""
 
 from typing import TYPE_CHECKING
 
 import click
 
+from explorer_hooks.cli.options import checked_config
 from syncd.extras import install_command
 from syncd.jobfile.overrides import JobFileCommand, config_argument, overrides_argument, trust_option
 
@@ -12,12 +13,8 @@ if TYPE_CHECKING:
 
     from syncd.jobfile.model import JobFile
 
-
-def checked_config(name: str, value: str) -> str:
-    """Return the path of a job's file."""
-    if not value or value.startswith("--"):
-        raise click.BadParameter(f"{value!r} is not a file; {name} comes before --section.key value")
-    return value
+AFTER = "run"
+"""The verb behind which `--help` lists this one."""
 
 
 @click.command(cls=JobFileCommand)
@@ -60,10 +57,15 @@ def serve(
         click.echo(file.model_dump_json(indent=2, include={"job", "model", "data", "sync", "explorer"}))
         return
     require_own_model(file.model.path, runs_code=file.model.trust_remote_code and not trust)
-    click.echo(f"explorer ended: {gateway_function('serve', 'serve')(file, health)}", err=True)
+    click.echo(f"explorer ended: {_gateway_function('serve', 'serve')(file, health)}", err=True)
 
 
-def gateway_function(module: str, name: str) -> "Callable[[JobFile, str | None], str]":
+def run_agents(file: "JobFile", health: str | None) -> str:
+    """Have agents play the tasks of a file with [explorer.agent], and return why that ended."""
+    return _gateway_function("run_agents", "run_agents")(file, health)
+
+
+def _gateway_function(module: str, name: str) -> "Callable[[JobFile, str | None], str]":
     """Return a function of the gateway, which needs what not everybody has."""
     import importlib  # noqa: PLC0415
 

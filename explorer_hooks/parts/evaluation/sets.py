@@ -5,11 +5,11 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
+from explorer_hooks.run.held_out import HeldOut, TaskOutcome
 from explorer_hooks.run.opening import open_reward
 from explorer_hooks.run.scoring import Scorer
-from explorer_hooks.tasks.order import Tasks
 from explorer_hooks.tasks.sources import open_tasks
 from explorer_hooks.tasks.task import Columns
 from syncd.jobfile.evaluation import EvaluationSet, best_name, pass_name
@@ -17,27 +17,6 @@ from syncd.jobfile.model import JobFile
 from syncd.protocol.digest import hasher
 
 _KEY = 16
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """A set that is measured."""
-
-    name: str  # its name, empty for the one of [explorer.evaluation] itself
-    section: EvaluationSet  # its keys
-    tasks: Tasks
-    max_tokens: int  # tokens of a response at most
-    scorer: Scorer  # scores responses
-    key: str  # names what is measured: two measurements with one key differ in the weights alone
-
-
-@dataclass(frozen=True, slots=True)
-class TaskOutcome:
-    """What became of a task."""
-
-    rewards: Sequence[float] = ()  # the reward of each response; none if one of them has none
-    tokens: int = 0  # tokens of all responses
-    truncated: int = 0  # responses that were cut off at the most tokens
 
 
 @contextmanager
