@@ -77,7 +77,10 @@ TABLES = {
     "trainer stages CONFIG": f"{_TRAINER}::test_the_stages_of_a_file_train_one_after_the_other",
     "trainer plot JOB": _ONE_MACHINE,
     "trainer import FILE --to JOB.TOML": (
-        "trainer/test_importing.py::test_a_file_becomes_one_that_trainer_and_explorer_read"
+        "parts/importing/test_importing.py::test_a_file_becomes_one_that_trainer_and_explorer_read"
+    ),
+    "trainer republish JOB --to DIR": (
+        "parts/importing/test_republish.py::test_steps_are_served_while_the_job_runs_and_after_it_was_rewound"
     ),
     "trainer export JOB STEP OUT [--critic]": _ONE_MACHINE,
     "trainer config schema": _CONFIG,
