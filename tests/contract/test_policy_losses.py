@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
+from support.needed import need
 
 pytestmark = pytest.mark.slow
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
-pytest.importorskip("verl", reason="losses are verl's")
+need("verl", "losses are verl's")
 
 from support.verl_release import USABLE_LOSSES  # noqa: E402
 

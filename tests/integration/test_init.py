@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from support import matrices
 from support.cli import environment
 from support.paths import ROOT
 from support.readme import line_of, typed
@@ -215,7 +216,11 @@ SMALL = {"total_steps": 2, "warmup_steps": 0, "groups": 4, "group_size": 2, "max
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("recipe", "weights"), [("grpo", "model.safetensors.index.json"), ("lora", "adapter_model.safetensors")]
+    ("recipe", "weights"),
+    matrices.rows(
+        [("grpo", "model.safetensors.index.json"), ("lora", "adapter_model.safetensors")],
+        ("grpo", "model.safetensors.index.json"),
+    ),
 )
 def test_the_command_for_one_machine_trains(tmp_path, model, recipe, weights):
     pytest.importorskip("verl", reason="the trainer needs verl")

@@ -3,9 +3,10 @@
 import pickle
 
 import pytest
+from support.needed import need
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
-pytest.importorskip("verl", reason="the engine is verl's")
+need("verl", "the engine is verl's")
 
 from syncd.errors import ConfigError  # noqa: E402
 from trainer.engines.verl.refusals import refusals  # noqa: E402

@@ -9,9 +9,10 @@ import random
 from types import SimpleNamespace
 
 import pytest
+from support.needed import need
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
-pytest.importorskip("verl", reason="losses are verl's")
+need("verl", "losses are verl's")
 
 from support import samples  # noqa: E402
 from support.experiences import fifo, write  # noqa: E402
