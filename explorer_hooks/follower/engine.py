@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from explorer_hooks.follower.proof import UnprovenError
-from explorer_hooks.follower.prover import Prover, UnprovenLoads
 from explorer_hooks.follower.versions import KnownVersions
 from explorer_hooks.hook import ChangesHook, Hook, Running, UntouchedError
+from explorer_hooks.proof.judgement import UnprovenError
+from explorer_hooks.proof.prover import Prover, UnprovenLoads
 from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, SyncdError
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import EngineState, Proof

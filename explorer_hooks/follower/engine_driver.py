@@ -7,10 +7,10 @@ from typing import Any
 
 from explorer_hooks.follower.engine import Engine, InterruptedLoadError
 from explorer_hooks.follower.policy import FollowOptions, TurnOutcome, is_within
-from explorer_hooks.follower.proof import UnprovenError, has_grown, other_start
-from explorer_hooks.follower.prover import Prover
 from explorer_hooks.follower.reporter import Reporter
 from explorer_hooks.follower.versions import FailedVersions, Fetcher, KnownVersions
+from explorer_hooks.proof.judgement import UnprovenError, has_grown, other_start
+from explorer_hooks.proof.prover import Prover
 from syncd.errors import (
     ConfigError,
     EngineDeadError,

@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
-from explorer_hooks.follower.ended_probes import EndedProbes
 from explorer_hooks.follower.engine import Engine
 from explorer_hooks.follower.engine_driver import EngineDriver
 from explorer_hooks.follower.policy import (
@@ -26,10 +25,11 @@ from explorer_hooks.follower.policy import (
     needs_steps,
     policy_of,
 )
-from explorer_hooks.follower.prover import Prover
 from explorer_hooks.follower.reporter import Readiness, Reporter
 from explorer_hooks.follower.versions import Fetcher, KnownVersions
 from explorer_hooks.hook import Hook, ProbingHook, Running, Unproven
+from explorer_hooks.proof.ended_probes import EndedProbes
+from explorer_hooks.proof.prover import Prover
 from syncd.client.client import Client
 from syncd.client.follow import has_caught_up
 from syncd.client.wait import Deadline

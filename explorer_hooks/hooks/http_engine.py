@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, ClassVar
 from explorer_hooks.hook import Hook, HookOptions, ProbeAnswer, Running, TensorHook, UntouchedError
 from explorer_hooks.hooks.http_settings import LOOPBACK, is_at_least, meeting_address, push_ways
 from explorer_hooks.hooks.phases import require_loadable
-from explorer_hooks.hooks.probing import ServerProbe, require_known_tokens
 from explorer_hooks.hooks.restarting import RestartableHook
 from explorer_hooks.hooks.settings import HookSettings
-from explorer_hooks.hooks.start_check import CHECKS, StartModel, require_same_model, start_model_of
 from explorer_hooks.parts.broadcast.segments import remove_leftovers
+from explorer_hooks.proof.server_probes import ServerProbe, require_known_tokens
+from explorer_hooks.proof.start_check import CHECKS, StartModel, require_same_model, start_model_of
 from syncd.client.client import Client
 from syncd.errors import (
     DOCS,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 import structlog
 
 from explorer_hooks.follower.follower import Follower, TurnOutcome
-from explorer_hooks.follower.proof import UnprovenError
 from explorer_hooks.hook import TensorHook, Unproven, UntouchedError
+from explorer_hooks.proof.judgement import UnprovenError
 from explorer_hooks.run.generation import BEFORE_THE_FIRST
 from syncd.errors import CorruptDataError, SyncdError, TimedOutError
 from syncd.protocol.version import Pair, engine_label, label_of

@@ -10,8 +10,8 @@ from support.fake_servers import Answer, VanishError
 from support.followers import Scene
 from support.hook_contract import bounded
 
-from explorer_hooks.follower import ended_probes
 from explorer_hooks.hook import HookOptions
+from explorer_hooks.proof import ended_probes
 from syncd.errors import ConfigError, EngineUnreachableError
 from syncd.protocol.engine_state import EngineState, engine_report_of
 from syncd.protocol.probe import Probe, write_base_probe

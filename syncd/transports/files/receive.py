@@ -246,7 +246,7 @@ class FilesReceiver(DirectoryReceiver):
         given = self._disk, leased.version, leased.path, payload.records
         if manifest is None or manifest.changes is None or stage is None or not can_decode():
             return StageSource(*given)
-        from syncd.transports.files.delta_source import DeltaSource  # noqa: PLC0415 - imports numpy
+        from syncd.transports.delta.source import DeltaSource  # noqa: PLC0415 - imports numpy
 
         return DeltaSource(*given, self._client, manifest, stage, report)
 

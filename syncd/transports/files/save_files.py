@@ -20,6 +20,8 @@ from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import Changes, FileRecord, ShardRoots
 from syncd.protocol.roots import shard_roots
 from syncd.protocol.writer import StepWriter
+from syncd.transports.delta.storage_choice import WHOLE, Storage
+from syncd.transports.delta.storage_times import ShareTimes, TimedBytes
 from syncd.transports.files.arenas import SealedShare
 from syncd.transports.files.export_walk import ExportWalk, ShardLayout, encode_index
 from syncd.transports.files.pinned_buffer import PinnedBuffer
@@ -33,8 +35,6 @@ from syncd.transports.files.shard import (
     put_all,
 )
 from syncd.transports.files.shard_digest import ShardDigest
-from syncd.transports.files.storage_choice import WHOLE, Storage
-from syncd.transports.files.storage_times import ShareTimes, TimedBytes
 from syncd.transports.torch_tensors import view
 
 if TYPE_CHECKING:

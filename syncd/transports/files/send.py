@@ -12,11 +12,11 @@ from syncd.extras import install_command
 from syncd.protocol.layout import Job
 from syncd.protocol.writer import StepWriter
 from syncd.transports.base import FILES, Export, SendContext, Sent, StepContent, WeightSender
+from syncd.transports.delta.storage_choice import WHOLE, Storage
+from syncd.transports.delta.storage_chooser import StorageChooser
 from syncd.transports.files.packages import missing_packages
 from syncd.transports.files.shard import StepCopy
 from syncd.transports.files.step_saver import StepSaver
-from syncd.transports.files.storage_choice import WHOLE, Storage
-from syncd.transports.files.storage_chooser import StorageChooser
 from syncd.transports.ranks import Ranks, all_or_error
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "keep": None}

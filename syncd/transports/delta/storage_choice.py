@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from syncd.protocol.receipt import FileRecord
-from syncd.transports.files.storage_times import (
+from syncd.transports.delta.keyframes import (
+    KEYFRAME_EVERY,
+    LARGEST_SHARE,
+    ChainLength,
+    chain_problem,
+    is_too_large,
+)
+from syncd.transports.delta.storage_times import (
     NOT_MEASURED,
     NOT_TOLD,
     STICKS,
@@ -16,7 +23,6 @@ from syncd.transports.files.storage_times import (
     StorageTimes,
     estimate,
 )
-from syncd.transports.keyframes import KEYFRAME_EVERY, LARGEST_SHARE, ChainLength, chain_problem, is_too_large
 
 AGAIN = 16
 """Steps after which changes that did not pay are stored again, as a shortcut, to see what they take now."""
