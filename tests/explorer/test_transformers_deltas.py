@@ -35,7 +35,7 @@ from syncd.errors import ConfigError, LoadFailedError, RefusedError  # noqa: E40
 from syncd.protocol.local_disk import SystemClock  # noqa: E402
 from syncd.publishing import FollowingDisk, publish_export, read_export  # noqa: E402
 from syncd.transports.delta.publish import publish_delta  # noqa: E402
-from syncd.transports.delta.storage_times import reader_seconds  # noqa: E402
+from syncd.transports.delta.storage_choice import reader_seconds  # noqa: E402
 from syncd.transports.files.directory import LoadTimings  # noqa: E402
 
 ROWS = [[(7 * row + 3 * at) % 29 + 1 for at in range(9)] for row in range(3)]

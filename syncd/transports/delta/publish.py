@@ -30,11 +30,11 @@ from syncd.transports.delta.container import NewContainer
 from syncd.transports.delta.keyframes import (
     KEYFRAME_EVERY,
     LARGEST_SHARE,
-    ChainLength,
     chain_problem,
     is_too_large,
 )
 from syncd.transports.delta.ulp1 import encode
+from syncd.transports.files.storage import ChainLength
 
 
 class DeltaPublished(NamedTuple):

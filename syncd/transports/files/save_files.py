@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,8 +19,6 @@ from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import Changes, FileRecord, ShardRoots
 from syncd.protocol.roots import shard_roots
 from syncd.protocol.writer import StepWriter
-from syncd.transports.delta.storage_choice import WHOLE, Storage
-from syncd.transports.delta.storage_times import ShareTimes, TimedBytes
 from syncd.transports.files.arenas import SealedShare
 from syncd.transports.files.export_walk import ExportWalk, ShardLayout, encode_index
 from syncd.transports.files.pinned_buffer import PinnedBuffer
@@ -35,10 +32,8 @@ from syncd.transports.files.shard import (
     put_all,
 )
 from syncd.transports.files.shard_digest import ShardDigest
+from syncd.transports.files.storage import WHOLE, ShardChanges, ShareTimes, Storage, TimedBytes
 from syncd.transports.torch_tensors import view
-
-if TYPE_CHECKING:
-    from syncd.transports.delta.container import NewContainer
 
 INDEX = "model.safetensors.index.json"
 
@@ -89,7 +84,7 @@ class CopiedShare:
 class EncodedShare:
     """The changes of one rank's share."""
 
-    container: "NewContainer"
+    container: ShardChanges
     seconds: float
 
 
@@ -284,7 +279,7 @@ class SaveFiles:
 
     def _write_container(
         self, save: ShareSave, share: CopiedShare, encoding: "Future[EncodedShare]", directory: str
-    ) -> tuple["NewContainer", FileRecord]:
+    ) -> tuple[ShardChanges, FileRecord]:
         found, begun = encoding.result(), self._clock.monotonic()
         name = f"{directory}/{delta_name(self._number, self._world_size)}"
         record = save.writer.write(name, found.container.pieces(), tensors=3)
@@ -297,7 +292,7 @@ class SaveFiles:
     def _changes(
         self,
         storage: Storage,
-        container: "NewContainer",
+        container: ShardChanges,
         shards: tuple[FileRecord, ...] = (),
         files: tuple[FileRecord, ...] = (),
         containers: tuple[FileRecord, ...] = (),
@@ -313,5 +308,5 @@ def _record(name: str, content: bytes) -> FileRecord:
     return FileRecord(name, len(content), digest_bytes(content))
 
 
-def _roots(target: Target, container: "NewContainer") -> list[ShardRoots]:
+def _roots(target: Target, container: ShardChanges) -> list[ShardRoots]:
     return list(shard_roots([DeltaTable((target,), tuple(container.frames), 0)]).values())

@@ -25,13 +25,13 @@ from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.probe import Probe
 from syncd.protocol.writer import StepWriter
 from syncd.transports.base import FILES, Sent
-from syncd.transports.delta.storage_choice import WHOLE, ShareState, Storage
 from syncd.transports.files.arenas import Arenas
 from syncd.transports.files.export_walk import AnyExport, ExportWalk, ShardLayout, can_repeat
 from syncd.transports.files.pinned_buffer import TensorCopies
 from syncd.transports.files.save_files import CopiedShare, SaveFiles, ShareSave
 from syncd.transports.files.save_outcome import leave_failure_note, wait_until_whole
 from syncd.transports.files.shard import Ring, StepCopy, WriteMode, pour
+from syncd.transports.files.storage import WHOLE, ShareState, Storage
 from syncd.transports.host_memory import HostMemory, unlimited
 
 Mode = Literal["background", "stream"]
