@@ -50,9 +50,9 @@ test: $(READY)
 
 # After each edit, in five minutes on two cores: what needs no mount, no other machine and no long matrix. The
 # mark `slow` and the directories below say what that is.
-FAST := tests/unit tests/contract tests/sim tests/trainer tests/explorer
-VERL_TESTS := tests/trainer/engines tests/contract/test_policy_losses.py tests/trainer/test_export_fsdp.py
-WHOLE_ENGINES := tests/trainer/engines tests/explorer/engines tests/explorer/broadcast
+FAST := tests/unit tests/contract tests/sim tests/trainer tests/explorer tests/parts
+VERL_TESTS := tests/trainer/engines tests/parts/agents/test_agents_train.py tests/parts/importing/test_resume_from_verl.py tests/contract/test_policy_losses.py tests/trainer/test_export_fsdp.py
+WHOLE_ENGINES := tests/trainer/engines tests/explorer/engines $(addprefix tests/parts/,broadcast megatron verl_legacy)
 ## test-fast: after each edit: the tests that need no mount, no other machine and no long matrix (5 minutes)
 test-fast: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not sweep and not beds" \
@@ -65,7 +65,7 @@ publish-races: $(READY)
 
 ## test-gpu: the same loop on CUDA with NCCL, where there is a GPU
 test-gpu: $(READY)
-	$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/gpu $(wildcard tests/parts/*/test_*_cuda.py) $(PYTEST_ARGS)
 
 # Every fault at every point, a thousand markers on each NFS mount, fifty kills of ranks: an hour or two. `make test` takes
 # each kill, and of the rest a part that changes from point to point.
@@ -74,7 +74,7 @@ test-faults: $(READY)
 	SYNCD_SWEEP=full SYNCD_NFS=full SYNCD_KILLS=50 SYNCD_RACES=$(RACES) $(RECORDED) $(BIN)/python -m pytest tests/integration/test_syscall_sweep.py \
 		tests/integration/test_sweep_full_disk.py tests/trainer/test_delta_save_faults.py \
 		tests/integration/test_powercut.py tests/integration/test_nfs.py tests/integration/test_nfs_dead_server.py \
-		tests/integration/test_nfs_machines.py tests/integration/test_doctor.py \
+		tests/integration/test_nfs_machines.py tests/parts/doctor/test_doctor.py \
 		tests/integration/test_publish_race.py tests/trainer/test_kills.py tests/trainer/test_elastic.py $(PYTEST_ARGS)
 
 # A hundred kills of ranks that train an actor and a critic, half of them while a full checkpoint is written.
@@ -102,29 +102,29 @@ test-vllm: $(READY) $(if $(SYNCD_VLLM_PYTHON),,.venv-vllm/.ready)
 	SYNCD_LORA_VERSIONS=$(or $(VERSIONS),20) SYNCD_DELTA_VERSIONS=$(or $(VERSIONS),40) \
 		$(RECORDED) $(BIN)/python -m pytest tests/explorer/engines/test_vllm_real.py \
 		tests/explorer/engines/test_vllm_adapters_real.py tests/explorer/engines/test_vllm_matrix_real.py \
-		tests/explorer/engines/test_vllm_lora_training_real.py tests/explorer/engines/test_vllm_gateway_real.py $(PYTEST_ARGS)
+		tests/explorer/engines/test_vllm_lora_training_real.py tests/parts/agents/test_vllm_gateway_real.py $(PYTEST_ARGS)
 
 ## test-sglang: a real SGLang on the CPU (SYNCD_SGLANG_PYTHON, else it is installed)
 test-sglang: $(READY) $(if $(SYNCD_SGLANG_PYTHON),,.venv-sglang/.ready)
 	SYNCD_LORA_VERSIONS=$(or $(VERSIONS),20) SYNCD_DELTA_VERSIONS=$(or $(VERSIONS),40) \
 		$(RECORDED) $(BIN)/python -m pytest tests/explorer/engines/test_sglang_real.py \
 		tests/explorer/engines/test_sglang_adapters_real.py tests/explorer/engines/test_sglang_matrix_real.py \
-		tests/explorer/engines/test_sglang_lora_training_real.py tests/explorer/engines/test_sglang_gateway_real.py $(PYTEST_ARGS)
+		tests/explorer/engines/test_sglang_lora_training_real.py tests/parts/agents/test_sglang_gateway_real.py $(PYTEST_ARGS)
 
 # Environments of verifiers behind the gateway; SYNCD_VERIFIERS_PYTHON names the interpreter of another environment.
 ## test-verifiers: environments of a real verifiers (SYNCD_VERIFIERS_PYTHON, else it is installed)
 test-verifiers: $(READY) $(if $(SYNCD_VERIFIERS_PYTHON),,.venv-verifiers/.ready)
-	$(RECORDED) $(BIN)/python -m pytest tests/explorer/engines/test_verifiers_real.py $(PYTEST_ARGS)
+	$(RECORDED) $(BIN)/python -m pytest tests/parts/agents/test_verifiers_real.py $(PYTEST_ARGS)
 
 # Agents' clients before the gateway; SYNCD_OPENAI_CLIENTS_PYTHON names the interpreter of another environment.
 ## test-openai-clients: openai, openai-agents, LangChain and litellm (SYNCD_OPENAI_CLIENTS_PYTHON, else installed)
 test-openai-clients: $(READY) $(if $(SYNCD_OPENAI_CLIENTS_PYTHON),,.venv-openai-clients/.ready)
-	$(BIN)/python -m pytest tests/explorer/test_openai_clients.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/parts/agents/test_openai_clients.py $(PYTEST_ARGS)
 
 # The engine `tinker` and explorers against a real tinker server on the CPU; SYNCD_TINKER_PYTHON names another one's Python.
 ## test-tinker: a real tinker server on the CPU (SYNCD_TINKER_PYTHON, else it is installed)
 test-tinker: $(READY) $(if $(SYNCD_TINKER_PYTHON),,.venv-tinker/.ready)
-	$(RECORDED) $(BIN)/python -m pytest tests/trainer/engines/test_tinker_real.py tests/explorer/engines/test_tinker_explorer_real.py \
+	$(RECORDED) $(BIN)/python -m pytest tests/parts/tinker/test_tinker_real.py tests/parts/tinker/test_tinker_explorer_real.py \
 		$(PYTEST_ARGS)
 
 # The tests of training engines under another release of verl, in an environment with it.
@@ -134,14 +134,14 @@ test-verl08: .venv-verl08/.ready
 
 ## test-verl-legacy: training engines with verl 0.7.1
 test-verl-legacy: .venv-verl-legacy/.ready
-	$(RECORDED) .venv-verl-legacy/bin/python -m pytest tests/trainer/engines/test_verl_legacy.py \
+	$(RECORDED) .venv-verl-legacy/bin/python -m pytest tests/parts/verl_legacy/test_verl_legacy.py \
 		tests/trainer/engines/test_engine_contract.py $(PYTEST_ARGS)
 
 # verl's Megatron engine and megatron-core on the CPU, by the layers of its local spec.
 ## test-megatron: verl's Megatron engine on the CPU
 test-megatron: .venv-megatron/.ready
-	$(RECORDED) .venv-megatron/bin/python -m pytest tests/trainer/engines/test_megatron_real.py \
-		tests/trainer/engines/test_megatron_options.py $(PYTEST_ARGS)
+	$(RECORDED) .venv-megatron/bin/python -m pytest tests/parts/megatron/test_megatron_real.py \
+		tests/parts/megatron/test_megatron_options.py $(PYTEST_ARGS)
 
 .venv-megatron/.ready .venv-verl08/.ready .venv-verl-legacy/.ready: .venv-%/.ready: \
 		tests/trainer/engines/environments/%.txt tests/trainer/engines/environments/install.sh
@@ -207,12 +207,12 @@ soak-parts: $(READY)
 ## broadcast-faults: broadcasts that break off at random phases (FAULTS, SEED)
 broadcast-faults: $(READY)
 	SYNCD_BROADCAST_FAULTS=$(FAULTS) SYNCD_SEED=$(SEED) \
-		$(BIN)/python -m pytest tests/explorer/broadcast/test_broadcast_faults.py
+		$(BIN)/python -m pytest tests/parts/broadcast/test_broadcast_faults.py
 
 # Agents, gateways, engines and writers, half with agents of `explorer run`, half with a driver of `explorer serve`.
 ## agent-kills: a thousand kills of agents, gateways, engines and writers (KILLS, SEED)
 agent-kills: $(READY)
-	PYTHONPATH=.:tests $(BIN)/python -m agent_kills --kills $(or $(KILLS),1000) --seed $(SEED)
+	PYTHONPATH=.:tests:tests/parts/agents $(BIN)/python -m agent_kills --kills $(or $(KILLS),1000) --seed $(SEED)
 
 # VERSIONS by deltas and keyframes (make test: 50): readers die and come back, daemons fail over, rewinds, rollbacks.
 ## delta-versions: a thousand versions by deltas while everything else happens (VERSIONS, SEED)

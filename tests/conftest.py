@@ -24,6 +24,8 @@ with contextlib.suppress(ImportError):  # the tests on a GPU run where it is not
     )
     settings.load_profile("syncd")
 
+pytest_plugins = ["support.engine_fixtures"]  # one launch of ranks for engines of core and parts
+
 _RECORDS: list[str] = []
 _MEASURED = "measured"
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 import pytest
 from support import checker
 from support.paths import TESTS
-from support.whole_jobs import RANK, ended, free_port, logs, program
+from support.whole_jobs import RANK, ended, free_port, journal_lines, logs, program
 
 from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
@@ -71,14 +71,9 @@ def run(place, style, method, memory):
         return codes | {"daemon": ended(daemon, time.monotonic() + 30)}
 
 
-def lines(place, name):
-    with open(f"{place}/{name}.journal", encoding="ascii") as file:
-        return [json.loads(line) for line in file]
-
-
 def journal(place, name):
     """Return the pairs that an engine has run, in their order."""
-    return [tuple(line["pair"]) for line in lines(place, name) if line["event"] == "runs"]
+    return [tuple(line["pair"]) for line in journal_lines(place, name) if line["event"] == "runs"]
 
 
 def events(job, name):
@@ -133,7 +128,7 @@ def test_all_processes_exit_with_0_at_the_last_step_in_each_style_and_method(tmp
 
 def check_places(place, name, expected):
     """Check where an engine has loaded from; what has gone from memory when it comes late is loaded from files."""
-    paths = [line["path"] for line in lines(place, name) if line["event"] == "runs"]
+    paths = [line["path"] for line in journal_lines(place, name) if line["event"] == "runs"]
     assert any(path.startswith(f"{expected}/") for path in paths), paths
 
 

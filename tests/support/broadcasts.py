@@ -7,7 +7,7 @@ import time
 
 from support.paths import PYTHONPATH, TESTS
 
-HERE = f"{TESTS}/explorer/broadcast"
+HERE = f"{TESTS}/parts/broadcast"
 ENVIRONMENT = {
     "PYTHONPATH": PYTHONPATH,
     "OMP_NUM_THREADS": "1",

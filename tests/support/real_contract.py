@@ -142,7 +142,7 @@ class TakesWeights:
     def test_the_next_hook_loads_an_engine_whose_hook_was_killed_during_a_push(
         self, bed, way, start_directory, monkeypatch
     ):
-        program = f"{ROOT}/tests/explorer/broadcast/programs/hand.py"
+        program = f"{ROOT}/tests/parts/broadcast/programs/hand.py"
         argv = [sys.executable, program, bed.hook_name, bed.process.address, start_directory, way]
         env = {**os.environ, "PYTHONPATH": ROOT}
         ended = subprocess.run(argv, env=env, timeout=LIMIT, check=False, stdout=subprocess.PIPE, text=True)

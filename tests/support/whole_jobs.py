@@ -1,6 +1,7 @@
 """What tests of whole jobs share: trainer, daemon and explorers as processes that are ended whatever happens."""
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -85,3 +86,9 @@ def logs(place):
         with open(f"{place}/{name}", encoding="utf-8", errors="replace") as file:
             ends.append(f"--- {name}\n{file.read()[-1500:]}")
     return "\n".join(ends)
+
+
+def journal_lines(place, name):
+    """Return what an engine of the tests wrote of itself."""
+    with open(f"{place}/{name}.journal", encoding="ascii") as file:
+        return [json.loads(line) for line in file]

@@ -1,6 +1,6 @@
 """Checks what `engine.strategy = "megatron"` takes. Pure functions over a configuration, no torch.
 
-`tests/trainer/engines/test_megatron_options.py` compares these tables with verl itself.
+`tests/parts/megatron/test_megatron_options.py` compares these tables with verl itself.
 """
 
 from collections.abc import Iterator, Mapping

@@ -234,7 +234,7 @@ def test_free_space_is_read_again_after_a_minute(job, clock):
     assert looker.read().snapshot.free == 50
 
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 STATIC = Path(document.__file__).parent / "static"
 
 

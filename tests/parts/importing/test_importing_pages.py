@@ -15,7 +15,7 @@ from explorer_hooks.tasks.sources import open_tasks
 from trainer.config.model import KEYS
 from trainer.parts.importing.tables import TABLES
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def _page(name: str) -> str:

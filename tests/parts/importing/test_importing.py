@@ -19,7 +19,7 @@ from trainer.config.model import KEYS
 from trainer.parts.importing.run import flat
 from trainer.parts.importing.tables import TABLES
 
-DATA = Path(__file__).parent.parent / "data/importing"
+DATA = Path(__file__).parents[2] / "data/importing"
 
 CHOSEN = ("--algorithm.name", "grpo", "--algorithm.clip_ratio", "0.2")
 """What a user of prime-rl has to choose."""

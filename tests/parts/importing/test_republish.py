@@ -114,7 +114,7 @@ def test_a_new_job_starts_from_the_weights_of_a_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     verl_step(tmp_path / "verl", 7, 4.0)
-    config = str(Path(__file__).parent.parent / "data/importing/verl-megatron.yaml")
+    config = str(Path(__file__).parents[2] / "data/importing/verl-megatron.yaml")
     job, step = tmp_path / "job.toml", str(tmp_path / "verl/global_step_7")
     assert run(["import", config, "--to", str(job), "--from-checkpoint", step]) == 0
     model = load_config(str(job)).model.path

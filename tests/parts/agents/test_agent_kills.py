@@ -22,7 +22,7 @@ def test_killed_parts_lose_nothing_and_train_nothing_twice(record_property):
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env={**environment(), "PYTHONPATH": os.pathsep.join(map(str, (ROOT, TESTS)))},
+        env={**environment(), "PYTHONPATH": os.pathsep.join(map(str, (ROOT, TESTS, TESTS / "parts/agents")))},
         capture_output=True,
         text=True,
         check=False,

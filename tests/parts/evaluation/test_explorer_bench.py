@@ -16,7 +16,7 @@ from syncd.cli.main import run as syncd
 from syncd.protocol.manifest import read_manifest
 from trainer.reporting.evaluations import evaluation_history
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "arithmetic"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "arithmetic"))
 
 from problems import problems
 from tiny_model import make_model

@@ -2,7 +2,10 @@
 
 import pytest
 from support.broadcasts import ENVIRONMENT, Processes
+from support.job_fixtures import explorer, trainer, world
 from support.nursery import Nursery
+
+__all__ = ["explorer", "nursery", "processes", "trainer", "world"]
 
 
 @pytest.fixture(scope="session")

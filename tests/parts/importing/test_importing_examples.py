@@ -16,7 +16,7 @@ from trainer.cli.main import run
 from trainer.config.load import load_config
 from trainer.parts.importing.run import flat
 
-DATA = Path(__file__).parent.parent / "data/importing/examples"
+DATA = Path(__file__).parents[2] / "data/importing/examples"
 
 VERL = "volcengine/verl@b178a3cd56f58b2d502255daba591e92833930a7"
 PRIME = "PrimeIntellect-ai/prime-rl@60bc29547a8824ad1de7b9af8d265e2b27b2a72d"

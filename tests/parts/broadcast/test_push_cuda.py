@@ -19,8 +19,8 @@ from syncd.parts.broadcast.process_group import ProcessGroup  # noqa: E402
 from syncd.protocol.backend import NCCL  # noqa: E402
 from syncd.protocol.local_disk import SystemClock  # noqa: E402
 
-TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PROGRAMS = f"{TESTS}/explorer/broadcast/programs"
+TESTS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PROGRAMS = f"{TESTS}/parts/broadcast/programs"
 LONG = 300.0
 
 

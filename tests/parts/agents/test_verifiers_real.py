@@ -24,7 +24,7 @@ from explorer_hooks.run.own_files import Records
 pytestmark = pytest.mark.slow
 
 PYTHON = python_of("SYNCD_VERIFIERS_PYTHON", ".venv-verifiers/bin/python")
-DIRECTORIES = [str(ROOT / "examples" / "environments"), f"{TESTS}/explorer/programs"]
+DIRECTORIES = [str(ROOT / "examples" / "environments"), f"{TESTS}/parts/agents/programs"]
 CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "59*15"}}</tool_call>'
 
 

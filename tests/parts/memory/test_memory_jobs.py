@@ -7,8 +7,7 @@ import time
 
 import pytest
 from support.paths import TESTS
-from support.whole_jobs import RANK, ended, free_port, logs, program
-from test_matrix import lines
+from support.whole_jobs import RANK, ended, free_port, journal_lines, logs, program
 
 from syncd.protocol.memory import copies_in
 
@@ -61,7 +60,7 @@ class Whole:
         return self.start("trainer", *command, **RANK, MASTER_PORT=str(free_port()))
 
     def killed_trainer(self, phase, number):
-        command = (f"{TESTS}/explorer/programs/upload.py", f"{self.place}/job.toml", phase, str(number))
+        command = (f"{TESTS}/parts/memory/programs/upload.py", f"{self.place}/job.toml", phase, str(number))
         killed = self.start("killed", *command, **RANK, MASTER_PORT=str(free_port()))
         self.ends(killed, -signal.SIGKILL)
 
@@ -71,7 +70,7 @@ class Whole:
         return self.start(name, program, self.job, name, journal, "--limit", str(LIMIT), *options)
 
     def lines(self, name):
-        return lines(self.place, name) if os.path.exists(f"{self.place}/{name}.journal") else []
+        return journal_lines(self.place, name) if os.path.exists(f"{self.place}/{name}.journal") else []
 
     def until(self, condition):
         deadline = time.monotonic() + LIMIT

@@ -11,11 +11,12 @@ import time
 
 import pytest
 from click.testing import CliRunner
+from support import paths
 
 from syncd.cli.doctor import doctor
 from syncd.errors import JobMissingError, StorageError, TimedOutError
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+ROOT = str(paths.ROOT)
 COMMAND = "from syncd.cli.doctor import doctor; doctor()"
 FAST = ["--seconds", "0.2"]
 

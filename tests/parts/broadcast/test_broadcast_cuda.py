@@ -12,6 +12,8 @@ torch = pytest.importorskip("torch", reason="the broadcast needs torch")
 if not torch.cuda.is_available():
     pytest.skip("no GPU here", allow_module_level=True)
 
+from support.paths import PYTHONPATH, TESTS  # noqa: E402
+
 from syncd.client.wait import Deadline  # noqa: E402
 from syncd.parts.broadcast import group_calls, packing, process_group  # noqa: E402
 from syncd.parts.broadcast.packing import Packer  # noqa: E402
@@ -22,7 +24,6 @@ from syncd.protocol.local_disk import SystemClock  # noqa: E402
 from syncd.transports import torch_tensors  # noqa: E402
 from syncd.transports.files.export_walk import ExportWalk  # noqa: E402
 
-HERE = os.path.dirname(os.path.abspath(__file__))
 LONG = 300.0
 FIRST, SECOND = "cuda:0", "cuda:1"
 
@@ -35,8 +36,8 @@ def cast(tmp_path):
     started = []
 
     def start(*words):
-        command = [sys.executable, f"{HERE}/cast.py", *map(str, words)]
-        environment = os.environ | {"PYTHONPATH": os.path.dirname(os.path.dirname(HERE))}
+        command = [sys.executable, f"{TESTS}/support/cast.py", *map(str, words)]
+        environment = os.environ | {"PYTHONPATH": PYTHONPATH}
         started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
         return started[-1]
 

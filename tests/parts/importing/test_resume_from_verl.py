@@ -11,9 +11,8 @@ import pytest
 pytest.importorskip("verl", reason="the trainer needs verl")
 
 import torch
-from support.case_runs import HERE
 from support.engine_cases import equal
-from support.paths import PYTHONPATH
+from support.paths import PYTHONPATH, TESTS
 
 from trainer.cli.main import run
 
@@ -26,7 +25,7 @@ def place(models, tmp_path_factory):
     """Return where verl's job, the imported one and what each rank found are."""
     place = tmp_path_factory.mktemp("resumed")
     done = subprocess.run(
-        [sys.executable, f"{HERE}/programs/resumed.py", place, models],
+        [sys.executable, f"{TESTS}/parts/importing/programs/resumed.py", place, models],
         env=os.environ | {"PYTHONPATH": PYTHONPATH}, capture_output=True, text=True, timeout=_LONG, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
