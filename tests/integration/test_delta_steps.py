@@ -607,7 +607,7 @@ def test_what_a_killed_reader_left_below_tmpdir_is_removed_by_the_next_start(cha
 def test_a_follower_whose_stage_could_read_deltas_warns_once_without_the_packages(job, tmp_path, monkeypatch):
     heard = []
     options = DirectoryOptions(report=lambda *event, **fields: heard.append((*event, fields)))
-    found = "syncd.transports.files.packages.find_spec"
+    found = "syncd.extras.find_spec"
     monkeypatch.setattr(found, lambda name: None if name == "pyarrow" else name)
     with Client.open(job.root, "explorer", "e0") as client:
         stage = HostStage(str(tmp_path / "stage"), job.root)
