@@ -298,7 +298,7 @@ class EngineLoader:
             self._prover.prove(directory)
 
     def _fill_seconds(self, held: HeldDirectory) -> float | None:
-        """Return what reading a version and filling a model of this process took; None of a copy or another engine."""
+        """Return what reading a version and filling a model took; None of a copy or another engine."""
         if held.source != "files" or not isinstance(self._hook, ChangesHook):
             return None
         return self._hook.fill_seconds()

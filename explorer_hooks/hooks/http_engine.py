@@ -17,7 +17,6 @@ from explorer_hooks.hooks.http_settings import LOOPBACK, is_at_least, meeting_ad
 from explorer_hooks.hooks.phases import require_loadable
 from explorer_hooks.hooks.restarting import RestartableHook
 from explorer_hooks.hooks.settings import HookSettings
-from explorer_hooks.parts.broadcast.segments import remove_leftovers
 from explorer_hooks.proof.server_probes import ServerProbe, require_known_tokens
 from explorer_hooks.proof.start_check import CHECKS, StartModel, require_same_model, start_model_of
 from syncd.client.client import Client
@@ -31,13 +30,11 @@ from syncd.errors import (
     SyncdError,
 )
 from syncd.protocol.version import is_unpublished
-from syncd.transports.base import EarlyReceiver, ReceiveContext, WeightDirectory, WeightTensors
+from syncd.transports.base import ReceiveContext, WeightDirectory, WeightTensors
 from syncd.transports.tensors import Tensors
 
 if TYPE_CHECKING:
     import torch
-
-    from explorer_hooks.parts.broadcast.servers import Push
 
 UNTOLD = "default"
 """The label of an engine that was never given one."""
@@ -185,7 +182,7 @@ class HttpEngineHook(RestartableHook, TensorHook):
 
     def receive_context(self, client: Client, stop: Callable[[], bool]) -> ReceiveContext:
         """Return a context without parameters: the receiver keeps the weights in memory that it may share."""
-        remove_leftovers()
+        resolve_name("explorer_hooks.parts.broadcast.segments:remove_leftovers")()
         allocate = (
             resolve_name("explorer_hooks.parts.broadcast.received:allocate") if "ipc" in self._ways else None
         )
@@ -201,16 +198,17 @@ class HttpEngineHook(RestartableHook, TensorHook):
         if self._start_check != "off":
             self._require_same_model(tensors, "the broadcast")
 
-    def load_received(self, weights: WeightTensors, receiver: EarlyReceiver) -> None:
+    def load_received(self, weights: WeightTensors, fill: Callable[[], None]) -> None:
         """Push what was received to the engine; after a failure it may be paused with unknown weights."""
+        del fill  # the parameters are the engine's
         self.load_tensors(weights.label, weights.tensors)
-        receiver.report_running(weights)
 
     def load_tensors(self, label: str, tensors: "Mapping[str, torch.Tensor]") -> None:
         """Have the engine run weights that are in this process's memory, as `load_received` does."""
         self._hold()
-        opener: type[Push] = resolve_name(self.push)
-        push = opener(self._server, self._address or LOOPBACK, self._ways, flush_cache=self._flush_cache)
+        push = resolve_name(self.push)(
+            self._server, self._address or LOOPBACK, self._ways, flush_cache=self._flush_cache
+        )
         try:
             push.run(label, tensors)
         except (SyncdError, OSError) as error:

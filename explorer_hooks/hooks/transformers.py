@@ -30,7 +30,7 @@ from syncd.errors import (
     SyncdError,
 )
 from syncd.protocol.version import UNKNOWN_LABEL
-from syncd.transports.base import EarlyReceiver, ReceiveContext, WeightDirectory, WeightTensors
+from syncd.transports.base import ReceiveContext, WeightDirectory, WeightTensors
 from syncd.transports.tensors import TensorMeta
 
 _DEAD = "start the explorer again"
@@ -164,7 +164,7 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
         """Return a context with the model's parameters."""
         return ReceiveContext(client, stop, self.parameters.tensors)
 
-    def load_received(self, weights: WeightTensors, receiver: EarlyReceiver) -> None:
+    def load_received(self, weights: WeightTensors, fill: Callable[[], None]) -> None:
         """Give what was received to the parameters, between two generations; `on_commit` is not called.
 
         Raises:
@@ -175,7 +175,7 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
         self._state.load()
         self.parameters.forget()
         try:
-            receiver.load(weights)
+            fill()
         except Exception as error:
             raise LoadFailedError(
                 f"the weights could not be copied in: {type(error).__name__}: {error}"
