@@ -73,7 +73,6 @@ class UncheckedPath(click.Path):
     """A path that is not accessed while the command line is parsed: its mount may not answer."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002
-        """Return the path as it was given."""
         return value
 
 
@@ -85,7 +84,6 @@ class LazyGroup(click.Group):
             and behind a word of Python.
         verbs: Each verb with its line of help.
         others: The group of entry points by which other packages add verbs: name and command.
-        **options: As click takes them.
     """
 
     def __init__(
@@ -217,8 +215,6 @@ def run(group: click.Group, program: str, args: Sequence[str]) -> int:
     """Run one command line and return its exit code.
 
     Args:
-        group: The commands.
-        program: Its name.
         args: What follows the name.
     """
     _prepare_streams()

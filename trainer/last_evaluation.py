@@ -20,7 +20,6 @@ class LastEvaluation:
     """Waits for the evaluation of the last version.
 
     Args:
-        config: The job's file.
         sync: The trainer's connection to the job.
         watch: Knows the evaluations of the job.
     """

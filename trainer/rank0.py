@@ -59,11 +59,8 @@ class Rank0:
     """Rank 0's side of the loop.
 
     Args:
-        config: The job's file.
         sync: The trainer's connection to the job, open.
-        strategy: Chooses samples.
         sink: Where figures go: monitors, the progress display.
-        clock: Time.
         checks: Called each turn; each raises if what it checks beside the trainer has failed.
     """
 
@@ -149,7 +146,6 @@ class Rank0:
         Nothing here fails a run that has ended well.
 
         Args:
-            step: The last step.
             is_stopped: Once it returns true, nothing is waited for.
         """
         log = structlog.get_logger()

@@ -16,11 +16,7 @@ ALL = "all"
 
 
 def _steps(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...] | None:
-    """Return the steps that a text names, None for all.
-
-    Raises:
-        click.BadParameter: It names none.
-    """
+    """Return the steps that a text names, None for all."""
     if text == ALL:
         return None
     words = [word.strip() for word in text.split(",")]

@@ -34,10 +34,8 @@ def explorer(debug: bool) -> None:  # `debug` is read before anything is parsed
 
 
 def main() -> NoReturn:
-    """Run the command line of this process."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(args: Sequence[str]) -> int:
-    """Run one command line and return its exit code."""
     return console.run(explorer, "explorer", args)

@@ -23,11 +23,7 @@ def config_keys() -> "Keys":
 
 
 def checked_config(name: str, value: str) -> str:
-    """Return the path of a job's file.
-
-    Raises:
-        click.BadParameter: It looks like an option.
-    """
+    """Return the path of a job's file."""
     if not value or value.startswith("--"):
         raise click.BadParameter(f"{value!r} is not a file; {name} comes before --section.key value")
     return value
@@ -77,11 +73,7 @@ def serve(
 
 
 def gateway_function(module: str, name: str) -> "Callable[[ExplorerFile, str | None], str]":
-    """Return a function of the gateway, which needs what not everybody has.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
+    """Return a function of the gateway, which needs what not everybody has."""
     import importlib  # noqa: PLC0415
 
     from syncd.errors import ConfigError  # noqa: PLC0415

@@ -37,13 +37,9 @@ class EngineLoader:
     """Loads versions into the engine behind a hook, and reports what it runs.
 
     Args:
-        hook: The hook.
         versions: The versions of the job.
         fetcher: Fetches the directories of versions.
-        reporter: Reports what happens.
         prover: Has the engine prove what it runs.
-        clock: This host's clock.
-        options: How to follow.
     """
 
     def __init__(
@@ -80,11 +76,7 @@ class EngineLoader:
         return self.status.wrong is None and (self._good is not None or self.status.is_suspect)
 
     def running(self) -> Running:
-        """Return what the engine says that it runs. Any thread may call this.
-
-        Raises:
-            EngineUnreachableError: The engine does not answer.
-        """
+        """Return what the engine says that it runs. Any thread may call this."""
         return self._hook.current_version()
 
     def poll(self) -> None:
@@ -103,13 +95,7 @@ class EngineLoader:
         self.results.publish()
 
     def load(self, wanted: Version | int) -> TurnOutcome:
-        """Fetch a version, load it, and report the result.
-
-        Raises:
-            EngineDeadError: The engine can neither load it nor be restored.
-            ConfigError: The engine was started otherwise than its hook needs, or refuses the token.
-            UsageError: This process may not act for its explorer any more.
-        """
+        """Fetch a version, load it, and report the result."""
         timings = LoadTimings(self._clock)
         pair = wanted.pair if isinstance(wanted, Version) else self._pair_of(wanted)
         if isinstance(wanted, Version) and wanted.published_at:
@@ -129,17 +115,7 @@ class EngineLoader:
         return self.results.report_applied(held, timings)
 
     def load_received(self, weights: WeightTensors, load: Callable[[], None]) -> None:
-        """Have the engine load weights by another way than from files, and prove them: it works on them meanwhile.
-
-        Args:
-            weights: The weights.
-            load: Loads them.
-
-        Raises:
-            UntouchedError: It took nothing, and still runs what it ran.
-            LoadFailedError: It cannot prove them, and is wrong until a version is loaded that it proves.
-            SyncdError: They could not be loaded; the engine has to be restored.
-        """
+        """Have the engine load weights by another way than from files, and prove them: it works on them meanwhile."""
         unproven = self.status.unproven
         try:
             if self._prover.can_prove(weights):
@@ -233,14 +209,7 @@ class EngineLoader:
             require_fit(compare(held, {}, directory.tensors, cast=False), "it does not fit the engine")
 
     def _load_directory(self, directory: WeightDirectory, timings: LoadTimings) -> None:
-        """Load a version and have the engine prove and confirm it; if anything fails, the engine is restored.
-
-        Raises:
-            LoadFailedError: It could not be loaded or proven; the engine runs what it ran before, or went away.
-            InterruptedLoadError: Its connection was lost meanwhile.
-            ConfigError: It refuses the token, or was started otherwise than its hook needs; the same.
-            EngineDeadError: It cannot be restored.
-        """
+        """Load a version and have the engine prove and confirm it; if anything fails, the engine is restored."""
         before, status = self.status.label, self.status
         try:
             is_proven = self._load_and_prove(directory, timings)
@@ -311,9 +280,6 @@ class EngineLoader:
         An engine that went away meanwhile counts as half loaded until it is loaded again. So does one whose last
         good version is damaged, or was removed while this process was stopped for too long: the newest version may
         still save it.
-
-        Raises:
-            EngineDeadError: It cannot be restored.
         """
         status = self.status
         status.is_suspect = True
@@ -341,14 +307,7 @@ class EngineLoader:
         """Return if an engine whose connection was lost in a load has loaded the version all the same.
 
         Args:
-            directory: The version.
             before: The label that the engine had before.
-            error: What was raised.
-
-        Raises:
-            InterruptedLoadError: It has not, or does not answer; it may be half loaded.
-            LoadFailedError: It is a new process now, or does not prove the version.
-            EngineDeadError: It cannot be restored.
         """
         try:
             running = self._ask_again()

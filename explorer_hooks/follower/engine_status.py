@@ -17,7 +17,6 @@ class EngineStatus:
     """What is known of one engine. The follower's thread changes it; any thread may read it.
 
     Args:
-        clock: This host's clock.
         every: Seconds between two polls.
         pair_of_label: Returns the pair of the job's version that a label names, None if it names none.
     """

@@ -44,10 +44,7 @@ class LoadResults:
     Args:
         status: What is known of the engine.
         versions: The versions of the job.
-        reporter: Reports what happens.
         prover: Has the last proof.
-        clock: This host's clock.
-        options: How to follow.
     """
 
     def __init__(
@@ -103,7 +100,6 @@ class LoadResults:
         """Publish that the engine runs a version.
 
         Args:
-            held: The version.
             timings: What each part of the load took.
             filled: What reading and filling took where no copy was staged, which the trainer weighs; else None.
         """
@@ -128,11 +124,7 @@ class LoadResults:
         return TurnOutcome("applied", held.pair, timings=dict(timings))
 
     def report_failure(self, pair: Pair, error: SyncdError | OSError) -> TurnOutcome:
-        """Report why a version was not loaded, and decide whether it is tried again.
-
-        Raises:
-            EngineDeadError: That was the error.
-        """
+        """Report why a version was not loaded, and decide whether it is tried again."""
         reason, version = str(error), label_of(pair)
         event = {"version": version, "reason": reason}
         if isinstance(error, EngineUnreachableError):
@@ -188,7 +180,6 @@ class LoadResults:
         self._reporter.event(level, name, **event)
 
     def _state(self) -> tuple[EngineState, str]:
-        """Return the engine's state, and why it is in it."""
         status, trouble = self._status, self._trouble
         if (disorder := status.disorder()) is not None:
             return disorder

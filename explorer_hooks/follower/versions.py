@@ -48,12 +48,7 @@ class KnownVersions:
         return self.newest.pair if self.newest else None
 
     def read(self) -> None:
-        """Read which version is published.
-
-        Raises:
-            SyncdError: It cannot be read.
-            OSError: The same.
-        """
+        """Read which version is published."""
         found = self._sync.latest_version()
         # A mount may return a cached, older file: pairs only grow.
         if found is not None and (self.newest is None or found.pair >= self.newest.pair):
@@ -133,7 +128,6 @@ class FailedVersions:
     """The versions that could not be loaded, and when they are tried again.
 
     Args:
-        clock: This host's clock.
         retries: How often a version is retried.
         backoff: Seconds before the first retry; doubled before each further one.
     """
@@ -202,12 +196,7 @@ class Fetcher:
     Args:
         sync: The follower's connection to the job.
         hook: The hook that will load them.
-        options: How the follower follows.
         stop: Polled while files are read; once it returns true, the fetch is given up.
-        report: Hears events.
-
-    Raises:
-        ConfigError: The hook takes no directories, or the stage cannot be used.
     """
 
     def __init__(
@@ -232,14 +221,7 @@ class Fetcher:
         self._publish_reads()
 
     def fetch(self, wanted: Version | int, timings: LoadTimings) -> HeldDirectory:
-        """Return the directory of a version, checked.
-
-        Raises:
-            TryAgainError: The version was removed.
-            RefusedError: It is damaged, or of a kind that the hook cannot load.
-            SyncdError: The file system failed.
-            OSError: The same.
-        """
+        """Return the directory of a version, checked."""
         with contextlib.ExitStack() as lease, refuse_damage():
             leased = lease.enter_context(self._sync.lease(wanted))
             try:

@@ -50,9 +50,6 @@ class HttpEngineHook(RestartableHook, TensorHook):
 
     Args:
         options: The hook's options.
-
-    Raises:
-        ConfigError: An option is wrong.
     """
 
     kinds: ClassVar[frozenset[str]] = frozenset({"weights"})
@@ -189,12 +186,7 @@ class HttpEngineHook(RestartableHook, TensorHook):
         return ReceiveContext(client, stop, None, self.check_offered, allocate)
 
     def check_offered(self, tensors: Tensors) -> None:
-        """Compare the tensors of a broadcast with the model that the engine was started from.
-
-        Raises:
-            RefusedError: They do not fit.
-            EngineUnreachableError: The engine does not answer.
-        """
+        """Compare the tensors of a broadcast with the model that the engine was started from."""
         if self._start_check != "off":
             self._require_same_model(tensors, "the broadcast")
 
@@ -261,11 +253,7 @@ class HttpEngineHook(RestartableHook, TensorHook):
             )
 
     def _require_reloads(self) -> None:
-        """Return if the engine reads weights again rightly, or never does.
-
-        Raises:
-            ConfigError: It has a flag with which it does not.
-        """
+        """Return if the engine reads weights again rightly, or never does."""
         flag = "" if self.is_restarted else self._cannot_reload()
         if flag:
             problem = (
@@ -368,9 +356,6 @@ def require_files(hook: Hook, target: WeightDirectory) -> None:
     """Return if a hook can load a version, and each of its shards is there with its size.
 
     A missing or truncated file crashes engines.
-
-    Raises:
-        RefusedError: It cannot, or a file is missing or has another size.
     """
     require_loadable(target, hook)
     for shard in target.shards:

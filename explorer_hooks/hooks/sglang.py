@@ -73,7 +73,6 @@ class SGLangHook(HttpEngineHook):
         return rounding_flags(info.get("dtype"), info.get("quantization"), info.get("kv_cache_dtype"))
 
     def engine_kind(self) -> str:
-        """Return release and flags."""
         return self._kind_of(self.product, *release_and_flags(self._server))
 
     def checksums(self) -> Checksums | None:
@@ -136,10 +135,6 @@ class SGLangHook(HttpEngineHook):
 
 
 def release_and_flags(server: HttpClient) -> tuple[object, Mapping[str, object]]:
-    """Return SGLang's release and those of its flags that a restart does not change.
-
-    Raises:
-        EngineUnreachableError: It does not answer.
-    """
+    """Return SGLang's release and those of its flags that a restart does not change."""
     info = server.get_json("/server_info")
     return info.get("version"), {key: info.get(key) for key in _FLAGS}

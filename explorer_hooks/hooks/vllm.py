@@ -92,7 +92,6 @@ class VllmHook(HttpEngineHook):
         return _rounding(_configuration(self._server))
 
     def engine_kind(self) -> str:
-        """Return release and flags."""
         return self._kind_of(self.product, *release_and_flags(self._server))
 
     def checksums(self) -> Checksums | None:
@@ -166,11 +165,7 @@ class VllmHook(HttpEngineHook):
 
 
 def release_and_flags(server: HttpClient) -> tuple[object, Mapping[str, object]]:
-    """Return vLLM's release and those of its flags that a restart does not change; none without `/server_info`.
-
-    Raises:
-        EngineUnreachableError: It does not answer.
-    """
+    """Return vLLM's release and those of its flags that a restart does not change; none without `/server_info`."""
     version = (server.get_any("/version").document or {}).get("version")
     try:
         config = _configuration(server)
@@ -199,12 +194,7 @@ def _replicas(parallel: Mapping[str, Any]) -> int:
 
 
 def is_ready(server: HttpClient) -> bool:
-    """Return whether an engine was started with the back end.
-
-    Raises:
-        EngineUnreachableError: It does not answer.
-        ConfigError: It has no development endpoints.
-    """
+    """Return whether an engine was started with the back end."""
     transfer = _configuration(server).get("weight_transfer_config")
     return isinstance(transfer, Mapping) and transfer.get("backend") == BACKEND
 

@@ -130,9 +130,6 @@ class EngineGate:
 
         Args:
             is_suspect: Whether the engine did not do its work: then it is first asked what it runs.
-
-        Raises:
-            EngineDeadError: It is dead, or did not come back in time.
         """
         end = time.monotonic() + self._settings.timeout
         if is_suspect and not self._stop():

@@ -26,11 +26,7 @@ class Evaluator(Protocol):
         """Return what became of each task of a set, None if it was told to stop or the engine ran another version.
 
         Args:
-            held_out: The set.
             pair: The version whose work counts.
-
-        Raises:
-            EngineDeadError: The engine can generate nothing any more.
         """
 
 
@@ -73,7 +69,6 @@ class Evaluation:
     """Measures each set at every n-th applied version and at the last one, each version at most once.
 
     Args:
-        sets: The sets.
         records: Gets the lines; what it names already is not measured again.
         evaluator: Has the engine work on their tasks.
     """
@@ -88,13 +83,8 @@ class Evaluation:
         """Measure a version that was just applied by the sets that are due.
 
         Args:
-            pair: The version.
             digest: The digest of its weights, empty for the model that the engine started with.
             is_last: Whether no version comes after it: then all sets are due.
-
-        Raises:
-            EngineDeadError: The engine can generate nothing any more.
-            StorageError: A line cannot be written.
         """
         for held_out in self._sets:
             place = (*pair, held_out.name)
@@ -123,16 +113,9 @@ def measure(
     """Return the line of a set and a version, which is written; None if it could not be measured.
 
     Args:
-        held_out: The set.
-        pair: The version.
         digest: The digest of its weights, empty for the model that the engine started with.
         evaluator: Has the engine work on the tasks.
-        records: Gets the line.
         more: What else the line has.
-
-    Raises:
-        EngineDeadError: The engine can generate nothing any more.
-        StorageError: The line cannot be written.
     """
     begin = time.monotonic()
     outcomes = evaluator.outcomes(held_out, pair)

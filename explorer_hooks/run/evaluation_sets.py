@@ -20,38 +20,23 @@ _KEY = 16
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A set that is measured.
+    """A set that is measured."""
 
-    Args:
-        name: Its name, empty for the one of [explorer.evaluation] itself.
-        section: Its keys.
-        tasks: Its tasks.
-        max_tokens: Tokens of a response at most.
-        scorer: Scores responses.
-        key: Names what is measured: two measurements with one key differ in the weights alone.
-    """
-
-    name: str
-    section: EvaluationSet
+    name: str  # its name, empty for the one of [explorer.evaluation] itself
+    section: EvaluationSet  # its keys
     tasks: Tasks
-    max_tokens: int
-    scorer: Scorer
-    key: str
+    max_tokens: int  # tokens of a response at most
+    scorer: Scorer  # scores responses
+    key: str  # names what is measured: two measurements with one key differ in the weights alone
 
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """What became of a task.
+    """What became of a task."""
 
-    Args:
-        rewards: The reward of each response; none if one of them has none.
-        tokens: Tokens of all responses.
-        truncated: Responses that were cut off at the most tokens.
-    """
-
-    rewards: Sequence[float] = ()
-    tokens: int = 0
-    truncated: int = 0
+    rewards: Sequence[float] = ()  # the reward of each response; none if one of them has none
+    tokens: int = 0  # tokens of all responses
+    truncated: int = 0  # responses that were cut off at the most tokens
 
 
 @contextmanager
@@ -61,12 +46,7 @@ def open_sets(
     """Yield the sets of a file that are wanted, with their tasks read.
 
     Args:
-        file: The job's file.
-        scorer: What scores with explorer.reward.function.
         is_wanted: Returns whether a set is measured, given its name and keys.
-
-    Raises:
-        ConfigError: A file of tasks cannot be used, or a reward function not be imported.
     """
     wanted = {name: one for name, one in file.explorer.evaluation.named().items() if is_wanted(name, one)}
     with ExitStack() as opened:

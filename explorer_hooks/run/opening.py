@@ -36,29 +36,17 @@ _LOG = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class FollowedEngine:
-    """An engine that follows the job.
+    """An engine that follows the job."""
 
-    Args:
-        file: The job's file, with the address of a server that was started.
-        engine: The engine.
-        follower: Loads versions from files.
-        source: Keeps it at a version.
-    """
-
-    file: ExplorerFile
+    file: ExplorerFile  # the job's file, with the address of a server that was started
     engine: InferenceEngine
-    follower: Follower
-    source: WeightSource
+    follower: Follower  # loads versions from files
+    source: WeightSource  # keeps it at a version
 
     def generator(
         self, tokens: Tokens, permitted: PermittedVersion, seed: str, stop: Callable[[], bool]
     ) -> Generator:
-        """Return what generates with it.
-
-        Raises:
-            ConfigError: The server names no model.
-            EngineUnreachableError: It does not answer.
-        """
+        """Return what generates with it."""
         follower = self.follower
         return self.engine.generator(
             GeneratorContext(tokens, follower.running, follower.pair_named, permitted, seed, stop)
@@ -72,14 +60,10 @@ def followed_engine(
     """Open the engine of a file, and follow the job with it.
 
     Args:
-        file: The job's file.
         stop: Once it returns true, waits are given up.
         health: `HOST:PORT` to answer health checks at; None for nowhere.
         checks_first: Whether every byte of a version is compared with its digest before the engine is touched, also
             by engines that could do so while they load: then a damaged one costs nothing but itself.
-
-    Raises:
-        SyncdError: Something cannot be used; its exit code says what.
     """
     listener = log_listener(file.explorer.log, "auto", sys.stderr)
     with ExitStack() as opened:
@@ -102,11 +86,7 @@ def open_reward(file: ExplorerFile, function: str = "") -> Scorer:
     """Return what scores; its functions are looked for beside the file, and in the working directory.
 
     Args:
-        file: The job's file.
         function: The function; what [explorer.reward] names unless given.
-
-    Raises:
-        ConfigError: It cannot be used.
     """
     section, here = file.explorer.reward, os.getcwd()
     if function:
@@ -115,11 +95,6 @@ def open_reward(file: ExplorerFile, function: str = "") -> Scorer:
 
 
 def _open_engine(file: ExplorerFile) -> InferenceEngine:
-    """Return the engine.
-
-    Raises:
-        ConfigError: The model cannot be loaded, or the options do not fit the engine.
-    """
     kind = file.explorer.engine.kind
     if kind != "transformers":
         return TinkerInference(file) if kind == "tinker" else ServerEngine(file)

@@ -27,11 +27,7 @@ def run(file: ExplorerFile, health: str | None = None) -> str:
     """Explore as a file says, and return why the explorer ended.
 
     Args:
-        file: The job's file.
         health: `HOST:PORT` to answer health checks at; None for nowhere.
-
-    Raises:
-        SyncdError: Something cannot be used, or failed for good; its exit code says what.
     """
     section = file.explorer
     log.configure(section.log, sys.stderr)

@@ -65,7 +65,6 @@ def syncd(debug: bool) -> None:  # `debug` is read before anything is parsed
 
 
 def main() -> NoReturn:
-    """Run the command line of this process."""
     prefer_own_trainer()
     sys.exit(run(sys.argv[1:]))
 

@@ -81,12 +81,7 @@ SCHEMAS: dict[int, Any] = {_FIRST: _SCHEMA_1, FORMAT: _SCHEMA_2}
 
 
 def format_of(metadata: Mapping[bytes, bytes], path: str) -> int:
-    """Return the format that a file's metadata says.
-
-    Raises:
-        CorruptDataError: It says none.
-        ProtocolTooNewError: It is newer than this code.
-    """
+    """Return the format that a file's metadata says."""
     own = _number(metadata.get(b"format"), path)
     if own is None:
         # Format 1 names no format but the protocol, which was 1.
@@ -122,9 +117,6 @@ def from_format_1(fields: Mapping[str, Any]) -> dict[str, Any]:
 
     Its `token_steps` say no generation. The row's own is taken for all of them: of a rollout that a rewind
     interrupted, nobody recorded which tokens are of the later generation.
-
-    Raises:
-        UsageError: Its `token_steps` are not as long as the response.
     """
     fields = dict(fields)
     steps = fields.pop("token_steps")
@@ -151,11 +143,7 @@ _STRUCTS: dict[str, Callable[..., Any]] = {"spans": Span._make, "turn_rewards": 
 
 
 def check_items(name: str, count: int) -> None:
-    """Refuse more spans or rewards of turns than a batch may have.
-
-    Raises:
-        UsageError: There are more.
-    """
+    """Refuse more spans or rewards of turns than a batch may have."""
     if count > MAX_ITEMS:
         raise UsageError(f"{name}: {count} in one batch where at most {MAX_ITEMS} are taken")
 

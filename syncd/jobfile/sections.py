@@ -238,7 +238,6 @@ class JobFile(Section):
     """What is trained."""
 
     def with_source(self, path: str) -> Self:
-        """Return the file with the path that it was read from."""
         return self.with_values(job={"source": os.path.abspath(path)})
 
     def in_stage(self, name: str) -> Self:

@@ -48,16 +48,9 @@ def require_own_file(
     """Refuse code that a file in a job names if another user could have written the file, or the module beside it.
 
     Args:
-        path: The file.
         status: What `os.fstat` said of it when it was read.
         directory: Where modules are looked for.
-        key: What names the code.
-        value: Its value.
         is_kept: Whether a job was named, whose file it is; else it may not lie in one.
-
-    Raises:
-        ConfigError: Another user could.
-        StorageError: A directory cannot be looked at.
     """
     if not (is_kept or lies_in_job(path)):
         return
@@ -76,10 +69,6 @@ def require_own_model(path: str, *, runs_code: bool, recorded: bool = False) -> 
         path: The model's directory.
         runs_code: Whether code that comes with it would run.
         recorded: Whether `stages.json` of a job named the directory, not the user.
-
-    Raises:
-        ConfigError: Others could.
-        StorageError: It cannot be looked at.
     """
     if not runs_code or not (recorded or lies_in_job(path)):
         return

@@ -240,7 +240,6 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 @contextlib.contextmanager
 def _opened_to_read(path: str, flags: int = 0) -> Iterator[tuple[int, int]]:
-    """Open a regular file, for its descriptor and size."""
     try:
         descriptor = _open_to_read(path, flags)
     except OSError as error:

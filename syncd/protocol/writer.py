@@ -78,18 +78,13 @@ class StepWriter:
     """Writes one step as one of its `world_size` writers.
 
     Args:
-        job: The job.
         step: The trainer's step.
-        world_size: Number of writers of the step.
         attempt: A name that the writers of this save share and no other save has.
         clock: Dates the receipts.
         digest: Name of the digest of the files.
         fence: A directory through which the seal and the marker are renamed. Whoever removes it makes both fail,
             which is how a trainer that has been replaced is fenced; empty for writers that nobody replaces.
         base: The model that the step's adapter belongs to; the step is of kind `lora` then.
-
-    Raises:
-        UsageError: The step, the world size or the attempt is out of range.
     """
 
     def __init__(
@@ -116,13 +111,7 @@ class StepWriter:
         self._staged = f"{fence}/{attempt}" if fence else self.path
 
     def begin(self) -> None:
-        """Create the attempt's directory.
-
-        Raises:
-            AlreadySealedError: Another save has sealed the step.
-            UsageError: Another framework's files are in the place of the step.
-            StorageError: The job directory is not there.
-        """
+        """Create the attempt's directory."""
         # This host may remember an absence that is no longer true: an early answer, the rename decides.
         self.job.disk.refresh(self.job.root)
         there = self._entries(self.sealed_path)
@@ -142,12 +131,6 @@ class StepWriter:
         Args:
             name: Path relative to the step's directory.
             data: Its content, or the pieces of it.
-            tensors: Number of tensors in it.
-
-        Raises:
-            UsageError: The name leaves the step's directory.
-            AlreadySealedError: Another save has sealed the step meanwhile.
-            SaveLostError: The attempt's directory was removed meanwhile.
         """
         pieces = _Pieces(data, hasher(self._digest))
         with self._explained():
@@ -160,10 +143,6 @@ class StepWriter:
         Args:
             name: Path relative to the step's directory.
             fill: Makes the temporary file at the path it is given, durably, and returns its size and digest.
-            tensors: Number of tensors in it.
-
-        Raises:
-            UsageError: The name leaves the step's directory.
         """
         with self._explained():
             disk, path = self.job.disk, self._path_of(name)
@@ -199,10 +178,6 @@ class StepWriter:
             roots: The roots of the shard files that it wrote, or that its container makes.
             changes: Its part of a delta, whose containers are its shards; or of a shortcut, whose containers lie
                 below `delta/`. If one writer of an attempt leaves a part, all do.
-
-        Raises:
-            AlreadySealedError: Another save has sealed the step meanwhile.
-            SaveLostError: The attempt's directory was removed meanwhile.
         """
         receipt = Receipt(
             self.step,
@@ -237,13 +212,6 @@ class StepWriter:
 
         Returns:
             The manifest, or None while receipts are missing.
-
-        Raises:
-            AlreadySealedError: Another save has sealed the step.
-            SaveLostError: The attempt's directory was removed.
-            FencedError: Another trainer has taken over, or the lock of this one was removed.
-            CorruptDataError: A file is not what its receipt says, or the receipts contradict each other.
-            UsageError: The kind, the changes and the URI contradict each other, or no shard holds a tensor.
         """
         place = self._place()
         if place is None:
@@ -267,13 +235,7 @@ class StepWriter:
         return manifest
 
     def sealed(self) -> Manifest | None:
-        """Return the manifest of the step if this attempt has become it, None while the attempt is being written.
-
-        Raises:
-            AlreadySealedError: Another save has sealed the step.
-            SaveLostError: Neither the attempt's directory nor the step is there.
-            FencedError: Another trainer has taken over, or the lock of this one was removed.
-        """
+        """Return the manifest of the step if this attempt has become it, None while the attempt is being written."""
         is_written = self._place() is not None
         # Looked at after the attempt: what is no longer there may have become the step just now.
         self.job.disk.refresh(self.job.root)
@@ -295,11 +257,7 @@ class StepWriter:
         return is_whole
 
     def announce(self) -> None:
-        """Replace the marker: this step is the newest. The step must be sealed.
-
-        Raises:
-            FencedError: Another trainer has taken over, or the lock of this one was removed.
-        """
+        """Replace the marker: this step is the newest. The step must be sealed."""
         try:
             write_marker(self.job.disk, self.job.marker, self.step, via=self._fence or None)
         except MISSING:

@@ -23,18 +23,12 @@ STICKS = 0.9
 
 @dataclass(frozen=True, slots=True)
 class ExplorerLoad:
-    """An explorer's last load, as its presence reports it.
-
-    Args:
-        step: The step.
-        source: memory, stage or files.
-        seconds: What it took.
-        filled: What it took to read the step and to fill a model of the explorer's process; None for other engines.
-    """
+    """An explorer's last load, as its presence reports it."""
 
     step: int
-    source: str
-    seconds: float
+    source: str  # memory, stage or files
+    seconds: float  # what it took
+    # What it took to read the step and to fill a model of the explorer's process; None for other engines.
     filled: float | None = None
 
 

@@ -67,10 +67,6 @@ def load_config(path: str, overrides: Sequence[str] = (), *, trust: bool = False
 
     Relative paths of the file are relative to its directory, those of the command line to the current one;
     `~` and `$NAME` are expanded. With `trust`, code that the file names runs whoever could have written it.
-
-    Raises:
-        ConfigError: The file cannot be read or is not TOML; else all its problems, in one error.
-        UsageError: The overrides are not `--section.key value`.
     """
     layers = [file_layer(path), LOADER.command_layer(overrides)]
     return resolved(LOADER.load(layers, path, trust=trust))
@@ -82,20 +78,11 @@ def resolved(config: JobConfig) -> JobConfig:
 
 
 def file_layer(path: str) -> Layer:
-    """Return the layer of a file.
-
-    Raises:
-        ConfigError: It cannot be read or is not TOML.
-    """
     return _read(path).layer()
 
 
 def read_table(path: str) -> dict[str, Any]:
-    """Return a file's table; if the trainer wrote the file, without the values that it derived.
-
-    Raises:
-        ConfigError: It cannot be read or is not TOML.
-    """
+    """Return a file's table; if the trainer wrote the file, without the values that it derived."""
     return _read(path).table
 
 

@@ -33,20 +33,14 @@ _OTHER_WEIGHTS = (_SHARD, _INDEX, ".bin", ".bin.index.json", ".pt")
 
 @dataclass(frozen=True, slots=True)
 class ExportSource:
-    """The weights of a step and the files beside them.
+    """The weights of a step and the files beside them."""
 
-    Args:
-        path: The step's directory.
-        weights: Its weights.
-        companions: Files beside them: the name in the export, and the path.
-        records: What the manifest says of files, by the name in the export.
-        shards: Names of the files that hold exactly the weights, where they can be taken as they are.
-    """
-
-    path: str
+    path: str  # the step's directory
     weights: ModelWeights
-    companions: Mapping[str, str]
+    companions: Mapping[str, str]  # files beside them: the name in the export, and the path
+    # What the manifest says of files, by the name in the export.
     records: Mapping[str, FileRecord] = field(default_factory=dict)
+    # Names of the files that hold exactly the weights, where they can be taken as they are.
     shards: tuple[str, ...] = ()
 
 
@@ -54,16 +48,8 @@ def find_source(job: Job, step: int, *, full_precision: bool, base: str | None =
     """Return where to export a step from.
 
     Args:
-        job: The job.
-        step: The step.
         full_precision: Whether a full checkpoint's training state is preferred to the weights of the step.
         base: For an adapter, the directory of its base; the one that its writer had unless given.
-
-    Raises:
-        UsageError: There is no such step, or it does not hold a whole model.
-        NotReadyError: It is not complete.
-        CorruptDataError: It is damaged.
-        ConfigError: The base of an adapter is not there, or is another model.
     """
     path = job.step(step)
     _require_there(job, step)
@@ -93,8 +79,6 @@ def find_materialised(job: Job, manifest: Manifest, directory: str) -> ExportSou
     """Return where to export a delta from.
 
     Args:
-        job: The job.
-        manifest: Of the delta.
         directory: Where its files were materialised, in `actor`.
     """
     shards, files = manifest.whole_shards, manifest.whole_files
@@ -103,13 +87,7 @@ def find_materialised(job: Job, manifest: Manifest, directory: str) -> ExportSou
 
 
 def find_critic(job: Job, step: int) -> ExportSource:
-    """Return the critic of a full checkpoint, of this trainer's or of verl's.
-
-    Raises:
-        UsageError: There is no such step, or it holds no critic.
-        NotReadyError: It is not complete.
-        CorruptDataError: It is damaged.
-    """
+    """Return the critic of a full checkpoint, of this trainer's or of verl's."""
     disk, path = job.disk, job.step(step)
     _require_there(job, step)
     own, foreign = f"{path}/{TRAINING}/{CRITIC}", f"{path}/{CRITIC}"
@@ -139,12 +117,7 @@ def _require_there(job: Job, step: int) -> None:
 
 
 def find_adapter(job: Job, step: int) -> ExportSource:
-    """Return where to copy the adapter of a step from.
-
-    Raises:
-        UsageError: There is no such step, or it holds no adapter.
-        CorruptDataError: It is damaged.
-    """
+    """Return where to copy the adapter of a step from."""
     path = job.step(step)
     _require_there(job, step)
     try:

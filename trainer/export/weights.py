@@ -29,23 +29,11 @@ class ModelWeights(Protocol):
     """What each tensor is, by name."""
 
     def read(self, name: str) -> torch.Tensor:
-        """Return one whole tensor in main memory, which is all the memory that it takes.
-
-        Raises:
-            SyncdError: It cannot be read, or its parts do not make one tensor.
-        """
+        """Return one whole tensor in main memory, which is all the memory that it takes."""
 
 
 class SafetensorsFiles:
-    """Weights in safetensors files, mapped into memory.
-
-    Args:
-        disk: Where they are.
-        paths: The files.
-
-    Raises:
-        CorruptDataError: A header is damaged, a dtype is not one of torch, or a tensor is there twice.
-    """
+    """Weights in safetensors files, mapped into memory."""
 
     def __init__(self, disk: Disk, paths: Iterable[str]) -> None:
         self.kinds: dict[str, TensorKind] = {}
@@ -77,7 +65,6 @@ def leave_out_tied(weights: ModelWeights, directory: str) -> None:
     """Remove the weights that repeat another one to which their model ties them.
 
     Args:
-        weights: All weights.
         directory: Where the model's config.json is. A model that transformers cannot make without code of its
             own ties nothing here.
     """

@@ -89,12 +89,6 @@ def plot(job_dirs: Sequence[str] | str, out: str) -> str:
     Args:
         job_dirs: One job directory, or several to compare.
         out: The picture: .png, .svg, .pdf, or what else matplotlib writes.
-
-    Raises:
-        NotReadyError: A job has no metrics yet.
-        ConfigError: matplotlib is not installed.
-        UsageError: The picture's suffix is none that matplotlib knows, or there is no job.
-        StorageError: A file cannot be read, or the picture not be written.
     """
     _save(draw([job_dirs] if isinstance(job_dirs, str) else job_dirs), out)
     return out

@@ -41,15 +41,10 @@ _LOG = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class PlayedRollout:
-    """A rollout that was played to its end.
-
-    Args:
-        reward: Its reward.
-        turns: Its turns, at least one.
-    """
+    """A rollout that was played to its end."""
 
     reward: float
-    turns: Sequence[Turn]
+    turns: Sequence[Turn]  # its turns, at least one
 
     def is_of(self, pair: Pair) -> bool:
         """Return whether a version has chosen all its tokens, as far as the engine has proven."""
@@ -62,7 +57,6 @@ class AgentEvaluator:
 
     Args:
         parts: The gateway of the training: its engine, tokenizer and model are those of the evaluation.
-        player: Plays rollouts.
         agent: How many at a time, how often again, and where rewards come from.
     """
 
@@ -162,11 +156,7 @@ class AgentEvaluator:
 
 
 def _is_away(gateway: Gateway) -> bool:
-    """Return whether a turn has waited in vain for the engine.
-
-    Raises:
-        SyncdError: Nothing can be generated or recorded any more.
-    """
+    """Return whether a turn has waited in vain for the engine."""
     if gateway.failure is not None:
         raise gateway.failure
     return gateway.refused[AWAY] > 0

@@ -39,11 +39,7 @@ def run_agents(file: ExplorerFile, health: str | None = None) -> str:
     """Have agents play the tasks of a file, and return why that ended.
 
     Args:
-        file: The job's file.
         health: `HOST:PORT` to answer health checks at; None for nowhere.
-
-    Raises:
-        SyncdError: Something cannot be used, or failed for good; its exit code says what.
     """
     log.configure(file.explorer.log, sys.stderr)
     with (
@@ -104,11 +100,7 @@ def _evaluation(
 
 
 def _open_player(file: ExplorerFile, stop: Stop) -> Player:
-    """Return what plays rollouts.
-
-    Raises:
-        ConfigError: The function cannot be imported, or the environment cannot be played.
-    """
+    """Return what plays rollouts."""
     agent, directories = file.explorer.agent, directories_of(file.job.source)
     if agent.environment:
         name = agent.environment.removeprefix(ENVIRONMENTS)
@@ -134,10 +126,7 @@ class AgentThreads:
     """Plays attempts, each in a thread.
 
     Args:
-        schedule: Chooses attempts.
-        player: Plays them.
         judge: Scores last answers; None if agents say their rewards themselves.
-        http: The gateway.
         stop: Once it returns true, no further attempt is begun.
     """
 

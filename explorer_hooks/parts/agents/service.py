@@ -63,45 +63,28 @@ class Play(Protocol):
         """Return how many tasks the curriculum left out."""
 
     def measured(self, rewards: Sequence[TaskMean]) -> None:
-        """Record the mean rewards of groups.
-
-        Raises:
-            StorageError: They cannot be written.
-        """
+        """Record the mean rewards of groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayParts:
-    """What a service consists of.
+    """What a service consists of."""
 
-    Args:
-        followed: The engine, which follows the job.
-        tokens: The model's tokenizer.
-        versions: Which version it runs.
-        room: Set to how many groups the trainer needs.
-        writer: Writes batches.
-        run: Names what this gateway writes.
-        gateway: What it has recorded.
-        http: The thread that the gateway runs in.
-        stop: Once it returns true, the service ends.
-    """
-
-    followed: FollowedEngine
-    tokens: Tokens
-    versions: EngineVersions
-    room: Room
-    writer: ExperienceWriter
-    run: GatewayRun
-    gateway: Gateway
-    http: HttpThread
-    stop: Stop
+    followed: FollowedEngine  # the engine, which follows the job
+    tokens: Tokens  # the model's tokenizer
+    versions: EngineVersions  # which version it runs
+    room: Room  # set to how many groups the trainer needs
+    writer: ExperienceWriter  # writes batches
+    run: GatewayRun  # names what this gateway writes
+    gateway: Gateway  # what it has recorded
+    http: HttpThread  # the thread that the gateway runs in
+    stop: Stop  # once it returns true, the service ends
 
 
 class GatewayService:
     """Follows the job and writes whole groups.
 
     Args:
-        parts: What it consists of.
         evaluation: Measures versions as they are loaded; None for none.
     """
 
@@ -124,9 +107,6 @@ class GatewayService:
 
         Args:
             play: What plays sessions; None if others do.
-
-        Raises:
-            SyncdError: The engine is dead, no trainer came, or nothing can be recorded or written.
         """
         self._play = play
         watch = JobWatch(self._source, self._file.sync.timeout)

@@ -199,11 +199,7 @@ class Push(ABC):
         """Whether the engine's weights may have changed."""
 
     def run(self, label: str, tensors: Tensors) -> None:
-        """Load weights into the engine (`Delivery.push`).
-
-        Raises:
-            SyncdError: The engine did not load them; `touched` tells whether its weights may have changed.
-        """
+        """Load weights into the engine (`Delivery.push`)."""
         *others, last = self._ways
         for way in others:
             try:
@@ -242,11 +238,7 @@ class SGLangPush(Push):
 
 
 def worker_count(engine: str, name: str, answer: Mapping[str, object]) -> int:
-    """Return how many workers of an engine take weights, which it reports under a name.
-
-    Raises:
-        LoadFailedError: It reports none.
-    """
+    """Return how many workers of an engine take weights, which it reports under a name."""
     count = answer.get(name)
     if type(count) is not int or count < 1:
         raise LoadFailedError(f"{engine} reports {name} = {count!r}")
@@ -254,11 +246,6 @@ def worker_count(engine: str, name: str, answer: Mapping[str, object]) -> int:
 
 
 def _workers(info: Mapping[str, Any]) -> int:
-    """Return how many workers of a server take weights.
-
-    Raises:
-        LoadFailedError: They are placed in a way for which its interface has no ranks.
-    """
     for key in ("dp_size", "pp_size"):
         if info.get(key, 1) != 1:
             raise LoadFailedError(f"SGLang with {key} = {info[key]} cannot take weights from memory")

@@ -32,9 +32,7 @@ class BroadcastSource(WeightSource):
     work is not written, and nothing else is received. If it is never published, its work is dropped.
 
     Args:
-        follower: Loads the files.
         receiver: The transport's end.
-        hook: Loads what it delivers.
         patience: Seconds in which what was received must be published.
         ready: Seconds that the trainer waits for explorers, at most.
         stop: Once it returns true, nothing is waited for.

@@ -85,11 +85,7 @@ class BroadcastMembership(BroadcastSide):
 
     @guarded
     def join_group(self, timeout: float | None = None) -> Offer:
-        """Wait until a living trainer offers a group to this explorer, and join it.
-
-        Raises:
-            TimedOutError: No group was offered in time.
-        """
+        """Wait until a living trainer offers a group to this explorer, and join it."""
         what = "waiting for the trainer to offer a group"
         offer = self._client.poller.until(self.offered, what, timeout)
         self._post(offer.epoch, "joined")
@@ -114,7 +110,6 @@ class BroadcastMembership(BroadcastSide):
 
     @guarded
     def acknowledge(self, offer: Offer, received: Round, checksum: str) -> None:
-        """Post the checksum of what was received."""
         self._post(offer.epoch, "received", step=received.step, checksum=checksum)
 
     @guarded

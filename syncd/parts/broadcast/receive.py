@@ -106,7 +106,6 @@ class BroadcastReceiver(BroadcastMembership, WeightReceiver):
             return None
 
     def fill(self, weights: WeightTensors) -> None:
-        """Give the parameters what was received."""
         if assign(self._parameters, weights.tensors):
             if self._in_use is None:
                 release_free_memory()  # the parameters have left the memory that they began with

@@ -55,7 +55,6 @@ class BroadcastSender(WeightSender):
     A broadcast that fails never raises: the explorers load the step from files.
 
     Args:
-        context: What the sender is opened with.
         files: The opened sender of the transport through files.
     """
 

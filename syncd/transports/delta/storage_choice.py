@@ -29,18 +29,13 @@ _SLOWER = "explorers have whole weights earlier than changes"
 
 
 class ReaderTimes(NamedTuple):
-    """What explorers need.
+    """What explorers need."""
 
-    Args:
-        hosts: Number of their hosts, which read at the same time.
-        whole: Seconds in which the slowest has its copy of a step that is stored whole, or a model filled with it;
-            None if unknown.
-        changes: The same of a delta.
-    """
-
-    hosts: int = 1
+    hosts: int = 1  # number of their hosts, which read at the same time
+    # Seconds in which the slowest has its copy of a step that is stored whole, or a model filled with it;
+    # None if unknown.
     whole: float | None = None
-    changes: float | None = None
+    changes: float | None = None  # the same of a delta
 
 
 NOT_TOLD = ReaderTimes()
@@ -48,33 +43,20 @@ NOT_TOLD = ReaderTimes()
 
 @dataclass(frozen=True, slots=True)
 class StorageFacts:
-    """What is known before a step is stored.
+    """What is known before a step is stored."""
 
-    Args:
-        shares: What each rank knows.
-        parent: The last sealed step; None if it is not usable.
-        why_no_parent: Why it is not.
-        must_be_whole: Why this step must be whole whatever would be shorter; empty if it need not.
-        readers: Living explorers that read deltas.
-        unable: A living explorer that reads none; empty if all do.
-        every: The most deltas after a keyframe.
-        limit: The most bytes of them; 0 for a share of a whole step.
-        weighs_time: Whether changes are stored only where explorers have them earlier than whole weights.
-        readers_times: What explorers need.
-        was_slower: Whether changes would have taken longer the last time.
-    """
-
-    shares: Sequence[ShareState]
-    parent: Parent | None = None
-    why_no_parent: str = ""
-    must_be_whole: str = ""
-    readers: int = 0
-    unable: str = ""
-    every: int = KEYFRAME_EVERY
-    limit: int = 0
+    shares: Sequence[ShareState]  # what each rank knows
+    parent: Parent | None = None  # the last sealed step; None if it is not usable
+    why_no_parent: str = ""  # why it is not
+    must_be_whole: str = ""  # why this step must be whole whatever would be shorter; empty if it need not
+    readers: int = 0  # living explorers that read deltas
+    unable: str = ""  # a living explorer that reads none; empty if all do
+    every: int = KEYFRAME_EVERY  # the most deltas after a keyframe
+    limit: int = 0  # the most bytes of them; 0 for a share of a whole step
+    # Whether changes are stored only where explorers have them earlier than whole weights.
     weighs_time: bool = False
-    readers_times: ReaderTimes = NOT_TOLD
-    was_slower: bool = True
+    readers_times: ReaderTimes = NOT_TOLD  # what explorers need
+    was_slower: bool = True  # whether changes would have taken longer the last time
 
 
 def choose_storage(now: StorageFacts) -> Storage:

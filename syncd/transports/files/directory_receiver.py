@@ -52,30 +52,21 @@ ReportEvent = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class DirectoryOptions:
-    """What a receiver of directories is asked for.
+    """What a receiver of directories is asked for."""
 
-    Args:
-        kinds: The kinds of version that can be loaded.
-        verify: How closely a version is checked. Copies in a stage are always checked in full.
-        stop: Polled while files are read; once it returns true, the receiver gives up.
-        report: Hears what the receiver could not use.
-        changes: Whether versions that are stored as changes are taken as such where there is no stage.
-    """
-
-    kinds: frozenset[str] = frozenset({"weights"})
+    kinds: frozenset[str] = frozenset({"weights"})  # the kinds of version that can be loaded
+    # How closely a version is checked. Copies in a stage are always checked in full.
     verify: Verification = Verification.CONTENT
+    # Polled while files are read; once it returns true, the receiver gives up.
     stop: Callable[[], bool] = lambda: False
-    report: ReportEvent = lambda *_, **__: None
+    report: ReportEvent = lambda *_, **__: None  # hears what the receiver could not use
+    # Whether versions that are stored as changes are taken as such where there is no stage.
     changes: bool = False
 
 
 @contextlib.contextmanager
 def refuse_damage() -> Iterator[None]:
-    """Refuse what is found damaged in the block.
-
-    Raises:
-        RefusedError: The block raised `CorruptDataError`.
-    """
+    """Refuse what is found damaged in the block."""
     try:
         yield
     except RefusedError:
@@ -123,15 +114,7 @@ class DirectoryReceiver(WeightReceiver):
             received.close()
 
     def find(self, leased: "Leased", timings: LoadTimings) -> HeldDirectory | None:
-        """Return the directory of a leased version, checked; None if this transport does not have it here.
-
-        Raises:
-            TryAgainError: The step was removed, or `stop` returned true.
-            RefusedError: It is of a kind that cannot be loaded, or does not match its manifest.
-            CorruptDataError: It is damaged.
-            SyncdError: The file system failed.
-            OSError: The same.
-        """
+        """Return the directory of a leased version, checked; None if this transport does not have it here."""
         try:
             return self._find(leased, timings)
         except MISSING as error:

@@ -13,29 +13,18 @@ from syncd.protocol.receipt import FileRecord
 
 
 class TimedBytes(NamedTuple):
-    """What it took one rank to write, or to encode, something.
+    """What it took one rank to write, or to encode, something."""
 
-    Args:
-        size: Bytes.
-        seconds: Of the trainer's clock.
-    """
-
-    size: int
-    seconds: float
+    size: int  # bytes
+    seconds: float  # of the trainer's clock
 
 
 class ShareTimes(NamedTuple):
-    """What one rank has measured.
+    """What one rank has measured."""
 
-    Args:
-        whole: Its shard, when it was written last.
-        encoded: Its shard, when its changes were encoded last.
-        container: These changes, when they were written.
-    """
-
-    whole: TimedBytes | None = None
-    encoded: TimedBytes | None = None
-    container: TimedBytes | None = None
+    whole: TimedBytes | None = None  # its shard, when it was written last
+    encoded: TimedBytes | None = None  # its shard, when its changes were encoded last
+    container: TimedBytes | None = None  # these changes, when they were written
 
 
 NOT_MEASURED = ShareTimes()
@@ -43,53 +32,31 @@ NOT_MEASURED = ShareTimes()
 
 @dataclass(frozen=True, slots=True)
 class ShareState:
-    """What one rank knows before a step is stored.
+    """What one rank knows before a step is stored."""
 
-    Args:
-        sealed: Step and attempt of the share that it has kept; None if it has none.
-        why: Why it has kept none.
-        is_same_layout: Whether the share to be stored has the layout of the one that was kept.
-        whole: Bytes of its shard.
-        times: What it has measured.
-        encoded_ago: Steps since it has stored changes.
-    """
-
-    sealed: tuple[int, str] | None
-    why: str
-    is_same_layout: bool
-    whole: int
-    times: ShareTimes = NOT_MEASURED
-    encoded_ago: int = 0
+    sealed: tuple[int, str] | None  # step and attempt of the share that it has kept; None if it has none
+    why: str  # why it has kept none
+    is_same_layout: bool  # whether the share to be stored has the layout of the one that was kept
+    whole: int  # bytes of its shard
+    times: ShareTimes = NOT_MEASURED  # what it has measured
+    encoded_ago: int = 0  # steps since it has stored changes
 
 
 class ChainLength(NamedTuple):
-    """What lies between a step and its keyframe.
+    """What lies between a step and its keyframe."""
 
-    Args:
-        keyframe: The step that is stored whole.
-        deltas: Number of deltas after it, the step itself included.
-        size: Bytes of these deltas.
-    """
-
-    keyframe: int
-    deltas: int = 0
-    size: int = 0
+    keyframe: int  # the step that is stored whole
+    deltas: int = 0  # number of deltas after it, the step itself included
+    size: int = 0  # bytes of these deltas
 
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """The last sealed step, as it is in the job now.
-
-    Args:
-        step: The step.
-        digest: Of its manifest.
-        files: The records of its files beside the weights.
-        chain: Its chain.
-    """
+    """The last sealed step, as it is in the job now."""
 
     step: int
-    digest: str
-    files: tuple[FileRecord, ...]
+    digest: str  # of its manifest
+    files: tuple[FileRecord, ...]  # the records of its files beside the weights
     chain: ChainLength
 
 
@@ -107,25 +74,16 @@ class StorageTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How a step is stored.
+    """How a step is stored."""
 
-    Args:
-        parent: The step whose changes are stored; None if none are.
-        is_delta: Whether they are all that is stored of the weights; if not, they are a shortcut.
-        keeps: Whether each rank keeps its share, so that the next step can be stored as changes of this one.
-        why: Why the step is stored so.
-        times: What was expected; None if not all of it was measured.
-        is_slower: Whether changes would take longer than whole weights.
-        hint: What makes explorers read deltas; empty where they do, or where there is none.
-    """
-
-    parent: Parent | None = None
-    is_delta: bool = False
+    parent: Parent | None = None  # the step whose changes are stored; None if none are
+    is_delta: bool = False  # whether they are all that is stored of the weights; if not, they are a shortcut
+    # Whether each rank keeps its share, so that the next step can be stored as changes of this one.
     keeps: bool = False
-    why: str = ""
-    times: StorageTimes | None = None
-    is_slower: bool = True
-    hint: str = ""
+    why: str = ""  # why the step is stored so
+    times: StorageTimes | None = None  # what was expected; None if not all of it was measured
+    is_slower: bool = True  # whether changes would take longer than whole weights
+    hint: str = ""  # what makes explorers read deltas; empty where they do, or where there is none
 
     @property
     def form(self) -> str:

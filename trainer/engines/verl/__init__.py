@@ -12,11 +12,7 @@ from trainer.engines.verl.checks import check
 
 
 def open_engine(context: EngineContext) -> TrainEngineWrapper:
-    """Return verl's engine of this rank. verl is imported here: it asks for its platform while it is imported.
-
-    Raises:
-        ConfigError: The configuration asks for what verl cannot do here.
-    """
+    """Return verl's engine of this rank. verl is imported here: it asks for its platform while it is imported."""
     check(context.config, context.device.type, context.ranks.world_size)
     with quiet_import():
         if context.device.type == "cpu":

@@ -29,12 +29,7 @@ def check(config: JobConfig, device: str, ranks: int = 1) -> None:
     """Refuse a configuration that verl cannot run here; one that was not loaded from a file is checked here first.
 
     Args:
-        config: The job's file.
         device: `cpu` or `cuda`.
-        ranks: The number of ranks.
-
-    Raises:
-        ConfigError: It names what to write instead.
     """
     problems = [*verl_problems(config), *optimizer_problems(config), *critic_problems(config)]
     if problems := problems or list(release_problems(config)):
@@ -49,11 +44,7 @@ def check(config: JobConfig, device: str, ranks: int = 1) -> None:
 
 
 def _refuse_on_processors(config: JobConfig) -> None:
-    """Refuse what needs GPUs: torch's FSDP1, Megatron, flash attention, and with it sequence parallelism.
-
-    Raises:
-        ConfigError: The configuration asks for one of them.
-    """
+    """Refuse what needs GPUs: torch's FSDP1, Megatron, flash attention, and with it sequence parallelism."""
     strategy, attention = config.engine.strategy, config.model.attn_implementation
     if strategy != "fsdp2":
         raise ConfigError(f"{strategy} does not run on processors", hint='engine.strategy = "fsdp2"')
@@ -64,11 +55,7 @@ def _refuse_on_processors(config: JobConfig) -> None:
 
 
 def _check_packages() -> None:
-    """Refuse what Megatron needs and is not installed, without importing it.
-
-    Raises:
-        ConfigError: A package is missing.
-    """
+    """Refuse what Megatron needs and is not installed, without importing it."""
     for package, command in MEGATRON_PACKAGES.items():
         if importlib.util.find_spec(package) is None:
             raise ConfigError(f'engine.strategy = "{MEGATRON}" needs the package {package}', hint=command)

@@ -37,11 +37,7 @@ class MegatronVerlEngine(VerlEngine):
         return ("lm_head.weight",) if self._text_config.tie_word_embeddings else ()
 
     def training_state(self) -> TrainingState:
-        """Return this rank's files of weights and optimizer, its schedule and its RNG.
-
-        Raises:
-            StorageError: They cannot be written to TMPDIR.
-        """
+        """Return this rank's files of weights and optimizer, its schedule and its RNG."""
         self._remove_scratch()  # of the save before, which is done
         scratch = self._scratch = tempfile.mkdtemp(prefix="training-state-")
         try:
@@ -55,12 +51,7 @@ class MegatronVerlEngine(VerlEngine):
         return found | {self._own_file: self._own_state()}
 
     def load_training_state(self, directory: str) -> None:
-        """Resume where it was written, by as many ranks that split the model in the same way; all of it is exact.
-
-        Raises:
-            ConfigError: Other ranks wrote it, or the model was split in another way.
-            CorruptDataError: It is not whole; on all ranks.
-        """
+        """Resume where it was written, by as many ranks that split the model in the same way; all of it is exact."""
         ranks = self.context.ranks
         for problem in ranks.gather(self._problem(directory)):
             if problem is not None:

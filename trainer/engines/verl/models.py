@@ -63,11 +63,7 @@ class Model(Answering, Protocol):
 
 
 def build_model(config: JobConfig, device: str, *, forward_only: bool = False) -> Model:
-    """Return the model of `model.path`, spread over the ranks, with its optimizer.
-
-    Raises:
-        ConfigError: verl or transformers refuse the configuration or the model.
-    """
+    """Return the model of `model.path`, spread over the ranks, with its optimizer."""
     with refusals(config.model.path, has_adapters=config.model.lora.rank > 0):
         return _policy(config, device, forward_only=forward_only)
 
@@ -94,11 +90,7 @@ def _policy(config: JobConfig, device: str, *, forward_only: bool) -> Model:
 
 
 def build_critic(config: JobConfig, device: str) -> Model:
-    """Return the critic, spread over the ranks, with its optimizer.
-
-    Raises:
-        ConfigError: verl or transformers refuse the configuration or the model.
-    """
+    """Return the critic, spread over the ranks, with its optimizer."""
     # torch says so of any head with a bias; nothing changes its output in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
     with refusals(critic_path(config)):

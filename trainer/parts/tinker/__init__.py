@@ -11,11 +11,7 @@ from trainer.engines.base import EngineContext, TrainEngineWrapper
 
 
 def open_engine(context: EngineContext) -> TrainEngineWrapper:
-    """Return the engine. The SDK and verl's estimators are imported here, not before.
-
-    Raises:
-        ConfigError: The configuration asks for what a tinker server cannot do, or there are several ranks.
-    """
+    """Return the engine. The SDK and verl's estimators are imported here, not before."""
     config = context.config
     if problems := [*tinker_problems(config), *critic_problems(config), *optimizer_problems(config)]:
         raise error_of(problems, LOADER.hint)

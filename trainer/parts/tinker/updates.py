@@ -32,9 +32,6 @@ class TinkerUpdates:
     """Makes the updates.
 
     Args:
-        config: The job's file.
-        algorithm: Its algorithm, resolved.
-        server: The model.
         reduction: How the server makes one number of the losses of tokens.
     """
 
@@ -161,7 +158,6 @@ def learning_rate(optimizer: OptimizerSection, update: int, end: int) -> float:
     """Return the learning rate of an update, as the schedules of verl and transformers have it.
 
     Args:
-        optimizer: The settings.
         update: The updates before this one.
         end: The update at which cosine or linear reaches its end; -1 for a constant rate.
     """
