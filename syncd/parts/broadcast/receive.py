@@ -105,6 +105,11 @@ class BroadcastReceiver(BroadcastMembership, WeightReceiver):
             self._give_up(announcement, error)
             return None
 
+    def load(self, weights: WeightTensors) -> None:
+        """Give the parameters what was received, and report it."""
+        self.fill(weights)
+        self.report_running(weights)
+
     def fill(self, weights: WeightTensors) -> None:
         if assign(self._parameters, weights.tensors):
             if self._in_use is None:
