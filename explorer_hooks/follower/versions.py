@@ -13,9 +13,10 @@ from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import parse_step_name
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.version import Pair, Version, engine_label, is_unpublished, pair_of
-from syncd.transports.files.directory import HeldDirectory, LoadTimings
-from syncd.transports.files.directory_receiver import (
+from syncd.transports.files.directory import (
     DirectoryOptions,
+    HeldDirectory,
+    LoadTimings,
     ReportEvent,
     Verification,
     refuse_damage,

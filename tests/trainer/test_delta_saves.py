@@ -29,7 +29,7 @@ from syncd.protocol.request import Pin, Request, remove_pin, write_pin, write_re
 from syncd.protocol.version import write_marker  # noqa: E402
 from syncd.protocol.writer import StepWriter  # noqa: E402
 from syncd.transports.base import StepContent  # noqa: E402
-from syncd.transports.files.shard import StepCopy  # noqa: E402
+from syncd.transports.files.step_copy import StepCopy  # noqa: E402
 from syncd.transports.host_memory import HostMemory  # noqa: E402
 from trainer.checkpoints import begin_training, complete, latest_hf_directory  # noqa: E402
 

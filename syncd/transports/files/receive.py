@@ -24,12 +24,13 @@ from syncd.transports.base import (
 )
 from syncd.transports.files.copy_files import check_copy
 from syncd.transports.files.directory import (
+    DirectoryOptions,
+    DirectoryReceiver,
     HeldDirectory,
     LoadTimings,
     PayloadFiles,
     payload_of,
 )
-from syncd.transports.files.directory_receiver import DirectoryOptions, DirectoryReceiver
 from syncd.transports.files.stage import (
     HostStage,
     StagedCopy,

@@ -13,7 +13,7 @@ from syncd.extras import install_command, missing_packages
 from syncd.protocol.layout import Job
 from syncd.protocol.writer import StepWriter
 from syncd.transports.base import FILES, Export, SendContext, Sent, StepContent, WeightSender
-from syncd.transports.files.shard import StepCopy
+from syncd.transports.files.step_copy import StepCopy
 from syncd.transports.files.step_saver import StepSaver
 from syncd.transports.files.storage import WHOLE, ChoosesStorage, Storage
 from syncd.transports.ranks import Ranks, all_or_error
