@@ -71,11 +71,11 @@ class MethodChooser:
     """Rank 0's side of `auto`.
 
     Args:
-        sync: The trainer's connection to the job.
+        client: The trainer's connection to the job.
     """
 
-    def __init__(self, sync: Client) -> None:
-        self._sync, self._log = sync, structlog.get_logger()
+    def __init__(self, client: Client) -> None:
+        self._client, self._log = client, structlog.get_logger()
         self._now = Measurements()
         self._pending: dict[int, tuple[int, Sent]] = {}
         self._last: Sent | None = None
@@ -101,7 +101,7 @@ class MethodChooser:
             if self._counts(sent):
                 self._pending[sent.step] = now.number, sent
         now.number += 1
-        self._collect(self._sync.explorers.living().values())
+        self._collect(self._client.explorers.living().values())
         now.lacking = {name: reason for name in ORDER if (reason := _unavailable(senders, name))}
         found = choose_method(now)
         if not found.is_trial:

@@ -52,7 +52,7 @@ class Follower(Closing):
     """Follows the versions of a job with one engine. One thread uses it, except for `may_work` and `running`.
 
     Args:
-        sync: The connection to the job, as an explorer.
+        client: The connection to the job, as an explorer.
         hook: What loads versions into the engine.
         engine: The engine's name in presence and log, without secrets.
         listener: Hears each event; None for nobody.
@@ -65,7 +65,7 @@ class Follower(Closing):
 
     def __init__(
         self,
-        sync: Client,
+        client: Client,
         hook: Hook,
         options: FollowOptions | None = None,
         *,
@@ -73,16 +73,16 @@ class Follower(Closing):
         listener: EventListener | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.sync, self.options = sync, options or FollowOptions()
+        self.client, self.options = client, options or FollowOptions()
         self._policy, self._stop = policy_of(self.options), stop
-        self._versions = KnownVersions(sync)
-        self._reporter = Reporter(sync, listener, Readiness(self.options.ready_file, sync.clock))
-        self._fetcher = Fetcher(sync, hook, self.options, self._is_stopped, self._reporter.event)
+        self._versions = KnownVersions(client)
+        self._reporter = Reporter(client, listener, Readiness(self.options.ready_file, client.clock))
+        self._fetcher = Fetcher(client, hook, self.options, self._is_stopped, self._reporter.event)
         answering = hook if isinstance(hook, ProbingHook) else None
-        ended = EndedProbes(answering, sync.clock, sync.job, self._reporter.event) if answering else None
-        prover = Prover(answering, sync.clock, partial(read_base_probe, sync.job), ended)
+        ended = EndedProbes(answering, client.clock, client.job, self._reporter.event) if answering else None
+        prover = Prover(answering, client.clock, partial(read_base_probe, client.job), ended)
         self._loader = EngineLoader(
-            hook, self._versions, self._fetcher, self._reporter, prover, sync.clock, self.options
+            hook, self._versions, self._fetcher, self._reporter, prover, client.clock, self.options
         )
         self._engine, self._results = self._loader.status, self._loader.results
         self._reporter.publish(EngineState.WAITING, more={"engine": engine or hook.name, "bytes": 0})
@@ -110,15 +110,15 @@ class Follower(Closing):
             stop: Polled; once it returns true, waits and reads are given up.
         """
         chosen = options or FollowOptions()
-        sync = Client.open(
+        client = Client.open(
             job_dir, "explorer", identity, state_dir=chosen.state_dir, poll=chosen.poll, ttl=chosen.ttl
         )
         try:
-            made = cls(sync, hook, chosen, engine=engine, listener=listener, stop=stop)
+            made = cls(client, hook, chosen, engine=engine, listener=listener, stop=stop)
             made._poll()
         except BaseException:
             with contextlib.suppress(SyncdError):
-                sync.close()
+                client.close()
             raise
         return made
 
@@ -222,7 +222,7 @@ class Follower(Closing):
         Returns:
             The result. A version that failed is retried within the turn.
         """
-        deadline = Deadline(self.sync.clock, timeout)
+        deadline = Deadline(self.client.clock, timeout)
         self._poll()
         last: TurnOutcome | None = None
         while True:
@@ -283,7 +283,7 @@ class Follower(Closing):
         """Publish that this explorer has stopped; the engine keeps running. A second call does nothing."""
         self._loader.close()
         try:
-            self.sync.close()
+            self.client.close()
         finally:
             self._fetcher.close()
 
@@ -301,7 +301,7 @@ class Follower(Closing):
         try:
             if ask and self._engine.is_reachable:
                 return self._await_answer(timeout)
-            found = self.sync.wait_for(self._next, timeout)
+            found = self.client.wait_for(self._next, timeout)
         except TimedOutError:
             if self._engine.is_reachable:
                 return TurnOutcome("nothing", reason="no version was due in time")
@@ -312,7 +312,7 @@ class Follower(Closing):
     def _await_answer(self, timeout: float) -> Version | int | TurnOutcome:
         found = self._next()
         if found is None:
-            self.sync.wait_for_version(self.met, timeout=timeout)
+            self.client.wait_for_version(self.met, timeout=timeout)
             found = self._next()
         return found if found is not None else TurnOutcome("nothing", reason="the trainer has nothing newer")
 
@@ -360,7 +360,7 @@ class Follower(Closing):
         return replace(now, steps=self._versions.older_steps()) if needs_steps(self._policy, now) else now
 
     def _has_trainer_ended(self) -> bool:
-        departed = self.sync.trainers.departed() or ()
+        departed = self.client.trainers.departed() or ()
         return any(has_caught_up(self._versions.newest, trainer) for trainer in departed)
 
     def _is_last(self, outcome: TurnOutcome) -> bool:

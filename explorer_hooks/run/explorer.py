@@ -54,7 +54,7 @@ class Explorer:
         self._ledger, self._metrics, self._stop = ledger, metrics, stop
         self._settings, self._sync = file.explorer, file.sync
         self._source = versions.source
-        self._end = JobWatch(self._source, file.sync.timeout)
+        self._end = JobWatch(self._source, file.client.timeout)
         self._waited = 0.0
 
     def run(self) -> str:
@@ -190,5 +190,5 @@ class Explorer:
         self._waited = 0.0
         self._metrics.add(line)
         shown = {key: value for key, value in line.items() if key != "at"}
-        self._source.sync.describe({"explorer": shown}, now=False)
+        self._source.client.describe({"explorer": shown}, now=False)
         _LOG.info("batch_written", path=path, **shown)

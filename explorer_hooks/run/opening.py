@@ -76,7 +76,7 @@ def followed_engine(
         if server is not None:
             server.health = partial(follower.health, watched=False)  # while it generates, nobody takes turns
             listener("info", "health_served", {"url": server.url})
-        name = follower.sync.identity or ""
+        name = follower.client.identity or ""
         opened.enter_context(structlog.contextvars.bound_contextvars(explorer=name))
         source = opened.enter_context(_open_source(file, engine, follower, stop))
         yield FollowedEngine(file, engine, follower, source)
@@ -115,7 +115,7 @@ def _open_source(
     if transport is None or not isinstance(hook, TensorHook) or not _takes_tensors(hook):
         yield WeightSource(follower)
         return
-    with closing(transport.open_receiver(hook.receive_context(follower.sync, stop))) as receiver:
+    with closing(transport.open_receiver(hook.receive_context(follower.client, stop))) as receiver:
         open_source: Callable[..., WeightSource] = resolve_name(transport.source)
         patience, ready = file.sync.save_timeout, file.sync.ready_timeout
         yield open_source(follower, receiver, hook, patience=patience, ready=ready, stop=stop)

@@ -20,7 +20,7 @@ class WeightSource:
     """
 
     def __init__(self, follower: Follower) -> None:
-        self._follower, self.sync = follower, follower.sync
+        self._follower, self.client = follower, follower.client
 
     @property
     def runs(self) -> Pair | None:
@@ -71,6 +71,6 @@ class WeightSource:
     def newest(self) -> Pair | None:
         """Return the newest version, None before the first."""
         with contextlib.suppress(CorruptDataError):  # the daemon is about to replace it
-            version = self.sync.latest_version()
+            version = self.client.latest_version()
             return version.pair if version else None
         return None

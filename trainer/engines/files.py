@@ -136,7 +136,7 @@ class FileEngine(TrainEngineWrapper):
             context.job,
             context.ranks,
             settings,
-            context.sync,
+            context.client,
             self.tied,
             context.fence,
             base=base,

@@ -109,7 +109,7 @@ class GatewayService:
             play: What plays sessions; None if others do.
         """
         self._play = play
-        watch = JobWatch(self._source, self._file.sync.timeout)
+        watch = JobWatch(self._source, self._file.client.timeout)
         self._gate.update(0.0)
         while not (reason := self._reason_to_end(watch)):
             failure = self._gateway.failure or (play.failure if play is not None else None)
@@ -274,7 +274,7 @@ class GatewayService:
         self._progress.restart()
         self._run.note(len(self._gateway.sessions.groups), now=True)
         shown = {key: value for key, value in line.items() if key != "at"}
-        self._source.sync.describe({"explorer": shown}, now=False)
+        self._source.client.describe({"explorer": shown}, now=False)
         _LOG.info("batch_written", path=path, **shown)
 
 

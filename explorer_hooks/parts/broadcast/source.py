@@ -158,12 +158,12 @@ class BroadcastSource(WeightSource):
         pair = self._unpublished
         assert pair is not None
         try:
-            self.sync.wait_for(self._is_decided, timeout)
+            self.client.wait_for(self._is_decided, timeout)
         except TimedOutError:
             return TurnOutcome("nothing", reason="what runs is not published yet")
         self._unpublished = None
-        if self._receiver.confirm_published() and self.sync.confirmed == pair:
-            label = engine_label(pair, self.sync.confirmed_digest)
+        if self._receiver.confirm_published() and self.client.confirmed == pair:
+            label = engine_label(pair, self.client.confirmed_digest)
             self._follower.add_label(label)
             self._set_label(label)
             self._follower.adopt(pair)

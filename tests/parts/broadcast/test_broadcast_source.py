@@ -36,7 +36,7 @@ class Bed:
         self.follower = self.scene.follow("e0", self.hook, verify="header", retries=1)
         self.trainer = Synchronizer.open(self.scene.root, "trainer")
         self.stopped, self.coming = False, []
-        self.receiver = BroadcastReceiver(self.follower.sync, self.hook.model.state_dict(keep_vars=True))
+        self.receiver = BroadcastReceiver(self.follower.client, self.hook.model.state_dict(keep_vars=True))
         self.receiver.wait = lambda current, timeout: self.coming.pop(0)() if self.coming else None
         self.source = BroadcastSource(
             self.follower,
