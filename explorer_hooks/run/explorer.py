@@ -54,7 +54,7 @@ class Explorer:
         self._ledger, self._metrics, self._stop = ledger, metrics, stop
         self._settings, self._sync = file.explorer, file.sync
         self._source = versions.source
-        self._end = JobWatch(self._source, file.client.timeout)
+        self._end = JobWatch(self._source, file.sync.timeout)
         self._waited = 0.0
 
     def run(self) -> str:

@@ -109,7 +109,7 @@ class GatewayService:
             play: What plays sessions; None if others do.
         """
         self._play = play
-        watch = JobWatch(self._source, self._file.client.timeout)
+        watch = JobWatch(self._source, self._file.sync.timeout)
         self._gate.update(0.0)
         while not (reason := self._reason_to_end(watch)):
             failure = self._gateway.failure or (play.failure if play is not None else None)
