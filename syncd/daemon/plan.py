@@ -207,11 +207,9 @@ def _is_without_marker(snapshot: Snapshot) -> bool:
 def _names_what_it_named(snapshot: Snapshot) -> bool:
     """Return whether the tracker, where it replaces the marker, has not moved since the last rollback."""
     version = snapshot.version
-    if version is None or not _is_without_marker(snapshot):
+    if version is None or version.held_tracker is None:
         return False
-    if version.held_tracker is None:  # an earlier release does not say what it named then
-        return _holds(version, snapshot)
-    return version.held_tracker == snapshot.tracker
+    return _is_without_marker(snapshot) and version.held_tracker == snapshot.tracker
 
 
 def _is_announced(step: Step, named: int | None, policy: DaemonConfig) -> bool:

@@ -19,7 +19,12 @@ from syncd.protocol.trust import WeakLevel, weak_level
 OPTION = "--trust-job-file"
 
 FUNCTION = "function"
-"""What marks a key whose value names code only if it is `module:function`; other marked keys do whenever set."""
+"""What marks a key whose value names code only if it is `module:function`; keys marked otherwise do whenever set."""
+
+KERNEL = "kernel"
+"""The same for a key whose value names code only if it is `owner/name`, which transformers loads from the hub."""
+
+_SEPARATORS = {FUNCTION: ":", KERNEL: "/"}
 
 _SIGNS = (STATE, MARKER, TRACKER, STAGES)
 
@@ -36,10 +41,10 @@ def lies_in_job(path: str) -> bool:
 
 def names_code(mark: str, value: Any) -> bool:
     """Return whether the value of a key with a mark makes a program run code."""
-    if mark != FUNCTION:
+    if mark not in _SEPARATORS:
         return bool(value)
     names = value if isinstance(value, Mapping) else [value]
-    return any(isinstance(name, str) and ":" in name for name in names)
+    return any(isinstance(name, str) and _SEPARATORS[mark] in name for name in names)
 
 
 def require_own_file(

@@ -79,8 +79,7 @@ class Presence:
     # written.
     problem: str = ""
     applied_digest: str = ""  # the digest of that version, empty if unknown
-    # For an explorer: what it reads beside steps that are stored whole, such as `delta`. Explorers of earlier
-    # releases have none.
+    # For an explorer: what it reads beside steps that are stored whole, such as `delta`.
     reads: tuple[str, ...] = ()
 
 

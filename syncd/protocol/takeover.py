@@ -320,7 +320,7 @@ def _empty(disk: Disk, path: str, heir: str, *, is_term: bool = True) -> None:
             claims = f"{path}/{entry.name}"
             _retry(partial(_empty, disk, claims, heir, is_term=False), _NOT_TAKEN_OVER, claims)
             continue
-        with contextlib.suppress(*MISSING):  # earlier releases put steps directly here
+        with contextlib.suppress(*MISSING):
             disk.rename(f"{path}/{entry.name}", f"{heir}/{entry.name}")
     with contextlib.suppress(FileNotFoundError):
         disk.remove_directory(path)

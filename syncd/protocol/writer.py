@@ -14,7 +14,6 @@ nothing that another attempt does, however late, changes a sealed step. A crash 
 
 import contextlib
 import errno
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 
 from syncd.errors import (
@@ -41,7 +40,6 @@ from syncd.protocol.layout import (
     ACTOR,
     MANIFEST,
     MAX_STEP,
-    RECEIPTS,
     SHORTCUT,
     Job,
     check_identity,
@@ -117,7 +115,7 @@ class StepWriter:
         there = self._entries(self.sealed_path)
         if MANIFEST in {entry.name for entry in there}:
             raise self._already_sealed()
-        if there and not self._is_unsealed_in_place(there):
+        if there:
             raise UsageError(
                 f"files that syncd did not write are in the place of step {self.step}",
                 path=self.sealed_path,
@@ -300,29 +298,8 @@ class StepWriter:
         except OSError as error:
             if error.errno not in _OCCUPIED:
                 raise
-            if not self._set_partial_aside():
-                raise self._already_sealed() from error
-            disk.rename(self._staged, self.sealed_path)
+            raise self._already_sealed() from error
         disk.sync_directory(self.job.root)
-
-    def _set_partial_aside(self) -> bool:
-        """Move aside a step that an older release began in place and never sealed; the daemon removes it."""
-        disk, aside = self.job.disk, self.job.attempt(self.step, f"unsealed-{uuid.uuid4().hex}")
-        there = self._entries(self.sealed_path)
-        if MANIFEST in {entry.name for entry in there} or not self._is_unsealed_in_place(there):
-            return False
-        disk.rename(self.sealed_path, aside)
-        if MANIFEST not in self._names(aside):
-            return True
-        disk.rename(aside, self.sealed_path)
-        return False
-
-    def _is_unsealed_in_place(self, there: list[DirectoryEntry]) -> bool:
-        """Return whether the entries in the place of the step are those that an older release began to write."""
-        if DirectoryEntry(ACTOR, "directory") not in there:
-            return False
-        inside = self._names(f"{self.sealed_path}/{ACTOR}")
-        return RECEIPTS in inside or (len(there) == 1 and not inside)
 
     def _place(self) -> str | None:
         """Return where the attempt's directory is, None where it is no longer: it has become the step, or is gone."""

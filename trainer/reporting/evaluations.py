@@ -115,7 +115,7 @@ class EvaluationWatch:
         """Go on from a state; versions beyond the step are abandoned.
 
         Args:
-            state: What `state_dict` returned; an empty one of an older trainer knows what is there.
+            state: What `state_dict` returned; an empty one, before the first, knows what is there.
             step: The step from which the run resumes.
             generation: The newest whose versions beyond that step do not belong to the run.
         """
