@@ -39,7 +39,7 @@ _ENCODE = "syncd.transports.delta.share:encode_shard"
 
 
 @dataclass(slots=True)
-class Save:
+class StepSave:
     """One save of this rank."""
 
     writer: StepWriter  # of the step
@@ -92,7 +92,7 @@ class SaveFiles:
         self._writers.shutdown()
         self._encoders.shutdown()
 
-    def write_streamed(self, save: Save, layout: ShardLayout, put: Callable[[ShardWriter], None]) -> bool:
+    def write_streamed(self, save: StepSave, layout: ShardLayout, put: Callable[[ShardWriter], None]) -> bool:
         """Write a step whole while its tensors are walked; return whether it is sealed and announced."""
         save.writer.begin()
         digest = ShardDigest(layout, check=self._check)
@@ -100,7 +100,7 @@ class SaveFiles:
         return self._seal(save, shards, self._companions(save)[0])
 
     def write(
-        self, save: Save, share: Share, sealed: SealedShare | None = None, storage: Storage = WHOLE
+        self, save: StepSave, share: Share, sealed: SealedShare | None = None, storage: Storage = WHOLE
     ) -> bool:
         """Write a share as its step is to be stored; return whether the step is sealed and announced.
 
@@ -114,13 +114,13 @@ class SaveFiles:
             work = self._write_delta if storage.is_delta else self._write_with_shortcut
             return work(save, share, storage, encoding)
 
-    def _write_whole(self, save: Save, share: Share, *, has_root: bool) -> bool:
+    def _write_whole(self, save: StepSave, share: Share, *, has_root: bool) -> bool:
         shards, roots = self._write_copied(save, share, has_root=has_root)
         return self._seal(save, shards, self._companions(save)[0], roots=roots)
 
     def _write_with_shortcut(
         self,
-        save: Save,
+        save: StepSave,
         share: Share,
         storage: Storage,
         encoding: "Future[EncodedShare]",
@@ -133,7 +133,7 @@ class SaveFiles:
 
     def _write_delta(
         self,
-        save: Save,
+        save: StepSave,
         share: Share,
         storage: Storage,
         encoding: "Future[EncodedShare]",
@@ -149,7 +149,7 @@ class SaveFiles:
 
     def _seal(
         self,
-        save: Save,
+        save: StepSave,
         shards: list[FileRecord],
         files: list[FileRecord],
         roots: list[ShardRoots] | None = None,
@@ -163,7 +163,7 @@ class SaveFiles:
         return save.writer.publish_if_whole()
 
     def _write_copied(
-        self, save: Save, share: Share, *, has_root: bool
+        self, save: StepSave, share: Share, *, has_root: bool
     ) -> tuple[list[FileRecord], list[ShardRoots]]:
         """Write a shard that is in memory; return its record and its roots."""
         digest = ShardDigest(share.layout, check=self._check, has_root=has_root)
@@ -175,7 +175,7 @@ class SaveFiles:
         return shards, [ShardRoots(record.name, digest.root) for record in shards if digest.root]
 
     def _write_shard(
-        self, save: Save, layout: ShardLayout, put: Callable[[ShardWriter], None], digest: ShardDigest
+        self, save: StepSave, layout: ShardLayout, put: Callable[[ShardWriter], None], digest: ShardDigest
     ) -> list[FileRecord]:
         if not (name := self._shard_path()):
             return []
@@ -208,7 +208,7 @@ class SaveFiles:
     def _target(self, share: Share) -> Target:
         return Target(self._shard_path(), share.layout.size)
 
-    def _companions(self, save: Save, storage: Storage = WHOLE) -> tuple[list[FileRecord], list[FileRecord]]:
+    def _companions(self, save: StepSave, storage: Storage = WHOLE) -> tuple[list[FileRecord], list[FileRecord]]:
         """Write the files beside the weights that a delta does not inherit; return their records, and all records."""
         if self._rank != 0:
             return [], []
@@ -246,7 +246,7 @@ class SaveFiles:
         return EncodedShare(container, self._clock.monotonic() - begun)
 
     def _write_container(
-        self, save: Save, share: Share, encoding: "Future[EncodedShare]", directory: str
+        self, save: StepSave, share: Share, encoding: "Future[EncodedShare]", directory: str
     ) -> tuple[ShardChanges, FileRecord]:
         encoded, begun = encoding.result(), self._clock.monotonic()
         name = f"{directory}/{delta_name(self._number, self._world_size)}"

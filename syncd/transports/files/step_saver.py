@@ -27,7 +27,7 @@ from syncd.protocol.writer import StepWriter
 from syncd.transports.base import FILES, Sent
 from syncd.transports.files.buffers import SaveBuffers, Share, TensorCopies
 from syncd.transports.files.export_walk import AnyExport, ExportWalk, ShardLayout, can_repeat
-from syncd.transports.files.save_files import Save, SaveFiles
+from syncd.transports.files.save_files import SaveFiles, StepSave
 from syncd.transports.files.save_outcome import leave_failure_note, wait_until_whole
 from syncd.transports.files.shard import Ring, WriteMode, pour
 from syncd.transports.files.step_copy import StepCopy
@@ -85,8 +85,8 @@ class StepSaver:
         )
         self._ring: Ring | None = None
         self._layout: ShardLayout | None = None
-        self._begun: Save | None = None  # nothing of it is written yet
-        self._pending: tuple[Save, Share, Future[bool]] | None = None
+        self._begun: StepSave | None = None  # nothing of it is written yet
+        self._pending: tuple[StepSave, Share, Future[bool]] | None = None
         self._encoded_ago = 0
         self.sent: Sent | None = None
         """The result of the last save that this rank has finished."""
@@ -163,7 +163,7 @@ class StepSaver:
         begun = self._clock.monotonic()
         if self._mode == "stream":
             self._plan(tensors)
-        save = Save(writer, self._walk(tensors), companions or {}, copy, probe, begun)
+        save = StepSave(writer, self._walk(tensors), companions or {}, copy, probe, begun)
         if self._mode == "background":
             save.share = self._copied(save)
         self._begun = save
@@ -224,7 +224,7 @@ class StepSaver:
             self._files.close()
             self._buffers.close()
 
-    def _copied(self, save: Save) -> Share:
+    def _copied(self, save: StepSave) -> Share:
         """Copy this rank's share into the buffer: training is blocked for this alone."""
         with self._guarded(save, save.walk):
             self._gather(save.walk)
@@ -243,7 +243,7 @@ class StepSaver:
                 copies.add(target, tensor, lasts=lasts)
                 end += spec.size
 
-    def _write_behind(self, save: Save, share: Share, storage: Storage) -> bool:
+    def _write_behind(self, save: StepSave, share: Share, storage: Storage) -> bool:
         try:
             with self._guarded(save):
                 is_sealed = self._files.write(save, share, self._buffers.sealed, storage)
@@ -253,13 +253,13 @@ class StepSaver:
         finally:
             self._buffers.tidy(share.layout.data_size, keeps=storage.keeps)
 
-    def _note_sent(self, save: Save, *, begins_deltas: bool = False) -> None:
+    def _note_sent(self, save: StepSave, *, begins_deltas: bool = False) -> None:
         seconds, step = self._clock.monotonic() - save.begun, save.writer.step
         self.sent = Sent(
             FILES, step, save.walk.total_size, seconds, is_done=True, begins_deltas=begins_deltas
         )
 
-    def _stream(self, save: Save) -> None:
+    def _stream(self, save: StepSave) -> None:
         layout, self._ring = self._layout, self._ring or Ring()
         assert layout is not None, "copy has planned it"
         with self._guarded(save, save.walk):
@@ -292,7 +292,7 @@ class StepSaver:
         return ExportWalk(tensors, self._rank, writers, self._dtype, self._tied)
 
     @contextlib.contextmanager
-    def _guarded(self, save: Save, walk: ExportWalk | None = None) -> Iterator[None]:
+    def _guarded(self, save: StepSave, walk: ExportWalk | None = None) -> Iterator[None]:
         """Tell the other ranks of a failure, and take part in their collectives to the end."""
         try:
             yield
