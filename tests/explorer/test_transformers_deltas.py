@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="needs torch")
 from support.deltas import SHARDS, write_delta, write_keyframe  # noqa: E402
 from support.jobs import ManualClock  # noqa: E402
 from support.proven import answer, probe_of  # noqa: E402
+from support.tied_qwen import tiny  # noqa: E402
 from test_follow_deltas import (  # noqa: E402
     CONTAINER,
     HEADER,
@@ -21,7 +22,6 @@ from test_follow_deltas import (  # noqa: E402
     container_of,
     flip,
 )
-from test_transformers_hook import tiny  # noqa: E402
 
 import syncd.transports.delta.fill_changes  # noqa: E402
 from explorer_hooks.follower.policy import FollowOptions  # noqa: E402

@@ -208,7 +208,9 @@ class SaveFiles:
     def _target(self, share: Share) -> Target:
         return Target(self._shard_path(), share.layout.size)
 
-    def _companions(self, save: StepSave, storage: Storage = WHOLE) -> tuple[list[FileRecord], list[FileRecord]]:
+    def _companions(
+        self, save: StepSave, storage: Storage = WHOLE
+    ) -> tuple[list[FileRecord], list[FileRecord]]:
         """Write the files beside the weights that a delta does not inherit; return their records, and all records."""
         if self._rank != 0:
             return [], []

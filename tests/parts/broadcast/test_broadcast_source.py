@@ -7,7 +7,7 @@ pytest.importorskip("transformers", reason="needs transformers")
 
 from safetensors.torch import save  # noqa: E402
 from support.followers import Scene  # noqa: E402
-from test_transformers_hook import log_probs, tiny  # noqa: E402
+from support.tied_qwen import log_probs, tiny  # noqa: E402
 
 from explorer_hooks.hook import Unproven, UntouchedError  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
