@@ -14,8 +14,12 @@ from syncd.client.client import Client
 from syncd.client.sync_policy import SyncMethod
 from syncd.errors import SyncdError
 from syncd.protocol.presence import Presence
+<<<<<<< HEAD
 from syncd.transports.base import FILES, Sent, WeightSender
 from syncd.transports.measured import ExplorerLoad, due_after, fastest, load_of
+=======
+from syncd.transports.base import FILES, Sent, WeightSender, transport_names
+>>>>>>> main
 
 AUTO = SyncMethod.AUTO.value
 
@@ -31,8 +35,9 @@ _MAX_PENDING = 4
 
 
 def senders_of(method: str) -> tuple[str, ...]:
-    """Return the names of the transports that a value of `sync.method` needs."""
-    return ORDER if method == AUTO else (method,)
+    """Return the transports that a value of `sync.method` needs; `auto` takes all that are installed."""
+    installed = (FILES, *transport_names())
+    return tuple(name for name in ORDER if name in installed) if method == AUTO else (method,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from explorer_hooks.hook import ChangesHook, Hook
 from syncd.client.client import Client
 from syncd.client.follow import Leased
 from syncd.errors import ConfigError, SyncdError
-from syncd.parts.memory.receive import MemoryReceiver
 from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import parse_step_name
 from syncd.protocol.manifest import read_manifest
@@ -19,6 +18,7 @@ from syncd.transports.files.directory import (
     LoadTimings,
     ReportEvent,
     Verification,
+    open_nearer_receivers,
     refuse_damage,
 )
 from syncd.transports.files.receive import FilesReceiver
@@ -192,7 +192,7 @@ class FailedVersions:
 
 
 class Fetcher:
-    """Fetches versions for one hook: leases one and asks memory, then the stage, then the job directory for it.
+    """Fetches versions for one hook: leases one and looks in memory, in the stage, then in the job directory.
 
     Args:
         client: The follower's connection to the job.
@@ -217,8 +217,13 @@ class Fetcher:
             verify = Verification.HEADER  # the hook itself compares the content while it loads
         self._hook = hook if isinstance(hook, ChangesHook) and hook.reads_changes else None
         wanted = DirectoryOptions(hook.kinds, verify, stop, report, changes=self._hook is not None)
+<<<<<<< HEAD
         self._memory = MemoryReceiver(client, wanted)
         self._files = FilesReceiver(client, wanted, self._stage)
+=======
+        self._nearer = open_nearer_receivers(sync, wanted)
+        self._files = FilesReceiver(sync, wanted, self._stage)
+>>>>>>> main
         self._publish_reads()
 
     def fetch(self, wanted: Version | int, timings: LoadTimings) -> HeldDirectory:
@@ -239,7 +244,7 @@ class Fetcher:
 
     def reject(self) -> bool:
         """Never use again the copy that was fetched last; return whether another receiver can be asked instead."""
-        return self._memory.reject()
+        return any(receiver.reject() for receiver in self._nearer)
 
     def sweep(self) -> None:
         """Remove the staged copies that no process of this host uses."""
@@ -257,6 +262,9 @@ class Fetcher:
         self._client.publish_reads(() if is_slow else self._files.reads())
 
     def _find(self, leased: Leased, timings: LoadTimings) -> HeldDirectory:
-        found = self._memory.find(leased, timings) or self._files.find(leased, timings)
+        for receiver in self._nearer:
+            if (nearer := receiver.find(leased, timings)) is not None:
+                return nearer
+        found = self._files.find(leased, timings)
         assert found is not None, "the job directory has every version"
         return found

@@ -10,15 +10,20 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from explorer_hooks.hook import Hook, HookOptions, ProbeAnswer, Running, TensorHook, UntouchedError
 from explorer_hooks.hooks.http_settings import LOOPBACK, is_at_least, meeting_address, push_ways
 from explorer_hooks.hooks.phases import require_loadable
 from explorer_hooks.hooks.restarting import RestartableHook
 from explorer_hooks.hooks.settings import HookSettings
+<<<<<<< HEAD
 from explorer_hooks.proof.server_probes import ServerProbe, require_known_tokens
 from explorer_hooks.proof.start_check import CHECKS, StartModel, require_same_model, start_model_of
+=======
+from explorer_hooks.hooks.start_check import CHECKS, StartModel, require_same_model, start_model_of
+from explorer_hooks.http_client import HttpClient
+>>>>>>> main
 from syncd.client.client import Client
 from syncd.errors import (
     DOCS,
@@ -30,14 +35,47 @@ from syncd.errors import (
     SyncdError,
 )
 from syncd.protocol.version import is_unpublished
+<<<<<<< HEAD
 from syncd.transports.base import ReceiveContext, WeightDirectory, WeightTensors
+=======
+from syncd.registered import registered
+from syncd.transports.base import EarlyReceiver, ReceiveContext, WeightDirectory, WeightTensors
+>>>>>>> main
 from syncd.transports.tensors import Tensors
 
 if TYPE_CHECKING:
     import torch
 
+<<<<<<< HEAD
+=======
+PUSHES = "explorer.pushes"
+"""The group of entry points of `EnginePush` classes, by the name of the hook; they need torch."""
+
+>>>>>>> main
 UNTOLD = "default"
 """The label of an engine that was never given one."""
+
+
+class EnginePush(Protocol):
+    """One version from this process's memory into one engine."""
+
+    touched: bool
+    """Whether the engine's weights may have changed."""
+
+    def __init__(
+        self, server: HttpClient, address: str, ways: Sequence[str], *, flush_cache: bool = False
+    ) -> None: ...
+
+    def run(self, label: str, tensors: "Mapping[str, torch.Tensor]") -> None:
+        """Load weights into the engine.
+
+        Raises:
+            SyncdError: The engine did not load them.
+        """
+
+    @classmethod
+    def allocator(cls, ways: Sequence[str]) -> "Callable[[int], torch.Tensor] | None":
+        """Return what allocates memory that an engine can open, None if no way needs it; remove what is left over."""
 
 
 class HttpEngineHook(RestartableHook, TensorHook):
@@ -59,8 +97,6 @@ class HttpEngineHook(RestartableHook, TensorHook):
     """The engine's name in messages."""
     oldest: ClassVar[tuple[int, ...]]
     """The oldest release that the hook supports."""
-    push: ClassVar[str]
-    """What sends weights from this process's memory to the engine; loaded only then, because it needs torch."""
     version_path: ClassVar[str]
 
     def __init__(self, options: HookOptions) -> None:
@@ -168,6 +204,8 @@ class HttpEngineHook(RestartableHook, TensorHook):
 
     def no_broadcasts(self) -> str:
         """Return why the engine cannot take weights from this process's memory, empty if it can."""
+        if self.name not in registered(PUSHES):
+            return "nothing that pushes weights to it is installed"
         if find_spec("torch") is None:
             return "torch is not installed"
         if "nccl" in self._ways and not resolve_name("torch.cuda:is_available")():
@@ -179,26 +217,39 @@ class HttpEngineHook(RestartableHook, TensorHook):
 
     def receive_context(self, client: Client, stop: Callable[[], bool]) -> ReceiveContext:
         """Return a context without parameters: the receiver keeps the weights in memory that it may share."""
+<<<<<<< HEAD
         resolve_name("explorer_hooks.parts.broadcast.segments:remove_leftovers")()
         allocate = (
             resolve_name("explorer_hooks.parts.broadcast.received:allocate") if "ipc" in self._ways else None
+=======
+        return ReceiveContext(
+            client, stop, None, self.check_offered, self._push_class().allocator(self._ways)
+>>>>>>> main
         )
-        return ReceiveContext(client, stop, None, self.check_offered, allocate)
 
     def check_offered(self, tensors: Tensors) -> None:
         """Compare the tensors of a broadcast with the model that the engine was started from."""
         if self._start_check != "off":
             self._require_same_model(tensors, "the broadcast")
 
+<<<<<<< HEAD
     def load_received(self, weights: WeightTensors, fill: Callable[[], None]) -> None:
         """Push what was received to the engine; after a failure it may be paused with unknown weights."""
         del fill  # the parameters are the engine's
+=======
+    def load_received(self, weights: WeightTensors, receiver: EarlyReceiver) -> None:
+        """EnginePush what was received to the engine; after a failure it may be paused with unknown weights."""
+>>>>>>> main
         self.load_tensors(weights.label, weights.tensors)
 
     def load_tensors(self, label: str, tensors: "Mapping[str, torch.Tensor]") -> None:
         """Have the engine run weights that are in this process's memory, as `load_received` does."""
         self._hold()
+<<<<<<< HEAD
         push = resolve_name(self.push)(
+=======
+        push = self._push_class()(
+>>>>>>> main
             self._server, self._address or LOOPBACK, self._ways, flush_cache=self._flush_cache
         )
         try:
@@ -213,6 +264,10 @@ class HttpEngineHook(RestartableHook, TensorHook):
         self._unpublished = {label: label}
         self._resume()
         self._touched = self._paused_by_us = False
+
+    def _push_class(self) -> type[EnginePush]:
+        push: type[EnginePush] = registered(PUSHES)[self.name].load()
+        return push
 
     def set_label(self, label: str) -> None:
         """Give the engine the label of its weights' files, once they are published."""

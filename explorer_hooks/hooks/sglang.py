@@ -37,7 +37,6 @@ class SGLangHook(HttpEngineHook):
     product = "SGLang"
     oldest = (0, 5, 6)
     default_address = "http://127.0.0.1:30000"
-    push = "explorer_hooks.parts.broadcast.servers:SGLangPush"
     health_path, version_path = "/model_info", "/server_info"
     missing = (
         "start SGLang >= 0.5.6 (python -m sglang.launch_server) and give its own address, not a router's"

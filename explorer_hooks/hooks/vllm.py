@@ -22,7 +22,7 @@ from explorer_hooks.proof.server_probes import (
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError
 
 BACKEND = "syncd"
-"""The name of the engine's back end; `engine_push/vllm_backend.py` is the other end."""
+"""The name of the engine's back end; the part `broadcast` is the other end."""
 
 NO_BACKEND = 'vLLM was started without --weight-transfer-config \'{"backend": "syncd"}\''
 
@@ -59,7 +59,6 @@ class VllmHook(HttpEngineHook):
     product = "vLLM"
     oldest = (0, 27, 1)
     default_address = "http://127.0.0.1:8000"
-    push = "explorer_hooks.parts.broadcast.servers:VllmPush"
     health_path, version_path = "/health", "/version"
     missing = (
         "start vLLM >= 0.27.1 with VLLM_SERVER_DEV_MODE=1 in its environment, on 127.0.0.1: "

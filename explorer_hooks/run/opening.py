@@ -15,7 +15,6 @@ from explorer_hooks.follower.health import HealthServer
 from explorer_hooks.follower.policy import EventListener, FollowOptions
 from explorer_hooks.follower.service import log_listener
 from explorer_hooks.hook import TensorHook
-from explorer_hooks.parts.tinker.sampler import TinkerInference
 from explorer_hooks.run.config import ExplorerFile
 from explorer_hooks.run.generation import Generator, GeneratorContext, InferenceEngine, PermittedVersion
 from explorer_hooks.run.own_server import serving
@@ -26,11 +25,20 @@ from explorer_hooks.run.weight_sources import WeightSource
 from explorer_hooks.stopping import Stop
 from syncd.errors import ConfigError
 from syncd.extras import install_command
+<<<<<<< HEAD
 from syncd.transports.base import Transport, find_transport, transport_names
+=======
+from syncd.registered import registered
+from syncd.transports.base import EarlyReceiver, Transport, find_transport, transport_names
+>>>>>>> main
 
 _LOCAL = "explorer_hooks.run.local:LocalEngine"
 """What generates in this process; it is loaded only then, because it needs torch."""
 
+ENGINES = "explorer.engines"
+"""The group of entry points of further inference engines, by `explorer.engine.kind`: functions of the job's file."""
+
+_SERVERS = ("vllm", "sglang")
 _LOG = structlog.get_logger()
 
 
@@ -96,14 +104,29 @@ def open_reward(file: ExplorerFile, function: str = "") -> Scorer:
 
 def _open_engine(file: ExplorerFile) -> InferenceEngine:
     kind = file.explorer.engine.kind
+    if kind in _SERVERS:
+        return ServerEngine(file)
     if kind != "transformers":
-        return TinkerInference(file) if kind == "tinker" else ServerEngine(file)
+        return _registered_engine(file, kind)
     try:
         opener: Callable[[ExplorerFile], InferenceEngine] = resolve_name(_LOCAL)
     except ImportError as error:
         hint = install_command("transformers")
         raise ConfigError('explorer.engine.kind = "transformers" needs transformers', hint=hint) from error
     return opener(file)
+
+
+def _registered_engine(file: ExplorerFile, kind: str) -> InferenceEngine:
+    """Return an engine that a part brings.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    engines = registered(ENGINES)
+    if kind not in engines:
+        raise ConfigError(f'explorer.engine.kind = "{kind}" is not installed', hint='kind = "vllm"')
+    engine: InferenceEngine = engines[kind].load()(file)
+    return engine
 
 
 @contextmanager

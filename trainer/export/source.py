@@ -19,8 +19,7 @@ from trainer.config.lora import read_adapter_config
 from trainer.config.model_files import companion_names
 from trainer.export.adapters import MergedWeights, find_base_directory
 from trainer.export.fsdp import FsdpFiles, has_fsdp_files
-from trainer.export.megatron import MegatronFiles, has_dist_ckpt
-from trainer.export.weights import ModelWeights, SafetensorsFiles
+from trainer.export.weights import ModelWeights, SafetensorsFiles, split_weights
 
 TRAINING = "training"
 CRITIC = "critic"
@@ -178,9 +177,9 @@ def _native(disk: Disk, path: str, manifest: Manifest, *, full_precision: bool) 
             path, FsdpFiles(disk, training), beside or _companions(disk, f"{training}/huggingface"), records
         )
     split = f"{training}/{_DIST_CKPT}"
-    if not manifest.shards and CONFIG in beside and has_dist_ckpt(disk, split):
+    if not manifest.shards and CONFIG in beside and (found := split_weights(disk, split, beside[CONFIG])):
         _require_full(disk, path, manifest)
-        return ExportSource(path, MegatronFiles(split, beside[CONFIG]), beside, records)
+        return ExportSource(path, found, beside, records)
     weights = SafetensorsFiles(disk, [f"{path}/{record.name}" for record in manifest.shards])
     return ExportSource(path, weights, beside, records, tuple(map(_exported, manifest.shards)))
 
@@ -209,8 +208,8 @@ def _foreign(disk: Disk, path: str, step: int) -> ExportSource:
                 return ExportSource(path, weights, _companions(disk, directory))
         for place in (_DIST_CKPT, "dist_ckpt"):
             beside = _companions(disk, f"{actor}/{place}".removesuffix("dist_ckpt") + "huggingface")
-            if CONFIG in beside and has_dist_ckpt(disk, f"{actor}/{place}"):
-                return ExportSource(path, MegatronFiles(f"{actor}/{place}", beside[CONFIG]), beside)
+            if CONFIG in beside and (found := split_weights(disk, f"{actor}/{place}", beside[CONFIG])):
+                return ExportSource(path, found, beside)
     raise NotReadyError(f"step {step} is not complete: it has no manifest", path=path)
 
 

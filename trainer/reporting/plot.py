@@ -23,8 +23,8 @@ from syncd.errors import (
 )
 from syncd.extras import install_command
 from syncd.figures import METRICS, MOST_LINES, PANELS, Curve, Panel
+from trainer.late_figures import late_curves
 from trainer.monitors.jsonl import History, read_history
-from trainer.reporting.evaluations import evaluation_history
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -99,7 +99,7 @@ def draw(job_dirs: Sequence[str]) -> "Figure":
     if not job_dirs:
         raise UsageError("nothing to plot", hint="name one job directory or more")
     histories = [_history(directory) for directory in job_dirs]
-    evaluations = map(evaluation_history, job_dirs)
+    evaluations = map(late_curves, job_dirs)
     paths = [_path(directory) for directory in job_dirs]
     parts = zip(_names(paths), paths, itertools.cycle(COLOURS), histories, evaluations, strict=False)
     return _figure([_Job(*each) for each in parts])

@@ -24,8 +24,7 @@ from explorer_hooks.parts.agents.service import GatewayParts
 from explorer_hooks.parts.agents.sessions import Session, Sessions, Turn
 from explorer_hooks.parts.agents.turns import AWAY
 from explorer_hooks.run.config import AgentSection
-from explorer_hooks.run.evaluation import Outcomes, warn_skipped
-from explorer_hooks.run.evaluation_sets import HeldOut, TaskOutcome
+from explorer_hooks.run.held_out import HeldOut, Outcomes, TaskOutcome, warn_skipped
 from explorer_hooks.run.rewards import plain_task
 from explorer_hooks.run.scoring import ScoredGroup
 from explorer_hooks.tasks.task import Task

@@ -3,9 +3,9 @@
 import contextlib
 from abc import ABC
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import structlog
 
@@ -14,9 +14,14 @@ from explorer_hooks.parts.broadcast.delivery import QUICK, Delivery, Tensors, de
 from explorer_hooks.parts.broadcast.group import GroupDelivery, Invitation
 from explorer_hooks.parts.broadcast.ipc import IpcDelivery
 from explorer_hooks.parts.broadcast.neighbours import require_shared_memory
+from explorer_hooks.parts.broadcast.received import allocate
+from explorer_hooks.parts.broadcast.segments import remove_leftovers
 from explorer_hooks.parts.broadcast.shared import SharedBucket
 from syncd.errors import EngineUnreachableError, LoadFailedError, SyncdError
 from syncd.protocol.backend import NCCL
+
+if TYPE_CHECKING:
+    import torch
 
 _LOG = structlog.get_logger()
 
@@ -197,6 +202,12 @@ class Push(ABC):
         self._server, self._address, self._ways, self._flush_cache = server, address, ways, flush_cache
         self.touched = False
         """Whether the engine's weights may have changed."""
+
+    @classmethod
+    def allocator(cls, ways: Sequence[str]) -> "Callable[[int], torch.Tensor] | None":
+        """Return what allocates memory that an engine can open, None if no way needs it; remove what is left over."""
+        remove_leftovers()
+        return allocate if "ipc" in ways else None
 
     def run(self, label: str, tensors: Tensors) -> None:
         """Load weights into the engine (`Delivery.push`)."""

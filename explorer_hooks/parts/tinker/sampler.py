@@ -26,8 +26,8 @@ from explorer_hooks.run.generation import (
     version_of,
 )
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError
+from syncd.parts.tinker.session import SCHEME, TinkerSession, api_key
 from syncd.protocol.version import Pair
-from syncd.tinker_session import SCHEME, TinkerSession, api_key
 from syncd.transports.base import WeightDirectory
 
 _KEY = "TINKER_API_KEY"

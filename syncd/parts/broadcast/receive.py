@@ -17,11 +17,11 @@ from typing import Self
 import structlog
 import torch
 
+from syncd.client.broadcast_membership import BroadcastMembership
 from syncd.client.client import Client
 from syncd.client.wait import Deadline
 from syncd.errors import RefusedError, SyncdError, TryAgainError
 from syncd.parts.broadcast import process_group
-from syncd.parts.broadcast.membership import BroadcastMembership
 from syncd.parts.broadcast.packing import receive_buckets
 from syncd.parts.broadcast.process_group import CPU, FormedGroup, ProcessGroup
 from syncd.protocol.backend import GLOO, NCCL

@@ -12,11 +12,11 @@ from typing import NamedTuple, Self
 
 import structlog
 
+from syncd.client.broadcast_control import BroadcastControl
 from syncd.client.peers import is_here
 from syncd.client.wait import Deadline
 from syncd.errors import ConfigError, CorruptDataError, SyncdError, TryAgainError, UsageError
 from syncd.parts.broadcast import process_group
-from syncd.parts.broadcast.control import BroadcastControl
 from syncd.parts.broadcast.packing import Packer, send_buckets
 from syncd.parts.broadcast.process_group import CPU, FormedGroup, ProcessGroup
 from syncd.protocol.backend import GLOO, NCCL, BackendChoice, choose_backend, gpu_in

@@ -1,12 +1,13 @@
-"""verl's FSDP and Megatron engines as a training engine: no Ray, ranks from torchrun or `trainer train`."""
+"""verl as a training engine: no Ray, ranks from torchrun or `trainer train`."""
 
 import contextlib
 import logging
 import os
 import warnings
 from collections.abc import Iterator
+from pkgutil import resolve_name
 
-from trainer.config.megatron import MEGATRON
+from trainer.config.strategies import strategy_of
 from trainer.engines.base import EngineContext, TrainEngineWrapper
 from trainer.engines.verl.checks import check
 
@@ -20,8 +21,10 @@ def open_engine(context: EngineContext) -> TrainEngineWrapper:
 
             platform.install()
         from trainer.engines.verl.engine import VerlEngine  # noqa: PLC0415 -- after the platform
-        from trainer.engines.verl.megatron import MegatronVerlEngine  # noqa: PLC0415 -- the same
-    return (MegatronVerlEngine if context.config.engine.strategy == MEGATRON else VerlEngine)(context)
+
+        strategy = strategy_of(context.config)
+        engine: type[VerlEngine] = VerlEngine if strategy is None else resolve_name(strategy.engine)
+    return engine(context)
 
 
 @contextlib.contextmanager

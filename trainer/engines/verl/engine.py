@@ -10,9 +10,9 @@ import torch
 
 from trainer.config.algorithms import SFT, needs_start_model
 from trainer.config.critic import algorithm_of
-from trainer.config.megatron import MEGATRON
 from trainer.config.model_files import companions
 from trainer.config.options import correction
+from trainer.config.strategies import strategy_of
 from trainer.engines.base import Metrics
 from trainer.engines.files import FileEngine
 from trainer.engines.state_copy import TrainingState
@@ -69,7 +69,7 @@ class VerlEngine(FileEngine):
         _seed(config.job.seed)
         self.model = build_model(config, device)
         self._adapter = Adapter(self.model) if config.model.lora.rank else None
-        if config.engine.packing and config.engine.strategy != MEGATRON:  # which knows the ends of rows
+        if config.engine.packing and strategy_of(config) is None:  # others know the ends of rows
             vocabulary = self._text_config.vocab_size
             require_separate_rows(self.model, vocabulary, "log_probs", config.engine.compute_dtype)
         self._reference = self._start_model(device) if needs_start_model(self._algorithm) else None

@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor
 from syncd.errors import ConfigError
 from syncd.jobfile.problems import Problem
 from trainer.config.algorithms import estimator_and_loss, with_published
-from trainer.config.megatron import MEGATRON
 from trainer.config.model import JobConfig
+from trainer.config.strategies import strategy_of
 
 _INSTALL = "pip install 'verl>=0.8,<0.10'"
 _NEWEST = "pip install 'verl>=0.9.1,<0.10'"
@@ -38,7 +38,6 @@ class Lacks:
     adapter_states: bool = False  # whether it lacks the load of a training state that has an adapter alone
     whole_export: bool = False  # whether it lacks an export in the dtype of the weights
     whole_value_loss: bool = False  # whether it lacks a value loss over all micro-batches of an update
-    megatron: bool = False  # whether its Megatron engine is another one than the one that is known here
 
 
 RELEASES: Mapping[str, Lacks] = {
@@ -51,7 +50,6 @@ RELEASES: Mapping[str, Lacks] = {
         adapter_states=True,
         whole_export=True,
         whole_value_loss=True,
-        megatron=True,
     ),
     "0.9": Lacks(),
 }
@@ -91,8 +89,9 @@ def lacking_problems(config: JobConfig, release: str, lacks: Lacks) -> Iterator[
         yield _problem("algorithm.loss_agg_mode", release, f"{mode} with the loss {loss}")
     for name in sorted(lacks.options.intersection(config.engine.options)):
         yield _problem(f"engine.options.{name}", release, f"engine.options.{name}")
-    if lacks.megatron and config.engine.strategy == MEGATRON:
-        yield _problem("engine.strategy", release, "Megatron engine that is supported here")
+    strategy = strategy_of(config)
+    if strategy is not None and release not in strategy.releases:
+        yield _problem("engine.strategy", release, f"{strategy.noun} that is supported here")
     if lacks.adapter_states and config.model.lora.rank:
         yield _problem(
             "model.lora.rank", release, "training state of an adapter alone, which [model.lora] needs"

@@ -6,8 +6,8 @@ from trainer.config.critic import critic_problems
 from trainer.config.load import LOADER
 from trainer.config.model_files import read_model_config
 from trainer.config.schedule import optimizer_problems
-from trainer.config.tinker import tinker_problems
 from trainer.engines.base import EngineContext, TrainEngineWrapper
+from trainer.parts.tinker.config import tinker_problems
 
 
 def open_engine(context: EngineContext) -> TrainEngineWrapper:

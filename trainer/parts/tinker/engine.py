@@ -6,15 +6,14 @@ from typing import Any
 import torch
 
 from syncd.errors import ConfigError, UsageError, storage_errors
+from syncd.parts.tinker.session import TinkerSession, api_key
 from syncd.protocol.adapter_base import find_base
 from syncd.protocol.documents import encode, read_document
 from syncd.protocol.probe import Probe
 from syncd.protocol.writer import StepWriter
-from syncd.tinker_session import TinkerSession, api_key
 from syncd.transports.base import FILES, WeightSender
 from syncd.transports.host_memory import HostMemory
 from trainer.config.model_files import read_model_config
-from trainer.config.tinker import TinkerOptions, options_of
 from trainer.engines.base import EngineContext, Metrics
 from trainer.engines.files import FileEngine
 from trainer.engines.state_copy import TrainingState
@@ -29,6 +28,7 @@ from trainer.parts.tinker.adapter import (
     adapter_tensors,
     download_adapter,
 )
+from trainer.parts.tinker.config import TinkerOptions, options_of
 from trainer.parts.tinker.rows import TinkerRow, example_row
 from trainer.parts.tinker.server import TrainingServer
 from trainer.parts.tinker.updates import TinkerUpdates

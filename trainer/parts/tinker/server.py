@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from syncd.errors import CorruptDataError, NonFiniteError
-from syncd.tinker_session import SCHEME, TinkerSession
+from syncd.parts.tinker.session import SCHEME, TinkerSession
 from trainer.parts.tinker.rows import TinkerRow
 
 _EPS = 1e-8

@@ -10,12 +10,12 @@ from syncd.transports.ranks import Ranks
 from trainer.config.algorithms import SFT, clip_bounds
 from trainer.config.model import AlgorithmSection, JobConfig, OptimizerSection
 from trainer.config.schedule import COSINE, schedule_steps
-from trainer.config.tinker import TINKER_LOSSES, UNCLIPPED
 from trainer.engines.base import Metrics
 from trainer.engines.verl.advantages import advantages
 from trainer.engines.verl.figures import StepMetrics, advantage_metrics, measure_difference
 from trainer.engines.verl.rows import TrainingStep
 from trainer.engines.verl.segments import by_share, measure_mismatch
+from trainer.parts.tinker.config import TINKER_LOSSES, UNCLIPPED
 from trainer.parts.tinker.rows import (
     Values,
     example_row,

@@ -1,0 +1,79 @@
+"""`explorer serve`: record what agents do behind an OpenAI-style endpoint, as experiences."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from explorer_hooks.cli.options import checked_config, config_keys
+from syncd.extras import install_command
+from syncd.jobfile.overrides import JobFileCommand, config_argument, overrides_argument, trust_option
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from explorer_hooks.run.config import ExplorerFile
+
+AFTER = "run"
+"""The verb behind which `--help` lists this one."""
+
+
+@click.command(cls=JobFileCommand, keys=config_keys)
+@config_argument(checked_config)
+@overrides_argument
+@trust_option
+@click.option(
+    "--name", metavar="NAME", show_default="explorer.name of CONFIG", help="The explorer's identity."
+)
+@click.option(
+    "--health",
+    metavar="HOST:PORT",
+    help="Answer HTTP requests: 200 while the engine is ready, else 503. Without HOST on this host only.",
+)
+@click.option("--dry-run", is_flag=True, help="Check the file, print what was read, and change nothing.")
+def serve(
+    config: str,
+    overrides: tuple[str, ...],
+    name: str | None,
+    health: str | None,
+    dry_run: bool,
+    trust: bool,
+) -> None:
+    """Serve agents as CONFIG says, and write what they do as experiences; --section.key value overrides any key.
+
+    Exits with 0 if the job is finished or the trainer is gone, and on SIGTERM or Ctrl-C.
+
+    \b
+    Examples:
+      explorer serve grpo.toml --name e0
+      explorer serve grpo.toml --name e0 --explorer.gateway.listen 127.0.0.1:8100
+      explorer serve grpo.toml --dry-run
+    """  # noqa: D301 - click's mark is one backspace
+    from explorer_hooks.run.load import load_served_file  # noqa: PLC0415
+    from syncd.jobfile.trust import require_own_model  # noqa: PLC0415
+
+    named = (*overrides, f"--explorer.name={name}") if name is not None else overrides
+    file = load_served_file(config, named, trust=trust)
+    if dry_run:
+        click.echo(file.model_dump_json(indent=2, include={"job", "model", "data", "sync", "explorer"}))
+        return
+    require_own_model(file.model.path, runs_code=file.model.trust_remote_code and not trust)
+    click.echo(f"explorer ended: {_gateway_function('serve', 'serve')(file, health)}", err=True)
+
+
+def run_agents(file: "ExplorerFile", health: str | None) -> str:
+    """Have agents play the tasks of a file with [explorer.agent], and return why that ended."""
+    return _gateway_function("run_agents", "run_agents")(file, health)
+
+
+def _gateway_function(module: str, name: str) -> "Callable[[ExplorerFile, str | None], str]":
+    """Return a function of the gateway, which needs what not everybody has."""
+    import importlib  # noqa: PLC0415
+
+    from syncd.errors import ConfigError  # noqa: PLC0415
+
+    try:
+        found = importlib.import_module(f"explorer_hooks.parts.agents.{module}")
+    except ImportError as error:
+        raise ConfigError(f"the gateway needs {error.name}", hint=install_command("gateway")) from error
+    called: Callable[[ExplorerFile, str | None], str] = getattr(found, name)
+    return called

@@ -1,0 +1,113 @@
+"""`explorer bench`: measure the steps of a job by its evaluation sets, and end."""
+
+import json
+import os
+from collections.abc import Mapping
+
+import click
+
+from explorer_hooks.cli.options import config_keys
+from syncd.arguments import job_argument, step_names
+from syncd.console import UncheckedPath
+from syncd.jobfile.overrides import JobFileCommand, overrides_argument, trust_option
+from syncd.protocol.layout import MAX_STEP
+
+AFTER = "run"
+"""The verb behind which `--help` lists this one."""
+
+ALL = "all"
+
+
+def _steps(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...] | None:
+    """Return the steps that a text names, None for all."""
+    if text == ALL:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() and int(word) <= MAX_STEP for word in words):
+        raise click.BadParameter(f"{text!r} is neither {ALL} nor steps such as 10,20")
+    return tuple(int(word) for word in words)
+
+
+@click.command(cls=JobFileCommand, keys=config_keys)
+@job_argument
+@overrides_argument
+@trust_option
+@click.option(
+    "--steps",
+    metavar="STEPS",
+    default=ALL,
+    callback=_steps,
+    shell_complete=step_names,
+    help="The steps, or all that are complete.",
+)
+@click.option(
+    "--config",
+    metavar="CONFIG",
+    type=UncheckedPath(),
+    show_default="JOB/config.toml",
+    help="The job's file, as `explorer run` takes it.",
+)
+@click.option(
+    "--base",
+    metavar="DIR",
+    type=UncheckedPath(file_okay=False),
+    show_default="model.path of CONFIG",
+    help="Where the model is that the job started from.",
+)
+@click.option("--no-base", is_flag=True, help="Do not measure the model that the job started from.")
+@click.option(
+    "--set", "sets", metavar="NAME", multiple=True, help="Measure this set alone; may be given several times."
+)
+@click.option("--again", is_flag=True, help="Measure also what was measured before.")
+@click.option("--name", metavar="NAME", default="bench", help="The identity under which figures are kept.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def bench(
+    job: str,
+    overrides: tuple[str, ...],
+    steps: tuple[int, ...] | None,
+    config: str | None,
+    base: str | None,
+    no_base: bool,
+    sets: tuple[str, ...],
+    again: bool,
+    name: str,
+    as_json: bool,
+    trust: bool,
+) -> None:
+    """Measure steps of JOB, and the model that it started from, by its evaluation sets; then end.
+
+    Figures go to JOB/explorers/NAME/evaluations.jsonl, where `trainer plot` finds them. What was measured before
+    with the same weights and settings is not measured again. A step that is gone or damaged costs itself alone.
+    --section.key value overrides any key of CONFIG.
+
+    \b
+    Examples:
+      explorer bench /shared/jobs/first
+      explorer bench /shared/jobs/first --steps 10,20 --set math --json
+      explorer bench /shared/jobs/first --config grpo.toml --explorer.engine.kind vllm --explorer.engine.address http://127.0.0.1:8000
+    """  # noqa: D301 - click's mark is one backspace
+    from explorer_hooks.parts.evaluation.bench import BenchRequest  # noqa: PLC0415
+    from explorer_hooks.parts.evaluation.bench import bench as measured  # noqa: PLC0415
+    from explorer_hooks.parts.evaluation.bench_report import document, tables  # noqa: PLC0415
+    from explorer_hooks.run.load import load_bench_file  # noqa: PLC0415
+    from syncd.errors import UsageError  # noqa: PLC0415
+    from syncd.jobfile.trust import require_own_model  # noqa: PLC0415
+
+    given = (*overrides, f"--explorer.name={name}", *((f"--model.path={base}",) if base else ()))
+    file = load_bench_file(job, config, given, trust=trust)
+    require_own_model(file.model.path, runs_code=file.model.trust_remote_code and not trust)
+    known = file.explorer.evaluation.named()
+    if unknown := [one for one in sets if one not in known]:
+        raise UsageError(f"no evaluation set is called {unknown[0]!r}", hint=_names(known))
+    found = measured(
+        file, BenchRequest(steps, not no_base, sets, again, os.path.realpath(base) if base else "")
+    )
+    if as_json:
+        click.echo(json.dumps(document(file.job.dir, found)))
+    else:
+        click.echo("\n".join(tables(found, dict(known))))
+
+
+def _names(known: Mapping[str, object]) -> str:
+    named = [name for name in known if name]
+    return f"--set is one of {', '.join(named)}" if named else "leave --set out: no set has a name"

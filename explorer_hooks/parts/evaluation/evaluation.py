@@ -1,0 +1,174 @@
+"""How good versions are on held-out tasks: one line for each set and each version that is measured."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+from explorer_hooks.parts.evaluation.sets import figures_of, open_sets
+from explorer_hooks.run.config import ExplorerFile
+from explorer_hooks.run.generation import GroupRequest, GroupResult, Response, Sampling, scored_group
+from explorer_hooks.run.held_out import Evaluator, HeldOut, Outcomes, TaskOutcome, warn_skipped
+from explorer_hooks.run.own_files import Records
+from explorer_hooks.run.scoring import Scorer
+from syncd.protocol.version import Pair
+
+_ATTEMPTS = 3
+
+
+class PromptEvaluator:
+    """Has the engine answer each prompt.
+
+    Args:
+        sampling: Generates responses; once it stops, the evaluation is given up.
+    """
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._sampling = sampling
+
+    def outcomes(self, held_out: HeldOut, pair: Pair) -> Outcomes | None:
+        """Return what became of each task of a set."""
+        for _ in range(_ATTEMPTS):
+            groups = self._groups(held_out)
+            if groups is None:
+                return None
+            are_of_pair = all((one.first, one.last) == (pair, pair) or one.problem for one in groups)
+            if are_of_pair and not any(one.retry for one in groups):
+                return _outcomes(held_out, groups)
+        warn_skipped(held_out, pair)
+        return None
+
+    def _groups(self, held_out: HeldOut) -> list[GroupResult] | None:
+        section, tokens = held_out.section, self._sampling.tokens
+        requests = [
+            GroupRequest(
+                tokens.encode(task.prompt), section.samples, held_out.max_tokens, section.temperature
+            )
+            for task in held_out.tasks
+        ]
+        with closing(self._sampling.generator.generate(requests)) as coming:
+            groups = [one for one in coming if one is not None]
+        return None if self._sampling.stop() else sorted(groups, key=lambda one: one.index)
+
+
+class Evaluation:
+    """Measures each set at every n-th applied version and at the last one, each version at most once.
+
+    Args:
+        records: Gets the lines; what it names already is not measured again.
+        evaluator: Has the engine work on their tasks.
+    """
+
+    def __init__(self, sets: Sequence[HeldOut], records: Records, evaluator: Evaluator) -> None:
+        self._sets, self._records, self._evaluator = sets, records, evaluator
+        known = ((line.get("generation"), line.get("step"), line.get("set", "")) for line in records.all())
+        self._visited: set[tuple[Any, Any, Any]] = set(known)
+        self._since = {one.name: one.section.every for one in sets}
+
+    def applied(self, pair: Pair, digest: str, *, is_last: bool = False) -> None:
+        """Measure a version that was just applied by the sets that are due.
+
+        Args:
+            digest: The digest of its weights, empty for the model that the engine started with.
+            is_last: Whether no version comes after it: then all sets are due.
+        """
+        for held_out in self._sets:
+            place = (*pair, held_out.name)
+            if place in self._visited:
+                self._since[held_out.name] = 1
+            elif not is_last and self._since[held_out.name] < held_out.section.every:
+                self._since[held_out.name] += 1
+            elif measure(held_out, pair, digest, self._evaluator, self._records):
+                self._since[held_out.name] = 1
+                self._visited.add(place)
+
+
+class RunSets:
+    """The evaluation sets that a run measures.
+
+    Args:
+        sets: The sets, opened.
+    """
+
+    def __init__(self, sets: Sequence[HeldOut]) -> None:
+        self._sets = sets
+
+    @property
+    def scorers(self) -> Sequence[Scorer]:
+        """Return what scores each set."""
+        return [held_out.scorer for held_out in self._sets]
+
+    def watcher(self, evaluator: Evaluator, records: Records) -> Evaluation | None:
+        """Return what measures versions, None without sets."""
+        return Evaluation(self._sets, records, evaluator) if self._sets else None
+
+    def watcher_by_prompts(self, sampling: Sampling, records: Records) -> Evaluation | None:
+        """Return what measures versions by answers to prompts, None without sets."""
+        return self.watcher(PromptEvaluator(sampling), records)
+
+
+@contextmanager
+def open_run_sets(file: ExplorerFile, scorer: Scorer) -> Iterator[RunSets]:
+    """Yield the sets of a file that are measured in a run: those with `every` above 0.
+
+    Raises:
+        ConfigError: A file of tasks cannot be used, or a reward function not be imported.
+    """
+    with open_sets(file, scorer, lambda _, section: bool(section.every)) as sets:
+        yield RunSets(sets)
+
+
+def measure(
+    held_out: HeldOut,
+    pair: Pair,
+    digest: str,
+    evaluator: Evaluator,
+    records: Records,
+    more: Mapping[str, Any] | None = None,
+) -> Mapping[str, Any] | None:
+    """Return the line of a set and a version, which is written; None if it could not be measured.
+
+    Args:
+        digest: The digest of its weights, empty for the model that the engine started with.
+        evaluator: Has the engine work on the tasks.
+        more: What else the line has.
+    """
+    begin = time.monotonic()
+    outcomes = evaluator.outcomes(held_out, pair)
+    if outcomes is None:
+        return None
+    line = {**_line(held_out, pair, digest, outcomes, time.monotonic() - begin), **(more or {})}
+    records.add(line)
+    return line
+
+
+def _line(held_out: HeldOut, pair: Pair, digest: str, outcomes: Outcomes, seconds: float) -> dict[str, Any]:
+    scored = sum(bool(one.rewards) for one in outcomes)
+    name = {"set": held_out.name} if held_out.name else {}
+    return {
+        "generation": pair[0],
+        "step": pair[1],
+        **name,
+        "key": held_out.key,
+        "digest": digest,
+        **figures_of(held_out.section, outcomes),
+        "tasks": scored,
+        "failed": len(held_out.tasks) - scored,
+        "tokens": sum(one.tokens for one in outcomes),
+        "seconds": round(seconds, 3),
+        "at": time.time(),
+    }
+
+
+def _outcomes(held_out: HeldOut, groups: Sequence[GroupResult]) -> list[TaskOutcome]:
+    """Return what became of each task; all groups are scored at once, since processes score side by side."""
+    asked = [(held_out.tasks[one.index], one.responses) for one in groups]
+    found = held_out.scorer.score([scored_group(task, responses) for task, responses in asked])
+    rewards = ([score.reward for score in scores] for scores in found)
+    return [_outcome(responses, told) for (_, responses), told in zip(asked, rewards, strict=True)]
+
+
+def _outcome(responses: Sequence[Response], rewards: Sequence[float | None]) -> TaskOutcome:
+    told = [reward for reward in rewards if reward is not None]
+    tokens, truncated = sum(len(one.tokens) for one in responses), sum(one.truncated for one in responses)
+    return TaskOutcome(told if len(told) == len(rewards) else (), tokens, truncated)

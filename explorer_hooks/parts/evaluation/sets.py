@@ -1,0 +1,106 @@
+"""Evaluation sets as they are measured: their tasks, and the figures of the responses to them."""
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict
+
+from explorer_hooks.run.config import ExplorerFile
+from explorer_hooks.run.held_out import HeldOut, TaskOutcome
+from explorer_hooks.run.opening import open_reward
+from explorer_hooks.run.scoring import Scorer
+from explorer_hooks.tasks.sources import open_tasks
+from syncd.jobfile.evaluation import EvaluationSet, best_name, pass_name
+from syncd.protocol.digest import hasher
+
+_KEY = 16
+
+
+@contextmanager
+def open_sets(
+    file: ExplorerFile, scorer: Scorer, is_wanted: Callable[[str, EvaluationSet], bool]
+) -> Iterator[tuple[HeldOut, ...]]:
+    """Yield the sets of a file that are wanted, with their tasks read.
+
+    Args:
+        is_wanted: Returns whether a set is measured, given its name and keys.
+    """
+    wanted = {name: one for name, one in file.explorer.evaluation.named().items() if is_wanted(name, one)}
+    with ExitStack() as opened:
+        reward = file.explorer.reward
+        scorers = {"": scorer} if reward.functions else {"": scorer, reward.function: scorer}
+        for function in dict.fromkeys(one.reward for one in wanted.values() if one.reward):
+            if function not in scorers:
+                scorers[function] = opened.enter_context(closing(open_reward(file, function)))
+        yield tuple(_held_out(file, name, one, scorers[one.reward]) for name, one in wanted.items())
+
+
+def _held_out(file: ExplorerFile, name: str, section: EvaluationSet, scorer: Scorer) -> HeldOut:
+    explorer = file.explorer
+    task_set, agent = file.held_out(section.tasks, section.limit), explorer.agent
+    tasks = open_tasks([task_set], file.directory)
+    most = section.max_tokens or explorer.sampling.max_tokens
+    measured = {
+        "tasks": [tasks.digest, len(tasks)],
+        "samples": section.samples,
+        "temperature": section.temperature,
+        "max_tokens": most,
+        "reward": section.reward or explorer.reward.functions or explorer.reward.function,
+        "correct": section.correct,
+        "k": section.ks,
+        "columns": asdict(task_set.columns),
+        "agent": [agent.command, agent.function, agent.reward],
+    }
+    digest = hasher()
+    digest.update(json.dumps(measured, sort_keys=True).encode())
+    return HeldOut(name, section, tasks, most, scorer, digest.hexdigest()[:_KEY])
+
+
+def figures_of(section: EvaluationSet, outcomes: Sequence[TaskOutcome]) -> Mapping[str, float | None]:
+    """Return the figures of a set, means over the tasks whose responses all have rewards; None without any."""
+    scored = [one.rewards for one in outcomes if one.rewards]
+    responses = sum(map(len, scored))
+    means = [math.fsum(rewards) / len(rewards) for rewards in scored]
+    figures = {
+        "reward": _mean(means),
+        "reward_stderr": statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None,
+        "truncated": sum(one.truncated for one in outcomes if one.rewards) / responses if responses else None,
+    }
+    for k in section.ks:
+        if section.correct is not None:
+            right = [sum(reward >= section.correct for reward in rewards) for rewards in scored]
+            figures[pass_name(k)] = _mean(pass_at(section.samples, count, k) for count in right)
+        if k > 1:
+            figures[best_name(k)] = _mean(best_at(rewards, k) for rewards in scored)
+    return figures
+
+
+def pass_at(samples: int, correct: int, k: int) -> float:
+    """Return the chance that of k responses, drawn without replacement from all of a task, one is correct.
+
+    The unbiased estimate of pass@k (Chen et al., 2021, arXiv:2107.03374): 1 - C(n - c, k) / C(n, k).
+
+    Args:
+        samples: Responses to the task, n.
+        correct: Those that are correct, c.
+        k: At most n.
+    """
+    return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
+
+
+def best_at(rewards: Sequence[float], k: int) -> float:
+    """Return the mean of the best reward of k responses over all choices of k of a task's responses.
+
+    The i-th smallest of n rewards is the best of C(i - 1, k - 1) of the C(n, k) choices.
+    """
+    choices = math.comb(len(rewards), k)
+    return math.fsum(
+        math.comb(place, k - 1) / choices * reward for place, reward in enumerate(sorted(rewards))
+    )
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return math.fsum(found) / len(found) if found else None

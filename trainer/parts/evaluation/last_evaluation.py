@@ -1,0 +1,75 @@
+"""The evaluation of a run's last version, which explorers make once the trainer has ended."""
+
+import time
+from collections.abc import Callable
+
+from syncd.client.client import Client
+from syncd.jobfile.evaluation import produced_by
+from trainer.config.model import JobConfig
+from trainer.parts.evaluation.watch import EvaluationWatch
+from trainer.reporting.figures import span
+
+EVERY = 0.5
+"""Seconds between two looks."""
+
+_OF_A_SET = "/reward"
+"""How the name of a figure ends that each set has."""
+
+
+class LastEvaluation:
+    """Waits for the evaluation of the last version.
+
+    Args:
+        client: The trainer's connection to the job.
+        watch: Knows the evaluations of the job.
+    """
+
+    def __init__(self, config: JobConfig, client: Client, watch: EvaluationWatch) -> None:
+        self._configured = set(produced_by(config.explorer) or ())
+        self._client, self._watch, self._limit = client, watch, config.trainer.evaluation_wait
+
+    def wait(self, step: int, is_stopped: Callable[[], bool], note: Callable[[str], None]) -> bool:
+        """Wait while an explorer may still evaluate a version; return false if one may when the time is over.
+
+        Args:
+            step: The version's step.
+            is_stopped: Once it returns true, nothing is waited for.
+            note: Shows a line of text.
+        """
+        end, is_noted = time.monotonic() + self._limit, False
+        while self._limit and not is_stopped() and self.is_awaited(step):
+            if time.monotonic() >= end:
+                return False
+            if not is_noted:
+                note(f"waiting for the evaluation of step {step}, at most {span(self._limit)}")
+                is_noted = True
+            time.sleep(EVERY)
+        return True
+
+    def is_awaited(self, step: int) -> bool:
+        """Return whether some set has no figures of the last step yet, and an explorer that evaluates lives."""
+        known = self._watch.known()
+        sets = {name for figures in known for name in figures if name.endswith(_OF_A_SET)}
+        sets |= {name for name in self._configured if name.endswith(_OF_A_SET)}
+        measured = {name for figures in known if figures["eval/step"] == step for name in figures}
+        if sets <= measured:
+            return False
+        living, evaluators = self._client.explorers.living().keys(), self._watch.evaluators()
+        return bool(living & evaluators if evaluators else living)
+
+
+class JobEvaluations(EvaluationWatch):
+    """The evaluations of a trainer's own job: the figures that come later than their steps.
+
+    Args:
+        config: The job's file.
+        sync: The trainer's connection to the job.
+    """
+
+    def __init__(self, config: JobConfig, sync: Client) -> None:
+        super().__init__(sync.job.root)
+        self._config, self._sync = config, sync
+
+    def wait_for_last(self, step: int, is_stopped: Callable[[], bool], note: Callable[[str], None]) -> bool:
+        """Wait while an explorer may still evaluate a version; return false if one may when the time is over."""
+        return LastEvaluation(self._config, self._sync, self).wait(step, is_stopped, note)

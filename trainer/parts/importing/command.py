@@ -1,0 +1,142 @@
+"""`trainer import`: turn a configuration of Trinity-RFT, verl, prime-rl or TRL into a job's file."""
+
+import click
+
+from syncd.console import UncheckedPath
+from syncd.jobfile.overrides import JobFileCommand, overrides_argument
+from trainer.cli.train import check_file, job_keys, plugin_names
+
+AFTER = "stages"
+"""The verb behind which `--help` lists this one."""
+
+SOURCES = ("trinity", "verl", "prime-rl", "trl")
+
+
+@click.command("import", cls=JobFileCommand, keys=job_keys, names=plugin_names)
+@click.argument("file", metavar="[FILE]", required=False, default=None, type=UncheckedPath())
+@overrides_argument
+@click.option(
+    "--to",
+    metavar="FILE",
+    type=UncheckedPath(),
+    help="Where the job's file goes; with --watch the second job.",
+)
+@click.option(
+    "--from",
+    "source",
+    type=click.Choice(SOURCES),
+    show_default="told by the keys",
+    help="The project that FILE is of.",
+)
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="One of their keys, above the file's."
+)
+@click.option(
+    "--without", multiple=True, metavar="KEY", help="Leave out one of their keys, or a table of them."
+)
+@click.option(
+    "--from-checkpoint",
+    "checkpoint",
+    metavar="DIR",
+    type=UncheckedPath(file_okay=False),
+    help="Start from the weights of a step, JOB/global_step_N: they are exported beside the job's file.",
+)
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="With --from-checkpoint: take optimizer, schedule and step number too (verl with FSDP2).",
+)
+@click.option(
+    "--keys",
+    "keys_of",
+    type=click.Choice(SOURCES),
+    help="Print what becomes of each key of a project, and end.",
+)
+@click.option(
+    "--watch",
+    metavar="JOB",
+    type=UncheckedPath(file_okay=False),
+    help="Republish each step of a running job as safetensors in the job --to.",
+)
+@click.option("--once", is_flag=True, help="With --watch: end after the newest step.")
+@click.option(
+    "--state-dir",
+    metavar="DIR",
+    type=UncheckedPath(file_okay=False),
+    show_default="JOB/.syncd",
+    help="With --watch: where the state of JOB is.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["keep", "bfloat16", "float16", "float32"]),
+    default="bfloat16",
+    help="With --watch: of weights that are no safetensors.",
+)
+@click.pass_context
+def import_(
+    ctx: click.Context,
+    file: str | None,
+    overrides: tuple[str, ...],
+    to: str | None,
+    source: str | None,
+    settings: tuple[str, ...],
+    without: tuple[str, ...],
+    checkpoint: str | None,
+    resume: bool,
+    keys_of: str | None,
+    watch: str | None,
+    once: bool,
+    state_dir: str | None,
+    dtype: str,
+) -> None:
+    """Turn FILE, a configuration of Trinity-RFT, verl, prime-rl or TRL, into a job's file; or serve its job's steps.
+
+    FILE is YAML, TOML, JSON, or a script (.sh, .txt) with verl's key=value or TRL's --key value; it is never run.
+    Nothing is guessed: while a key that changes training has no counterpart, nothing is written (exit code 78), and
+    each such key is named with what to do.
+
+    With --watch, steps that a running job of Trinity-RFT or verl writes as files of FSDP's ranks or of Megatron
+    become safetensors in a second job, which any hook follows.
+
+    \b
+    Examples:
+      trainer import gsm8k.yaml --to job.toml
+      trainer import run_grpo.sh --to job.toml --set trainer.total_training_steps=200 --model.path /shared/models/base
+      trainer import grpo.yaml --from trl --set num_processes=8 --without lr_scheduler_type
+      trainer import config.yaml --to job.toml --from-checkpoint /ckpt/verl-job/global_step_200
+      trainer import config.yaml --to job.toml --from-checkpoint /ckpt/verl-job/global_step_200 --resume
+      trainer import --keys verl
+      trainer import --watch /ckpt/verl-job --to /ckpt/verl-job-syncd
+    """  # noqa: D301 - click's mark is one backspace
+    from trainer.parts.importing.report import markdown, report  # noqa: PLC0415
+    from trainer.parts.importing.run import import_config  # noqa: PLC0415
+    from trainer.parts.importing.table import read_table  # noqa: PLC0415
+
+    if keys_of is not None:
+        click.echo(markdown(read_table(keys_of)), nl=False)
+        return
+    if watch is not None:
+        if file or overrides or to is None:
+            raise click.UsageError("--watch JOB goes with --to DIR and with no FILE")
+        from trainer.parts.importing.republish import republish  # noqa: PLC0415
+
+        republish(
+            watch, to, click.echo, state_dir=state_dir, dtype=None if dtype == "keep" else dtype, once=once
+        )
+        return
+    path = check_file("FILE", file or "")
+    found = import_config(
+        path,
+        to,
+        source=source,
+        overrides=overrides,
+        settings=settings,
+        without=without,
+        checkpoint=checkpoint,
+        resume=resume,
+    )
+    if to is None:
+        click.echo(found.text, nl=False)
+    for line in report(found, to):
+        click.echo(line, err=True)
+    ctx.exit(78 if found.outcome.refusals else 0)
