@@ -14,12 +14,8 @@ from syncd.client.client import Client
 from syncd.client.sync_policy import SyncMethod
 from syncd.errors import SyncdError
 from syncd.protocol.presence import Presence
-<<<<<<< HEAD
-from syncd.transports.base import FILES, Sent, WeightSender
-from syncd.transports.measured import ExplorerLoad, due_after, fastest, load_of
-=======
 from syncd.transports.base import FILES, Sent, WeightSender, transport_names
->>>>>>> main
+from syncd.transports.measured import ExplorerLoad, due_after, fastest, load_of
 
 AUTO = SyncMethod.AUTO.value
 

@@ -74,19 +74,11 @@ class Rank0:
     ) -> None:
         self.config, self.client, self.strategy, self.sink = config, client, strategy, sink
         self._clock, self._checks = clock or SystemClock(), checks
-<<<<<<< HEAD
         self.chooser = MethodChooser(client)
-        self.evaluations = EvaluationWatch(client.job.root)
+        self.evaluations = late_figures(config, client)
         self.selection = Selection(config.selection, client.job)
         self._explorers = ExplorerLiveness(client, self._clock, config.data.left_grace)
         self._idle = _IDLE[mount_of(client.job.root).is_network]
-=======
-        self.chooser = MethodChooser(sync)
-        self.evaluations = late_figures(config, sync)
-        self.selection = Selection(config.selection, sync.job)
-        self._explorers = ExplorerLiveness(sync, self._clock, config.data.left_grace)
-        self._idle = _IDLE[mount_of(sync.job.root).is_network]
->>>>>>> main
         self._waiting = Waiting(self._clock)
         self._path = batch_paths.root(client.job)
         self.failure: SyncdError | None = None
@@ -157,12 +149,7 @@ class Rank0:
         """
         log = structlog.get_logger()
         try:
-<<<<<<< HEAD
-            last = LastEvaluation(self.config, self.client, self.evaluations)
-            if not last.wait(step, is_stopped, self.sink.note):
-=======
             if not self.evaluations.wait_for_last(step, is_stopped, self.sink.note):
->>>>>>> main
                 log.warning("last_evaluation_missing", step=step)
             for figures in self.evaluations.remaining():
                 self.selection.observe(figures, step)

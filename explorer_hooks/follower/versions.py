@@ -217,13 +217,8 @@ class Fetcher:
             verify = Verification.HEADER  # the hook itself compares the content while it loads
         self._hook = hook if isinstance(hook, ChangesHook) and hook.reads_changes else None
         wanted = DirectoryOptions(hook.kinds, verify, stop, report, changes=self._hook is not None)
-<<<<<<< HEAD
-        self._memory = MemoryReceiver(client, wanted)
+        self._nearer = open_nearer_receivers(client, wanted)
         self._files = FilesReceiver(client, wanted, self._stage)
-=======
-        self._nearer = open_nearer_receivers(sync, wanted)
-        self._files = FilesReceiver(sync, wanted, self._stage)
->>>>>>> main
         self._publish_reads()
 
     def fetch(self, wanted: Version | int, timings: LoadTimings) -> HeldDirectory:

@@ -17,13 +17,9 @@ from explorer_hooks.hooks.http_settings import LOOPBACK, is_at_least, meeting_ad
 from explorer_hooks.hooks.phases import require_loadable
 from explorer_hooks.hooks.restarting import RestartableHook
 from explorer_hooks.hooks.settings import HookSettings
-<<<<<<< HEAD
+from explorer_hooks.http_client import HttpClient
 from explorer_hooks.proof.server_probes import ServerProbe, require_known_tokens
 from explorer_hooks.proof.start_check import CHECKS, StartModel, require_same_model, start_model_of
-=======
-from explorer_hooks.hooks.start_check import CHECKS, StartModel, require_same_model, start_model_of
-from explorer_hooks.http_client import HttpClient
->>>>>>> main
 from syncd.client.client import Client
 from syncd.errors import (
     DOCS,
@@ -35,23 +31,16 @@ from syncd.errors import (
     SyncdError,
 )
 from syncd.protocol.version import is_unpublished
-<<<<<<< HEAD
-from syncd.transports.base import ReceiveContext, WeightDirectory, WeightTensors
-=======
 from syncd.registered import registered
-from syncd.transports.base import EarlyReceiver, ReceiveContext, WeightDirectory, WeightTensors
->>>>>>> main
+from syncd.transports.base import ReceiveContext, WeightDirectory, WeightTensors
 from syncd.transports.tensors import Tensors
 
 if TYPE_CHECKING:
     import torch
 
-<<<<<<< HEAD
-=======
 PUSHES = "explorer.pushes"
 """The group of entry points of `EnginePush` classes, by the name of the hook; they need torch."""
 
->>>>>>> main
 UNTOLD = "default"
 """The label of an engine that was never given one."""
 
@@ -217,14 +206,8 @@ class HttpEngineHook(RestartableHook, TensorHook):
 
     def receive_context(self, client: Client, stop: Callable[[], bool]) -> ReceiveContext:
         """Return a context without parameters: the receiver keeps the weights in memory that it may share."""
-<<<<<<< HEAD
-        resolve_name("explorer_hooks.parts.broadcast.segments:remove_leftovers")()
-        allocate = (
-            resolve_name("explorer_hooks.parts.broadcast.received:allocate") if "ipc" in self._ways else None
-=======
         return ReceiveContext(
             client, stop, None, self.check_offered, self._push_class().allocator(self._ways)
->>>>>>> main
         )
 
     def check_offered(self, tensors: Tensors) -> None:
@@ -232,24 +215,15 @@ class HttpEngineHook(RestartableHook, TensorHook):
         if self._start_check != "off":
             self._require_same_model(tensors, "the broadcast")
 
-<<<<<<< HEAD
     def load_received(self, weights: WeightTensors, fill: Callable[[], None]) -> None:
         """Push what was received to the engine; after a failure it may be paused with unknown weights."""
         del fill  # the parameters are the engine's
-=======
-    def load_received(self, weights: WeightTensors, receiver: EarlyReceiver) -> None:
-        """EnginePush what was received to the engine; after a failure it may be paused with unknown weights."""
->>>>>>> main
         self.load_tensors(weights.label, weights.tensors)
 
     def load_tensors(self, label: str, tensors: "Mapping[str, torch.Tensor]") -> None:
         """Have the engine run weights that are in this process's memory, as `load_received` does."""
         self._hold()
-<<<<<<< HEAD
-        push = resolve_name(self.push)(
-=======
         push = self._push_class()(
->>>>>>> main
             self._server, self._address or LOOPBACK, self._ways, flush_cache=self._flush_cache
         )
         try:

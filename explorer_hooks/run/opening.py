@@ -25,12 +25,8 @@ from explorer_hooks.run.weight_sources import WeightSource
 from explorer_hooks.stopping import Stop
 from syncd.errors import ConfigError
 from syncd.extras import install_command
-<<<<<<< HEAD
-from syncd.transports.base import Transport, find_transport, transport_names
-=======
 from syncd.registered import registered
-from syncd.transports.base import EarlyReceiver, Transport, find_transport, transport_names
->>>>>>> main
+from syncd.transports.base import Transport, find_transport, transport_names
 
 _LOCAL = "explorer_hooks.run.local:LocalEngine"
 """What generates in this process; it is loaded only then, because it needs torch."""

@@ -81,13 +81,8 @@ def opened_gateway(
         http = opened.enter_context(HttpThread.serving(app.application(), listener))
         token_file = os.path.join(directory, TOKEN)
         _LOG.info("gateway_serving", url=http.url, token_file=token_file, **run.told(sessions))
-<<<<<<< HEAD
         followed.follower.client.describe({"gateway": {"url": http.url}})
-        yield GatewayParts(followed, tokens, versions, room, writer, run, gateway, http, stop)
-=======
-        followed.follower.sync.describe({"gateway": {"url": http.url}})
         yield GatewayParts(followed, tokens, versions, demand, writer, run, gateway, http, stop)
->>>>>>> main
 
 
 def _versions(followed: FollowedEngine, writer: ExperienceWriter) -> EngineVersions:

@@ -14,14 +14,9 @@ from typing import TypeVar
 import structlog
 
 from explorer_hooks.http_client import HttpClient
-<<<<<<< HEAD:explorer_hooks/run/teacher.py
 from explorer_hooks.proof.server_probes import CompletionsProbe, GenerateProbe, ServerProbe
-from explorer_hooks.run.config import TeacherSection
-from explorer_hooks.run.generation import Generator, GroupRequest, GroupResult
-=======
 from explorer_hooks.run.config import ExplorerFile, TeacherSection
 from explorer_hooks.run.generation import Generator, GroupRequest, GroupResult, Sampling
->>>>>>> main:explorer_hooks/parts/evaluation/teacher.py
 from explorer_hooks.run.served import ASK, MAX_ANSWER, api_key, backoff, served_model
 from explorer_hooks.run.tokens import Tokens
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError

@@ -19,7 +19,15 @@ from syncd.protocol.manifest import Manifest, missing_files, read_manifest
 from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Pair, Version
-from syncd.transports.base import Announcement, ReceiveContext, WeightDirectory, WeightReceiver
+from syncd.transports.base import (
+    FILES,
+    Announcement,
+    ReceiveContext,
+    WeightDirectory,
+    WeightReceiver,
+    find_transport,
+    transport_names,
+)
 from syncd.transports.files.copy_files import check_files
 from syncd.transports.tensors import first_of, read_tensors, require_tensors
 
@@ -219,6 +227,10 @@ class DirectoryReceiver(WeightReceiver):
         if received is not None:
             received.close()
 
+    def reject(self) -> bool:
+        """Never use again what was found last; return whether another receiver can be asked instead."""
+        return False
+
     def find(self, leased: "Leased", timings: LoadTimings) -> HeldDirectory | None:
         """Return the directory of a leased version, checked; None if this transport does not have it here."""
         try:
@@ -265,3 +277,10 @@ class DirectoryReceiver(WeightReceiver):
         except MISSING:
             return TryAgainError(f"step {step} was removed", hint="load the newest version")
         return RefusedError(f"a file of step {step} is missing", path=error.filename)
+
+
+def open_nearer_receivers(client: "Client", options: DirectoryOptions) -> list[DirectoryReceiver]:
+    """Return the receivers of transports that may have a version nearer than the job directory, as in memory."""
+    transports = (find_transport(name) for name in transport_names() if name != FILES)
+    classes = [transport.receiver_class() for transport in transports if not transport.source]
+    return [receiver(client, options) for receiver in classes if issubclass(receiver, DirectoryReceiver)]

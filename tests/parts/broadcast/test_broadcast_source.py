@@ -11,15 +11,10 @@ from support.tied_qwen import log_probs, tiny  # noqa: E402
 
 from explorer_hooks.hook import Unproven, UntouchedError  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
-<<<<<<< HEAD:tests/parts/broadcast/test_broadcast_source.py
 from explorer_hooks.parts.broadcast import source  # noqa: E402
 from explorer_hooks.parts.broadcast.source import BroadcastSource  # noqa: E402
 from explorer_hooks.run.weight_sources import WeightSource  # noqa: E402
-=======
-from explorer_hooks.run import weight_sources  # noqa: E402
-from explorer_hooks.run.weight_sources import EarlySource, WeightSource  # noqa: E402
 from syncd.client.broadcast_control import BroadcastControl  # noqa: E402
->>>>>>> main:tests/explorer/test_explorer_weight_sources.py
 from syncd.errors import LoadFailedError  # noqa: E402
 from syncd.parts.broadcast.receive import BroadcastReceiver  # noqa: E402
 from syncd.protocol.engine_state import EngineState  # noqa: E402

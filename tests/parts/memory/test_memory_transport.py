@@ -13,11 +13,7 @@ from syncd.parts.memory.send import SLACK, MemoryCopies
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, read_manifest
 from syncd.protocol.memory import OWNER, copies_in, hold_copy, is_copy_of, lock_directory
-<<<<<<< HEAD
-from syncd.transports import free_memory as room
-=======
 from syncd.transports import free_memory
->>>>>>> main
 from syncd.transports.files.step_saver import StepSaver
 from syncd.transports.free_memory import FreeMemory, MemoryLeft, is_memory, read_free_memory, refusal
 
