@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from syncd.client.client import Client
+from syncd.jobfile.model import JobFile
 from syncd.registered import registered
-from trainer.config.model import JobConfig
 from trainer.monitors.jsonl import History
 
 FIGURES = "trainer.late_figures"
@@ -72,9 +72,9 @@ class _NoFigures:
         return True
 
 
-def late_figures(config: JobConfig, sync: Client) -> LateFigures:
+def late_figures(config: JobFile, sync: Client) -> LateFigures:
     """Return what gives late figures in this run."""
-    openers: list[Callable[[JobConfig, Client], LateFigures]]
+    openers: list[Callable[[JobFile, Client], LateFigures]]
     openers = [point.load() for point in registered(FIGURES).values()]
     return openers[0](config, sync) if openers else _NoFigures()
 

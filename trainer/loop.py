@@ -12,11 +12,11 @@ import structlog
 
 from syncd.client.broadcast_control import WEIGHTS, BroadcastControl
 from syncd.errors import FencedError, NonFiniteError, SyncdError, UsageError
+from syncd.jobfile.model import JobFile
 from syncd.protocol.rendezvous import TensorInfo
 from syncd.transports.ranks import PASSING, all_or_error, is_agreed, raise_agreed, raise_gravest
 from trainer.auto_method import AUTO
 from trainer.checkpoints import TrainerState, has_huggingface
-from trainer.config.model import JobConfig
 from trainer.engines.base import EngineContext, Metrics, TrainEngineWrapper
 from trainer.experience.batch import Batch
 from trainer.next_action import (
@@ -79,7 +79,7 @@ class Trainer:
         """What `shutdown` closes after the engine."""
 
     @classmethod
-    def get_actor(cls, config: JobConfig) -> "Trainer":
+    def get_actor(cls, config: JobFile) -> "Trainer":
         """Return the trainer of this rank, joined to its job, by the name that users of Trinity-RFT know.
 
         No actor and no process is started: the trainer is an object of this process, and `shutdown` leaves the job.

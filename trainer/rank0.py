@@ -12,6 +12,7 @@ from syncd.client.client import Client
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError, TimedOutError, storage_error
 from syncd.experience import batch_paths
+from syncd.jobfile.model import JobFile
 from syncd.protocol.disk import Clock
 from syncd.protocol.job_end import JobEnd, clear_finished, mark_finished
 from syncd.protocol.local_disk import SystemClock
@@ -20,7 +21,6 @@ from syncd.protocol.presence import RunningStatus
 from syncd.protocol.version import read_marker
 from trainer.auto_method import MethodChooser
 from trainer.checkpoints import TrainerState
-from trainer.config.model import JobConfig
 from trainer.engines.base import Metrics
 from trainer.experience.batch import SampleStrategy
 from trainer.experience.limits import UNLIMITED, Limits
@@ -65,7 +65,7 @@ class Rank0:
 
     def __init__(
         self,
-        config: JobConfig,
+        config: JobFile,
         client: Client,
         strategy: SampleStrategy,
         sink: Screen,

@@ -10,12 +10,12 @@ from typing import Protocol
 
 import structlog
 
-from explorer_hooks.run.config import ExplorerFile
 from explorer_hooks.run.generation import Sampling
 from explorer_hooks.run.own_files import Records
 from explorer_hooks.run.scoring import Scorer
 from explorer_hooks.tasks.order import Tasks
 from syncd.jobfile.evaluation import EvaluationSet
+from syncd.jobfile.model import JobFile
 from syncd.protocol.version import Pair
 from syncd.registered import registered
 
@@ -129,7 +129,7 @@ class _NoSets:
 
 
 @contextmanager
-def open_evaluation(file: ExplorerFile, scorer: Scorer) -> Iterator[EvaluationSets]:
+def open_evaluation(file: JobFile, scorer: Scorer) -> Iterator[EvaluationSets]:
     """Yield the evaluation sets that the run of an explorer measures.
 
     Args:

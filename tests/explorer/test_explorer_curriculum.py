@@ -11,14 +11,14 @@ pytest.importorskip("pydantic", reason="explorers need pydantic")
 from support.gateway_bed import ScriptedEngine
 
 from explorer_hooks.run.batches import BatchMaker
-from explorer_hooks.run.config import CurriculumSection
 from explorer_hooks.run.curriculum import Curriculum, are_equal
 from explorer_hooks.run.generation import Sampling
 from explorer_hooks.run.load import load_file
 from explorer_hooks.run.own_files import Records, TaskCursor
 from explorer_hooks.run.scoring import BuiltInScorer
-from explorer_hooks.tasks.section import TaskSetSection
 from explorer_hooks.tasks.sources import open_tasks
+from syncd.jobfile.explorer_sections import CurriculumSection
+from syncd.jobfile.task_sets import TaskSetSection
 
 
 @pytest.fixture

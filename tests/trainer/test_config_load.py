@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from syncd.client.sync_policy import SyncMethod, SyncStyle
 from syncd.errors import ConfigError, UsageError
+from syncd.jobfile.model import KEYS
 from trainer.config.algorithms import clip_bounds
 from trainer.config.load import load_config
-from trainer.config.model import KEYS
 
 LEAST = """
 [job]

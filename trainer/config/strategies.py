@@ -6,9 +6,9 @@ A part registers a `Strategy` under `trainer.strategies`. Imports no torch.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem
 from syncd.registered import registered
-from trainer.config.model import JobConfig
 
 STRATEGIES = "trainer.strategies"
 """The group of entry points, by the value of `engine.strategy`."""
@@ -30,7 +30,7 @@ class Strategy:
     """
 
     noun: str
-    problems: Callable[[JobConfig], Iterator[Problem]]
+    problems: Callable[[JobFile], Iterator[Problem]]
     packages: Mapping[str, str]
     releases: frozenset[str]
     engine: str
@@ -42,7 +42,7 @@ def strategy_names() -> frozenset[str]:
     return frozenset({*FSDP, *registered(STRATEGIES)})
 
 
-def strategy_of(config: JobConfig) -> Strategy | None:
+def strategy_of(config: JobFile) -> Strategy | None:
     """Return the strategy of a job's file, None for FSDP."""
     name = config.engine.strategy
     if name in FSDP:

@@ -12,7 +12,6 @@ import structlog
 from explorer_hooks.follower.policy import TurnOutcome
 from explorer_hooks.parts.evaluation.evaluation import PromptEvaluator, measure
 from explorer_hooks.parts.evaluation.sets import open_sets
-from explorer_hooks.run.config import ExplorerFile
 from explorer_hooks.run.generation import BEFORE_THE_FIRST, Sampling
 from explorer_hooks.run.held_out import Evaluator, HeldOut
 from explorer_hooks.run.opening import FollowedEngine, followed_engine, open_reward
@@ -20,6 +19,7 @@ from explorer_hooks.run.own_files import EVALUATIONS, Records, own_path
 from explorer_hooks.run.tokens import hide_progress_bars, open_tokens
 from explorer_hooks.stopping import Stop
 from syncd.errors import CorruptDataError, SyncdError, TryAgainError
+from syncd.jobfile.model import JobFile
 from syncd.jsonl import read
 from syncd.observe import log
 from syncd.protocol.disk import MISSING
@@ -73,7 +73,7 @@ class BenchStep:
     known: set[str] = field(default_factory=set)
 
 
-def bench(file: ExplorerFile, request: BenchRequest) -> list[BenchStep]:
+def bench(file: JobFile, request: BenchRequest) -> list[BenchStep]:
     """Measure steps as a file says, and return what was found, in the order of steps."""
     log.configure(file.explorer.log, sys.stderr)
     hide_progress_bars()
@@ -96,7 +96,7 @@ def bench(file: ExplorerFile, request: BenchRequest) -> list[BenchStep]:
 
 @contextmanager
 def _opened(
-    file: ExplorerFile, request: BenchRequest, stop: Stop
+    file: JobFile, request: BenchRequest, stop: Stop
 ) -> Iterator[tuple[FollowedEngine, Sequence[HeldOut], Evaluator]]:
     """Yield the engine, the sets, and what has the engine work on them."""
     tokens = open_tokens(file.model.path, trust_remote_code=file.model.trust_remote_code)

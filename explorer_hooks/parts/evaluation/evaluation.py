@@ -6,11 +6,11 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from explorer_hooks.parts.evaluation.sets import figures_of, open_sets
-from explorer_hooks.run.config import ExplorerFile
 from explorer_hooks.run.generation import GroupRequest, GroupResult, Response, Sampling, scored_group
 from explorer_hooks.run.held_out import Evaluator, HeldOut, Outcomes, TaskOutcome, warn_skipped
 from explorer_hooks.run.own_files import Records
 from explorer_hooks.run.scoring import Scorer
+from syncd.jobfile.model import JobFile
 from syncd.protocol.version import Pair
 
 _ATTEMPTS = 3
@@ -108,7 +108,7 @@ class RunSets:
 
 
 @contextmanager
-def open_run_sets(file: ExplorerFile, scorer: Scorer) -> Iterator[RunSets]:
+def open_run_sets(file: JobFile, scorer: Scorer) -> Iterator[RunSets]:
     """Yield the sets of a file that are measured in a run: those with `every` above 0.
 
     Raises:

@@ -16,10 +16,10 @@ from support import samples  # noqa: E402
 from support.paths import PYTHONPATH, TESTS  # noqa: E402
 
 from syncd.errors import ConfigError, CorruptDataError  # noqa: E402
+from syncd.jobfile.trainer_sections import OptimizerSection  # noqa: E402
 from syncd.parts.tinker.session import api_key, import_sdk  # noqa: E402
 from syncd.transports.ranks import Ranks  # noqa: E402
 from trainer.config.load import load_config  # noqa: E402
-from trainer.config.model import OptimizerSection  # noqa: E402
 from trainer.engines.base import make_engine  # noqa: E402
 from trainer.engines.verl.rows import TokenRow  # noqa: E402
 from trainer.parts.tinker import adapter, rows  # noqa: E402

@@ -9,9 +9,10 @@ import random
 from types import SimpleNamespace
 
 import pytest
+from support.needed import need
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
-pytest.importorskip("verl", reason="losses are verl's")
+need("verl", "losses are verl's")
 
 from support import samples  # noqa: E402
 from support.experiences import fifo, write  # noqa: E402
@@ -21,10 +22,10 @@ from support.jobs import ManualClock  # noqa: E402
 from explorer_hooks.parts.agents.rows import experiences_of  # noqa: E402
 from syncd.errors import ConfigError  # noqa: E402
 from syncd.experience.model import TurnReward  # noqa: E402
+from syncd.jobfile.trainer_sections import AlgorithmSection  # noqa: E402
 from syncd.protocol.layout import Job  # noqa: E402
 from syncd.transports.ranks import Ranks  # noqa: E402
 from trainer.config.algorithms import ALGORITHMS, SFT  # noqa: E402
-from trainer.config.model import AlgorithmSection  # noqa: E402
 from trainer.engines.verl import segments  # noqa: E402
 from trainer.engines.verl.checks import resolve  # noqa: E402
 from trainer.engines.verl.figures import StepMetrics, measure_rollouts  # noqa: E402

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from syncd.client.client import Client
 from syncd.jobfile.evaluation import produced_by
-from trainer.config.model import JobConfig
+from syncd.jobfile.model import JobFile
 from trainer.parts.evaluation.watch import EvaluationWatch
 from trainer.reporting.figures import span
 
@@ -24,7 +24,7 @@ class LastEvaluation:
         watch: Knows the evaluations of the job.
     """
 
-    def __init__(self, config: JobConfig, client: Client, watch: EvaluationWatch) -> None:
+    def __init__(self, config: JobFile, client: Client, watch: EvaluationWatch) -> None:
         self._configured = set(produced_by(config.explorer) or ())
         self._client, self._watch, self._limit = client, watch, config.trainer.evaluation_wait
 
@@ -66,7 +66,7 @@ class JobEvaluations(EvaluationWatch):
         sync: The trainer's connection to the job.
     """
 
-    def __init__(self, config: JobConfig, sync: Client) -> None:
+    def __init__(self, config: JobFile, sync: Client) -> None:
         super().__init__(sync.job.root)
         self._config, self._sync = config, sync
 

@@ -4,7 +4,7 @@ import click
 
 from syncd.console import UncheckedPath
 from syncd.jobfile.overrides import JobFileCommand, overrides_argument
-from trainer.cli.train import check_file, job_keys, plugin_names
+from trainer.cli.train import check_file, plugin_names
 
 AFTER = "stages"
 """The verb behind which `--help` lists this one."""
@@ -12,7 +12,7 @@ AFTER = "stages"
 SOURCES = ("trinity", "verl", "prime-rl", "trl")
 
 
-@click.command("import", cls=JobFileCommand, keys=job_keys, names=plugin_names)
+@click.command("import", cls=JobFileCommand, names=plugin_names)
 @click.argument("file", metavar="[FILE]", required=False, default=None, type=UncheckedPath())
 @overrides_argument
 @click.option(
