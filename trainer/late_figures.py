@@ -26,11 +26,7 @@ class LateFigures(Protocol):
         """Return what was given and what was abandoned, as plain JSON."""
 
     def resume(self, state: Mapping[str, Any], step: int, generation: int) -> None:
-        """Go on from a state; versions beyond the step, up to a generation, are abandoned.
-
-        Raises:
-            CorruptDataError: It is not such a state.
-        """
+        """Go on from a state; versions beyond the step, up to a generation, are abandoned."""
 
     def known(self) -> list[dict[str, float]]:
         """Return the figures of all versions that the run has not abandoned, in order, given or not."""

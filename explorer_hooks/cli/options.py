@@ -4,11 +4,7 @@ import click
 
 
 def checked_config(name: str, value: str) -> str:
-    """Return the path of a job's file.
-
-    Raises:
-        click.BadParameter: It looks like an option.
-    """
+    """Return the path of a job's file."""
     if not value or value.startswith("--"):
         raise click.BadParameter(f"{value!r} is not a file; {name} comes before --section.key value")
     return value

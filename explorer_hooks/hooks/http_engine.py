@@ -56,11 +56,7 @@ class EnginePush(Protocol):
     ) -> None: ...
 
     def run(self, label: str, tensors: "Mapping[str, torch.Tensor]") -> None:
-        """Load weights into the engine.
-
-        Raises:
-            SyncdError: The engine did not load them.
-        """
+        """Load weights into the engine."""
 
     @classmethod
     def allocator(cls, ways: Sequence[str]) -> "Callable[[int], torch.Tensor] | None":

@@ -113,11 +113,7 @@ def _open_engine(file: JobFile) -> InferenceEngine:
 
 
 def _registered_engine(file: JobFile, kind: str) -> InferenceEngine:
-    """Return an engine that a part brings.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
+    """Return an engine that a part brings."""
     engines = registered(ENGINES)
     if kind not in engines:
         raise ConfigError(f'explorer.engine.kind = "{kind}" is not installed', hint='kind = "vllm"')

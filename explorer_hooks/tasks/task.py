@@ -76,7 +76,6 @@ class Columns:
 
     @classmethod
     def of(cls, section: "TaskSetSection") -> Self:
-        """Return what a set of tasks says of them."""
         return cls(section.prompt_key, section.answer_key, section.id_key)
 
     def check(self, names: Sequence[str], where: str) -> None:

@@ -78,7 +78,6 @@ class JobFile(Section):
         return self.explorer.groups or self.data.groups
 
     def with_source(self, path: str) -> Self:
-        """Return the file with the path that it was read from."""
         return self.with_values(job={"source": os.path.abspath(path)})
 
     def in_stage(self, name: str) -> Self:

@@ -84,11 +84,7 @@ class Evaluation:
 
 
 class RunSets:
-    """The evaluation sets that a run measures.
-
-    Args:
-        sets: The sets, opened.
-    """
+    """The evaluation sets that a run measures."""
 
     def __init__(self, sets: Sequence[HeldOut]) -> None:
         self._sets = sets
@@ -109,11 +105,7 @@ class RunSets:
 
 @contextmanager
 def open_run_sets(file: JobFile, scorer: Scorer) -> Iterator[RunSets]:
-    """Yield the sets of a file that are measured in a run: those with `every` above 0.
-
-    Raises:
-        ConfigError: A file of tasks cannot be used, or a reward function not be imported.
-    """
+    """Yield the sets of a file that are measured in a run: those with `every` above 0."""
     with open_sets(file, scorer, lambda _, section: bool(section.every)) as sets:
         yield RunSets(sets)
 

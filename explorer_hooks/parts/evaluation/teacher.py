@@ -97,12 +97,7 @@ class Teacher:
 
 
 def open_teacher(file: JobFile, tokens: Tokens) -> Callable[[Sampling], Sampling] | None:
-    """Return what has the teacher of a file read all that is sampled; None if the file has none.
-
-    Raises:
-        ConfigError: The teacher cannot be used.
-        EngineUnreachableError: It does not answer.
-    """
+    """Return what has the teacher of a file read all that is sampled; None if the file has none."""
     section = file.explorer.teacher
     if not section.address:
         return None

@@ -200,7 +200,7 @@ class SaveFiles:
         if not (name := self._shard_path()):
             return []
         fill = partial(self._fill, layout, put, digest, save.copy, name.removeprefix(f"{ACTOR}/"))
-        return [save.writer.place(name, fill, tensors=len(layout.specs))]
+        return [save.writer.add_file(name, fill, tensors=len(layout.specs))]
 
     def _fill(
         self,

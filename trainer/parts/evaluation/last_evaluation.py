@@ -62,7 +62,6 @@ class JobEvaluations(EvaluationWatch):
     """The evaluations of a trainer's own job: the figures that come later than their steps.
 
     Args:
-        config: The job's file.
         sync: The trainer's connection to the job.
     """
 
