@@ -1,7 +1,7 @@
 """The table [engine.options]: the engine that the file names registers what it takes, and every reader checks it.
 
 An engine registers a `Section` under `syncd.engine_options`, by its name, in a module that needs pydantic alone.
-Options of an engine that registers none are free here: verl's are compared with verl's own by `trainer.config.options`.
+Those of an engine that registers none are free here: `trainer.config.options` compares verl's with verl itself.
 """
 
 from functools import cache
