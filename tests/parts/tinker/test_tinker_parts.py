@@ -119,6 +119,18 @@ class TwoRanks(Ranks):
     world_size = 2
 
 
+def test_deltas_are_refused_for_addresses_and_adapters(tmp_path):
+    (tmp_path / "job.toml").write_text(
+        '[job]\ndir = "job"\n[model]\npath = "model"\n[engine]\nname = "tinker"\noptions = {url = "http://127.0.0.1:1"}\n'
+    )
+    path = str(tmp_path / "job.toml")
+    with pytest.raises(ConfigError, match="means nothing to engine") as refused:
+        load_config(path, ["--sync.delta", "on"])
+    assert refused.value.hint == 'sync.delta = "auto"'
+    for delta in ("auto", "off"):
+        assert load_config(path, ["--sync.delta", delta]).sync.delta == delta
+
+
 def test_more_than_one_rank_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("TINKER_API_KEY", "tml-test")
     config = samples.configured(tmp_path, tmp_path, engine=NOWHERE)

@@ -42,7 +42,7 @@ _FIRST = 120.0
 Say = Callable[[str], None]
 
 
-def republish(
+def republish_steps(
     job_dir: str,
     out: str,
     say: Say,
