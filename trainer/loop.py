@@ -64,7 +64,7 @@ class Trainer:
         self.engine, self.rank0, self._state = engine, rank0, state
         self._context, self._ranks, self._stop = context, context.ranks, stop
         self._config = context.config
-        self._broadcasts = BroadcastControl(context.sync) if context.sync is not None else None
+        self._broadcasts = BroadcastControl(context.client) if context.client is not None else None
         self._facts, self._vacated = LoopFacts(0), 0
         self._in_flight = False
         self._intact = True  # no training step is half done, and the samples' state is whole

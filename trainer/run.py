@@ -102,9 +102,9 @@ def _trainer_of(joined: Joined, stop: StopSignals) -> Iterator[Trainer]:
             with ExitStack() as opened:
                 state = ranks.broadcast(rank0_or_error(ranks, find_state, job)) or FRESH
                 rank0 = rank0_or_error(ranks, _open_rank0, config, lock, daemon, state.step, opened)
-                sync = rank0.sync if rank0 else None
-                fence = ranks.broadcast(sync.fence if sync else "")
-                context = EngineContext(config, job, ranks, joined.device, sync, fence)
+                client = rank0.client if rank0 else None
+                fence = ranks.broadcast(client.fence if client else "")
+                context = EngineContext(config, job, ranks, joined.device, client, fence)
                 trainer = Trainer(make_engine(context), context, stop, state, rank0)
                 yield trainer
                 is_finished = trainer.exit_code == 0
@@ -120,7 +120,7 @@ def _open_rank0(
     assert lock is not None
     checks = [lock.check] if daemon is None else [lock.check, daemon.check]
     job = Job.at(config.job.dir, config.job.state_dir or None)
-    sync = Client.open(
+    client = Client.open(
         config.job.dir,
         "trainer",
         config.trainer.name,
@@ -129,7 +129,7 @@ def _open_rank0(
         fence=lock.fence,
         on_wait=DaemonWait(job, SystemClock(), checks),
     )
-    opened.enter_context(sync)
+    opened.enter_context(client)
     screen = Screen(config, step, lock.check)
     opened.callback(screen.close)
-    return Rank0(config, sync, make_strategy(config, sync.job), screen, checks=checks)
+    return Rank0(config, client, make_strategy(config, client.job), screen, checks=checks)

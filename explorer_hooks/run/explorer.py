@@ -190,5 +190,5 @@ class Explorer:
         self._waited = 0.0
         self._metrics.add(line)
         shown = {key: value for key, value in line.items() if key != "at"}
-        self._source.sync.describe({"explorer": shown}, now=False)
+        self._source.client.describe({"explorer": shown}, now=False)
         _LOG.info("batch_written", path=path, **shown)

@@ -20,13 +20,13 @@ from explorer_hooks.run.own_server import serving
 from explorer_hooks.run.scoring import Scorer, open_scorer
 from explorer_hooks.run.served import ServerEngine
 from explorer_hooks.run.tokens import Tokens
-from explorer_hooks.run.weight_sources import EarlySource, WeightSource
+from explorer_hooks.run.weight_sources import WeightSource
 from explorer_hooks.stopping import Stop
 from syncd.errors import ConfigError
 from syncd.extras import install_command
 from syncd.jobfile.model import JobFile
 from syncd.registered import registered
-from syncd.transports.base import EarlyReceiver, Transport, find_transport, transport_names
+from syncd.transports.base import Transport, find_transport, transport_names
 
 _LOCAL = "explorer_hooks.run.local:LocalEngine"
 """What generates in this process; it is loaded only then, because it needs torch."""
@@ -80,7 +80,7 @@ def followed_engine(
         if server is not None:
             server.health = partial(follower.health, watched=False)  # while it generates, nobody takes turns
             listener("info", "health_served", {"url": server.url})
-        name = follower.sync.identity or ""
+        name = follower.client.identity or ""
         opened.enter_context(structlog.contextvars.bound_contextvars(explorer=name))
         source = opened.enter_context(_open_source(file, engine, follower, stop))
         yield FollowedEngine(file, engine, follower, source)
@@ -130,17 +130,17 @@ def _open_source(
     if transport is None or not isinstance(hook, TensorHook) or not _takes_tensors(hook):
         yield WeightSource(follower)
         return
-    with closing(transport.open_receiver(hook.receive_context(follower.sync, stop))) as receiver:
-        assert isinstance(receiver, EarlyReceiver)
+    with closing(transport.open_receiver(hook.receive_context(follower.client, stop))) as receiver:
+        open_source: Callable[..., WeightSource] = resolve_name(transport.source)
         patience, ready = file.sync.save_timeout, file.sync.ready_timeout
-        yield EarlySource(follower, receiver, hook, patience=patience, ready=ready, stop=stop)
+        yield open_source(follower, receiver, hook, patience=patience, ready=ready, stop=stop)
 
 
 def _tensor_transport(method: str) -> Transport | None:
     """Return the transport by which the trainer may deliver tensors, None if it uses files alone."""
     names = transport_names() if method == "auto" else (method,)
     found = (find_transport(str(name)) for name in names)
-    return next((transport for transport in found if transport.yields == "tensors"), None)
+    return next((transport for transport in found if transport.source), None)
 
 
 def _takes_tensors(hook: TensorHook) -> bool:

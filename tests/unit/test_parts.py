@@ -42,7 +42,7 @@ def test_other_tests_ask_whether_a_part_is_there():
     tests = [path for path in TESTS.rglob("*.py") if path.relative_to(TESTS).parts[0] not in helpers]
     naming = {str(path.relative_to(TESTS)) for path in tests if named_in(path, but="importorskip(")}
     assert naming == {
-        "explorer/test_explorer_weight_sources.py", "trainer/test_plot.py", "trainer/test_selection.py"
+        "trainer/test_plot.py", "trainer/test_selection.py"
     }  # fmt: skip
 
 

@@ -35,7 +35,7 @@ class EngineContext:
         job: The job.
         ranks: The ranks of this trainer; `torch.distributed` is initialised where there is more than one.
         device: The device of this rank, `cpu` or `cuda:<n>`.
-        sync: The trainer's connection to the job; None on all ranks but the first.
+        client: The trainer's connection to the job; None on all ranks but the first.
         fence: The directory through which this trainer seals and announces; it is removed when another takes over.
     """
 
@@ -43,7 +43,7 @@ class EngineContext:
     job: Job
     ranks: Ranks
     device: torch.device
-    sync: Client | None = None
+    client: Client | None = None
     fence: str = ""
 
 

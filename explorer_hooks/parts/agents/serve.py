@@ -65,7 +65,7 @@ def opened_gateway(
     with ExitStack() as opened:
         listener = opened.enter_context(closing(listening(file.explorer.gateway.listen or listen)))
         followed = opened.enter_context(followed_engine(_with_spans(file), stop, health))
-        job, name = followed.follower.sync.job, followed.follower.sync.identity or ""
+        job, name = followed.follower.client.job, followed.follower.client.identity or ""
         writer = opened.enter_context(ExperienceWriter(job, name))
         directory = file.explorer.gateway.directory or _default_directory(file, name)
         journal = opened.enter_context(TurnJournal(directory))
@@ -83,7 +83,7 @@ def opened_gateway(
         http = opened.enter_context(HttpThread.serving(app.application(), listener))
         token_file = os.path.join(directory, TOKEN)
         _LOG.info("gateway_serving", url=http.url, token_file=token_file, **run.told(sessions))
-        followed.follower.sync.describe({"gateway": {"url": http.url}})
+        followed.follower.client.describe({"gateway": {"url": http.url}})
         yield GatewayParts(followed, tokens, versions, demand, writer, run, gateway, http, stop)
 
 

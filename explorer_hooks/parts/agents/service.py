@@ -281,7 +281,7 @@ class GatewayService:
         self._progress.restart()
         self._run.note(len(self._gateway.sessions.groups), now=True)
         shown = {key: value for key, value in line.items() if key != "at"}
-        self._source.sync.describe({"explorer": shown}, now=False)
+        self._source.client.describe({"explorer": shown}, now=False)
         _LOG.info("batch_written", path=path, **shown)
 
 

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import structlog
 
-from explorer_hooks.hooks.probing import CompletionsProbe, GenerateProbe, ServerProbe
 from explorer_hooks.http_client import HttpClient
+from explorer_hooks.proof.server_probes import CompletionsProbe, GenerateProbe, ServerProbe
 from explorer_hooks.run.generation import Generator, GroupRequest, GroupResult, Sampling
 from explorer_hooks.run.served import ASK, MAX_ANSWER, api_key, backoff, served_model
 from explorer_hooks.run.tokens import Tokens

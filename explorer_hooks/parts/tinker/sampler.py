@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from explorer_hooks.hook import Running
 from explorer_hooks.hooks.callback import CallbackHook
-from explorer_hooks.hooks.probing import Rows
+from explorer_hooks.proof.server_probes import Rows
 from explorer_hooks.run.generation import (
     Generator,
     GeneratorContext,
