@@ -28,7 +28,7 @@ from trainer.parts.tinker.adapter import (
     adapter_tensors,
     download_adapter,
 )
-from trainer.parts.tinker.config import TinkerOptions, options_of
+from trainer.parts.tinker.config import options_of
 from trainer.parts.tinker.rows import TinkerRow, example_row
 from trainer.parts.tinker.server import TrainingServer
 from trainer.parts.tinker.updates import TinkerUpdates
@@ -41,7 +41,7 @@ class TinkerEngine(FileEngine):
 
     def __init__(self, context: EngineContext) -> None:
         super().__init__(context)
-        self._options: TinkerOptions = options_of(context.config)
+        self._options = options_of(context.config)
         self._key = api_key(self._options.key_env)  # now: a missing one is found before anything is built
         self._session: TinkerSession | None = None
 
