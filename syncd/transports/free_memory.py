@@ -32,7 +32,7 @@ class FreeMemory:
     free: int  # bytes that are free in the file system
 
 
-def refusal(room: FreeMemory, size: int, used: int, limit: int) -> str:
+def refusal(memory_left: FreeMemory, size: int, used: int, limit: int) -> str:
     """Return why so many bytes more do not fit, empty if they do.
 
     Args:
@@ -42,9 +42,9 @@ def refusal(room: FreeMemory, size: int, used: int, limit: int) -> str:
     """
     if used + size > limit:
         return f"copies may take {limit} bytes, {used} are taken, and this one is {size}"
-    if size > room.free:
-        return f"the file system has {room.free} bytes free, the copy is {size}"
-    for what, memory in (("the host", room.host), ("its control group", room.group)):
+    if size > memory_left.free:
+        return f"the file system has {memory_left.free} bytes free, the copy is {size}"
+    for what, memory in (("the host", memory_left.host), ("its control group", memory_left.group)):
         if memory is not None and memory.left - size < memory.total // RESERVE:
             least = memory.total // RESERVE
             return f"{what} has {memory.left} bytes of memory left; a copy of {size} must leave {least}"
@@ -52,8 +52,8 @@ def refusal(room: FreeMemory, size: int, used: int, limit: int) -> str:
 
 
 def read_free_memory(directory: str) -> FreeMemory:
-    found = os.statvfs(directory)
-    return FreeMemory(_host(), min(_groups(), default=None), found.f_bavail * found.f_frsize)
+    status = os.statvfs(directory)
+    return FreeMemory(_host(), min(_groups(), default=None), status.f_bavail * status.f_frsize)
 
 
 def free_memory() -> int:
@@ -63,8 +63,8 @@ def free_memory() -> int:
 
 def capacity(directory: str) -> int:
     """Return the size of a file system in bytes."""
-    found = os.statvfs(directory)
-    return found.f_blocks * found.f_frsize
+    status = os.statvfs(directory)
+    return status.f_blocks * status.f_frsize
 
 
 def is_memory(directory: str) -> bool:

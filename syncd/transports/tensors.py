@@ -81,8 +81,8 @@ def read_tensors(disk: Disk, directory: str, shards: Iterable[FileRecord]) -> Te
     for record in shards:
         header = _read_header(disk, f"{directory}/{record.name}")
         if record.tensors and len(header.tensors) != record.tensors:
-            found = f"{len(header.tensors)} tensors of {record.tensors}"
-            raise RefusedError(f"a shard holds {found}", path=f"{directory}/{record.name}")
+            counts = f"{len(header.tensors)} tensors of {record.tensors}"
+            raise RefusedError(f"a shard holds {counts}", path=f"{directory}/{record.name}")
         headers.append(header)
     try:
         tensors = tensors_of(headers)
@@ -159,17 +159,17 @@ def in_both(held: Tensors, offered: Tensors) -> tuple[Tensors, Tensors]:
     return {name: held[name] for name in names}, {name: offered[name] for name in names}
 
 
-def require_fit(found: Fit, what: str, *, path: str | None = None, hint: str | None = None) -> None:
+def require_fit(fit: Fit, what: str, *, path: str | None = None, hint: str | None = None) -> None:
     """Return if a version fits.
 
     Args:
-        found: The result of `compare`.
+        fit: The result of `compare`.
         what: How the refusal begins, such as "it does not fit the engine".
         path: The version's directory.
         hint: What to do about it.
     """
-    if found.wrong:
-        raise RefusedError(f"{what}: {first_of(found.wrong)}", path=path, hint=hint)
+    if fit.wrong:
+        raise RefusedError(f"{what}: {first_of(fit.wrong)}", path=path, hint=hint)
 
 
 def first_of(wrong: Collection[str]) -> str:

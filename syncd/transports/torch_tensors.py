@@ -109,15 +109,15 @@ def target_tensors(tensors: Mapping[str, torch.Tensor]) -> TargetTensors:
     """Return tensors by name; those that are the same memory under their first name only."""
     metas = {name: meta_of(name, tensor) for name, tensor in tensors.items()}
     first: dict[object, str] = {}
-    one = {
+    owners = {
         name: first.setdefault((tensor.numel() and memory_of(tensor)) or name, name)
         for name, tensor in tensors.items()
     }
-    own = [name for name in tensors if one[name] == name]
+    own = [name for name in tensors if owners[name] == name]
     return TargetTensors(
         {name: tensors[name].detach() for name in own},
         {name: metas[name] for name in own},
-        {name: other for name, other in one.items() if name != other},
+        {name: other for name, other in owners.items() if name != other},
     )
 
 
@@ -132,8 +132,8 @@ def memory_of(tensor: torch.Tensor) -> object:
     storage = 0 if tensor.is_meta else tensor.untyped_storage().data_ptr()
     if not storage:
         return None
-    place = tensor.storage_offset(), tensor.dtype, tuple(tensor.shape), tensor.stride()
-    return str(tensor.device), storage, *place
+    layout = tensor.storage_offset(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+    return str(tensor.device), storage, *layout
 
 
 def meta_of(name: str, tensor: torch.Tensor) -> TensorMeta:

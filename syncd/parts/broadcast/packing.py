@@ -36,12 +36,14 @@ class Packer:
 
     def __init__(self, *, check_finite: bool) -> None:
         self._check = check_finite
-        self._rooms: deque[torch.Tensor | None] = deque([None, None])  # one is filled while the other is sent
+        self._buffers: deque[torch.Tensor | None] = deque(
+            [None, None]
+        )  # one is filled while the other is sent
 
     def buckets(self, plan: BucketPlan, walk: ExportWalk, device: torch.device) -> Iterator[torch.Tensor]:
         """Yield the buckets of a walk, on a device; each is valid until the next but one is requested."""
         finite = DeviceFiniteCheck()
-        planned = ((slot, one) for slot, one in _as_planned(plan, walk) if slot.end > slot.start)
+        planned = ((slot, tensor) for slot, tensor in _as_planned(plan, walk) if slot.end > slot.start)
         for run in plan.runs():
             if plan.is_large(run[0]):
                 yield from self._pieces(plan, next(planned)[1], device, finite)
@@ -53,7 +55,7 @@ class Packer:
 
     def drop(self) -> None:
         """Drop the memory: a broadcast that failed may still read it."""
-        self._rooms = deque([None, None])
+        self._buffers = deque([None, None])
 
     def _pieces(
         self, plan: BucketPlan, exported: ExportedTensor, device: torch.device, finite: DeviceFiniteCheck
@@ -64,14 +66,14 @@ class Packer:
         for piece in torch.split(content, plan.bucket):
             if self._check:
                 finite.check(exported.spec.name, piece, exported.dtype)
-            yield piece if is_own else self._room(piece.numel(), device).copy_(piece)
+            yield piece if is_own else self._buffer(piece.numel(), device).copy_(piece)
 
     def _packed(
         self, run: Sequence[Tensor], planned: Planned, device: torch.device, finite: DeviceFiniteCheck
     ) -> torch.Tensor:
         """Return small tensors that follow each other as one bucket."""
         start = run[0].start
-        bucket = self._room(run[-1].end - start, device)
+        bucket = self._buffer(run[-1].end - start, device)
         for slot, exported in islice(planned, len(run)):
             content = bytes_of(exported, device)
             if self._check:
@@ -79,13 +81,13 @@ class Packer:
             bucket[slot.start - start : slot.end - start].copy_(content)
         return bucket
 
-    def _room(self, size: int, device: torch.device) -> torch.Tensor:
+    def _buffer(self, size: int, device: torch.device) -> torch.Tensor:
         """Return memory for a bucket: that of the last but one, or new memory if it is too small."""
-        self._rooms.rotate()
-        room = self._rooms[0]
-        if room is None or room.numel() < size or room.device != device:
-            room = self._rooms[0] = torch.zeros(size, dtype=torch.uint8, device=device)
-        return room[:size]
+        self._buffers.rotate()
+        buffer = self._buffers[0]
+        if buffer is None or buffer.numel() < size or buffer.device != device:
+            buffer = self._buffers[0] = torch.zeros(size, dtype=torch.uint8, device=device)
+        return buffer[:size]
 
 
 def send_buckets(group: ProcessGroup, buckets: Iterable[torch.Tensor], deadline: Deadline) -> str:

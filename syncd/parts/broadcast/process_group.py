@@ -298,7 +298,9 @@ def _await_members(store: Any, rank: int, world_size: int, deadline: Deadline) -
     """Wait until all members are connected to the store: NCCL itself waits for one that is gone for ever."""
     with as_group_error("not all members came"):
         store.set(f"here/{rank}", "1")
-        store.wait([f"here/{one}" for one in range(world_size)], timedelta(seconds=seconds_left(deadline)))
+        store.wait(
+            [f"here/{member}" for member in range(world_size)], timedelta(seconds=seconds_left(deadline))
+        )
 
 
 def _own_address(address: str, port: int) -> str:

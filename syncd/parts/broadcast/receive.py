@@ -185,12 +185,12 @@ class BroadcastReceiver(BroadcastMembership, WeightReceiver):
         group, _, plan = joined
         memory = self._allocated(plan.total, group.device)
         buckets = (memory[start:end] for start, end in plan.buckets())
-        found = receive_buckets(group, buckets, deadline, lambda: self.is_open(opened))
+        checksum = receive_buckets(group, buckets, deadline, lambda: self.is_open(opened))
         views = {
             slot.name: memory[slot.start : slot.end].view(TO_TORCH[slot.dtype]).view(slot.shape)
             for slot in plan.slots
         }
-        return views, found
+        return views, checksum
 
     def _allocated(self, size: int, device: torch.device) -> torch.Tensor:
         memory = self._memory

@@ -206,7 +206,7 @@ class BroadcastSender(WeightSender):
         address = self._address(members)
         asks = control.agree(step, self._settings.ready_timeout, members=set(members))
         if not asks:
-            self._late = {name for name, one in control.members(BACKEND).items() if not _asks(one)}
+            self._late = {name for name, presence in control.members(BACKEND).items() if not _asks(presence)}
             self._log.info("broadcast_postponed", step=step, late=sorted(self._late))
             return None
         timeout = self._settings.broadcast_timeout
@@ -230,7 +230,7 @@ class BroadcastSender(WeightSender):
         """Return the explorers to wait for: without those that were late, until they ask."""
         living = control.members(BACKEND)
         self._late = {name for name in self._late if name in living and not _asks(living[name])}
-        return {name: one for name, one in living.items() if name not in self._late}
+        return {name: presence for name, presence in living.items() if name not in self._late}
 
     def _address(self, members: Mapping[str, Presence]) -> str:
         if self._settings.address:
@@ -244,7 +244,7 @@ class BroadcastSender(WeightSender):
 
     def _chosen(self, members: Mapping[str, Presence]) -> BackendChoice:
         """Return the backend that carries a broadcast to these members."""
-        gpus = {name: gpu_in(one.info) for name, one in members.items()}
+        gpus = {name: gpu_in(presence.info) for name, presence in members.items()}
         has_failed = _members(members) in self._without_nccl
         return choose_backend(process_group.gpu_of(self._device), gpus, has_failed=has_failed)
 
@@ -273,7 +273,7 @@ class BroadcastSender(WeightSender):
         offer = control.offer_group(
             address,
             listening.port,
-            [(place.name, place.dtype, place.shape) for place in plan.slots],
+            [(slot.name, slot.dtype, slot.shape) for slot in plan.slots],
             backend=chosen.backend,
             members=set(members),
             bucket=plan.bucket,
@@ -327,4 +327,4 @@ def _asks(explorer: Presence) -> bool:
 
 
 def _members(members: Mapping[str, Presence]) -> Members:
-    return frozenset((name, one.incarnation) for name, one in members.items())
+    return frozenset((name, presence.incarnation) for name, presence in members.items())

@@ -78,7 +78,7 @@ def lead(end: PeerLink, seconds: float) -> Direction:
     """Make changes, and measure how soon the partner answers that it saw them."""
     trips, writes = round_trips(end, seconds)
     one_way = percentile(trips, 50) / 2
-    found = Direction(
+    direction = Direction(
         bound_s=seconds,
         rounds=len(trips),
         round_trip_p50_ms=_ms(percentile(trips, 50)),
@@ -91,8 +91,8 @@ def lead(end: PeerLink, seconds: float) -> Direction:
         flock=lock_scope(end, "flock"),
         lockf=lock_scope(end, "lockf"),
     )
-    end.finish(_MARGIN, {"host": socket.gethostname(), "found": asdict(found)})
-    return found
+    end.finish(_MARGIN, {"host": socket.gethostname(), "found": asdict(direction)})
+    return direction
 
 
 def round_trips(end: PeerLink, seconds: float) -> tuple[list[float], list[float]]:
@@ -205,10 +205,10 @@ class PeerObserver:
 
     def _stat(self) -> tuple[int, ...]:
         try:
-            found = os.stat(f"{self._other}/stat/word")
+            status = os.stat(f"{self._other}/stat/word")
         except OSError:
             return self._before
-        return (found.st_ino, found.st_size, found.st_mtime_ns)
+        return (status.st_ino, status.st_size, status.st_mtime_ns)
 
     def _there(self) -> bool:
         return os.path.lexists(f"{self._other}/names/new")

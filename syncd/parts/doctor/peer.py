@@ -77,10 +77,10 @@ class PeerLink:
 
     def listen(self, identity: str) -> Fields | None:
         """Return the message of a host, read as the daemon reads a marker; None if it cannot be read."""
-        room = f"{self.meeting}/{identity}/say"
+        words = f"{self.meeting}/{identity}/say"
         try:
-            self.disk.refresh(room)
-            return _checked(decode(self.disk.read(f"{room}/word"), room))
+            self.disk.refresh(words)
+            return _checked(decode(self.disk.read(f"{words}/word"), words))
         except (OSError, CorruptDataError):
             return None
 
@@ -123,11 +123,11 @@ class PeerLink:
 
     def find(self, seconds: float) -> Self:
         """Wait for another host and make it the partner."""
-        end, known, beat, due = time.monotonic() + seconds, dict[str, int](), 0, 0.0
+        end, numbers, beat, due = time.monotonic() + seconds, dict[str, int](), 0, 0.0
         # From here on this host changes nothing in the directory that it polls.
         time.sleep(_SETTLE)
         while True:
-            met = self._meet(known)
+            met = self._meet(numbers)
             now = time.monotonic()
             if met or now > due:
                 beat, due = beat + 1, now + _BEAT
@@ -139,7 +139,7 @@ class PeerLink:
                 raise TimedOutError(late, path=self.meeting)
             time.sleep(_SETTLE)
 
-    def _meet(self, known: dict[str, int]) -> bool:
+    def _meet(self, numbers: dict[str, int]) -> bool:
         """Return whether another host names this one as its partner; one whose number grows is a candidate."""
         living = ""
         for identity in sorted(self._present() - {self.identity}):
@@ -151,7 +151,7 @@ class PeerLink:
                 return True
             number = word.integer("number")
             # The number of a directory that an earlier run left does not grow.
-            if known.setdefault(identity, number) != number:
+            if numbers.setdefault(identity, number) != number:
                 living = living or identity
         self.partner = living
         return False

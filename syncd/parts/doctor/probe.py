@@ -51,8 +51,8 @@ def fail(detail: str, advice: str = "") -> Finding:
 
 def worst(findings: Iterable[Finding]) -> Verdict:
     """Return the verdict of all: the worst of them, `ok` where nothing was found."""
-    found = {finding.verdict for finding in findings}
-    return next((verdict for verdict in _GRAVITY if verdict in found), "ok")
+    verdicts = {finding.verdict for finding in findings}
+    return next((verdict for verdict in _GRAVITY if verdict in verdicts), "ok")
 
 
 T = TypeVar("T")
@@ -101,20 +101,20 @@ class FileSystemProbe:
     essential: bool  # whether syncd relies on it: then an error is a failure, otherwise a warning
     body: Callable[[ProbeTarget], Finding]  # runs it
 
-    def __call__(self, place: ProbeTarget) -> Finding:
+    def __call__(self, target: ProbeTarget) -> Finding:
         """Run it in a new directory below the scratch directory of the target."""
-        scratch = f"{place.scratch}/{self.name}"
+        scratch = f"{target.scratch}/{self.name}"
         try:
             os.mkdir(scratch)
-            return replace(self.body(replace(place, scratch=scratch)), name=self.name)
+            return replace(self.body(replace(target, scratch=scratch)), name=self.name)
         except OSError as error:
-            return self.failed(place, error)
+            return self.failed(target, error)
 
-    def failed(self, place: ProbeTarget, error: OSError) -> Finding:
+    def failed(self, target: ProbeTarget, error: OSError) -> Finding:
         """Return the finding for an error that the probe did not expect."""
         detail = f"{errno_name(error)}: {error.strerror or error}"
         verdict: Verdict = "fail" if self.essential else "warn"
-        return Finding(self.name, verdict, detail, advice_for(error, place.directory))
+        return Finding(self.name, verdict, detail, advice_for(error, target.directory))
 
 
 def probe(

@@ -92,18 +92,18 @@ class AccessFinding:
 
 def judge(seen: AccessSnapshot) -> tuple[AccessFinding, ...]:
     """Return all findings, the most severe first."""
-    found = [finding for entry in seen.entries for rule in _RULES for finding in rule(seen, entry)]
-    found += [*_process(seen), *_policy(seen), *_mount(seen)]
-    found += [finding for unit in seen.units for finding in _unit(unit)]
-    found += [AccessFinding("unread", "info", why, path) for path, why in seen.unread.items()]
+    findings = [finding for entry in seen.entries for rule in _RULES for finding in rule(seen, entry)]
+    findings += [*_process(seen), *_policy(seen), *_mount(seen)]
+    findings += [finding for unit in seen.units for finding in _unit(unit)]
+    findings += [AccessFinding("unread", "info", why, path) for path, why in seen.unread.items()]
     order = ("fail", "warn", "info")
-    return tuple(sorted(found, key=lambda finding: order.index(finding.severity)))
+    return tuple(sorted(findings, key=lambda finding: order.index(finding.severity)))
 
 
 def verdict(findings: Iterable[AccessFinding]) -> str:
     """Return the most severe of `fail`, `warn` and `ok`; findings of severity info do not count."""
-    found = {finding.severity for finding in findings}
-    return "fail" if "fail" in found else "warn" if "warn" in found else "ok"
+    severities = {finding.severity for finding in findings}
+    return "fail" if "fail" in severities else "warn" if "warn" in severities else "ok"
 
 
 def _at(entry: PathAccess, name: str, severity: Severity, what: str, command: str) -> AccessFinding:
@@ -247,16 +247,16 @@ def _policy(seen: AccessSnapshot) -> Iterator[AccessFinding]:
 
 
 def _mount(seen: AccessSnapshot) -> Iterator[AccessFinding]:
-    found, point = seen.mount, seen.mount.point
-    missing = ",".join(name for name in ("nosuid", "nodev") if found.option(name) is None)
-    if missing and found.is_network:
+    mount, point = seen.mount, seen.mount.point
+    missing = ",".join(name for name in ("nosuid", "nodev") if mount.option(name) is None)
+    if missing and mount.is_network:
         what = f"mounted without {missing}; jobs need neither set-uid programs nor devices"
         yield AccessFinding("mount", "info", what, point, f"mount -o remount,{missing} {quote(point)}")
-    if found.type.startswith("nfs"):
+    if mount.type.startswith("nfs"):
         what = "only the server shows no_root_squash: with it root of any host owns all jobs"
         mend = "on the server: exportfs -v | grep no_root_squash"
-        yield AccessFinding("root-squash", "info", what, found.source, mend)
-        if found.option("sec") in (None, "sys"):
+        yield AccessFinding("root-squash", "info", what, mount.source, mend)
+        if mount.option("sec") in (None, "sys"):
             what = "sec=sys: the server believes each host which user it is"
             yield AccessFinding("nfs-security", "info", what, point, "sec=krb5p, where hosts are not trusted")
 

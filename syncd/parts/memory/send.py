@@ -123,7 +123,9 @@ class MemorySender(WeightSender):
             return "no copies can be made"
         here = Process.current().boot
         boots = {
-            process.boot for one in self._client.explorers.living().values() if (process := process_of(one))
+            process.boot
+            for presence in self._client.explorers.living().values()
+            if (process := process_of(presence))
         }
         return "" if here and here in boots else "no explorer is on this host"
 

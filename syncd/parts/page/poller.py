@@ -81,9 +81,9 @@ class SharedPoll:
 
     def _now(self) -> PollResult:
         with self._lock:
-            now, known = self._clock.monotonic(), self._result
-            age = None if known.document is None else now - self._seen
-            return replace(known, age=age, looking_for=None if self._work is None else now - self._began)
+            now, result = self._clock.monotonic(), self._result
+            age = None if result.document is None else now - self._seen
+            return replace(result, age=age, looking_for=None if self._work is None else now - self._began)
 
     def _poll(self) -> None:
         at, error, document = self._clock.time(), None, None

@@ -155,11 +155,11 @@ class RolloutIndex:
         before, self._reasons = self._reasons, {}
         for explorer in batch_paths.explorers(job):
             directory = batch_paths.rejected(job, explorer)
-            found = sorted(
+            names = sorted(
                 (entry.name for entry in list_if_there(job.disk, directory) if entry.name.endswith(_REASON)),
                 key=lambda name: (batch_paths.parse_batch(name.removesuffix(_REASON)) or 0, name),
             )
-            for path in (f"{directory}/{name}" for name in found[-MOST_REASONS:]):
+            for path in (f"{directory}/{name}" for name in names[-MOST_REASONS:]):
                 self._reasons[path] = before.get(path) or _reason(job, explorer, path)
         newest = sorted(self._reasons.values(), key=lambda reason: reason["at"], reverse=True)
         return newest[:MOST_REASONS]
@@ -175,23 +175,23 @@ def _newest_first(job: Job) -> Iterator[BatchName]:
         )
         for explorer in batch_paths.explorers(job)
     }
-    for place in range(max(map(len, numbers.values()), default=0)):
+    for position in range(max(map(len, numbers.values()), default=0)):
         for explorer, descending in numbers.items():
-            if place < len(descending):
-                yield BatchName(explorer, descending[place])
+            if position < len(descending):
+                yield BatchName(explorer, descending[position])
 
 
 def _read(job: Job, name: BatchName) -> tuple[_Batch | None, int]:
     """Return what the list has of a batch, None if it went away; and what reading it took of the budget."""
     try:
-        found = read_batch(job, name)
+        batch = read_batch(job, name)
     except MISSING:
         return None, 0
     except _BAD as error:
         return _Batch((), error.message), MOST_BATCH // 16
     except OSError as error:
         return _Batch((), str(storage_error(error, None)), is_final=False), MOST_BATCH // 16
-    return _Batch(tuple(_summaries(name, found.experiences))), found.size
+    return _Batch(tuple(_summaries(name, batch.experiences))), batch.size
 
 
 def _summaries(name: BatchName, experiences: Rows) -> Iterator[Document]:
@@ -199,7 +199,7 @@ def _summaries(name: BatchName, experiences: Rows) -> Iterator[Document]:
 
     row = 0
     for segments in rollouts(experiences):
-        first, versions = segments[0], sorted(set().union(*(one.versions for one in segments)))
+        first, versions = segments[0], sorted(set().union(*(segment.versions for segment in segments)))
         yield {
             "explorer": name.explorer,
             "batch": name.number,
@@ -210,8 +210,8 @@ def _summaries(name: BatchName, experiences: Rows) -> Iterator[Document]:
             "reward": first.reward,
             "segments": len(segments),
             "prompt_tokens": first.prompt_length,
-            "response_tokens": sum(len(one.logprobs) for one in segments),
-            "unproven_tokens": sum(sum(one.unproven or ()) for one in segments),
+            "response_tokens": sum(len(segment.logprobs) for segment in segments),
+            "unproven_tokens": sum(sum(segment.unproven or ()) for segment in segments),
             "versions": [list(version) for version in versions[-_MOST_VERSIONS:]],
             "created_at": first.created_at,
         }
@@ -226,8 +226,8 @@ def _reason(job: Job, explorer: str, path: str) -> Document:
         reason, at = fields.text("reason"), fields.number("at")
     except (OSError, *_BAD):
         reason, at = "the reason cannot be read", 0.0
-    found: Document = bounded({"explorer": explorer, "name": name, "reason": reason, "at": at})
-    return found
+    document: Document = bounded({"explorer": explorer, "name": name, "reason": reason, "at": at})
+    return document
 
 
 # --- what is asked for --------------------------------------------------------------------------------------------
@@ -238,11 +238,11 @@ def disabled() -> Document:
     return {"schema_version": SCHEMA, "enabled": False}
 
 
-def answer(known: PollResult, every: float, query: Mapping[str, str]) -> Document | None:
+def answer(poll: PollResult, every: float, query: Mapping[str, str]) -> Document | None:
     """Return the answer of `/rollouts.json`, None if a filter cannot be read.
 
     Args:
-        known: The result of the latest reading.
+        poll: The result of the latest reading.
         every: Seconds after which the page should ask again.
         query: `task`, `group`, `explorer` (a part of the name), `version`, `reward_min`, `reward_max` and `from`.
     """
@@ -250,22 +250,22 @@ def answer(known: PollResult, every: float, query: Mapping[str, str]) -> Documen
         fits, start = _filter(query), int(query.get("from", "0"))
     except ValueError:
         return None
-    found: Mapping[str, Any] = known.document or {
+    document: Mapping[str, Any] = poll.document or {
         "rollouts": [],
         "batches": {"read": 0, "unread": 0},
         "unreadable": [],
         "rejected": [],
     }
-    fitting = [row for row in found["rollouts"] if fits(row)]
+    fitting = [row for row in document["rollouts"] if fits(row)]
     return {
         "schema_version": SCHEMA,
         "enabled": True,
-        "serving": serving(known, every),
-        **found,
+        "serving": serving(poll, every),
+        **document,
         "rollouts": fitting[max(start, 0) :][:ROWS],
         "rows": ROWS,
         "found": len(fitting),
-        "known": len(found["rollouts"]),
+        "known": len(document["rollouts"]),
     }
 
 

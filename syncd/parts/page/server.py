@@ -148,9 +148,9 @@ def address_of(host: str) -> str:
 
 def is_loopback(address: str) -> bool:
     """Return whether only this host reaches an address."""
-    found = ipaddress.ip_address(address)
-    mapped = getattr(found, "ipv4_mapped", None)
-    return (mapped or found).is_loopback
+    parsed = ipaddress.ip_address(address)
+    mapped = getattr(parsed, "ipv4_mapped", None)
+    return (mapped or parsed).is_loopback
 
 
 def may_ask(header: str | None, *, loopback: bool, names: Collection[str]) -> bool:

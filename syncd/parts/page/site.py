@@ -66,9 +66,9 @@ def static_files(first: str) -> dict[str, PageContent]:
     Args:
         first: The name of the one that is at `/`.
     """
-    found = {
+    contents = {
         item.name: PageContent(item.read_bytes(), _TYPES[item.name.rpartition(".")[2]])
         for item in (files(__package__) / _STATIC).iterdir()
     }
-    others = {f"/{name}": content for name, content in found.items() if not name.endswith(".html")}
-    return {"/": found[first], **others}
+    others = {f"/{name}": content for name, content in contents.items() if not name.endswith(".html")}
+    return {"/": contents[first], **others}

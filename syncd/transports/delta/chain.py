@@ -35,8 +35,8 @@ def explain_removal(job: Job, step: int) -> Iterator[None]:
     try:
         yield
     except MISSING as error:
-        place = str(error.filename).removeprefix(f"{job.root}/").partition("/")[0]
-        if parse_step_name(place) is None:
+        name = str(error.filename).removeprefix(f"{job.root}/").partition("/")[0]
+        if parse_step_name(name) is None:
             raise
         hint = f"syncd pin {job.root} {step}  # keeps its chain, too"
         message = f"a step of the chain of step {step} was removed while it was read"
@@ -113,8 +113,8 @@ class Chain:
         for number, tile in enumerate(cut):
             data = memory[: tile.length]
             self._read_base(record, tile, data)
-            for place, reader in enumerate(readers):
-                self._apply(reader, number, data, "" if place else path)
+            for depth, reader in enumerate(readers):
+                self._apply(reader, number, data, "" if depth else path)
             state.update(data)
             yield tile, data
         if f"{name}:{state.hexdigest()}" != record.digest:
@@ -138,8 +138,8 @@ class Chain:
         if not self._base.is_copy:
             return False
         with contextlib.suppress(*MISSING, CorruptDataError):
-            found = digest_file(self._base.disk, self._base.path(record), name_of(record.digest))
-            return found == (record.digest, record.size)
+            content = digest_file(self._base.disk, self._base.path(record), name_of(record.digest))
+            return content == (record.digest, record.size)
         return False
 
     def _add_links(self, manifest: Manifest) -> None:

@@ -36,11 +36,11 @@ class NewContainer(Closing):
         try:
             self._streams.write(b"".join(encoded.streams))
         except OSError as error:
-            place = tempfile.gettempdir()
+            directory = tempfile.gettempdir()
             what = (
                 f"no temporary file for more than {STREAMS_IN_MEMORY >> 20} MiB of changes: {error.strerror}"
             )
-            raise StorageError(what, path=place, hint="export TMPDIR=DIR  # with more room") from error
+            raise StorageError(what, path=directory, hint="export TMPDIR=DIR  # with more room") from error
         self.stored += encoded.frame.stored
         return self
 

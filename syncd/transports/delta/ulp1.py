@@ -131,10 +131,10 @@ def apply(target: Bytes, encoded: EncodedFrame) -> bool:
         raise CorruptDataError(f"a tile of {words.size} bytes where the frame has {frame.length}")
     if not words.flags.writeable:
         raise UsageError("the target is read-only", hint="target = bytearray(target)")
-    found = _digest(words)
-    if found == frame.after:
+    digest = _digest(words)
+    if digest == frame.after:
         return False
-    if found != frame.before:
+    if digest != frame.before:
         raise OtherTileError(
             f"the tile at byte {frame.offset} is neither what the frame changes nor its result"
         )
@@ -214,8 +214,8 @@ def _apply_ulp(words: Words, encoded: EncodedFrame) -> None:
     words[positions] = values
 
 
-def _require_result(found: bytes, frame: Frame) -> None:
-    if found != frame.after:
+def _require_result(digest: bytes, frame: Frame) -> None:
+    if digest != frame.after:
         raise CorruptDataError(
             f"the frame of the tile at byte {frame.offset} makes something else than it says"
         )

@@ -96,7 +96,7 @@ def several_at_once(
     def over() -> bool:
         return failed.is_set() or stop()
 
-    def one(record: FileRecord) -> None:
+    def copy_record(record: FileRecord) -> None:
         try:
             work(record, over)
         except BaseException:
@@ -105,7 +105,7 @@ def several_at_once(
 
     with ThreadPoolExecutor(THREADS, thread_name_prefix="files") as pool:
         try:
-            under_way = [pool.submit(one, record) for record in records]
+            under_way = [pool.submit(copy_record, record) for record in records]
             errors = [error for job in under_way if (error := job.exception()) is not None]
         except BaseException:
             failed.set()  # leaving the block waits for the threads
@@ -131,12 +131,12 @@ def _read(
         if copy is not None:
             copy.write(piece)
         length += len(piece)
-    found = f"{kind}:{state.hexdigest()}"
+    digest = f"{kind}:{state.hexdigest()}"
     if length != record.size:
         raise RefusedError(f"{length} bytes where {record.size} were written", path=source)
-    if found != record.digest:
+    if digest != record.digest:
         raise RefusedError(
-            f"content does not match its digest: {found} instead of {record.digest}",
+            f"content does not match its digest: {digest} instead of {record.digest}",
             path=source,
             hint="syncd verify JOB STEP --deep",
         )
@@ -148,10 +148,10 @@ def give_up_if(stop: Callable[[], bool], source: str) -> None:
         raise TryAgainError("reading it was given up: told to stop", path=source)
 
 
-def _next(disk: Disk, source: str, place: int, size: int, stop: Callable[[], bool]) -> bytes:
+def _next(disk: Disk, source: str, offset: int, size: int, stop: Callable[[], bool]) -> bytes:
     give_up_if(stop, source)
     # Bytes beyond the recorded size are not the step's.
     try:
-        return disk.read_at(source, place, min(CHUNK, size - place)) if place < size else b""
+        return disk.read_at(source, offset, min(CHUNK, size - offset)) if offset < size else b""
     except CorruptDataError as error:
         raise RefusedError(error.message, path=source) from None

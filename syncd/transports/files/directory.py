@@ -215,10 +215,10 @@ class DirectoryReceiver(WeightReceiver):
             return None
         with contextlib.ExitStack() as lease, refuse_damage():
             leased = lease.enter_context(self._client.lease(announcement))
-            found = self.find(leased, LoadTimings(self._client.clock))
-            if found is None:
+            source = self.find(leased, LoadTimings(self._client.clock))
+            if source is None:
                 return None
-            self._received = found.keep_lease(lease)
+            self._received = source.keep_lease(lease)
         return self._received.directory
 
     def close(self) -> None:

@@ -177,9 +177,9 @@ def in_file_order(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
 
     The format has no room for padding between tensors, and readers refuse an element that is not aligned.
     """
-    found = list(specs)
-    odd = sorted(filter(is_odd, found), key=lambda spec: -DTYPE_BITS[spec.dtype])
-    return [spec for spec in found if not is_odd(spec)] + odd
+    ordered = list(specs)
+    odd = sorted(filter(is_odd, ordered), key=lambda spec: -DTYPE_BITS[spec.dtype])
+    return [spec for spec in ordered if not is_odd(spec)] + odd
 
 
 def encode_index(weight_map: Mapping[str, str], total_size: int) -> bytes:

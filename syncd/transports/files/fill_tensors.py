@@ -73,29 +73,27 @@ def check_fit(target: WeightDirectory, targets: TargetTensors, *, cast: bool = T
         cast: Whether floating-point tensors may have another floating-point dtype.
     """
     try:
-        found = compare(targets.metas, targets.aliases, offered(target), cast=cast)
+        fit = compare(targets.metas, targets.aliases, offered(target), cast=cast)
     except (CorruptDataError, OSError) as error:
         raise RefusedError(f"version {target.label} cannot be read: {error}", path=target.path) from error
-    require_fit(found, f"version {target.label} does not fit the model", path=target.path)
-    return found
+    require_fit(fit, f"version {target.label} does not fit the model", path=target.path)
+    return fit
 
 
-def load(target: WeightDirectory, targets: TargetTensors, found: Fit, *, direct: bool = True) -> LoadCounts:
+def load(target: WeightDirectory, targets: TargetTensors, fit: Fit, *, direct: bool = True) -> LoadCounts:
     """Fill tensors with a version.
 
     If nothing has verified the version's bytes, they are hashed while they are read, so damage is found only after
     the tensors were written: fill them from the last good version then.
 
     Args:
-        found: What `check_fit` returned for them.
+        fit: What `check_fit` returned for them.
         direct: Whether to read past the page cache what is not in it.
     """
     try:
         sources = tuple(sources_of(target))
         verify = not target.verified
-        return read_all(
-            LoadJob(sources, targets, offered(target), found.unused, verify=verify, direct=direct)
-        )
+        return read_all(LoadJob(sources, targets, offered(target), fit.unused, verify=verify, direct=direct))
     except (CorruptDataError, OSError, RuntimeError) as error:
         reason = storage_error(error, target.path) if isinstance(error, OSError) else error
         raise LoadFailedError(f"loading {target.label} failed: {reason}") from error

@@ -115,10 +115,10 @@ class OpenFile:
         done = 0
         while done < needed:
             length = -(-(needed - done) // ALIGN) * ALIGN
-            found = os.preadv(self._direct, [memory[done : done + length]], start + done)
-            if done + found < needed and (not found or found % ALIGN):
+            count = os.preadv(self._direct, [memory[done : done + length]], start + done)
+            if done + count < needed and (not count or count % ALIGN):
                 raise CorruptDataError("cut short while it was read", path=self.source.path)
-            done += found
+            done += count
         return before
 
     def _open_direct(self) -> int | None:
@@ -132,13 +132,13 @@ class OpenFile:
         return direct if same and _supports_direct(direct) else None
 
     def _checked_size(self) -> int:
-        found, record = os.fstat(self._descriptor), self.source.record
-        if not stat.S_ISREG(found.st_mode):
+        status, record = os.fstat(self._descriptor), self.source.record
+        if not stat.S_ISREG(status.st_mode):
             raise CorruptDataError("not a regular file", path=self.source.path)
-        if record is not None and found.st_size != record.size:
-            problem = f"{found.st_size} bytes where {record.size} were written"
+        if record is not None and status.st_size != record.size:
+            problem = f"{status.st_size} bytes where {record.size} were written"
             raise CorruptDataError(problem, path=self.source.path)
-        return found.st_size
+        return status.st_size
 
     def _read_header(self) -> Header:
         prefix = os.pread(self._descriptor, _FIRST_READ, 0)
@@ -209,9 +209,11 @@ def cached_share(descriptor: int, size: int) -> float:
 def _cached_pages(descriptor: int) -> int | None:
     """Return how many pages of a file are cached; None if the kernel or the file system does not say."""
     whole = (ctypes.c_uint64 * 2)(0, 0)
-    found = (ctypes.c_uint64 * 5)()
-    done = _LIBC.syscall(ctypes.c_long(_CACHESTAT), ctypes.c_uint(descriptor), whole, found, ctypes.c_uint(0))
-    return int(found[0]) if done == 0 else None
+    counts = (ctypes.c_uint64 * 5)()
+    done = _LIBC.syscall(
+        ctypes.c_long(_CACHESTAT), ctypes.c_uint(descriptor), whole, counts, ctypes.c_uint(0)
+    )
+    return int(counts[0]) if done == 0 else None
 
 
 def _sampled(descriptor: int, size: int) -> float:
@@ -239,8 +241,8 @@ def _supports_direct(descriptor: int) -> bool:
 
 def _unfilled(views: list[memoryview], done: int) -> list[memoryview]:
     """Return the rest of the views after so many bytes of them are filled."""
-    for number, one in enumerate(views):
-        if done < len(one):
-            return [one[done:], *views[number + 1 :]]
-        done -= len(one)
+    for number, view in enumerate(views):
+        if done < len(view):
+            return [view[done:], *views[number + 1 :]]
+        done -= len(view)
     return []

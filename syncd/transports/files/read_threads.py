@@ -60,11 +60,11 @@ class FileInFlight:
             return
         with self._lock:
             self._waiting[number] = slot
-        while (next_one := self._begin_turn()) is not None:
-            for one in next_one.views:
-                self._state.update(one)
+        while (ready := self._begin_turn()) is not None:
+            for view in ready.views:
+                self._state.update(view)
             self._end_turn()
-            yield next_one
+            yield ready
 
     def end(self, count: int) -> None:
         """Set how many pieces the file has: after the last one its digest is compared and the file is closed."""
@@ -93,8 +93,8 @@ class FileInFlight:
         self.file.close()
         if self._state is None or source.record is None:
             return
-        found = f"{name_of(source.record.digest)}:{self._state.hexdigest()}"
-        if found != source.record.digest:
+        digest = f"{name_of(source.record.digest)}:{self._state.hexdigest()}"
+        if digest != source.record.digest:
             raise CorruptDataError("content does not match its digest", path=source.path)
 
 
@@ -131,8 +131,8 @@ class ReadThreads:
         with ThreadPoolExecutor(threads, thread_name_prefix="load") as pool:
             running = [pool.submit(self._run_one, threads) for _ in range(threads)]
             try:
-                for one in running:
-                    one.result()
+                for future in running:
+                    future.result()
             finally:
                 self._stop(threads)
 

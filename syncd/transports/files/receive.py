@@ -242,10 +242,12 @@ class FilesReceiver(DirectoryReceiver):
     def _stage_source(self, leased: "Leased", payload: PayloadFiles, stage: HostStage | None) -> StageSource:
         """Return how the stage gets a version: as changes of a copy that it has, or by copying the files."""
         manifest, report = leased.manifest, self._options.report
-        given = self._disk, leased.version, leased.path, payload.records
+        source_files = self._disk, leased.version, leased.path, payload.records
         if manifest is None or manifest.changes is None or stage is None or not can_decode():
-            return StageSource(*given)
-        source: StageSource = resolve_name(_DELTA_SOURCE)(*given, self._client, manifest, stage, report)
+            return StageSource(*source_files)
+        source: StageSource = resolve_name(_DELTA_SOURCE)(
+            *source_files, self._client, manifest, stage, report
+        )
         return source
 
     def _staged(self, source: StageSource, timings: LoadTimings) -> StagedCopy | None:

@@ -282,9 +282,9 @@ def pour(walk: ExportWalk, layout: ShardLayout, ring: Ring, shard: ShardWriter) 
     ring.flush(shard)
 
 
-def _require_same(expected: TensorSpec | None, found: TensorSpec | None) -> None:
-    if expected != found:
+def _require_same(expected: TensorSpec | None, spec: TensorSpec | None) -> None:
+    if expected != spec:
         raise UsageError(
-            f"the export has changed since the first save: {found} where {expected} was",
+            f"the export has changed since the first save: {spec} where {expected} was",
             hint="save again: the next save makes a new layout",
         )

@@ -189,9 +189,9 @@ class HostStage:
             match = _COPY.fullmatch(name)
             if match is not None and match["digest"] == _short(digest):
                 held = lock_file(f"{self._own}/{name}{_LOCK}", exclusive=False)
-                found = _existing(f"{self._own}/{name}", held) if held is not None else None
-                if found is not None:
-                    return found
+                copy = _existing(f"{self._own}/{name}", held) if held is not None else None
+                if copy is not None:
+                    return copy
         return None
 
     def has_copies(self) -> bool:
@@ -263,10 +263,10 @@ class HostStage:
 
     def _copy_alone(self, source: StageSource, stop: Callable[[], bool]) -> StagedCopy:
         # No other process knows this name, so the copy is only missing if a person removed it.
-        found = self._copy_or_none(f"{source.key}+{uuid.uuid4().hex[:8]}", source, stop)
-        if found is None:
+        copy = self._copy_or_none(f"{source.key}+{uuid.uuid4().hex[:8]}", source, stop)
+        if copy is None:
             raise StorageError("a copy in the stage has gone", path=self._own)
-        return found
+        return copy
 
     def _copy(self, path: str, key: str, source: StageSource, stop: Callable[[], bool]) -> None:
         self._clear(self._own, key)
@@ -330,8 +330,8 @@ def _existing(path: str, held: FileLock) -> StagedCopy | None:
 
 def _newest(directory: str) -> str:
     """Return the name of the newest copy in a directory, empty if there is none."""
-    found = [(match, name) for name in _names(directory) if (match := _COPY.fullmatch(name))]
-    pairs = {name: (int(match["generation"]), int(match["step"])) for match, name in found}
+    copies = [(match, name) for name in _names(directory) if (match := _COPY.fullmatch(name))]
+    pairs = {name: (int(match["generation"]), int(match["step"])) for match, name in copies}
     return max(pairs, key=pairs.__getitem__, default="")
 
 
