@@ -241,8 +241,8 @@ def _supports_direct(descriptor: int) -> bool:
 
 def _unfilled(views: list[memoryview], done: int) -> list[memoryview]:
     """Return the rest of the views after so many bytes of them are filled."""
-    for number, view in enumerate(views):
-        if done < len(view):
-            return [view[done:], *views[number + 1 :]]
-        done -= len(view)
+    for number, part in enumerate(views):
+        if done < len(part):
+            return [part[done:], *views[number + 1 :]]
+        done -= len(part)
     return []

@@ -61,8 +61,8 @@ class FileInFlight:
         with self._lock:
             self._waiting[number] = slot
         while (ready := self._begin_turn()) is not None:
-            for view in ready.views:
-                self._state.update(view)
+            for content in ready.views:
+                self._state.update(content)
             self._end_turn()
             yield ready
 
