@@ -45,19 +45,15 @@ def explain_removal(job: Job, step: int) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class WholeFiles:
-    """The files of the step that a chain begins with."""
-
     disk: Disk  # their file system
     directory: str  # what engines load of that step
     # Whether they are a copy of this host; else they are those of the keyframe in the job.
     is_copy: bool = False
 
     def path(self, record: FileRecord) -> str:
-        """Return where a file of a step is, by the record that a manifest has of it."""
         return f"{self.directory}/{record.name.removeprefix(f'{ACTOR}/')}"
 
     def read(self, record: FileRecord, tile: Tile, memory: memoryview) -> None:
-        """Read one tile of a file into memory of its length."""
         memory[:] = read_range(self.disk, self.path(record), tile.offset, tile.length)
 
 
@@ -90,7 +86,6 @@ class Chain:
 
     @property
     def manifest(self) -> Manifest:
-        """Return the manifest of the step."""
         return self.manifests[0]
 
     def head(self, record: FileRecord) -> bytes:
@@ -194,7 +189,6 @@ class _StreamReader:
     """Reads the streams of one link of one file, frame after frame, several frames at once.
 
     Args:
-        disk: The file system of the job.
         links: How many links of the file are read beside each other.
     """
 
@@ -220,7 +214,6 @@ def _require_unchanged(data: memoryview, frame: Frame) -> None:
 
 
 def read_range(disk: Disk, path: str, offset: int, length: int) -> bytes:
-    """Return exactly these bytes of a file."""
     data = disk.read_at(path, offset, length)
     if len(data) != length:
         raise CorruptDataError("cut short while it was read", path=path)

@@ -31,7 +31,6 @@ class NewContainer(Closing):
         """Bytes of the streams so far."""
 
     def add(self, encoded: EncodedFrame) -> Self:
-        """Add the next frame."""
         self.frames.append(encoded.frame)
         try:
             self._streams.write(b"".join(encoded.streams))
@@ -45,7 +44,6 @@ class NewContainer(Closing):
         return self
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the file."""
         records, count = RECORD.size * len(self.frames), len(self._targets)
         yield encode_header([
             (f"targets-{self._number}", "U8", (count,), count),
@@ -59,5 +57,4 @@ class NewContainer(Closing):
             yield piece
 
     def close(self) -> None:
-        """Give up the memory or the temporary file."""
         self._streams.close()

@@ -53,7 +53,6 @@ class _ShardLayout:
         self._ends = [tensor.end for tensor in self._tensors]
 
     def parts(self, tile: Tile) -> Iterator[_Part]:
-        """Yield the parts of a tile of the file's data, in order."""
         begin, end = (
             tile.offset - self.header.data_offset,
             tile.offset - self.header.data_offset + tile.length,
@@ -203,7 +202,6 @@ def _put(layout: _ShardLayout, tile: Tile, data: memoryview, targets: TargetTens
 
 
 def _each(chain: Chain, work: Callable[[Iterator[tuple[Tile, memoryview]], FileRecord], object]) -> None:
-    """Do something with the tiles of each shard file, four files at once."""
     several_at_once(_shards(chain), lambda record, _: work(chain.tiles(record), record), lambda: False)
 
 

@@ -41,7 +41,6 @@ def materialise(job: Job, step: int, target: str, disk: Disk | None = None) -> M
 
 
 def write_whole(job: Job, step: int, directory: str) -> None:
-    """Write the files of a step of kind weights or delta into a new directory of the job, each one checked."""
     with explain_removal(job, step):
         _write_files(Chain(job, read_chain(job, step)), job.disk, directory)
 

@@ -29,8 +29,6 @@ _SLOWER = "explorers have whole weights earlier than changes"
 
 
 class ReaderTimes(NamedTuple):
-    """What explorers need."""
-
     hosts: int = 1  # number of their hosts, which read at the same time
     # Seconds in which the slowest has its copy of a step that is stored whole, or a model filled with it;
     # None if unknown.
@@ -43,8 +41,6 @@ NOT_TOLD = ReaderTimes()
 
 @dataclass(frozen=True, slots=True)
 class StorageFacts:
-    """What is known before a step is stored."""
-
     shares: Sequence[ShareState]  # what each rank knows
     parent: Parent | None = None  # the last sealed step; None if it is not usable
     why_no_parent: str = ""  # why it is not
@@ -60,7 +56,6 @@ class StorageFacts:
 
 
 def choose_storage(now: StorageFacts) -> Storage:
-    """Return how the next step is stored."""
     if not now.readers:
         return Storage(why="no living explorer reads deltas", hint=_STAGE_HINT if now.unable else "")
     if now.parent is None:

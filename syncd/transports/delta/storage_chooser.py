@@ -26,8 +26,6 @@ _REMEMBERED = 4
 
 
 class _JobState(NamedTuple):
-    """What the job says before a step is stored."""
-
     parent: Parent | None  # the leased parent; None if there is none
     why: str  # why there is none
     problem: str  # why explorers may not know the parent; empty if they do
@@ -42,7 +40,6 @@ class StorageChooser:
     To write the lease and to read the chain takes milliseconds, on a slow mount more: `begin` does it in a thread.
 
     Args:
-        client: The trainer's client.
         every: The most deltas after a keyframe.
         limit: The most bytes of them; 0 for a share of a whole step.
         weighs_time: Whether changes are stored only where explorers have them earlier than whole weights.
@@ -73,7 +70,6 @@ class StorageChooser:
         self._ahead = self._helper.submit(self._read_job, share)
 
     def note_failure(self) -> None:
-        """Have the next step stored whole, and end the lease: a save has failed."""
         self._has_failed = True
         self.release()
 
@@ -84,7 +80,6 @@ class StorageChooser:
         self._lease.close()
 
     def close(self) -> None:
-        """End the lease and the thread."""
         self.release()
         self._helper.shutdown()
 
@@ -92,7 +87,6 @@ class StorageChooser:
         """Return how a step is stored, and log it if that has changed; whole if the job cannot be read.
 
         Args:
-            shares: What each rank knows.
             must_be_whole: Why the caller needs it whole; empty if it does not.
         """
         try:
