@@ -23,13 +23,7 @@ THREADS = 4
 def copy_files(
     disk: Disk, source: str, target: str, records: Sequence[FileRecord], stop: Callable[[], bool]
 ) -> None:
-    """Copy files into a new directory; each byte of the source is read once.
-
-    Args:
-        source: The directory that the names are relative to.
-        target: A local directory, which is created.
-        stop: Polled; once it returns true, the copy is given up.
-    """
+    """Copy files into a new local directory; each byte of the source is read once. `stop` is polled."""
     make_directories(target, records)
     _read_all(disk, source, records, stop, target)
 
@@ -42,22 +36,12 @@ def make_directories(target: str, records: Sequence[FileRecord]) -> None:
 
 
 def check_files(disk: Disk, directory: str, records: Sequence[FileRecord], stop: Callable[[], bool]) -> None:
-    """Read every byte of files and compare them with their digests; they are in the page cache afterwards.
-
-    Args:
-        directory: The directory that the names are relative to.
-        stop: Polled; once it returns true, the check is given up.
-    """
+    """Compare every byte of files with their digests; they are in the page cache afterwards. `stop` is polled."""
     _read_all(disk, directory, records, stop)
 
 
 def check_copy(directory: str, records: Sequence[FileRecord], stop: Callable[[], bool]) -> None:
-    """Check that a directory of this host holds these files, every byte of them, and no other.
-
-    Args:
-        directory: The directory that the names are relative to.
-        stop: Polled; once it returns true, the check is given up.
-    """
+    """Check that a directory of this host holds these files, every byte of them, and no other."""
     names = {
         os.path.relpath(f"{path}/{name}", directory)
         for path, directories, files in os.walk(directory)
@@ -116,7 +100,6 @@ def several_at_once(
 
 
 def new_file(path: str) -> BinaryIO:
-    """Create a file that only this user can use, and open it to be written."""
     return open(path, "xb", opener=lambda path, flags: os.open(path, flags, 0o600))
 
 
@@ -143,7 +126,6 @@ def _read(
 
 
 def give_up_if(stop: Callable[[], bool], source: str) -> None:
-    """Return if reading a file shall go on."""
     if stop():
         raise TryAgainError("reading it was given up: told to stop", path=source)
 

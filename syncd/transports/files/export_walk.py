@@ -156,11 +156,9 @@ class ShardLayout:
 
     @property
     def size(self) -> int:
-        """Return the length of the file."""
         return len(self.header) + self.data_size
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield what each tensor is and where its data lies, in file order."""
         start = 0
         for name, dtype, shape, size in self.specs:
             yield Tensor(name, dtype, shape, start, start + size)
@@ -183,7 +181,6 @@ def in_file_order(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
 
 
 def encode_index(weight_map: Mapping[str, str], total_size: int) -> bytes:
-    """Return `model.safetensors.index.json`: which shard holds each tensor."""
     document = {"metadata": {"total_size": total_size}, "weight_map": dict(sorted(weight_map.items()))}
     return json.dumps(document, indent=2).encode() + b"\n"
 
@@ -195,12 +192,10 @@ def cast_of(stored: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
 
 
 def can_repeat(export: AnyExport) -> bool:
-    """Return whether a walk over it can be started twice."""
     return callable(export) or iter(export) is not export
 
 
 def is_spread(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is spread over ranks, so that the whole of it is made by gathering."""
     return hasattr(tensor, "full_tensor")
 
 

@@ -38,8 +38,6 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class ReadSource(NamedTuple):
-    """One file to read."""
-
     path: str
     record: FileRecord | None  # its size and digest; None if no manifest lists it
 
@@ -53,19 +51,13 @@ class ReadPart(NamedTuple):
 
 
 class ReadPiece(NamedTuple):
-    """A stretch of a file: its offset, its length, and its parts in order."""
-
     offset: int
     length: int
     parts: tuple[ReadPart, ...]
 
 
 class OpenFile:
-    """One open file of a version.
-
-    Args:
-        direct: Whether it may be read past the page cache.
-    """
+    """One open file of a version."""
 
     def __init__(self, source: ReadSource, *, direct: bool) -> None:
         self.source = source
@@ -82,18 +74,15 @@ class OpenFile:
             raise
 
     def close(self) -> None:
-        """Close the descriptors; a second call does nothing."""
         opened, self._opened = self._opened, []
         for descriptor in opened:
             os.close(descriptor)
 
     @property
     def is_direct(self) -> bool:
-        """Return whether it is read past the page cache."""
         return self._direct is not None
 
     def require_tensors(self, offered: Mapping[str, TensorMeta]) -> None:
-        """Return if the file still holds tensors as `offered` describes them."""
         for tensor in self.header.tensors.values():
             if offered.get(tensor.name) != (tensor.dtype, tensor.shape):
                 raise CorruptDataError(f"tensor {tensor.name} has changed since the version was checked")
@@ -154,10 +143,7 @@ def pieces_of(
     """Yield the pieces of a file in the order of its bytes.
 
     Args:
-        header: The file's header.
-        wanted: The names of the tensors that are loaded.
         whole: Whether every byte is read because the file is hashed; else only wanted tensors are.
-        limit: The most bytes of a piece.
     """
     offset, length, parts = 0, 0, list[ReadPart]()
     for at, part in _parts(header, wanted, limit):
@@ -194,9 +180,6 @@ def cached_share(descriptor: int, size: int) -> float:
     """Return the share of an open file that is in the page cache; 1 if it is not known.
 
     Linux 6.5 and later has cachestat; elsewhere a few pages are read without waiting.
-
-    Args:
-        size: Its length in bytes.
     """
     if not size:
         return 1.0
@@ -240,7 +223,6 @@ def _supports_direct(descriptor: int) -> bool:
 
 
 def _unfilled(views: list[memoryview], done: int) -> list[memoryview]:
-    """Return the rest of the views after so many bytes of them are filled."""
     for number, part in enumerate(views):
         if done < len(part):
             return [part[done:], *views[number + 1 :]]

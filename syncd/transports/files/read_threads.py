@@ -18,8 +18,6 @@ from syncd.transports.torch_tensors import view
 
 
 class Slot:
-    """Memory that pieces pass through."""
-
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory, self.bytes, self.address = memory, view(memory), memory.data_ptr()
         self.views: list[memoryview] = []
@@ -44,7 +42,6 @@ class FileInFlight:
 
     @property
     def is_hashed(self) -> bool:
-        """Return whether the file is hashed, so that every byte of it is read."""
         return self._state is not None
 
     def add(self, number: int, slot: Slot) -> Iterator[Slot]:
@@ -99,8 +96,6 @@ class FileInFlight:
 
 
 class ReadTask(NamedTuple):
-    """A piece of a file that is read, and its place among the file's pieces."""
-
     file: FileInFlight
     number: int
     piece: ReadPiece
@@ -161,7 +156,6 @@ class ReadThreads:
             return None if self._is_over else next(self._tasks, None)
 
     def _stop(self, threads: int) -> None:
-        """Have every thread end after its current piece."""
         self._is_over = True
         for _ in range(threads):
             self._free.put(None)

@@ -53,8 +53,6 @@ class FilesReceiver(DirectoryReceiver):
     """Receives versions from the job directory, through the stage of this host if there is one.
 
     Args:
-        client: The explorer's connection to the job.
-        options: What it is asked for.
         stage: The stage of this host; None to load from the job directory, and deltas from a directory below TMPDIR.
     """
 
@@ -82,20 +80,17 @@ class FilesReceiver(DirectoryReceiver):
         return (READS_DELTA,)
 
     def _warn(self, missing: list[str]) -> None:
-        """Report once that deltas could be read here if packages were installed."""
         if not self._has_warned:
             self._has_warned = True
             reason = f"not installed: {', '.join(missing)}"
             self._options.report("warning", "deltas_disabled", reason=reason, hint=install_command("delta"))
 
     def sweep(self) -> None:
-        """Remove the copies that no process of this host uses."""
         for stage in (self._stage, self._scratch):
             if stage is not None:
                 stage.sweep()
 
     def close(self) -> None:
-        """Give up the directory that was received last, and what was made without a stage."""
         super().close()
         scratch, self._scratch = self._scratch, None
         if scratch is not None:
@@ -271,5 +266,4 @@ class FilesReceiver(DirectoryReceiver):
 
 
 def can_decode() -> bool:
-    """Return whether the packages that decode deltas are installed."""
     return not missing_packages("delta")

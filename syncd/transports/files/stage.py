@@ -46,8 +46,6 @@ _JOB = re.compile(r".+-[0-9a-f]{8}\.[0-9a-f]{8}", re.ASCII | re.DOTALL)
 
 
 class StageFullError(StorageError):
-    """The stage has no room for the version."""
-
     code = "stage_full"
 
 
@@ -62,7 +60,6 @@ class StageSource:
 
     @property
     def key(self) -> str:
-        """Return the name of the copy."""
         generation, step = self.version.pair
         return f"{generation}.{step}-{_short(self.version.digest)}"
 
@@ -71,22 +68,12 @@ class StageSource:
         return sum(record.size for record in self.records)
 
     def write(self, target: str, stop: Callable[[], bool]) -> None:
-        """Write the files into a new directory, every byte of them checked.
-
-        Args:
-            target: The directory, which is created.
-            stop: Polled; once it returns true, this is given up.
-        """
+        """Write the files into a new directory, every byte of them checked; `stop` is polled."""
         copy_files(self.disk, self.directory, target, self.records, stop)
 
 
 class StagedCopy:
-    """A copy that stays until `close`.
-
-    Args:
-        path: The directory of the copy.
-        held: The shared lock that keeps it.
-    """
+    """A copy that stays until `close`."""
 
     def __init__(self, path: str, held: FileLock) -> None:
         self.path, self._held = path, held
@@ -160,7 +147,6 @@ class HostStage:
         This process has made it or hashed it, in this call.
 
         Args:
-            stop: Polled; once it returns true, the copy is given up.
             report: Hears of an existing copy that is damaged, and removed.
         """
         seen, since = -1, self._clock.monotonic()
@@ -195,7 +181,6 @@ class HostStage:
         return None
 
     def has_copies(self) -> bool:
-        """Return whether there is any copy."""
         return bool(_newest(self._own))
 
     def discard(self, copy: StagedCopy) -> None:
@@ -221,7 +206,6 @@ class HostStage:
                     self._sweep(f"{self._root}/{name}", keep)
 
     def close(self) -> None:
-        """Remove the copies that no process uses."""
         self.sweep()
         with contextlib.suppress(OSError):
             os.rmdir(self._own)
@@ -329,7 +313,6 @@ def _existing(path: str, held: FileLock) -> StagedCopy | None:
 
 
 def _newest(directory: str) -> str:
-    """Return the name of the newest copy in a directory, empty if there is none."""
     copies = [(match, name) for name in _names(directory) if (match := _COPY.fullmatch(name))]
     pairs = {name: (int(match["generation"]), int(match["step"])) for match, name in copies}
     return max(pairs, key=pairs.__getitem__, default="")
@@ -345,7 +328,6 @@ def _job_key(root: str) -> str:
 
 
 def _key_of(name: str) -> str:
-    """Return the key of the copy that a name belongs to."""
     if is_temporary(name):
         return name.removeprefix(".").rpartition(".tmp")[0].rpartition(".")[0]
     return name.removesuffix(_LOCK)
