@@ -25,8 +25,6 @@ class MemoryLeft(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
-    """The memory that is free for a copy."""
-
     host: MemoryLeft
     group: MemoryLeft | None  # of the tightest control group; None without a limit
     free: int  # bytes that are free in the file system
@@ -36,7 +34,6 @@ def refusal(memory_left: FreeMemory, size: int, used: int, limit: int) -> str:
     """Return why so many bytes more do not fit, empty if they do.
 
     Args:
-        size: Bytes of the copy.
         used: Bytes of the copies that stay.
         limit: Bytes that all copies may take together.
     """
@@ -62,13 +59,11 @@ def free_memory() -> int:
 
 
 def capacity(directory: str) -> int:
-    """Return the size of a file system in bytes."""
     status = os.statvfs(directory)
     return status.f_blocks * status.f_frsize
 
 
 def is_memory(directory: str) -> bool:
-    """Return whether what is written to a directory stays in memory."""
     return mount_of(directory).type in {"tmpfs", "ramfs"}
 
 

@@ -54,14 +54,12 @@ class RankGroup(Ranks):
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
 
     def broadcast(self, value: T) -> T:
-        """Return rank 0's value on all ranks."""
         box: list[Any] = [value if self.rank == 0 else None]
         with _timeouts():
             dist.broadcast_object_list(box, src=0, group=self._group)
         return box[0]  # type: ignore[no-any-return]
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks on all ranks."""
         box: list[Any] = [None] * self.world_size
         with _timeouts():
             dist.all_gather_object(box, value, group=self._group)
@@ -96,7 +94,6 @@ def rank0_or_error(ranks: Ranks, work: Callable[P, T], *args: P.args, **kwargs: 
 
 
 def raise_gravest(errors: list[SyncdError | None]) -> None:
-    """Raise the gravest of the errors that the ranks gathered, if there is one."""
     raised = [error for error in errors if error is not None]
     if raised:
         raise_agreed(min(raised, key=lambda error: isinstance(error, PASSING)))

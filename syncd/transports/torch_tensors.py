@@ -66,14 +66,12 @@ class DeviceFiniteCheck:
         self._flags: list[tuple[str, torch.Tensor]] = []
 
     def check(self, name: str, content: torch.Tensor, dtype: torch.dtype) -> None:
-        """Check the bytes of whole elements."""
         if content.is_cpu:
             check_finite(name, content, dtype)
         elif dtype in _EXPONENT:
             self._flags.append((name, is_finite(content, dtype)))
 
     def require(self) -> None:
-        """Wait for what devices have found."""
         flags, self._flags = self._flags, []
         if not flags:
             return
@@ -137,7 +135,6 @@ def memory_of(tensor: torch.Tensor) -> object:
 
 
 def meta_of(name: str, tensor: torch.Tensor) -> TensorMeta:
-    """Return the dtype and the shape of a tensor."""
     if tensor.is_meta or tensor.layout is not torch.strided or tensor.dtype not in FROM_TORCH:
         raise ConfigError(
             f"tensor {name} cannot be filled: {tensor.dtype}, {tensor.layout}, on {tensor.device}"
