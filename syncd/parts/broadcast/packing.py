@@ -28,11 +28,7 @@ Planned = Iterator[tuple[Tensor, ExportedTensor]]
 
 
 class Packer:
-    """Makes the buckets of a plan from the tensors of a walk.
-
-    Args:
-        check_finite: Whether to refuse NaN and infinity.
-    """
+    """Makes the buckets of a plan from the tensors of a walk."""
 
     def __init__(self, *, check_finite: bool) -> None:
         self._check = check_finite
@@ -71,7 +67,6 @@ class Packer:
     def _packed(
         self, run: Sequence[Tensor], planned: Planned, device: torch.device, finite: DeviceFiniteCheck
     ) -> torch.Tensor:
-        """Return small tensors that follow each other as one bucket."""
         start = run[0].start
         bucket = self._buffer(run[-1].end - start, device)
         for slot, exported in islice(planned, len(run)):
@@ -114,7 +109,6 @@ def receive_buckets(
     """Receive into buckets, `UNDER_WAY` at once, and return the checksum of what was received.
 
     Args:
-        buckets: The memory of each.
         takes_part: Asked now and then: whether the trainer still takes part.
     """
     checksum, under_way = make_checksum(group.device), deque[tuple[torch.Tensor, Any]]()
@@ -159,13 +153,10 @@ _MASK = (1 << 64) - 1
 
 
 def make_checksum(device: torch.device) -> "ByteChecksum | WordChecksum":
-    """Return a new checksum of buckets that are on a device; `torch.device("cpu")` is main memory."""
     return ByteChecksum() if device.type == "cpu" else WordChecksum(device)
 
 
 class ByteChecksum:
-    """xxh3_128 over all bytes."""
-
     def __init__(self) -> None:
         self._state = hasher()
 
@@ -182,9 +173,6 @@ class WordChecksum:
     An odd weight has an inverse, so every change of one word is detected; any other damage is missed with a
     probability of about 2^-64. Integers wrap alike on every device, and their sum does not depend on its order. The
     checksum detects damage, not an attack.
-
-    Args:
-        device: Where the buckets are.
     """
 
     def __init__(self, device: torch.device) -> None:
