@@ -47,8 +47,6 @@ class Direction:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What two hosts measured together."""
-
     host: str  # the other host
     outward: Direction  # how the other host sees the changes of this one
     inward: Direction  # how this host sees the changes of the other one
@@ -63,7 +61,6 @@ class Peer:
 
 
 def converse(end: PeerLink, seconds: float) -> Peer:
-    """Measure both ways with the partner of a line."""
     if end.leads:
         outward = lead(end, seconds)
         inward, host = serve(end)
@@ -166,12 +163,7 @@ def serve(end: PeerLink) -> tuple[Direction, str]:
 
 
 class PeerObserver:
-    """Observes the changes of the partner in the ways in which programs do.
-
-    Args:
-        other: The partner's directory.
-        stack: Closes what it still watches at the end.
-    """
+    """Observes the changes of the partner in the ways in which programs do."""
 
     def __init__(self, other: str, stack: contextlib.ExitStack) -> None:
         self._other, self._stack = other, stack
@@ -227,7 +219,6 @@ class PeerObserver:
 
 
 def direction_from(fields: Fields) -> Direction:
-    """Return what the partner found, from its message."""
     return record_from(Direction, fields)
 
 

@@ -27,11 +27,7 @@ _ROUNDS = 5
 
 
 class Listener(FileSystemEventHandler):
-    """Wakes a waiting thread when a change of one path is reported.
-
-    Args:
-        path: The file that is watched.
-    """
+    """Wakes a waiting thread when a change of one path is reported."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -42,11 +38,9 @@ class Listener(FileSystemEventHandler):
             self._heard.set()
 
     def arm(self) -> None:
-        """Forget earlier changes."""
         self._heard.clear()
 
     def wait(self, seconds: float = PATIENCE) -> bool:
-        """Wait for a change; return whether one was reported."""
         return self._heard.wait(seconds)
 
 

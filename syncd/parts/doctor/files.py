@@ -74,7 +74,6 @@ def space(target: ProbeTarget) -> Finding:
 
 
 def judge_space(status: os.statvfs_result, directory: str) -> Finding:
-    """Return what the free space of a file system means."""
     free, total = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
     # Many network and copy-on-write file systems do not count names: zero of zero.
     names = f"{status.f_favail:,} names" if status.f_files else "names not counted"
@@ -91,7 +90,6 @@ def _gigabytes(count: float) -> str:
 
 
 def writable(error: OSError | None, directory: str) -> Finding:
-    """Return whether this user can write here."""
     if error is None:
         return Finding("writable", "ok", f"by user {os.geteuid()}")
     advice = advice_for(error, directory) or f"ls -ld {quote(directory)}"
@@ -182,15 +180,12 @@ _HASTE = 1.0
 
 @dataclass(slots=True)
 class ReadCounts:
-    """What a reader found while a file was replaced under it."""
-
     reads: int = 0  # whole contents
     partial: int = 0  # contents that were cut or mixed
     missing: int = 0  # times the name was not there
     stale: int = 0  # times the server no longer knew the file that the name led to (ESTALE)
 
     def read(self, path: str) -> None:
-        """Read the file once."""
         try:
             with open(path, "rb", buffering=0) as file:
                 data = file.read()
@@ -227,7 +222,6 @@ def replace_under_reader(target: ProbeTarget) -> Finding:
 
 
 def judge_reads(counts: ReadCounts, replaced: int) -> Finding:
-    """Return what a reader's experience means."""
     detail = f"{replaced} replaced, {counts.reads} reads, {counts.stale} ESTALE"
     if counts.partial or counts.missing:
         detail += f"; {counts.partial} partial, {counts.missing} missing"

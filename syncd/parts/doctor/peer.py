@@ -38,12 +38,7 @@ Accept = Callable[[Fields], bool]
 
 
 class PeerLink:
-    """One host's end of the exchange.
-
-    Args:
-        meeting: The directory where the hosts meet.
-        identity: The name of this host's own directory in it.
-    """
+    """One host's end of the exchange."""
 
     def __init__(self, meeting: str, identity: str | None = None) -> None:
         self.meeting = meeting
@@ -55,12 +50,10 @@ class PeerLink:
 
     @property
     def own(self) -> str:
-        """Return this host's directory: the only one it writes below."""
         return f"{self.meeting}/{self.identity}"
 
     @property
     def other(self) -> str:
-        """Return the partner's directory."""
         return f"{self.meeting}/{self.partner}"
 
     @property
@@ -97,7 +90,6 @@ class PeerLink:
             time.sleep(TICK)
 
     def ask(self, topic: str, seconds: float, value: dict[str, Any] | None = None) -> Fields:
-        """Ask the partner something, and return the value of its answer."""
         self.number += 1
         number = self.number
         self.say(topic, number, value)
@@ -111,18 +103,15 @@ class PeerLink:
         self.hear(lambda word: _is(word, number, "answer") or _is(word, number + 1), seconds)
 
     def asked(self, seconds: float) -> Fields:
-        """Wait for the next question of the partner, and return it."""
         number = self.number + 1
         question = self.hear(lambda word: _is(word, number), seconds)
         self.number = number
         return question
 
     def answer(self, value: dict[str, Any]) -> None:
-        """Answer the last question."""
         self.say("answer", self.number, value)
 
     def find(self, seconds: float) -> Self:
-        """Wait for another host and make it the partner."""
         end, numbers, beat, due = time.monotonic() + seconds, dict[str, int](), 0, 0.0
         # From here on this host changes nothing in the directory that it polls.
         time.sleep(_SETTLE)
@@ -167,7 +156,6 @@ class PeerLink:
 
 
 def _checked(word: Fields) -> Fields:
-    """Return a message with all required fields."""
     word.text("partner"), word.text("topic"), word.integer("number")
     return word
 

@@ -25,8 +25,6 @@ _GRAVITY: tuple[Verdict, ...] = ("fail", "warn")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one probe found."""
-
     name: str  # the probe; empty until `FileSystemProbe` fills it in
     verdict: Verdict  # `fail` only for what syncd relies on; `warn` for what costs speed or comfort
     detail: str  # what was seen, with figures
@@ -81,8 +79,6 @@ _SWEEP_PAUSE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ProbeTarget:
-    """Where a probe works."""
-
     directory: str  # the directory that is examined, absolute; nothing is written to it directly
     scratch: str  # a directory below it that is the probe's own
     mount: Mount = UNKNOWN_MOUNT
@@ -95,14 +91,11 @@ class ProbeTarget:
 
 @dataclass(frozen=True, slots=True)
 class FileSystemProbe:
-    """One test of a file system."""
-
     name: str  # what its finding is called
     essential: bool  # whether syncd relies on it: then an error is a failure, otherwise a warning
     body: Callable[[ProbeTarget], Finding]  # runs it
 
     def __call__(self, target: ProbeTarget) -> Finding:
-        """Run it in a new directory below the scratch directory of the target."""
         scratch = f"{target.scratch}/{self.name}"
         try:
             os.mkdir(scratch)
@@ -120,12 +113,10 @@ class FileSystemProbe:
 def probe(
     name: str, *, essential: bool = False
 ) -> Callable[[Callable[[ProbeTarget], Finding]], FileSystemProbe]:
-    """Return a decorator that makes a function a probe."""
     return lambda body: FileSystemProbe(name, essential, body)
 
 
 def advice_for(error: OSError, directory: str) -> str:
-    """Return what to do about an error, empty if nothing is known."""
     return _ADVICE.get(error.errno or 0, "").format(shlex.quote(directory))
 
 

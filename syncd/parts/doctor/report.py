@@ -51,8 +51,6 @@ Ways = tuple[tuple[str, Direction], ...]
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """What the doctor found about a directory."""
-
     directory: str  # the directory, absolute
     findings: tuple[Finding, ...]  # one for each probe
     peer: Peer | None  # what two hosts measured together, if they did
@@ -64,7 +62,6 @@ class DoctorReport:
         return worst(self.findings)
 
     def document(self) -> dict[str, Any]:
-        """Return the document of `--json`."""
         return {
             "schema_version": SCHEMA,
             "protocol": PROTOCOL,
@@ -185,7 +182,6 @@ _VERDICTS = {
 
 
 def show(report: DoctorReport, console: Console) -> None:
-    """Print a report: the findings, what to expect, the verdict."""
     console.print(_table(report.findings))
     console.print()
     for label, text in expectations(report.expect):
@@ -207,7 +203,6 @@ def _table(findings: tuple[Finding, ...]) -> Table:
 
 
 def expectations(expect: Expectation) -> list[tuple[str, str]]:
-    """Return what to expect and which settings to use, as labelled lines."""
     means = "events (inotify)" if expect.wake == "inotify" else f"a tick each {expect.poll:g} s"
     latency = f"{expect.latency_p50_ms:g} ms (p50), {expect.latency_p99_ms:g} ms (p99)"
     settings = f"poll = {expect.poll:g}, trash_grace = {expect.trash_grace:g}"

@@ -45,7 +45,6 @@ def collect(directory: str, state_dir: str | None = None, secrets: Iterable[str]
     """Return who may do what around a job.
 
     Args:
-        state_dir: Where `.syncd/` is, if not in it.
         secrets: Further files that hold secrets: files of tokens.
     """
     job = Job.at(directory, state_dir)
@@ -201,7 +200,6 @@ def _unit(path: str) -> SystemdUnit:
 
 
 def service_settings(text: str) -> dict[str, str]:
-    """Return the last value of each key in `[Service]` of a unit file."""
     section, settings = "", {}
     for line in map(str.strip, text.splitlines()):
         if line.startswith("["):
@@ -229,8 +227,6 @@ _VERDICTS = {
 
 @dataclass(frozen=True, slots=True)
 class AccessReport:
-    """Which permissions around a job are too open."""
-
     directory: str  # the job directory, absolute
     permissions: str  # the policy of its configuration
     findings: tuple[AccessFinding, ...]  # the findings, the most severe first
@@ -240,7 +236,6 @@ class AccessReport:
         return verdict(self.findings)
 
     def document(self) -> dict[str, Any]:
-        """Return the report as the JSON output has it."""
         return {
             "schema_version": SCHEMA,
             "protocol": PROTOCOL,
@@ -264,7 +259,6 @@ def _lines(finding: AccessFinding) -> list[str]:
 
 
 def examine(directory: str, state_dir: str | None = None, secrets: Iterable[str] = ()) -> AccessReport:
-    """Check the permissions of a job; change nothing."""
     with answering(directory):
         if not bounded(lambda: os.path.isdir(directory), STUCK):
             raise JobMissingError("no such directory", path=directory, hint=f"ls -ld {directory}")

@@ -25,8 +25,6 @@ class AclEntry:
 
 @dataclass(frozen=True, slots=True)
 class PathAccess:
-    """A path and who may do what with it."""
-
     path: str  # absolute
     role: Role  # its role in the job
     mode: int  # as `lstat` has it, with the kind
@@ -46,16 +44,12 @@ class PathAccess:
 
 @dataclass(frozen=True, slots=True)
 class SystemdUnit:
-    """A unit of systemd on this host, its drop-ins included."""
-
     path: str  # its file
     settings: Mapping[str, str]  # the last value of each key of `[Service]`
 
 
 @dataclass(frozen=True, slots=True)
 class AccessSnapshot:
-    """Who may do what around a job."""
-
     directory: str  # the job directory, absolute
     user: int  # number of the user that runs the check
     umask: int
