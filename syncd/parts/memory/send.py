@@ -94,7 +94,6 @@ class MemorySender(WeightSender):
         return sender
 
     def prepare(self, export: Export) -> None:
-        """Prepare the sender through files; a copy's memory is allocated by each send."""
         self._files.prepare(export)
 
     def send(self, step: int, attempt: str, content: StepContent) -> None:
@@ -114,11 +113,9 @@ class MemorySender(WeightSender):
 
     @property
     def has_failed(self) -> bool:
-        """Return whether this rank's part of the save in flight has failed."""
         return self._files.has_failed
 
     def unavailable(self) -> str:
-        """Return why explorers could not load the next copy."""
         if self._copies is None or self._client is None:
             return "no copies can be made"
         here = Process.current().boot
@@ -179,7 +176,6 @@ class MemoryCopies:
     """The copies of one job on this host.
 
     Args:
-        root: A directory in memory.
         limit: Bytes that all copies may take together; 0 for half of what the file system can take.
     """
 
@@ -209,7 +205,6 @@ class MemoryCopies:
         """Remove copies that are no longer needed, and make the directory of the next copy.
 
         Args:
-            step: The trainer's step.
             attempt: The save that the copy is of.
             size: Bytes of its tensors.
 
@@ -224,7 +219,6 @@ class MemoryCopies:
     def copy(
         self, step: int, attempt: str, world_size: int, report_failure: Callable[[str], None]
     ) -> StepCopy:
-        """Return this rank's side of a copy that there is room for."""
         return StepCopy(self.place.copy(step, attempt), step, attempt, world_size, report_failure)
 
     def close(self) -> None:
