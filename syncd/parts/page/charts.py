@@ -76,7 +76,6 @@ class MetricsCollector:
         self._newest = step
 
     def _find_families(self, metrics: Mapping[str, Any]) -> None:
-        """Begin a line for each new metric of a family."""
         for name in [name for name in metrics if name not in self._names and len(name) <= MOST_LETTERS]:
             if len(self._names) >= MOST_NAMES:
                 return
@@ -149,19 +148,14 @@ _OF_EXPLORERS = frozenset(
 
 
 def answer(poll: PollResult, every: float) -> dict[str, Any]:
-    """Return the answer of `/charts.json`.
-
-    Args:
-        poll: The result of the latest reading.
-        every: Seconds after which the page should ask again.
-    """
+    """Return the answer of `/charts.json`; the page asks again after `every` seconds."""
     document = poll.document or {"charts": [], "files": []}
     shown = {"charts": document["charts"], "files": document["files"]}
     return {"schema_version": SCHEMA, "serving": serving(poll, every), **shown}
 
 
 def lanes_answer(poll: PollResult, every: float) -> dict[str, Any]:
-    """Return the answer of `/lanes.json`; arguments as of `answer`."""
+    """Return the answer of `/lanes.json`; the page asks again after `every` seconds."""
     lanes = poll.document["lanes"] if poll.document else LaneCollector().document()
     return {"schema_version": SCHEMA, "serving": serving(poll, every), **lanes}
 
@@ -170,7 +164,6 @@ class ChartReader:
     """Reads what is new in the files of a job, and returns the charts.
 
     Args:
-        open_job: Returns the job, or raises why it cannot.
         most_read: Bytes that one reading takes.
     """
 

@@ -54,12 +54,7 @@ _QUIET = frozenset(
 
 
 class PageReader:
-    """Reads a job for the page. Opening the job is part of it, because its mount may not answer.
-
-    Args:
-        open_job: Returns the job, or raises why it cannot.
-        rules: Returns the policy by which its daemon prunes.
-    """
+    """Reads a job for the page. Opening the job is part of it, because its mount may not answer."""
 
     def __init__(
         self, open_job: Callable[[], Job], rules: Callable[[Job], DaemonConfig], clock: Clock
@@ -71,7 +66,6 @@ class PageReader:
         self._began: float | None = None
 
     def __call__(self) -> dict[str, Any]:
-        """Read the job once, and return the data of the page."""
         if self._job is None:
             self._job = self._open()
             self._looker = JobViewer(self._job, self._clock)
@@ -106,8 +100,6 @@ def view_document(
     """Return the data of one view of the job.
 
     Args:
-        decisions: What retention decides for each step.
-        policy: The policy by which it decides.
         events: The newest events of the daemon's journal, oldest first.
     """
     status, steps = data.status(view), listing(view, decisions, policy)
@@ -131,7 +123,6 @@ def answer(poll: PollResult, every: float, overview: str | None = None) -> Docum
     """Return the document that the page gets now.
 
     Args:
-        poll: The result of the latest poll.
         every: Seconds after which the page should ask again.
         overview: Where the overview of all jobs is, None without one.
     """

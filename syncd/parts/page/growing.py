@@ -51,7 +51,6 @@ class GrowingFiles(Generic[C]):
 
     @property
     def name(self) -> str:
-        """Return the name of the newest file."""
         return os.path.basename(self._paths[0])
 
     @property
@@ -61,7 +60,6 @@ class GrowingFiles(Generic[C]):
 
     @property
     def done(self) -> int:
-        """Return how many of these were read."""
         return sum(file.offset for file in self._files)
 
     def read(self, most: int) -> int:

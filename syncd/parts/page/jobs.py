@@ -37,8 +37,6 @@ class ServedJob:
     """One job: its poll, and its page.
 
     Args:
-        read: Returns the page's data.
-        routes: Those of its page beside `/data.json`.
         every: Seconds between two polls at least.
         overview: Where the overview is, relative to the page; None if this is the only job.
     """
@@ -64,7 +62,6 @@ class JobsSite:
     """An overview of several jobs at `/`, and the page of each below `/jobs/NAME/`.
 
     Args:
-        jobs: Returns the jobs by name, which may change.
         every: Seconds between two requests at least.
         search: The search for jobs and its directory, None if the jobs are fixed.
     """
@@ -80,7 +77,6 @@ class JobsSite:
         self._files = static_files(OVERVIEW)
 
     def at(self, path: str, query: Query) -> PageContent | None:
-        """Return what is at a path, None where there is nothing."""
         if path == "/jobs.json":
             return as_json(self._overview())
         if not path.startswith("/jobs/"):
@@ -107,11 +103,7 @@ class JobsSite:
 
 
 class JobSearch:
-    """Finds the jobs below a directory again and again, in a thread of its own.
-
-    Args:
-        open_job: Returns what serves the job directory at a path.
-    """
+    """Finds the jobs below a directory again and again, in a thread of its own."""
 
     def __init__(self, root: str, open_job: Callable[[str], ServedJob], clock: Clock) -> None:
         self._root, self._open, self._served = root, open_job, dict[str, ServedJob]()
@@ -120,7 +112,6 @@ class JobSearch:
 
     @property
     def left_out(self) -> int:
-        """Return how many jobs were found beyond `MOST_JOBS`."""
         return max(len(self._job_names()) - MOST_JOBS, 0)
 
     def jobs(self) -> dict[str, ServedJob]:
@@ -169,7 +160,6 @@ def _directories(path: str) -> list[str]:
 
 
 def is_job(path: str) -> bool:
-    """Return whether a directory looks like a job."""
     try:
         with os.scandir(path) as entries:
             names = (entry.name for entry in islice(entries, _MOST_ENTRIES))
@@ -185,12 +175,10 @@ def names_of(paths: Sequence[str]) -> dict[str, str]:
 
 
 def quoted(name: str) -> str:
-    """Return the name of a job as one part of a URL's path."""
     return quote(os.fsencode(name), safe="")
 
 
 def summary(name: str, path: str, poll: PollResult) -> dict[str, Any]:
-    """Return the line of a job in the overview."""
     shown = poll.document
     status = shown["status"] if shown else None
     return {
@@ -217,7 +205,6 @@ def _urgency(poll: PollResult, status: Document | None) -> dict[str, str]:
 
 
 def _figures(status: Document | None) -> dict[str, Any]:
-    """Return what the overview shows of a job's status."""
     if status is None:
         empty = dict.fromkeys(("version", "published", "trainer", "finished"))
         return {**empty, "empty": False, "explorers": 0, "dead": 0, "lag": 0}

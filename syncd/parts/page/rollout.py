@@ -23,11 +23,7 @@ _DIGITS = 15
 
 
 class RolloutReader:
-    """Answers `/rollout.json`: reads in a thread, one batch at a time.
-
-    Args:
-        open_job: Returns the job, or raises why it cannot.
-    """
+    """Answers `/rollout.json`: reads in a thread, one batch at a time."""
 
     def __init__(self, open_job: Callable[[], Job]) -> None:
         self._open = open_job

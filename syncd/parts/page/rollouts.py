@@ -59,8 +59,6 @@ class BatchName(NamedTuple):
 
 
 class ReadBatch(NamedTuple):
-    """A batch that was read: its experiences, its bytes, and whether it lies in the archive."""
-
     experiences: Rows
     size: int
     is_archived: bool
@@ -74,7 +72,6 @@ class _Batch:
 
 
 def read_batch(job: Job, batch: BatchName) -> ReadBatch:
-    """Return a batch, which waits for the trainer or lies in the archive."""
     decode = _decoder()
     path, is_archived = batch_paths.batch(job, *batch), False
     try:
@@ -99,8 +96,6 @@ class RolloutIndex:
     """Reads the newest batches of a job, each once, and returns what the list is made from.
 
     Args:
-        open_job: Returns the job, or raises why it cannot.
-        most: Rollouts in the list.
         most_read: Bytes of batches beyond which one reading begins no other batch.
     """
 
@@ -113,7 +108,6 @@ class RolloutIndex:
         self._reasons: dict[str, Document] = {}
 
     def __call__(self) -> Document:
-        """Read what is new."""
         job = self._job = self._job or self._open()
         _decoder()
         with storage_errors(job.root):
@@ -151,7 +145,6 @@ class RolloutIndex:
         return unread
 
     def _rejected(self, job: Job) -> list[Document]:
-        """Return the newest files that the trainer rejected, each with its reason."""
         before, self._reasons = self._reasons, {}
         for explorer in batch_paths.explorers(job):
             directory = batch_paths.rejected(job, explorer)
@@ -234,7 +227,6 @@ def _reason(job: Job, explorer: str, path: str) -> Document:
 
 
 def disabled() -> Document:
-    """Return the answer of a server that shows no rollouts."""
     return {"schema_version": SCHEMA, "enabled": False}
 
 
@@ -242,8 +234,6 @@ def answer(poll: PollResult, every: float, query: Mapping[str, str]) -> Document
     """Return the answer of `/rollouts.json`, None if a filter cannot be read.
 
     Args:
-        poll: The result of the latest reading.
-        every: Seconds after which the page should ask again.
         query: `task`, `group`, `explorer` (a part of the name), `version`, `reward_min`, `reward_max` and `from`.
     """
     try:
@@ -270,7 +260,6 @@ def answer(poll: PollResult, every: float, query: Mapping[str, str]) -> Document
 
 
 def _filter(query: Mapping[str, str]) -> Callable[[Document], bool]:
-    """Return what keeps the rows that are asked for."""
     least, most = float(query.get("reward_min") or -math.inf), float(query.get("reward_max") or math.inf)
     parts = {name: query.get(name, "").lower() for name in ("task", "group", "explorer")}
     generation, step = _version(query.get("version", ""))

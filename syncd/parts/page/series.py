@@ -48,7 +48,6 @@ class ThinnedSeries:
         return self._last
 
     def add(self, point: Point) -> None:
-        """Add the newest point."""
         self._last = point
         if self._groups and self._groups[-1].count < self._per_group:
             self._groups[-1] = _merged(self._groups[-1], _Group([point], 1))

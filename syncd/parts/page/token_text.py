@@ -17,11 +17,7 @@ _BEFORE = 8
 
 
 class TokenText:
-    """Turns ids into texts, one for each id; keeps the tokenizer that it has read.
-
-    Args:
-        job: The job, whose config.toml may name `model.path`.
-    """
+    """Turns ids into texts, one for each id; keeps the tokenizer that it has read."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -47,7 +43,6 @@ class TokenText:
         return self._loaded[1], ""
 
     def _path(self) -> str | None:
-        """Return the path of the tokenizer that the job's configuration leads to, None if it leads to none."""
         try:
             text = self._job.disk.read(f"{self._job.root}/{CONFIG}", _CONFIG_LIMIT).decode()
             model = tomllib.loads(text).get("model")
@@ -61,7 +56,6 @@ def texts(tokenizer: Any, ids: Sequence[int], start: int, end: int) -> list[str]
     """Return the text that each id of a part adds; of a character of several ids the last one has it all.
 
     Args:
-        tokenizer: Of the package tokenizers.
         start: The first one to be shown.
         end: Behind the last one.
     """
