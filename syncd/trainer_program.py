@@ -32,7 +32,6 @@ class OwnTrainerFinder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return where the package is, None for another name."""
         del path, target
         if name != _HERE.name:
             return None
@@ -53,7 +52,6 @@ def check_own_trainer() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line `trainer` of this process."""
     prefer_own_trainer()
     try:
         check_own_trainer()
