@@ -26,7 +26,7 @@ class MemoryLeft(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
     host: MemoryLeft
-    group: MemoryLeft | None  # of the tightest control group; None without a limit
+    control_group: MemoryLeft | None  # of the tightest control group; None without a limit
     free: int  # bytes that are free in the file system
 
 
@@ -41,7 +41,7 @@ def refusal(memory_left: FreeMemory, size: int, used: int, limit: int) -> str:
         return f"copies may take {limit} bytes, {used} are taken, and this one is {size}"
     if size > memory_left.free:
         return f"the file system has {memory_left.free} bytes free, the copy is {size}"
-    for what, memory in (("the host", memory_left.host), ("its control group", memory_left.group)):
+    for what, memory in (("the host", memory_left.host), ("its control group", memory_left.control_group)):
         if memory is not None and memory.left - size < memory.total // RESERVE:
             least = memory.total // RESERVE
             return f"{what} has {memory.left} bytes of memory left; a copy of {size} must leave {least}"

@@ -85,43 +85,46 @@ class Packer:
         return buffer[:size]
 
 
-def send_buckets(group: ProcessGroup, buckets: Iterable[torch.Tensor], deadline: Deadline) -> str:
+def send_buckets(process_group: ProcessGroup, buckets: Iterable[torch.Tensor], deadline: Deadline) -> str:
     """Send buckets, `UNDER_WAY` at once, and return their checksum, which is computed meanwhile.
 
     Args:
         buckets: Each stays valid until the next but one is requested.
     """
-    checksum, under_way = make_checksum(group.device), deque[Any]()
-    with group.aborted_at(deadline):
+    checksum, under_way = make_checksum(process_group.device), deque[Any]()
+    with process_group.aborted_at(deadline):
         for bucket in buckets:
-            under_way.append(group.broadcast(bucket, deadline))
+            under_way.append(process_group.broadcast(bucket, deadline))
             checksum.add(bucket)
             if len(under_way) == UNDER_WAY:
-                group.finish(under_way.popleft(), deadline)
+                process_group.finish(under_way.popleft(), deadline)
         while under_way:
-            group.finish(under_way.popleft(), deadline)
+            process_group.finish(under_way.popleft(), deadline)
         return checksum.text()
 
 
 def receive_buckets(
-    group: ProcessGroup, buckets: Iterable[torch.Tensor], deadline: Deadline, takes_part: Callable[[], bool]
+    process_group: ProcessGroup,
+    buckets: Iterable[torch.Tensor],
+    deadline: Deadline,
+    takes_part: Callable[[], bool],
 ) -> str:
     """Receive into buckets, `UNDER_WAY` at once, and return the checksum of what was received.
 
     Args:
         takes_part: Asked now and then: whether the trainer still takes part.
     """
-    checksum, under_way = make_checksum(group.device), deque[tuple[torch.Tensor, Any]]()
+    checksum, under_way = make_checksum(process_group.device), deque[tuple[torch.Tensor, Any]]()
 
     def finish_first() -> torch.Tensor:
         bucket, work = under_way.popleft()
-        group.finish(work, deadline, takes_part)
+        process_group.finish(work, deadline, takes_part)
         return bucket
 
-    with group.aborted_at(deadline):
+    with process_group.aborted_at(deadline):
         for bucket in buckets:
             received = finish_first() if len(under_way) == UNDER_WAY else None
-            under_way.append((bucket, group.broadcast(bucket, deadline)))
+            under_way.append((bucket, process_group.broadcast(bucket, deadline)))
             if received is not None:
                 checksum.add(received)  # while the next ones are under way
         while under_way:

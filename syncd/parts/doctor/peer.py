@@ -23,7 +23,7 @@ from syncd.protocol.local_disk import LocalDisk
 MEETING = ".syncd-doctor-peer"
 """The directory in which two hosts meet, below the one that is examined."""
 
-ROOMS = ("say", "stat", "names", "events", "locks")
+SUBDIRECTORIES = ("say", "stat", "names", "events", "locks")
 """The directories of each host: one for messages, the others are measured."""
 
 END = "end"
@@ -181,9 +181,9 @@ def open_link(directory: str, scratch: str) -> Iterator[PeerLink]:
 
 
 def _settle_in(end: PeerLink, prepared: str) -> None:
-    for room in ROOMS:
-        os.makedirs(f"{prepared}/{room}")
-        with open(f"{prepared}/{room}/word", "wb") as file:
+    for name in SUBDIRECTORIES:
+        os.makedirs(f"{prepared}/{name}")
+        with open(f"{prepared}/{name}/word", "wb") as file:
             file.write(encode({"partner": "", "topic": "hello", "number": 0, "host": socket.gethostname()}))
     while True:
         with contextlib.suppress(FileExistsError):

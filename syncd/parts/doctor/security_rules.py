@@ -56,7 +56,7 @@ class AccessSnapshot:
     entries: tuple[PathAccess, ...] = ()  # every path that was checked
     mount: Mount = UNKNOWN_MOUNT  # the mount that holds the job
     permissions: str = "umask"  # the policy of the job's configuration
-    group: int | None = None  # number of the policy's group, None if it has none
+    unix_group: int | None = None  # number of the policy's group, None if it has none
     policy_problem: str = ""  # why the policy cannot be read, empty if it can
     secrets: tuple[str, ...] = ()  # keys in `config.toml` that hold what looks like a secret
     weak_config: str = ""  # where others could change what `config.toml` leads to, and how; empty if nowhere
@@ -121,7 +121,7 @@ def _owner(seen: AccessSnapshot, entry: PathAccess) -> Iterator[AccessFinding]:
     job = next((other for other in seen.entries if other.role == "job"), entry)
     if entry.is_link or entry.uid in _trusted(seen) or entry.role not in ("parent", "state", "secret"):
         return
-    if entry.role == "state" and seen.permissions == "group" and entry.gid == seen.group:
+    if entry.role == "state" and seen.permissions == "group" and entry.gid == seen.unix_group:
         return
     what = f"user {entry.uid} owns it, and can replace what is in it"
     yield _at(entry, "owner", "warn", what, f"chown {_ROOT if entry.role == 'parent' else job.uid}")
@@ -156,7 +156,7 @@ def _trusted(seen: AccessSnapshot) -> set[int]:
 def _group_writes(seen: AccessSnapshot, entry: PathAccess) -> Iterator[AccessFinding]:
     if entry.is_link or not entry.mode & stat.S_IWGRP or (entry.role == "parent" and entry.gid == _ROOT):
         return
-    if seen.permissions == "group" and entry.gid == seen.group:
+    if seen.permissions == "group" and entry.gid == seen.unix_group:
         return
     if entry.role == "parent" and _is_sticky(seen, entry):
         return
@@ -198,7 +198,7 @@ def _rights(seen: AccessSnapshot, entry: PathAccess) -> Iterator[AccessFinding]:
     for right in entry.rights:
         if right.kind == "user" and right.number in (_ROOT, seen.user, entry.uid):
             continue
-        if right.kind == "group" and seen.permissions == "group" and right.number == seen.group:
+        if right.kind == "group" and seen.permissions == "group" and right.number == seen.unix_group:
             continue
         reads_secret = entry.role == "secret" and right.bits & _READ
         if not right.bits & _WRITE and not reads_secret:

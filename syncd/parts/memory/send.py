@@ -90,7 +90,7 @@ class MemorySender(WeightSender):
         if problem:
             sender._warn("memory_disabled", reason=problem, hint=f"df -h {settings.memory_dir}")
         elif context.client is not None:
-            context.client.publish_copies(copies.place)
+            context.client.publish_copies(copies.memory_directory)
         return sender
 
     def prepare(self, export: Export) -> None:
@@ -180,7 +180,7 @@ class MemoryCopies:
     """
 
     def __init__(self, job: Job, root: str, limit: int = 0, clock: Clock | None = None) -> None:
-        self.place = MemoryDirectory.here(root, job.root)
+        self.memory_directory = MemoryDirectory.here(root, job.root)
         self._limit, self._clock = limit, clock or SystemClock()
         self._owner: FileLock | None = None
         self._made: list[str] = []
@@ -191,7 +191,7 @@ class MemoryCopies:
         Returns:
             Why no copies can be made, empty if they can.
         """
-        root = os.path.dirname(self.place.directory)
+        root = os.path.dirname(self.memory_directory.directory)
         try:
             if not is_memory(root):
                 return f"{root} is not in memory"
@@ -212,14 +212,14 @@ class MemoryCopies:
             Why there is no room, empty if there is.
         """
         try:
-            return self._make_room(self.place.copy(step, attempt), size + SLACK)
+            return self._make_room(self.memory_directory.copy(step, attempt), size + SLACK)
         except (OSError, SyncdError) as error:
             return str(error)
 
     def copy(
         self, step: int, attempt: str, world_size: int, report_failure: Callable[[str], None]
     ) -> StepCopy:
-        return StepCopy(self.place.copy(step, attempt), step, attempt, world_size, report_failure)
+        return StepCopy(self.memory_directory.copy(step, attempt), step, attempt, world_size, report_failure)
 
     def close(self) -> None:
         """Remove all copies but those that are read; the last of their readers removes them."""
@@ -227,12 +227,12 @@ class MemoryCopies:
         owner, self._owner = self._owner, None
         if owner is not None:
             owner.close()
-            clear_directory(self.place.directory)
+            clear_directory(self.memory_directory.directory)
 
     def _own(self) -> str:
         if self._owner is not None and self._owner.is_valid():
             return ""
-        directory, end = self.place.directory, self._clock.monotonic() + _PATIENCE
+        directory, end = self.memory_directory.directory, self._clock.monotonic() + _PATIENCE
         while True:
             if not os.path.lexists(directory):
                 os.mkdir(directory, 0o700)
@@ -248,7 +248,7 @@ class MemoryCopies:
     def _make_room(self, path: str, size: int) -> str:
         if problem := self._own():
             return problem
-        directory = self.place.directory
+        directory = self.memory_directory.directory
         limit = self._limit or capacity(directory) // 2
         used = discard(directory, keep=self._made[-_KEPT:])
         if refusal(read_free_memory(directory), size, used, limit):
