@@ -292,10 +292,10 @@ def _with_absolute_paths(keys: Mapping[str, Key], layer: Layer) -> dict[str, Any
     table: dict[str, Any] = dict(layer.table)
     for name, path in _given_paths(keys, layer):
         expanded = os.path.expandvars(os.path.expanduser(path))
-        place: Any = os.path.normpath(os.path.join(layer.directory, expanded))
+        nested: Any = os.path.normpath(os.path.join(layer.directory, expanded))
         for part in reversed(name.split(".")):
-            place = {part: place}
-        table = merged(table, place)
+            nested = {part: nested}
+        table = merged(table, nested)
     return table
 
 
