@@ -58,11 +58,15 @@ def save(saver, step, tensors):
     saver.save(step, f"attempt-{step}", tensors, None)
 
 
+def save_and_wait(saver, step, tensors):
+    save(saver, step, list(tensors.items()))
+    saver.wait()
+
+
 def test_a_step_saved_from_a_gpu_has_the_bytes_of_one_saved_from_main_memory(job, saver):
     digests = set()
     for step, tensors in enumerate((odd_tensors(), on_gpu(odd_tensors()), on_gpu(odd_tensors()))):
-        save(saver, step, list(tensors.items()))
-        saver.wait()
+        save_and_wait(saver, step, tensors)
         digests.add(whole(job, step).shards[0].digest)
     assert len(digests) == 1
 
@@ -94,8 +98,7 @@ def test_memory_prepared_for_a_model_on_a_gpu_is_used_by_its_first_save(job):
     arena = saver._arenas.next()
     address = arena.bytes.data_ptr()
     assert arena._pinned
-    save(saver, 0, list(tensors.items()))
-    saver.wait()
+    save_and_wait(saver, 0, tensors)
     assert saver._arenas.next().bytes.data_ptr() == address
     assert torch.equal(load(job, 0)["w7"], tensors["w7"].cpu())
     saver.close()
@@ -106,8 +109,7 @@ def test_non_finite_weights_of_a_gpu_are_refused_by_name(job, saver, bad):
     tensors = on_gpu({"good": torch.ones(LARGE), "bad": torch.ones(LARGE)})
     tensors["bad"][LARGE // 2] = bad
     with pytest.raises(NonFiniteError, match="bad"):
-        save(saver, 0, list(tensors.items()))
-        saver.wait()
+        save_and_wait(saver, 0, tensors)
 
 
 @pytest.fixture(params=["cached", "direct"])
@@ -159,7 +161,9 @@ def test_a_model_on_a_gpu_answers_as_the_version_that_its_hook_loaded(job):
     hook.prepare(target)
     hook.load(target)
     hook.commit(target)
-    assert all(torch.equal(tensor.cpu(), wanted.state_dict()[name]) for name, tensor in model.state_dict().items())
+    assert all(
+        torch.equal(tensor.cpu(), wanted.state_dict()[name]) for name, tensor in model.state_dict().items()
+    )
     with torch.device(GPU):
         answers = log_probs(model)
     assert (answers.cpu() - log_probs(wanted)).abs().max() < 1e-4

@@ -1,6 +1,7 @@
 """Whole jobs on a GPU: trainer, daemon and explorer, weights by each transport. `make test-gpu`."""
 
 import functools
+import json
 
 import pytest
 
@@ -20,8 +21,8 @@ CLOSE = 2e-3
 
 TABLES = {
     "weights": "",
-    "adapters": '[model.lora]\nrank = 8\nalpha = 16\n',
-    "critic": '[critic]\nenabled = true\n',
+    "adapters": "[model.lora]\nrank = 8\nalpha = 16\n",
+    "critic": "[critic]\nenabled = true\n",
 }
 
 CONFIG = """
@@ -77,8 +78,12 @@ def ran(root, memory, method, kind="weights"):
     )
     (root / "job.toml").write_text(text)
     whole_jobs.run_together(root, whole_jobs.TRAIN_AND_EXPLORE, LONG)
+    return experiences_of(root)
+
+
+def experiences_of(root):
     paths = sorted((root / "job").glob("experiences/**/*.parquet"))
-    return [one for path in paths for one in decode_batch(path.read_bytes(), str(path))]
+    return [row for path in paths for row in decode_batch(path.read_bytes(), str(path))]
 
 
 @functools.cache
@@ -115,16 +120,37 @@ def test_tokens_have_the_log_probs_of_their_version_by_every_method(tmp_path, sh
     check(tmp_path, ran(tmp_path, shm, method))
 
 
+def test_figures_of_a_gpu_are_reported(tmp_path, shm):
+    ran(tmp_path, shm, "checkpoint")
+    last = json.loads((tmp_path / "job" / "metrics.jsonl").read_text().splitlines()[-1])["metrics"]
+    assert 0 < last["perf/max_memory_allocated_gb"] <= last["perf/max_memory_reserved_gb"]
+    assert 0 < last["perf/mfu/actor"] < 1
+
+
 @pytest.mark.parametrize("kind", ["adapters", "critic"])
 def test_jobs_with_adapters_and_with_a_critic_train_on_a_gpu(tmp_path, shm, kind):
     check(tmp_path, ran(tmp_path, shm, "checkpoint", kind), kind)
+
+
+EXPLORE_ONCE_RESUMED = """
+import time
+from explorer_hooks.cli.main import main
+from syncd.protocol.job_end import read_end
+from syncd.protocol.layout import Job
+while read_end(Job.at({job!r})) is not None:
+    time.sleep(0.1)
+main()
+"""
+"""An explorer of a job that has ended would end at once."""
 
 
 def test_a_job_on_a_gpu_is_resumed_from_its_full_checkpoint(tmp_path, shm):
     ran(tmp_path, shm, "checkpoint")
     text = (tmp_path / "job.toml").read_text()
     (tmp_path / "job.toml").write_text(text.replace(f"total_steps = {STEPS}", f"total_steps = {STEPS + 2}"))
-    whole_jobs.run_together(tmp_path, whole_jobs.TRAIN_AND_EXPLORE, LONG)
-    assert (tmp_path / "job" / f"global_step_{STEPS + 2}" / "actor").is_dir()
+    explorer = ("-c", EXPLORE_ONCE_RESUMED.format(job=f"{tmp_path}/job"), "run", "job.toml")
+    whole_jobs.run_together(tmp_path, {**whole_jobs.TRAIN_AND_EXPLORE, "explorer": explorer}, LONG)
     lines = (tmp_path / "job" / "metrics.jsonl").read_text().splitlines()
-    assert len(lines) == STEPS + 2
+    steps = [json.loads(line)["step"] for line in lines]
+    assert steps == list(range(1, STEPS + 3))
+    check(tmp_path, experiences_of(tmp_path))
