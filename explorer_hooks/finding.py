@@ -37,12 +37,8 @@ def open_hook(
     Args:
         text: NAME or NAME=ADDRESS.
         argv: A command, for hooks that run one.
-        settings: The hook's settings, by key.
         timeout: Seconds that one request, load or command may take.
         token: A bearer token or signing key.
-
-    Raises:
-        ConfigError: No installed hook has the name, it cannot be imported, or its options are wrong.
     """
     name, _, address = text.partition("=")
     options = HookOptions(address or None, argv, dict(settings or {}), timeout, token)
@@ -65,9 +61,6 @@ def imported(path: str) -> Any:
     """Return the object that an import path names; the module itself if no attribute is named.
 
     Installed modules and PYTHONPATH precede the current directory.
-
-    Raises:
-        ConfigError: There is no such module or attribute, or its import fails.
     """
     module_name, _, attribute = path.partition(":")
     if not all(

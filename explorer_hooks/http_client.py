@@ -36,19 +36,12 @@ _MESSAGES = ("message", "detail", "error", "error_message", "object")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a server answered.
+    """What a server answered."""
 
-    Args:
-        request: Method and path, for messages.
-        status: The HTTP status.
-        body: The whole body.
-        location: Where a redirect leads.
-    """
-
-    request: str
-    status: int
+    request: str  # method and path, for messages
+    status: int  # the HTTP status
     body: bytes
-    location: str | None = None
+    location: str | None = None  # where a redirect leads
 
     @property
     def json(self) -> Any:
@@ -85,9 +78,6 @@ class HttpClient:
         ask_timeout: Seconds that a question may take.
         missing: The hint if the server does not know a path.
         max_answer: Bytes of the longest answer that is read.
-
-    Raises:
-        ConfigError: The address is none, or carries a secret.
     """
 
     def __init__(
@@ -119,7 +109,6 @@ class HttpClient:
 
     @property
     def host(self) -> str:
-        """Return the host that it names."""
         return self._url.hostname or ""
 
     @property
@@ -137,12 +126,7 @@ class HttpClient:
         """Return the answer to a GET; an error status counts as an unreachable engine.
 
         Args:
-            path: The path.
             seconds: How long it may take; by default as long as a question.
-
-        Raises:
-            EngineUnreachableError: It did not answer in time, or not sensibly.
-            ConfigError: It refuses the token, redirects, or does not know the path.
         """
         reply = self.get_any(path, seconds)
         if reply.has_no_route:
@@ -152,21 +136,11 @@ class HttpClient:
         return reply
 
     def get_any(self, path: str, seconds: float | None = None) -> Reply:
-        """Return the answer to a GET, whatever its status.
-
-        Raises:
-            EngineUnreachableError: It did not answer in time.
-            ConfigError: It refuses the token, or redirects.
-        """
+        """Return the answer to a GET, whatever its status."""
         return self._sent("GET", path, None, min(seconds or self._ask_timeout, self.timeout))
 
     def get_json(self, path: str, seconds: float | None = None) -> dict[str, Any]:
-        """Return the JSON object that answers a GET.
-
-        Raises:
-            EngineUnreachableError: It did not answer in time, or not with an object.
-            ConfigError: It refuses the token, redirects, or does not know the path.
-        """
+        """Return the JSON object that answers a GET."""
         reply = self.get(path, seconds)
         if reply.document is None:
             raise EngineUnreachableError(
@@ -179,13 +153,7 @@ class HttpClient:
     def post(
         self, path: str, body: Mapping[str, Any] | None = None, *, hint: str, **query: str | bool
     ) -> dict[str, Any]:
-        """Send a POST; return the JSON object that answers it, an empty one if the answer is none.
-
-        Raises:
-            LoadFailedError: The answer is an error.
-            EngineUnreachableError: It did not answer in time.
-            ConfigError: It refuses the token, redirects, or does not know the path.
-        """
+        """Send a POST; return the JSON object that answers it, an empty one if the answer is none."""
         words = {
             key: str(value).lower() if isinstance(value, bool) else value for key, value in query.items()
         }
@@ -195,12 +163,7 @@ class HttpClient:
         return reply.document or {}
 
     def post_any(self, path: str, body: Mapping[str, Any] | None = None) -> Reply:
-        """Send a POST; return the answer, whatever its status.
-
-        Raises:
-            EngineUnreachableError: It did not answer in time.
-            ConfigError: It refuses the token, redirects, or does not know the path.
-        """
+        """Send a POST; return the answer, whatever its status."""
         reply = self.post_raw(path, body)
         if reply.has_no_route:
             raise self._no_route(reply)
@@ -212,13 +175,8 @@ class HttpClient:
         """Send a POST; return the answer, whatever its status, also if the server does not know the path.
 
         Args:
-            path: The path.
             body: The JSON object to send.
             seconds: How long it may take; by default as long as a load.
-
-        Raises:
-            EngineUnreachableError: It did not answer in time.
-            ConfigError: It refuses the token, or redirects.
         """
         return self._sent("POST", path, body or {}, min(seconds or self.timeout, self.timeout))
 
@@ -328,7 +286,6 @@ def _whole(response: http.client.HTTPResponse, longest: int) -> bytes:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host of an address is this one, by name or number."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

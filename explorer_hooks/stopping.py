@@ -22,7 +22,6 @@ class Stop:
         self._is_set = self._requested = False
 
     def __call__(self) -> bool:
-        """Return whether to stop."""
         return self._is_set or self._requested
 
     @property
@@ -31,11 +30,7 @@ class Stop:
         return self._is_set
 
     def handle(self, number: int, _frame: FrameType | None = None) -> None:
-        """Handle a signal.
-
-        Raises:
-            BaseException: It is the second one.
-        """
+        """Handle a signal."""
         if self._is_set:
             raise self._at_once(number)
         self._is_set = True

@@ -24,8 +24,6 @@ def answer(group: click.Command, program: str, variable: str, instruction: str) 
     """Print what a shell asks for, and return the exit code; end the process if that takes too long.
 
     Args:
-        group: The commands.
-        program: Its name.
         variable: The environment variable by which the shell asks.
         instruction: Its value, such as `bash_complete` or `bash_source`.
     """

@@ -137,10 +137,6 @@ def load(
         trusted: Whether nobody but this user and root can have written the file.
         kept: Whether it is the job directory's own file, not one that the user has named: that one may be a pipe, and
             is read to its end however long that takes.
-
-    Raises:
-        ConfigError: The file cannot be read or parsed, a key is unknown, a value is out of range, or one reaches
-            beyond the job in a file that is not trusted.
     """
     table = _table(path, read_config_file if kept else _read) if path else {}
     if not trusted:
@@ -160,12 +156,7 @@ def check_value(key: str, value: Any, where: str = "the command line") -> Any:
     """Return a value as the configuration has it.
 
     Args:
-        key: Its key.
-        value: What was given.
         where: Where it was given, for the error.
-
-    Raises:
-        ConfigError: It is of another type, or out of range.
     """
     if key not in _FIELDS:
         near = difflib.get_close_matches(key, _FIELDS, 1)
@@ -187,11 +178,7 @@ def check_value(key: str, value: Any, where: str = "the command line") -> Any:
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of `"500GiB"`, `"1.5T"` or `"4096"`; units are powers of 1024.
-
-    Raises:
-        ConfigError: It is not a size.
-    """
+    """Return the bytes of `"500GiB"`, `"1.5T"` or `"4096"`; units are powers of 1024."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ConfigError(f"not a size: {text!r}", hint="write it like 500GiB")

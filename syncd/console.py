@@ -9,7 +9,6 @@ import errno
 import functools
 import importlib
 import io
-import keyword
 import math
 import os
 import shlex
@@ -73,7 +72,6 @@ class UncheckedPath(click.Path):
     """A path that is not accessed while the command line is parsed: its mount may not answer."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002
-        """Return the path as it was given."""
         return value
 
 
@@ -81,11 +79,11 @@ class LazyGroup(click.Group):
     """A group that imports a command when it is chosen.
 
     Args:
-        package: The package of the commands: `<package>.<verb>` has one under its name, with `_` for `-`,
-            and behind a word of Python.
+        package: The package of the commands: `<package>.<verb>` has one under its name, with `_` for `-`.
         verbs: Each verb with its line of help.
-        others: The group of entry points by which other packages add verbs: name and command.
-        **options: As click takes them.
+        others: The group of entry points by which parts and other packages add verbs: name and command. The module
+            of a command says in the first line of its docstring, behind a colon, what `--help` says of the verb, and
+            may name in `AFTER` the verb behind which it is listed.
     """
 
     def __init__(
@@ -98,7 +96,7 @@ class LazyGroup(click.Group):
 
     @functools.cached_property
     def others(self) -> Mapping[str, "EntryPoint"]:
-        """Return the verbs of other packages; they are not imported yet."""
+        """Return the verbs of parts and other packages; they are not imported yet."""
         if self._others is None:
             return {}
         from importlib.metadata import entry_points  # noqa: PLC0415 - takes a fifth of what else a command takes
@@ -108,8 +106,13 @@ class LazyGroup(click.Group):
 
     @functools.cached_property
     def verbs(self) -> Mapping[str, str]:
-        """Return each verb with its line of help."""
-        return {**self.own, **{name: _first_line(one.module) for name, one in self.others.items()}}
+        """Return each verb with its line of help, in the order of `--help`."""
+        lines = list(self.own.items())
+        for name, point in self.others.items():
+            line, after = _said_of_command(point.module)
+            place = next((place for place, (verb, _) in enumerate(lines, 1) if verb == after), len(lines))
+            lines.insert(place, (name, line))
+        return dict(lines)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Return the verbs, in their own order."""
@@ -118,7 +121,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Import a verb and return its command."""
         if cmd_name in self.own:
-            name = cmd_name.replace("-", "_") + "_" * keyword.iskeyword(cmd_name)
+            name = cmd_name.replace("-", "_")
             command = getattr(importlib.import_module(f"{self.package}.{name}"), name)
         elif cmd_name in self.others:
             command = self.others[cmd_name].load()
@@ -158,19 +161,30 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def _first_line(module: str) -> str:
-    """Return what follows the colon in the first line of a module's docstring, without importing the module."""
+def _said_of_command(module: str) -> tuple[str, str]:
+    """Return a module's line of help and its `AFTER`, both empty if it has none, without importing the module."""
     from importlib.util import find_spec  # noqa: PLC0415
 
     try:
         spec = find_spec(module)
         with open(spec.origin if spec and spec.origin else os.devnull, "rb") as file:
-            text = ast.get_docstring(ast.parse(file.read())) or ""
+            tree = ast.parse(file.read())
     except (ImportError, OSError, SyntaxError):
-        text = ""
-    line = text.partition("\n")[0]
+        return "", ""
+    line = (ast.get_docstring(tree) or "").partition("\n")[0]
     line = line.partition(": ")[2] or line
-    return line[:1].upper() + line[1:]
+    return line[:1].upper() + line[1:], _text_assigned(tree, "AFTER")
+
+
+def _text_assigned(tree: ast.Module, name: str) -> str:
+    """Return the text that a module assigns to a name, empty if it assigns none."""
+    for statement in tree.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=target)], value=ast.Constant(value=str(text))) if (
+                target == name
+            ):
+                return text
+    return ""
 
 
 def unescape(command: click.Command) -> click.Command:
@@ -217,8 +231,6 @@ def run(group: click.Group, program: str, args: Sequence[str]) -> int:
     """Run one command line and return its exit code.
 
     Args:
-        group: The commands.
-        program: Its name.
         args: What follows the name.
     """
     _prepare_streams()

@@ -19,44 +19,30 @@ MOST_LINES = 6
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A curve of a panel.
-
-    Args:
-        label: What it is called.
-        names: The metrics or fields that it shows; of several the first that a step has.
-        style: line; step, a value that holds until the next one; low and high, the edges of a filled band.
-    """
+    """A curve of a panel."""
 
     label: str
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # the metrics or fields that it shows; of several the first that a step has
+    # line; step, a value that holds until the next one; low and high, the edges of a filled band.
     style: str = "line"
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One set of axes. Where nothing of it was recorded, it is left out.
+    """One set of axes. Where nothing of it was recorded, it is left out."""
 
-    Args:
-        name: Its stable name.
-        title: Its heading.
-        unit: Of its values, empty or one of seconds, bytes, GiB, tokens, versions, explorers, nats, share, a second.
-        curves: Its curves; none if it has a family.
-        from_zero: Whether zero belongs in the picture.
-        family: Metrics that have a curve each, called by the group of the match; the first `MOST_LINES` are drawn.
-        of_versions: Whether its values are of versions: a plot draws them at the step of the version.
-        source: The file that it is from.
-        missing: What the page says while it has no value; empty if a job need not have any.
-    """
-
-    name: str
-    title: str
+    name: str  # its stable name
+    title: str  # its heading
+    # Of its values, empty or one of seconds, bytes, GiB, tokens, versions, explorers, nats, share, a second.
     unit: str = ""
-    curves: tuple[Curve, ...] = ()
-    from_zero: bool = False
+    curves: tuple[Curve, ...] = ()  # its curves; none if it has a family
+    from_zero: bool = False  # whether zero belongs in the picture
+    # Metrics that have a curve each, called by the group of the match; the first `MOST_LINES` are drawn.
     family: re.Pattern[str] | None = None
+    # Whether its values are of versions: a plot draws them at the step of the version.
     of_versions: bool = False
-    source: str = METRICS
-    missing: str = ""
+    source: str = METRICS  # the file that it is from
+    missing: str = ""  # what the page says while it has no value; empty if a job need not have any
 
 
 def _read_panel(table: dict[str, Any]) -> Panel:

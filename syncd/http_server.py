@@ -20,9 +20,6 @@ class BoundedServer(ThreadingHTTPServer):
         handler: Answers one request.
         limit: Seconds that a connection may last: a client that sends byte by byte is cut off too.
         hint: What helps if it cannot listen on the address.
-
-    Raises:
-        ConfigError: It cannot listen on the address.
     """
 
     daemon_threads = True

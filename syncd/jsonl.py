@@ -26,12 +26,7 @@ def append_lines(path: str, data: bytes, adopt: Callable[[str], None] | None = N
     the lines visible to other hosts.
 
     Args:
-        path: The file.
-        data: The lines to append.
         adopt: Called with the path of a new file: `Disk.adopt` of the job.
-
-    Raises:
-        OSError: They could not be written; a part of a line may have been.
     """
     descriptor = open_append(path, adopt)
     try:
@@ -43,11 +38,7 @@ def append_lines(path: str, data: bytes, adopt: Callable[[str], None] | None = N
 
 
 def read(path: str) -> Iterator[dict[str, Any] | None]:
-    """Yield the document of each line; None for a line that is not a document: torn, too long, or foreign.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
+    """Yield the document of each line; None for a line that is not a document: torn, too long, or foreign."""
     with open(open_read(path), "rb") as file:
         whole = True
         while line := file.readline(LINE_LIMIT):

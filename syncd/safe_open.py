@@ -17,11 +17,7 @@ def open_append(path: str, adopt: Callable[[str], None] | None = None) -> int:
     """Return a descriptor that appends to a file; create the file if it is missing.
 
     Args:
-        path: The file.
         adopt: Called with the path of an empty file: `Disk.adopt` of its job.
-
-    Raises:
-        OSError: It is not a regular file, has a second name, or the file system refuses.
     """
     with _opened(path, _APPEND) as (descriptor, found):
         if found.st_nlink > 1:
@@ -32,11 +28,7 @@ def open_append(path: str, adopt: Callable[[str], None] | None = None) -> int:
 
 
 def open_read(path: str) -> int:
-    """Return a descriptor that reads a regular file.
-
-    Raises:
-        OSError: It is not a regular file, or the file system refuses.
-    """
+    """Return a descriptor that reads a regular file."""
     with _opened(path, _READ) as (descriptor, _):
         return descriptor
 

@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import Any, ClassVar, Self, TypeVar, Unpack
 
 from syncd.client.aio import AsyncClient, run
+from syncd.client.broadcast_control import BroadcastControl
+from syncd.client.broadcast_membership import BroadcastMembership
 from syncd.client.client import Client, ClientOptions, Role, guarded
 from syncd.client.follow import NATIVE, Leased
 from syncd.client.own_presence import OwnPresence
@@ -34,8 +36,6 @@ from syncd.client.sync_policy import (
 )
 from syncd.client.wait import Poller
 from syncd.errors import CorruptDataError, TryAgainError, UsageError
-from syncd.parts.broadcast.control import BroadcastControl
-from syncd.parts.broadcast.membership import BroadcastMembership
 from syncd.protocol.disk import MISSING, Disk
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk

@@ -45,11 +45,7 @@ def prefer_own_trainer() -> None:
 
 
 def check_own_trainer() -> None:
-    """Check that no other distribution has replaced the package's files.
-
-    Raises:
-        ConfigError: One has.
-    """
+    """Check that no other distribution has replaced the package's files."""
     path = _HERE / "__init__.py"
     if not path.is_file() or _NAMES not in path.read_bytes():
         hint = "pip uninstall trainer; pip install --force-reinstall --no-deps syncd"

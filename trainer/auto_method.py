@@ -16,7 +16,7 @@ from syncd.client.sync_policy import SyncMethod
 from syncd.errors import SyncdError
 from syncd.protocol.documents import record_in
 from syncd.protocol.presence import Presence
-from syncd.transports.base import FILES, Sent, WeightSender
+from syncd.transports.base import FILES, Sent, WeightSender, transport_names
 
 AUTO = SyncMethod.AUTO.value
 
@@ -41,76 +41,50 @@ _MAX_PENDING = 4
 
 
 def senders_of(method: str) -> tuple[str, ...]:
-    """Return the names of the transports that a value of `sync.method` needs."""
-    return ORDER if method == AUTO else (method,)
+    """Return the transports that a value of `sync.method` needs; `auto` takes all that are installed."""
+    installed = (FILES, *transport_names())
+    return tuple(name for name in ORDER if name in installed) if method == AUTO else (method,)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The last measurement of one transport.
+    """The last measurement of one transport."""
 
-    Args:
-        number: The sync that measured it; syncs are counted from 1.
-        size: Bytes of the weights.
-        seconds: From the trainer's call until the slowest explorer had them; None if it did not deliver them.
-        failures: How many times in a row it did not.
-    """
-
-    number: int
-    size: int = 0
+    number: int  # the sync that measured it; syncs are counted from 1
+    size: int = 0  # bytes of the weights
+    # From the trainer's call until the slowest explorer had them; None if it did not deliver them.
     seconds: float | None = None
-    failures: int = 0
+    failures: int = 0  # how many times in a row it did not
 
 
 @dataclass(slots=True)
 class Measurements:
-    """All that is known before a sync.
+    """All that is known before a sync."""
 
-    Args:
-        number: The sync, from 1.
-        size: Bytes of the weights; 0 if unknown.
-        ways: The last measurement of each transport.
-        lacking: Transports that are unavailable now, and why.
-        present: The transport that was last chosen for its speed.
-    """
-
-    number: int = 0
-    size: int = 0
-    ways: dict[str, Measured] = field(default_factory=dict)
-    lacking: Mapping[str, str] = field(default_factory=dict)
-    present: str = FILES
+    number: int = 0  # the sync, from 1
+    size: int = 0  # bytes of the weights; 0 if unknown
+    ways: dict[str, Measured] = field(default_factory=dict)  # the last measurement of each transport
+    lacking: Mapping[str, str] = field(default_factory=dict)  # transports that are unavailable now, and why
+    present: str = FILES  # the transport that was last chosen for its speed
 
 
 @dataclass(frozen=True, slots=True)
 class MethodChoice:
-    """The transport of the next sync.
-
-    Args:
-        method: Its name.
-        reason: Why, for people.
-        expected: Seconds that each measured transport would take.
-        is_trial: Whether it is chosen only to measure it.
-    """
+    """The transport of the next sync."""
 
     method: str
-    reason: str
-    expected: Mapping[str, float]
-    is_trial: bool = False
+    reason: str  # why, for people
+    expected: Mapping[str, float]  # seconds that each measured transport would take
+    is_trial: bool = False  # whether it is chosen only to measure it
 
 
 @dataclass(frozen=True, slots=True)
 class ExplorerLoad:
-    """An explorer's last load, as its presence reports it.
-
-    Args:
-        step: The step.
-        source: memory, stage or files.
-        seconds: What it took.
-    """
+    """An explorer's last load, as its presence reports it."""
 
     step: int
-    source: str
-    seconds: float
+    source: str  # memory, stage or files
+    seconds: float  # what it took
 
 
 class MethodChooser:
@@ -131,7 +105,6 @@ class MethodChooser:
         """Return the transport of the next sync, and log why; if explorers' presences cannot be read, files.
 
         Args:
-            senders: The opened senders by name.
             sent: The result of the sync before.
         """
         try:
@@ -188,7 +161,6 @@ def measured(number: int, sent: Sent, loads: Collection[ExplorerLoad]) -> Measur
     """Return the measurement that a sync is, None while it is unknown.
 
     Args:
-        number: The sync.
         sent: Its result on the trainer's side.
         loads: The loads of its step by explorers.
     """

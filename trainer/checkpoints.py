@@ -38,24 +38,15 @@ _WRITTEN = ".written-"
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """The loop's state at a step.
+    """The loop's state at a step."""
 
-    Args:
-        step: Steps trained so far.
-        generation: The generation of the versions that it published.
-        world_size: Ranks that saved it.
-        sampler: The state of the sample strategy.
-        critic: Whether the training state holds a critic's.
-        selection: What steps have been compared.
-        evaluations: Which evaluations have been given to the monitors.
-    """
-
-    step: int
-    generation: int
-    world_size: int
-    sampler: Mapping[str, Any] = field(default_factory=dict)
-    critic: bool = False
-    selection: Mapping[str, Any] = field(default_factory=dict)
+    step: int  # steps trained so far
+    generation: int  # the generation of the versions that it published
+    world_size: int  # ranks that saved it
+    sampler: Mapping[str, Any] = field(default_factory=dict)  # the state of the sample strategy
+    critic: bool = False  # whether the training state holds a critic's
+    selection: Mapping[str, Any] = field(default_factory=dict)  # what steps have been compared
+    # Which evaluations have been given to the monitors.
     evaluations: Mapping[str, Any] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
@@ -72,12 +63,8 @@ def begin_training(job: Job, step: int, save: str) -> str:
     """Make the empty directory of one save of an engine's training state, and remove what earlier ones left.
 
     Args:
-        job: The job.
         step: A sealed step.
         save: A name that no other save has.
-
-    Raises:
-        StorageError: The step is not there, or cannot be written to.
     """
     with storage_errors(job.step(step)):
         for entry in job.disk.list(job.step(step)):
@@ -99,11 +86,7 @@ def is_begun(job: Job, step: int, save: str) -> bool:
 
 
 def sync_files(job: Job, directory: str, names: Collection[str]) -> None:
-    """Make files of this rank durable, with the modes of the job's policy.
-
-    Raises:
-        StorageError: One could not be synced.
-    """
+    """Make files of this rank durable, with the modes of the job's policy."""
     with storage_errors(directory):
         parents = {os.path.dirname(f"{directory}/{name}") for name in names}
         for name in names:
@@ -115,21 +98,13 @@ def sync_files(job: Job, directory: str, names: Collection[str]) -> None:
 
 
 def note_written(job: Job, directory: str, rank: int) -> None:
-    """Note for rank 0 that a rank has written its files.
-
-    Raises:
-        StorageError: The note could not be written.
-    """
+    """Note for rank 0 that a rank has written its files."""
     with storage_errors(directory):
         job.disk.replace(f"{directory}/{_WRITTEN}{rank}", b"")
 
 
 def is_written(job: Job, directory: str, count: int) -> bool:
-    """Return whether so many ranks have written their files.
-
-    Raises:
-        StorageError: The directory cannot be read.
-    """
+    """Return whether so many ranks have written their files."""
     with storage_errors(directory):
         job.disk.refresh(directory)
         return len(_notes(job, directory)) == count
@@ -151,15 +126,10 @@ def complete(
     """Make a sealed step with its training state a full checkpoint. May be called again, to add `huggingface/`.
 
     Args:
-        job: The job.
-        step: The step.
         state: The loop's state.
         save: The save of the training state that is to become `training/`; empty where it is there already.
         as_hf: Whether to add `actor/huggingface/`; a step that is stored as a delta gets it anyway, of whole files.
         fence: The directory through which marks and tracker are renamed; a trainer that was replaced has lost it.
-
-    Raises:
-        SyncdError: Something could not be written; what was a full checkpoint still is.
     """
     disk, path, via = job.disk, job.step(step), fence or None
     with storage_errors(path):
@@ -198,13 +168,7 @@ def has_huggingface(job: Job, step: int) -> bool:
 
 
 def latest_hf_directory(job: Job) -> str:
-    """Return the Hugging Face directory of the newest full checkpoint, which the tracker names.
-
-    Raises:
-        OSError: There is no full checkpoint.
-        ValueError: The tracker is not a number.
-        CorruptDataError: The tracker is too long.
-    """
+    """Return the Hugging Face directory of the newest full checkpoint, which the tracker names."""
     job.disk.refresh(job.root)
     path = job.step(int(job.disk.read(job.tracker).decode()))
     job.disk.stat(f"{path}/{FULL_CHECKPOINT}")
@@ -238,11 +202,7 @@ def full_checkpoints(job: Job) -> list[int]:
 
 
 def read_state(job: Job, step: int) -> TrainerState:
-    """Return the loop's state of a full checkpoint.
-
-    Raises:
-        SyncdError: The checkpoint is not whole; one of an actor with a critic needs both.
-    """
+    """Return the loop's state of a full checkpoint."""
     with storage_errors(job.step(step)):
         path = job.step(step)
         if wrong := missing_files(job.disk, path, read_manifest(job.disk, path)):
@@ -272,7 +232,6 @@ def _place_huggingface(disk: Disk, actor: str, fill: Callable[[str], None]) -> N
     """Make `huggingface/`, whole or not at all.
 
     Args:
-        disk: The file system.
         actor: The directory in which it is made.
         fill: Makes its files in the directory that it is given.
     """

@@ -38,7 +38,6 @@ class TrainerLock(Closing):
 
     Args:
         term: The term that was claimed.
-        clock: This host's clock.
     """
 
     def __init__(self, term: Term, clock: Clock) -> None:
@@ -54,9 +53,6 @@ class TrainerLock(Closing):
 
         One that has ended on this host is known at once to be dead; any other is watched until it renews its lock, or
         has been silent for `timeout` seconds: a process that is there may be stopped.
-
-        Raises:
-            LockHeldError: Another trainer trains the job.
         """
         clock = clock or SystemClock()
         candidate = Candidate(_Locked(job.root, job.state, job.disk), clock, timeout, removes=False)
@@ -80,11 +76,7 @@ class TrainerLock(Closing):
         return self._term.staging
 
     def check(self) -> None:
-        """Raise if this trainer may no longer publish.
-
-        Raises:
-            FencedError: Another trainer has taken over, or the lock was removed.
-        """
+        """Raise if this trainer may no longer publish."""
         if self._clock.monotonic() - self._looked >= _LOOKS:
             self._beat()  # the thread has not run for long: this process was paused, and another may have taken over
         if self._lost:

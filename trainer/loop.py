@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import structlog
 
+from syncd.client.broadcast_control import WEIGHTS, BroadcastControl
 from syncd.errors import FencedError, NonFiniteError, SyncdError, UsageError
-from syncd.parts.broadcast.control import WEIGHTS, BroadcastControl
 from syncd.protocol.rendezvous import TensorInfo
 from syncd.transports.ranks import PASSING, all_or_error, is_agreed, raise_agreed, raise_gravest
 from trainer.auto_method import AUTO

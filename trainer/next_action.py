@@ -23,15 +23,10 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Save a full checkpoint of this step, which publishes its weights too.
+    """Save a full checkpoint of this step, which publishes its weights too."""
 
-    Args:
-        block: Whether the loop waits until it is durable.
-        as_hf: Whether it gets a complete Hugging Face directory.
-    """
-
-    block: bool
-    as_hf: bool
+    block: bool  # whether the loop waits until it is durable
+    as_hf: bool  # whether it gets a complete Hugging Face directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +43,14 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """End the run.
+    """End the run."""
 
-    Args:
-        reason: Why, in a few words.
-        error: What went wrong, None where nothing did.
-        again: Whether a later start resumes the run.
-        intact: Whether the samples' state is known to be whole, so that a checkpoint may be saved despite the error.
-        is_done: Whether the run has reached all that it was started for.
-    """
-
-    reason: str
-    error: SyncdError | None = None
-    again: bool = False
+    reason: str  # why, in a few words
+    error: SyncdError | None = None  # what went wrong, None where nothing did
+    again: bool = False  # whether a later start resumes the run
+    # Whether the samples' state is known to be whole, so that a checkpoint may be saved despite the error.
     intact: bool = True
-    is_done: bool = False
+    is_done: bool = False  # whether the run has reached all that it was started for
 
 
 Action = Train | Sync | Save | Validate | Idle | Finish
@@ -70,38 +58,25 @@ Action = Train | Sync | Save | Validate | Idle | Finish
 
 @dataclass(frozen=True, slots=True)
 class LoopFacts:
-    """What is known when the next action is decided.
+    """What is known when the next action is decided."""
 
-    Args:
-        step: Steps trained so far.
-        synced: The step whose weights were published last.
-        saved: The step of the last full checkpoint, 0 before the first.
-        saved_as_hf: Whether that one has a Hugging Face directory.
-        validated: The step at which the loss of validation was measured last.
-        tried: The step at which a full checkpoint was tried last; what failed is tried again at the next interval.
-        ending: Why no further step will be trained, empty while there will.
-        interrupted: Whether the run ends only for now.
-        explorer_asks: Whether an explorer waits for weights.
-        is_watched: Whether anybody follows the versions, or may do so unseen.
-    """
-
-    step: int
-    synced: int = 0
-    saved: int = 0
-    saved_as_hf: bool = False
-    validated: int = 0
+    step: int  # steps trained so far
+    synced: int = 0  # the step whose weights were published last
+    saved: int = 0  # the step of the last full checkpoint, 0 before the first
+    saved_as_hf: bool = False  # whether that one has a Hugging Face directory
+    validated: int = 0  # the step at which the loss of validation was measured last
+    # The step at which a full checkpoint was tried last; what failed is tried again at the next interval.
     tried: int = 0
-    ending: str = ""
-    interrupted: bool = False
-    explorer_asks: bool = False
-    is_watched: bool = True
+    ending: str = ""  # why no further step will be trained, empty while there will
+    interrupted: bool = False  # whether the run ends only for now
+    explorer_asks: bool = False  # whether an explorer waits for weights
+    is_watched: bool = True  # whether anybody follows the versions, or may do so unseen
 
 
 def end_of(config: JobConfig, step: int, over: str) -> str:
     """Return why no further step will be trained, empty while there will.
 
     Args:
-        config: The job's file.
         step: Steps trained so far.
         over: Why there will be no more samples, empty while there may be.
     """

@@ -56,12 +56,7 @@ def load_plain(path: str, *, mapped: bool = True) -> Any:
     """Return what a file of `torch.save` holds, on the CPU.
 
     Args:
-        path: The file.
         mapped: Whether its tensors are mapped, not read.
-
-    Raises:
-        CorruptDataError: It is damaged, or holds objects that only load by running code from it.
-        OSError: It cannot be read.
     """
     try:
         with torch.serialization.safe_globals(SAFE):
@@ -81,9 +76,6 @@ def only_plain_data(directory: str) -> Iterator[None]:
 
     Args:
         directory: What is loaded, for the error.
-
-    Raises:
-        CorruptDataError: A file holds such objects, or a distributed checkpoint is damaged.
     """
     _install_hook()
     guard = object()

@@ -38,7 +38,6 @@ def probe_tokens(
     as this, they are ids at equal distances over the vocabulary, in a fixed order.
 
     Args:
-        model: The model directory.
         vocabulary: Token ids are below this; None if it is not known.
         limit: Tokens of the longest row that the model takes; None for no bound.
         trust: Whether code that comes with the tokenizer may run.
@@ -79,10 +78,6 @@ def probe_directory(directory: str, compute_dtype: str, *, trust: bool = False) 
         directory: The directory; its weights are safetensors.
         compute_dtype: What the forward pass computes in. The weights are published as they are in the directory.
         trust: Whether code that comes with the model may run.
-
-    Raises:
-        ConfigError: It is no such directory.
-        NonFiniteError: A log-prob is not finite.
     """
     model = _load_model(directory, compute_dtype, trust=trust)
     tokens = probe_tokens(directory, model.config.get_text_config().vocab_size, trust=trust)

@@ -24,7 +24,7 @@ from trainer.config.model import JobConfig
 from trainer.engines.base import Metrics
 from trainer.experience.batch import SampleStrategy
 from trainer.experience.limits import UNLIMITED, Limits
-from trainer.last_evaluation import LastEvaluation
+from trainer.late_figures import late_figures
 from trainer.next_action import (
     Action,
     Finish,
@@ -35,7 +35,6 @@ from trainer.next_action import (
     end_of,
     publishes_only_to_watchers,
 )
-from trainer.reporting.evaluations import EvaluationWatch
 from trainer.reporting.report import Screen
 from trainer.resume import roll_back_explorers
 from trainer.selection import Selection
@@ -59,11 +58,8 @@ class Rank0:
     """Rank 0's side of the loop.
 
     Args:
-        config: The job's file.
         sync: The trainer's connection to the job, open.
-        strategy: Chooses samples.
         sink: Where figures go: monitors, the progress display.
-        clock: Time.
         checks: Called each turn; each raises if what it checks beside the trainer has failed.
     """
 
@@ -79,7 +75,7 @@ class Rank0:
         self.config, self.sync, self.strategy, self.sink = config, sync, strategy, sink
         self._clock, self._checks = clock or SystemClock(), checks
         self.chooser = MethodChooser(sync)
-        self.evaluations = EvaluationWatch(sync.job.root)
+        self.evaluations = late_figures(config, sync)
         self.selection = Selection(config.selection, sync.job)
         self._explorers = ExplorerLiveness(sync, self._clock, config.data.left_grace)
         self._idle = _IDLE[mount_of(sync.job.root).is_network]
@@ -149,13 +145,11 @@ class Rank0:
         Nothing here fails a run that has ended well.
 
         Args:
-            step: The last step.
             is_stopped: Once it returns true, nothing is waited for.
         """
         log = structlog.get_logger()
         try:
-            last = LastEvaluation(self.config, self.sync, self.evaluations)
-            if not last.wait(step, is_stopped, self.sink.note):
+            if not self.evaluations.wait_for_last(step, is_stopped, self.sink.note):
                 log.warning("last_evaluation_missing", step=step)
             for figures in self.evaluations.remaining():
                 self.selection.observe(figures, step)

@@ -16,11 +16,7 @@ FRESH = TrainerState(step=0, generation=0, world_size=1)
 
 
 def find_state(job: Job) -> TrainerState:
-    """Return the loop's state of the checkpoint to resume from: the tracker's, or an older one if that is damaged.
-
-    Raises:
-        CorruptDataError: There are full checkpoints, and none of them is whole.
-    """
+    """Return the loop's state of the checkpoint to resume from: the tracker's, or an older one if that is damaged."""
     named, found = _tracked(job), full_checkpoints(job)
     # Steps above the tracker were rolled back, or the run was killed before the tracker was written.
     candidates = [step for step in found if named is None or step <= named]
@@ -45,9 +41,6 @@ def roll_back_explorers(sync: Client, step: int, base: str) -> None:
         sync: The trainer's connection to the job.
         step: The step that the run resumes from.
         base: Where the weights of step 0 are, for a run that starts without a checkpoint.
-
-    Raises:
-        TimedOutError: No daemon has published it.
     """
     job = sync.job
     marker = read_marker(job.disk, job.marker).step

@@ -35,9 +35,6 @@ def run_rank(config: JobConfig, place: RankEnv, allowed: Collection[str] = ()) -
         config: The job's file, its job directory settled.
         place: Which rank this is, and where the others are.
         allowed: Fixed keys that the user lets change, where the job directory is not settled yet.
-
-    Raises:
-        SyncdError: What ended the run, on the rank that reports it.
     """
     configure("warning" if place.rank else "info", sys.stderr)
     with StopSignals() as stop, join(config, place, allowed) as joined:
@@ -61,9 +58,6 @@ def open_trainer(config: JobConfig) -> Trainer:
     """Return the trainer of this rank, joined to its job; its `shutdown` leaves the job.
 
     The process is one rank of torchrun or srun, or alone. No signal is handled: callers end the trainer themselves.
-
-    Raises:
-        SyncdError: The job cannot be joined; on all ranks.
     """
     with ExitStack() as opened:
         joined = opened.enter_context(join(config, read_rank_env(os.environ)))

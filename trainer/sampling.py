@@ -24,11 +24,7 @@ FIFO = "fifo"
 
 
 def make_strategy(config: JobConfig, job: Job) -> SampleStrategy:
-    """Return the sample strategy that `data.strategy` names, or that the other keys ask for.
-
-    Raises:
-        ConfigError: There is none of this name, it makes no `SampleStrategy`, or the data set is not one.
-    """
+    """Return the sample strategy that `data.strategy` names, or that the other keys ask for."""
     name = config.data.strategy or strategy_name(config)
     strategy = SAMPLE_STRATEGY.get(name)(config, job)
     if not isinstance(strategy, SampleStrategy):
@@ -160,11 +156,7 @@ def _turn(tokenizer: Any, response: list[int]) -> list[int]:
 
 
 def load_tokenizer(model: str, *, trust: bool = False) -> Any:
-    """Return the tokenizer of a model directory.
-
-    Raises:
-        ConfigError: It has none.
-    """
+    """Return the tokenizer of a model directory."""
     from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds, and only texts need it
 
     if not os.path.isdir(model):

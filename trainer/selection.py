@@ -31,7 +31,6 @@ class Selection:
 
     Args:
         section: What is compared, and what follows from it.
-        job: The job.
     """
 
     def __init__(self, section: SelectionSection, job: Job) -> None:
@@ -52,12 +51,7 @@ class Selection:
         return f"{section.metric} no better than {self._best:g} for {self._since} values"
 
     def observe(self, metrics: Mapping[str, float], step: int) -> None:
-        """Compare the value that metrics of a step have, if they have one; an evaluated version counts once.
-
-        Args:
-            metrics: The metrics.
-            step: The step that they are of.
-        """
+        """Compare the value that metrics of a step have, if they have one; an evaluated version counts once."""
         value = metrics.get(self._section.metric)
         if value is None or not math.isfinite(value):
             return
@@ -100,9 +94,6 @@ class Selection:
             state: What `state_dict` returned.
             evaluations: All that are known of the run. Those that the state does not have are compared before a pin
                 is removed; under another figure they say what is best, and not that the run has gone on for too long.
-
-        Raises:
-            CorruptDataError: It is not a state of a selection.
         """
         metric = str(state.get("metric", ""))
         is_of_figure = bool(metric) and RENAMED.get(metric, metric) == self._section.metric

@@ -23,39 +23,23 @@ _WHOLE_FILE = (("job", "dir"), ("job", "state_dir"), ("trainer", "continue_from_
 
 @dataclass(frozen=True, slots=True)
 class TrainingStage:
-    """One stage.
+    """One stage."""
 
-    Args:
-        name: Its directory below that of all stages.
-        config: Its configuration; `job.dir` is its own directory.
-        follows: Whether it starts from the model of the stage before, whatever `config` says.
-    """
-
-    name: str
-    config: JobConfig
-    follows: bool
+    name: str  # its directory below that of all stages
+    config: JobConfig  # its configuration; `job.dir` is its own directory
+    follows: bool  # whether it starts from the model of the stage before, whatever `config` says
 
 
 @dataclass(frozen=True, slots=True)
 class StagedRun:
-    """All stages of a file.
+    """All stages of a file."""
 
-    Args:
-        whole: What the stages have in common; `job.dir` is the directory of all.
-        stages: In their order.
-    """
-
-    whole: JobConfig
-    stages: tuple[TrainingStage, ...]
+    whole: JobConfig  # what the stages have in common; `job.dir` is the directory of all
+    stages: tuple[TrainingStage, ...]  # in their order
 
 
 def load_stages(path: str, overrides: Sequence[str] = (), *, trust: bool = False) -> StagedRun:
-    """Return the checked stages of a file, each with the command line on top; `trust` is as of `load_config`.
-
-    Raises:
-        ConfigError: All problems of all stages.
-        UsageError: The overrides are not `--section.key value`.
-    """
+    """Return the checked stages of a file, each with the command line on top; `trust` is as of `load_config`."""
     whole, command = file_layer(path), LOADER.command_layer(overrides)
     entries: Any = whole.table.get("stages")
     if problems := [*_entry_problems(entries, path), *_command_problems(command)]:
@@ -133,15 +117,9 @@ def run_stages(plan: StagedRun, run: Run, print_line: PrintLine, allowed: Collec
     """Run the stages that are not done, in order; return 0, or the exit code of the first stage that failed.
 
     Args:
-        plan: The stages.
         run: Trains one configuration and returns its exit code.
         print_line: Prints a line for people.
         allowed: Fixed keys that the user lets change.
-
-    Raises:
-        ConfigError: A stage contradicts its directory, or the order of an earlier run; nothing has run.
-        StorageError: A stage that is done has no full checkpoint, or the directory cannot be written.
-        CorruptDataError: stages.json is damaged.
     """
     plan = _placed(make_job_dir(plan.whole), plan.stages)
     directory = plan.whole.job.dir
@@ -161,12 +139,7 @@ def run_stages(plan: StagedRun, run: Run, print_line: PrintLine, allowed: Collec
 
 
 def preview_stages(plan: StagedRun) -> Iterator[tuple[TrainingStage, tuple[Contradiction, ...]]]:
-    """Yield each stage as it would start now with its contradictions; nothing is made.
-
-    Raises:
-        CorruptDataError: stages.json is damaged.
-        StorageError: It cannot be read.
-    """
+    """Yield each stage as it would start now with its contradictions; nothing is made."""
     plan, record = _planned(plan)
     before = ""
     for stage in plan.stages:
@@ -176,12 +149,7 @@ def preview_stages(plan: StagedRun) -> Iterator[tuple[TrainingStage, tuple[Contr
 
 
 def pending(plan: StagedRun) -> Iterator[TrainingStage]:
-    """Yield the stages that are not done and whose model is known; nothing is made.
-
-    Raises:
-        CorruptDataError: stages.json is damaged.
-        StorageError: It cannot be read.
-    """
+    """Yield the stages that are not done and whose model is known; nothing is made."""
     plan, record = _planned(plan)
     for stage in plan.stages:
         known = _with_model(stage, record)
@@ -196,11 +164,7 @@ def _planned(plan: StagedRun) -> tuple[StagedRun, StagesRecord]:
 
 
 def check_against(plan: StagedRun, record: StagesRecord, allowed: Collection[str] = ()) -> None:
-    """Check the stages against what earlier runs left.
-
-    Raises:
-        ConfigError: Finished stages are not the first ones, or a fixed key of a stage has changed.
-    """
+    """Check the stages against what earlier runs left."""
     names = [stage.name for stage in plan.stages]
     if tuple(names[: len(record.done)]) != record.done:
         raise ConfigError(
@@ -213,11 +177,7 @@ def check_against(plan: StagedRun, record: StagesRecord, allowed: Collection[str
 
 
 def newest_model(directory: str) -> str:
-    """Return the Hugging Face directory of a job's newest full checkpoint.
-
-    Raises:
-        StorageError: There is none.
-    """
+    """Return the Hugging Face directory of a job's newest full checkpoint."""
     try:
         return latest_hf_directory(Job.at(directory))
     except (OSError, ValueError, CorruptDataError) as error:

@@ -30,11 +30,9 @@ class StepFigures:
         self._ended_at = time.perf_counter()
 
     def begin(self) -> None:
-        """Count the time of the first step from now on."""
         self._ended_at = time.perf_counter()
 
     def add(self, figures: Metrics) -> None:
-        """Add figures."""
         self._values.update(figures)
 
     @contextlib.contextmanager

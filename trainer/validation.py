@@ -17,12 +17,7 @@ LogProbs = Callable[[Sequence[Sequence[int]]], list[list[float]]]
 
 
 def validation_examples(config: JobConfig, limits: Limits) -> tuple[Example, ...]:
-    """Return the examples of `data.validation_path`, none without the key.
-
-    Raises:
-        ConfigError: They are no data set, or the model cannot take one of them.
-        StorageError: The file cannot be read.
-    """
+    """Return the examples of `data.validation_path`, none without the key."""
     data = config.data
     if not data.validation_path:
         return ()

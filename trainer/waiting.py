@@ -21,11 +21,7 @@ EVERY = 60.0
 
 
 class Waiting:
-    """Measures how long samples have been awaited, and when to report it.
-
-    Args:
-        clock: This host's clock.
-    """
+    """Measures how long samples have been awaited, and when to report it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -71,8 +67,6 @@ class DaemonWait:
     """Checks, while the trainer waits for the daemon, what ends the run, and reports who could end the wait.
 
     Args:
-        job: The job.
-        clock: Time.
         checks: Called again and again; what one raises ends the wait.
     """
 
@@ -144,7 +138,6 @@ class ExplorerLiveness:
 
     Args:
         sync: The trainer's connection to the job.
-        clock: Time.
         grace: Seconds after which explorers that are gone have left for good.
     """
 

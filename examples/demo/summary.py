@@ -11,8 +11,8 @@ from typing import Any
 
 from job import GREEDY, SAMPLED
 
+from trainer.late_figures import late_curves
 from trainer.monitors.jsonl import read_history
-from trainer.reporting.evaluations import evaluation_history
 
 Document = Mapping[str, Any]
 
@@ -182,7 +182,7 @@ def report(summary: Summary) -> str:
 
 
 def _held_out(job: Path, name: str) -> HeldOutReward:
-    history = evaluation_history(str(job))
+    history = late_curves(str(job))
     steps, means = history.series(f"eval/{name}/reward")
     _, errors = history.series(f"eval/{name}/reward_stderr")
     return HeldOutReward(means[0], errors[0], means[-1], errors[-1], steps[-1])

@@ -170,12 +170,6 @@ def _job_directory(job: str) -> str:
 
 
 def _real_path(job: str) -> str:
-    """Return the job's real path.
-
-    Raises:
-        StuckError: Its mount does not answer.
-    """
-
     def resolve() -> str:
         os.path.isdir(job)
         return os.path.realpath(job)

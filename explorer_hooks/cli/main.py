@@ -12,8 +12,6 @@ from syncd.errors import DOCS
 
 VERBS: Mapping[str, str] = {
     "run": "Generate and score responses to tasks, with the versions of a job.",
-    "serve": "Record what agents do behind an OpenAI-style endpoint, as experiences.",
-    "bench": "Measure the steps of a job by its evaluation sets, and end.",
     "config": "Print the schema or the documentation of the keys that explorers read.",
 }
 """The line of help of each verb; `explorer_hooks.cli.<verb>` defines the command, under the same name."""
@@ -23,6 +21,7 @@ VERBS: Mapping[str, str] = {
     cls=console.LazyGroup,
     package="explorer_hooks.cli",
     verbs=VERBS,
+    others="explorer.commands",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
     epilog=f"\b\nKeys of the file and exit codes: {DOCS}/explorer-run.md",
 )
@@ -34,10 +33,8 @@ def explorer(debug: bool) -> None:  # `debug` is read before anything is parsed
 
 
 def main() -> NoReturn:
-    """Run the command line of this process."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(args: Sequence[str]) -> int:
-    """Run one command line and return its exit code."""
     return console.run(explorer, "explorer", args)

@@ -1,9 +1,20 @@
 """`explorer run`: a complete explorer."""
 
+from typing import TYPE_CHECKING
+
 import click
 
-from explorer_hooks.cli.serve import checked_config, config_keys, gateway_function
+from explorer_hooks.cli.options import checked_config, config_keys
 from syncd.jobfile.overrides import JobFileCommand, config_argument, overrides_argument, trust_option
+from syncd.registered import registered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from explorer_hooks.run.config import ExplorerFile
+
+RUNNERS = "explorer.runners"
+"""The group of entry points of what explores in place of prompts, by the table of [explorer] that asks for it."""
 
 
 @click.command(cls=JobFileCommand, keys=config_keys)
@@ -58,10 +69,16 @@ def run(
         file = begun
     runs_code, recorded = file.model.trust_remote_code and not trust, stage is not None
     require_own_model(file.model.path, runs_code=runs_code, recorded=recorded)
-    if file.explorer.agent.is_given:
-        ended = gateway_function("run_agents", "run_agents")(file, health)
-    else:
-        from explorer_hooks.run.run import run as explore  # noqa: PLC0415
+    click.echo(f"explorer ended: {_runner_of(file)(file, health)}", err=True)
 
-        ended = explore(file, health)
-    click.echo(f"explorer ended: {ended}", err=True)
+
+def _runner_of(file: "ExplorerFile") -> "Callable[[ExplorerFile, str | None], str]":
+    """Return what explores: a part's runner if the file has its table, else that of prompts."""
+    runners = registered(RUNNERS)
+    table = next((name for name in runners if getattr(file.explorer, name).is_given), None)
+    if table is not None:
+        runner: Callable[[ExplorerFile, str | None], str] = runners[table].load()
+        return runner
+    from explorer_hooks.run.run import run as explore  # noqa: PLC0415
+
+    return explore

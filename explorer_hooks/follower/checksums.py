@@ -87,12 +87,7 @@ def is_cast(version: WeightDirectory, dtype: str | None) -> bool:
 
 
 class ParameterCheck:
-    """Asks one engine for its checksums around each load for which they can show something.
-
-    Args:
-        hook: The hook.
-        clock: This host's clock.
-    """
+    """Asks one engine for its checksums around each load for which they can show something."""
 
     def __init__(self, hook: ProbingHook, clock: Clock) -> None:
         self._hook, self._clock = hook, clock
@@ -111,9 +106,6 @@ class ParameterCheck:
             old: The version that the engine runs, None if it is not known.
             new: The version that it is about to load.
             allowed: The tolerance of the new one's probe, in nats.
-
-        Raises:
-            EngineUnreachableError: The engine does not answer.
         """
         kept, self._kept, self._before, self._old = self._kept, None, None, old
         self._loading = new.label
@@ -131,9 +123,6 @@ class ParameterCheck:
         Returns:
             What the checksums say, None if this version was not loaded just now; and why they show that it was not
             loaded, empty if they do not.
-
-        Raises:
-            EngineUnreachableError: The engine does not answer.
         """
         loading, self._loading = self._loading, ""
         if loading != new.label:

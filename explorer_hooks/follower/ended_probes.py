@@ -31,9 +31,6 @@ class EndedProbes:
 
     Args:
         hook: The engine's hook.
-        clock: This host's clock.
-        job: The job.
-        tell: Hears events.
     """
 
     def __init__(self, hook: ProbingHook, clock: Clock, job: Job, tell: Tell) -> None:
@@ -52,9 +49,6 @@ class EndedProbes:
 
         Args:
             target: The version that the engine was given last; None for its start weights.
-
-        Raises:
-            EngineUnreachableError: It does not answer.
         """
         kind = self._kind(target)
         if kind not in self._ended:
@@ -64,12 +58,6 @@ class EndedProbes:
         return not self._ended[kind]
 
     def ask(self, target: Target, tokens: Any) -> ProbeAnswer:
-        """Return the engine's answer.
-
-        Raises:
-            LoadFailedError: It gives no answer, or none that can be read.
-            EngineUnreachableError: It does not answer, or has ended; then it is never asked again.
-        """
         kind = self._kind(target)
         try:
             return self._hook.probe(target, tokens)

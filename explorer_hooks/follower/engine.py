@@ -37,8 +37,6 @@ class Engine:
     """One engine behind its hook.
 
     Args:
-        hook: The hook.
-        clock: This host's clock.
         every: Seconds between two polls.
         versions: The versions of the job.
         prover: Has the engine prove what it runs.
@@ -98,11 +96,7 @@ class Engine:
         return None
 
     def running(self) -> Running:
-        """Return what the engine says that it runs. Any thread may call this.
-
-        Raises:
-            EngineUnreachableError: The engine does not answer.
-        """
+        """Return what the engine says that it runs. Any thread may call this."""
         return self._hook.current_version()
 
     def poll(self) -> None:
@@ -148,13 +142,7 @@ class Engine:
         self._hook.close()
 
     def prepare(self, directory: WeightDirectory, timings: LoadTimings) -> None:
-        """Do everything that needs no change of the engine.
-
-        Raises:
-            RefusedError: The version does not fit.
-            EngineUnreachableError: The engine does not answer.
-            LoadFailedError: The hook failed.
-        """
+        """Do everything that needs no change of the engine."""
         with timings.part("prepare"):
             try:
                 self._require_fit(directory)
@@ -165,14 +153,7 @@ class Engine:
                 raise _load_failure("prepare", error) from error
 
     def load(self, directory: WeightDirectory, timings: LoadTimings) -> None:
-        """Load a version and have the engine prove and confirm it; if anything fails, the engine is restored.
-
-        Raises:
-            LoadFailedError: It could not be loaded or proven; the engine runs what it ran before, or went away.
-            InterruptedLoadError: Its connection was lost meanwhile.
-            ConfigError: It refuses the token, or was started otherwise than its hook needs; the same.
-            EngineDeadError: It cannot be restored.
-        """
+        """Load a version and have the engine prove and confirm it; if anything fails, the engine is restored."""
         before = self.label
         try:
             proven = self._load_and_prove(directory, timings)
@@ -226,14 +207,7 @@ class Engine:
         """Return if an engine whose connection was lost in a load has loaded the version all the same.
 
         Args:
-            directory: The version.
             before: The label that the engine had before.
-            error: What was raised.
-
-        Raises:
-            InterruptedLoadError: It has not, or does not answer; it may be half loaded.
-            LoadFailedError: It is a new process now, or does not prove the version.
-            EngineDeadError: It cannot be restored.
         """
         try:
             running = self._ask_again()
@@ -289,9 +263,6 @@ class Engine:
         An engine that went away meanwhile counts as half loaded until it is loaded again. So does one whose last
         good version is damaged, or was removed while this process was stopped for too long: the newest version may
         still save it.
-
-        Raises:
-            EngineDeadError: It cannot be restored.
         """
         self.is_suspect = True
         self.unproven.end(is_proven=False)
@@ -315,13 +286,7 @@ class Engine:
                 self.prove_running(self.good.directory)
 
     def test_reload(self) -> Proof | None:
-        """Have it read its start weights again and prove that it still runs them; None if that cannot be asked.
-
-        Raises:
-            UnprovenError: It does not, and is wrong until a version is loaded that it proves.
-            LoadFailedError: It could not read them, and is dead.
-            EngineUnreachableError: It does not answer.
-        """
+        """Have it read its start weights again and prove that it still runs them; None if that cannot be asked."""
         try:
             return self._prover.test_reload()
         except UnprovenError as error:
@@ -346,17 +311,7 @@ class Engine:
             self._mark_wrong(error)
 
     def load_received(self, weights: WeightTensors, load: Callable[[], None]) -> None:
-        """Have it load weights by another way than from files, and prove them: it works on them before its answer.
-
-        Args:
-            weights: The weights.
-            load: Loads them.
-
-        Raises:
-            UntouchedError: It took nothing, and still runs what it ran.
-            LoadFailedError: It cannot prove them, and is wrong until a version is loaded that it proves.
-            SyncdError: They could not be loaded; the engine has to be restored.
-        """
+        """Have it load weights by another way than from files, and prove them: it works on them before its answer."""
         if self._prover.can_prove(weights):
             self.unproven.begin(weights.label)
         try:

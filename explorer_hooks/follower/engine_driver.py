@@ -39,13 +39,9 @@ class EngineDriver:
     """Loads versions into one engine and reports what it runs.
 
     Args:
-        engine: The engine.
         versions: The versions of the job.
         fetcher: Fetches the directories of versions.
-        reporter: Reports what happens.
         prover: Has the engine prove what it runs.
-        clock: This host's clock.
-        options: How to follow.
     """
 
     def __init__(
@@ -102,13 +98,7 @@ class EngineDriver:
         return is_good and is_within(engine.applied, self._versions.pair, self._max_lag)
 
     def load(self, wanted: Version | int) -> TurnOutcome:
-        """Load a version.
-
-        Raises:
-            EngineDeadError: The engine can neither load it nor be restored.
-            ConfigError: The engine was started otherwise than its hook needs, or refuses the token.
-            UsageError: This process may not act for its explorer any more.
-        """
+        """Load a version."""
         timings = LoadTimings(self._clock)
         pair = wanted.pair if isinstance(wanted, Version) else self._pair_of(wanted)
         if isinstance(wanted, Version) and wanted.published_at:
@@ -179,7 +169,6 @@ class EngineDriver:
         self.show_ready()
 
     def _state(self) -> tuple[EngineState, str]:
-        """Return the engine's state, and why it is in it."""
         engine, trouble = self._engine, self._trouble
         if (found := engine.disorder()) is not None:
             return found

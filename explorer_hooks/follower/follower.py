@@ -55,7 +55,6 @@ class Follower(Closing):
     Args:
         sync: The connection to the job, as an explorer.
         hook: What loads versions into the engine.
-        options: How to follow.
         engine: The engine's name in presence and log, without secrets.
         listener: Hears each event; None for nobody.
         stop: Polled; once it returns true, waits and reads are given up. A load that has begun is finished.
@@ -107,15 +106,9 @@ class Follower(Closing):
             job_dir: The job directory; it must exist.
             hook: What loads versions into the engine; closed with the follower.
             identity: The explorer's name, unique among live explorers.
-            options: How to follow.
             engine: The engine's name in presence and log, without secrets.
             listener: Hears each event.
             stop: Polled; once it returns true, waits and reads are given up.
-
-        Raises:
-            UsageError: Another live process has the identity.
-            JobMissingError: There is no job directory.
-            ConfigError: The stage cannot be used.
         """
         chosen = options or FollowOptions()
         sync = Client.open(
@@ -157,9 +150,6 @@ class Follower(Closing):
         So does no label, if the engine was started with another model than the job's.
 
         Any thread may call this.
-
-        Raises:
-            EngineUnreachableError: The engine does not answer.
         """
         running, engine = self._engine.running(), self._engine
         is_start = running.label is None and not self.started_elsewhere
@@ -195,16 +185,7 @@ class Follower(Closing):
         self._driver.recover()
 
     def load_received(self, weights: WeightTensors, load: Callable[[], None]) -> None:
-        """Have the engine load weights by another way than from files, and prove them if it can.
-
-        Args:
-            weights: The weights.
-            load: Loads them.
-
-        Raises:
-            UnprovenError: It answers as other weights, and gets no work until a version is loaded that it proves.
-            SyncdError: They could not be loaded; what `load` raises.
-        """
+        """Have the engine load weights by another way than from files, and prove them if it can."""
         self._versions.add_label(weights.label)
         self._driver.load_received(weights, load)
 
@@ -241,10 +222,6 @@ class Follower(Closing):
 
         Returns:
             The result. A version that failed is retried within the turn.
-
-        Raises:
-            EngineDeadError: The engine can neither load nor be restored; the next turn follows a restarted one.
-            StorageError: The job directory could not be read for half a minute.
         """
         deadline = Deadline(self.sync.clock, timeout)
         self._poll()
@@ -258,22 +235,13 @@ class Follower(Closing):
                 return last
 
     def published_steps(self) -> tuple[int, ...]:
-        """Return the steps up to the published one that have a directory and were not abandoned, in order.
-
-        Raises:
-            SyncdError: It cannot be read which version is published.
-            OSError: The same.
-        """
+        """Return the steps up to the published one that have a directory and were not abandoned, in order."""
         self._versions.read()
         newest = self._versions.newest
         return (*self._versions.older_steps(), newest.step) if newest is not None else ()
 
     def load_step(self, step: int) -> TurnOutcome:
-        """Load a step now, whatever the policy names; it is leased until another one is loaded.
-
-        Raises:
-            EngineDeadError: The engine can neither load it nor be restored.
-        """
+        """Load a step now, whatever the policy names; it is leased until another one is loaded."""
         self._poll()
         pair = self._versions.pair
         is_newest = pair is not None and pair[1] == step
@@ -299,9 +267,6 @@ class Follower(Closing):
 
         Returns:
             The last outcome.
-
-        Raises:
-            EngineDeadError: The engine can neither load nor be restored.
         """
         self._stop = stop
         while True:

@@ -27,11 +27,7 @@ _MOST_PORT = 65535
 
 
 def health_address(text: str) -> tuple[str, int]:
-    """Return address and port of `HOST:PORT`; without a host it is loopback.
-
-    Raises:
-        UsageError: The text is none.
-    """
+    """Return address and port of `HOST:PORT`; without a host it is loopback."""
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match["port"]) > _MOST_PORT:
         raise UsageError(f"{text[:80]!r} is no address to answer health checks at", hint=_HINT)
@@ -50,9 +46,6 @@ class HealthServer(BoundedServer):
     Args:
         address: IPv4 or IPv6 address to listen at.
         port: Port; 0 takes a free one, which `server_port` says.
-
-    Raises:
-        ConfigError: It cannot listen on the address.
     """
 
     task = "answer health checks"
@@ -65,12 +58,7 @@ class HealthServer(BoundedServer):
     @classmethod
     @contextlib.contextmanager
     def serving(cls, text: str) -> Iterator["HealthServer"]:
-        """Serve at `HOST:PORT` from a thread while the block lasts.
-
-        Raises:
-            UsageError: The text is no address.
-            ConfigError: It cannot listen on the address.
-        """
+        """Serve at `HOST:PORT` from a thread while the block lasts."""
         with cls(*health_address(text)) as server:
             threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
             try:

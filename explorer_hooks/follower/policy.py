@@ -20,24 +20,16 @@ _HINT = "newest, every, exact=N or at-least=N"
 
 @dataclass(frozen=True, slots=True)
 class FollowPolicy:
-    """Which versions are loaded.
+    """Which versions are loaded."""
 
-    Args:
-        which: newest: the newest. every: each complete step up to the published one, in order. exact: one step.
-            at-least: the newest, once its step is at least `step`.
-        step: The step of exact and at-least.
-    """
-
+    # newest: the newest. every: each complete step up to the published one, in order. exact: one step.
+    # at-least: the newest, once its step is at least `step`.
     which: Which = "newest"
-    step: int = 0
+    step: int = 0  # the step of exact and at-least
 
 
 def parse_policy(text: str) -> FollowPolicy:
-    """Return the policy that a text names.
-
-    Raises:
-        ConfigError: It names none.
-    """
+    """Return the policy that a text names."""
     match = _POLICY.fullmatch(text.strip())
     if match is None or int(match[3] or 0) > MAX_STEP:
         raise ConfigError(f"no policy is called {text[:80]!r}", hint=_HINT)
@@ -53,39 +45,26 @@ EventListener = Callable[[str, str, Mapping[str, Any]], None]
 
 @dataclass(frozen=True, slots=True)
 class FollowOptions:
-    """How a follower follows.
+    """How a follower follows."""
 
-    Args:
-        policy: A policy, or its text: newest, every, exact=N, at-least=N.
-        max_lag: Steps that the engine may be behind and still be given work; None for any number.
-        stage: A local directory for one copy per host; None to load from the job directory.
-        verify: How closely a version is checked before the engine gets it; by default every byte is hashed.
-        retries: How often a version that failed to load is tried again.
-        backoff: Seconds before the first retry; doubled before each further one, up to a minute.
-        state_dir: Where the daemon keeps its state, if not in the job directory.
-        poll: Seconds between two polls; by default the kind of mount decides.
-        ttl: Seconds of silence after which others count as dead.
-        check_every: Seconds between two polls of what the engine runs.
-        stay: Whether the follower waits for another trainer after one has ended, instead of ending too.
-        ready_file: A file that exists while the engine serves a version that is recent enough.
-        reload_test: Whether an engine on the job's start model first reloads that, to show that it can.
-
-    Raises:
-        ConfigError: A value is wrong.
-    """
-
+    # A policy, or its text: newest, every, exact=N, at-least=N.
     policy: FollowPolicy | str = field(default_factory=FollowPolicy)
+    # Steps that the engine may be behind and still be given work; None for any number.
     max_lag: int | None = None
-    stage: str | None = None
+    stage: str | None = None  # a local directory for one copy per host; None to load from the job directory
+    # How closely a version is checked before the engine gets it; by default every byte is hashed.
     verify: Verification | str = Verification.CONTENT
-    retries: int = 2
-    backoff: float = 1.0
-    state_dir: str | None = None
-    poll: float | None = None
-    ttl: float = TTL
-    check_every: float = 5.0
+    retries: int = 2  # how often a version that failed to load is tried again
+    backoff: float = 1.0  # seconds before the first retry; doubled before each further one, up to a minute
+    state_dir: str | None = None  # where the daemon keeps its state, if not in the job directory
+    poll: float | None = None  # seconds between two polls; by default the kind of mount decides
+    ttl: float = TTL  # seconds of silence after which others count as dead
+    check_every: float = 5.0  # seconds between two polls of what the engine runs
+    # Whether the follower waits for another trainer after one has ended, instead of ending too.
     stay: bool = False
+    # A file that exists while the engine serves a version that is recent enough.
     ready_file: str | None = None
+    # Whether an engine on the job's start model first reloads that, to show that it can.
     reload_test: bool = True
 
     def __post_init__(self) -> None:
@@ -102,61 +81,41 @@ class FollowOptions:
 
 
 def policy_of(options: FollowOptions) -> FollowPolicy:
-    """Return the policy of options that hold a policy or its text.
-
-    Raises:
-        ConfigError: The text names none.
-    """
+    """Return the policy of options that hold a policy or its text."""
     return options.policy if isinstance(options.policy, FollowPolicy) else parse_policy(options.policy)
 
 
 @dataclass(frozen=True, slots=True)
 class TurnOutcome:
-    """The result of a turn.
+    """The result of a turn."""
 
-    Args:
-        kind: applied: the engine confirmed a version. nothing: none was due in time. refused: a version does not
-            fit or is damaged; the engine was not touched. failed: it could not be loaded, and is given up for now.
-            unreachable: the engine did not answer. gone: the step was removed before it was loaded. ended: the
-            trainer has ended, or the policy wants nothing more.
-        pair: The version concerned.
-        reason: Why it was not applied.
-        timings: Seconds of each part of a load: noticed, verify, stage, prepare, load, confirm.
-    """
-
+    # applied: the engine confirmed a version. nothing: none was due in time. refused: a version does not fit
+    # or is damaged; the engine was not touched. failed: it could not be loaded, and is given up for now.
+    # unreachable: the engine did not answer. gone: the step was removed before it was loaded. ended: the
+    # trainer has ended, or the policy wants nothing more.
     kind: OutcomeKind
-    pair: Pair | None = None
-    reason: str = ""
+    pair: Pair | None = None  # the version concerned
+    reason: str = ""  # why it was not applied
+    # Seconds of each part of a load: noticed, verify, stage, prepare, load, confirm.
     timings: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class FollowSnapshot:
-    """What a follower decides from.
+    """What a follower decides from."""
 
-    Args:
-        newest: The published pair.
-        position: The pair that was loaded last, None before the first.
-        again: Whether `position` must be loaded again: the engine runs another version, or may be half loaded.
-        steps: The steps below the published one that still exist, for the policies that visit them.
-        skipped: Pairs that were given up, or are retried later.
-        applied: The pair that the engine has confirmed.
-        retries: Whether a pair is retried later.
-        can_restore: Whether the engine can be restored to what it ran.
-        quarantined: The steps that the daemon has put aside.
-        last_good: The newest version that an engine has shown to run, by the version file.
-    """
-
-    newest: Pair | None
-    position: Pair | None = None
+    newest: Pair | None  # the published pair
+    position: Pair | None = None  # the pair that was loaded last, None before the first
+    # Whether `position` must be loaded again: the engine runs another version, or may be half loaded.
     again: bool = False
+    # The steps below the published one that still exist, for the policies that visit them.
     steps: tuple[int, ...] = ()
-    skipped: frozenset[Pair] = frozenset()
-    applied: Pair | None = None
-    retries: bool = False
-    can_restore: bool = False
-    quarantined: frozenset[int] = frozenset()
-    last_good: Pair | None = None
+    skipped: frozenset[Pair] = frozenset()  # pairs that were given up, or are retried later
+    applied: Pair | None = None  # the pair that the engine has confirmed
+    retries: bool = False  # whether a pair is retried later
+    can_restore: bool = False  # whether the engine can be restored to what it ran
+    quarantined: frozenset[int] = frozenset()  # the steps that the daemon has put aside
+    last_good: Pair | None = None  # the newest version that an engine has shown to run, by the version file
 
 
 FollowDecision = Pair | Literal["restore", "end", "missing", "wait"]

@@ -49,9 +49,7 @@ class UnprovenError(LoadFailedError):
     """The engine answers the probe of a version as other weights would.
 
     Args:
-        message: What shows it.
         proof: The figures of that version.
-        hint: What to do.
     """
 
     code = "unproven"
@@ -93,11 +91,7 @@ def _dtypes(probe: Probe, dtype: str | None) -> set[str | None]:
 def compare(
     version: str, probe: Probe, answer: ProbeAnswer, allowed: float, calibrated: float | None, seconds: float
 ) -> Proof:
-    """Return how an engine's answer differs from a version's probe; what is not a number is infinitely far off.
-
-    Raises:
-        LoadFailedError: The answer is of other tokens.
-    """
+    """Return how an engine's answer differs from a version's probe; what is not a number is infinitely far off."""
     if list(map(len, answer.logprobs)) != list(map(len, probe.logprobs)):
         raise LoadFailedError("the engine answered the probe with another number of log-probs")
     off = differences(probe, answer)
@@ -131,8 +125,6 @@ class EarlierProbes:
         """Keep the probe of a version that was proven, or every second, fourth, eighth ... once there are many.
 
         Args:
-            version: The version.
-            probe: Its probe.
             answers: Each replica's; of each, the probe that is nearest to it is kept too.
         """
         same = [(name, old) for name, old in (*self, (version, probe)) if old.digest == probe.digest]

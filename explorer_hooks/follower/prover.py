@@ -37,7 +37,6 @@ class Prover:
 
     Args:
         hook: The hook; None if the engine answers no probes.
-        clock: This host's clock.
         baseline: Reads the probe of the job's start model, None while there is none.
         ended: Asks the engine; None to have the hook ask it, whatever becomes of it.
     """
@@ -71,10 +70,6 @@ class Prover:
         """Measure how far an engine that runs its start weights is from the trainer; None if that cannot be asked.
 
         If the difference is above the tolerance of the table, the engine was started with another model.
-
-        Raises:
-            LoadFailedError: It gave no usable answer, or the difference may be that of what it rounds.
-            EngineUnreachableError: It does not answer.
         """
         baseline = self._baseline()
         hook = self._answering(None) if baseline is not None else None
@@ -100,11 +95,6 @@ class Prover:
 
         Returns:
             The proof; None if the engine was not calibrated, or cannot be asked to read its start weights.
-
-        Raises:
-            UnprovenError: It answers as other weights: this engine cannot reload this model.
-            LoadFailedError: It could not read them.
-            EngineUnreachableError: It does not answer.
         """
         baseline = self._baseline() if self.calibrated is not None else None
         hook = self._answering(None) if baseline is not None else None
@@ -120,11 +110,7 @@ class Prover:
         return proof
 
     def can_prove(self, target: WeightDirectory | WeightTensors) -> bool:
-        """Return whether there is a probe of a version, and the engine answers probes.
-
-        Raises:
-            EngineUnreachableError: It does not answer.
-        """
+        """Return whether there is a probe of a version, and the engine answers probes."""
         return target.probe is not None and self._answering(target) is not None
 
     def begin(self, running: WeightDirectory | None, target: WeightDirectory) -> None:
@@ -133,9 +119,6 @@ class Prover:
         Args:
             running: The version that it runs, None if that is not known.
             target: The version that it is about to load.
-
-        Raises:
-            EngineUnreachableError: It does not answer.
         """
         hook = self._answering(target)
         if hook is None or self._parameters is None:
@@ -146,13 +129,7 @@ class Prover:
         self._parameters.begin(running, target, allowed)
 
     def prove(self, target: WeightDirectory | WeightTensors) -> Proof | None:
-        """Have the engine answer the probe of a version that it has loaded; None if nothing can be proven.
-
-        Raises:
-            UnprovenError: It answers as other weights.
-            LoadFailedError: It gave no usable answer.
-            EngineUnreachableError: It does not answer.
-        """
+        """Have the engine answer the probe of a version that it has loaded; None if nothing can be proven."""
         hook = self._answering(target) if target.probe is not None else None
         if target.probe is None or hook is None:
             return None

@@ -48,8 +48,6 @@ class Reporter:
         """Publish the engine's state and other changes of its report in the presence.
 
         Args:
-            state: The state.
-            reason: Why it is in this state.
             now: Whether to write at once, and not with the next heartbeat.
             more: Further facts of the presence; None removes one.
             changes: Further fields of the report.
@@ -104,10 +102,6 @@ class Readiness:
 
     Args:
         path: The ready file; None for no file.
-        clock: This host's clock.
-
-    Raises:
-        OSError: The file can neither be removed nor created.
     """
 
     def __init__(self, path: str | None, clock: Clock) -> None:

@@ -47,19 +47,12 @@ def serve(
     """Follow a job until a signal or its end; with `once` until the first version is loaded or failed.
 
     Args:
-        job: The job directory.
         hook: What loads versions into the engine.
         identity: The explorer's name in the job.
-        options: How to follow.
         engine: The engine's name without secrets.
-        listener: Hears each event.
-        hear: Hears each outcome.
         once: Whether it ends once the engine runs what the policy names.
         wait: Seconds to wait for that.
         health: `HOST:PORT` to answer health checks at; None for nowhere.
-
-    Raises:
-        SyncdError: The follower failed; the exit code says how.
     """
     stop = Stop(lambda _: KeyboardInterrupt())  # the second signal aborts the load that has begun
     with (

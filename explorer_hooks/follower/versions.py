@@ -8,7 +8,6 @@ from explorer_hooks.hook import ChangesHook, Hook
 from syncd.client.client import Client
 from syncd.client.follow import Leased
 from syncd.errors import ConfigError, SyncdError
-from syncd.parts.memory.receive import MemoryReceiver
 from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import parse_step_name
 from syncd.protocol.manifest import read_manifest
@@ -18,6 +17,7 @@ from syncd.transports.files.directory_receiver import (
     DirectoryOptions,
     ReportEvent,
     Verification,
+    open_nearer_receivers,
     refuse_damage,
 )
 from syncd.transports.files.receive import FilesReceiver
@@ -48,12 +48,7 @@ class KnownVersions:
         return self.newest.pair if self.newest else None
 
     def read(self) -> None:
-        """Read which version is published.
-
-        Raises:
-            SyncdError: It cannot be read.
-            OSError: The same.
-        """
+        """Read which version is published."""
         found = self._sync.latest_version()
         # A mount may return a cached, older file: pairs only grow.
         if found is not None and (self.newest is None or found.pair >= self.newest.pair):
@@ -133,7 +128,6 @@ class FailedVersions:
     """The versions that could not be loaded, and when they are tried again.
 
     Args:
-        clock: This host's clock.
         retries: How often a version is retried.
         backoff: Seconds before the first retry; doubled before each further one.
     """
@@ -197,17 +191,12 @@ class FailedVersions:
 
 
 class Fetcher:
-    """Fetches versions for one hook: leases one and asks memory, then the stage, then the job directory for it.
+    """Fetches versions for one hook: leases one and looks in memory, in the stage, then in the job directory.
 
     Args:
         sync: The follower's connection to the job.
         hook: The hook that will load them.
-        options: How the follower follows.
         stop: Polled while files are read; once it returns true, the fetch is given up.
-        report: Hears events.
-
-    Raises:
-        ConfigError: The hook takes no directories, or the stage cannot be used.
     """
 
     def __init__(
@@ -227,19 +216,12 @@ class Fetcher:
             verify = Verification.HEADER  # the hook itself compares the content while it loads
         self._hook = hook if isinstance(hook, ChangesHook) and hook.reads_changes else None
         wanted = DirectoryOptions(hook.kinds, verify, stop, report, changes=self._hook is not None)
-        self._memory = MemoryReceiver(sync, wanted)
+        self._nearer = open_nearer_receivers(sync, wanted)
         self._files = FilesReceiver(sync, wanted, self._stage)
         self._publish_reads()
 
     def fetch(self, wanted: Version | int, timings: LoadTimings) -> HeldDirectory:
-        """Return the directory of a version, checked.
-
-        Raises:
-            TryAgainError: The version was removed.
-            RefusedError: It is damaged, or of a kind that the hook cannot load.
-            SyncdError: The file system failed.
-            OSError: The same.
-        """
+        """Return the directory of a version, checked."""
         with contextlib.ExitStack() as lease, refuse_damage():
             leased = lease.enter_context(self._sync.lease(wanted))
             try:
@@ -256,7 +238,7 @@ class Fetcher:
 
     def reject(self) -> bool:
         """Never use again the copy that was fetched last; return whether another receiver can be asked instead."""
-        return self._memory.reject()
+        return any(receiver.reject() for receiver in self._nearer)
 
     def sweep(self) -> None:
         """Remove the staged copies that no process of this host uses."""
@@ -274,6 +256,9 @@ class Fetcher:
         self._sync.publish_reads(() if is_slow else self._files.reads())
 
     def _find(self, leased: Leased, timings: LoadTimings) -> HeldDirectory:
-        found = self._memory.find(leased, timings) or self._files.find(leased, timings)
+        for receiver in self._nearer:
+            if (nearer := receiver.find(leased, timings)) is not None:
+                return nearer
+        found = self._files.find(leased, timings)
         assert found is not None, "the job directory has every version"
         return found

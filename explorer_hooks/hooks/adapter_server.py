@@ -37,9 +37,6 @@ class AdapterServerHook(ServerHook):
 
     Args:
         options: The hook's options.
-
-    Raises:
-        ConfigError: An option is wrong.
     """
 
     kinds: ClassVar[frozenset[str]] = frozenset({"lora"})
@@ -69,7 +66,6 @@ class AdapterServerHook(ServerHook):
         """Return if the server can load adapters at run time, and this one.
 
         Args:
-            target: The adapter.
             config: Its adapter_config.json.
         """
 

@@ -31,23 +31,14 @@ class Halves(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """What an adapter's file has.
+    """What an adapter's file has."""
 
-    Args:
-        halves: The shapes of A and B by the layer's name in the model.
-        others: The names of tensors that are neither.
-    """
-
-    halves: Mapping[str, Halves]
-    others: tuple[str, ...]
+    halves: Mapping[str, Halves]  # the shapes of A and B by the layer's name in the model
+    others: tuple[str, ...]  # the names of tensors that are neither
 
 
 def layers_of(target: WeightDirectory) -> Layers:
-    """Return the layers of an adapter.
-
-    Raises:
-        RefusedError: Its file cannot be read.
-    """
+    """Return the layers of an adapter."""
     path = f"{target.path}/{ADAPTER}"
     try:
         tensors = tensors_of([read_header(LocalDisk(), path)])
@@ -69,12 +60,8 @@ def require_shapes(
     Args:
         target: The adapter.
         config: Its adapter_config.json.
-        layers: Its layers.
         start: The model that the server was started with; None if this host cannot read it. If it has none of the
             adapter's layers, its file names them otherwise than peft, and nothing is compared.
-
-    Raises:
-        RefusedError: They do not, or the model lacks a layer.
     """
     for layer, halves in layers.halves.items():
         _require_rank(target, layer, halves, config)

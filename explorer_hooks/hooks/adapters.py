@@ -16,11 +16,7 @@ _MAX_CONFIG = 1 << 20
 
 
 def require_adapter(target: WeightDirectory) -> dict[str, Any]:
-    """Return an adapter's configuration once its two files are there, the weights as the manifest has them.
-
-    Raises:
-        RefusedError: One is missing, or the configuration is not one of LoRA.
-    """
+    """Return an adapter's configuration once its two files are there, the weights as the manifest has them."""
     if target.shards and ADAPTER not in {shard.name for shard in target.shards}:
         raise RefusedError(
             f"the manifest of version {target.label} has no {ADAPTER}", path=target.path, hint="syncd ls"
@@ -35,11 +31,7 @@ def require_adapter(target: WeightDirectory) -> dict[str, Any]:
 
 
 def _document_of(path: str) -> dict[str, Any]:
-    """Return the JSON object of a small file.
-
-    Raises:
-        RefusedError: The file cannot be read or holds something else.
-    """
+    """Return the JSON object of a small file."""
     try:
         with open(open_read(path), "rb") as file:
             document = json.loads(file.read(_MAX_CONFIG))
@@ -63,11 +55,7 @@ class BaseCheck:
         self._digests: dict[str, str | None] = {}
 
     def require(self, target: WeightDirectory) -> None:
-        """Refuse an adapter that belongs to another model; nothing is compared where one of the two is not known.
-
-        Raises:
-            RefusedError: It does.
-        """
+        """Refuse an adapter that belongs to another model; nothing is compared where one of the two is not known."""
         directory = self._find() if target.base is not None else ""
         if target.base is None or not directory:
             return

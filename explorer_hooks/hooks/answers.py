@@ -11,22 +11,14 @@ T = TypeVar("T")
 
 
 def typed(found: object, kind: type[T]) -> T:
-    """Return something that has the wanted type.
-
-    Raises:
-        ValueError: It has another one.
-    """
+    """Return something that has the wanted type."""
     if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
         raise ValueError(f"{_excerpt(found)} instead of {kind.__name__}")
     return found
 
 
 def member(holder: object, key: str | int, kind: type[T]) -> T:
-    """Return a member of an object or a list.
-
-    Raises:
-        ValueError: It is not there, or is of another type.
-    """
+    """Return a member of an object or a list."""
     if isinstance(holder, dict) and key in holder:
         return _named(key, holder[key], kind)
     if isinstance(holder, list) and type(key) is int and key < len(holder):
@@ -35,11 +27,7 @@ def member(holder: object, key: str | int, kind: type[T]) -> T:
 
 
 def listed(holder: object, key: str, count: int) -> list[Any]:
-    """Return a member that is a list of so many.
-
-    Raises:
-        ValueError: It is not.
-    """
+    """Return a member that is a list of so many."""
     found = member(holder, key, list)
     if len(found) != count:
         raise ValueError(f"{key} has {len(found)} entries instead of {count}")
@@ -47,11 +35,7 @@ def listed(holder: object, key: str, count: int) -> list[Any]:
 
 
 def log_prob(found: object) -> float:
-    """Return a log-prob.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """Return a log-prob."""
     value = typed(found, float) if isinstance(found, float) else float(typed(found, int))
     if not math.isfinite(value) or value > _ROUNDING:
         raise ValueError(f"{value} is no log-prob")

@@ -210,12 +210,7 @@ def _parameters_of(thing: Any, address: str) -> "ModelParameters | None":
 
 
 def _answer_of(found: Any, tokens: Rows) -> ProbeAnswer:
-    """Return log-probs as an answer to a probe.
-
-    Raises:
-        TypeError: They are no sequences of sequences.
-        ValueError: They are of other tokens, or no log-probs.
-    """
+    """Return log-probs as an answer to a probe."""
     answer = found if isinstance(found, ProbeAnswer) else ProbeAnswer(tuple(found))
     rows = tuple(tuple(log_prob(float(value)) for value in row) for row in answer.logprobs)
     lengths = [len(row) + 1 for row in rows]
@@ -240,12 +235,7 @@ class CallThread:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def call(self, function: Callable[[], Any], timeout: float) -> Any:
-        """Return what a call returns, or raise what it raises.
-
-        Raises:
-            EngineUnreachableError: The call before it has not ended, so this one was not made.
-            TimedOutError: It was made and has not ended.
-        """
+        """Return what a call returns, or raise what it raises."""
         future: Future[Any] = Future()
         self._calls.put((future, function))
         wait([future], timeout)

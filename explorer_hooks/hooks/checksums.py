@@ -25,20 +25,12 @@ _Found = Iterator[tuple[str, str, str]]
 
 
 def vllm_checksums(server: HttpClient) -> Checksums | None:
-    """Return the checksums that vLLM gives, None if it gives none.
-
-    Raises:
-        EngineUnreachableError: It does not answer.
-    """
+    """Return the checksums that vLLM gives, None if it gives none."""
     return _checksums(server, VLLM, _by_vllm)
 
 
 def sglang_checksums(server: HttpClient) -> Checksums | None:
-    """Return the checksums that SGLang gives, None if it gives none.
-
-    Raises:
-        EngineUnreachableError: It does not answer.
-    """
+    """Return the checksums that SGLang gives, None if it gives none."""
     return _checksums(server, SGLANG, _by_sglang)
 
 

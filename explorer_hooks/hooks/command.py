@@ -48,9 +48,6 @@ class CommandHook(PhaseHook):
         state: A file that stores the last committed version, if there is no such program.
         phases: Which of `PHASES` the program is run for.
         timeout: Seconds that one run may take.
-
-    Raises:
-        ConfigError: There is no program, or a placeholder is unknown.
     """
 
     name: ClassVar[str] = "command"
@@ -128,7 +125,6 @@ class CommandHook(PhaseHook):
 
 
 def _show(finished: CommandEnd) -> None:
-    """Print what the program printed, each stream to its own."""
     for text, stream in ((finished.out, sys.stdout), (finished.err, sys.stderr)):
         for line in text.splitlines():
             print(plain(line), file=stream, flush=True)
@@ -160,11 +156,7 @@ def filled(word: str, values: Mapping[str, str]) -> str:
 
 
 def arguments(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """Return program and arguments with their placeholders replaced.
-
-    Raises:
-        RefusedError: A value would turn an argument into an option.
-    """
+    """Return program and arguments with their placeholders replaced."""
     made = [filled(word, values) for word in words]
     for word, argument in zip(words, made, strict=True):
         if argument.startswith("-") and not word.startswith("-"):

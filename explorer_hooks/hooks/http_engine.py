@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from explorer_hooks.hook import Hook, HookOptions, ProbeAnswer, Running, TensorHook, UntouchedError
 from explorer_hooks.hooks.http_settings import LOOPBACK, is_at_least, meeting_address, push_ways
@@ -19,7 +19,7 @@ from explorer_hooks.hooks.probing import ServerProbe, require_known_tokens
 from explorer_hooks.hooks.restarting import RestartableHook
 from explorer_hooks.hooks.settings import HookSettings
 from explorer_hooks.hooks.start_check import CHECKS, StartModel, require_same_model, start_model_of
-from explorer_hooks.parts.broadcast.segments import remove_leftovers
+from explorer_hooks.http_client import HttpClient
 from syncd.client.client import Client
 from syncd.errors import (
     DOCS,
@@ -31,16 +31,40 @@ from syncd.errors import (
     SyncdError,
 )
 from syncd.protocol.version import is_unpublished
+from syncd.registered import registered
 from syncd.transports.base import EarlyReceiver, ReceiveContext, WeightDirectory, WeightTensors
 from syncd.transports.tensors import Tensors
 
 if TYPE_CHECKING:
     import torch
 
-    from explorer_hooks.parts.broadcast.servers import Push
+PUSHES = "explorer.pushes"
+"""The group of entry points of `EnginePush` classes, by the name of the hook; they need torch."""
 
 UNTOLD = "default"
 """The label of an engine that was never given one."""
+
+
+class EnginePush(Protocol):
+    """One version from this process's memory into one engine."""
+
+    touched: bool
+    """Whether the engine's weights may have changed."""
+
+    def __init__(
+        self, server: HttpClient, address: str, ways: Sequence[str], *, flush_cache: bool = False
+    ) -> None: ...
+
+    def run(self, label: str, tensors: "Mapping[str, torch.Tensor]") -> None:
+        """Load weights into the engine.
+
+        Raises:
+            SyncdError: The engine did not load them.
+        """
+
+    @classmethod
+    def allocator(cls, ways: Sequence[str]) -> "Callable[[int], torch.Tensor] | None":
+        """Return what allocates memory that an engine can open, None if no way needs it; remove what is left over."""
 
 
 class HttpEngineHook(RestartableHook, TensorHook):
@@ -53,9 +77,6 @@ class HttpEngineHook(RestartableHook, TensorHook):
 
     Args:
         options: The hook's options.
-
-    Raises:
-        ConfigError: An option is wrong.
     """
 
     kinds: ClassVar[frozenset[str]] = frozenset({"weights"})
@@ -65,8 +86,6 @@ class HttpEngineHook(RestartableHook, TensorHook):
     """The engine's name in messages."""
     oldest: ClassVar[tuple[int, ...]]
     """The oldest release that the hook supports."""
-    push: ClassVar[str]
-    """What sends weights from this process's memory to the engine; loaded only then, because it needs torch."""
     version_path: ClassVar[str]
 
     def __init__(self, options: HookOptions) -> None:
@@ -174,6 +193,8 @@ class HttpEngineHook(RestartableHook, TensorHook):
 
     def no_broadcasts(self) -> str:
         """Return why the engine cannot take weights from this process's memory, empty if it can."""
+        if self.name not in registered(PUSHES):
+            return "nothing that pushes weights to it is installed"
         if find_spec("torch") is None:
             return "torch is not installed"
         if "nccl" in self._ways and not resolve_name("torch.cuda:is_available")():
@@ -185,32 +206,26 @@ class HttpEngineHook(RestartableHook, TensorHook):
 
     def receive_context(self, client: Client, stop: Callable[[], bool]) -> ReceiveContext:
         """Return a context without parameters: the receiver keeps the weights in memory that it may share."""
-        remove_leftovers()
-        allocate = (
-            resolve_name("explorer_hooks.parts.broadcast.received:allocate") if "ipc" in self._ways else None
+        return ReceiveContext(
+            client, stop, None, self.check_offered, self._push_class().allocator(self._ways)
         )
-        return ReceiveContext(client, stop, None, self.check_offered, allocate)
 
     def check_offered(self, tensors: Tensors) -> None:
-        """Compare the tensors of a broadcast with the model that the engine was started from.
-
-        Raises:
-            RefusedError: They do not fit.
-            EngineUnreachableError: The engine does not answer.
-        """
+        """Compare the tensors of a broadcast with the model that the engine was started from."""
         if self._start_check != "off":
             self._require_same_model(tensors, "the broadcast")
 
     def load_received(self, weights: WeightTensors, receiver: EarlyReceiver) -> None:
-        """Push what was received to the engine; after a failure it may be paused with unknown weights."""
+        """EnginePush what was received to the engine; after a failure it may be paused with unknown weights."""
         self.load_tensors(weights.label, weights.tensors)
         receiver.report_running(weights)
 
     def load_tensors(self, label: str, tensors: "Mapping[str, torch.Tensor]") -> None:
         """Have the engine run weights that are in this process's memory, as `load_received` does."""
         self._hold()
-        opener: type[Push] = resolve_name(self.push)
-        push = opener(self._server, self._address or LOOPBACK, self._ways, flush_cache=self._flush_cache)
+        push = self._push_class()(
+            self._server, self._address or LOOPBACK, self._ways, flush_cache=self._flush_cache
+        )
         try:
             push.run(label, tensors)
         except (SyncdError, OSError) as error:
@@ -223,6 +238,10 @@ class HttpEngineHook(RestartableHook, TensorHook):
         self._unpublished = {label: label}
         self._resume()
         self._touched = self._paused_by_us = False
+
+    def _push_class(self) -> type[EnginePush]:
+        push: type[EnginePush] = registered(PUSHES)[self.name].load()
+        return push
 
     def set_label(self, label: str) -> None:
         """Give the engine the label of its weights' files, once they are published."""
@@ -263,11 +282,7 @@ class HttpEngineHook(RestartableHook, TensorHook):
             )
 
     def _require_reloads(self) -> None:
-        """Return if the engine reads weights again rightly, or never does.
-
-        Raises:
-            ConfigError: It has a flag with which it does not.
-        """
+        """Return if the engine reads weights again rightly, or never does."""
         flag = "" if self.is_restarted else self._cannot_reload()
         if flag:
             problem = (
@@ -370,9 +385,6 @@ def require_files(hook: Hook, target: WeightDirectory) -> None:
     """Return if a hook can load a version, and each of its shards is there with its size.
 
     A missing or truncated file crashes engines.
-
-    Raises:
-        RefusedError: It cannot, or a file is missing or has another size.
     """
     require_loadable(target, hook)
     for shard in target.shards:

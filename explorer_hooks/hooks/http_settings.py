@@ -26,9 +26,6 @@ class PathMap:
 
     Args:
         text: `HERE:THERE`, empty if both are the same.
-
-    Raises:
-        ConfigError: The text is not two absolute paths.
     """
 
     def __init__(self, text: str) -> None:
@@ -53,9 +50,6 @@ class ServerHook(ProbingHook):
 
     Args:
         options: The hook's options; without an address the server is at the engine's usual one on this host.
-
-    Raises:
-        ConfigError: An option is wrong.
     """
 
     default_address: ClassVar[str]
@@ -117,9 +111,6 @@ def meeting_address(settings: HookSettings, server: HttpClient) -> str | None:
     """Return this host's address at which an engine's workers join a group, None if it takes no broadcasts.
 
     The default is the loopback address for an engine on this host; for any other the setting `broadcast` names it.
-
-    Raises:
-        ConfigError: The setting is not an address.
     """
     given = settings.text("broadcast", "true")
     if given == "false":
@@ -140,9 +131,6 @@ def push_ways(settings: HookSettings, server: HttpClient) -> tuple[str, ...]:
 
     `ipc` is for an engine on this host. `auto` tries it there, and falls back to `gloo`. It never chooses `nccl`, for
     which this process needs a GPU.
-
-    Raises:
-        ConfigError: The setting is no way, or not one to this engine.
     """
     given = settings.choice("push", "auto", ("auto", "ipc", "gloo", "nccl"))
     is_here = is_loopback(server.host)

@@ -24,9 +24,6 @@ class ModelParameters:
         direct: Whether files that are not in the page cache are read past it. Set it to false if several processes
             of a host load the same files without a stage.
         cast: Whether a version may have other floating-point dtypes than the tensors.
-
-    Raises:
-        ConfigError: A tensor cannot be filled from a file.
     """
 
     def __init__(
@@ -57,22 +54,14 @@ class ModelParameters:
         return sum(self._timings.values()) if self.label is not None else None
 
     def prepare(self, target: WeightDirectory) -> None:
-        """Refuse a version that does not fit; one that is stored as changes is made and proved, nothing is written.
-
-        Raises:
-            RefusedError: It does not fit, or is damaged.
-        """
+        """Refuse a version that does not fit; one that is stored as changes is made and proved, not written."""
         targets = self._targets()
         self._timings.clear()
         with self._timings.part("prepare"):
             self._version.prepare(target, targets, check_fit(target, targets, cast=self._cast))
 
     def load(self, target: WeightDirectory) -> None:
-        """Fill the tensors with a version.
-
-        Raises:
-            LoadFailedError: They may be filled in part, or with damaged content.
-        """
+        """Fill the tensors with a version."""
         self.label = self._holds = None
         try:
             found = check_fit(target, self._targets(), cast=self._cast)

@@ -78,9 +78,6 @@ def with_adapter(model: Any, section: LoraSection) -> torch.nn.Module:
     Args:
         model: A model of transformers.
         section: The job file's `[model.lora]`.
-
-    Raises:
-        ConfigError: The adapter does not fit the model, or cannot be read.
     """
     try:
         if section.adapter:

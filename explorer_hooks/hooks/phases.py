@@ -16,11 +16,7 @@ RESTART = "restart the engine"
 
 @contextlib.contextmanager
 def restoring(failure: str, hint: str, path: object = None) -> Iterator[None]:
-    """Restore an engine in the block.
-
-    Raises:
-        EngineDeadError: The block raised `LoadFailedError`.
-    """
+    """Restore an engine in the block."""
     try:
         yield
     except LoadFailedError as error:
@@ -57,21 +53,13 @@ class LoadState:
 
     @contextlib.contextmanager
     def restoring(self, hint: str) -> Iterator[None]:
-        """Restore the engine in the block.
-
-        Raises:
-            EngineDeadError: The block raised `LoadFailedError`.
-        """
+        """Restore the engine in the block."""
         with restoring("the engine could not be restored", hint):
             yield
         self.restored()
 
     def require_untouched(self, hint: str) -> None:
-        """Return if the engine still runs the last version that it served well.
-
-        Raises:
-            EngineDeadError: Its weights were touched, and there is no version to restore.
-        """
+        """Return if the engine still runs the last version that it served well."""
         if self.touched:
             raise EngineDeadError(
                 "the engine was touched and there is no good version to go back to", hint=hint
@@ -123,11 +111,7 @@ class PhaseHook(Hook):
 
 
 def require_loadable(target: WeightDirectory, hook: Hook) -> None:
-    """Return if a hook can load the kind of a version and its directory is on this host.
-
-    Raises:
-        RefusedError: It cannot, or there is no directory.
-    """
+    """Return if a hook can load the kind of a version and its directory is on this host."""
     kind = target.version.kind
     if kind not in hook.kinds:
         loads = ", ".join(sorted(hook.kinds))

@@ -55,7 +55,6 @@ class ServerProbe(ABC):
     """Asks one server for log-probs.
 
     Args:
-        server: The server.
         block_size: How many tokens a block of its cache has at most.
     """
 
@@ -71,12 +70,7 @@ class ServerProbe(ABC):
         """Return the likeliest token after a prompt, computed with the prefix cache."""
 
     def answer(self, tokens: Rows) -> ProbeAnswer:
-        """Return the engine's answer to a probe, with the check of its prefix cache if the model can read so much.
-
-        Raises:
-            LoadFailedError: It gives none, or what it gives is no answer.
-            EngineUnreachableError: It does not answer.
-        """
+        """Return the engine's answer to a probe, with the check of its prefix cache if the model can read so much."""
         prompt = self._long_prompt(tokens)
         if not prompt:
             return ProbeAnswer(self.log_probs(tokens))
@@ -103,7 +97,6 @@ class CompletionsProbe(ServerProbe):
     """Asks vLLM by its API for completions.
 
     Args:
-        server: The server.
         model: The adapter that answers; None for the model itself.
         block_size: How many tokens a block of its cache has, 0 if that is not known.
     """
@@ -122,7 +115,6 @@ class CompletionsProbe(ServerProbe):
             return tuple(_row_of_choice(choice, row) for choice, row in pairs)
 
     def next_token(self, prompt: Sequence[int]) -> NextToken:
-        """Return the next token of a completion."""
         answer = self._ask(list(prompt), logprobs=1, return_token_ids=True, ignore_eos=True)
         with understood(self._server, self._path):
             (choice,) = listed(answer, "choices", 1)
@@ -173,7 +165,6 @@ class GenerateProbe(ServerProbe):
     """Asks SGLang by its own API.
 
     Args:
-        server: The server.
         replica: The data-parallel replica that answers; None if there is one alone.
         adapter: The adapter that answers; None for the model itself.
     """
@@ -225,12 +216,7 @@ class GenerateProbe(ServerProbe):
 
 
 def longest_sequence(server: HttpClient) -> int | None:
-    """Return how many tokens a server's model can read, None if it does not say.
-
-    Raises:
-        EngineUnreachableError: It does not answer.
-        ConfigError: It refuses the token, or redirects.
-    """
+    """Return how many tokens a server's model can read, None if it does not say."""
     reply = server.get_any("/v1/models")
     cards = (reply.document or {}).get("data") if not reply.is_error else None
     lengths = (
@@ -271,9 +257,6 @@ def require_known_tokens(tokens: Rows, vocabulary: int | None) -> None:
     """Return if a model has an embedding of each token of a probe.
 
     SGLang 0.5.23 does not look: a token beyond the embedding ends its server.
-
-    Raises:
-        LoadFailedError: It has none of one of them.
     """
     largest = max(itertools.chain(*tokens), default=0)
     if vocabulary is not None and largest >= vocabulary:
@@ -285,11 +268,7 @@ def require_known_tokens(tokens: Rows, vocabulary: int | None) -> None:
 
 @contextmanager
 def understood(server: HttpClient, path: str) -> Iterator[None]:
-    """Read an answer in the block.
-
-    Raises:
-        LoadFailedError: The block raised a `ValueError`.
-    """
+    """Read an answer in the block."""
     try:
         yield
     except ValueError as error:

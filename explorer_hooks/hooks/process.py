@@ -56,9 +56,6 @@ def run(
         stop: Polled; once it returns true, the command counts as timed out.
         inherited: Variables that it inherits; all of this process unless given.
         told: What it may read from its standard input.
-
-    Raises:
-        EngineUnreachableError: It cannot be started.
     """
     try:
         process = subprocess.Popen(  # noqa: S603 - the user's own command is what it is for

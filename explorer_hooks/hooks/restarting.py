@@ -68,52 +68,31 @@ class RestartableHook(ServerHook):
 
     @abstractmethod
     def require_up(self) -> None:
-        """Return if the server answers.
-
-        Raises:
-            EngineUnreachableError: It does not.
-        """
+        """Return if the server answers."""
 
     @abstractmethod
     def name_version(self, label: str) -> None:
-        """Give a server that works a label for its weights.
-
-        Raises:
-            LoadFailedError: It did not take it.
-            EngineUnreachableError: It does not answer.
-        """
+        """Give a server that works a label for its weights."""
 
     @property
     def place(self) -> tuple[str, int]:
-        """Return host and port of the server."""
         return self._server.host, self._server.port
 
 
 @dataclass(frozen=True, slots=True)
 class RestartOptions:
-    """How a server is started and stopped.
+    """How a server is started and stopped."""
 
-    Args:
-        argv: The command; `{model}` is replaced by the directory to load, `{host}` and `{port}` by the address's.
-        start_model: The directory that is loaded before the first version.
-        start_timeout: Seconds in which it must answer.
-        stop_timeout: Seconds that it has to end by itself.
-        log: A file for its output; None for the follower's standard error.
-    """
-
+    # The command; `{model}` is replaced by the directory to load, `{host}` and `{port}` by the address's.
     argv: tuple[str, ...]
-    start_model: str
-    start_timeout: float
-    stop_timeout: float
-    log: str | None
+    start_model: str  # the directory that is loaded before the first version
+    start_timeout: float  # seconds in which it must answer
+    stop_timeout: float  # seconds that it has to end by itself
+    log: str | None  # a file for its output; None for the follower's standard error
 
     @classmethod
     def read(cls, hook: str, own: dict[str, str], options: HookOptions) -> "RestartOptions":
-        """Return the options that a hook was given.
-
-        Raises:
-            ConfigError: They are wrong, or the command or the start model is missing.
-        """
+        """Return the options that a hook was given."""
         settings = HookSettings(hook, own)
         model, log = settings.text("start_model", ""), settings.text("server_log", "")
         start, stop = settings.seconds("start_timeout", 600.0), settings.seconds("stop_timeout", 30.0)
@@ -140,11 +119,7 @@ class RestartingHook(ProbingHook):
     """A server that is stopped, and started on the directory of each version.
 
     Args:
-        inner: Asks the server.
         options: How it is started and stopped.
-
-    Raises:
-        ConfigError: The server's address is not on this host.
     """
 
     name: ClassVar[str] = "restart"
@@ -173,11 +148,7 @@ class RestartingHook(ProbingHook):
 
     @classmethod
     def from_options(cls, options: HookOptions) -> "RestartingHook":
-        """Refuse: it is opened by the hook of the server.
-
-        Raises:
-            ConfigError: Always.
-        """
+        """Refuse: it is opened by the hook of the server."""
         raise ConfigError(f"a server is restarted by its own hook, not at {options.address}", hint=_HINT)
 
     def prepare(self, target: WeightDirectory) -> None:
@@ -260,11 +231,7 @@ class RestartingHook(ProbingHook):
         self._is_named = True
 
     def _replace(self, model: str, label: str) -> None:
-        """Stop the server, start it on a model, and wait until it answers.
-
-        Raises:
-            LoadFailedError: It cannot be stopped, has ended or did not answer in time.
-        """
+        """Stop the server, start it on a model, and wait until it answers."""
         self._busy = label
         try:
             with self._lock:
@@ -299,11 +266,7 @@ class RestartingHook(ProbingHook):
         return True
 
     def _revive(self) -> None:
-        """Start the server on the start model if it does not run.
-
-        Raises:
-            EngineUnreachableError: It did not run.
-        """
+        """Start the server on the start model if it does not run."""
         with self._lock:
             if self._process.is_running or self._busy:
                 return
@@ -320,11 +283,7 @@ class RestartingHook(ProbingHook):
                 self._process.stop()
 
     def _start(self, model: str) -> None:
-        """Stop the server, and start it on a model.
-
-        Raises:
-            EngineUnreachableError: It does not end, or another process has its port.
-        """
+        """Stop the server, and start it on a model."""
         if not self._process.stop():
             raise EngineUnreachableError("the server does not end, not even by SIGKILL", hint="ps -ef")
         if is_taken(self._host, self._port):

@@ -50,12 +50,7 @@ class ServerProcess:
         return f"{shown}, see {self._log}" if self._log else shown
 
     def start(self, argv: Sequence[str]) -> None:
-        """Start a server; return at once.
-
-        Raises:
-            ConfigError: The log cannot be written.
-            EngineUnreachableError: No process can be started.
-        """
+        """Start a server; return at once."""
         guard = [sys.executable, "-P", "-m", __name__, str(self._stop_timeout), *argv]
         with contextlib.ExitStack() as opened:
             out: BinaryIO | int = _STDERR

@@ -9,12 +9,7 @@ _FLAGS = ("true", "false")
 
 
 class HookSettings:
-    """The settings of a hook, `--hook-option KEY=VALUE`: each value is checked, and an unknown key is refused.
-
-    Args:
-        hook: The hook's name, for messages.
-        given: Values by name.
-    """
+    """The settings of a hook, `--hook-option KEY=VALUE`: each value is checked, and an unknown key is refused."""
 
     def __init__(self, hook: str, given: Mapping[str, str]) -> None:
         self._hook = hook
@@ -22,49 +17,26 @@ class HookSettings:
         self._known: list[str] = []
 
     def text(self, key: str, default: str) -> str:
-        """Return a text."""
         self._known.append(key)
         return self._given.get(key, default)
 
     def choice(self, key: str, default: str, among: tuple[str, ...]) -> str:
-        """Return one of a few words.
-
-        Raises:
-            ConfigError: It is another word.
-        """
+        """Return one of a few words."""
         return self._checked(key, default, f"one of {', '.join(among)}", lambda value: value in among)
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """Return true or false.
-
-        Raises:
-            ConfigError: It is neither.
-        """
         return self._checked(key, str(default).lower(), "true or false", _FLAGS.__contains__) == "true"
 
     def seconds(self, key: str, default: float) -> float:
-        """Return a number of seconds above 0.
-
-        Raises:
-            ConfigError: It is not one.
-        """
+        """Return a number of seconds above 0."""
         return float(self._checked(key, str(default), "a number of seconds above 0", _is_positive))
 
     def count(self, key: str, default: int) -> int:
-        """Return a whole number, at least 0.
-
-        Raises:
-            ConfigError: It is not one.
-        """
+        """Return a whole number, at least 0."""
         is_count = re.compile("[0-9]+").fullmatch
         return int(self._checked(key, str(default), "a whole number", is_count))
 
     def done(self) -> None:
-        """Return if every given setting was read.
-
-        Raises:
-            ConfigError: One is unknown.
-        """
         if unknown := sorted(set(self._given) - set(self._known)):
             raise ConfigError(
                 f"the hook {self._hook} has no setting {', '.join(unknown)}",

@@ -37,7 +37,6 @@ class SGLangHook(HttpEngineHook):
     product = "SGLang"
     oldest = (0, 5, 6)
     default_address = "http://127.0.0.1:30000"
-    push = "explorer_hooks.parts.broadcast.servers:SGLangPush"
     health_path, version_path = "/model_info", "/server_info"
     missing = (
         "start SGLang >= 0.5.6 (python -m sglang.launch_server) and give its own address, not a router's"
@@ -73,7 +72,6 @@ class SGLangHook(HttpEngineHook):
         return rounding_flags(info.get("dtype"), info.get("quantization"), info.get("kv_cache_dtype"))
 
     def engine_kind(self) -> str:
-        """Return release and flags."""
         return self._kind_of(self.product, *release_and_flags(self._server))
 
     def checksums(self) -> Checksums | None:
@@ -136,10 +134,6 @@ class SGLangHook(HttpEngineHook):
 
 
 def release_and_flags(server: HttpClient) -> tuple[object, Mapping[str, object]]:
-    """Return SGLang's release and those of its flags that a restart does not change.
-
-    Raises:
-        EngineUnreachableError: It does not answer.
-    """
+    """Return SGLang's release and those of its flags that a restart does not change."""
     info = server.get_json("/server_info")
     return info.get("version"), {key: info.get(key) for key in _FLAGS}

@@ -45,7 +45,6 @@ class SGLangLoraHook(AdapterServerHook):
         return ProbeAnswer(GenerateProbe(self._server, adapter=name).log_probs(tokens))
 
     def engine_kind(self) -> str:
-        """Return release and flags."""
         return self._kind_of(self.product, *release_and_flags(self._server))
 
     def _require_loadable(self, target: WeightDirectory, config: Mapping[str, Any]) -> None:

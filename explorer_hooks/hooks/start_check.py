@@ -42,15 +42,10 @@ _PREDICTION = re.compile(r"mtp\..*")
 
 
 class StartModel(NamedTuple):
-    """The model that an engine was started from.
+    """The model that an engine was started from."""
 
-    Args:
-        tensors: Dtype and shape of each tensor, by name.
-        config: Its config.json; empty if there is none.
-    """
-
-    tensors: Tensors
-    config: Mapping[str, Any]
+    tensors: Tensors  # dtype and shape of each tensor, by name
+    config: Mapping[str, Any]  # its config.json; empty if there is none
 
     @property
     def is_tied(self) -> bool:
@@ -114,13 +109,8 @@ def require_same_model(found: Tensors, start: StartModel, check: str, path: str)
 
     Args:
         found: The version's tensors; if there are none, nothing is checked.
-        start: The model.
         check: `full`, `shapes`, or `off`.
         path: The version's directory, for messages.
-
-    Raises:
-        RefusedError: A tensor has another shape or a dtype that engines do not convert, or with `full` one is missing
-            or unknown.
     """
     if not found or check == "off":
         return

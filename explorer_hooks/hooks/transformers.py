@@ -96,12 +96,7 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
 
     @contextmanager
     def generating(self) -> Iterator[str | None]:
-        """Keep loads out while the block generates; yields the label of the version that runs.
-
-        Raises:
-            EngineUnreachableError: A load takes longer than the time-out.
-            EngineDeadError: A load failed and there was no version to go back to.
-        """
+        """Keep loads out while the block generates; yields the label of the version that runs."""
         with self._gate.generating():
             yield self._label
 
@@ -165,12 +160,7 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
         return ReceiveContext(client, stop, self.parameters.tensors)
 
     def load_received(self, weights: WeightTensors, receiver: EarlyReceiver) -> None:
-        """Give what was received to the parameters, between two generations; `on_commit` is not called.
-
-        Raises:
-            EngineUnreachableError: Generations in flight do not end in time; nothing was changed.
-            LoadFailedError: The copy failed; nobody generates until a version is loaded from files.
-        """
+        """Give what was received to the parameters, between two generations; `on_commit` is not called."""
         self._gate.shut()
         self._state.load()
         self.parameters.forget()
@@ -244,12 +234,7 @@ class LoadGate:
 
     @contextmanager
     def generating(self) -> Iterator[None]:
-        """Keep loads out during the block.
-
-        Raises:
-            EngineUnreachableError: The gate stays shut for longer than the time-out.
-            SyncdError: The reason for which it was shut for good.
-        """
+        """Keep loads out during the block."""
         depth = getattr(self._own, "depth", 0)
         if not depth:
             self._enter()
@@ -262,11 +247,7 @@ class LoadGate:
                 self._leave()
 
     def shut(self) -> None:
-        """Shut the gate and wait until no thread generates; if that takes too long it opens again.
-
-        Raises:
-            EngineUnreachableError: A generation takes longer than the time-out.
-        """
+        """Shut the gate and wait until no thread generates; if that takes too long it opens again."""
         with self._changed:
             was, self.is_shut = self.is_shut, True
             if self._changed.wait_for(lambda: not self._generating, self._timeout):

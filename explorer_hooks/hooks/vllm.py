@@ -22,7 +22,7 @@ from explorer_hooks.http_client import HttpClient
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError
 
 BACKEND = "syncd"
-"""The name of the engine's back end; `engine_push/vllm_backend.py` is the other end."""
+"""The name of the engine's back end; the part `broadcast` is the other end."""
 
 NO_BACKEND = 'vLLM was started without --weight-transfer-config \'{"backend": "syncd"}\''
 
@@ -59,7 +59,6 @@ class VllmHook(HttpEngineHook):
     product = "vLLM"
     oldest = (0, 27, 1)
     default_address = "http://127.0.0.1:8000"
-    push = "explorer_hooks.parts.broadcast.servers:VllmPush"
     health_path, version_path = "/health", "/version"
     missing = (
         "start vLLM >= 0.27.1 with VLLM_SERVER_DEV_MODE=1 in its environment, on 127.0.0.1: "
@@ -92,7 +91,6 @@ class VllmHook(HttpEngineHook):
         return _rounding(_configuration(self._server))
 
     def engine_kind(self) -> str:
-        """Return release and flags."""
         return self._kind_of(self.product, *release_and_flags(self._server))
 
     def checksums(self) -> Checksums | None:
@@ -166,11 +164,7 @@ class VllmHook(HttpEngineHook):
 
 
 def release_and_flags(server: HttpClient) -> tuple[object, Mapping[str, object]]:
-    """Return vLLM's release and those of its flags that a restart does not change; none without `/server_info`.
-
-    Raises:
-        EngineUnreachableError: It does not answer.
-    """
+    """Return vLLM's release and those of its flags that a restart does not change; none without `/server_info`."""
     version = (server.get_any("/version").document or {}).get("version")
     try:
         config = _configuration(server)
@@ -199,12 +193,7 @@ def _replicas(parallel: Mapping[str, Any]) -> int:
 
 
 def is_ready(server: HttpClient) -> bool:
-    """Return whether an engine was started with the back end.
-
-    Raises:
-        EngineUnreachableError: It does not answer.
-        ConfigError: It has no development endpoints.
-    """
+    """Return whether an engine was started with the back end."""
     transfer = _configuration(server).get("weight_transfer_config")
     return isinstance(transfer, Mapping) and transfer.get("backend") == BACKEND
 

@@ -32,9 +32,6 @@ class WebhookHook(PhaseHook):
 
     Args:
         options: The hook's options; the address is the receiver's URL.
-
-    Raises:
-        ConfigError: An option is wrong, or unsigned requests would go to another host in the clear.
     """
 
     name: ClassVar[str] = "webhook"

@@ -82,26 +82,18 @@ class ExplorerBatch:
 
 @dataclass(frozen=True, slots=True)
 class EpochTask:
-    """A task of an epoch.
-
-    Args:
-        epoch: Its epoch.
-        position: Its index in the order of that epoch.
-        task: The task.
-        prompt: Its token ids.
-    """
+    """A task of an epoch."""
 
     epoch: int
-    position: int
+    position: int  # its index in the order of that epoch
     task: Task
-    prompt: Sequence[int]
+    prompt: Sequence[int]  # its token ids
 
 
 class BatchMaker:
     """Makes batches of the next tasks.
 
     Args:
-        tasks: The tasks.
         ledger: Knows which tasks are done, and the seed of their order.
         sampling: Generates groups and scores responses; once it stops, an unfinished batch is given up.
         gate: Keeps work waiting until the engine may be given some.
@@ -123,11 +115,7 @@ class BatchMaker:
         return 0 < self._file.explorer.epochs <= cursor.epoch + (cursor.position >= self._tasks.epoch_length)
 
     def make(self) -> ExplorerBatch | None:
-        """Return the next batch; None if it was told to stop, then nothing of the batch may be written.
-
-        Raises:
-            SyncdError: Too many groups in a row could not be used, or the engine is dead.
-        """
+        """Return the next batch; None if it was told to stop, then nothing of the batch may be written."""
         batch = ExplorerBatch()
         coming = self._coming(batch)
         unfinished: list[EpochTask] = []
@@ -146,11 +134,7 @@ class BatchMaker:
         return None
 
     def done(self, batch: ExplorerBatch) -> None:
-        """Record how difficult the tasks of a batch were, once it is written.
-
-        Raises:
-            StorageError: It cannot be written.
-        """
+        """Record how difficult the tasks of a batch were, once it is written."""
         self._curriculum.measured(batch.measured)
 
     def _coming(self, batch: ExplorerBatch) -> Iterator[EpochTask]:
@@ -259,9 +243,6 @@ def experience_of(
 
     If the engine does not name the versions of tokens and the version changed meanwhile, info names both. Called by
     the thread that has versions proven: while it is here, no proof is pending, and `loads` decides what is masked.
-
-    Raises:
-        UsageError: It cannot be stored.
     """
     length, versions = len(response.tokens), result.versions_of(response).settled(loads)
     generation, step = versions.oldest

@@ -223,7 +223,6 @@ class AgentSection(Section):
 
     @property
     def rewards_by_http(self) -> bool:
-        """Return whether it may give its reward by HTTP."""
         return bool(self.command or self.function) and self.reward == "agent" and self.http_reward
 
     @property
@@ -327,11 +326,7 @@ class ExplorerFile(JobFile):
         return tuple(one for one in section.task_sets if not one.held_out)
 
     def held_out(self, tasks: str, limit: int) -> TaskSetSection:
-        """Return the keys of held-out tasks: a source, or `set:` and the name of a set.
-
-        Raises:
-            ConfigError: No held-out set has that name.
-        """
+        """Return the keys of held-out tasks: a source, or `set:` and the name of a set."""
         if not tasks.startswith(SET):
             return self.explorer.set_of(tasks, limit)
         sets = {one.shown_name: one for one in self.explorer.task_sets if one.held_out}

@@ -30,9 +30,6 @@ class Curriculum:
         section: The scale and the floor.
         records: What was measured, also by earlier processes; gets what is measured.
         seed: Of the draws.
-
-    Raises:
-        StorageError: The records cannot be read.
     """
 
     def __init__(self, section: CurriculumSection, records: Records, seed: str) -> None:
@@ -58,11 +55,7 @@ class Curriculum:
         return max(4.0 * share * (1.0 - share), self._section.floor)
 
     def measured(self, rewards: Sequence[TaskMean]) -> None:
-        """Record the mean rewards of groups, of which a task may have several.
-
-        Raises:
-            StorageError: They cannot be written.
-        """
+        """Record the mean rewards of groups, of which a task may have several."""
         if self._section.enabled and rewards:
             self._records.add({"rewards": list(rewards)})
             self._learn(rewards)

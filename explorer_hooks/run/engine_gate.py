@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from explorer_hooks.follower.follower import TurnOutcome
 from explorer_hooks.hook import Unproven
 from explorer_hooks.run import pacing
-from explorer_hooks.run.evaluation import Evaluation
 from explorer_hooks.run.generation import BEFORE_THE_FIRST
+from explorer_hooks.run.held_out import VersionWatcher
 from explorer_hooks.run.job_watch import LAST
 from explorer_hooks.run.pacing import Allowance
 from explorer_hooks.run.weight_sources import WeightSource
@@ -112,7 +112,7 @@ class EngineGate:
     def __init__(
         self,
         versions: EngineVersions,
-        evaluation: Evaluation | None,
+        evaluation: VersionWatcher | None,
         settings: SyncSection,
         stop: Callable[[], bool],
     ) -> None:
@@ -130,9 +130,6 @@ class EngineGate:
 
         Args:
             is_suspect: Whether the engine did not do its work: then it is first asked what it runs.
-
-        Raises:
-            EngineDeadError: It is dead, or did not come back in time.
         """
         end = time.monotonic() + self._settings.timeout
         if is_suspect and not self._stop():

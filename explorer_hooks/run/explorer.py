@@ -34,7 +34,6 @@ class Explorer:
     Args:
         versions: Which version the engine runs.
         gate: Brings the engine to versions.
-        batches: Makes batches.
         ledger: Writes batches, and knows which tasks are done.
         file: The configuration: when it syncs, waits and ends.
         metrics: Gets a line for each batch.
@@ -59,13 +58,7 @@ class Explorer:
         self._waited = 0.0
 
     def run(self) -> str:
-        """Explore, and return why it ended.
-
-        Raises:
-            TimedOutError: No trainer has come.
-            EngineDeadError: The engine is dead, or did not come back.
-            SyncdError: A batch could not be written, or the tasks cannot be used.
-        """
+        """Explore, and return why it ended."""
         self._gate.update(0.0)
         while True:
             reason = self._reason_to_end()

@@ -24,17 +24,11 @@ _ARGV = (sys.executable, "-P", "-m", "explorer_hooks.run.function_worker")
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The arguments that a function has by name.
-
-    Args:
-        names: Their names.
-        required: Those without a default.
-        takes_any: Whether it takes any other, too.
-    """
+    """The arguments that a function has by name."""
 
     names: tuple[str, ...] = ()
-    required: tuple[str, ...] = ()
-    takes_any: bool = False
+    required: tuple[str, ...] = ()  # those without a default
+    takes_any: bool = False  # whether it takes any other, too
 
 
 class FunctionProcesses:
@@ -43,12 +37,8 @@ class FunctionProcesses:
     Args:
         function: `package.module:function`.
         timeout: Seconds that one call may take.
-        workers: Processes.
         directories: Directories in which its module is looked for.
         environment: All variables of the processes; None for those of this one.
-
-    Raises:
-        ConfigError: It cannot be imported.
     """
 
     def __init__(
@@ -79,7 +69,6 @@ class FunctionProcesses:
         """Return what the function says of these arguments; wait for a free process.
 
         Args:
-            given: Its arguments.
             count: How many scores it returns in a list; None if it returns one score.
         """
         worker = self._free.get()
@@ -114,11 +103,7 @@ class FunctionProcess:
         self.signature = Signature()
 
     def start(self) -> WorkerProcess:
-        """Return the process, which is started unless it runs.
-
-        Raises:
-            ConfigError: The function cannot be imported.
-        """
+        """Return the process, which is started unless it runs."""
         with self._lock:
             if self._process is not None and self._process.is_running:
                 return self._process
@@ -168,11 +153,7 @@ def _failed(problem: str, count: int | None) -> list[Score]:
 
 
 def _signature(answer: Mapping[str, Any]) -> Signature:
-    """Return the arguments that a process names.
-
-    Raises:
-        ValueError: It names none; the text says why.
-    """
+    """Return the arguments that a process names."""
     if problem := answer.get("problem"):
         raise ValueError(str(problem))
     names, required = (member(answer, key, list) for key in ("names", "required"))
@@ -180,11 +161,7 @@ def _signature(answer: Mapping[str, Any]) -> Signature:
 
 
 def _scores(answer: Mapping[str, Any], count: int) -> list[Score]:
-    """Return the scores of an answer, which the function may have written itself.
-
-    Raises:
-        ValueError: There are none; the text says why.
-    """
+    """Return the scores of an answer, which the function may have written itself."""
     if problem := answer.get("problem"):
         raise ValueError(str(problem))
     scores = member(answer, "scores", list)

@@ -21,71 +21,45 @@ BEFORE_THE_FIRST: Pair = (1, 0)
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """A request for one group of responses.
+    """A request for one group of responses."""
 
-    Args:
-        prompt: Token ids of the prompt.
-        samples: Responses to it.
-        max_tokens: Tokens of a response at most.
-        temperature: At which tokens are drawn from the whole distribution; 0 for the most probable token.
-    """
-
-    prompt: Sequence[int]
-    samples: int
-    max_tokens: int
-    temperature: float
+    prompt: Sequence[int]  # token ids of the prompt
+    samples: int  # responses to it
+    max_tokens: int  # tokens of a response at most
+    temperature: float  # at which tokens are drawn from the whole distribution; 0 for the most probable token
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One response.
+    """One response."""
 
-    Args:
-        tokens: Its token ids, with the end of the text if it came to it.
-        logprobs: Natural logarithm of each one's probability under the version that chose it.
-        text: The response without special tokens.
-        versions: Which version chose each token; None if the engine does not say.
-        teacher_logprobs: Log-probability of each token under a teacher; None if none has read it.
-        truncated: Whether it was cut off at the most tokens, not ended by the model.
-    """
-
-    tokens: Sequence[int]
-    logprobs: Sequence[float]
-    text: str = ""
-    versions: TokenVersions | None = None
+    tokens: Sequence[int]  # its token ids, with the end of the text if it came to it
+    logprobs: Sequence[float]  # natural logarithm of each one's probability under the version that chose it
+    text: str = ""  # the response without special tokens
+    versions: TokenVersions | None = None  # which version chose each token; None if the engine does not say
+    # Log-probability of each token under a teacher; None if none has read it.
     teacher_logprobs: Sequence[float] | None = None
-    truncated: bool = False
+    truncated: bool = False  # whether it was cut off at the most tokens, not ended by the model
 
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """The result of one request.
+    """The result of one request."""
 
-    Args:
-        index: The request's index.
-        responses: Its responses; none if there is a `problem`.
-        first: The version that ran before the first token was asked for.
-        last: The version that ran after the last token had come; a version in between was one of those in between.
-        problem: Why there are no responses.
-        retry: Whether another attempt may succeed: the engine was away, or ran no applied version.
-        unproven: Whether weights may have had a part in it that the engine has not proven.
-        pending: The probe that had no answer yet when it ended, and that alone can prove them; None if there is none.
-        unreadable_versions: Responses whose tokens' versions the engine named so that they cannot be read.
-        teacher: The name of the teacher that has read its responses.
-        untaught: Why a teacher has not read them although there is one.
-    """
-
-    index: int
-    responses: tuple[Response, ...] = ()
-    first: Pair = BEFORE_THE_FIRST
+    index: int  # the request's index
+    responses: tuple[Response, ...] = ()  # its responses; none if there is a `problem`
+    first: Pair = BEFORE_THE_FIRST  # the version that ran before the first token was asked for
+    # The version that ran after the last token had come; a version in between was one of those in between.
     last: Pair = BEFORE_THE_FIRST
-    problem: str = ""
-    retry: bool = False
-    unproven: bool = False
+    problem: str = ""  # why there are no responses
+    retry: bool = False  # whether another attempt may succeed: the engine was away, or ran no applied version
+    unproven: bool = False  # whether weights may have had a part in it that the engine has not proven
+    # The probe that had no answer yet when it ended, and that alone can prove them; None if there is none.
     pending: PendingProof | None = None
+    # Responses whose tokens' versions the engine named so that they cannot be read.
     unreadable_versions: int = 0
-    teacher: str = ""
-    untaught: str = ""
+    teacher: str = ""  # the name of the teacher that has read its responses
+    untaught: str = ""  # why a teacher has not read them although there is one
 
     @property
     def oldest(self) -> Pair:
@@ -106,47 +80,28 @@ class Generator(ABC):
     """Generates groups of responses."""
 
     def check(self) -> None:  # noqa: B027 - most engines need not be asked
-        """Ask at the start whether the engine gives what is needed; without this, the first group shows it.
-
-        Raises:
-            ConfigError: It does not, and never will.
-            EngineUnreachableError: It does not answer.
-        """
+        """Ask at the start whether the engine gives what is needed; without this, the first group shows it."""
 
     @abstractmethod
     def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":
-        """Yield each result once, as it is ready, and None now and then while none is; close it to give up.
-
-        Raises:
-            EngineDeadError: Nothing can be generated any more.
-        """
+        """Yield each result once, as it is ready, and None now and then while none is; close it to give up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What makes scored responses to tasks.
+    """What makes scored responses to tasks."""
 
-    Args:
-        file: The configuration: how many, and how long they are.
-        tokens: The tokenizer.
-        generator: Generates groups.
-        scorer: Scores responses.
-        stop: Once it returns true, unfinished work is given up.
-    """
-
-    file: ExplorerFile
+    file: ExplorerFile  # the configuration: how many, and how long they are
     tokens: Tokens
-    generator: Generator
-    scorer: Scorer
-    stop: Callable[[], bool]
+    generator: Generator  # generates groups
+    scorer: Scorer  # scores responses
+    stop: Callable[[], bool]  # once it returns true, unfinished work is given up
 
     def scores(self, answered: Iterable[tuple[Task, Sequence[Response]]]) -> list[list[Score]]:
-        """Return the scores of all responses to each task."""
         return self.scorer.score([scored_group(task, responses) for task, responses in answered])
 
 
 def scored_group(task: Task, responses: Sequence[Response]) -> ScoredGroup:
-    """Return the responses to a task as they are scored."""
     texts = (ScoredText(one.text, len(one.tokens), one.truncated) for one in responses)
     return ScoredGroup(task.text, plain_task(task), tuple(texts))
 
@@ -157,23 +112,15 @@ PermittedVersion = Callable[[], Pair | None]
 
 @dataclass(frozen=True, slots=True)
 class GeneratorContext:
-    """What a generator is opened with.
+    """What a generator is opened with."""
 
-    Args:
-        tokens: The model's tokenizer.
-        running: Asks the engine what it runs; several threads call it.
-        named: Returns the version of the job that a label names, None if it names none; several threads call it.
-        permitted: The version with which work may be done.
-        seed: Seeds the draws of a model in this process.
-        stop: Once it returns true, pending groups are given up.
-    """
-
-    tokens: Tokens
-    running: Callable[[], Running]
+    tokens: Tokens  # the model's tokenizer
+    running: Callable[[], Running]  # asks the engine what it runs; several threads call it
+    # Returns the version of the job that a label names, None if it names none; several threads call it.
     named: Callable[[str], Pair | None]
-    permitted: PermittedVersion
-    seed: str
-    stop: Callable[[], bool]
+    permitted: PermittedVersion  # the version with which work may be done
+    seed: str  # seeds the draws of a model in this process
+    stop: Callable[[], bool]  # once it returns true, pending groups are given up
 
 
 class InferenceEngine(ABC):
@@ -186,19 +133,13 @@ class InferenceEngine(ABC):
 
     @abstractmethod
     def generator(self, context: GeneratorContext) -> Generator:
-        """Return what generates groups with it.
-
-        Raises:
-            ConfigError: The server names no model.
-            EngineUnreachableError: It does not answer.
-        """
+        """Return what generates groups with it."""
 
 
 def version_of(running: Running, permitted: Pair | None) -> Pair | None:
     """Return the version that an engine's work is of, None if the engine must not be given any.
 
     Args:
-        running: What the engine reports.
         permitted: With which version work may be done: the one that the follower confirmed, or `BEFORE_THE_FIRST`.
     """
     if running.paused or permitted is None:

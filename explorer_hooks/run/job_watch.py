@@ -28,11 +28,7 @@ class JobWatch:
         self._end_since: float | None = None
 
     def reason(self) -> str:
-        """Return why the job is over for an explorer, empty while it is not.
-
-        Raises:
-            TimedOutError: No trainer has come.
-        """
+        """Return why the job is over for an explorer, empty while it is not."""
         if end := self._end_of_job():
             return f"the job is finished: {end}"
         return "the trainer has gone" if self._trainer_is_gone() else ""

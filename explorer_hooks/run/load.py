@@ -56,14 +56,8 @@ def load_file(
     """Return what a file says to explorers, with the command line's `--section.key value` on top.
 
     Args:
-        path: The file.
-        overrides: Of the command line.
         stage: The one of its [[stages]] to explore, in its own directory; its model is known once it begins.
         trust: Whether the code that it names may run, whoever could have written it.
-
-    Raises:
-        ConfigError: The file cannot be read or is not TOML; else all its problems, in one error.
-        UsageError: The overrides are not `--section.key value`.
     """
     layers = [*stage_layers(read_toml(path).layer(), stage), LOADER.command_layer(overrides)]
     file = LOADER.load(layers, path, trust=trust)
@@ -71,12 +65,7 @@ def load_file(
 
 
 def load_served_file(path: str, overrides: Sequence[str] = (), *, trust: bool = False) -> ExplorerFile:
-    """Return what a file says to `explorer serve`, as `load_file` does.
-
-    Raises:
-        ConfigError: The file cannot be read or is not TOML; else all its problems, in one error.
-        UsageError: The overrides are not `--section.key value`.
-    """
+    """Return what a file says to `explorer serve`, as `load_file` does."""
     return SERVE_LOADER.load(
         [read_toml(path).layer(), SERVE_LOADER.command_layer(overrides)], path, trust=trust
     )
@@ -90,12 +79,7 @@ def load_bench_file(
     Args:
         job: The job directory, whatever the file says.
         config: The file; None for the configuration that the trainer keeps in the job directory.
-        overrides: Of the command line.
         trust: Whether the code that the file names may run, whoever could have written it.
-
-    Raises:
-        ConfigError: The file cannot be read or is not TOML; else all its problems, in one error.
-        UsageError: The overrides are not `--section.key value`.
     """
     path = config or f"{job}/config.toml"
     if config is None and not os.path.exists(path):

@@ -33,17 +33,11 @@ _ENDLESS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SequenceLimits:
-    """What ends and pads sequences.
+    """What ends and pads sequences."""
 
-    Args:
-        ends: Token ids that end a text.
-        pad: The token id that fills rows; any that the model knows.
-        positions: Tokens of prompt and response that the model can hold.
-    """
-
-    ends: frozenset[int]
-    pad: int
-    positions: int
+    ends: frozenset[int]  # token ids that end a text
+    pad: int  # the token id that fills rows; any that the model knows
+    positions: int  # tokens of prompt and response that the model can hold
 
 
 def sequence_limits(model: Any, tokenizer: Any) -> SequenceLimits:
@@ -73,7 +67,6 @@ def draw(
 
     Args:
         model: A causal language model.
-        ends: What ends and pads.
         requests: Prompts, none empty and all shorter than the model's positions; the first request says how many
             responses there are to each, of how many tokens, fewer if the model's positions run out behind a prompt,
             and at which temperature: logits are divided by it; 0 for the most probable token, whose log-prob is at
@@ -118,11 +111,7 @@ def draw(
 def _chosen(
     logits: torch.Tensor, temperature: float, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a token and its log-prob for each row.
-
-    Raises:
-        EngineDeadError: A logit is no number. Greedy choice would take it, and to draw from it kills a GPU's context.
-    """
+    """Return a token and its log-prob for each row."""
     logprobs = (logits.float() / (temperature or 1.0)).log_softmax(-1)
     if bool(logprobs.isnan().any()):
         hint = "syncd verify JOB --deep; then start it again"
@@ -213,9 +202,6 @@ class LocalEngine(InferenceEngine):
 
     Args:
         file: The configuration, which names it.
-
-    Raises:
-        ConfigError: It cannot be loaded, or there is no such device.
     """
 
     def __init__(self, file: ExplorerFile) -> None:
@@ -228,11 +214,7 @@ class LocalEngine(InferenceEngine):
 
 
 def open_hook(file: ExplorerFile) -> TransformersHook:
-    """Return the hook of the model that a file names, which is loaded and ready to generate.
-
-    Raises:
-        ConfigError: It cannot be loaded, or there is no such device.
-    """
+    """Return the hook of the model that a file names, which is loaded and ready to generate."""
     section, directory, trust = file.explorer.engine, file.model.path, file.model.trust_remote_code
     dtype = getattr(torch, section.dtype)
     try:
@@ -250,11 +232,7 @@ def open_hook(file: ExplorerFile) -> TransformersHook:
 
 
 def device_of(name: str) -> torch.device:
-    """Return the device of a name; auto is a GPU if there is one.
-
-    Raises:
-        ConfigError: There is no GPU.
-    """
+    """Return the device of a name; auto is a GPU if there is one."""
     there = torch.cuda.is_available()
     if name == "cuda" and not there:
         raise ConfigError('explorer.engine.device = "cuda": there is no GPU here', hint="nvidia-smi")

@@ -15,7 +15,6 @@ from explorer_hooks.follower.health import HealthServer
 from explorer_hooks.follower.policy import EventListener, FollowOptions
 from explorer_hooks.follower.service import log_listener
 from explorer_hooks.hook import TensorHook
-from explorer_hooks.parts.tinker.sampler import TinkerInference
 from explorer_hooks.run.config import ExplorerFile
 from explorer_hooks.run.generation import Generator, GeneratorContext, InferenceEngine, PermittedVersion
 from explorer_hooks.run.own_server import serving
@@ -26,39 +25,32 @@ from explorer_hooks.run.weight_sources import EarlySource, WeightSource
 from explorer_hooks.stopping import Stop
 from syncd.errors import ConfigError
 from syncd.extras import install_command
+from syncd.registered import registered
 from syncd.transports.base import EarlyReceiver, Transport, find_transport, transport_names
 
 _LOCAL = "explorer_hooks.run.local:LocalEngine"
 """What generates in this process; it is loaded only then, because it needs torch."""
 
+ENGINES = "explorer.engines"
+"""The group of entry points of further inference engines, by `explorer.engine.kind`: functions of the job's file."""
+
+_SERVERS = ("vllm", "sglang")
 _LOG = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class FollowedEngine:
-    """An engine that follows the job.
+    """An engine that follows the job."""
 
-    Args:
-        file: The job's file, with the address of a server that was started.
-        engine: The engine.
-        follower: Loads versions from files.
-        source: Keeps it at a version.
-    """
-
-    file: ExplorerFile
+    file: ExplorerFile  # the job's file, with the address of a server that was started
     engine: InferenceEngine
-    follower: Follower
-    source: WeightSource
+    follower: Follower  # loads versions from files
+    source: WeightSource  # keeps it at a version
 
     def generator(
         self, tokens: Tokens, permitted: PermittedVersion, seed: str, stop: Callable[[], bool]
     ) -> Generator:
-        """Return what generates with it.
-
-        Raises:
-            ConfigError: The server names no model.
-            EngineUnreachableError: It does not answer.
-        """
+        """Return what generates with it."""
         follower = self.follower
         return self.engine.generator(
             GeneratorContext(tokens, follower.running, follower.pair_named, permitted, seed, stop)
@@ -72,14 +64,10 @@ def followed_engine(
     """Open the engine of a file, and follow the job with it.
 
     Args:
-        file: The job's file.
         stop: Once it returns true, waits are given up.
         health: `HOST:PORT` to answer health checks at; None for nowhere.
         checks_first: Whether every byte of a version is compared with its digest before the engine is touched, also
             by engines that could do so while they load: then a damaged one costs nothing but itself.
-
-    Raises:
-        SyncdError: Something cannot be used; its exit code says what.
     """
     listener = log_listener(file.explorer.log, "auto", sys.stderr)
     with ExitStack() as opened:
@@ -102,11 +90,7 @@ def open_reward(file: ExplorerFile, function: str = "") -> Scorer:
     """Return what scores; its functions are looked for beside the file, and in the working directory.
 
     Args:
-        file: The job's file.
         function: The function; what [explorer.reward] names unless given.
-
-    Raises:
-        ConfigError: It cannot be used.
     """
     section, here = file.explorer.reward, os.getcwd()
     if function:
@@ -115,20 +99,30 @@ def open_reward(file: ExplorerFile, function: str = "") -> Scorer:
 
 
 def _open_engine(file: ExplorerFile) -> InferenceEngine:
-    """Return the engine.
-
-    Raises:
-        ConfigError: The model cannot be loaded, or the options do not fit the engine.
-    """
     kind = file.explorer.engine.kind
+    if kind in _SERVERS:
+        return ServerEngine(file)
     if kind != "transformers":
-        return TinkerInference(file) if kind == "tinker" else ServerEngine(file)
+        return _registered_engine(file, kind)
     try:
         opener: Callable[[ExplorerFile], InferenceEngine] = resolve_name(_LOCAL)
     except ImportError as error:
         hint = install_command("transformers")
         raise ConfigError('explorer.engine.kind = "transformers" needs transformers', hint=hint) from error
     return opener(file)
+
+
+def _registered_engine(file: ExplorerFile, kind: str) -> InferenceEngine:
+    """Return an engine that a part brings.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    engines = registered(ENGINES)
+    if kind not in engines:
+        raise ConfigError(f'explorer.engine.kind = "{kind}" is not installed', hint='kind = "vllm"')
+    engine: InferenceEngine = engines[kind].load()(file)
+    return engine
 
 
 @contextmanager

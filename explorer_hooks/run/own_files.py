@@ -25,7 +25,6 @@ STATE, METRICS, EVALUATIONS = "state.json", "metrics.jsonl", "evaluations.jsonl"
 
 
 def own_path(job: Job, explorer: str, name: str) -> str:
-    """Return the path of an explorer's file of this name."""
     return f"{job.root}/explorers/{explorer}/{name}"
 
 
@@ -35,9 +34,6 @@ class Records:
     Args:
         path: The file; its directory is created.
         disk: The job's file system.
-
-    Raises:
-        StorageError: It cannot be written.
     """
 
     def __init__(self, path: str, disk: Disk | None = None) -> None:
@@ -46,11 +42,7 @@ class Records:
             self._disk.make_directory(os.path.dirname(os.path.abspath(path)))
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Append one line.
-
-        Raises:
-            StorageError: It cannot be written.
-        """
+        """Append one line."""
         with storage_errors(self.path):
             jsonl.append(self.path, [record], self._disk.adopt)
 
@@ -64,17 +56,11 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class TaskCursor:
-    """A position in the order of tasks.
+    """A position in the order of tasks."""
 
-    Args:
-        epoch: The epoch, from 0.
-        position: The index in its order of the next task.
-        batches: Batches written before this position.
-    """
-
-    epoch: int
-    position: int
-    batches: int
+    epoch: int  # the epoch, from 0
+    position: int  # the index in its order of the next task
+    batches: int  # batches written before this position
 
     def behind(self, epoch: int, position: int, *, batch: bool) -> "TaskCursor":
         """Return the position behind a task, one batch later if there is one."""
@@ -91,23 +77,14 @@ _START = TaskCursor(0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class LedgerState:
-    """The content of state.json.
+    """The content of state.json."""
 
-    Args:
-        run: Keeps ids of groups apart from those of any other run of this identity.
-        tasks: The digest of the tasks.
-        seed: The seed of their order.
-        cursor: The position unless batch `pending` exists.
-        pending: The number of the batch that is being written; 0 for none.
-        then: The position once that batch exists.
-    """
-
-    run: str
-    tasks: str
-    seed: str
-    cursor: TaskCursor = _START
-    pending: int = 0
-    then: TaskCursor = _START
+    run: str  # keeps ids of groups apart from those of any other run of this identity
+    tasks: str  # the digest of the tasks
+    seed: str  # the seed of their order
+    cursor: TaskCursor = _START  # the position unless batch `pending` exists
+    pending: int = 0  # the number of the batch that is being written; 0 for none
+    then: TaskCursor = _START  # the position once that batch exists
 
     def resumed(self, upcoming: int) -> "LedgerState":
         """Return the state of a restarted explorer whose next batch would have this number."""
@@ -120,7 +97,6 @@ class TaskLedger:
     """Writes batches together with the position in the tasks behind them.
 
     Args:
-        writer: Where batches go.
         state: The content of state.json; `open` reads it.
     """
 
@@ -130,12 +106,7 @@ class TaskLedger:
 
     @classmethod
     def open(cls, writer: ExperienceWriter, tasks: str, seed: str) -> "TaskLedger":
-        """Return the ledger of an explorer, at the position where an earlier process of its identity stopped.
-
-        Raises:
-            ConfigError: The tasks or their order have changed since.
-            CorruptDataError: The file is damaged.
-        """
+        """Return the ledger of an explorer, at the position where an earlier process of its identity stopped."""
         path = own_path(writer.job, writer.explorer, STATE)
         try:
             fields = read_document(writer.job.disk, path)
@@ -161,24 +132,14 @@ class TaskLedger:
         return f"{self.writer.explorer}-{self.state.run}/{epoch}.{position}"
 
     def write(self, experiences: Sequence[Experience], then: TaskCursor) -> str:
-        """Write a batch durably, advance the cursor, and return the batch's path.
-
-        Raises:
-            FencedError: A later process has taken over this identity.
-            StorageError: It could not be written.
-        """
+        """Write a batch durably, advance the cursor, and return the batch's path."""
         self._save(replace(self.state, pending=self.writer.upcoming, then=then))
         path = self.writer.write(experiences)
         self.state = replace(self.state, cursor=then)
         return path
 
     def move(self, cursor: TaskCursor) -> None:
-        """Advance the cursor without a batch: none of these tasks could be used.
-
-        Raises:
-            FencedError: A later process has taken over this identity.
-            StorageError: It could not be written.
-        """
+        """Advance the cursor without a batch: none of these tasks could be used."""
         moved = replace(self.state, cursor=cursor)
         self._save(moved)
         self.state = moved

@@ -38,12 +38,7 @@ def serving(file: ExplorerFile, stop: Stop) -> Iterator[ExplorerFile]:
     """Yield the file with the address of its engine; start the engine first if the file says how.
 
     Args:
-        file: The job's file.
         stop: Set if the server ends in the body.
-
-    Raises:
-        ConfigError: There is no such program, or the address is of another host.
-        EngineDeadError: The server has ended, or did not answer in time.
     """
     section = file.explorer.engine
     if not section.command or section.reload == "restart":

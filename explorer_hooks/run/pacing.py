@@ -12,19 +12,12 @@ from syncd.protocol.layout import Job
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """How many batches the explorers of a job may have written together, counted from some moment.
+    """How many batches the explorers of a job may have written together, counted from some moment."""
 
-    Args:
-        step: The published step at that moment.
-        written: The batches at that moment.
-        batches: Batches that the trainer takes a step.
-        ahead: Steps for which batches may wait, besides the next one.
-    """
-
-    step: int
-    written: int
-    batches: float
-    ahead: int
+    step: int  # the published step at that moment
+    written: int  # the batches at that moment
+    batches: float  # batches that the trainer takes a step
+    ahead: int  # steps for which batches may wait, besides the next one
 
     def room(self, step: int, written: int) -> int:
         """Return how many further batches may be written now."""
@@ -67,7 +60,6 @@ def sync_is_due(style: SyncStyle, batches: int, synced_at: int, interval: int, o
     """Return whether an explorer waits for a version now.
 
     Args:
-        style: Who decides.
         batches: The explorer's own step: the batches that it has written.
         synced_at: Its step at the last sync, whether or not that found a version.
         interval: Batches between two syncs.

@@ -11,11 +11,7 @@ _SHOWN = 80
 
 
 def score(response: str, task: Mapping[str, Any]) -> float:
-    """Return 1 if math_verify finds the task's answer in the response, else 0.
-
-    Raises:
-        ValueError: It cannot read the task's answer.
-    """
+    """Return 1 if math_verify finds the task's answer in the response, else 0."""
     answer = expected_answer(task)
     expected = parse(f"\\boxed{{{answer}}}")
     if not expected:

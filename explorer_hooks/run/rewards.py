@@ -24,17 +24,11 @@ _SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The score of one response.
+    """The score of one response."""
 
-    Args:
-        reward: Its reward; None if there is a `problem`.
-        info: What else the function returned.
-        problem: Why there is no reward: what was raised, not a number, timed out, died.
-    """
-
-    reward: float | None
-    info: Mapping[str, Any] = field(default_factory=dict)
-    problem: str = ""
+    reward: float | None  # its reward; None if there is a `problem`
+    info: Mapping[str, Any] = field(default_factory=dict)  # what else the function returned
+    problem: str = ""  # why there is no reward: what was raised, not a number, timed out, died
 
 
 Reward = Callable[[str, str, Mapping[str, Any]], Any]
@@ -148,7 +142,6 @@ def _plain(value: Any, above: frozenset[int]) -> Any:
     """Return a value as plain data.
 
     Args:
-        value: The value.
         above: The ids of the containers that it is in.
     """
     try:

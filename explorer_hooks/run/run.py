@@ -1,37 +1,37 @@
 """One explorer from its configuration to its end: everything is opened here, and closed in reverse order."""
 
 import sys
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
-from dataclasses import replace
 
 from explorer_hooks.run.batches import BatchMaker
 from explorer_hooks.run.config import ExplorerFile
 from explorer_hooks.run.curriculum import DIFFICULTY, Curriculum
 from explorer_hooks.run.engine_gate import EngineGate, EngineVersions
-from explorer_hooks.run.evaluation import Evaluation, PromptEvaluator
-from explorer_hooks.run.evaluation_sets import open_sets
 from explorer_hooks.run.explorer import Explorer
 from explorer_hooks.run.generation import Sampling
+from explorer_hooks.run.held_out import open_evaluation
 from explorer_hooks.run.opening import followed_engine, open_reward
 from explorer_hooks.run.own_files import EVALUATIONS, METRICS, Records, TaskLedger, own_path
 from explorer_hooks.run.pacing import ahead_of
-from explorer_hooks.run.teacher import TaughtGenerator, Teacher
-from explorer_hooks.run.tokens import hide_progress_bars, open_tokens
+from explorer_hooks.run.tokens import Tokens, hide_progress_bars, open_tokens
 from explorer_hooks.stopping import Stop
 from explorer_hooks.tasks.sources import open_tasks
 from syncd.experience.writer import ExperienceWriter
 from syncd.observe import log
+from syncd.registered import registered
+
+READERS = "explorer.readers"
+"""The group of entry points of what reads all that is sampled for training, such as a teacher."""
+
+Reader = Callable[[Sampling], Sampling]
 
 
 def run(file: ExplorerFile, health: str | None = None) -> str:
     """Explore as a file says, and return why the explorer ended.
 
     Args:
-        file: The job's file.
         health: `HOST:PORT` to answer health checks at; None for nowhere.
-
-    Raises:
-        SyncdError: Something cannot be used, or failed for good; its exit code says what.
     """
     section = file.explorer
     log.configure(section.log, sys.stderr)
@@ -40,8 +40,8 @@ def run(file: ExplorerFile, health: str | None = None) -> str:
     tokens = open_tokens(file.model.path, trust_remote_code=file.model.trust_remote_code)
     with Stop().on_signals() as stop, ExitStack() as opened:
         scorer = opened.enter_context(closing(open_reward(file)))
-        sets = opened.enter_context(open_sets(file, scorer, lambda _, one: bool(one.every)))
-        teacher = Teacher(section.teacher, tokens) if section.teacher.address else None
+        sets = opened.enter_context(open_evaluation(file, scorer))
+        readers = _open_readers(file, tokens)
         followed = opened.enter_context(followed_engine(file, stop, health))
         file, source, follower = followed.file, followed.source, followed.follower
         job, name = follower.sync.job, follower.sync.identity or ""
@@ -55,17 +55,26 @@ def run(file: ExplorerFile, health: str | None = None) -> str:
         generator = followed.generator(tokens, versions.permitted, draws, stop)
         sampling = Sampling(file, tokens, generator, scorer, stop)
         records = Records(own_path(job, name, EVALUATIONS), job.disk)
-        evaluation = Evaluation(sets, records, PromptEvaluator(sampling)) if sets else None
-        gate = EngineGate(versions, evaluation, file.sync, stop)
+        gate = EngineGate(versions, sets.watcher_by_prompts(sampling, records), file.sync, stop)
         difficulty = Records(own_path(job, name, DIFFICULTY), job.disk)
         curriculum = Curriculum(section.curriculum, difficulty, seed)
-        batches = BatchMaker(tasks, ledger, _taught(sampling, teacher), gate, curriculum)
+        batches = BatchMaker(tasks, ledger, _read_by(readers, sampling), gate, curriculum)
         metrics = Records(own_path(job, name, METRICS), job.disk)
         return Explorer(versions, gate, batches, ledger, file, metrics, stop).run()
 
 
-def _taught(sampling: Sampling, teacher: Teacher | None) -> Sampling:
-    """Return what makes responses that the teacher reads; those of an evaluation it does not."""
-    if teacher is None:
-        return sampling
-    return replace(sampling, generator=TaughtGenerator(sampling.generator, teacher, sampling.stop))
+def _open_readers(file: ExplorerFile, tokens: Tokens) -> list[Reader]:
+    """Return what the file asks to read all that is sampled.
+
+    Raises:
+        SyncdError: It cannot be used.
+    """
+    readers = (point.load()(file, tokens) for point in registered(READERS).values())
+    return [reader for reader in readers if reader is not None]
+
+
+def _read_by(readers: Iterable[Reader], sampling: Sampling) -> Sampling:
+    """Return what makes responses for training; those of an evaluation nobody reads."""
+    for reader in readers:
+        sampling = reader(sampling)
+    return sampling

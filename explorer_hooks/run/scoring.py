@@ -29,30 +29,18 @@ _LOG = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class ScoredText:
-    """A response that is scored.
+    """A response that is scored."""
 
-    Args:
-        text: The response.
-        tokens: How many tokens it has.
-        truncated: Whether it was cut off.
-    """
-
-    text: str
-    tokens: int = 0
-    truncated: bool = False
+    text: str  # the response
+    tokens: int = 0  # how many tokens it has
+    truncated: bool = False  # whether it was cut off
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """The responses to one task.
+    """The responses to one task."""
 
-    Args:
-        prompt: The prompt as text.
-        task: The task as functions get it.
-        responses: The responses.
-    """
-
-    prompt: str
+    prompt: str  # the prompt as text
     task: Mapping[str, Any]
     responses: tuple[ScoredText, ...]
 
@@ -77,9 +65,6 @@ def open_scorer(section: RewardSection, directories: Sequence[str] = ()) -> Scor
     Args:
         section: The functions, how long they may take, and how often they are tried.
         directories: Directories in which modules are looked for besides those of Python.
-
-    Raises:
-        ConfigError: A function cannot be used.
     """
     if not section.functions:
         return _open_one(section.function, section, directories)
@@ -113,11 +98,7 @@ def _close(scorers: Iterable[Scorer]) -> None:
 
 
 class BuiltInScorer:
-    """Scores with a built-in function, in this process.
-
-    Args:
-        function: Its name.
-    """
+    """Scores with a built-in function, in this process."""
 
     needs_groups = False
 
@@ -125,7 +106,6 @@ class BuiltInScorer:
         self._function = BUILT_IN[function]
 
     def score(self, groups: Sequence[ScoredGroup]) -> list[list[Score]]:
-        """Return the scores of each group."""
         return [
             [score_of(self._function(group.prompt, one.text, group.task)) for one in group.responses]
             for group in groups
@@ -179,9 +159,6 @@ class FunctionScorer:
         function: `package.module:function`.
         section: How long it may take, in how many processes, and how often it is tried.
         directories: Directories in which its module is looked for.
-
-    Raises:
-        ConfigError: It cannot be imported, or has other arguments.
     """
 
     def __init__(self, function: str, section: RewardSection, directories: Sequence[str]) -> None:
@@ -247,7 +224,6 @@ class WeightedScorer:
     """Adds up what several functions say.
 
     Args:
-        parts: The functions by the name of their part.
         weights: What each one's rewards are multiplied by.
     """
 

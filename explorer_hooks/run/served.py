@@ -80,8 +80,6 @@ class ServerGenerator(Generator):
     """Generates by a server.
 
     Args:
-        server: The server.
-        choice: How it is asked.
         context: What the engine runs, with which version work may be done, and when to stop.
         concurrency: Groups that are requested at a time.
         retries: Retries of one request.
@@ -191,7 +189,6 @@ class ServerGenerator(Generator):
 
         Args:
             index: The request's index.
-            answers: What the server answered.
             first: The version that ran before the group.
             last: The version that ran after it.
             began: What the engine said before it.
@@ -253,13 +250,7 @@ class ServerGenerator(Generator):
     def _answers(
         self, asked: GroupRequest, began: Running, given_up: threading.Event
     ) -> tuple[ServerAnswer, ...]:
-        """Send a request until it is answered, a bounded number of times.
-
-        Raises:
-            EngineUnreachableError: The server was away each time.
-            MalformedError: The last answer could not be used, or the server refused the request.
-            ConfigError: The server does not return what is needed.
-        """
+        """Send a request until it is answered, a bounded number of times."""
         for attempt in range(self._retries + 1):
             if attempt and given_up.wait(backoff(attempt)):
                 raise EngineUnreachableError("given up")
@@ -316,12 +307,7 @@ def backoff(attempt: int) -> float:
 
 
 def served_model(server: HttpClient, key: str = "explorer.engine.model") -> str:
-    """Return the name of a server's first model; `key` names one if the server does not.
-
-    Raises:
-        ConfigError: It names none.
-        EngineUnreachableError: It does not answer.
-    """
+    """Return the name of a server's first model; `key` names one if the server does not."""
     found = server.get_json("/v1/models").get("data")
     first = found[0] if isinstance(found, list) and found else None
     name = first.get("id") if isinstance(first, dict) else None
@@ -335,9 +321,6 @@ class ServerEngine(InferenceEngine):
 
     Args:
         file: The configuration, which names it.
-
-    Raises:
-        ConfigError: The options do not fit the engine, or its API key is not set.
     """
 
     def __init__(self, file: ExplorerFile) -> None:
@@ -389,11 +372,7 @@ def _adapter_api(hook: AdapterServerHook, model: str) -> Callable[[str | None], 
 
 
 def api_key(variable: str, key: str) -> str | None:
-    """Return the API key in the environment variable that a key of the file names, None if it names none.
-
-    Raises:
-        ConfigError: The variable is not set.
-    """
+    """Return the API key in the environment variable that a key of the file names, None if it names none."""
     if not variable:
         return None
     if not os.environ.get(variable):

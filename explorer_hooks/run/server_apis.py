@@ -84,11 +84,6 @@ class ServerApi(ABC):
 
         Args:
             document: The answer as JSON, None if it is none.
-            asked: What was asked for.
-
-        Raises:
-            MalformedError: It is not a whole group of finished responses with a log-prob for each token.
-            UnsupportedServerError: It has no token ids, or is for another prompt.
         """
         return tuple(self._answer(one, asked) for one in self._choices(document, asked))
 
@@ -114,7 +109,6 @@ class CompletionsApi(ServerApi):
         self._model = model
 
     def body(self, asked: GroupRequest) -> dict[str, object]:
-        """Return the body of a request for one group."""
         return {
             "model": self._model,
             "prompt": list(asked.prompt),
@@ -149,7 +143,6 @@ class VllmGenerateApi(ServerApi):
         self._model = model
 
     def body(self, asked: GroupRequest) -> dict[str, object]:
-        """Return the body of a request for one group."""
         drawn = {"n": asked.samples, "max_tokens": asked.max_tokens, "temperature": asked.temperature}
         return {
             "model": self._model,
@@ -189,7 +182,6 @@ class SGLangGenerateApi(ServerApi):
         self._adapter = adapter
 
     def body(self, asked: GroupRequest) -> dict[str, object]:
-        """Return the body of a request for one group."""
         drawn = {"n": asked.samples, "max_new_tokens": asked.max_tokens, "temperature": asked.temperature}
         return {
             **({} if self._adapter is None else {"lora_path": self._adapter}),
@@ -220,8 +212,6 @@ class ApiChoice:
     """Chooses how one server is asked, when it is asked for the first time. Any thread may use it.
 
     Args:
-        server: The server.
-        kind: The engine.
         model: What requests call the model.
         spans: `auto`: the server is asked for the version of each token if it can name it; `required`: it is an error
             if it does not; `off`: it is not asked.
@@ -240,12 +230,7 @@ class ApiChoice:
         return self._spans == "required"
 
     def api(self) -> ServerApi:
-        """Return how the server is asked.
-
-        Raises:
-            ConfigError: It does not give the versions of tokens, and they are required.
-            EngineUnreachableError: It does not answer.
-        """
+        """Return how the server is asked."""
         with self._lock:
             self._chosen = self._chosen or self._choose()
             return self._chosen
@@ -298,7 +283,6 @@ def _response(choice: object, ids: str, values: object, reason: object, asked: G
         ids: Under which name it has the token ids.
         values: The log-probs of the tokens, in order.
         reason: Why it ended.
-        asked: What was asked for.
     """
     if not isinstance(reason, str) or reason not in _FINISHED:
         raise MalformedError(f"a response ended with {reason!r}")

@@ -24,11 +24,7 @@ EVERY = 60.0
 
 
 def stage_layers(whole: Layer, stage: str | None) -> list[Layer]:
-    """Return the layers of a file, or of one stage of it.
-
-    Raises:
-        ConfigError: The file has stages and `stage` names none of them, or it has none.
-    """
+    """Return the layers of a file, or of one stage of it."""
     entries = list(_entries(whole.table.get("stages")))
     names = [str(entry["name"]) for entry in entries]
     if stage is None and not names:
@@ -51,13 +47,6 @@ def wait_for(file: ExplorerFile, stage: str, clock: Clock | None = None) -> Expl
 
     Args:
         file: The stage's file, in the stage's directory.
-        stage: Its name.
-        clock: This host's clock.
-
-    Raises:
-        TimedOutError: It has not begun within `sync.timeout`.
-        CorruptDataError: The record of the stages is damaged.
-        StorageError: It cannot be read.
     """
     log.configure(file.explorer.log, sys.stderr)
     clock, directory = clock or SystemClock(), os.path.dirname(file.job.dir)

@@ -24,19 +24,14 @@ class LabelSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenVersions:
-    """The version of each token of a response.
+    """The version of each token of a response."""
 
-    Args:
-        spans: The versions, as an experience has them.
-        unproven: For each token, whether its version is not known or was not proven; None if that holds for none.
-        pending: The probe that had no answer yet when the response ended; None if there was none.
-        unproven_if_passed: `unproven` if that probe passes.
-    """
-
-    spans: tuple[Span, ...]
+    spans: tuple[Span, ...]  # the versions, as an experience has them
+    # For each token, whether its version is not known or was not proven; None if that holds for none.
     unproven: Sequence[bool] | None = None
+    # The probe that had no answer yet when the response ended; None if there was none.
     pending: PendingProof | None = None
-    unproven_if_passed: Sequence[bool] | None = None
+    unproven_if_passed: Sequence[bool] | None = None  # `unproven` if that probe passes
 
     @property
     def oldest(self) -> Pair:
@@ -66,10 +61,6 @@ def parse_spans(found: object, length: int) -> tuple[LabelSpan, ...]:
 
     Args:
         found: Its `weight_versions`; None if there is none.
-        length: The tokens of the response.
-
-    Raises:
-        ValueError: They are no spans that have each token once, in order.
     """
     if found is None:
         return ()

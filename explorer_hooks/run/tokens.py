@@ -17,22 +17,14 @@ _REFUSALS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError
 
 
 class Tokens(ABC):
-    """What explorers need of a tokenizer.
-
-    Args:
-        tokenizer: The tokenizer.
-    """
+    """What explorers need of a tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
 
     @abstractmethod
     def encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt, including those that the model expects around it.
-
-        Raises:
-            ConfigError: There are messages and no chat template.
-        """
+        """Return the token ids of a prompt, including those that the model expects around it."""
 
     @property
     @abstractmethod
@@ -55,14 +47,9 @@ class Tokens(ABC):
         """Return the text that the chat template makes of messages.
 
         Args:
-            messages: The messages.
             tools: The tools that the model is told of.
             arguments: Further variables of the template.
             answers: Whether the text goes on to where the model answers.
-
-        Raises:
-            ConfigError: There is no chat template.
-            ValueError: The template refuses the messages.
         """
 
     def raw_text(self, tokens: Sequence[int]) -> str:
@@ -75,11 +62,7 @@ class Tokens(ABC):
 
 
 def open_tokens(directory: str, *, trust_remote_code: bool = False) -> Tokens:
-    """Return the tokenizer of a model directory: transformers', or tokenizers' if transformers is not installed.
-
-    Raises:
-        ConfigError: The directory has no tokenizer that can be read.
-    """
+    """Return the tokenizer of a model directory: transformers', or tokenizers' if transformers is not installed."""
     try:
         from transformers import AutoTokenizer  # noqa: PLC0415 - seconds, and not everybody has it
     except ImportError:
@@ -97,7 +80,6 @@ class TransformersTokens(Tokens):
 
     @property
     def size(self) -> int:
-        """Return how many tokens there are."""
         return len(self.tokenizer)
 
     def ids_of(self, text: str) -> list[int]:
@@ -105,7 +87,6 @@ class TransformersTokens(Tokens):
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt."""
         if isinstance(prompt, str):
             return list(self.tokenizer(prompt)["input_ids"])
         # The template has already added what belongs around a prompt.
@@ -146,7 +127,6 @@ class PlainTokens(Tokens):
 
     @property
     def size(self) -> int:
-        """Return how many tokens there are."""
         return int(self.tokenizer.get_vocab_size())
 
     def ids_of(self, text: str) -> list[int]:
@@ -154,7 +134,6 @@ class PlainTokens(Tokens):
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt."""
         if not isinstance(prompt, str):
             raise ConfigError("tasks of messages need transformers", hint=install_command("transformers"))
         return list(self.tokenizer.encode(prompt).ids)

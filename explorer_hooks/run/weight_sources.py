@@ -30,9 +30,6 @@ class WeightSource:
     """Keeps an engine at a version, and reports which one: weights come from files, so whatever runs is published.
 
     Used by one thread, but for `runs` and `may_work`.
-
-    Args:
-        follower: Loads the files.
     """
 
     def __init__(self, follower: Follower) -> None:
@@ -68,10 +65,6 @@ class WeightSource:
         Args:
             timeout: Seconds to wait; 0 between two tasks: then only what is there, or is waited for, is loaded.
             ask: Whether the trainer's answer that it has nothing newer ends the wait.
-
-        Raises:
-            EngineDeadError: The engine can neither load nor roll back.
-            StorageError: The job directory could not be read for half a minute.
         """
         return self._follower.turn(timeout, ask=ask)
 
@@ -89,11 +82,7 @@ class WeightSource:
         """Wait, within bounds, until what runs is published or given up."""
 
     def newest(self) -> Pair | None:
-        """Return the newest version, None before the first.
-
-        Raises:
-            SyncdError: The job cannot be read.
-        """
+        """Return the newest version, None before the first."""
         with contextlib.suppress(CorruptDataError):  # the daemon is about to replace it
             version = self.sync.latest_version()
             return version.pair if version else None
@@ -107,9 +96,7 @@ class EarlySource(WeightSource):
     work is not written, and nothing else is received. If it is never published, its work is dropped.
 
     Args:
-        follower: Loads the files.
         receiver: The transport's end.
-        hook: Loads what it delivers.
         patience: Seconds in which what was received must be published.
         ready: Seconds that the trainer waits for explorers, at most.
         stop: Once it returns true, nothing is waited for.

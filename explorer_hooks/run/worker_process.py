@@ -40,9 +40,6 @@ class WorkerProcess:
         argv: Program and arguments.
         most: Bytes of an answer at most.
         environment: All its variables; None for those of this process.
-
-    Raises:
-        OSError: It cannot be started.
     """
 
     def __init__(self, argv: Sequence[str], most: int, environment: Mapping[str, str] | None = None) -> None:
@@ -69,13 +66,7 @@ class WorkerProcess:
         return not self._is_over and not self._has_ended and self._process.returncode is None
 
     def ask(self, asked: Mapping[str, Any], seconds: float) -> WorkerAnswer:
-        """Return the answer to a request; if there is none in time, the process is killed.
-
-        Raises:
-            TimeoutError: There was none.
-            TypeError: The request cannot be JSON.
-            ValueError: The same.
-        """
+        """Return the answer to a request; if there is none in time, the process is killed."""
         end, number = time.monotonic() + seconds, secrets.randbits(52)
         line, answer = _line({"id": number, **asked}), Future[WorkerAnswer]()
         with self._lock:
@@ -92,12 +83,7 @@ class WorkerProcess:
             return {"problem": f"its process has ended: {error.strerror}"}
 
     def say(self, said: Mapping[str, Any], seconds: float) -> None:
-        """Write what is no request; if it has ended, what waits for its first answer gets to know.
-
-        Raises:
-            TypeError: It cannot be JSON.
-            ValueError: The same.
-        """
+        """Write what is no request; if it has ended, what waits for its first answer gets to know."""
         with contextlib.suppress(OSError):
             self._write(_line(said), time.monotonic() + seconds)
 
@@ -124,11 +110,6 @@ class WorkerProcess:
             self._input.close()
 
     def _write(self, line: bytes, until: float) -> None:
-        """Write a line.
-
-        Raises:
-            OSError: It has ended, or does not read.
-        """
         left = memoryview(line)
         with self._writing:
             while left:

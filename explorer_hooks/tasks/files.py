@@ -21,12 +21,7 @@ _BLOCK = 1 << 20
 
 
 def read_jsonl(path: str, section: TaskSetSection) -> ReadTasks:
-    """Return the tasks of a JSONL file; empty lines are skipped.
-
-    Raises:
-        ConfigError: It is missing, or a line is no task; the error names the line.
-        StorageError: It cannot be read.
-    """
+    """Return the tasks of a JSONL file; empty lines are skipped."""
     digest, columns = hasher(), section.columns
     made = []
     try:
@@ -43,12 +38,6 @@ def read_jsonl(path: str, section: TaskSetSection) -> ReadTasks:
 
 
 def read_parquet(path: str, section: TaskSetSection) -> ReadTasks:
-    """Return the tasks of a Parquet file.
-
-    Raises:
-        ConfigError: It is missing, is no Parquet, has no prompt, or a row is no task; the error names the row.
-        StorageError: It cannot be read.
-    """
     from pyarrow import ArrowException  # noqa: PLC0415 - who reads JSONL need not wait for it
 
     try:

@@ -23,27 +23,16 @@ _NAMES = 'python -c "import reasoning_gym.factory as f; print(*sorted(f.DATASETS
 
 @dataclass(frozen=True)
 class GymTasks:
-    """The tasks of one generator.
-
-    Args:
-        generator: Its name.
-        seed: The seed of the tasks.
-        size: How many there are.
-        options: The generator's settings.
-    """
+    """The tasks of one generator."""
 
     generator: str
-    seed: int
-    size: int
-    options: Mapping[str, Any]
+    seed: int  # the seed of the tasks
+    size: int  # how many there are
+    options: Mapping[str, Any]  # the generator's settings
 
     @cached_property
     def data(self) -> Any:
-        """Return reasoning_gym's data set.
-
-        Raises:
-            ConfigError: It is not installed, has no such generator, or the settings do not fit it.
-        """
+        """Return reasoning_gym's data set."""
         library, path = _library(), f"{GENERATOR}:{self.generator}"
         if self.generator not in library.factory.DATASETS:
             hint = nearest(self.generator, library.factory.DATASETS) or _NAMES
@@ -69,15 +58,9 @@ class GymTasks:
         return str(made.hexdigest())
 
     def __len__(self) -> int:
-        """Return how many there are."""
         return self.size
 
     def __getitem__(self, index: int, /) -> Task:
-        """Return one of them.
-
-        Raises:
-            ConfigError: The generator fails at it.
-        """
         try:
             entry = self.data[index]
         except Exception as error:
@@ -90,11 +73,7 @@ class GymTasks:
 
 
 def open_gym(generator: str, section: TaskSetSection) -> GymTasks:
-    """Return the tasks of a generator.
-
-    Raises:
-        ConfigError: It cannot be used.
-    """
+    """Return the tasks of a generator."""
     made = GymTasks(generator, section.seed, section.size or _SIZE, section.options)
     _ = made.data  # what is wrong shows at the start
     return made

@@ -21,9 +21,6 @@ def read_data_set(source: str, section: TaskSetSection) -> ReadTasks:
     Args:
         source: A directory that `save_to_disk` wrote or that has data files, or a name.
         section: The split, the subset and the columns.
-
-    Raises:
-        ConfigError: `datasets` is not installed or cannot read it, or a row is no task; the error names the row.
     """
     split = section.split or _SPLIT
     data, where = _opened(source, split, section.subset), f"{source}, split {split}"

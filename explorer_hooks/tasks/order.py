@@ -21,28 +21,18 @@ TASK_SET = "task_set"
 
 @dataclass(frozen=True, slots=True)
 class NamedSet:
-    """A set among others.
-
-    Args:
-        name: Its name.
-        tasks: Its tasks.
-        weight: Its share of an epoch in relation to the other sets.
-    """
+    """A set among others."""
 
     name: str
     tasks: TaskSet
-    weight: float
+    weight: float  # its share of an epoch in relation to the other sets
 
 
 @dataclass(frozen=True)
 class Tasks(Sequence[Task]):
-    """The tasks of one set, or of several sets one after the other.
+    """The tasks of one set, or of several sets one after the other."""
 
-    Args:
-        sets: The sets, at least one.
-    """
-
-    sets: tuple[NamedSet, ...]
+    sets: tuple[NamedSet, ...]  # the sets, at least one
 
     @cached_property
     def digest(self) -> str:
@@ -55,7 +45,6 @@ class Tasks(Sequence[Task]):
         return str(made.hexdigest())
 
     def __len__(self) -> int:
-        """Return how many there are."""
         return self._ends[-1]
 
     @overload
@@ -95,7 +84,6 @@ class Tasks(Sequence[Task]):
 
         Args:
             seed: The seed; None for the order of the source.
-            epoch: The epoch.
         """
         return _order(self, seed, epoch)
 
@@ -164,7 +152,6 @@ def epochs(tasks: Tasks, seed: str | None, epoch: int, position: int) -> Iterato
     """Yield tasks from a position on, without end: epoch, index in its order, and the task.
 
     Args:
-        tasks: The tasks.
         seed: The seed of the orders; None for the order of the source.
         epoch: The first epoch.
         position: The first index in it.

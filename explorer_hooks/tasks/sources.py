@@ -31,10 +31,6 @@ def open_tasks(sections: Sequence[TaskSetSection], directory: str = "") -> Tasks
     Args:
         sections: The sets, at least one.
         directory: What relative paths are relative to; the working directory unless given.
-
-    Raises:
-        ConfigError: A source cannot be used, or has no task.
-        StorageError: A file cannot be read.
     """
     names = _names(sections)
     _check_weights(sections)
@@ -120,25 +116,15 @@ def _refuse(section: TaskSetSection, keys: frozenset[str], how: str) -> None:
 
 @dataclass(frozen=True)
 class ChosenTasks:
-    """Some tasks of a set, or tasks with messages in place of text.
+    """Some tasks of a set, or tasks with messages in place of text."""
 
-    Args:
-        tasks: The set.
-        places: Which of its tasks.
-        section: How prompts become messages.
-    """
-
-    tasks: TaskSet
-    places: Sequence[int]
-    section: TaskSetSection
+    tasks: TaskSet  # the set
+    places: Sequence[int]  # which of its tasks
+    section: TaskSetSection  # how prompts become messages
 
     @classmethod
     def of(cls, tasks: TaskSet, section: TaskSetSection) -> "ChosenTasks":
-        """Return the tasks that a section wants.
-
-        Raises:
-            ConfigError: No task has one of the columns that it asks for.
-        """
+        """Return the tasks that a section wants."""
         places: Sequence[int] = range(len(tasks))
         if section.where:
             places = [at for at in places if _fits(tasks[at], section.where)]
@@ -155,11 +141,9 @@ class ChosenTasks:
         return str(made.hexdigest())
 
     def __len__(self) -> int:
-        """Return how many there are."""
         return len(self.places)
 
     def __getitem__(self, index: int, /) -> Task:
-        """Return one of them."""
         task, section = self.tasks[self.places[index]], self.section
         if not section.makes_messages or not isinstance(task.prompt, str):
             return task

@@ -17,19 +17,12 @@ Prompt = str | Sequence[Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task.
+    """One task."""
 
-    Args:
-        id: Its name: its id in the source, or its line or row.
-        prompt: What the model is asked.
-        answer: Its answer in the source, None if it has none.
-        info: All other fields of its row, as JSON has them.
-    """
-
-    id: str
-    prompt: Prompt
-    answer: Any
-    info: Mapping[str, Any]
+    id: str  # its name: its id in the source, or its line or row
+    prompt: Prompt  # what the model is asked
+    answer: Any  # its answer in the source, None if it has none
+    info: Mapping[str, Any]  # all other fields of its row, as JSON has them
 
     @property
     def text(self) -> str:
@@ -53,54 +46,33 @@ class TaskSet(Protocol):
         """Return how many there are, at least one."""
 
     def __getitem__(self, index: int, /) -> Task:
-        """Return one of them.
-
-        Raises:
-            ConfigError: It cannot be made.
-        """
+        """Return one of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTasks:
-    """Tasks that were read at the start.
-
-    Args:
-        digest: The digest of what they were read from.
-        all: The tasks.
-    """
+    """Tasks that were read at the start."""
 
     digest: str
     all: tuple[Task, ...]
 
     def __len__(self) -> int:
-        """Return how many there are."""
         return len(self.all)
 
     def __getitem__(self, index: int, /) -> Task:
-        """Return one of them."""
         return self.all[index]
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What the fields of a row are called.
+    """What the fields of a row are called."""
 
-    Args:
-        prompt: The prompt; `messages` is also accepted.
-        answer: The answer.
-        id: The task's name.
-    """
-
-    prompt: str = "prompt"
+    prompt: str = "prompt"  # the prompt; `messages` is also accepted
     answer: str = "answer"
-    id: str = "id"
+    id: str = "id"  # the task's name
 
     def check(self, names: Sequence[str], where: str) -> None:
-        """Check that a table has a prompt.
-
-        Raises:
-            ConfigError: It has none; the hint names its columns.
-        """
+        """Check that a table has a prompt."""
         if self.prompt not in names and _MESSAGES not in names:
             raise ConfigError(
                 f'there is no column "{self.prompt}" and none called "{_MESSAGES}"',
@@ -117,9 +89,6 @@ def task_of(row: dict[str, Any], where: str, unnamed: str, columns: Columns) -> 
         where: What errors call it.
         unnamed: Its name if it has no id.
         columns: What its fields are called.
-
-    Raises:
-        ConfigError: It has neither text nor messages, or its id cannot be used.
     """
     prompt = row.pop(columns.prompt, None) or row.pop(_MESSAGES, None)
     name = row.pop(columns.id, None)

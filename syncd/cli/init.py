@@ -47,11 +47,6 @@ def _read(name: str) -> str:
 
 
 def _checked_engine(recipe: str, engine: str | None) -> str | None:
-    """Return the engine of a recipe.
-
-    Raises:
-        UsageError: sft was given one.
-    """
     if recipe != "sft":
         return engine or "vllm"
     if engine is not None:
@@ -61,11 +56,7 @@ def _checked_engine(recipe: str, engine: str | None) -> str | None:
 
 
 def _checked_model(model: str) -> str:
-    """Return the absolute path of a model's directory.
-
-    Raises:
-        UsageError: It is none, or a job's file cannot name it.
-    """
+    """Return the absolute path of a model's directory."""
     path = os.path.abspath(os.path.expanduser(model))
     if "$" in path or not path.isprintable():
         raise UsageError("a job's file cannot name this path", path=path, hint="use a symbolic link")
@@ -98,12 +89,7 @@ def _warn_of_tied_head() -> None:
 
 
 def _write(directory: str, files: dict[str, str]) -> None:
-    """Write files and an empty job into a directory; write nothing if one of them is there.
-
-    Raises:
-        UsageError: One is.
-        StorageError: They cannot be written.
-    """
+    """Write files and an empty job into a directory; write nothing if one of them is there."""
     with storage_errors(directory), pending_calls()("write", directory):
         os.makedirs(directory, exist_ok=True)
         if there := [name for name in (*files, _JOB) if os.path.lexists(f"{directory}/{name}")]:

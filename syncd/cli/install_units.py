@@ -47,39 +47,25 @@ class FileState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UnitRequest:
-    """What the units are written for.
+    """What the units are written for."""
 
-    Args:
-        user: For a user's service manager instead of the system's.
-        command: The words that start syncd.
-        owner: User of daemons and followers, and group unless it is the user's first; the system's files only.
-        engines: Names of further engines on this host, each with a follower's unit of its own.
-    """
-
-    user: bool
-    command: tuple[str, ...]
+    user: bool  # for a user's service manager instead of the system's
+    command: tuple[str, ...]  # the words that start syncd
+    # User of daemons and followers, and group unless it is the user's first; the system's files only.
     owner: tuple[str, str | None] = (OWNER, OWNER)
+    # Names of further engines on this host, each with a follower's unit of its own.
     engines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class UnitFile:
-    """A file to write.
+    """A file to write."""
 
-    Args:
-        path: Where, absolute.
-        text: What is in it.
-    """
-
-    path: str
+    path: str  # where, absolute
     text: str
 
     def state(self) -> FileState:
-        """Return how the file that exists differs.
-
-        Raises:
-            StorageError: It cannot be read.
-        """
+        """Return how the file that exists differs."""
         with storage_errors(self.path):
             try:
                 there = Path(self.path).read_text(encoding="utf-8", errors="replace")
@@ -96,12 +82,7 @@ def this_command() -> tuple[str, ...]:
 
 
 def unit_files(request: UnitRequest, base: str) -> list[UnitFile]:
-    """Return the files to write below a directory such as /etc.
-
-    Raises:
-        StorageError: This installation lacks the files.
-        UsageError: A name cannot be one of a user, group or engine.
-    """
+    """Return the files to write below a directory such as /etc."""
     for name in (*request.owner, *request.engines):
         if name is not None and not _NAME.fullmatch(name):
             raise UsageError(f"{name!r} cannot be the name of a user, group or engine")
@@ -118,11 +99,7 @@ def unit_files(request: UnitRequest, base: str) -> list[UnitFile]:
 
 
 def source_directory() -> str:
-    """Return where the unit files are: in the source tree that this runs from, or where the installation put them.
-
-    Raises:
-        StorageError: They are missing.
-    """
+    """Return where the unit files are: in the source tree that this runs from, or where the installation put them."""
     beside = Path(__file__).parents[2] / "systemd"
     if (beside / _WITNESS).is_file():
         return str(beside)

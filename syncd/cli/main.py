@@ -16,7 +16,6 @@ VERBS: Mapping[str, str] = {
     "init": "Write the files of a new job: job file, sbatch files, reward.",
     "watch": "Run the daemon: detect new steps, publish versions, prune.",
     "status": "Show what is published, who follows it, and what is wrong.",
-    "serve": "Serve one live page about a job.",
     "ls": "List the steps of a job and the rule that keeps each.",
     "verify": "Check a step: structure, sizes, headers, or every byte.",
     "wait": "Wait for a version that is newer than a given one.",
@@ -26,7 +25,6 @@ VERBS: Mapping[str, str] = {
     "unpin": "Remove the pin of a step.",
     "prune": "Remove the steps that retention does not keep, once.",
     "rollback": "Roll explorers back to a step.",
-    "doctor": "Check whether a directory can hold jobs, and how fast it is.",
     "install-units": "Write systemd units for this installation.",
 }
 """Each verb with its line of help. The command is in `syncd.cli.<verb>` under the same name, with `_` for `-`."""
@@ -65,7 +63,6 @@ def syncd(debug: bool) -> None:  # `debug` is read before anything is parsed
 
 
 def main() -> NoReturn:
-    """Run the command line of this process."""
     prefer_own_trainer()
     sys.exit(run(sys.argv[1:]))
 

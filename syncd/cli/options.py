@@ -74,10 +74,6 @@ def open_job(job: str, state_dir: str | None, calls: PendingCalls | None = None)
         job: The job directory, as it was given.
         state_dir: The state directory, as it was given.
         calls: Where they are noted; by default where the verb that runs notes its calls.
-
-    Raises:
-        JobMissingError: There is no such directory.
-        UsageError: It is a step.
     """
     noting = calls or pending_calls()
     place = find_job(job, state_dir, noting)
@@ -90,12 +86,7 @@ def open_job(job: str, state_dir: str | None, calls: PendingCalls | None = None)
 
 
 def find_job(job: str, state_dir: str | None, calls: PendingCalls | None = None) -> Job:
-    """Return the job, whose directory need not exist yet.
-
-    Raises:
-        UsageError: It is a step.
-        ConfigError: The state directory belongs to another job.
-    """
+    """Return the job, whose directory need not exist yet."""
     noting = calls or pending_calls()
     with noting("find", os.path.abspath(job)):
         directory, name = os.path.split(os.path.realpath(job))
@@ -108,11 +99,7 @@ def find_job(job: str, state_dir: str | None, calls: PendingCalls | None = None)
 
 
 def delta_tool(name: str) -> Any:
-    """Return a function that makes or reads deltas: an entry point of `syncd.delta`, which loads numpy and pyarrow.
-
-    Raises:
-        ConfigError: This installation has none.
-    """
+    """Return a function that makes or reads deltas: an entry point of `syncd.delta`; numpy and pyarrow are loaded."""
     from importlib.metadata import entry_points  # noqa: PLC0415 - few commands need it
 
     found = next(iter(entry_points(group="syncd.delta", name=name)), None)
@@ -193,21 +180,15 @@ _DAEMON = (
 
 
 def policy_options(command: F) -> F:
-    """Add the options of retention."""
     return functools.reduce(lambda found, option: option(found), reversed(_RETENTION), command)
 
 
 def daemon_options(command: F) -> F:
-    """Add all options of the daemon."""
     return policy_options(functools.reduce(lambda found, option: option(found), reversed(_DAEMON), command))
 
 
 def read_config(job: Job, given: Mapping[str, Any]) -> DaemonConfig:
-    """Return the configuration for a job: the file, overridden by the given options.
-
-    Raises:
-        ConfigError: The file or an option is not valid.
-    """
+    """Return the configuration for a job: the file, overridden by the given options."""
     values = dict(given)
     named = values.pop("config", None)
     kept = f"{job.root}/{CONFIG}"
@@ -219,11 +200,7 @@ def read_config(job: Job, given: Mapping[str, Any]) -> DaemonConfig:
 
 
 def with_policy(job: Job, config: DaemonConfig) -> Job:
-    """Return the job with the file modes of this configuration, and set the umask of this process to match.
-
-    Raises:
-        ConfigError: This host or this user cannot apply the permissions.
-    """
+    """Return the job with the file modes of this configuration, and set the umask of this process to match."""
     modes = modes_of(config.permissions, config.group)
     if modes.exact:
         os.umask(

@@ -132,9 +132,6 @@ class _StatusSource:
 
         Args:
             seconds: Seconds to watch heartbeats at most.
-
-        Raises:
-            StuckError: The mount does not answer.
         """
         from syncd.views import data  # noqa: PLC0415
 

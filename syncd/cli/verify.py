@@ -144,11 +144,7 @@ def _is_published(step: int, version: Version | None) -> bool:
 
 
 def _loss(job: Job, step: "Step", version: Version | None) -> str:
-    """Return how a published step that is incomplete is damaged.
-
-    Raises:
-        NotReadyError: The step is not published: what is missing may still come.
-    """
+    """Return how a published step that is incomplete is damaged."""
     if _is_published(step.step, version):
         return f"{step.directory}: it is published but no longer complete: {step.problem}"
     raise NotReadyError(f"step {step.step} is not complete: {step.problem}", hint=f"syncd ls {job.root}")

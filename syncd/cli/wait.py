@@ -24,14 +24,9 @@ _PAIR = re.compile(r"(?:(\d{1,16})\.)?(\d{1,16})", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class NewerThan:
-    """What `--newer-than` asks for.
+    """What `--newer-than` asks for."""
 
-    Args:
-        generation: The generation, None where only a step was given.
-        step: The step.
-    """
-
-    generation: int | None
+    generation: int | None  # the generation, None where only a step was given
     step: int
 
     def __str__(self) -> str:
@@ -40,7 +35,6 @@ class NewerThan:
         return f"a version newer than {self.generation}.{self.step}"
 
     def is_met_by(self, version: Version) -> bool:
-        """Return whether a version is newer."""
         if self.generation is None:
             return version.step > self.step
         return version.pair > (self.generation, self.step)
@@ -117,9 +111,6 @@ def wait_for(job: Job, than: NewerThan | None, timeout: float) -> Version:
         job: The job, which need not exist yet.
         than: What it must be newer than; None: any version will do.
         timeout: Seconds to wait at most; the job is read once at least.
-
-    Raises:
-        TimedOutError: There was none in time.
     """
     clock = SystemClock()
     ends = clock.monotonic() + timeout
@@ -161,11 +152,7 @@ def _current(version: Version, than: NewerThan | None) -> str:
 
 
 def _uri(version: Version) -> str:
-    """Return the URI of a remote version as a script may take it.
-
-    Raises:
-        CorruptDataError: It holds what could steer a terminal, or end the line.
-    """
+    """Return the URI of a remote version as a script may take it."""
     if not version.path.isprintable():
         raise CorruptDataError(
             f"the URI of version {version.generation}.{version.step} has characters that do not print",
@@ -188,11 +175,7 @@ def _document(root: str, version: Version) -> dict[str, object]:
 
 
 def _spelt(path: str) -> str:
-    """Return a path if the output can spell it: a script must not get another one.
-
-    Raises:
-        ConfigError: The encoding of the output lacks a character of it.
-    """
+    """Return a path if the output can spell it: a script must not get another one."""
     encoding = sys.stdout.encoding or "utf-8"
     try:
         path.encode(encoding, "surrogateescape")

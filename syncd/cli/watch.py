@@ -50,12 +50,8 @@ def once(job: Job, given: Mapping[str, Any], *, empty_trash: bool = False) -> No
     """Lead the job for one cycle.
 
     Args:
-        job: The job.
         given: Options that override the configuration.
         empty_trash: Wait until removed steps are deleted.
-
-    Raises:
-        LockHeldError: A daemon leads the job.
     """
     from syncd.daemon.run import run_once  # noqa: PLC0415
     from syncd.daemon.service import Daemon  # noqa: PLC0415

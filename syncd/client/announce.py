@@ -27,9 +27,7 @@ class StepAnnouncer:
     """Publishes the steps of one process.
 
     Args:
-        job: The job.
         own: The presence of the trainer; None for another process that publishes, such as a rank or a script.
-        poller: Waits.
         fence: A directory through which steps are announced (`StepWriter`): a process that loses it can no longer
             announce. Empty for none.
     """

@@ -56,7 +56,6 @@ class VersionReader:
     """Reads the published version, and other complete steps.
 
     Args:
-        job: The job.
         tolerant: Whether a damaged version file does not keep a step from being leased. A trainer leases the step
             that it writes, whatever the version file holds until the daemon replaces it.
         lookout: Learns when versions come; None for nobody.
@@ -67,12 +66,7 @@ class VersionReader:
         self._known: RecentSteps[Version] = RecentSteps()
 
     def latest(self) -> Version | None:
-        """Return the published version as its server has it now, None before the first.
-
-        Raises:
-            JobMissingError: The job directory is missing.
-            CorruptDataError: The version file is damaged.
-        """
+        """Return the published version as its server has it now, None before the first."""
         return self._keep(read_version(self._job) if self._refresh() else None)
 
     def latest_or_none(self) -> Version | None:
@@ -84,11 +78,7 @@ class VersionReader:
         return self._known.get(step)
 
     def resolve(self, version: int | Pair | Version) -> Version:
-        """Return the version that a caller names.
-
-        Raises:
-            TryAgainError: The step is gone, or was written again.
-        """
+        """Return the version that a caller names."""
         if isinstance(version, Version):
             return version
         newest = self.latest_or_none() if self._tolerant else self.latest()
@@ -100,11 +90,7 @@ class VersionReader:
         return known
 
     def examine(self, wanted: Version) -> Leased:
-        """Return a version with the path of its files, once it is certain that they are still there.
-
-        Raises:
-            TryAgainError: The step is gone, or was written again.
-        """
+        """Return a version with the path of its files, once it is certain that they are still there."""
         path = self.path_of(wanted)
         if wanted.layout != NATIVE:
             if wanted.kind != "remote" and not list_if_there(self._job.disk, path):
@@ -135,11 +121,7 @@ class VersionReader:
         return manifest.attempt if manifest.digest == version.digest else ""
 
     def require(self, manifest: Manifest) -> None:
-        """Return if a step is still the one whose manifest was read.
-
-        Raises:
-            TryAgainError: The step is gone, or was written again.
-        """
+        """Return if a step is still the one whose manifest was read."""
         if self._manifest(manifest.step).digest != manifest.digest:
             raise _gone(manifest.step, "it was written again")
 
@@ -204,10 +186,8 @@ class VersionFollower:
     """Knows which version an explorer runs, and which published version is news to it.
 
     Args:
-        versions: Reads the published version.
         trainers: The trainers of the job.
         own: The presence of the explorer; None for an observer.
-        poller: Waits.
     """
 
     def __init__(

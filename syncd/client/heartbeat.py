@@ -45,11 +45,7 @@ def leasing(job: Job, steps: Collection[int]) -> Iterator[None]:
     the end of the block. After a kill the leases end as those of any process, and the daemon removes the file.
 
     Args:
-        job: The job.
         steps: The steps. Read their manifests only inside of the block: a step may have gone before.
-
-    Raises:
-        StorageError: The leases cannot be written.
     """
     name = f"reading-{uuid.uuid4().hex[:12]}"
     own = OwnPresence(job.disk, SystemClock(), job.explorers, name, status=RunningStatus.STOPPED)

@@ -10,12 +10,7 @@ from syncd.protocol.version import Version
 
 
 class VersionLookout:
-    """Looks for the next version of a job between two polls.
-
-    Args:
-        job: The job.
-        clock: This host's clock.
-    """
+    """Looks for the next version of a job between two polls."""
 
     def __init__(self, job: Job, clock: Clock) -> None:
         self._job, self._clock, self._rhythm = job, clock, Rhythm()

@@ -59,10 +59,7 @@ class OwnPresence:
     """The presence of this process. Several threads may use it.
 
     Args:
-        disk: The file system.
-        clock: This host's clock.
         directory: The directory of the presences of its kind.
-        identity: Its name.
         asked: The number that its asks continue from.
         status: What it publishes first; `STOPPED` for a process that takes no part in the job and only leases steps.
         fence: A directory through which it is written, which whoever takes over from this process removes; empty for
@@ -117,12 +114,7 @@ class OwnPresence:
         self.change()
 
     def check(self) -> None:
-        """Raise a background error once.
-
-        Raises:
-            UsageError: The presence is closed, or another process has taken its identity.
-            SyncdError: A heartbeat could not be written.
-        """
+        """Raise a background error once."""
         with self._lock:
             if self.closed:
                 raise UsageError(f"{self.identity} is closed", path=self._path)
@@ -152,11 +144,7 @@ class OwnPresence:
                 self.attempt(lambda: self.change(**changes))
 
     def set_status(self, status: RunningStatus, old: RunningStatus | None = None, **changes: Any) -> None:
-        """Change the status, and other fields in the same write.
-
-        Raises:
-            UsageError: The status is not `old` now, or would not change.
-        """
+        """Change the status, and other fields in the same write."""
         with self._lock:
             if old is not None and (old is not self._base or old is status):
                 wanted = f"no change from {old.value} to {status.value}"
@@ -184,7 +172,6 @@ class OwnPresence:
         """Publish leases on steps, and end them with the block.
 
         Args:
-            steps: The steps.
             pair: The version that is loaded, if the leases are for one that was not published before.
             ends_later: Whether a later write publishes the end, at the latest a heartbeat.
         """
@@ -260,11 +247,7 @@ class OwnPresence:
 
 
 def join(job: Job, role: str, identity: str | None, poller: Poller, fence: str = "") -> OwnPresence:
-    """Claim an identity in a job and return its presence, published.
-
-    Raises:
-        UsageError: A living process holds the identity, or it is not a valid name.
-    """
+    """Claim an identity in a job and return its presence, published."""
     directory = job.trainers if role == "trainer" else job.explorers
     name = check_identity(identity or ("trainer" if role == "trainer" else _default_identity()))
     path = path_of(directory, name)
@@ -288,9 +271,6 @@ def _claim(disk: Disk, directory: str, identity: str, poller: Poller) -> Presenc
 
     A process that has ended on this host is known at once to be dead; any other is watched until it beats, or for
     `CLAIM` seconds: it may be stopped.
-
-    Raises:
-        UsageError: A living process holds the identity.
     """
     path = path_of(directory, identity)
     before = now = _read(disk, path)

@@ -18,9 +18,7 @@ class Peers:
     """The trainers, or the explorers, of a job. Several threads may use it.
 
     Args:
-        job: The job.
         directory: The directory of their presences.
-        clock: This host's clock.
         ttl: Seconds of silence after which a peer counts as dead.
     """
 

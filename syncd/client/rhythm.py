@@ -79,10 +79,6 @@ class NameChanges:
 
     Opening a directory fetches its attributes on every mount with close-to-open; opening a file would give an NFSv4
     client a delegation, and whoever replaces that file then waits 0.1 s for its recall.
-
-    Args:
-        disk: The file system.
-        path: The directory.
     """
 
     def __init__(self, disk: Disk, path: str) -> None:
@@ -95,9 +91,6 @@ class NameChanges:
 
         A change is told twice: a server dates two changes within a tick of its clock alike, so the second of them
         may not show.
-
-        Raises:
-            OSError: The directory cannot be read.
         """
         self._disk.refresh(self._path)
         found = self._disk.stat(self._path)

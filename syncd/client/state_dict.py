@@ -41,17 +41,11 @@ _SHARD = re.compile(r"(?:adapter_)?model(?:-[0-9]{5}-of-[0-9]{5})?\.safetensors"
 
 
 class TensorData(NamedTuple):
-    """One tensor.
+    """One tensor."""
 
-    Args:
-        dtype: Its dtype as safetensors names it: F32, BF16, ...
-        shape: Its shape.
-        data: Its elements, little-endian, in C order.
-    """
-
-    dtype: str
+    dtype: str  # its dtype as safetensors names it: F32, BF16, ...
     shape: tuple[int, ...]
-    data: bytes | memoryview
+    data: bytes | memoryview  # its elements, little-endian, in C order
 
 
 class _Unencoded(NamedTuple):
@@ -68,11 +62,7 @@ class _Unencoded(NamedTuple):
 
 
 def encode_state(state: Mapping[str, Any]) -> Iterator[bytes | memoryview]:
-    """Yield the pieces of a safetensors file of numpy arrays, torch tensors or (dtype, shape, bytes).
-
-    Raises:
-        UsageError: A value is none of these, or of a dtype that the format does not have.
-    """
+    """Yield the pieces of a safetensors file of numpy arrays, torch tensors or (dtype, shape, bytes)."""
     unencoded = [_unencoded(name, value) for name, value in state.items()]
     # Wide elements first, as the library does: every tensor is then aligned to its own element.
     unencoded.sort(key=lambda source: (-DTYPE_BITS[source.dtype], source.name))
@@ -85,12 +75,7 @@ def encode_state(state: Mapping[str, Any]) -> Iterator[bytes | memoryview]:
 
 
 def read_state(disk: Disk, step_path: str, manifest: Manifest) -> dict[str, TensorData]:
-    """Return the tensors of a step, every byte of them checked against the manifest.
-
-    Raises:
-        CorruptDataError: A shard differs from the manifest.
-        OSError: A shard cannot be read; a missing one raises `FileNotFoundError`.
-    """
+    """Return the tensors of a step, every byte of them checked against the manifest."""
     tensors: dict[str, TensorData] = {}
     headers = []
     for record in manifest.shards:
@@ -125,9 +110,6 @@ def foreign_shards(disk: Disk, directory: str) -> list[str]:
     """Return the paths of the safetensors files in a directory that another framework wrote; none where it has none.
 
     The index decides where there is one, as for loaders. A link is no file.
-
-    Raises:
-        CorruptDataError: The index is none, or names a file outside of the directory.
     """
     names = {entry.name for entry in disk.list(directory) if entry.kind == "file"}
     if _INDEX in names:
@@ -146,13 +128,7 @@ def _indexed(disk: Disk, path: str) -> set[str]:
 
 
 def read_foreign_state(disk: Disk, paths: Sequence[str]) -> dict[str, TensorData]:
-    """Return the tensors of files that have no manifest; headers and lengths are checked, there are no digests.
-
-    Raises:
-        CorruptDataError: A file is damaged, or a tensor is in two of them.
-        TryAgainError: A file was written again meanwhile.
-        OSError: A file cannot be read; a missing one raises `FileNotFoundError`.
-    """
+    """Return the tensors of files that have no manifest; headers and lengths are checked, there are no digests."""
     tensors, headers = dict[str, TensorData](), []
     for path in paths:
         before = disk.stat(path)

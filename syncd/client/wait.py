@@ -77,11 +77,7 @@ class Deadline:
     """The end of a wait.
 
     Args:
-        clock: This host's clock.
         seconds: How long to wait.
-
-    Raises:
-        UsageError: The number of seconds is negative or not finite.
     """
 
     def __init__(self, clock: Clock, seconds: float) -> None:
@@ -99,7 +95,6 @@ class Poller:
     """Polls for one process.
 
     Args:
-        clock: This host's clock.
         pace: The time between two polls.
         timeout: Seconds that a wait lasts unless the caller says otherwise.
         hint: The command that an error of a timed out wait names.
@@ -127,11 +122,6 @@ class Poller:
             poll: Returns the result, None while there is none. File system errors are retried.
             what: What the wait is for, for the error.
             timeout: Seconds to wait; the poller's unless given.
-
-        Raises:
-            TimedOutError: The deadline has passed.
-            StorageError: The file system has failed for `PATIENCE` seconds.
-            WaitCancelledError: See `cancelled_by`.
         """
         deadline = Deadline(self.clock, self.timeout if timeout is None else timeout)
         since, error, polls = 0.0, None, 0
@@ -155,11 +145,7 @@ class Poller:
             self._rest(min(self.pace.after(polls), left))
 
     def pause(self) -> None:
-        """Sleep until the next poll is due.
-
-        Raises:
-            WaitCancelledError: See `cancelled_by`.
-        """
+        """Sleep until the next poll is due."""
         self._sleep(self.pace.next())
 
     def _rest(self, seconds: float) -> None:

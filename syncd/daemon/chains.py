@@ -14,20 +14,13 @@ Steps = Mapping[int, Step]
 
 
 class ChangeFigures(NamedTuple):
-    """The figures of a step's changes: of a delta, or of the shortcut of a step that is stored whole.
+    """The figures of a step's changes: of a delta, or of the shortcut of a step that is stored whole."""
 
-    Args:
-        parent: The step that they change.
-        density: The share of words that changed, None if the step has no words.
-        size: Bytes of what a reader that has the parent reads.
-        whole_size: Bytes of the files that it then has.
-        chain: Deltas from the keyframe to this step, itself included; None where a link is missing or damaged.
-    """
-
-    parent: int | None
-    density: float | None
-    size: int
-    whole_size: int
+    parent: int | None  # the step that they change
+    density: float | None  # the share of words that changed, None if the step has no words
+    size: int  # bytes of what a reader that has the parent reads
+    whole_size: int  # bytes of the files that it then has
+    # Deltas from the keyframe to this step, itself included; None where a link is missing or damaged.
     chain: int | None
 
 
@@ -40,7 +33,6 @@ def change_figures(steps: Steps, step: Step, counted: Lengths | None = None) -> 
 
     Args:
         steps: The steps of the job.
-        step: The step.
         counted: As for `chain_length`.
     """
     if step.state is not StepState.COMPLETE:
@@ -59,7 +51,6 @@ def chain_length(steps: Steps, step: Step, counted: Lengths | None = None) -> in
 
     Args:
         steps: The steps of the job.
-        step: The step.
         counted: What was counted before; it takes what is counted now, so that all steps together cost one pass.
     """
     counted = {} if counted is None else counted

@@ -43,9 +43,6 @@ def examine_native(disk: Disk, root: str, step: int, before: Step | None = None)
     full checkpoint are looked at once, for their size.
 
     Args:
-        disk: The file system.
-        root: The job directory.
-        step: The step.
         before: What it was when it was examined last.
     """
     directory = step_name(step)
@@ -68,10 +65,7 @@ def examine_attempt(disk: Disk, root: str, step: int, directory: str) -> Step | 
     temporary file that came and went between two looks.
 
     Args:
-        disk: The file system.
-        root: The job directory.
         step: The step that it is to become.
-        directory: The name of its directory.
     """
     path = f"{root}/{directory}"
     try:
@@ -153,7 +147,6 @@ def _shortcut(disk: Disk, path: str, manifest: Manifest) -> StepShortcut | None:
 
 
 def _count_shards(disk: Disk, path: str, manifest: Manifest, wrong: list[str]) -> tuple[int, int]:
-    """Return how many shards are there, and how many the manifest names."""
     expected = len(manifest.shards)
     if not wrong:
         return expected, expected
@@ -190,9 +183,6 @@ def problems_of(
     its chain, and from `header` on also from its frames.
 
     Args:
-        job: The job.
-        step: The step.
-        level: How closely to verify.
         progress: Called again and again during the work.
     """
     if not step.is_native or step.kind == "remote" or (level is VerifyLevel.SIZE and step.kind != "delta"):
@@ -217,8 +207,6 @@ def shortcut_problem_of(
     """Return why nobody can use the shortcut of a complete step, empty when it is proved or there is none.
 
     Args:
-        job: The job.
-        step: The step.
         level: How closely to verify; at `size` the containers are not read.
         progress: Called again and again during the work.
     """

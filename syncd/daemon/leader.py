@@ -24,10 +24,7 @@ class DaemonLeader:
     """This process's part in leading a job: it holds the term, or knows who does.
 
     Args:
-        job: The job.
         config: The configuration at start; a later one changes neither the take-over time nor who may remove.
-        clock: This host's clock.
-        reporter: Publishes events.
         process: Which process this is, for the lock.
         gone: Returns whether a leader's process has certainly ended.
     """
@@ -68,9 +65,6 @@ class DaemonLeader:
 
         Returns:
             The term, and whether somebody has removed the state directory before it; None while another daemon leads.
-
-        Raises:
-            LockHeldError: Another daemon was faster.
         """
         job = self._job
         check_owner(job)
@@ -113,11 +107,7 @@ class DaemonLeader:
             self.term = None
 
     def publish(self, version: Version) -> Version:
-        """Replace the version file and return what was published.
-
-        Raises:
-            FencedError: A newer leader has moved over, or has published this or more.
-        """
+        """Replace the version file and return what was published."""
         assert self.term is not None  # only a leader plans
         stamped = replace(version, term=self.term.token, published_at=self._clock.time())
         current = read_version_or_none(self._job)
@@ -136,7 +126,6 @@ class DaemonLeader:
 
         Args:
             before: What the file held when it was read.
-            version: What it must hold.
 
         Returns:
             The version with its term, None if the file holds something else by now: the next scan reads it.
@@ -149,11 +138,7 @@ class DaemonLeader:
         return stamped
 
     def beat(self) -> None:
-        """Publish the heartbeat if one is due.
-
-        Raises:
-            FencedError: A newer leader has taken over.
-        """
+        """Publish the heartbeat if one is due."""
         if self.term is not None:
             self.term.beat(self.floor)
 
@@ -161,10 +146,6 @@ class DaemonLeader:
         """Show the standbys and the service manager that work continues, during work that takes long.
 
         On a full disk the work that makes room comes first: the server refuses what a deposed leader removes anyway.
-
-        Raises:
-            FencedError: A newer leader has taken over.
-            StorageError: The lock's directory is missing.
         """
         try:
             self.beat()

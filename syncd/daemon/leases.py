@@ -17,15 +17,10 @@ explorer and a trainer may have one name."""
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What one reading of leases and pins found.
+    """What one reading of leases and pins found."""
 
-    Args:
-        steps: Each step that must stay, with why.
-        everything: Why every step must stay, empty where that is not so.
-    """
-
-    steps: Mapping[int, str]
-    everything: str = ""
+    steps: Mapping[int, str]  # each step that must stay, with why
+    everything: str = ""  # why every step must stay, empty where that is not so
 
     def why(self, step: int) -> str | None:
         """Return why a step must stay, None when nobody leases or pins it."""
@@ -36,12 +31,8 @@ def read_claims(job: Job, dead: Dead, presences: Presences | None = None) -> Cla
     """Read who leases and pins what. What was written before this call is in it.
 
     Args:
-        job: The job.
         dead: Whose leases are void. One that beats again is alive.
         presences: Reads the presences, and saves the parsing of those that are as they were.
-
-    Raises:
-        OSError: Who leases or pins cannot be read.
     """
     reader = presences or Presences(job.disk)
     steps = dict.fromkeys(read_pins(job), "pinned")

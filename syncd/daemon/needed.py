@@ -21,7 +21,6 @@ class Links:
     """The links that must stay, each with why. Removals go from the newest delta of a chain to its keyframe.
 
     Args:
-        job: The job.
         steps: The steps of the scan by which the removals were decided.
     """
 
@@ -64,7 +63,6 @@ def links_in_trash(job: Job, parents: Mapping[int, int | None], trash: Mapping[s
     A leader that died between a removal and its last look leaves such entries.
 
     Args:
-        job: The job.
         parents: Each step of the job, and what it is stored as changes of.
         trash: The entries of the trash by path, and the step of each.
     """

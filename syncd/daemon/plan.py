@@ -34,45 +34,31 @@ ROOM = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a request.
-
-    Args:
-        request: The request.
-        done: Whether it is completed; refused otherwise.
-        detail: Why it is refused.
-    """
+    """The answer to a request."""
 
     request: Request
-    done: bool
-    detail: str = ""
+    done: bool  # whether it is completed; refused otherwise
+    detail: str = ""  # why it is refused
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the leader carries out, in this order.
+    """What the leader carries out, in this order."""
 
-    Args:
-        first: Removals that come before the publish, which lacks the room that they make.
-        publish: The version to publish, None to publish nothing. Its date and term are for the leader to fill in.
-        amend: The published version with another quarantine or another last good version, None if both are the same.
-        reason: Why it is published: first, newer, rewind, rewritten, rollback, behind.
-        answers: Requests that are done or refused once the version is published.
-        decisions: What happens to each step after that.
-        problems: What is worth reporting, each state once: (stable name, detail).
-        lost: Attempts to write a step that will not become one, to be removed.
-        due_in: Seconds after which another scan may publish although nothing changes, None if time alone changes
-            nothing.
-    """
-
+    # The version to publish, None to publish nothing. Its date and term are for the leader to fill in.
     publish: Version | None
-    reason: str
-    answers: tuple[Answer, ...]
-    decisions: tuple[Decision, ...]
-    problems: tuple[tuple[str, str], ...]
+    reason: str  # why it is published: first, newer, rewind, rewritten, rollback, behind
+    answers: tuple[Answer, ...]  # requests that are done or refused once the version is published
+    decisions: tuple[Decision, ...]  # what happens to each step after that
+    problems: tuple[tuple[str, str], ...]  # what is worth reporting, each state once: (stable name, detail)
+    # Seconds after which another scan may publish although nothing changes, None if time alone changes
+    # nothing.
     due_in: float | None = None
+    # The published version with another quarantine or another last good version, None if both are the same.
     amend: Version | None = None
+    # Removals that come before the publish, which lacks the room that they make.
     first: tuple[Decision, ...] = ()
-    lost: tuple[Step, ...] = ()
+    lost: tuple[Step, ...] = ()  # attempts to write a step that will not become one, to be removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,11 +207,9 @@ def _is_without_marker(snapshot: Snapshot) -> bool:
 def _names_what_it_named(snapshot: Snapshot) -> bool:
     """Return whether the tracker, where it replaces the marker, has not moved since the last rollback."""
     version = snapshot.version
-    if version is None or not _is_without_marker(snapshot):
+    if version is None or version.held_tracker is None:
         return False
-    if version.held_tracker is None:  # an earlier release does not say what it named then
-        return _holds(version, snapshot)
-    return version.held_tracker == snapshot.tracker
+    return _is_without_marker(snapshot) and version.held_tracker == snapshot.tracker
 
 
 def _is_announced(step: Step, named: int | None, policy: DaemonConfig) -> bool:

@@ -63,7 +63,6 @@ def judged(snapshot: Snapshot, version: Version, *, reports: bool) -> Version:
     """Return a version with what is in quarantine now, and with the last good version.
 
     Args:
-        snapshot: What a scan found.
         version: What is published, or about to be.
         reports: Whether to read what engines report. With thousands of them that takes too long before a publish.
     """
@@ -74,13 +73,7 @@ def judged(snapshot: Snapshot, version: Version, *, reports: bool) -> Version:
 
 
 def released(snapshot: Snapshot, version: Version, step: Step) -> Version:
-    """Return a version whose step a person has asked for: it leaves the quarantine, and engines cannot put it back.
-
-    Args:
-        snapshot: What a scan found.
-        version: The version of the step.
-        step: The step.
-    """
+    """Return a version whose step a person has asked for: out of quarantine, and engines cannot put it back."""
     found = _quarantined(snapshot, _engines(snapshot))
     if _key(step) not in map(_key, found):
         return version

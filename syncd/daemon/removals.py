@@ -47,11 +47,8 @@ class Removals:
     """Removes for one leader what a plan says.
 
     Args:
-        job: The job.
-        clock: This host's clock.
         leader: Its heartbeat continues during long removals.
         scanner: Forgets the steps that are removed.
-        reporter: Publishes events.
         background: Runs slow work that nothing waits for: emptying the trash.
     """
 
@@ -102,7 +99,6 @@ class Removals:
         """Put back from the trash what steps are stored as changes of; return whether there was anything.
 
         Args:
-            snapshot: What the scan found.
             again: Look for what could not be put back before, too.
         """
         if snapshot.steps is self._searched and not again:

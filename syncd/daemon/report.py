@@ -49,7 +49,6 @@ class EventReporter:
 
     Args:
         observer: Hears every event; another thread empties the trash, so it takes events from any.
-        clock: This host's clock.
     """
 
     def __init__(self, observer: Observer, clock: Clock) -> None:
@@ -95,7 +94,6 @@ class EventReporter:
         self.publish(name, "error", **fields)
 
     def publish_obstacle(self, obstacle: Obstacle) -> None:
-        """Publish an entry that cannot be moved or removed."""
         self.publish(
             names.ENTRY_MOVE_FAILED,
             "error",

@@ -16,19 +16,12 @@ from syncd.protocol.step import Step, StepState
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether one step is kept or removed.
-
-    Args:
-        step: The step.
-        keep: Whether it is kept.
-        rule: The rule that decided, a stable name.
-        detail: Why, for people to read.
-    """
+    """Whether one step is kept or removed."""
 
     step: int
-    keep: bool
-    rule: str
-    detail: str = ""
+    keep: bool  # whether it is kept
+    rule: str  # the rule that decided, a stable name
+    detail: str = ""  # why, for people to read
 
 
 Rule = Callable[[Step], Decision | None]

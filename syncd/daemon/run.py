@@ -57,9 +57,6 @@ class DaemonLoop:
     """Runs a daemon: one thread ticks and waits; this one receives signals and reports, whatever the mount does.
 
     Args:
-        daemon: What ticks.
-        clock: This host's clock.
-        manager: The service manager.
         load: Reads the configuration again, for SIGHUP.
         watchdog: Reports what does not return, in this thread.
         background: Where the daemon's slow work runs; waited for at the end.
@@ -82,11 +79,7 @@ class DaemonLoop:
         self._mode = ""
 
     def run(self) -> None:
-        """Run until a signal asks to stop, or until all modules have left if the configuration says so.
-
-        Raises:
-            StuckError: It was asked to stop while an operation does not return.
-        """
+        """Run until a signal asks to stop, or until all modules have left if the configuration says so."""
         worker = WorkerThread(self._work, "daemon", self._reported.ring)
         self._manager.ready("starting")
         worker.start()
@@ -205,13 +198,7 @@ def run_once(daemon: Daemon, clock: Clock, *, empty_trash: bool = False) -> None
     It waits at most `takeover` seconds to learn whether a silent leader lives.
 
     Args:
-        daemon: What ticks.
-        clock: This host's clock.
         empty_trash: Stay until what was removed is deleted, after its grace.
-
-    Raises:
-        LockHeldError: Another daemon leads the job.
-        SyncdError: The tick failed.
     """
     led_until = clock.monotonic() + daemon.config.takeover + BEAT
     rounds_for_room = _ROOM_ROUNDS
@@ -249,11 +236,7 @@ def run_once(daemon: Daemon, clock: Clock, *, empty_trash: bool = False) -> None
 
 
 def _require_version_read(daemon: Daemon) -> None:
-    """Fail if nothing could be decided, because what is published cannot be read.
-
-    Raises:
-        StorageError: The version file cannot be read.
-    """
+    """Fail if nothing could be decided, because what is published cannot be read."""
     if daemon.snapshot.version_unread:
         path = daemon.job.version
         message = f"what is published is not known: {daemon.snapshot.version_problem}"
@@ -261,11 +244,7 @@ def _require_version_read(daemon: Daemon) -> None:
 
 
 def _require_no_obstacle(obstacle: Obstacle | None) -> None:
-    """Fail if something could not be done, after everything else was.
-
-    Raises:
-        StorageError: Something could not be moved or removed.
-    """
+    """Fail if something could not be done, after everything else was."""
     if obstacle is not None:
         message = f"it cannot be moved or removed: {obstacle.message} ({obstacle.owner})"
         raise StorageError(message, path=obstacle.path, hint=obstacle.hint)

@@ -46,8 +46,6 @@ class ModuleScanner:
     """Reads presences and pins again and again.
 
     Args:
-        job: The job.
-        clock: This host's clock.
         presences: Reads the presences, and caches those that have not changed.
         ttl: Seconds without a heartbeat after which a module counts as dead.
     """
@@ -91,11 +89,7 @@ class ModuleScanner:
 
 
 def read_or_note(unlisted: list[str], directory: str, read: Callable[[str], T]) -> T | None:
-    """Return what `read` returns of a directory; note one that cannot be listed, and return None.
-
-    Raises:
-        OSError: The whole file system fails.
-    """
+    """Return what `read` returns of a directory; note one that cannot be listed, and return None."""
     try:
         return read(directory)
     except OSError as error:
@@ -127,7 +121,6 @@ class Scanner:
     """Scans one job again and again.
 
     Args:
-        job: The job.
         clock: This host's clock; all durations are on it.
         ttl: Seconds without a heartbeat after which an explorer or trainer counts as dead.
         progress: Called after each step that was examined: many steps on a slow mount take long.
@@ -155,12 +148,7 @@ class Scanner:
         self.floor = floor
 
     def reconcile(self) -> Snapshot:
-        """Examine everything.
-
-        Raises:
-            JobMissingError: The job directory is missing, or another one is in its place.
-            OSError: The file system fails.
-        """
+        """Examine everything."""
         began = self._clock.monotonic()
         self.check_root()
         self._read_hints()
@@ -173,9 +161,6 @@ class Scanner:
 
         Args:
             woken: Something happened in the job directory: list it now.
-
-        Raises:
-            OSError: The file system fails.
         """
         began = self._clock.monotonic()
         self._disk.refresh(self._job.root)
@@ -188,12 +173,7 @@ class Scanner:
         return self._finish(began, free=self._snapshot.free)
 
     def check_root(self) -> None:
-        """Refuse to take an unmounted or replaced directory for an empty job.
-
-        Raises:
-            JobMissingError: The job directory is missing.
-            JobReplacedError: Another directory is in its place.
-        """
+        """Refuse to take an unmounted or replaced directory for an empty job."""
         root, found = self._job.root, None
         with contextlib.suppress(*MISSING):
             found = self._disk.stat(root)
@@ -297,11 +277,6 @@ def _is_another(found: tuple[int, int], known: tuple[int, int]) -> bool:
 
 
 def examine_all(job: Job, clock: Clock) -> Snapshot:
-    """Scan a job once, as a reader that leads nothing: for views and one-shot commands.
-
-    Raises:
-        SyncdError: The job directory is missing.
-        StorageError: It cannot be read.
-    """
+    """Scan a job once, as a reader that leads nothing: for views and one-shot commands."""
     with storage_errors(job.root):
         return Scanner(job, clock).reconcile()

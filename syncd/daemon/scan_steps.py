@@ -21,17 +21,11 @@ LIST_EVERY = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Rejected:
-    """Why a step is not published.
-
-    Args:
-        problem: Why.
-        unread: Which file of it could not be read, empty when all could.
-        is_retried: Its content may be good: the next full scan lets it be verified again.
-    """
+    """Why a step is not published."""
 
     problem: str
-    unread: str = ""
-    is_retried: bool = False
+    unread: str = ""  # which file of it could not be read, empty when all could
+    is_retried: bool = False  # its content may be good: the next full scan lets it be verified again
 
 
 @dataclass(slots=True)
@@ -46,7 +40,6 @@ class StepScanner:
     """Examines the steps of one job again and again.
 
     Args:
-        job: The job.
         clock: This host's clock; all durations are on it.
         progress: Called after each step that was examined.
     """
@@ -132,8 +125,6 @@ class StepScanner:
         """Count a step as damaged from now on, as long as its content is the one that was found wrong.
 
         Args:
-            step: The step.
-            problem: What was found.
             unread: The file that could not be read, if that is all: once it can be read, the step is verified again.
             is_retried: Nothing was found wrong with it: it is verified again after the next full scan.
 

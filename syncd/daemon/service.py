@@ -53,10 +53,6 @@ class Daemon:
     """One process's part in leading a job.
 
     Args:
-        job: The job.
-        config: What to do.
-        clock: This host's clock.
-        observer: Hears every event.
         background: Runs slow work that nothing waits for: emptying the trash.
         process: Which process this is, for the lock.
         gone: Returns whether a leader's process has certainly ended.

@@ -20,51 +20,34 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What one scan of a job found.
+    """What one scan of a job found."""
 
-    Args:
-        steps: Every step directory by step; for a step without one, the attempt to write it that changed last.
-        rivals: The other attempts: of a step that has its directory, or that a later attempt writes.
-        marker: What the marker said.
-        marker_stable_for: Seconds since the marker was seen to change.
-        tracker: The step of the newest full checkpoint by the trainer's tracker file.
-        tracker_problem: What keeps the tracker from being read; then it may name any full checkpoint.
-        version: What is published, None before the first or when the file is damaged.
-        version_problem: What is wrong with the version file.
-        version_unread: Whether it cannot be read, so that what is published is not known.
-        floor: The highest pair that anyone is known to have seen published.
-        explorers: By identity.
-        trainers: By identity.
-        pins: By step.
-        requests: Open requests in the order of asking.
-        obstacles: What keeps single files from being read, for people to read.
-        unlisted: Directories of presences or pins that cannot be listed, each with why: what is leased or pinned
-            is not known.
-        unreadable_pins: What is wrong with files of pins, by path; they pin all the same.
-        unreadable_requests: The same of files of requests, which are passed over.
-        free: Bytes free for the daemon's user on the job's file system, None where unknown.
-        crowded: What was written last failed for want of room, whatever `free` says: a quota does not show there.
-    """
-
+    # Every step directory by step; for a step without one, the attempt to write it that changed last.
     steps: Mapping[int, Step] = field(default_factory=dict)
+    # The other attempts: of a step that has its directory, or that a later attempt writes.
     rivals: tuple[Step, ...] = ()
-    marker: MarkerReading = MISSING_MARKER
-    marker_stable_for: float = 0.0
-    tracker: int | None = None
-    tracker_problem: str = ""
-    version: Version | None = None
-    version_problem: str = ""
-    version_unread: bool = False
-    floor: Pair | None = None
-    explorers: Mapping[str, Module] = field(default_factory=dict)
-    trainers: Mapping[str, Module] = field(default_factory=dict)
-    pins: Mapping[int, Pin] = field(default_factory=dict)
-    requests: tuple[Request, ...] = ()
-    obstacles: tuple[str, ...] = ()
+    marker: MarkerReading = MISSING_MARKER  # what the marker said
+    marker_stable_for: float = 0.0  # seconds since the marker was seen to change
+    tracker: int | None = None  # the step of the newest full checkpoint by the trainer's tracker file
+    tracker_problem: str = ""  # what keeps the tracker from being read; then it may name any full checkpoint
+    version: Version | None = None  # what is published, None before the first or when the file is damaged
+    version_problem: str = ""  # what is wrong with the version file
+    version_unread: bool = False  # whether it cannot be read, so that what is published is not known
+    floor: Pair | None = None  # the highest pair that anyone is known to have seen published
+    explorers: Mapping[str, Module] = field(default_factory=dict)  # by identity
+    trainers: Mapping[str, Module] = field(default_factory=dict)  # by identity
+    pins: Mapping[int, Pin] = field(default_factory=dict)  # by step
+    requests: tuple[Request, ...] = ()  # open requests in the order of asking
+    obstacles: tuple[str, ...] = ()  # what keeps single files from being read, for people to read
+    # Directories of presences or pins that cannot be listed, each with why: what is leased or pinned is not
+    # known.
     unlisted: tuple[str, ...] = ()
+    # What is wrong with files of pins, by path; they pin all the same.
     unreadable_pins: Mapping[str, str] = field(default_factory=dict)
+    # The same of files of requests, which are passed over.
     unreadable_requests: Mapping[str, str] = field(default_factory=dict)
-    free: int | None = None
+    free: int | None = None  # bytes free for the daemon's user on the job's file system, None where unknown
+    # What was written last failed for want of room, whatever `free` says: a quota does not show there.
     crowded: bool = False
 
     @property
@@ -83,7 +66,6 @@ class Snapshot:
 
     @property
     def job_size(self) -> int:
-        """Return the bytes of all steps."""
         return sum(step.size for step in self.steps.values())
 
     @property

@@ -33,9 +33,7 @@ class Trash:
     """The trash of one term.
 
     Args:
-        job: The job.
         term: The leadership that fences every move.
-        clock: This host's clock.
         presences: Reads presences; not for another thread.
     """
 
@@ -64,10 +62,6 @@ class Trash:
         Returns:
             By step: why it was left in place, empty where it was moved; the error where it cannot be moved, or where
             nobody knows who reads it.
-
-        Raises:
-            FencedError: A newer leader has moved over.
-            OSError: Nobody knows who reads what; nothing was moved.
         """
         claims = read_claims(self._job, dead, self._presences)
         moved: dict[str, Step] = {}
@@ -131,9 +125,6 @@ class Trash:
         """Move an attempt that nobody will seal to the trash; return whether it was still there.
 
         Nobody reads one, so it is deleted when the trash is emptied next, without a grace time.
-
-        Raises:
-            FencedError: A newer leader has moved over.
         """
         name = f"attempt-{uuid.uuid4().hex}"
         self._trashed_at[name] = float("-inf")
@@ -228,10 +219,6 @@ class Leftovers:
     - It puts back a step that anybody leases or pins, as a leader does. Whoever has a presence counts as alive.
     - It renames an entry before it deletes it. A leader that wakes up and wants to put that step back no longer finds
       it, so no half-deleted step is ever put back.
-
-    Args:
-        job: The job.
-        clock: This host's clock.
     """
 
     def __init__(self, job: Job, clock: Clock) -> None:

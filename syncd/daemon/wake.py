@@ -79,9 +79,6 @@ class Watcher:
     """Wakes on changes of a job directory.
 
     Args:
-        job: The job.
-        clock: This host's clock.
-        pipe: What signals ring too.
         mode: `events` or `polling` to force one, None to choose by the file system.
         on_rebuilt: Called when a dead emitter was replaced.
         attend: Notes each call of the file system while it runs.

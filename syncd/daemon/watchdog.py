@@ -33,15 +33,10 @@ _EVERY = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """An operation that has not returned for longer than a working mount would take.
+    """An operation that has not returned for longer than a working mount would take."""
 
-    Args:
-        call: The operation.
-        seconds: For how long it has run.
-    """
-
-    call: DiskCall
-    seconds: float
+    call: DiskCall  # the operation
+    seconds: float  # for how long it has run
 
     def __str__(self) -> str:
         return f"{self.call} has not returned for {self.seconds:.0f} s"
@@ -51,7 +46,6 @@ class Watchdog:
     """Watches a daemon that works in another thread.
 
     Args:
-        clock: This host's clock.
         in_hand: What the daemon asks of the file system.
         aside: Hears what the main thread reports; it must write nothing to the job's mount.
         keeper: Writes what is known for others on this host.
@@ -82,7 +76,6 @@ class Watchdog:
         """Report what is stuck now, write the host's file, and return what is stuck.
 
         Args:
-            daemon: The daemon that works.
             status: What its service manager is told.
         """
         stuck = self._find()
@@ -104,9 +97,6 @@ class Watchdog:
         Args:
             thread: The thread that works.
             asked: When the daemon was asked to stop, on this host's clock.
-
-        Raises:
-            StuckError: It is stuck, and its grace time is over.
         """
         call = self.in_hand.oldest(thread)
         if call is None or self._clock.monotonic() - asked < STOP_GRACE:
@@ -164,7 +154,6 @@ def describe(daemon: Daemon, status: str, found: MountTrouble | None, since: flo
     """Return what others on this host may know of a daemon.
 
     Args:
-        daemon: The daemon.
         status: What its service manager is told.
         found: What is wrong with the file system.
         since: Since when that, or nothing, is wrong: seconds since the epoch.

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from syncd.errors import CorruptDataError, UsageError
-from syncd.experience.formats import FORMAT, SCHEMAS, check_items, column, format_of, from_format_1, values
+from syncd.experience.formats import SCHEMA, check_format, column, values
 from syncd.experience.model import Experience, check_total
 from syncd.protocol.digest import DEFAULT, hasher
 
@@ -84,9 +84,6 @@ _SEAL = len(f"{DEFAULT}:") + 32
 _MAX_FOOTER = 1 << 20
 _MAX_ENTRIES = 1 << 14
 _ENCODINGS = frozenset({"PLAIN", "RLE"})
-
-SCHEMA: Any = SCHEMAS[FORMAT]
-"""The schema of the batches that are written."""
 
 
 def encode_batch(experiences: Sequence[Experience]) -> bytes:
@@ -181,18 +178,18 @@ def _decode(data: bytes, path: str) -> tuple[Experience, ...]:
         page_checksum_verification=True,
         pre_buffer=False,
     )
-    number = format_of(file.schema_arrow.metadata or {}, path)
-    _check_metadata(file, SCHEMAS[number], len(data), path)
+    check_format(file.schema_arrow.metadata or {}, path)
+    _check_metadata(file, len(data), path)
     table = file.read(use_threads=False)
     table.validate(full=True)
-    experiences = tuple(_experiences(table, number))
+    experiences = tuple(_experiences(table))
     check_rollouts(experiences)
     return experiences
 
 
-def _check_metadata(file: Any, schema: Any, size: int, path: str) -> None:
+def _check_metadata(file: Any, size: int, path: str) -> None:
     metadata = file.metadata
-    if not file.schema_arrow.equals(schema, check_metadata=False):
+    if not file.schema_arrow.equals(SCHEMA, check_metadata=False):
         raise CorruptDataError("its columns are not those of a batch", path=path)
     if not 0 < metadata.num_rows <= MAX_ROWS or metadata.num_row_groups != 1:
         raise CorruptDataError(f"{metadata.num_rows} rows in {metadata.num_row_groups} row groups", path=path)
@@ -205,21 +202,16 @@ def _check_metadata(file: Any, schema: Any, size: int, path: str) -> None:
             raise CorruptDataError(f"column {leaf.path_in_schema} claims more than the file holds", path=path)
 
 
-def _experiences(table: Any, number: int) -> list[Experience]:
-    schema = SCHEMAS[number]
-    columns = [values(field.name, field.type, table.column(field.name)) for field in schema]
+def _experiences(table: Any) -> list[Experience]:
+    columns = [values(field.name, field.type, table.column(field.name)) for field in SCHEMA]
     experiences: list[Experience] = []
-    spans = 0
     for place, row in enumerate(zip(*columns, strict=True)):
         try:
-            fields = dict(zip(schema.names, row, strict=True))
+            fields = dict(zip(SCHEMA.names, row, strict=True))
             fields["info"] = _info(fields["info"])
-            experiences.append(Experience(**(from_format_1(fields) if number == 1 else fields)))
+            experiences.append(Experience(**fields))
         except UsageError as error:
             raise UsageError(f"row {place} is {error.message}") from None
-        if number == 1:
-            spans += len(experiences[-1].spans)
-            check_items("spans", spans)
     return experiences
 
 

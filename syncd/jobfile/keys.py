@@ -33,31 +33,18 @@ _BOUNDS = {
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key.
+    """One key."""
 
-    Args:
-        name: Its dotted name.
-        expected: What it takes, in words.
-        default: As plain data; None where there is none.
-        about: What it means.
-        required: Whether it must be given.
-        fixed: Whether a later start must agree with it.
-        is_text: Whether it takes text and nothing else.
-        is_free: Whether it is a table of keys that are checked elsewhere.
-        is_repeated: Whether it stands in a table of which there may be several: `[[table]]`.
-        code: What marks that its value may name code: `syncd.jobfile.trust`; empty if it names none.
-    """
-
-    name: str
-    expected: str
-    default: Any
-    about: str
-    required: bool
-    fixed: bool
-    is_text: bool
-    is_free: bool
-    is_repeated: bool
-    code: str
+    name: str  # its dotted name
+    expected: str  # what it takes, in words
+    default: Any  # as plain data; None where there is none
+    about: str  # what it means
+    required: bool  # whether it must be given
+    fixed: bool  # whether a later start must agree with it
+    is_text: bool  # whether it takes text and nothing else
+    is_free: bool  # whether it is a table of keys that are checked elsewhere
+    is_repeated: bool  # whether it stands in a table of which there may be several: `[[table]]`
+    code: str  # what marks that its value may name code: `syncd.jobfile.trust`; empty if it names none
 
 
 class Keys:

@@ -32,19 +32,12 @@ _VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})")
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Keys from one origin; a later layer overrides an earlier one.
+    """Keys from one origin; a later layer overrides an earlier one."""
 
-    Args:
-        table: The keys, as TOML gives them.
-        where: What errors call the origin.
-        directory: What relative paths are relative to.
-        read: The file that was read; None for what the command line gives.
-    """
-
-    table: Mapping[str, Any]
-    where: str
-    directory: str
-    read: "TomlFile | None" = None
+    table: Mapping[str, Any]  # the keys, as TOML gives them
+    where: str  # what errors call the origin
+    directory: str  # what relative paths are relative to
+    read: "TomlFile | None" = None  # the file that was read; None for what the command line gives
 
     def of_stage(self, entry: Mapping[str, Any]) -> "tuple[Layer, Layer]":
         """Return the keys of a file that all its stages share, and those that one stage gives."""
@@ -78,11 +71,6 @@ class Loader(Generic[Model]):
         self._model, self._required, self._check = model, required, check
 
     def command_layer(self, overrides: Sequence[str]) -> Layer:
-        """Return what the command line gives.
-
-        Raises:
-            UsageError: It is not `--section.key value`.
-        """
         return Layer(parse_overrides(overrides, self.keys), COMMAND_LINE, os.getcwd())
 
     def validate(self, layers: Sequence[Layer]) -> tuple[Model | None, list[Problem]]:
@@ -107,11 +95,7 @@ class Loader(Generic[Model]):
 
         Args:
             layers: The file first, the command line last.
-            path: The file.
             trust: Whether the code that it names may run, whoever could have written it.
-
-        Raises:
-            ConfigError: All problems; or it names code, lies in a job, and others could have written it.
         """
         model, problems = self.validate(layers)
         if model is None or problems:
@@ -121,11 +105,7 @@ class Loader(Generic[Model]):
         return model.with_source(path)
 
     def require_own_code(self, layers: Sequence[Layer]) -> None:
-        """Refuse code that a file in a job names and another user could have written.
-
-        Raises:
-            ConfigError: There is such a key.
-        """
+        """Refuse code that a file in a job names and another user could have written."""
         marks = {name: key.code for name, key in self.keys.all.items() if key.code}
         command = layers[-1].table if layers[-1].read is None else {}
         for layer in layers:
@@ -146,21 +126,13 @@ class Loader(Generic[Model]):
 
 @dataclass(frozen=True, slots=True)
 class TomlFile:
-    """A file as it was read.
-
-    Args:
-        path: Its path.
-        table: Its keys.
-        text: Its text.
-        status: What `os.fstat` said of it.
-        is_kept: Whether it was found by way of a job, not named.
-    """
+    """A file as it was read."""
 
     path: str
-    table: dict[str, Any]
+    table: dict[str, Any]  # its keys
     text: str
-    status: os.stat_result
-    is_kept: bool = False
+    status: os.stat_result  # what `os.fstat` said of it
+    is_kept: bool = False  # whether it was found by way of a job, not named
 
     def layer(self, source: str = "") -> Layer:
         """Return its keys as a layer; relative paths are relative to its directory, or to that of `source`."""
@@ -168,11 +140,7 @@ class TomlFile:
 
 
 def read_toml(path: str) -> TomlFile:
-    """Return a file's keys and its text.
-
-    Raises:
-        ConfigError: It cannot be read or is not TOML.
-    """
+    """Return a file's keys and its text."""
     try:
         with open(path, "rb") as file:
             text, status = file.read().decode(), os.fstat(file.fileno())
@@ -189,9 +157,6 @@ def parse_overrides(arguments: Sequence[str], keys: Keys) -> dict[str, Any]:
     """Return the table that `--section.key value` and `--section.key=value` make; the last of equal keys counts.
 
     A value is parsed as TOML; it is text if it is not TOML or if the key takes only text.
-
-    Raises:
-        UsageError: An argument is not `--key`, or a key has no value.
     """
     table: dict[str, Any] = {}
     for name, text in _pairs(list(arguments)):
@@ -272,8 +237,6 @@ def values_at(table: Mapping[str, Any], key: str, path: Sequence[str | int] = ()
     """Return the value of a dotted key in a list, an empty list if the table does not give it.
 
     Args:
-        table: The table.
-        key: The key.
         path: Where a problem with it is; says which one of several tables is meant.
     """
     place: Any = table

@@ -18,10 +18,8 @@ class JobFileCommand(click.Command):
     """A command that takes a job's file and, after it, any key of it as an option.
 
     Args:
-        *args: As click takes them.
         keys: Returns the keys of the file; called only for completion.
         names: Returns the names that a key with a text may have, such as those of installed engines.
-        **more: As click takes them.
     """
 
     def __init__(

@@ -14,19 +14,12 @@ _SHOWN = 80
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem.
+    """One problem."""
 
-    Args:
-        key: The dotted key that it is about.
-        text: One sentence that names the key.
-        hint: What to change, if that is known.
-        where: The file, or `the command line`.
-    """
-
-    key: str
-    text: str
-    hint: str | None = None
-    where: str = ""
+    key: str  # the dotted key that it is about
+    text: str  # one sentence that names the key
+    hint: str | None = None  # what to change, if that is known
+    where: str = ""  # the file, or `the command line`
 
     def __str__(self) -> str:
         hint = f" ({self.hint})" if self.hint else ""

@@ -12,24 +12,14 @@ STAGES = "stages.json"
 
 @dataclass(frozen=True, slots=True)
 class StagesRecord:
-    """The progress of `trainer stages`.
+    """The progress of `trainer stages`."""
 
-    Args:
-        done: Stages that have finished, in order.
-        models: The model that each started stage started from.
-    """
-
-    done: tuple[str, ...] = ()
-    models: Mapping[str, str] = field(default_factory=dict)
+    done: tuple[str, ...] = ()  # stages that have finished, in order
+    models: Mapping[str, str] = field(default_factory=dict)  # the model that each started stage started from
 
 
 def read_record(directory: str) -> StagesRecord:
-    """Return the progress of earlier runs, an empty record before the first.
-
-    Raises:
-        CorruptDataError: It is damaged.
-        StorageError: It cannot be read.
-    """
+    """Return the progress of earlier runs, an empty record before the first."""
     path = f"{directory}/{STAGES}"
     try:
         document = json.loads(LocalDisk().read(path))

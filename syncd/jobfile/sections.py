@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from syncd.client.sync_policy import TRANSPORTS, SyncMethod, SyncStyle
-from syncd.jobfile.trust import FUNCTION
+from syncd.jobfile.trust import FUNCTION, KERNEL
 from syncd.protocol.permissions import Permissions
 
 FIXED: dict[str, Any] = {"fixed": True}
@@ -113,7 +113,7 @@ class ModelSection(Section):
     """A Hugging Face model directory: config.json, weights and tokenizer."""
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", json_schema_extra=FIXED)
     """Of the parameters that the optimizer changes."""
-    attn_implementation: str = "sdpa"
+    attn_implementation: str = Field(default="sdpa", json_schema_extra={"code": KERNEL})
     """What transformers takes: sdpa, eager; flash_attention_2 on GPUs, in bfloat16."""
     trust_remote_code: bool = Field(default=False, json_schema_extra=CODE)
     """Whether code that comes with the model may run."""
@@ -238,7 +238,6 @@ class JobFile(Section):
     """What is trained."""
 
     def with_source(self, path: str) -> Self:
-        """Return the file with the path that it was read from."""
         return self.with_values(job={"source": os.path.abspath(path)})
 
     def in_stage(self, name: str) -> Self:

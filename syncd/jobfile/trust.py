@@ -19,7 +19,12 @@ from syncd.protocol.trust import WeakLevel, weak_level
 OPTION = "--trust-job-file"
 
 FUNCTION = "function"
-"""What marks a key whose value names code only if it is `module:function`; other marked keys do whenever set."""
+"""What marks a key whose value names code only if it is `module:function`; keys marked otherwise do whenever set."""
+
+KERNEL = "kernel"
+"""The same for a key whose value names code only if it is `owner/name`, which transformers loads from the hub."""
+
+_SEPARATORS = {FUNCTION: ":", KERNEL: "/"}
 
 _SIGNS = (STATE, MARKER, TRACKER, STAGES)
 
@@ -36,10 +41,10 @@ def lies_in_job(path: str) -> bool:
 
 def names_code(mark: str, value: Any) -> bool:
     """Return whether the value of a key with a mark makes a program run code."""
-    if mark != FUNCTION:
+    if mark not in _SEPARATORS:
         return bool(value)
     names = value if isinstance(value, Mapping) else [value]
-    return any(isinstance(name, str) and ":" in name for name in names)
+    return any(isinstance(name, str) and _SEPARATORS[mark] in name for name in names)
 
 
 def require_own_file(
@@ -48,16 +53,9 @@ def require_own_file(
     """Refuse code that a file in a job names if another user could have written the file, or the module beside it.
 
     Args:
-        path: The file.
         status: What `os.fstat` said of it when it was read.
         directory: Where modules are looked for.
-        key: What names the code.
-        value: Its value.
         is_kept: Whether a job was named, whose file it is; else it may not lie in one.
-
-    Raises:
-        ConfigError: Another user could.
-        StorageError: A directory cannot be looked at.
     """
     if not (is_kept or lies_in_job(path)):
         return
@@ -76,10 +74,6 @@ def require_own_model(path: str, *, runs_code: bool, recorded: bool = False) -> 
         path: The model's directory.
         runs_code: Whether code that comes with it would run.
         recorded: Whether `stages.json` of a job named the directory, not the user.
-
-    Raises:
-        ConfigError: Others could.
-        StorageError: It cannot be looked at.
     """
     if not runs_code or not (recorded or lies_in_job(path)):
         return

@@ -15,18 +15,12 @@ GIVE_UP_AFTER = 10
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened.
+    """Something that happened."""
 
-    Args:
-        name: One of `names.EVENTS`.
-        level: debug, info, warning or error.
-        at: Seconds since the epoch on the clock of whoever reports it.
-        fields: What is worth knowing of it; values that JSON has.
-    """
-
-    name: str
-    level: Level
-    at: float
+    name: str  # one of `names.EVENTS`
+    level: Level  # debug, info, warning or error
+    at: float  # seconds since the epoch on the clock of whoever reports it
+    # What is worth knowing of it; values that JSON has.
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -65,7 +59,6 @@ class Observers:
                 self._report_to_others(place, _failure(observer, error, event.at))
 
     def close(self) -> None:
-        """Close the observers that can be closed."""
         for observer in self._observers:
             close = getattr(observer, "close", None)
             if close is not None:

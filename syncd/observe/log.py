@@ -51,7 +51,6 @@ class LogObserver:
         self._log = structlog.get_logger()
 
     def observe(self, event: Event) -> None:
-        """Log one event."""
         fields = {key: value for key, value in event.fields.items() if key not in _RESERVED}
         self._log.log(LEVELS[event.level], event.name, **{**fields, _TIMESTAMP: _iso(event.at)})
 

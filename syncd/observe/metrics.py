@@ -119,9 +119,6 @@ class Metrics:
     Args:
         job: The job directory: the label `directory` of every metric, so that the files of several jobs on a
             host do not collide. Taken from the event `daemon_started` as well.
-
-    Raises:
-        ConfigError: prometheus_client is not installed.
     """
 
     def __init__(self, job: str = "") -> None:
@@ -158,11 +155,7 @@ class Metrics:
         self._write(at_once=event.name == names.DAEMON_STOPPED)
 
     def serve(self, port: int, host: str = "127.0.0.1") -> int:
-        """Answer `GET /metrics` from a thread, and return the port; 0 takes a free one.
-
-        Raises:
-            ConfigError: The address is not usable.
-        """
+        """Answer `GET /metrics` from a thread, and return the port; 0 takes a free one."""
         try:
             server, _ = self._client.start_http_server(port, host, self.registry)
         except OSError as error:

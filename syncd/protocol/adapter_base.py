@@ -32,17 +32,11 @@ _INDEX_LIMIT = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class AdapterBase:
-    """The model whose weights an adapter changes.
+    """The model whose weights an adapter changes."""
 
-    Args:
-        digest: What `model_digest` says of it.
-        model: Its directory as the trainer's file has it.
-        step: The step of the same job that it is; None if it is none.
-    """
-
-    digest: str
-    model: str
-    step: int | None = None
+    digest: str  # what `model_digest` says of it
+    model: str  # its directory as the trainer's file has it
+    step: int | None = None  # the step of the same job that it is; None if it is none
 
     @staticmethod
     def from_fields(found: Fields) -> "AdapterBase":
@@ -57,22 +51,12 @@ class AdapterBase:
 
 
 def find_base(job: Job, model: str) -> AdapterBase:
-    """Return the base that a model directory is, for adapters of a job.
-
-    Raises:
-        ConfigError: The directory has no whole safetensors weights.
-        OSError: A file cannot be read.
-    """
+    """Return the base that a model directory is, for adapters of a job."""
     return AdapterBase(model_digest(job.disk, model), model, _step_at(job, model))
 
 
 def model_digest(disk: Disk, model: str) -> str:
-    """Return the digest of a model directory's weights: `xxh3_128:<hex>`.
-
-    Raises:
-        ConfigError: The directory has no whole safetensors weights.
-        OSError: A file cannot be read.
-    """
+    """Return the digest of a model directory's weights: `xxh3_128:<hex>`."""
     try:
         headers = {path: read_weights_header(disk, path) for path in weight_files(disk, model)}
         described = sorted((name, *kind) for name, kind in signature(headers.values()).items())
@@ -92,13 +76,7 @@ def model_digest(disk: Disk, model: str) -> str:
 
 
 def weight_files(disk: Disk, model: str) -> list[str]:
-    """Return the paths of the safetensors files of a model directory, links resolved: a hub's cache has links.
-
-    Raises:
-        ConfigError: The directory has none.
-        CorruptDataError: The index is none.
-        OSError: The directory cannot be read.
-    """
+    """Return the paths of the safetensors files of a model directory, links resolved: a hub's cache has links."""
     return [os.path.realpath(f"{model}/{name}") for name in _shards(disk, model)]
 
 

@@ -17,28 +17,18 @@ KEY = "broadcast_gpu"
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU on which a process supports NCCL.
+    """A GPU on which a process supports NCCL."""
 
-    Args:
-        uuid: Of the physical device: the same in every container and process, whatever its index there.
-        nccl: The version of NCCL; all members of a communicator need the same one.
-    """
-
-    uuid: str
-    nccl: str
+    uuid: str  # of the physical device: the same in every container and process, whatever its index there
+    nccl: str  # the version of NCCL; all members of a communicator need the same one
 
 
 @dataclass(frozen=True, slots=True)
 class BackendChoice:
-    """The backend of a broadcast, and why.
+    """The backend of a broadcast, and why."""
 
-    Args:
-        backend: nccl or gloo.
-        reason: Why it was chosen.
-    """
-
-    backend: str
-    reason: str
+    backend: str  # nccl or gloo
+    reason: str  # why it was chosen
 
 
 def gpu_in(info: Mapping[str, Any]) -> Gpu | None:

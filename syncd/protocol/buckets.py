@@ -27,19 +27,12 @@ _LAYOUT = "large tensors apart"
 
 @dataclass(frozen=True, slots=True)
 class BucketPlan:
-    """The layout of one broadcast.
+    """The layout of one broadcast."""
 
-    Args:
-        slots: The tensors with their places among all bytes, in the order of sending.
-        total: Bytes of all tensors, gaps included.
-        bucket: The most bytes of a bucket, a multiple of `ALIGNMENT`.
-        digest: Of names, dtypes, shapes, bucket size and the way of cutting.
-    """
-
-    slots: tuple[Tensor, ...]
-    total: int
-    bucket: int
-    digest: str
+    slots: tuple[Tensor, ...]  # the tensors with their places among all bytes, in the order of sending
+    total: int  # bytes of all tensors, gaps included
+    bucket: int  # the most bytes of a bucket, a multiple of `ALIGNMENT`
+    digest: str  # of names, dtypes, shapes, bucket size and the way of cutting
 
     def buckets(self) -> Iterator[tuple[int, int]]:
         """Yield start and end of each bucket. The gaps between tensors are sent only inside a shared bucket."""
@@ -67,7 +60,6 @@ class BucketPlan:
             yield run
 
     def is_large(self, slot: Tensor) -> bool:
-        """Return whether a tensor has buckets of its own."""
         return slot.end - slot.start >= min(LARGE, self.bucket)
 
 
@@ -77,9 +69,6 @@ def plan_buckets(tensors: Sequence[TensorInfo], bucket: int) -> BucketPlan:
     Args:
         tensors: Name, dtype and shape of each, in the order of sending.
         bucket: The most bytes of a bucket, rounded up to whole elements of every dtype.
-
-    Raises:
-        CorruptDataError: There is nothing to send, or a tensor cannot be sent.
     """
     slots, end, seen = [], 0, set()
     bucket = -(-bucket // ALIGNMENT) * ALIGNMENT  # whole elements of every dtype

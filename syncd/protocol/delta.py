@@ -56,33 +56,19 @@ class Tile(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """What a delta says of one tile.
+    """What a delta says of one tile."""
 
-    Args:
-        target: The number of the file in the container's list of targets.
-        width: Bytes of a word: 1, 2, 4 or 8.
-        method: SAME, ULP_SORTED, ULP or XOR.
-        offset: The first byte of the tile in the file.
-        length: Bytes of the tile.
-        changed: Words that changed.
-        gaps: Bytes of the first stream once it is decompressed.
-        streams: Stored bytes of each stream.
-        checksum: xxh32 of the record, with zero here, and of the streams.
-        before: xxh3_128 of the tile in the parent's file, 16 bytes.
-        after: The same in the file of the step.
-    """
-
-    target: int
-    width: int
-    method: int
-    offset: int
-    length: int
-    changed: int
-    gaps: int
-    streams: tuple[int, int, int, int]
-    checksum: int
-    before: bytes
-    after: bytes
+    target: int  # the number of the file in the container's list of targets
+    width: int  # bytes of a word: 1, 2, 4 or 8
+    method: int  # SAME, ULP_SORTED, ULP or XOR
+    offset: int  # the first byte of the tile in the file
+    length: int  # bytes of the tile
+    changed: int  # words that changed
+    gaps: int  # bytes of the first stream once it is decompressed
+    streams: tuple[int, int, int, int]  # stored bytes of each stream
+    checksum: int  # xxh32 of the record, with zero here, and of the streams
+    before: bytes  # xxh3_128 of the tile in the parent's file, 16 bytes
+    after: bytes  # the same in the file of the step
 
     @property
     def words(self) -> int:
@@ -96,7 +82,6 @@ class Frame(NamedTuple):
 
     @property
     def tile(self) -> Tile:
-        """Return the tile."""
         return Tile(self.offset, self.length, self.width)
 
 
@@ -109,17 +94,12 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeltaTable:
-    """What a container says before its streams.
+    """What a container says before its streams."""
 
-    Args:
-        targets: The files that it makes.
-        frames: The frames of all of them, in the order of the targets, then of the bytes; they tile each file.
-        streams_at: Where the streams begin, in bytes from the start of the container.
-    """
-
-    targets: tuple[Target, ...]
+    targets: tuple[Target, ...]  # the files that it makes
+    # The frames of all of them, in the order of the targets, then of the bytes; they tile each file.
     frames: tuple[Frame, ...]
-    streams_at: int
+    streams_at: int  # where the streams begin, in bytes from the start of the container
 
     def by_target(self) -> list[list[tuple[Frame, int]]]:
         """Return the frames of each target, each with the place of its streams in the container."""
@@ -199,11 +179,7 @@ def frame_checksum(frame: Frame, streams: Iterable[bytes | memoryview]) -> int:
 
 
 def decode_frame_record(data: bytes | memoryview, path: object = None) -> Frame:
-    """Return the frame of one record.
-
-    Raises:
-        CorruptDataError: It is none, or it contradicts itself.
-    """
+    """Return the frame of one record."""
     if len(data) != RECORD.size:
         raise CorruptDataError(f"a frame's record of {len(data)} bytes", path=path)
     target, width, method, zero, offset, length, changed, gaps, *rest = RECORD.unpack(data)
@@ -240,12 +216,7 @@ def _is_target(found: object) -> bool:
 
 
 def read_table(disk: Disk, path: str, progress: Progress = lambda: None) -> DeltaTable:
-    """Read and check what a container says before its streams: its frames tile each target, and its sums agree.
-
-    Raises:
-        CorruptDataError: It is no container, or it contradicts itself.
-        OSError: It cannot be read; a missing file stays `FileNotFoundError`.
-    """
+    """Read and check what a container says before its streams: its frames tile each target, and its sums agree."""
     header = read_header(disk, path, progress)
     targets, frames, streams = _parts(header, path)
     if targets.end - targets.start > TARGETS_LIMIT or frames.end - frames.start > FRAME_LIMIT * RECORD.size:
@@ -275,10 +246,6 @@ def require_weights(header: Header, path: str) -> Header:
 
     Args:
         header: The header of a safetensors file.
-        path: The file.
-
-    Raises:
-        CorruptDataError: It is the container of a delta, which is whole safetensors too, and no weights.
     """
     if not _is_container(header):
         return header

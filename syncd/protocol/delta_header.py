@@ -16,28 +16,17 @@ from syncd.protocol.roots import step_root
 
 @dataclass(frozen=True, slots=True)
 class DeltaHeader:
-    """What a reader must know before it opens the payload.
+    """What a reader must know before it opens the payload."""
 
-    Args:
-        parent: The step that the changes apply to; lower than the step itself.
-        parent_digest: The digest of the parent's manifest, so that a rewritten parent is noticed.
-        encoding: Name of the encoding of the changed elements.
-        changed: Number of changed words, the elements of tensors.
-        elements: Number of words of all shard files that it makes.
-        root_before: The root of the parent's shard files (`roots.step_root`).
-        root_after: The root of those that it makes.
-        shards: The records of the shard files that it makes.
-        files: The records of the files beside them. What this step does not store, it has from its parent.
-    """
-
-    parent: int
-    parent_digest: str
-    encoding: str
-    changed: int
-    elements: int
-    root_before: str = ""
+    parent: int  # the step that the changes apply to; lower than the step itself
+    parent_digest: str  # the digest of the parent's manifest, so that a rewritten parent is noticed
+    encoding: str  # name of the encoding of the changed elements
+    changed: int  # number of changed words, the elements of tensors
+    elements: int  # number of words of all shard files that it makes
+    root_before: str = ""  # the root of the parent's shard files (`roots.step_root`)
     root_after: str = ""
-    shards: tuple[FileRecord, ...] = ()
+    shards: tuple[FileRecord, ...] = ()  # the records of the shard files that it makes
+    # The records of the files beside them. What this step does not store, it has from its parent.
     files: tuple[FileRecord, ...] = ()
 
     @staticmethod
@@ -49,7 +38,6 @@ class DeltaHeader:
         return header
 
     def document(self) -> Document:
-        """Return the header as a JSON object."""
         return as_document(self, **file_documents(self.shards, self.files))
 
 
@@ -58,24 +46,16 @@ class Shortcut:
     """What a step of kind weights stores beside its shards: the changes that make them from an earlier step's.
 
     Readers that have the parent's files read the containers instead of the shards.
-
-    Args:
-        parent: The step that the changes apply to; lower than the step itself.
-        parent_digest: The digest of the parent's manifest.
-        encoding: Name of the encoding of the changed elements.
-        changed: Number of changed words, the elements of tensors.
-        elements: Number of words of all shard files.
-        root_before: The root of the parent's shard files. The root of those that it makes is the manifest's.
-        containers: The records of the containers, below `delta/`.
     """
 
-    parent: int
-    parent_digest: str
-    encoding: str
-    changed: int
-    elements: int
+    parent: int  # the step that the changes apply to; lower than the step itself
+    parent_digest: str  # the digest of the parent's manifest
+    encoding: str  # name of the encoding of the changed elements
+    changed: int  # number of changed words, the elements of tensors
+    elements: int  # number of words of all shard files
+    # The root of the parent's shard files. The root of those that it makes is the manifest's.
     root_before: str
-    containers: tuple[FileRecord, ...]
+    containers: tuple[FileRecord, ...]  # the records of the containers, below `delta/`
 
     @staticmethod
     def from_fields(fields: Fields) -> "Shortcut":
@@ -83,7 +63,6 @@ class Shortcut:
         return record_from(Shortcut, fields, containers=record_list(fields, "containers"))
 
     def document(self) -> Document:
-        """Return the shortcut as a JSON object."""
         return as_document(self, containers=[record._asdict() for record in self.containers])
 
 
@@ -101,9 +80,6 @@ def describe_changes(receipts: Sequence[Receipt], shards: Sequence[FileRecord]) 
     Args:
         receipts: Of all its writers.
         shards: The records of all shards in them: of a delta, its containers.
-
-    Raises:
-        CorruptDataError: The writers' parts do not fit each other.
     """
     changes = _joined(receipts)
     made = changes.shards if changes and changes.shards else shards

@@ -34,11 +34,7 @@ _FORM = re.compile(rf"(?:{'|'.join(_HASHERS)}):[0-9a-f]+", re.ASCII)
 
 
 def hasher(name: str = DEFAULT) -> Hasher:
-    """Return a new hasher.
-
-    Raises:
-        CorruptDataError: No digest of that name is known.
-    """
+    """Return a new hasher."""
     if name not in _HASHERS:
         raise CorruptDataError(f"unknown digest {name!r}", hint=upgrade_command())
     return _HASHERS[name]()
@@ -77,11 +73,7 @@ def is_digest(text: str) -> bool:
 
 
 def name_of(digest: str, path: object = None) -> str:
-    """Return the name part of `name:hex`.
-
-    Raises:
-        CorruptDataError: It has another form, or the name is unknown.
-    """
+    """Return the name part of `name:hex`."""
     if not is_digest(digest):
         raise CorruptDataError(f"not a digest: {digest[:80]!r}", path=path)
     return digest.partition(":")[0]

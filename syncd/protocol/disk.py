@@ -45,12 +45,7 @@ class Disk(Protocol):
     """What the protocol asks of a file system. Paths are absolute strings; failures are `OSError`."""
 
     def read(self, path: str, limit: int = DOCUMENT_LIMIT) -> bytes:
-        """Return the whole of a regular file.
-
-        Raises:
-            CorruptDataError: It is larger than `limit` bytes, or not a regular file.
-            OSError: It cannot be read.
-        """
+        """Return the whole of a regular file."""
 
     def read_at(self, path: str, offset: int, length: int) -> bytes:
         """Return up to `length` bytes of a regular file from `offset`; fewer only at its end."""
@@ -200,8 +195,6 @@ def remove_tree(disk: Disk, path: str, kind: Kind = "directory") -> int:
     no path becomes longer than the system takes: a directory `_LEVELS` below is moved up before it is emptied.
 
     Args:
-        disk: The file system.
-        path: What is removed.
         kind: What a listing says is there; a directory is looked at once more.
     """
     removed, waiting = 0, [_Doomed(path, kind, 0)]

@@ -110,7 +110,6 @@ class Fields:
         return tuple(values)
 
     def counts(self, key: str) -> dict[str, int]:
-        """Return an object whose values are integers."""
         record = self.record(key)
         return {name: record.integer(name) for name in record.document}
 
@@ -140,12 +139,8 @@ def record_from(kind: Callable[..., T], fields: Fields, /, *required: str, **kno
 
     Args:
         kind: The class. A field that has a default takes it where the document has none, or null.
-        fields: The object.
         *required: Fields that must be there although the class has a default for them.
         **known: Fields that the caller has read.
-
-    Raises:
-        CorruptDataError: A field is missing, or of another type.
     """
     document = fields.document
     for name, read, has_default in _readers(kind):
@@ -209,12 +204,7 @@ def encode(document: Mapping[str, Any]) -> bytes:
 
 
 def decode(data: bytes, path: str) -> Fields:
-    """Parse a document and check its format version.
-
-    Raises:
-        CorruptDataError: It is not a JSON object, or has no format version.
-        ProtocolTooNewError: Its major version is newer than this code.
-    """
+    """Parse a document and check its format version."""
     try:
         document = _parse(data.decode())
     except (ValueError, RecursionError) as error:
@@ -278,11 +268,7 @@ def seal(document: Mapping[str, Any]) -> Document:
 
 
 def check_seal(fields: Fields) -> str:
-    """Return the document's own digest.
-
-    Raises:
-        CorruptDataError: The content does not match it.
-    """
+    """Return the document's own digest."""
     stated = fields.text("digest")
     body = {key: value for key, value in fields.document.items() if key != "digest"}
     try:

@@ -61,28 +61,17 @@ _TROUBLE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """How an engine answered the probe of a version, against the trainer's log-probs.
+    """How an engine answered the probe of a version, against the trainer's log-probs."""
 
-    Args:
-        version: The label of the version, or `start` for the model that the engine was started with.
-        mean: The mean difference over all tokens, in nats.
-        worst: The largest difference of one token, in nats.
-        tolerance: The mean difference up to which the version is proven, in nats.
-        calibrated: The mean difference that was measured with the start model, None if it was not.
-        tokens: How many log-probs were compared.
-        seconds: How long the engine took to answer.
-        replicas: How many data-parallel replicas answered; the differences are those of the worst.
-        checksums: What the engine's checksums of its parameters say of the load: docs/proof.md; empty if nothing.
-    """
-
-    version: str
-    mean: float
-    worst: float
-    tolerance: float
-    calibrated: float | None
-    tokens: int
-    seconds: float
-    replicas: int = 1
+    version: str  # the label of the version, or `start` for the model that the engine was started with
+    mean: float  # the mean difference over all tokens, in nats
+    worst: float  # the largest difference of one token, in nats
+    tolerance: float  # the mean difference up to which the version is proven, in nats
+    calibrated: float | None  # the mean difference that was measured with the start model, None if it was not
+    tokens: int  # how many log-probs were compared
+    seconds: float  # how long the engine took to answer
+    replicas: int = 1  # how many data-parallel replicas answered; the differences are those of the worst
+    # What the engine's checksums of its parameters say of the load: docs/proof.md; empty if nothing.
     checksums: str = ""
 
     @property
@@ -93,46 +82,27 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """A version that an engine gave up.
-
-    Args:
-        step: Its step.
-        digest: The digest of its manifest.
-        reason: Why.
-        refused: Whether it was refused before the engine was touched; else its load or its proof failed.
-    """
+    """A version that an engine gave up."""
 
     step: int
-    digest: str
+    digest: str  # the digest of its manifest
     reason: str
-    refused: bool
+    refused: bool  # whether it was refused before the engine was touched; else its load or its proof failed
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """What a presence says of an engine.
-
-    Args:
-        state: Its state.
-        since: Since when, in seconds since the epoch on the explorer's clock.
-        ready: Whether it may be given work.
-        reason: Why it is in this state, empty if nothing is wrong.
-        loads: Versions loaded since the explorer's start.
-        failures: Loads that failed or were refused since then.
-        load_seconds: Seconds of the last load, None before the first.
-        proof: The last proof, None if there was none.
-        given_up: The newest versions that it gave up.
-    """
+    """What a presence says of an engine."""
 
     state: EngineState = EngineState.WAITING
-    since: float = 0.0
-    ready: bool = False
-    reason: str = ""
-    loads: int = 0
-    failures: int = 0
-    load_seconds: float | None = None
-    proof: Proof | None = None
-    given_up: tuple[GivenUp, ...] = ()
+    since: float = 0.0  # since when, in seconds since the epoch on the explorer's clock
+    ready: bool = False  # whether it may be given work
+    reason: str = ""  # why it is in this state, empty if nothing is wrong
+    loads: int = 0  # versions loaded since the explorer's start
+    failures: int = 0  # loads that failed or were refused since then
+    load_seconds: float | None = None  # seconds of the last load, None before the first
+    proof: Proof | None = None  # the last proof, None if there was none
+    given_up: tuple[GivenUp, ...] = ()  # the newest versions that it gave up
 
     def document(self) -> dict[str, Any]:
         """Return the report as fields of the presence's `info`."""

@@ -13,12 +13,7 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class FileLock:
-    """A lock that is held.
-
-    Args:
-        path: The lock file.
-        descriptor: The open file that holds the lock.
-    """
+    """A lock that is held."""
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path

@@ -21,32 +21,19 @@ _CONFIG_LIMIT = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """The end of a job.
+    """The end of a job."""
 
-    Args:
-        step: Its last step.
-        reason: Why it ended.
-    """
-
-    step: int
-    reason: str
+    step: int  # its last step
+    reason: str  # why it ended
 
 
 def mark_finished(job: Job, end: JobEnd) -> None:
-    """Mark the job as finished, durably.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Mark the job as finished, durably."""
     job.disk.replace(f"{job.root}/{FINISHED}", encode(asdict(end)))
 
 
 def clear_finished(job: Job) -> None:
-    """Remove the mark of an earlier end: training continues.
-
-    Raises:
-        OSError: It cannot be removed.
-    """
+    """Remove the mark of an earlier end: training continues."""
     with contextlib.suppress(*MISSING):
         job.disk.unlink(f"{job.root}/{FINISHED}")
 

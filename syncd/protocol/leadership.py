@@ -52,23 +52,14 @@ _CLAIM_IDENTITY = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """What `leader.json` of a term says.
+    """What `leader.json` of a term says."""
 
-    Args:
-        identity: Unique name of this claim.
-        host: Where the leader runs, for people to read.
-        process: Which process it is.
-        beat: Grows with every heartbeat.
-        released: It has ended and waits for nobody.
-        floor: The highest pair that it has published or knew of.
-    """
-
-    identity: str
-    host: str = field(default_factory=host_name)
+    identity: str  # unique name of this claim
+    host: str = field(default_factory=host_name)  # where the leader runs, for people to read
     process: Process = field(default_factory=Process.current)
-    beat: int = 0
-    released: bool = False
-    floor: Pair | None = None
+    beat: int = 0  # grows with every heartbeat
+    released: bool = False  # it has ended and waits for nobody
+    floor: Pair | None = None  # the highest pair that it has published or knew of
 
 
 def parse_token(name: str) -> int | None:
@@ -87,11 +78,7 @@ def is_private(entry: DirectoryEntry) -> bool:
 
 
 def read_leader(job: Job, token: int) -> Leader:
-    """Read what the leader of a term says of itself.
-
-    Raises:
-        CorruptDataError: The file is damaged.
-    """
+    """Read what the leader of a term says of itself."""
     fields = read_document(job.disk, f"{job.lock}/{token_name(token)}/{LEADER}", SMALL_LIMIT)
     floor = pair_from(fields.optional_record("floor"))
     return record_from(Leader, fields, "host", "process", "beat", floor=floor)
@@ -107,10 +94,7 @@ class Term:
     """The leadership of this process: its token, its heartbeat, its staging places.
 
     Args:
-        job: The job.
-        clock: This host's clock.
         token: The fencing token.
-        leader: What was claimed with.
         removes: Whether it has a place in the trash.
     """
 
@@ -132,40 +116,24 @@ class Term:
         return self._leader.floor
 
     def publish(self, path: str, data: bytes) -> None:
-        """Replace a file as the leader of this term.
-
-        Raises:
-            FencedError: A newer leader has taken over; the file was not touched by this call.
-        """
+        """Replace a file as the leader of this term."""
         with self._checked():
             self.job.disk.replace(path, data, via=self.staging)
 
     def move_to_trash(self, source: str, name: str) -> None:
-        """Move a file or directory of the job into this term's trash.
-
-        Raises:
-            FencedError: A newer leader has taken over; nothing was moved by this call.
-        """
+        """Move a file or directory of the job into this term's trash."""
         with self._checked():
             self.job.disk.rename(source, f"{self.trash}/{name}")
 
     def discard(self, path: str) -> None:
-        """Remove a file of the state directory; a missing one is removed already.
-
-        Raises:
-            FencedError: A newer leader has taken over; nothing was removed by this call.
-        """
+        """Remove a file of the state directory; a missing one is removed already."""
         aside = self.set_aside(path)
         if aside is not None:
             with contextlib.suppress(OSError):
                 self.job.disk.unlink(aside)
 
     def set_aside(self, path: str) -> str | None:
-        """Move a file of the state directory to where this leader writes, and return where it is, None without one.
-
-        Raises:
-            FencedError: A newer leader has taken over; nothing was moved by this call.
-        """
+        """Move a file of the state directory to where this leader writes; return where it is, None without one."""
         aside = f"{self.staging}/{temporary_name(path.rpartition('/')[2])}"
         with contextlib.suppress(*MISSING), self._checked():
             self.job.disk.rename(path, aside)
@@ -173,11 +141,7 @@ class Term:
         return None
 
     def beat(self, floor: Pair | None) -> None:
-        """Publish a heartbeat if one is due.
-
-        Raises:
-            FencedError: A newer leader has taken over.
-        """
+        """Publish a heartbeat if one is due."""
         if self._clock.monotonic() - self._beaten >= BEAT or floor != self._leader.floor:
             self._write(floor=floor)
 
@@ -194,12 +158,7 @@ class Term:
         self._leader, self._beaten = leader, self._clock.monotonic()
 
     def confirm(self) -> None:
-        """Check that this term is still the newest on disk.
-
-        Raises:
-            FencedError: A newer leader has taken over, or this term was removed.
-            OSError: The terms cannot be listed.
-        """
+        """Check that this term is still the newest on disk."""
         newest = latest_token(self.job)
         if newest > self.token:
             raise FencedError(

@@ -33,13 +33,7 @@ def read_chain(job: Job, step: int, *, shortcut: bool = False) -> list[Manifest]
     """Return the manifests of a step and of what it is stored as changes of: the step first, its keyframe last.
 
     Args:
-        job: The job.
-        step: The step.
         shortcut: Go by the step's shortcut to its parent, too.
-
-    Raises:
-        UsageError: The step is not there, is not of kind weights or delta, or has no shortcut where one is asked for.
-        CorruptDataError: A link is missing, was written again, or does not fit the next.
     """
     try:
         chain = [read_manifest(job.disk, job.step(step))]
@@ -57,12 +51,7 @@ def ancestors(job: Job, manifest: Manifest, *, shortcut: bool = False) -> list[M
     """Return the manifests of what a step is stored as changes of, its parent first; none for a step stored whole.
 
     Args:
-        job: The job.
-        manifest: Of the step.
         shortcut: Go by the step's shortcut to its parent, too.
-
-    Raises:
-        CorruptDataError: A link is missing, was written again, or does not fit the next.
     """
     found: list[Manifest] = []
     if shortcut and manifest.shortcut is not None and manifest.changes is not None:
@@ -77,11 +66,7 @@ def ancestors(job: Job, manifest: Manifest, *, shortcut: bool = False) -> list[M
 
 
 def read_parent(job: Job, manifest: Manifest, delta: DeltaHeader) -> Manifest:
-    """Return the manifest of the step that a step is stored as changes of.
-
-    Raises:
-        CorruptDataError: It is missing, was written again, or does not fit.
-    """
+    """Return the manifest of the step that a step is stored as changes of."""
     path = job.step(delta.parent)
     try:
         parent = read_manifest(job.disk, path)
@@ -102,9 +87,7 @@ def link_problem(delta: DeltaHeader, stored: Sequence[FileRecord], parent: Manif
     """Return why a delta does not fit its parent, empty when it does.
 
     Args:
-        delta: The header of the delta.
         stored: The records of the files beside weights that its step stores.
-        parent: The manifest of the parent as it is now.
     """
     if parent.kind not in ("weights", "delta"):
         return f"it is of kind {parent.kind}"
@@ -131,8 +114,6 @@ def delta_problems(
     """Return what is wrong with the lineage of a step, nothing when it is proved or the step is stored whole.
 
     Args:
-        job: The job.
-        manifest: Of the step.
         tables: Whether the tables of the step's containers are read, so that its roots follow from its frames.
         progress: Called again and again during the work.
     """
@@ -157,8 +138,6 @@ def shortcut_problems(
     A parent that is no longer there proves nothing and is no fault: a reader may still have its files.
 
     Args:
-        job: The job.
-        manifest: Of the step.
         tables: Whether the tables of the containers are read, so that the roots follow from their frames.
         progress: Called again and again during the work.
     """
@@ -200,11 +179,7 @@ def containers(job: Job, manifest: Manifest, progress: Callable[[], None] = lamb
 
 
 def check_tables(manifest: Manifest, tables: Sequence[DeltaTable]) -> None:
-    """Return if the tables of a delta or a shortcut say what its manifest says.
-
-    Raises:
-        CorruptDataError: They do not.
-    """
+    """Return if the tables of a delta or a shortcut say what its manifest says."""
     delta = manifest.changes
     targets = sorted(target for table in tables for target in table.targets)
     frames = [frame for table in tables for frame in table.frames]

@@ -122,7 +122,7 @@ class LocalDisk:
         self._guard(path, temporary)
         modes = self._modes()
         try:
-            _write(temporary, data, PRIVATE if private else modes)
+            _write(temporary, data, PRIVATE if private else modes, path)
             try:
                 self.rename(temporary, path)
             except IsADirectoryError:
@@ -240,7 +240,6 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 @contextlib.contextmanager
 def _opened_to_read(path: str, flags: int = 0) -> Iterator[tuple[int, int]]:
-    """Open a regular file, for its descriptor and size."""
     try:
         descriptor = _open_to_read(path, flags)
     except OSError as error:
@@ -307,14 +306,31 @@ def _refresh(path: str) -> None:
     os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
-def _write(path: str, data: Data, modes: Modes) -> None:
-    with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, modes.file) as descriptor:
+def _write(temporary: str, data: Data, modes: Modes, path: str) -> None:
+    """Write a temporary file; errors of writing name what it is for."""
+    with _opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, modes.file) as descriptor:
         apply_to_file(descriptor, modes)
         for part in (data,) if isinstance(data, bytes) else data:
-            view = memoryview(part)
-            while view:
-                view = view[os.write(descriptor, view) :]
-        os.fsync(descriptor)
+            with _named_errors(path):
+                _write_part(descriptor, part)
+        with _named_errors(path):
+            os.fsync(descriptor)
+
+
+def _write_part(descriptor: int, part: bytes | memoryview) -> None:
+    view = memoryview(part)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+@contextlib.contextmanager
+def _named_errors(path: str) -> Iterator[None]:
+    """Name the path in errors of calls that know a descriptor alone."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or path
+        raise
 
 
 def _is_at(path: str, held: int) -> bool:

@@ -39,15 +39,10 @@ _COPY = re.compile(r"(0|[1-9][0-9]{0,15})-[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", re.
 
 @dataclass(frozen=True, slots=True)
 class MemoryDirectory:
-    """Where the copies of one job are on one host.
-
-    Args:
-        directory: Their directory.
-        boot: The boot of the host: memory does not outlive it.
-    """
+    """Where the copies of one job are on one host."""
 
     directory: str
-    boot: str
+    boot: str  # the boot of the host: memory does not outlive it
 
     @staticmethod
     def here(root: str, job_root: str) -> "MemoryDirectory":
@@ -58,7 +53,6 @@ class MemoryDirectory:
         return MemoryDirectory(f"{os.path.realpath(root)}/syncd.{name}-{key}.{boot[:8] or '00000000'}", boot)
 
     def copy(self, step: int, attempt: str) -> str:
-        """Return the directory of a copy."""
         return f"{self.directory}/{step}-{attempt}"
 
 
@@ -79,7 +73,6 @@ class HeldCopy:
 
     Args:
         path: Its directory, laid out as the step's.
-        place: Where it is.
         held: The reader's lock.
     """
 

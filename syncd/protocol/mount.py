@@ -24,19 +24,12 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One mounted file system.
+    """One mounted file system."""
 
-    Args:
-        point: Where it is mounted.
-        type: Its type as the kernel names it; a FUSE file system may carry its own name (`fuse.sshfs`).
-        options: Its options, those of the mount and those of the file system.
-        source: The device or server.
-    """
-
-    point: str
-    type: str
-    options: tuple[str, ...] = ()
-    source: str = ""
+    point: str  # where it is mounted
+    type: str  # its type as the kernel names it; a FUSE file system may carry its own name (`fuse.sshfs`)
+    options: tuple[str, ...] = ()  # its options, those of the mount and those of the file system
+    source: str = ""  # the device or server
 
     @property
     def is_network(self) -> bool:
@@ -122,17 +115,11 @@ PATIENT = CROWDED | {MountState.STUCK, MountState.MISSING, MountState.STALE, Mou
 
 @dataclass(frozen=True, slots=True)
 class MountTrouble:
-    """What is wrong.
+    """What is wrong."""
 
-    Args:
-        state: Which state, never `ok`.
-        message: What it is and what it prevents, in one sentence without a full stop.
-        hint: What to run or to do.
-    """
-
-    state: MountState
-    message: str
-    hint: str
+    state: MountState  # which state, never `ok`
+    message: str  # what it is and what it prevents, in one sentence without a full stop
+    hint: str  # what to run or to do
 
 
 _STATES = {
@@ -184,7 +171,6 @@ def mount_trouble(state: MountState, root: str, detail: str = "") -> MountTroubl
 
     Args:
         state: Which, not `ok`.
-        root: The job directory.
         detail: What is known beyond the state.
     """
     message, hint = _TEXTS[state]
@@ -198,7 +184,6 @@ def mount_trouble_of(error: SyncdError, root: str, inodes: int | None = None) ->
 
     Args:
         error: What an operation on the job ended with.
-        root: The job directory.
         inodes: How many files may still be made on its file system, None where that is not known or not bounded.
     """
     if not isinstance(error, StorageError):

@@ -29,19 +29,12 @@ _OF_ONE_ENTRY = _DENIED | {
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """One file or directory with which something could not be done.
-
-    Args:
-        path: Which.
-        message: What the operating system says.
-        owner: Its user, number and mode, for people to read; empty where that is unknown.
-        hint: A command to run.
-    """
+    """One file or directory with which something could not be done."""
 
     path: str
-    message: str
-    owner: str
-    hint: str
+    message: str  # what the operating system says
+    owner: str  # its user, number and mode, for people to read; empty where that is unknown
+    hint: str  # a command to run
 
     def __str__(self) -> str:
         owner = f" ({self.owner})" if self.owner else ""
@@ -54,11 +47,7 @@ def obstacle_to_reading(error: Exception, path: str) -> Obstacle | None:
 
 
 def required_obstacle(error: Exception, path: str) -> Obstacle:
-    """Return what keeps one entry from being read.
-
-    Raises:
-        Exception: The error itself, if it is of the whole file system or ends the work of this process.
-    """
+    """Return what keeps one entry from being read."""
     obstacle = obstacle_to_reading(error, path)
     if obstacle is None:
         raise error

@@ -19,19 +19,12 @@ from syncd.protocol.process import host_name
 
 @dataclass(frozen=True, slots=True)
 class JobPlace:
-    """Where a job's directory is, as one host sees it.
-
-    Args:
-        host: The host.
-        path: The directory, without links.
-        inode: Its number.
-        born: When its file system made it, 0 where that is not known.
-    """
+    """Where a job's directory is, as one host sees it."""
 
     host: str
-    path: str
-    inode: int
-    born: int
+    path: str  # the directory, without links
+    inode: int  # its number
+    born: int  # when its file system made it, 0 where that is not known
 
     def is_surely_other(self, other: "JobPlace") -> bool:
         """Return whether two readings are certainly of two directories; hosts may have one under two paths."""
@@ -56,15 +49,10 @@ class JobPlace:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose a state directory is.
+    """Whose a state directory is."""
 
-    Args:
-        identity: Of the job; None where it has none.
-        place: Of a job whose state directory is elsewhere; None in a job's own.
-    """
-
-    identity: str | None
-    place: JobPlace | None = None
+    identity: str | None  # of the job; None where it has none
+    place: JobPlace | None = None  # of a job whose state directory is elsewhere; None in a job's own
 
     def is_other(self, job: Job) -> bool:
         """Return whether it is certainly not this job."""
@@ -98,11 +86,7 @@ def identity_of(job: Job) -> str | None:
 
 
 def read_owner(disk: Disk, path: str) -> Owner | None:
-    """Return what a `job.json` says, None where there is none.
-
-    Raises:
-        CorruptDataError: It is damaged.
-    """
+    """Return what a `job.json` says, None where there is none."""
     try:
         fields = read_document(disk, path, SMALL_LIMIT)
     except MISSING:
@@ -112,11 +96,7 @@ def read_owner(disk: Disk, path: str) -> Owner | None:
 
 
 def check_owner(job: Job) -> None:
-    """Refuse a state directory that belongs to another job; one that belongs to no job yet is accepted.
-
-    Raises:
-        ConfigError: It is another job's.
-    """
+    """Refuse a state directory that belongs to another job; one that belongs to no job yet is accepted."""
     try:
         owner = read_owner(job.disk, job.owner)
         is_other = owner is not None and owner.is_other(job)
@@ -140,11 +120,7 @@ def check_owner(job: Job) -> None:
 
 
 def record_owner(job: Job, term: Term) -> None:
-    """Write which job the state directory belongs to, as the leader of the job, unless the file says so already.
-
-    Raises:
-        FencedError: Another one leads.
-    """
+    """Write which job the state directory belongs to, as the leader of the job, unless the file says so already."""
     try:
         before = read_owner(job.disk, job.owner)
     except (ProtocolTooNewError, PermissionError):

@@ -22,19 +22,12 @@ _NO_GROUP = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class Modes:
-    """How files and directories are made.
+    """How files and directories are made."""
 
-    Args:
-        file: Mode of a file.
-        directory: Mode of a directory.
-        group: The group's number, None for the one that the system gives.
-        exact: Whether these modes hold whatever the umask; otherwise the umask is applied to them.
-    """
-
-    file: int = 0o644
-    directory: int = 0o777
-    group: int | None = None
-    exact: bool = False
+    file: int = 0o644  # mode of a file
+    directory: int = 0o777  # mode of a directory
+    group: int | None = None  # the group's number, None for the one that the system gives
+    exact: bool = False  # whether these modes hold whatever the umask; otherwise the umask is applied to them
 
 
 UMASK = Modes()
@@ -47,9 +40,6 @@ def modes_of(permissions: str, group: str = "") -> Modes:
     Args:
         permissions: One of `POLICIES`.
         group: Name or number of the group, for the policy `group`.
-
-    Raises:
-        ConfigError: The policy or the group does not exist, the user is not in the group, or one of both is missing.
     """
     if problem := policy_problem(permissions, group):
         raise ConfigError(problem, hint='permissions = "group" and group = "NAME"')
@@ -69,11 +59,7 @@ def policy_problem(permissions: str, group: str) -> str:
 
 
 def policy_in(document: Mapping[str, Any], path: str) -> tuple[str, str]:
-    """Return `permissions` and `group` of a job's configuration: `[daemon]` counts before `[job]`.
-
-    Raises:
-        ConfigError: One is not text.
-    """
+    """Return `permissions` and `group` of a job's configuration: `[daemon]` counts before `[job]`."""
     tables = [table for name in ("daemon", "job") if isinstance(table := document.get(name), dict)]
     given = next((table for table in tables if "permissions" in table), {})
     found = given.get("permissions", "umask"), given.get("group", "")
@@ -83,11 +69,7 @@ def policy_in(document: Mapping[str, Any], path: str) -> tuple[str, str]:
 
 
 def modes_in(document: Mapping[str, Any], path: str) -> Modes:
-    """Return what the policy in a job's configuration means here.
-
-    Raises:
-        ConfigError: The policy is invalid, or not usable by this user.
-    """
+    """Return what the policy in a job's configuration means here."""
     try:
         return modes_of(*policy_in(document, path))
     except ConfigError as error:
@@ -96,11 +78,7 @@ def modes_in(document: Mapping[str, Any], path: str) -> Modes:
 
 
 def parse_config(data: bytes, path: str) -> dict[str, Any]:
-    """Return a configuration file as a table.
-
-    Raises:
-        ConfigError: It is not TOML.
-    """
+    """Return a configuration file as a table."""
     import tomllib  # noqa: PLC0415 - most commands read no configuration, and must start at once
 
     try:

@@ -57,46 +57,29 @@ class RunningStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """The published state of one explorer or trainer.
+    """The published state of one explorer or trainer."""
 
-    Args:
-        identity: The module's name; its file is `<identity>.json`.
-        status: Its status.
-        beat: Grows with every write.
-        incarnation: Identifies this run of the module, so that a restart differs from a heartbeat.
-        applied: The version that it runs, confirmed.
-        applied_digest: The digest of that version, empty if unknown.
-        loading: The version that it is loading now.
-        leases: The steps that it reads; retention never removes them while the module lives.
-        asked: Grows each time an explorer asks for a sync; a trainer answers with `answered`.
-        answered: For a trainer: the highest `asked` of each explorer that it has answered "nothing newer".
-        step: For a trainer: its step.
-        host: The host that it runs on, for people to read.
-        pid: Its process id, for people to read.
-        updated_at: Seconds since the epoch on its own clock, for people to read.
-        info: Other facts.
-        problem: Why its file cannot be read; the other fields are then unknown, but for changes of the content. Never
-            written.
-        reads: For an explorer: what it reads beside steps that are stored whole, such as `delta`. Explorers of
-            earlier releases have none.
-    """
-
-    identity: str
+    identity: str  # the module's name; its file is `<identity>.json`
     status: RunningStatus = RunningStatus.RUNNING
-    beat: int = 0
-    incarnation: str = ""
-    applied: Pair | None = None
-    loading: Pair | None = None
+    beat: int = 0  # grows with every write
+    incarnation: str = ""  # identifies this run of the module, so that a restart differs from a heartbeat
+    applied: Pair | None = None  # the version that it runs, confirmed
+    loading: Pair | None = None  # the version that it is loading now
+    # The steps that it reads; retention never removes them while the module lives.
     leases: tuple[int, ...] = ()
-    asked: int = 0
+    asked: int = 0  # grows each time an explorer asks for a sync; a trainer answers with `answered`
+    # For a trainer: the highest `asked` of each explorer that it has answered "nothing newer".
     answered: dict[str, int] = field(default_factory=dict)
-    step: int | None = None
-    host: str = ""
-    pid: int = 0
-    updated_at: float = 0.0
-    info: dict[str, Any] = field(default_factory=dict)
+    step: int | None = None  # for a trainer: its step
+    host: str = ""  # the host that it runs on, for people to read
+    pid: int = 0  # its process id, for people to read
+    updated_at: float = 0.0  # seconds since the epoch on its own clock, for people to read
+    info: dict[str, Any] = field(default_factory=dict)  # other facts
+    # Why its file cannot be read; the other fields are then unknown, but for changes of the content. Never
+    # written.
     problem: str = ""
-    applied_digest: str = ""
+    applied_digest: str = ""  # the digest of that version, empty if unknown
+    # For an explorer: what it reads beside steps that are stored whole, such as `delta`.
     reads: tuple[str, ...] = ()
 
 
@@ -114,20 +97,11 @@ def write_presence(disk: Disk, directory: str, presence: Presence, via: str = ""
 
 
 def read_presence(disk: Disk, path: str) -> Presence:
-    """Read one presence file.
-
-    Raises:
-        CorruptDataError: The file is damaged.
-    """
     return decode_presence(disk.read(path, SMALL_LIMIT), path)
 
 
 def decode_presence(data: bytes, path: str) -> Presence:
-    """Return the presence in the bytes of its file.
-
-    Raises:
-        CorruptDataError: The bytes are damaged.
-    """
+    """Return the presence in the bytes of its file."""
     fields = decode(data, path)
     try:
         status = RunningStatus(fields.text("status"))
@@ -149,9 +123,6 @@ def read_presences(disk: Disk, directory: str) -> tuple[dict[str, Presence], dic
 
     A file cannot be read if it is damaged, written by a newer protocol, or not permitted to this user. Such a module
     is known to be there and, by its incarnation, when its content changes; its leases are unknown.
-
-    Raises:
-        OSError: The directory cannot be listed, or the file system fails.
     """
     return Presences(disk).read(directory)
 
@@ -163,9 +134,6 @@ class Presences:
     see what other hosts have closed. So a lease that was written before a reading began is in what it returns. Only
     the parsing is saved, and only for a file whose bytes are the same as before: no inode, date or size is trusted,
     which a file system may give again to the next file of that name within one tick of its clock.
-
-    Args:
-        disk: The file system.
     """
 
     def __init__(self, disk: Disk) -> None:
@@ -173,11 +141,7 @@ class Presences:
         self._parsed: dict[str, dict[str, tuple[bytes, Presence]]] = {}
 
     def read(self, directory: str) -> tuple[dict[str, Presence], dict[str, Presence]]:
-        """Return what `read_presences` returns.
-
-        Raises:
-            OSError: The directory cannot be listed, or the file system fails.
-        """
+        """Return what `read_presences` returns."""
         found: dict[str, Presence] = {}
         problems: dict[str, Presence] = {}
         before, now = self._parsed.get(directory, {}), {}
@@ -229,8 +193,6 @@ class Publisher:
     """The one writer of one module's presence file.
 
     Args:
-        disk: The file system.
-        clock: Dates the file.
         directory: The directory of the module's kind.
         presence: What to publish first; nothing is written before the first `update`.
         via: The directory through which it is renamed, if not that of its kind.

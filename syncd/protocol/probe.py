@@ -89,12 +89,6 @@ def probe_document(probe: Probe) -> Document:
 
 
 def read_probe(disk: Disk, path: str) -> Probe:
-    """Read the file of a probe.
-
-    Raises:
-        CorruptDataError: It is not one.
-        OSError: It cannot be read.
-    """
     return Probe.from_fields(read_document(disk, path))
 
 
@@ -104,12 +98,7 @@ def encode_probe(probe: Probe, **more: Any) -> bytes:
 
 
 def read_base_probe(job: Job) -> Probe | None:
-    """Return the baseline, the probe of the model that the job started from; None if none was recorded.
-
-    Raises:
-        CorruptDataError: It is damaged.
-        OSError: It cannot be read.
-    """
+    """Return the baseline, the probe of the model that the job started from; None if none was recorded."""
     try:
         return read_probe(job.disk, job.base_probe)
     except MISSING:
@@ -120,12 +109,8 @@ def write_base_probe(job: Job, probe: Probe, model: str) -> None:
     """Record the baseline, unless there is one already.
 
     Args:
-        job: The job.
         probe: The probe of the start model.
         model: The path of that model, as the job's file has it.
-
-    Raises:
-        OSError: It cannot be written.
     """
     if not exists(job.disk, job.base_probe):
         job.disk.make_directory(job.state)

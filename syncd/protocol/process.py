@@ -22,7 +22,6 @@ class Process:
 
     @staticmethod
     def current() -> "Process":
-        """Return this process."""
         return Process(_boot(), _namespace(), os.getpid(), _started(os.getpid()))
 
     def is_gone(self) -> bool:

@@ -32,19 +32,12 @@ _ROOT = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
 class FileRecord(NamedTuple):
-    """One file of a step. A tuple, since a scan makes tens of thousands.
+    """One file of a step. A tuple, since a scan makes tens of thousands."""
 
-    Args:
-        name: Path relative to the step's directory.
-        size: Length in bytes.
-        digest: `name:hex` of its content.
-        tensors: Number of tensors, 0 for what is not a shard.
-    """
-
-    name: str
-    size: int
-    digest: str
-    tensors: int = 0
+    name: str  # path relative to the step's directory
+    size: int  # length in bytes
+    digest: str  # `name:hex` of its content
+    tensors: int = 0  # number of tensors, 0 for what is not a shard
 
     @staticmethod
     def from_fields(fields: Fields) -> "FileRecord":
@@ -57,11 +50,7 @@ class FileRecord(NamedTuple):
 
 
 def record_chunks(disk: Disk, path: str, record: FileRecord) -> Iterator[bytes]:
-    """Yield a file in pieces; raise at its end if its content differs from the record.
-
-    Raises:
-        CorruptDataError: It differs.
-    """
+    """Yield a file in pieces; raise at its end if its content differs from the record."""
     name = digest.name_of(record.digest, path)
     state, left = digest.hasher(name), record.size
     for chunk in digest.chunks(disk, path):
@@ -75,17 +64,11 @@ def record_chunks(disk: Disk, path: str, record: FileRecord) -> Iterator[bytes]:
 
 
 class ShardRoots(NamedTuple):
-    """The roots of one shard file (`roots.FileRoot`).
+    """The roots of one shard file (`roots.FileRoot`)."""
 
-    Args:
-        name: Path relative to the step's directory.
-        after: Of the file that a full save has, 32 hexadecimal digits.
-        before: Of the same file in the parent; empty if no changes of a parent were stored.
-    """
-
-    name: str
-    after: str
-    before: str = ""
+    name: str  # path relative to the step's directory
+    after: str  # of the file that a full save has, 32 hexadecimal digits
+    before: str = ""  # of the same file in the parent; empty if no changes of a parent were stored
 
     @staticmethod
     def from_fields(fields: Fields) -> "ShardRoots":
@@ -104,25 +87,18 @@ class Changes:
     """One writer's part of a delta, or of the shortcut of a step that is stored whole.
 
     All writers of an attempt name the same parent and encoding, and each leaves its part, also if it has no shard.
-
-    Args:
-        parent: The step that the changes apply to.
-        parent_digest: The digest of the parent's manifest.
-        encoding: Name of the encoding of the changed elements.
-        changed: Number of words that changed in this writer's shard files.
-        elements: Number of words of these files.
-        shards: Of a delta: the records of the shard files that this writer's container makes.
-        files: Of a delta: the records of the files beside them in the whole step, whoever stores them.
-        containers: Of a shortcut: the records of this writer's containers, below `delta/`.
     """
 
-    parent: int
-    parent_digest: str
-    encoding: str
-    changed: int
-    elements: int
+    parent: int  # the step that the changes apply to
+    parent_digest: str  # the digest of the parent's manifest
+    encoding: str  # name of the encoding of the changed elements
+    changed: int  # number of words that changed in this writer's shard files
+    elements: int  # number of words of these files
+    # Of a delta: the records of the shard files that this writer's container makes.
     shards: tuple[FileRecord, ...] = ()
+    # Of a delta: the records of the files beside them in the whole step, whoever stores them.
     files: tuple[FileRecord, ...] = ()
+    # Of a shortcut: the records of this writer's containers, below `delta/`.
     containers: tuple[FileRecord, ...] = ()
 
     @staticmethod
@@ -139,35 +115,24 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What one writer says: these files of this step are durable.
+    """What one writer says: these files of this step are durable."""
 
-    Args:
-        step: The trainer's step.
-        attempt: The name of the save that all its writers share.
-        writer: This writer, from 1 to `world_size`.
-        world_size: Number of writers of the step.
-        shards: The safetensors files it wrote.
-        files: What else it wrote: configuration, tokenizer, index.
-        written_at: Seconds since the epoch on the writer's clock, for people to read.
-        probe: What the trainer's model answers with these weights; writer 1 alone leaves one.
-        roots: The roots of the shard files that it wrote, or that its container makes; empty if it computed none.
-        changes: Its part of a delta or a shortcut; None for a step that is only stored whole.
-    """
-
-    step: int
-    attempt: str
-    writer: int
-    world_size: int
-    shards: tuple[FileRecord, ...]
-    files: tuple[FileRecord, ...] = ()
-    written_at: float = 0.0
+    step: int  # the trainer's step
+    attempt: str  # the name of the save that all its writers share
+    writer: int  # this writer, from 1 to `world_size`
+    world_size: int  # number of writers of the step
+    shards: tuple[FileRecord, ...]  # the safetensors files it wrote
+    files: tuple[FileRecord, ...] = ()  # what else it wrote: configuration, tokenizer, index
+    written_at: float = 0.0  # seconds since the epoch on the writer's clock, for people to read
+    # What the trainer's model answers with these weights; writer 1 alone leaves one.
     probe: Probe | None = None
+    # The roots of the shard files that it wrote, or that its container makes; empty if it computed none.
     roots: tuple[ShardRoots, ...] = ()
+    # Its part of a delta or a shortcut; None for a step that is only stored whole.
     changes: Changes | None = None
 
 
 def receipts_directory(step_path: str) -> str:
-    """Return where the receipts of a step are."""
     return f"{step_path}/{ACTOR}/{RECEIPTS}"
 
 
@@ -193,11 +158,7 @@ def write_receipt(disk: Disk, step_path: str, receipt: Receipt) -> None:
 
 
 def read_receipt(disk: Disk, path: str) -> Receipt:
-    """Read one receipt.
-
-    Raises:
-        CorruptDataError: It is not one, or its name and content disagree.
-    """
+    """Read one receipt."""
     fields = read_document(disk, path)
     writer = fields.integer("writer", least=1)
     roots = tuple(map(ShardRoots.from_fields, fields.records("roots")))

@@ -23,19 +23,12 @@ _LONGEST = 40
 
 
 class RecentVersion(NamedTuple):
-    """A version that an engine has confirmed.
-
-    Args:
-        generation: Its generation.
-        step: Its step.
-        at: When it was confirmed: seconds since the epoch on the explorer's clock.
-        state: The engine's state then, None if the explorer reports none.
-    """
+    """A version that an engine has confirmed."""
 
     generation: int
     step: int
-    at: float
-    state: str | None
+    at: float  # when it was confirmed: seconds since the epoch on the explorer's clock
+    state: str | None  # the engine's state then, None if the explorer reports none
 
 
 def with_recent(before: Presence, pair: Pair | None, at: float, state: str | None) -> list[RecentVersion]:

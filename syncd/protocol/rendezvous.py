@@ -32,50 +32,29 @@ TensorInfo = tuple[str, str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What the trainer posts to form a group.
+    """What the trainer posts to form a group."""
 
-    Args:
-        group: Name of the group.
-        epoch: Grows each time the group is formed again.
-        address: The address of the group's store.
-        port: Its port.
-        backend: nccl or gloo; gloo in documents that do not name it.
-        world_size: Members, the trainer included.
-        members: The explorers it is for; rank = index + 1.
-        tensors: Name, dtype and shape of each tensor in the order of sending.
-        bucket: Bytes that are sent at once.
-        secret: The prefix of the keys in the group's store.
-    """
-
-    group: str
-    epoch: int
-    address: str
+    group: str  # name of the group
+    epoch: int  # grows each time the group is formed again
+    address: str  # the address of the group's store
     port: int
-    backend: str
-    world_size: int
-    members: tuple[str, ...]
-    tensors: tuple[TensorInfo, ...] = ()
-    bucket: int = 0
-    secret: str = field(default="", repr=False)
+    backend: str  # nccl or gloo; gloo in documents that do not name it
+    world_size: int  # members, the trainer included
+    members: tuple[str, ...]  # the explorers it is for; rank = index + 1
+    tensors: tuple[TensorInfo, ...] = ()  # name, dtype and shape of each tensor in the order of sending
+    bucket: int = 0  # bytes that are sent at once
+    secret: str = field(default="", repr=False)  # the prefix of the keys in the group's store
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """What one member posts.
+    """What one member posts."""
 
-    Args:
-        member: The explorer.
-        state: One of `STATES`.
-        step: The step received, for `received`.
-        checksum: The digest of all received bytes.
-        message: Why the member failed.
-    """
-
-    member: str
-    state: str
-    step: int | None = None
-    checksum: str = ""
-    message: str = ""
+    member: str  # the explorer
+    state: str  # one of `STATES`
+    step: int | None = None  # the step received, for `received`
+    checksum: str = ""  # the digest of all received bytes
+    message: str = ""  # why the member failed
 
 
 def epoch_path(job: Job, group: str, epoch: int) -> str:

@@ -22,23 +22,15 @@ KINDS = ("rollback", "vacate")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request.
+    """One request."""
 
-    Args:
-        kind: One of `KINDS`.
-        step: The step it is about.
-        identity: Its name, unique.
-        reason: For people to read.
-        asked_at: Seconds since the epoch on the asker's clock; requests are served in this order.
-        digest: To vacate: the digest of the manifest that is in the way, so that what is written there
-            afterwards is not meant; empty for whatever is sealed there.
-    """
-
-    kind: str
-    step: int
-    identity: str = field(default_factory=lambda: uuid.uuid4().hex)
-    reason: str = ""
-    asked_at: float = 0.0
+    kind: str  # one of `KINDS`
+    step: int  # the step it is about
+    identity: str = field(default_factory=lambda: uuid.uuid4().hex)  # its name, unique
+    reason: str = ""  # for people to read
+    asked_at: float = 0.0  # seconds since the epoch on the asker's clock; requests are served in this order
+    # To vacate: the digest of the manifest that is in the way, so that what is written there afterwards is
+    # not meant; empty for whatever is sealed there.
     digest: str = ""
 
 
@@ -53,11 +45,7 @@ def write_request(job: Job, request: Request) -> None:
 
 
 def read_requests(job: Job) -> tuple[Request, ...]:
-    """Return the open requests in the order of asking; files that are not requests are passed over.
-
-    Raises:
-        OSError: The directory cannot be listed, or the file system fails.
-    """
+    """Return the open requests in the order of asking; files that are not requests are passed over."""
     return read_requests_and_problems(job)[0]
 
 
@@ -67,11 +55,7 @@ def read_requests_and_problems(
     """Return the open requests as `read_requests` does, and what keeps others from being read.
 
     Args:
-        job: The job.
         unreadable: Takes what is wrong with each file that is damaged or of a later protocol, by path.
-
-    Raises:
-        OSError: The directory cannot be listed, or the file system fails.
     """
     found, problems = [], []
     for identity, path in list_documents(job.disk, job.requests):
@@ -133,11 +117,7 @@ def read_pins(job: Job, unreadable: dict[str, str] | None = None) -> dict[int, P
     """Return the pinned steps. The name alone pins: a file that is damaged or cannot be read must not cost a step.
 
     Args:
-        job: The job.
         unreadable: Takes what is wrong with each file that is damaged or of a later protocol, by path.
-
-    Raises:
-        OSError: The directory cannot be listed, or the file system fails.
     """
     pins = {}
     for name, path in list_documents(job.disk, job.pins):

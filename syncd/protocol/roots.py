@@ -28,7 +28,6 @@ class FileRoot:
         self._state.update(_RECORD.pack(offset, length, digest))
 
     def hexdigest(self) -> str:
-        """Return the root of what was added."""
         return self._state.hexdigest()
 
 

@@ -21,30 +21,18 @@ TAKES_PART = "broadcast"
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One broadcast.
+    """One broadcast."""
 
-    Args:
-        step: The step that is sent.
-        attempt: The save that writes the same weights to files.
-        generation: The published generation at the start of the round, 0 before the first version.
-        epoch: The epoch of the group.
-        digest: The digest of the bucket plan.
-        timeout: Seconds that the round may take.
-        members: The ask of each explorer that takes part.
-        state: open, committed or failed.
-        checksum: Of all bytes, once committed.
-        probe: What the trainer's model answers with these weights; None if it was not asked.
-    """
-
-    step: int
-    attempt: str
-    generation: int
-    epoch: int
-    digest: str
-    timeout: float
-    members: dict[str, int]
-    state: str = OPEN
-    checksum: str = ""
+    step: int  # the step that is sent
+    attempt: str  # the save that writes the same weights to files
+    generation: int  # the published generation at the start of the round, 0 before the first version
+    epoch: int  # the epoch of the group
+    digest: str  # the digest of the bucket plan
+    timeout: float  # seconds that the round may take
+    members: dict[str, int]  # the ask of each explorer that takes part
+    state: str = OPEN  # open, committed or failed
+    checksum: str = ""  # of all bytes, once committed
+    # What the trainer's model answers with these weights; None if it was not asked.
     probe: Probe | None = None
 
     def document(self) -> Document:
@@ -64,17 +52,11 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class UnpublishedStep:
-    """A step that an explorer runs from a broadcast and that is not published yet.
-
-    Args:
-        step: The step.
-        attempt: The save that writes it to files.
-        generation: The published generation when it was sent.
-    """
+    """A step that an explorer runs from a broadcast and that is not published yet."""
 
     step: int
-    attempt: str
-    generation: int
+    attempt: str  # the save that writes it to files
+    generation: int  # the published generation when it was sent
 
 
 def round_of(info: Mapping[str, Any]) -> Round | None:

@@ -80,19 +80,12 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file holds.
+    """What a file holds."""
 
-    Args:
-        tensors: Its tensors by name, in the order of their data.
-        metadata: Free text by name.
-        data_offset: Where the data begins, in bytes from the start of the file.
-        size: Length of the whole file in bytes.
-    """
-
-    tensors: Mapping[str, Tensor]
-    metadata: Mapping[str, str]
-    data_offset: int
-    size: int
+    tensors: Mapping[str, Tensor]  # its tensors by name, in the order of their data
+    metadata: Mapping[str, str]  # free text by name
+    data_offset: int  # where the data begins, in bytes from the start of the file
+    size: int  # length of the whole file in bytes
 
 
 Progress = Callable[[], None]
@@ -132,13 +125,7 @@ def read_header(disk: Disk, path: str, progress: Progress = _nothing) -> Header:
     """Read and check the header of a file, and its length against the file's.
 
     Args:
-        disk: The file system.
-        path: The file.
         progress: Called again and again while this takes its time.
-
-    Raises:
-        CorruptDataError: The file is not a whole safetensors file.
-        OSError: It cannot be read; a missing file stays `FileNotFoundError`.
     """
     size = disk.stat(path).size
     prefix = disk.read_at(path, 0, _FIRST_READ)
@@ -165,9 +152,6 @@ def parse_header(prefix: bytes, file_size: int, path: str = "", progress: Progre
         file_size: Length of the whole file in bytes.
         path: The file, for the error.
         progress: Called again and again while this takes its time.
-
-    Raises:
-        CorruptDataError: These are not the first bytes of a safetensors file of that length.
     """
     end = _data_offset(prefix, file_size, path)
     if len(prefix) < end:
@@ -182,11 +166,7 @@ def parse_header(prefix: bytes, file_size: int, path: str = "", progress: Progre
 
 
 def signature(headers: Iterable[Header]) -> Signature:
-    """Return the dtype and shape of each tensor of a model, by name, from the headers of all its shards.
-
-    Raises:
-        CorruptDataError: Two shards hold a tensor of one name.
-    """
+    """Return the dtype and shape of each tensor of a model, by name, from the headers of all its shards."""
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
     for header in headers:
         for tensor in header.tensors.values():

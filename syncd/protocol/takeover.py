@@ -46,8 +46,6 @@ class Candidate:
     """A process that wants to lead: it watches the leader and claims the next term when the leader's place is free.
 
     Args:
-        job: The job.
-        clock: This host's clock.
         timeout: Seconds without a heartbeat after which the leader is replaced.
         process: Who claims.
         gone: Returns whether a leader's process has certainly ended.
@@ -117,10 +115,6 @@ class Candidate:
 
         Args:
             floor: The highest pair known to be published.
-
-        Raises:
-            LockHeldError: Another candidate was faster.
-            StorageError: Earlier terms could not be fenced, or a foreign term leaves no number for the next.
         """
         job = self._job
         if self.free_after:
@@ -219,16 +213,12 @@ def fence_below(
     """Make every earlier leader unable to publish or delete, and take over what it left in its trash.
 
     Args:
-        job: The job.
         highest: The token of the new leader.
         heir: The new leader's trash.
         gone: Returns whether a leader's process has certainly ended.
 
     Returns:
         What could not be removed of leaders that have ended: they need not be fenced.
-
-    Raises:
-        StorageError: A directory of a term whose leader may be alive could not be removed.
     """
     fence = _Fence(job, highest, gone)
     # A late claim may still make a term during the first pass; after a listing without any, none can.
@@ -319,11 +309,7 @@ _NOT_TAKEN_OVER = "an earlier daemon's trash cannot be taken over"
 
 
 def remove_surely(disk: Disk, path: str) -> None:
-    """Remove a directory that somebody may still be writing to.
-
-    Raises:
-        StorageError: It could not be removed.
-    """
+    """Remove a directory that somebody may still be writing to."""
     # The old leader may still be creating files in it: until rmdir succeeds it is not fenced.
     _retry(partial(remove_tree, disk, path), "an earlier daemon's term cannot be removed", path)
 
@@ -334,7 +320,7 @@ def _empty(disk: Disk, path: str, heir: str, *, is_term: bool = True) -> None:
             claims = f"{path}/{entry.name}"
             _retry(partial(_empty, disk, claims, heir, is_term=False), _NOT_TAKEN_OVER, claims)
             continue
-        with contextlib.suppress(*MISSING):  # earlier releases put steps directly here
+        with contextlib.suppress(*MISSING):
             disk.rename(f"{path}/{entry.name}", f"{heir}/{entry.name}")
     with contextlib.suppress(FileNotFoundError):
         disk.remove_directory(path)

@@ -20,17 +20,11 @@ _ROOT = 0
 
 @dataclass(frozen=True, slots=True)
 class WeakLevel:
-    """A level of a path at which another user could change what the path leads to.
+    """A level of a path at which another user could change what the path leads to."""
 
-    Args:
-        path: The level.
-        problem: Who could.
-        mend: The command that closes it.
-    """
-
-    path: str
-    problem: str
-    mend: str
+    path: str  # the level
+    problem: str  # who could
+    mend: str  # the command that closes it
 
     def __str__(self) -> str:
         return f"{self.path}: {self.problem}"
@@ -44,9 +38,6 @@ def weak_level(path: str, opened: os.stat_result | None = None, *, gains: bool =
         opened: What `os.fstat` says of the file that was read by this path, which must be what it leads to.
         gains: Whether a new name in the last directory matters as well, as where modules are looked for: then the
             directory may not be a sticky one that others write to.
-
-    Raises:
-        OSError: A level is not there or cannot be looked at.
     """
     level, status = "/", os.lstat("/")
     for level, status in _levels(path):

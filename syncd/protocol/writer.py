@@ -14,7 +14,6 @@ nothing that another attempt does, however late, changes a sealed step. A crash 
 
 import contextlib
 import errno
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 
 from syncd.errors import (
@@ -41,7 +40,6 @@ from syncd.protocol.layout import (
     ACTOR,
     MANIFEST,
     MAX_STEP,
-    RECEIPTS,
     SHORTCUT,
     Job,
     check_identity,
@@ -78,18 +76,13 @@ class StepWriter:
     """Writes one step as one of its `world_size` writers.
 
     Args:
-        job: The job.
         step: The trainer's step.
-        world_size: Number of writers of the step.
         attempt: A name that the writers of this save share and no other save has.
         clock: Dates the receipts.
         digest: Name of the digest of the files.
         fence: A directory through which the seal and the marker are renamed. Whoever removes it makes both fail,
             which is how a trainer that has been replaced is fenced; empty for writers that nobody replaces.
         base: The model that the step's adapter belongs to; the step is of kind `lora` then.
-
-    Raises:
-        UsageError: The step, the world size or the attempt is out of range.
     """
 
     def __init__(
@@ -116,19 +109,13 @@ class StepWriter:
         self._staged = f"{fence}/{attempt}" if fence else self.path
 
     def begin(self) -> None:
-        """Create the attempt's directory.
-
-        Raises:
-            AlreadySealedError: Another save has sealed the step.
-            UsageError: Another framework's files are in the place of the step.
-            StorageError: The job directory is not there.
-        """
+        """Create the attempt's directory."""
         # This host may remember an absence that is no longer true: an early answer, the rename decides.
         self.job.disk.refresh(self.job.root)
         there = self._entries(self.sealed_path)
         if MANIFEST in {entry.name for entry in there}:
             raise self._already_sealed()
-        if there and not self._is_unsealed_in_place(there):
+        if there:
             raise UsageError(
                 f"files that syncd did not write are in the place of step {self.step}",
                 path=self.sealed_path,
@@ -142,12 +129,6 @@ class StepWriter:
         Args:
             name: Path relative to the step's directory.
             data: Its content, or the pieces of it.
-            tensors: Number of tensors in it.
-
-        Raises:
-            UsageError: The name leaves the step's directory.
-            AlreadySealedError: Another save has sealed the step meanwhile.
-            SaveLostError: The attempt's directory was removed meanwhile.
         """
         pieces = _Pieces(data, hasher(self._digest))
         with self._explained():
@@ -160,10 +141,6 @@ class StepWriter:
         Args:
             name: Path relative to the step's directory.
             fill: Makes the temporary file at the path it is given, durably, and returns its size and digest.
-            tensors: Number of tensors in it.
-
-        Raises:
-            UsageError: The name leaves the step's directory.
         """
         with self._explained():
             disk, path = self.job.disk, self._path_of(name)
@@ -199,10 +176,6 @@ class StepWriter:
             roots: The roots of the shard files that it wrote, or that its container makes.
             changes: Its part of a delta, whose containers are its shards; or of a shortcut, whose containers lie
                 below `delta/`. If one writer of an attempt leaves a part, all do.
-
-        Raises:
-            AlreadySealedError: Another save has sealed the step meanwhile.
-            SaveLostError: The attempt's directory was removed meanwhile.
         """
         receipt = Receipt(
             self.step,
@@ -237,13 +210,6 @@ class StepWriter:
 
         Returns:
             The manifest, or None while receipts are missing.
-
-        Raises:
-            AlreadySealedError: Another save has sealed the step.
-            SaveLostError: The attempt's directory was removed.
-            FencedError: Another trainer has taken over, or the lock of this one was removed.
-            CorruptDataError: A file is not what its receipt says, or the receipts contradict each other.
-            UsageError: The kind, the changes and the URI contradict each other, or no shard holds a tensor.
         """
         place = self._place()
         if place is None:
@@ -267,13 +233,7 @@ class StepWriter:
         return manifest
 
     def sealed(self) -> Manifest | None:
-        """Return the manifest of the step if this attempt has become it, None while the attempt is being written.
-
-        Raises:
-            AlreadySealedError: Another save has sealed the step.
-            SaveLostError: Neither the attempt's directory nor the step is there.
-            FencedError: Another trainer has taken over, or the lock of this one was removed.
-        """
+        """Return the manifest of the step if this attempt has become it, None while the attempt is being written."""
         is_written = self._place() is not None
         # Looked at after the attempt: what is no longer there may have become the step just now.
         self.job.disk.refresh(self.job.root)
@@ -295,11 +255,7 @@ class StepWriter:
         return is_whole
 
     def announce(self) -> None:
-        """Replace the marker: this step is the newest. The step must be sealed.
-
-        Raises:
-            FencedError: Another trainer has taken over, or the lock of this one was removed.
-        """
+        """Replace the marker: this step is the newest. The step must be sealed."""
         try:
             write_marker(self.job.disk, self.job.marker, self.step, via=self._fence or None)
         except MISSING:
@@ -342,29 +298,8 @@ class StepWriter:
         except OSError as error:
             if error.errno not in _OCCUPIED:
                 raise
-            if not self._set_partial_aside():
-                raise self._already_sealed() from error
-            disk.rename(self._staged, self.sealed_path)
+            raise self._already_sealed() from error
         disk.sync_directory(self.job.root)
-
-    def _set_partial_aside(self) -> bool:
-        """Move aside a step that an older release began in place and never sealed; the daemon removes it."""
-        disk, aside = self.job.disk, self.job.attempt(self.step, f"unsealed-{uuid.uuid4().hex}")
-        there = self._entries(self.sealed_path)
-        if MANIFEST in {entry.name for entry in there} or not self._is_unsealed_in_place(there):
-            return False
-        disk.rename(self.sealed_path, aside)
-        if MANIFEST not in self._names(aside):
-            return True
-        disk.rename(aside, self.sealed_path)
-        return False
-
-    def _is_unsealed_in_place(self, there: list[DirectoryEntry]) -> bool:
-        """Return whether the entries in the place of the step are those that an older release began to write."""
-        if DirectoryEntry(ACTOR, "directory") not in there:
-            return False
-        inside = self._names(f"{self.sealed_path}/{ACTOR}")
-        return RECEIPTS in inside or (len(there) == 1 and not inside)
 
     def _place(self) -> str | None:
         """Return where the attempt's directory is, None where it is no longer: it has become the step, or is gone."""

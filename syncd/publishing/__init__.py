@@ -77,21 +77,13 @@ def publish_export(
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What was written into an attempt and is to be sealed.
+    """What was written into an attempt and is to be sealed."""
 
-    Args:
-        shards: The records of its safetensors files.
-        files: The records of the files beside them.
-        kind: The kind of the step.
-        roots: The roots of the shard files, of whole weights and of a delta.
-        changes: What a delta changes.
-    """
-
-    shards: Sequence[FileRecord]
-    files: Sequence[FileRecord]
-    kind: str
-    roots: Sequence[ShardRoots] = ()
-    changes: Changes | None = None
+    shards: Sequence[FileRecord]  # the records of its safetensors files
+    files: Sequence[FileRecord]  # the records of the files beside them
+    kind: str  # the kind of the step
+    roots: Sequence[ShardRoots] = ()  # the roots of the shard files, of whole weights and of a delta
+    changes: Changes | None = None  # what a delta changes
 
 
 def publish_written(
@@ -107,10 +99,7 @@ def publish_written(
     """Seal a step that stands for an export, and announce it; arguments and errors as those of `publish_export`.
 
     Args:
-        job: The job.
         step: The step to become.
-        disk: The file system of the export.
-        export: The export.
         write: Writes the files of the step into an attempt, and returns what they are.
         rewind: Whether the step may be lower than what the marker names.
         probe: What the model answers with these weights.
@@ -190,14 +179,7 @@ def copy_file(
     """Copy a file of an export into the step.
 
     Args:
-        writer: Writes the step.
-        disk: The file system of the export.
-        export: The export.
-        name: The name of the file in it.
         see: Given each piece of the file.
-
-    Raises:
-        CorruptDataError: The file has changed since the export was read.
     """
     path, header = f"{export.directory}/{name}", export.shards.get(name)
     pieces = _seen(chunks(disk, path), see)
@@ -207,11 +189,7 @@ def copy_file(
 
 
 def require_unchanged(disk: Disk, export: Export, name: str, size: int) -> None:
-    """Return if a file is what it was when the export was examined, and `size` bytes of it were read.
-
-    Raises:
-        CorruptDataError: It is not.
-    """
+    """Return if a file is what it was when the export was examined, and `size` bytes of it were read."""
     path = f"{export.directory}/{name}"
     if disk.stat(path) != export.stats[name] or size != export.stats[name].size:
         raise CorruptDataError(

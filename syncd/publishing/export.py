@@ -47,21 +47,13 @@ class FollowingDisk(LocalDisk):
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A directory of safetensors that is whole.
-
-    Args:
-        directory: The directory.
-        shards: The headers of its shards, by name.
-        files: The names of the files that go with them.
-        skipped: The names of what is not copied; those of directories end in a slash.
-        stats: What each shard and file was when it was examined, by name.
-    """
+    """A directory of safetensors that is whole."""
 
     directory: str
-    shards: Mapping[str, Header]
-    files: tuple[str, ...]
-    skipped: tuple[str, ...]
-    stats: Mapping[str, FileStat]
+    shards: Mapping[str, Header]  # the headers of its shards, by name
+    files: tuple[str, ...]  # the names of the files that go with them
+    skipped: tuple[str, ...]  # the names of what is not copied; those of directories end in a slash
+    stats: Mapping[str, FileStat]  # what each shard and file was when it was examined, by name
 
     @property
     def kind(self) -> str:
@@ -74,12 +66,6 @@ def read_export(disk: Disk, directory: str) -> Export:
 
     Args:
         disk: The file system of the directory; one that follows links, where links are to be followed.
-        directory: The directory.
-
-    Raises:
-        UsageError: There is no safetensors file in it.
-        CorruptDataError: It is incomplete, it contradicts itself, a file of it is damaged, or it holds a delta.
-        OSError: A file cannot be read.
     """
     entries = _entries(disk, directory)
     names = sorted(name for name in entries if _is_carried(name))
@@ -120,7 +106,6 @@ def index_problems(
     """Yield where an index is not what the shards hold.
 
     Args:
-        index: The name of the index.
         weight_map: The shard of each tensor, as the index has it.
         shards: The names of the tensors of each shard.
     """

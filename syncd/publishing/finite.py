@@ -13,19 +13,12 @@ from syncd.protocol.safetensors import Header, Tensor
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """Which bytes of a number say that it is not finite.
+    """Which bytes of a number say that it is not finite."""
 
-    Args:
-        size: Bytes of one number.
-        last: Values of its last byte.
-        before: Values that the byte before must have as well; empty where the last one tells alone.
-        parts: Numbers of one element.
-    """
-
-    size: int
-    last: bytes
-    before: bytes = b""
-    parts: int = 1
+    size: int  # bytes of one number
+    last: bytes  # values of its last byte
+    before: bytes = b""  # values that the byte before must have as well; empty where the last one tells alone
+    parts: int = 1  # numbers of one element
 
     def first(self, data: bytes) -> int | None:
         """Return the place of the first number that is not finite, None where all are."""
@@ -72,11 +65,7 @@ class FiniteCheck:
         self._seen, self._rest = 0, b""
 
     def feed(self, piece: bytes) -> None:
-        """Check the next piece of the file.
-
-        Raises:
-            NonFiniteError: A number in it is not finite.
-        """
+        """Check the next piece of the file."""
         begin, end = self._at, self._at + len(piece)
         while self._tensor is not None and self._tensor.start < end:
             tensor = self._tensor

@@ -35,19 +35,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DiskCall:
-    """One call that has not returned.
+    """One call that has not returned."""
 
-    Args:
-        what: What it does: the name of the method of `Disk`.
-        path: To which path.
-        since: When it was made, on the clock of `PendingCalls`.
-        allowance: Seconds that it may take beyond what others may.
-    """
-
-    what: str
+    what: str  # what it does: the name of the method of `Disk`
     path: str
-    since: float
-    allowance: float = 0.0
+    since: float  # when it was made, on the clock of `PendingCalls`
+    allowance: float = 0.0  # seconds that it may take beyond what others may
 
     def __str__(self) -> str:
         return f"{self.what} {self.path}"
@@ -55,9 +48,6 @@ class DiskCall:
 
 class PendingCalls:
     """The calls that have not returned, at most one for each thread.
-
-    Args:
-        clock: This host's clock.
 
     Attributes:
         may_have_changed: Whether a call that changes something was begun.
@@ -143,12 +133,7 @@ def _noting(
 
 
 class TrackedDisk:
-    """A disk that notes each call while it is made.
-
-    Args:
-        disk: The disk.
-        calls: Where it notes them.
-    """
+    """A disk that notes each call while it is made."""
 
     def __init__(self, disk: Disk, calls: PendingCalls) -> None:
         self.disk, self.calls = disk, calls

@@ -29,17 +29,11 @@ _MODE, _PRIVATE = 0o644, 0o700
 
 @dataclass(frozen=True, slots=True)
 class HostFile:
-    """What one daemon of this host has reported about its job.
+    """What one daemon of this host has reported about its job."""
 
-    Args:
-        at: When, seconds since the epoch.
-        process: The daemon.
-        document: The rest, as `docs/json.md` describes it.
-    """
-
-    at: float
+    at: float  # when, seconds since the epoch
     process: Process
-    document: Document
+    document: Document  # the rest, as `docs/json.md` describes it
 
     @property
     def is_current(self) -> bool:
@@ -51,7 +45,6 @@ class Writer:
     """Keeps the file of one daemon.
 
     Args:
-        root: The job directory.
         *names: Other names of it, under which it is found too.
     """
 

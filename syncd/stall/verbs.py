@@ -30,12 +30,10 @@ class MountVerb(click.Command):
     """A verb that ends when one call to the mount has taken `--patience` seconds.
 
     Args:
-        *args: As click takes them.
         changes: What is unknown after such an end, with the verb's arguments in braces; None if it changes nothing.
         on_stall: Returns the error to end with; by default `StuckError`.
         cleans_up: Whether SIGTERM and SIGHUP end the verb as an error does, so that it removes what is unfinished.
         only: The flag without which the verb is not watched here; the verb has no `--patience` then.
-        **more: As click takes them.
     """
 
     def __init__(

@@ -18,7 +18,6 @@ class WorkerThread(Generic[T]):
     """One piece of work in its own thread, which never keeps the process from ending.
 
     Args:
-        work: The work.
         name: The thread's name.
         ended: Called in that thread at the end, however it ends.
     """
@@ -34,7 +33,6 @@ class WorkerThread(Generic[T]):
 
     @property
     def identity(self) -> int | None:
-        """Return the thread's identity."""
         return self._thread.ident
 
     @property
@@ -43,7 +41,6 @@ class WorkerThread(Generic[T]):
         return not self._done.is_set()
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
@@ -68,19 +65,12 @@ class WorkerThread(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class CallWait:
-    """The wait for one call, as the watching thread sees it.
+    """The wait for one call, as the watching thread sees it."""
 
-    Args:
-        call: The call that has been pending for longest.
-        seconds: Seconds since it was made.
-        waited: Seconds of these in which this process ran: it may have been stopped, or the host asleep.
-        elapsed: Seconds since the work began.
-    """
-
-    call: DiskCall
-    seconds: float
-    waited: float
-    elapsed: float
+    call: DiskCall  # the call that has been pending for longest
+    seconds: float  # seconds since it was made
+    waited: float  # seconds of these in which this process ran: it may have been stopped, or the host asleep
+    elapsed: float  # seconds since the work began
 
     def __str__(self) -> str:
         return f"the mount has not answered for {self.seconds:.0f} s"
@@ -94,7 +84,6 @@ def watch_calls(
     Args:
         work: The work, which has begun.
         calls: Where it notes its calls.
-        clock: This host's clock.
         every: Seconds between two polls.
     """
     began = last = clock.monotonic()
@@ -112,7 +101,6 @@ class StallGuard:
 
     Args:
         calls: Where the work notes its calls.
-        clock: This host's clock.
         patience: Seconds that one call may take.
     """
 
@@ -125,9 +113,6 @@ class StallGuard:
 
         Args:
             work: Calls the file system.
-
-        Raises:
-            StuckError: One call has not returned in time. The next call of this waits for the unfinished work first.
         """
         if self._unfinished is not None:
             self._wait(self._unfinished)

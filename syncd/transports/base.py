@@ -361,9 +361,13 @@ class Transport:
         """Return the trainer's end."""
         return _imported(self.sender, WeightSender).open(context)  # type: ignore[type-abstract]
 
+    def receiver_class(self) -> type[WeightReceiver]:
+        """Return the class of the explorer's end."""
+        return _imported(self.receiver, WeightReceiver)  # type: ignore[type-abstract]
+
     def open_receiver(self, context: ReceiveContext) -> WeightReceiver:
         """Return the explorer's end."""
-        return _imported(self.receiver, WeightReceiver).open(context)  # type: ignore[type-abstract]
+        return self.receiver_class().open(context)
 
 
 def transport_names() -> tuple[str, ...]:

@@ -13,17 +13,11 @@ LARGEST_CHAIN = 1 / 2
 
 
 class ChainLength(NamedTuple):
-    """What lies between a step and its keyframe.
+    """What lies between a step and its keyframe."""
 
-    Args:
-        keyframe: The step that is stored whole.
-        deltas: Number of deltas after it, the step itself included.
-        size: Bytes of these deltas.
-    """
-
-    keyframe: int
-    deltas: int = 0
-    size: int = 0
+    keyframe: int  # the step that is stored whole
+    deltas: int = 0  # number of deltas after it, the step itself included
+    size: int = 0  # bytes of these deltas
 
 
 def chain_problem(chain: ChainLength, whole: int, every: int = KEYFRAME_EVERY, limit: int = 0) -> str:

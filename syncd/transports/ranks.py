@@ -75,11 +75,7 @@ class RankError(SyncdError):
 
 
 def all_or_error(ranks: Ranks, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Do this rank's part of something, and return what it returned if all ranks succeeded.
-
-    Raises:
-        SyncdError: A rank failed; all ranks raise the same error, the gravest one.
-    """
+    """Do this rank's part of something, and return what it returned if all ranks succeeded."""
     done: list[T] = []
     error: SyncdError | None = None
     try:
@@ -93,11 +89,7 @@ def all_or_error(ranks: Ranks, work: Callable[P, T], *args: P.args, **kwargs: P.
 
 
 def rank0_or_error(ranks: Ranks, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-    """Do something on rank 0 alone, and return what it returned there, None on the other ranks.
-
-    Raises:
-        SyncdError: Rank 0 failed; all ranks raise its error.
-    """
+    """Do something on rank 0 alone, and return what it returned there, None on the other ranks."""
     return (
         all_or_error(ranks, work, *args, **kwargs) if ranks.rank == 0 else all_or_error(ranks, lambda: None)
     )

@@ -22,14 +22,9 @@ _EMPTY = "the step has no tensors where an engine loads them"
 
 
 class TensorMeta(NamedTuple):
-    """Dtype and shape of a tensor.
+    """Dtype and shape of a tensor."""
 
-    Args:
-        dtype: As safetensors names it: F32, BF16, ...
-        shape: Its shape.
-    """
-
-    dtype: str
+    dtype: str  # as safetensors names it: F32, BF16, ...
     shape: tuple[int, ...]
 
 
@@ -46,15 +41,10 @@ _LONGEST = 80
 
 
 class Fit(NamedTuple):
-    """The result of comparing a version with the tensors that it would fill.
+    """The result of comparing a version with the tensors that it would fill."""
 
-    Args:
-        wrong: Each difference, as a text; none if the version fits.
-        unused: Names of the version that repeat another tensor of it under a tied name.
-    """
-
-    wrong: tuple[str, ...]
-    unused: frozenset[str]
+    wrong: tuple[str, ...]  # each difference, as a text; none if the version fits
+    unused: frozenset[str]  # names of the version that repeat another tensor of it under a tied name
 
 
 def _never(name: str, meta: TensorMeta) -> bool:
@@ -68,9 +58,6 @@ def tensors_of(headers: Iterable[Header], *, repeated: bool = False) -> Tensors:
     Args:
         headers: The headers of its files.
         repeated: Whether two files may hold a tensor of one name; the last one counts.
-
-    Raises:
-        CorruptDataError: Two files hold a tensor of one name.
     """
     if not repeated:
         return {name: TensorMeta(*meta) for name, meta in signature(headers).items()}
@@ -79,11 +66,7 @@ def tensors_of(headers: Iterable[Header], *, repeated: bool = False) -> Tensors:
 
 
 def require_tensors(shards: Sequence[FileRecord], path: str) -> None:
-    """Return if a step has shards; an engine that loads nothing would keep the old weights under a new label.
-
-    Raises:
-        RefusedError: It has none.
-    """
+    """Return if a step has shards; an engine that loads nothing would keep the old weights under a new label."""
     if not shards:
         raise RefusedError(_EMPTY, path=path)
 
@@ -92,12 +75,7 @@ def read_tensors(disk: Disk, directory: str, shards: Iterable[FileRecord]) -> Te
     """Return dtype and shape of each tensor of a step, by name, from the headers of its shards.
 
     Args:
-        disk: The file system.
         directory: The directory that the names of the shards are relative to.
-        shards: The shards.
-
-    Raises:
-        RefusedError: A header does not describe its file, two shards hold one tensor, or none holds any.
     """
     headers = []
     for record in shards:
@@ -116,11 +94,7 @@ def read_tensors(disk: Disk, directory: str, shards: Iterable[FileRecord]) -> Te
 
 
 def list_tensors(disk: Disk, version: Version, directory: str, kinds: Collection[str]) -> Tensors:
-    """Return dtype and shape of each tensor of a step without a manifest; none if it is not safetensors.
-
-    Raises:
-        RefusedError: A header is wrong, or there are no safetensors and the hook loads nothing else.
-    """
+    """Return dtype and shape of each tensor of a step without a manifest; none if it is not safetensors."""
     # The step's layout was found complete. A tensor may be in one file and again in shards: engines choose.
     names = [entry.name for entry in list_if_there(disk, directory) if entry.kind == "file"]
     shards = sorted(name for name in names if name.endswith(SUFFIX) and not name.startswith("."))
@@ -156,7 +130,6 @@ def compare(
     Args:
         held: The tensors to fill, each under one name.
         aliases: Other names of those tensors.
-        offered: The tensors of the version.
         cast: Whether floating-point tensors may have another floating-point dtype.
         may_lack: Which of the held tensors the version may lack.
         may_add: Which other tensors the version may have.
@@ -194,9 +167,6 @@ def require_fit(found: Fit, what: str, *, path: str | None = None, hint: str | N
         what: How the refusal begins, such as "it does not fit the engine".
         path: The version's directory.
         hint: What to do about it.
-
-    Raises:
-        RefusedError: It does not fit; the message names the first differences.
     """
     if found.wrong:
         raise RefusedError(f"{what}: {first_of(found.wrong)}", path=path, hint=hint)

@@ -47,9 +47,6 @@ def check_finite(name: str, content: torch.Tensor, dtype: torch.dtype) -> None:
     Read as integers, what is not finite lies above every number of its sign: the positive ones where the sign
     bit makes an integer negative, the negative ones where it makes it large. Two maxima read 12 GB/s on
     one core and need no memory; `isfinite` reads 0.2.
-
-    Raises:
-        NonFiniteError: One of them is not finite.
     """
     if dtype not in _EXPONENT:
         return
@@ -69,22 +66,14 @@ class DeviceFiniteCheck:
         self._flags: list[tuple[str, torch.Tensor]] = []
 
     def check(self, name: str, content: torch.Tensor, dtype: torch.dtype) -> None:
-        """Check the bytes of whole elements.
-
-        Raises:
-            NonFiniteError: One of them is not finite, and in main memory.
-        """
+        """Check the bytes of whole elements."""
         if content.is_cpu:
             check_finite(name, content, dtype)
         elif dtype in _EXPONENT:
             self._flags.append((name, is_finite(content, dtype)))
 
     def require(self) -> None:
-        """Wait for what devices have found.
-
-        Raises:
-            NonFiniteError: Something is not finite.
-        """
+        """Wait for what devices have found."""
         flags, self._flags = self._flags, []
         if not flags:
             return
@@ -109,25 +98,15 @@ def _refusal(name: str) -> NonFiniteError:
 
 
 class TargetTensors(NamedTuple):
-    """Tensors that a load fills: each under one name, and the other names of those that have several.
-
-    Args:
-        tensors: The tensors.
-        metas: Dtype and shape of each.
-        aliases: Other names, each with the one under which `tensors` has the same memory.
-    """
+    """Tensors that a load fills: each under one name, and the other names of those that have several."""
 
     tensors: Mapping[str, torch.Tensor]
-    metas: Mapping[str, TensorMeta]
-    aliases: Mapping[str, str]
+    metas: Mapping[str, TensorMeta]  # dtype and shape of each
+    aliases: Mapping[str, str]  # other names, each with the one under which `tensors` has the same memory
 
 
 def target_tensors(tensors: Mapping[str, torch.Tensor]) -> TargetTensors:
-    """Return tensors by name; those that are the same memory under their first name only.
-
-    Raises:
-        ConfigError: A tensor cannot be filled from a file.
-    """
+    """Return tensors by name; those that are the same memory under their first name only."""
     metas = {name: meta_of(name, tensor) for name, tensor in tensors.items()}
     first: dict[object, str] = {}
     one = {
@@ -158,11 +137,7 @@ def memory_of(tensor: torch.Tensor) -> object:
 
 
 def meta_of(name: str, tensor: torch.Tensor) -> TensorMeta:
-    """Return the dtype and the shape of a tensor.
-
-    Raises:
-        ConfigError: A file cannot fill it: it has no memory in this process, or a dtype that safetensors lacks.
-    """
+    """Return the dtype and the shape of a tensor."""
     if tensor.is_meta or tensor.layout is not torch.strided or tensor.dtype not in FROM_TORCH:
         raise ConfigError(
             f"tensor {name} cannot be filled: {tensor.dtype}, {tensor.layout}, on {tensor.device}"

@@ -25,17 +25,11 @@ class Severity(StrEnum):
 
 
 class Kind(NamedTuple):
-    """What is said of the problems of one name.
+    """What is said of the problems of one name."""
 
-    Args:
-        severity: How urgent they are, unless the state of the job says otherwise.
-        one: What is said of one, with its detail for the braces.
-        many: What is said of several, after their number.
-    """
-
-    severity: Severity
-    one: str
-    many: str = "problems of this kind"
+    severity: Severity  # how urgent they are, unless the state of the job says otherwise
+    one: str  # what is said of one, with its detail for the braces
+    many: str = "problems of this kind"  # what is said of several, after their number
 
 
 _CRITICAL, _WARNING, _NOTICE = Severity

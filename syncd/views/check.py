@@ -26,30 +26,19 @@ _MOST_DETAILS = 8
 
 @dataclass(frozen=True, slots=True)
 class CheckLimits:
-    """How old the newest version of a job that has not finished may be.
+    """How old the newest version of a job that has not finished may be."""
 
-    Args:
-        warning: Seconds above which its age is a warning; None for no limit.
-        critical: Seconds above which it is critical; None for no limit.
-    """
-
-    warning: float | None = None
-    critical: float | None = None
+    warning: float | None = None  # seconds above which its age is a warning; None for no limit
+    critical: float | None = None  # seconds above which it is critical; None for no limit
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What a check found.
-
-    Args:
-        state: The state.
-        text: Why, for people to read.
-        figures: `name=value` with spaces between them; empty if nothing was read.
-    """
+    """What a check found."""
 
     state: CheckState
-    text: str
-    figures: str = ""
+    text: str  # why, for people to read
+    figures: str = ""  # `name=value` with spaces between them; empty if nothing was read
 
     def __str__(self) -> str:
         line = f"SYNCD {self.state.name} - {_unpiped(self.text)}"

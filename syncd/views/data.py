@@ -111,7 +111,6 @@ def known(found: HostFile | None, root: str, at: float) -> Document:
 
     Args:
         found: What it reported, None if none did.
-        root: The job directory.
         at: Now, seconds since the epoch.
     """
     if found is None:
@@ -246,7 +245,6 @@ def listing(view: JobView, decisions: Iterable[Decision], policy: DaemonConfig) 
     """Return everything that `syncd ls` shows.
 
     Args:
-        view: The view of the job.
         decisions: What retention decides for each step.
         policy: The policy by which it decides.
     """
@@ -270,7 +268,6 @@ class _Rows:
         self._put_aside, self._chains = _put_aside(snapshot), dict[int, int | None]()
 
     def of(self, step: Step, decision: Decision) -> Document:
-        """Return the row of a step."""
         return {
             **_picked(step, "step directory layout"),
             "state": step.state.value,

@@ -79,7 +79,6 @@ class FittingTable(Table):
         """Return a table of some columns in which texts are broken where they must be.
 
         Args:
-            columns: The columns.
             no_wrap: Whether the others than `wraps` stand on one line.
         """
         table = Table(box=None, pad_edge=False, header_style="bold")

@@ -47,49 +47,31 @@ class Heart(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """The newest term and its leader.
+    """The newest term and its leader."""
 
-    Args:
-        term: Its token.
-        leader: What its leader has published about itself, None if that cannot be read.
-        heart: Whether the leader is alive.
-    """
-
-    term: int
-    leader: Leader | None
-    heart: Heart
+    term: int  # its token
+    leader: Leader | None  # what its leader has published about itself, None if that cannot be read
+    heart: Heart  # whether the leader is alive
 
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """What one reading of a job found.
-
-    Args:
-        job: The job.
-        at: Seconds since the epoch on this host's clock.
-        snapshot: What the scanner found; of the modules only the dead are marked as such.
-        lead: The newest term, None before the first daemon.
-        hearts: Of `explorer/<id>` and `trainer/<id>`.
-        mount: The file system of the job.
-        problems: What is wrong with files, by name.
-        known: What a daemon of this host reports, None without one.
-        scanned: What the scanner found: with the modules that cannot be read, as retention must see them.
-        end: How the job has finished, None if it has not or a trainer may still run.
-        inodes: How many files can still be made on its file system, None where no number bounds it.
-        job_file: Of a job without steps: `job.toml` beside it, as `syncd init` writes it, empty if there is none.
-    """
+    """What one reading of a job found."""
 
     job: Job
-    at: float
-    snapshot: Snapshot
-    lead: Lead | None
-    hearts: Mapping[str, Heart]
-    mount: Mount
-    problems: Mapping[str, str]
-    known: HostFile | None = None
+    at: float  # seconds since the epoch on this host's clock
+    snapshot: Snapshot  # what the scanner found; of the modules only the dead are marked as such
+    lead: Lead | None  # the newest term, None before the first daemon
+    hearts: Mapping[str, Heart]  # of `explorer/<id>` and `trainer/<id>`
+    mount: Mount  # the file system of the job
+    problems: Mapping[str, str]  # what is wrong with files, by name
+    known: HostFile | None = None  # what a daemon of this host reports, None without one
+    # What the scanner found: with the modules that cannot be read, as retention must see them.
     scanned: Snapshot = field(default_factory=Snapshot)
-    end: JobEnd | None = None
+    end: JobEnd | None = None  # how the job has finished, None if it has not or a trainer may still run
+    # How many files can still be made on its file system, None where no number bounds it.
     inodes: int | None = None
+    # Of a job without steps: `job.toml` beside it, as `syncd init` writes it, empty if there is none.
     job_file: str = ""
 
 
@@ -97,8 +79,6 @@ class JobViewer:
     """Reads a job again and again; each reading adds to what is known of heartbeats.
 
     Args:
-        job: The job.
-        clock: This host's clock.
         ttl: Seconds without a heartbeat after which a module counts as dead.
         takeover: Seconds without a heartbeat after which a daemon counts as dead.
     """
@@ -112,12 +92,7 @@ class JobViewer:
         self._free: int | None = None
 
     def read(self) -> JobView:
-        """Read everything; within a minute of that, read only what may have changed.
-
-        Raises:
-            JobMissingError: The job directory does not exist.
-            StorageError: It cannot be read.
-        """
+        """Read everything; within a minute of that, read only what may have changed."""
         with storage_errors(self._job.root):
             return self._read()
 

@@ -202,8 +202,8 @@ def test_files_without_a_receipt_are_not_in_the_sealed_step(tmp_path):
     assert sorted(os.listdir(f"{job.step(STEP)}/actor")) == [".receipts", "model-00001-of-00001.safetensors"]
 
 
-def in_place(job, *, seal, writers=1):
-    """Write a step as releases before attempts had directories did: in the step's own directory."""
+def in_place(job):
+    """Write a step in its own directory, without an attempt."""
     place = job.step(STEP)
     os.makedirs(f"{place}/actor")
     content = shard_bytes({"w": (2,)})
@@ -214,28 +214,19 @@ def in_place(job, *, seal, writers=1):
 
     name = "actor/model-00001-of-00001.safetensors"
     digest, size = digest_file(job.disk, f"{place}/{name}", "xxh3_128")
-    receipt = Receipt(STEP, uuid.uuid4().hex, 1, writers, (FileRecord(name, size, digest, 1),))
+    receipt = Receipt(STEP, uuid.uuid4().hex, 1, 1, (FileRecord(name, size, digest, 1),))
     write_receipt(job.disk, place, receipt)
-    if seal:
-        job.disk.replace(f"{place}/manifest.json", encode_manifest(from_receipts([receipt])))
+    job.disk.replace(f"{place}/manifest.json", encode_manifest(from_receipts([receipt])))
 
 
-def test_a_step_that_an_older_release_wrote_in_place_is_published(tmp_path):
+def test_a_step_that_was_written_in_place_is_published(tmp_path):
     job = Job.at(tmp_path)
-    in_place(job, seal=True)
+    in_place(job)
     daemon, heard, _ = start(job)
     daemon.tick()
     assert [event["step"] for event in heard.of("version_published")] == [STEP]
     with pytest.raises(AlreadySealedError):
         save(job, "new")
-
-
-def test_an_unsealed_step_of_an_older_release_is_replaced(tmp_path):
-    job = Job.at(tmp_path)
-    in_place(job, seal=False, writers=2)
-    assert save(job, "new")
-    assert is_whole(job)
-    assert sorted(os.listdir(f"{job.step(STEP)}/actor")) == [".receipts", "model-00001-of-00001.safetensors"]
 
 
 def test_foreign_files_in_a_step_directory_are_kept_and_the_save_is_refused(tmp_path):

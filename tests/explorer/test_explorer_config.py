@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("pydantic", reason="explorers need pydantic")
 
-from explorer_hooks.cli.main import VERBS, explorer
+from explorer_hooks.cli.main import explorer
 from explorer_hooks.cli.main import run as command
 from explorer_hooks.hooks.restarting import RestartingHook
 from explorer_hooks.run.config import ExplorerFile
@@ -245,7 +245,7 @@ def test_a_dry_run_prints_the_resolved_configuration(write, capsys):
 
 
 def test_every_command_exists(capsys):
-    for verb in VERBS:
+    for verb in explorer.verbs:
         assert explorer.get_command(None, verb) is not None
     assert command(["config", "schema"]) == 0
     assert "ExplorerSection" in capsys.readouterr().out

@@ -13,8 +13,8 @@ from explorer_hooks.hook import Unproven, UntouchedError  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
 from explorer_hooks.run import weight_sources  # noqa: E402
 from explorer_hooks.run.weight_sources import EarlySource, WeightSource  # noqa: E402
+from syncd.client.broadcast_control import BroadcastControl  # noqa: E402
 from syncd.errors import LoadFailedError  # noqa: E402
-from syncd.parts.broadcast.control import BroadcastControl  # noqa: E402
 from syncd.parts.broadcast.receive import BroadcastReceiver  # noqa: E402
 from syncd.protocol.engine_state import EngineState  # noqa: E402
 from syncd.protocol.probe import Probe  # noqa: E402

@@ -35,8 +35,10 @@ MEASURED = '[explorer.evaluation]\ntasks = "held-out.jsonl"\n'
 SERVED = '[explorer.engine]\nkind = "vllm"\ncommand = "serve {model} {host} {port}"\n'
 
 CODE_OF_MODEL = "trust_remote_code = true"
+KERNEL = 'attn_implementation = "somebody/kernel"'
 
 CODE = {
+    "model.attn_implementation": ("run", KERNEL),
     "model.trust_remote_code": ("run", CODE_OF_MODEL),
     "explorer.engine.command": ("run", TASKS + SERVED),
     "explorer.reward.function": ("bench", MEASURED + '[explorer.reward]\nfunction = "rewards:score"\n'),
@@ -67,7 +69,7 @@ def job(tmp_path):
 def write(job, more, directory=None):
     path = (directory or job) / "config.toml"
     path.unlink(missing_ok=True)
-    is_model = more == CODE_OF_MODEL
+    is_model = more in (CODE_OF_MODEL, KERNEL)
     text = PLAIN.replace("{job}", str(job)).replace("{model}", more if is_model else "")
     path.write_text(text + (TASKS if is_model else more))
     path.chmod(0o644)
@@ -131,6 +133,7 @@ def test_a_file_of_another_user_runs_no_code(job, capsys, key):
 def test_a_file_that_names_no_code_is_never_refused(job, capsys):
     plain = TASKS + MEASURED + "[explorer.reward]\nfunctions = { math = 1.0, exact_match = 1.0 }\n"
     path = write(job, plain)
+    path.write_text(path.read_text().replace("[model]", '[model]\nattn_implementation = "flash_attention_2"'))
     path.chmod(0o666)
     job.chmod(0o777)
     assert outcome(capsys, "run", path) == ""

@@ -8,11 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from support.cli import spawn
+from support.cli import VERBS, spawn
 from support.jobs import explorer, shard_bytes, write_step
 
 from syncd import console, errors
-from syncd.cli import main
 from syncd.errors import SyncdError
 from syncd.protocol.engine_state import EngineReport, EngineState, GivenUp, Proof
 from syncd.protocol.layout import Job
@@ -280,9 +279,9 @@ def test_doctor_json_has_the_documented_fields(shell, tmp_path):
 def test_every_verb_is_documented():
     headings = re.findall(r"^## (.+)$", (DOCS / "cli.md").read_text(), re.MULTILINE)
     named = {name for heading in headings for name in heading.split(", ")}
-    assert set(main.VERBS) <= named
+    assert set(VERBS) <= named
 
 
 def test_every_verb_with_json_output_is_documented(shell):
     headings = set(re.findall(r"^## (\w+)$", (DOCS / "json.md").read_text(), re.MULTILINE))
-    assert headings == {verb for verb in main.VERBS if "--json" in shell(verb, "--help").out}
+    assert headings == {verb for verb in VERBS if "--json" in shell(verb, "--help").out}

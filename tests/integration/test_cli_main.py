@@ -12,7 +12,7 @@ import time
 
 import click
 import pytest
-from support.cli import LONG, command, environment, modules_loaded, spawn
+from support.cli import LONG, VERBS, command, environment, modules_loaded, spawn
 from support.jobs import write_step
 
 from syncd import __version__
@@ -76,15 +76,21 @@ def test_help_loads_few_modules(record_line):
 
 def test_help_lists_every_verb_and_each_one_exists(shell):
     text = shell("--help").out
-    for verb, line in main.VERBS.items():
+    for verb, line in main.syncd.verbs.items():
         assert f"{verb}  " in text
-        assert line in text
-        name = verb.replace("-", "_")
-        found = getattr(importlib.import_module(f"syncd.cli.{name}"), name)
-        assert isinstance(found, click.Command)
+        assert line[:40] in text
+        assert isinstance(main.syncd.get_command(click.Context(main.syncd), verb), click.Command)
 
 
-@pytest.mark.parametrize("verb", main.VERBS)
+def test_verbs_of_parts_stand_where_they_say(shell):
+    verbs = list(main.syncd.verbs)
+    assert verbs[-2:] == ["follow", "probe"]
+    for name, point in main.syncd.others.items():
+        after = getattr(importlib.import_module(point.module), "AFTER", None)
+        assert after is None or verbs[verbs.index(name) - 1] == after
+
+
+@pytest.mark.parametrize("verb", VERBS)
 def test_help_of_each_verb_shows_an_example(shell, verb):
     done = shell(verb, "--help")
     assert done.code == 0

@@ -1,5 +1,6 @@
 """A document of the protocol that is no file, or may not be read: verbs go on, or say what, where and what helps."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -155,6 +156,18 @@ def test_a_full_disk_is_critical_without_a_daemon(job, shell, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(LocalDisk, "inodes", lambda *_: 0)
     assert "df -i" in shell("status", job.root, "--check").out
+
+
+@pytest.mark.parametrize("verb", ["pin", "rollback"])
+def test_a_verb_on_a_full_disk_names_the_file_and_what_shows_it(job, shell, monkeypatch, verb):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", fail)
+    done = shell(verb, job.root, "1")
+    assert done.code == 74
+    assert f"No space left on device: {job.root}/" in done.err
+    assert f"df -h {job.root}" in done.err
 
 
 @pytest.mark.parametrize("name", ["x" * 240, "x" * 255, "漢" * 85])

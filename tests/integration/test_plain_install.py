@@ -6,9 +6,9 @@ import sys
 import pytest
 from support.cli import ROOT, environment
 
-from explorer_hooks.cli.main import VERBS as EXPLORER
+from explorer_hooks.cli.main import explorer
 from syncd.extras import extra_of, install_command
-from trainer.cli.main import VERBS as TRAINER
+from trainer.cli.main import trainer
 
 CONFIG = 78
 CALLS = {
@@ -51,7 +51,7 @@ def given(tmp_path):
 
 
 def test_every_verb_is_in_the_table_of_calls():
-    called = {("trainer", verb) for verb in TRAINER} | {("explorer", verb) for verb in EXPLORER}
+    called = {("trainer", verb) for verb in trainer.verbs} | {("explorer", verb) for verb in explorer.verbs}
     needing = {("syncd", verb) for verb in ("follow", "probe", "materialise")}
     assert called | needing == set(CALLS)
 

@@ -7,7 +7,6 @@ import pytest
 from support.foreign_jobs import SAMPLES
 from support.jobs import start, write_step
 
-from syncd.protocol.documents import encode, read_document
 from syncd.protocol.layout import Job
 from syncd.protocol.request import Request, write_request
 from syncd.protocol.version import read_version, write_marker
@@ -89,16 +88,6 @@ def test_a_rollback_ends_when_the_trainer_completes_an_intermediate_step(job, tr
     rolled_back(job, trainer, daemon)
     trainer.write(6)
     assert daemon() == (2, 6)
-
-
-def test_a_rollback_of_an_earlier_release_holds_until_a_new_step(job, trainer, daemon):
-    rolled_back(job, trainer, daemon)
-    document = read_document(job.disk, job.version).document
-    del document["held_tracker"]
-    job.disk.replace(job.version, encode(document))
-    assert daemon() == (2, 5)
-    trainer.write(8)
-    assert daemon() == (2, 8)
 
 
 def test_a_repaired_step_does_not_end_the_hold_of_a_rollback(job, daemon):

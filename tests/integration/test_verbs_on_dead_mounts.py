@@ -13,10 +13,9 @@ import pytest
 from beds import probe
 from beds.loop import frozen, mounted
 from beds.silent import silent
-from support.cli import command, environment, spawn
+from support.cli import VERBS, command, environment, spawn
 from support.jobs import shard_bytes, write_step
 
-from syncd.cli import main
 from syncd.protocol.layout import Job
 
 pytestmark = [pytest.mark.group("mounts"), pytest.mark.timeout(240)]
@@ -145,7 +144,7 @@ def test_wait_on_a_dead_mount_ends_at_its_own_time_out(silenced):
     )
 
 
-@pytest.mark.parametrize("verb", [*main.VERBS, "follow"])
+@pytest.mark.parametrize("verb", [*VERBS, "follow"])
 def test_parsing_a_command_line_makes_no_call_on_the_mount(silenced, verb):
     if verb == "follow":
         pytest.importorskip("explorer_hooks")
@@ -299,7 +298,7 @@ def documented():
 
 
 def test_the_documented_table_has_every_verb_that_uses_the_mount():
-    assert set(documented()) == {*main.VERBS, "follow"} - {"install-units"}
+    assert set(documented()) == {*VERBS, "follow"} - {"install-units"}
 
 
 def test_the_documented_table_matches_the_tested_limits_and_exit_codes():

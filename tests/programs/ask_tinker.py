@@ -8,7 +8,7 @@ import sys
 import time
 
 from syncd.errors import TimedOutError
-from syncd.tinker_session import TinkerSession
+from syncd.parts.tinker.session import TinkerSession
 
 session = TinkerSession(sys.argv[1], "tml-test", float(sys.argv[2]))
 begun, said = time.monotonic(), {"error": "", "hint": ""}

@@ -15,8 +15,8 @@ from contextlib import ExitStack, closing
 import torch
 import xxhash
 
+from syncd.client.broadcast_control import BroadcastControl
 from syncd.jobfile.sections import SyncSection
-from syncd.parts.broadcast.control import BroadcastControl
 from syncd.parts.broadcast.process_group import ProcessGroup
 from syncd.parts.broadcast.receive import BroadcastReceiver
 from syncd.parts.broadcast.send import BroadcastSender

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from support.paths import ROOT
-from syncd.cli.main import run
+from syncd.cli.main import run, syncd
 
 LONG = 60.0
 """A bound that only a failing test reaches."""
+
+VERBS = tuple(verb for verb in syncd.verbs if verb not in {"follow", "probe"})
+"""The verbs of the package `syncd` and its parts."""
 
 
 @dataclass(frozen=True)

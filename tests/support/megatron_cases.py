@@ -8,7 +8,7 @@ from support.engine_cases import content_of, equal, log_probs, planted, refusal,
 
 megatron_on_cpu.install()
 
-from trainer.engines.verl.megatron import MegatronVerlEngine  # noqa: E402
+from trainer.parts.megatron.engine import MegatronVerlEngine  # noqa: E402
 
 TENSOR, PIPELINE, DATA = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}, {}
 LAYOUTS = {"tensor": TENSOR, "pipeline": PIPELINE, "data": DATA}

@@ -8,8 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from support.jobs import start
 from syncd.client.aio import run
-from syncd.parts.broadcast.control import BroadcastControl
-from syncd.parts.broadcast.membership import BroadcastMembership
+from syncd.client.broadcast_control import BroadcastControl
+from syncd.client.broadcast_membership import BroadcastMembership
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.presence import path_of, read_presence

@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
+from explorer_hooks.parts.evaluation.teacher import Teacher
 from explorer_hooks.run.config import TeacherSection
 from explorer_hooks.run.generation import GroupResult, Response
-from explorer_hooks.run.teacher import Teacher
 from explorer_hooks.run.tokens import open_tokens
 from support import small_qwen
 from support.fake_engines import FakeSglang, FakeVllm

@@ -14,7 +14,7 @@ from syncd.extras import install_command
 from syncd.jsonl import append
 from trainer.monitors.base import MonitoredRun
 from trainer.monitors.jsonl import Jsonl
-from trainer.reporting.evaluations import EVERY, EvaluationWatch, evaluation_history
+from trainer.parts.evaluation.watch import EVERY, EvaluationWatch, evaluation_history
 from trainer.reporting.plot import draw, plot
 
 FULL = {

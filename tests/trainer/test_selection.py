@@ -19,7 +19,7 @@ from syncd.synchronizer import Synchronizer
 from trainer.checkpoints import read_state
 from trainer.config.model import SelectionSection
 from trainer.launch.daemon import start_daemon
-from trainer.reporting.evaluations import EVERY, EvaluationWatch
+from trainer.parts.evaluation.watch import EVERY, EvaluationWatch
 from trainer.selection import Selection
 
 
@@ -164,7 +164,7 @@ def evaluated(job, *versions):
 
 def test_evaluations_that_came_after_the_last_checkpoint_count_after_a_kill(tmp_path, monkeypatch):
     """Killed at step 5 after the checkpoint of step 4: what was found at 5 and written since is found again, once."""
-    monkeypatch.setattr("trainer.reporting.evaluations.EVERY", 0.0)
+    monkeypatch.setattr("trainer.parts.evaluation.watch.EVERY", 0.0)
     write_experiences(tmp_path, 8)
     config = small_config(
         tmp_path,

@@ -15,7 +15,7 @@ from support.cli import environment
 from support.stand_ins import leave_model
 
 from syncd.errors import StorageError
-from trainer.cli.main import VERBS, run
+from trainer.cli.main import run, trainer
 from trainer.config.job_config import enter_job_dir
 from trainer.config.load import load_config
 from trainer.config.model import documentation
@@ -237,11 +237,11 @@ def test_a_misspelt_command_gets_a_suggestion(shell):
 
 
 def test_every_command_has_help(shell):
-    for verb in VERBS:
+    for verb in trainer.verbs:
         code, out, _ = shell(verb, "--help")
         assert code == 0
         assert out.startswith("Usage: ")
-    assert all(verb in shell("--help")[1] for verb in VERBS)
+    assert all(verb in shell("--help")[1] for verb in trainer.verbs)
 
 
 def test_the_config_command_prints_schema_docs_and_algorithms(shell):

@@ -1,19 +1,19 @@
-"""Formats of a batch: earlier ones are read exactly, later ones harm themselves only, and rollouts are whole."""
+"""The format of a batch: later ones harm themselves only, and rollouts are whole."""
 
-import os
 import re
 
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.batch_formats import RELEASED, changed, write_format_1
-from support.experiences import fifo, make, segmented, whole_group, write
+from support.batch_formats import changed
+from support.experiences import make, segmented, whole_group, write
 from support.jobs import ManualClock
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError, UsageError
 from syncd.experience import batch_paths, formats
 from syncd.experience.table import decode_batch, encode_batch
+from syncd.extras import upgrade_command
 from syncd.protocol import documents
 from syncd.protocol.layout import Job
 from trainer.experience.store import ExperienceReader
@@ -31,81 +31,6 @@ def two():
     return encode_batch(whole_group("g", step=3))
 
 
-# What earlier releases wrote.
-
-
-def test_a_batch_of_the_first_release_is_read_exactly():
-    found = decode_batch(read(RELEASED), RELEASED)
-    plain = {"step": 40, "generation": 2}
-    mixed = {"step": 3, "generation": 2, "spans": [(0, 2, 3), (2, 2, 4)], "info": {"answer": 7}}
-    long = {
-        "step": 7, "length": 5, "reward": -2.5, "created_at": 1.7e9, "logprobs": [-1.5, -0.25, -3.0, -0.5, 0.0],
-        "spans": [(0, 1, 7), (2, 1, 9), (3, 1, 8)],
-    }  # fmt: skip
-    assert found == (
-        make("plain", 0, **plain), make("plain", 1, **plain), make("mixed", 0, **mixed), make("mixed", 1, **long),
-    )  # fmt: skip
-    for one in found:
-        assert (one.segment, one.segments) == (0, 1)
-        assert (one.turn_rewards, one.teacher_logprobs, one.unproven) == (None, None, None)
-
-
-@st.composite
-def rows_of_format_1(draw):
-    prompt, response = draw(st.integers(1, 4)), draw(st.integers(1, 8))
-    several = lambda element, count=response: st.lists(element, min_size=count, max_size=count)  # noqa: E731
-    return {
-        "tokens": draw(several(st.integers(0, 2**31 - 1), prompt + response)),
-        "prompt_length": prompt,
-        "logprobs": draw(several(FLOATS)),
-        "action_mask": draw(several(st.booleans())),
-        "reward": draw(FLOATS),
-        "group": "g",
-        "task": "t",
-        "rollout": draw(st.integers(0, 9)),
-        "generation": draw(st.integers(0, 2**53)),
-        "step": draw(st.integers(0, 2**53)),
-        "token_steps": draw(st.none() | several(st.integers(0, 3)) | several(st.integers(0, 2**53))),
-        "created_at": draw(st.floats(0, 1e12)),
-        "info": "{}",
-    }
-
-
-@given(st.lists(rows_of_format_1(), min_size=1, max_size=4))
-@settings(max_examples=60, deadline=None)
-def test_every_row_of_format_1_is_read_without_loss(rows):
-    for row, one in zip(rows, decode_batch(write_format_1(rows), "x"), strict=True):
-        for name in ("tokens", "logprobs"):
-            assert list(getattr(one, name)) == row[name]
-        assert list(map(bool, one.action_mask)) == row["action_mask"]
-        for name in ("prompt_length", "reward", "group", "task", "rollout", "generation", "created_at"):
-            assert getattr(one, name) == row[name]
-        steps = row["token_steps"] or [row["step"]] * len(row["logprobs"])
-        assert one.step == min([row["step"], *steps])
-        ends = [*[span.start for span in one.spans[1:]], len(steps)]
-        said = [span.step for span, end in zip(one.spans, ends, strict=True) for _ in range(end - span.start)]
-        assert said == steps
-        assert {span.generation for span in one.spans} == {row["generation"]}
-        assert decode_batch(encode_batch([one]), "x") == (one,)
-
-
-@pytest.mark.parametrize("steps", [[1], [1, 2, 3, 4], [], [-1, 2, 3]])
-def test_token_steps_that_do_not_match_the_response_are_refused(steps):
-    row = pq.read_table(RELEASED).slice(0, 1).to_pylist()[0] | {"token_steps": steps}
-    with pytest.raises(CorruptDataError, match="row 0 is not an experience"):
-        decode_batch(write_format_1([row]), "x")
-
-
-def test_batches_of_both_formats_can_be_mixed_in_a_job(tmp_path):
-    job = Job.at(tmp_path)
-    write(job, "e0", [make("later", 0), make("later", 1)])
-    os.makedirs(batch_paths.batches(job, "e1"))
-    with open(batch_paths.batch(job, "e1", 1), "wb") as file:
-        file.write(read(RELEASED))
-    batch = fifo(job, ManualClock(), groups=3).sample(50, generation=2)
-    assert [one.group for one in batch.experiences[::2]] == ["later", "plain", "mixed"]
-
-
 # A number of its own.
 
 
@@ -117,33 +42,20 @@ def test_the_batch_format_is_independent_of_the_protocol_version(monkeypatch, tm
     assert decode_batch(two(), "x") == tuple(whole_group("g", step=3))
 
 
-def test_batches_carry_a_protocol_number_that_format_1_readers_refuse(tmp_path):
-    """They look at `protocol`, and take a batch for damaged in which it is missing."""
-    path = tmp_path / "1.parquet"
-    path.write_bytes(two())
-    assert int(pq.read_schema(path).metadata[b"protocol"]) > 1
-
-
 @pytest.mark.parametrize("metadata", [{"format": "3"}, {"format": "3", "protocol": "1"}, {"protocol": "9"}])
 def test_a_later_format_is_refused_with_an_upgrade_hint(metadata):
     with pytest.raises(ProtocolTooNewError, match="upgrade syncd") as caught:
         decode_batch(changed(two(), metadata=metadata), "x")
-    assert "pip install" in caught.value.hint
+    assert caught.value.hint == upgrade_command()
 
 
 @pytest.mark.parametrize(
-    "metadata", [{}, {"format": ""}, {"format": "0"}, {"format": "two"}, {"format": "-2"}]
+    "metadata",
+    [{}, {"protocol": "1"}, *({"format": number} for number in ("", "0", "1", "two", "-2"))],
 )
 def test_metadata_without_a_format_is_refused(metadata):
     with pytest.raises(CorruptDataError, match="no format of a batch"):
         decode_batch(changed(two(), metadata=metadata), "x")
-
-
-def test_columns_of_another_format_are_refused():
-    with pytest.raises(CorruptDataError, match="columns"):
-        decode_batch(changed(two(), metadata={"format": "1"}), "x")
-    with pytest.raises(CorruptDataError, match="columns"):
-        decode_batch(changed(read(RELEASED), metadata={"format": "2"}), "x")
 
 
 def test_a_batch_of_a_later_format_is_rejected_alone(tmp_path):
@@ -214,13 +126,11 @@ def test_a_row_without_spans_has_the_version_of_the_row():
 def test_the_number_of_spans_in_a_batch_is_limited(monkeypatch):
     long = [make("g", 0, spans=[(place, 1, place) for place in range(3)])]
     data = encode_batch(long)
-    row = pq.read_table(RELEASED).slice(2, 1).to_pylist()[0] | {"token_steps": [3, 4, 5]}
     monkeypatch.setattr(formats, "MAX_ITEMS", 2)
     with pytest.raises(UsageError, match="spans: 3 in one batch where at most 2"):
         encode_batch(long)
-    for hostile in (data, write_format_1([row])):
-        with pytest.raises(CorruptDataError, match="spans: 3 in one batch where at most 2"):
-            decode_batch(hostile, "x")
+    with pytest.raises(CorruptDataError, match="spans: 3 in one batch where at most 2"):
+        decode_batch(data, "x")
 
 
 # Rollouts of several segments.

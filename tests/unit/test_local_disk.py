@@ -130,8 +130,9 @@ def test_a_failed_replace_keeps_the_old_content_and_no_temporary_file(root, monk
     DISK.replace(f"{root}/a", b"old")
     with monkeypatch.context() as patch:
         patch.setattr(os, broken, fail)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(OSError, match="No space") as caught:
             DISK.replace(f"{root}/a", b"new")
+    assert caught.value.filename == (f"{root}/a" if broken != "rename" else None)
     assert os.listdir(root) == ["a"]
     assert DISK.read(f"{root}/a") == b"old"
 

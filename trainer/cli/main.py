@@ -13,18 +13,18 @@ from syncd.errors import DOCS
 VERBS: Mapping[str, str] = {
     "train": "Train: consume experiences, write steps.",
     "stages": "Train the stages of one file, one after the other.",
-    "import": "Turn a configuration of Trinity-RFT, verl, prime-rl or TRL into a job's file.",
     "config": "Print the schema and the documentation of the file, and the algorithms.",
     "plot": "Draw a job's curves to a PNG.",
     "export": "Make a Hugging Face directory of a step or full checkpoint.",
 }
-"""Each verb with its line of help. `trainer.cli.<verb>` has the command, under its name; `import_` has `import`."""
+"""Each verb with its line of help. `trainer.cli.<verb>` has the command, under its name."""
 
 
 @click.group(
     cls=console.LazyGroup,
     package="trainer.cli",
     verbs=VERBS,
+    others="trainer.commands",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
     epilog=f"\b\nKeys of the file: {DOCS}/configuration.md\nExit codes: {DOCS}/trainer.md",
 )
@@ -36,10 +36,8 @@ def trainer(debug: bool) -> None:  # `debug` is read before anything is parsed
 
 
 def main() -> NoReturn:
-    """Run the command line of this process."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(args: Sequence[str]) -> int:
-    """Run one command line and return its exit code."""
     return console.run(trainer, "trainer", args)

@@ -71,11 +71,7 @@ def show(config: "JobConfig", found: "Sequence[Contradiction]", allowed: Collect
 
 
 def check_file(name: str, value: str) -> str:
-    """Return the path of a file that stands before `--section.key value`.
-
-    Raises:
-        click.BadParameter: There is none; `name` is what the help calls it.
-    """
+    """Return the path of a file that stands before `--section.key value`."""
     if not value or value.startswith("--"):
         raise click.BadParameter(f"{value!r} is no file; {name} comes before --section.key value")
     return value

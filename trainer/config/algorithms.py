@@ -15,17 +15,11 @@ SFT = "sft"
 
 
 class Algorithm(NamedTuple):
-    """The estimator and the loss of a name.
+    """The estimator and the loss of a name."""
 
-    Args:
-        about: One line for people: what it is, and where it is not what its publication says.
-        advantage: verl's advantage estimator, empty for sft.
-        loss: verl's policy loss, empty for sft.
-    """
-
-    about: str
-    advantage: str = "grpo"
-    loss: str = "vanilla"
+    about: str  # one line for people: what it is, and where it is not what its publication says
+    advantage: str = "grpo"  # verl's advantage estimator, empty for sft
+    loss: str = "vanilla"  # verl's policy loss, empty for sft
 
 
 ALGORITHMS: Mapping[str, Algorithm] = {
@@ -64,21 +58,13 @@ ALGORITHMS: Mapping[str, Algorithm] = {
 
 
 class Loss(NamedTuple):
-    """What one of verl's policy losses reads, and what its publication sets.
+    """What one of verl's policy losses reads, and what its publication sets."""
 
-    Args:
-        clip: The bounds of the publication, by their keys; empty for a loss that has none.
-        reads: The names in algorithm.options that this loss reads.
-        mode: loss_agg_mode of the publication.
-        has_modes: Whether another loss_agg_mode is possible.
-        options: Of `reads`, what the publication sets otherwise than verl does.
-    """
-
-    clip: Mapping[str, float]
-    reads: frozenset[str] = frozenset()
-    mode: str = "token-mean"
-    has_modes: bool = True
-    options: Mapping[str, Any] = {}
+    clip: Mapping[str, float]  # the bounds of the publication, by their keys; empty for a loss that has none
+    reads: frozenset[str] = frozenset()  # the names in algorithm.options that this loss reads
+    mode: str = "token-mean"  # loss_agg_mode of the publication
+    has_modes: bool = True  # whether another loss_agg_mode is possible
+    options: Mapping[str, Any] = {}  # of `reads`, what the publication sets otherwise than verl does
 
 
 LOSSES: Mapping[str, Loss] = {

@@ -46,11 +46,7 @@ def attention_problems(config: JobConfig) -> Iterator[Problem]:
 
 
 def require_groups(config: JobConfig, ranks: int) -> None:
-    """Refuse a number of ranks that cannot be divided into groups that share rows.
-
-    Raises:
-        ConfigError: It cannot.
-    """
+    """Refuse a number of ranks that cannot be divided into groups that share rows."""
     degree = degree_of(config)
     if ranks % degree:
         more = (ranks // degree + 1) * degree
@@ -63,12 +59,8 @@ def check_heads(config: JobConfig, model: Mapping[str, Any], path: str) -> None:
     """Refuse a model whose heads cannot be divided among the ranks that share a row.
 
     Args:
-        config: The job's file.
         model: What the model's config.json says; verl itself refuses one that does not say how many heads it has.
         path: The model's directory.
-
-    Raises:
-        ConfigError: They cannot.
     """
     degree, own = degree_of(config), model.get("text_config", model)
     heads = own.get("num_attention_heads", degree)

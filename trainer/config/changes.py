@@ -57,11 +57,7 @@ class Contradiction:
 
 
 def check_allowed(names: Iterable[str]) -> None:
-    """Refuse keys that `--allow-change` cannot allow.
-
-    Raises:
-        UsageError: A key is unknown, may change anyway, or may never change.
-    """
+    """Refuse keys that `--allow-change` cannot allow."""
     for name in names:
         if name not in KEYS.all:
             near = KEYS.nearest(name)
@@ -75,12 +71,7 @@ def check_allowed(names: Iterable[str]) -> None:
 
 
 def record_changes(disk: Disk, directory: str, found: Sequence[Contradiction]) -> None:
-    """Add changes to the record durably; call it before the configuration is replaced, so that none is lost.
-
-    Raises:
-        SyncdError: The record is damaged.
-        OSError: It cannot be written.
-    """
+    """Add changes to the record durably; call it before the configuration is replaced, so that none is lost."""
     if not found:
         return
     who = {
@@ -95,11 +86,7 @@ def record_changes(disk: Disk, directory: str, found: Sequence[Contradiction]) -
 
 
 def read_changes(disk: Disk, directory: str) -> list[Any]:
-    """Return the changes so far, oldest first.
-
-    Raises:
-        SyncdError: The record is damaged.
-    """
+    """Return the changes so far, oldest first."""
     try:
         return list(read_document(disk, f"{directory}/{RECORD}").items("changes"))
     except MISSING:

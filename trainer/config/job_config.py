@@ -39,11 +39,6 @@ def enter_job_dir(config: JobConfig, allowed: Collection[str] = ()) -> JobConfig
     Args:
         config: This start's configuration.
         allowed: Fixed keys that the user lets change.
-
-    Raises:
-        ConfigError: It contradicts the job in that directory, or another config.toml is there.
-        UsageError: A key of `allowed` cannot change.
-        StorageError: The directory cannot be made or written.
     """
     check_allowed(allowed)
     settled = make_job_dir(config)
@@ -56,10 +51,6 @@ def make_job_dir(config: JobConfig) -> JobConfig:
 
     With `continue_from_checkpoint = false` it is the first of `DIR`, `DIR-2`, ... that is not there or empty, and no
     other start gets the same; the returned configuration says true, so that the next start resumes there.
-
-    Raises:
-        ConfigError: The policy of its files is invalid on this host or for this user.
-        StorageError: It cannot be made.
     """
     disk = _disk(config)
     with storage_errors(config.job.dir):
@@ -71,11 +62,7 @@ def make_job_dir(config: JobConfig) -> JobConfig:
 
 
 def next_job_dir(config: JobConfig) -> JobConfig:
-    """Return the configuration as `make_job_dir` would return it now; nothing is made.
-
-    Raises:
-        StorageError: A directory cannot be read.
-    """
+    """Return the configuration as `make_job_dir` would return it now; nothing is made."""
     if config.trainer.continue_from_checkpoint:
         return config
     moved = map(partial(_moved, config), _suffixes())
@@ -98,10 +85,6 @@ def contradictions(config: JobConfig, *, besides: Collection[str] = ()) -> tuple
     Args:
         config: This start's configuration, in its job directory.
         besides: Keys that are not compared.
-
-    Raises:
-        ConfigError: The copy is not TOML.
-        StorageError: It cannot be read.
     """
     path = kept_path(config.job.dir)
     if not _is_ours(_read(path)):
@@ -118,11 +101,6 @@ def _value(table: Mapping[str, Any], key: Key) -> Any:
 
 
 def refuse(found: Sequence[Contradiction]) -> None:
-    """Raise an error if there are contradictions.
-
-    Raises:
-        ConfigError: It names every key with both values.
-    """
     if found:
         lines = "".join(f"\n  {contradiction}" for contradiction in found)
         names = " ".join(f"--allow-change {one.key}" for one in found if one.key not in UNSOUND)
@@ -135,13 +113,7 @@ def refuse(found: Sequence[Contradiction]) -> None:
 
 
 def keep_config(config: JobConfig, allowed: Collection[str] = ()) -> None:
-    """Write the copy durably unless this start contradicts it; record the allowed changes.
-
-    Raises:
-        ConfigError: It contradicts in a key that may not change, or the trainer did not write the config.toml
-            in the directory.
-        StorageError: The job directory cannot be read or written.
-    """
+    """Write the copy durably unless this start contradicts it; record the allowed changes."""
     path = kept_path(config.job.dir)
     before, after = _read(path), (_HEAD + to_toml(config)).encode()
     changed, refused = split(contradictions(config), allowed)

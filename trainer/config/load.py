@@ -10,6 +10,7 @@ from syncd.jobfile.loader import Layer, Loader, TomlFile, read_toml
 from syncd.jobfile.problems import Problem, nearest
 from syncd.protocol.layout import is_identity
 from syncd.protocol.permissions import policy_problem
+from syncd.registered import registered
 from trainer.config.algorithms import (
     ADVANTAGES,
     AGGREGATIONS,
@@ -34,17 +35,19 @@ from trainer.config.algorithms import (
 from trainer.config.attention import attention_problems
 from trainer.config.critic import algorithm_of, critic_problems
 from trainer.config.lora import lora_problems
-from trainer.config.megatron import MEGATRON, megatron_problems
 from trainer.config.model import KEYS, AlgorithmSection, JobConfig
 from trainer.config.options import algorithm_problems, engine_problems
 from trainer.config.schedule import optimizer_problems
 from trainer.config.selected import metric_problems
+from trainer.config.strategies import strategy_names, strategy_of
 from trainer.config.sync import sync_problems
-from trainer.config.tinker import TINKER, tinker_problems
 from trainer.plugins import SAMPLE_STRATEGY, unknown_name
 
 FIRST_LINE = "# The resolved configuration of this job: `trainer train` writes it at each start."
 """How a file that the trainer has written begins."""
+
+ENGINE_CHECKS = "trainer.engine_checks"
+"""The group of entry points of what checks the job's file for an engine of a part, by `engine.name`. No torch."""
 
 _FORMER_DEFAULTS = {"clip_ratio": 0.2, "loss_agg_mode": "token-mean", "norm_advantage": True}
 """What earlier releases wrote of [algorithm] for sft, which reads none of it."""
@@ -57,7 +60,6 @@ _INSTEAD_OF_PAIRS = (
 _INSTEAD_OF_REWARD_MODEL = (
     "train it elsewhere, serve it, and call it from explorer.reward.function = package.module:function"
 )
-_STRATEGIES = frozenset({"fsdp", "fsdp2", MEGATRON})
 _CLIPPED_BELOW = frozenset({"vanilla", "gspo"})
 """Losses for which a lower bound of 0 or less would be a mistake; cispo, for one, is used with such a bound."""
 
@@ -67,10 +69,6 @@ def load_config(path: str, overrides: Sequence[str] = (), *, trust: bool = False
 
     Relative paths of the file are relative to its directory, those of the command line to the current one;
     `~` and `$NAME` are expanded. With `trust`, code that the file names runs whoever could have written it.
-
-    Raises:
-        ConfigError: The file cannot be read or is not TOML; else all its problems, in one error.
-        UsageError: The overrides are not `--section.key value`.
     """
     layers = [file_layer(path), LOADER.command_layer(overrides)]
     return resolved(LOADER.load(layers, path, trust=trust))
@@ -82,20 +80,11 @@ def resolved(config: JobConfig) -> JobConfig:
 
 
 def file_layer(path: str) -> Layer:
-    """Return the layer of a file.
-
-    Raises:
-        ConfigError: It cannot be read or is not TOML.
-    """
     return _read(path).layer()
 
 
 def read_table(path: str) -> dict[str, Any]:
-    """Return a file's table; if the trainer wrote the file, without the values that it derived.
-
-    Raises:
-        ConfigError: It cannot be read or is not TOML.
-    """
+    """Return a file's table; if the trainer wrote the file, without the values that it derived."""
     return _read(path).table
 
 
@@ -137,8 +126,8 @@ def check(config: JobConfig) -> Iterator[Problem]:
     yield from critic_problems(config)
     if config.engine.name == VERL:
         yield from verl_problems(config)
-    elif config.engine.name == TINKER:
-        yield from tinker_problems(config)
+    elif (point := registered(ENGINE_CHECKS).get(config.engine.name)) is not None:
+        yield from point.load()(config)
     yield from sync_problems(config)
     yield from _daemon(config.daemon)
 
@@ -222,7 +211,7 @@ def _selection(config: JobConfig) -> Iterator[Problem]:
 def verl_problems(config: JobConfig) -> Iterator[Problem]:
     """Yield what verl cannot do here, without importing verl."""
     section = algorithm_of(config)
-    yield from _one_of("engine.strategy", config.engine.strategy, _STRATEGIES)
+    yield from _one_of("engine.strategy", config.engine.strategy, strategy_names())
     if section.loss_agg_mode:
         yield from _one_of("algorithm.loss_agg_mode", section.loss_agg_mode, AGGREGATIONS)
     yield from _one_of("algorithm.kl_type", section.kl_type, KL_TYPES)
@@ -237,9 +226,9 @@ def verl_problems(config: JobConfig) -> Iterator[Problem]:
     yield from _teacher(section)
     yield from _unread(section)
     yield from algorithm_problems(section)
-    is_megatron = config.engine.strategy == MEGATRON
-    if is_megatron:
-        yield from megatron_problems(config)
+    strategy = strategy_of(config)
+    if strategy is not None:
+        yield from strategy.problems(config)
     else:
         yield from engine_problems(config.engine)
         yield from attention_problems(config)

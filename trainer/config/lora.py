@@ -32,19 +32,12 @@ _CHANGES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """What peft's configuration says of an adapter of linear layers.
-
-    Args:
-        rank: The rank.
-        alpha: Its alpha.
-        rslora: Whether what it adds is divided by the root of the rank.
-        base: The model that it belongs to, as its writer called it.
-    """
+    """What peft's configuration says of an adapter of linear layers."""
 
     rank: int
     alpha: float
-    rslora: bool = False
-    base: str = ""
+    rslora: bool = False  # whether what it adds is divided by the root of the rank
+    base: str = ""  # the model that it belongs to, as its writer called it
 
     @property
     def scaling(self) -> float:
@@ -77,12 +70,7 @@ def _unread(section: LoraSection, names: list[str], reader: str) -> Iterator[Pro
 
 
 def check_start_adapter(section: LoraSection) -> None:
-    """Refuse an adapter to start from that is not there, or is another one than the section says.
-
-    Raises:
-        ConfigError: It is refused.
-        StorageError: A file cannot be read.
-    """
+    """Refuse an adapter to start from that is not there, or is another one than the section says."""
     if not section.rank or not section.adapter:
         return
     path = section.adapter
@@ -110,12 +98,8 @@ def check_rank(section: LoraSection, model: Mapping[str, Any], path: str) -> Non
     """Refuse adapters of a rank above the model's width, which could be no more than whole weights.
 
     Args:
-        section: The adapters.
         model: The model's config.json.
         path: Its directory, for the error.
-
-    Raises:
-        ConfigError: They are refused.
     """
     width = model.get("text_config", model).get("hidden_size")
     if isinstance(width, int) and section.rank > width:
@@ -124,12 +108,7 @@ def check_rank(section: LoraSection, model: Mapping[str, Any], path: str) -> Non
 
 
 def read_adapter_config(directory: str) -> AdapterConfig:
-    """Return the configuration of an adapter of linear layers.
-
-    Raises:
-        CorruptDataError: It is not the configuration of one.
-        StorageError: It cannot be read.
-    """
+    """Return the configuration of an adapter of linear layers."""
     path = f"{directory}/{ADAPTER_CONFIG}"
     try:
         with open(path, encoding="utf-8") as file:
@@ -145,11 +124,7 @@ def adapter_config(found: Any, path: str) -> AdapterConfig:
     """Return what a configuration of peft's says.
 
     Args:
-        found: The JSON document.
         path: Its file, for errors.
-
-    Raises:
-        CorruptDataError: It is not the configuration of an adapter of linear layers.
     """
     if not isinstance(found, dict) or found.get("peft_type") != "LORA":
         raise CorruptDataError("not an adapter_config.json of LoRA", path=path)

@@ -32,10 +32,6 @@ def check_model(config: JobConfig, *, trust: bool = False, recorded: bool = Fals
 
     Other engines than verl's check their models' files themselves. With `trust` anybody's code may run; `recorded` is
     as of `require_own_model`.
-
-    Raises:
-        ConfigError: Files are missing; the message names them.
-        StorageError: A file cannot be read.
     """
     path = config.model.path
     require_own_model(path, runs_code=config.model.trust_remote_code and not trust, recorded=recorded)
@@ -54,11 +50,7 @@ def check_model(config: JobConfig, *, trust: bool = False, recorded: bool = Fals
 
 
 def check_configs(config: JobConfig) -> None:
-    """Refuse a policy or a critic without a config, or whose heads cannot be divided as the file says.
-
-    Raises:
-        ConfigError: It is one.
-    """
+    """Refuse a policy or a critic without a config, or whose heads cannot be divided as the file says."""
     model, path = read_model_config(config.model.path), config.model.path
     check_heads(config, model, path)
     check_rank(config.model.lora, model, path)
@@ -78,11 +70,7 @@ def read_model_config(path: str, key: str = "model.path") -> dict[str, Any]:
     """Return config.json of a model directory.
 
     Args:
-        path: The directory.
         key: The key of the job's file that names it.
-
-    Raises:
-        ConfigError: It is not one, or does not name one architecture.
     """
     file_path = os.path.join(path, "config.json")
     try:
@@ -219,14 +207,9 @@ def companions(
     """Return files of a model directory by name, all but the weights.
 
     Args:
-        path: The model directory.
         dtype: Of the weights beside them; config.json names it.
         code: Whether to include the model's own code.
         changes: What else config.json says, by name.
-
-    Raises:
-        ConfigError: It is not a model directory.
-        StorageError: A file cannot be read.
     """
     config = read_model_config(path) | {"dtype": dtype, "torch_dtype": dtype, **changes}
     found = {"config.json": json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"}
@@ -241,7 +224,6 @@ def companion_names(path: str, *, code: bool) -> list[str]:
     """Return the names of a model directory's files beside the weights, all but config.json.
 
     Args:
-        path: The model directory.
         code: Whether to include the model's own code.
     """
     suffixes = (*_COMPANION_SUFFIXES, ".py") if code else _COMPANION_SUFFIXES

@@ -234,9 +234,6 @@ def option_problems(
     """Yield what is wrong with one option.
 
     Args:
-        table: Its table.
-        name: Its name.
-        value: Its value.
         known: The options of the table, with the values that they take.
         elsewhere: Those that a key of the configuration sets, with the key.
         refused: Those that are not supported, with the reason.

@@ -49,7 +49,7 @@ def metric_problems(config: JobConfig) -> Iterator[Problem]:
     """Yield why no step of the run could have the figure that `selection.metric` names."""
     metric, produced = config.selection.metric, _produced(config)
     if metric in RENAMED:
-        text = f'selection.metric = "{metric}" is the name of earlier releases'
+        text = f'selection.metric = "{metric}" is what it was called until 2026-11-24'
         yield Problem("selection.metric", text, f'metric = "{RENAMED[metric]}"')
         return
     if not metric or metric.startswith(_FAMILIES) or not _is_known_before(config) or metric in produced:

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from syncd.jobfile.problems import Problem
 from trainer.config.model import JobConfig
-from trainer.config.tinker import TINKER
 
 KEY = "sync.delta"
 
@@ -16,11 +15,6 @@ def sync_problems(config: JobConfig) -> Iterator[Problem]:
     if config.sync.mode == "stream":
         text = 'sync.delta = "on" means nothing with sync.mode = "stream", which keeps no weights to compare with'
         yield Problem(KEY, text, 'sync.mode = "background", or sync.delta = "auto"')
-    if config.engine.name == TINKER:
-        text = (
-            'sync.delta = "on" means nothing to engine.name = "tinker": its steps are addresses or adapters'
-        )
-        yield Problem(KEY, text, 'sync.delta = "auto"')
-    elif config.model.publishes_adapters:
+    if config.model.publishes_adapters:
         text = 'sync.delta = "on" means nothing to steps that are adapters'
         yield Problem(KEY, text, 'model.lora.publish = "merged", or sync.delta = "auto"')

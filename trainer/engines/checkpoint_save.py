@@ -77,11 +77,7 @@ class CheckpointSave:
         return self._done.done() and bool(self._done.exception())
 
     def wait(self) -> None:
-        """Return once all ranks have done their parts.
-
-        Raises:
-            SyncdError: One has failed; on all ranks, and what they have written is removed.
-        """
+        """Return once all ranks have done their parts."""
         ranks = self._context.ranks
         while True:
             wait([self._done], _TURN)
@@ -157,12 +153,7 @@ class CheckpointSave:
             return False
 
     def _wait_for(self, condition: Callable[[], bool], timeout: float = float("inf")) -> None:
-        """Wait until something is so, without a timeout until the save is abandoned.
-
-        Raises:
-            SaveAbandonedError: It is.
-            TimedOutError: It was not so in time.
-        """
+        """Wait until something is so, without a timeout until the save is abandoned."""
         end, pause = time.monotonic() + timeout, _SHORT
         while not condition():
             if self._abandoned.wait(pause):

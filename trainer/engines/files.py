@@ -11,7 +11,6 @@ import structlog
 import torch
 
 from syncd.errors import ConfigError, SyncdError, UsageError
-from syncd.parts.memory.room import free_memory
 from syncd.protocol.adapter_base import AdapterBase, find_base
 from syncd.protocol.probe import Probe, write_base_probe
 from syncd.protocol.process import Process
@@ -24,6 +23,7 @@ from syncd.transports.base import (
     close_senders,
     open_senders,
 )
+from syncd.transports.free_memory import free_memory
 from syncd.transports.host_memory import HostMemory
 from syncd.transports.ranks import all_or_error, raise_agreed, rank0_or_error
 from trainer.auto_method import senders_of
@@ -265,11 +265,7 @@ class FileEngine(TrainEngineWrapper):
         return HostMemory(limit or free_memory() // 2 // neighbours)
 
     def _find_base(self) -> AdapterBase:
-        """Return the model that adapters belong to; rank 0 reads it, once a start.
-
-        Raises:
-            ConfigError: The engine trains no adapters, or the model is not in safetensors.
-        """
+        """Return the model that adapters belong to; rank 0 reads it, once a start."""
         context = self.context
         if not self.trains_adapters:
             name = context.config.engine.name
@@ -299,9 +295,6 @@ class FileEngine(TrainEngineWrapper):
 
         Args:
             ask: Returns the log-probs of rows of tokens.
-
-        Raises:
-            NonFiniteError: A log-prob is not finite, and `sync.check_finite` is set; on all ranks.
         """
         tokens, settings, start = self._probe_tokens, self.context.config.sync, time.perf_counter()
         if not tokens:

@@ -32,14 +32,11 @@ _ALIGN = 64
 
 @dataclass(frozen=True, slots=True)
 class CapturedState:
-    """A training state that can be written once, by any thread and without the other ranks.
+    """A training state that can be written once, by any thread and without the other ranks."""
 
-    Args:
-        write: Writes the files into a directory and returns their names; raises StorageError.
-        live: Why it is the engine's own state, which must not change before it is written; empty for a copy.
-    """
-
+    # Writes the files into a directory and returns their names; raises StorageError.
     write: Callable[[str], list[str]]
+    # Why it is the engine's own state, which must not change before it is written; empty for a copy.
     live: str = ""
 
 
@@ -68,11 +65,7 @@ class StateArena:
             self._ahead = self._helper.submit(PinnedBuffer, size, pinned=True)
 
     def capture(self, files: TrainingState) -> CapturedState:
-        """Copy a state, over the one before, which must have been written; if it cannot be copied, keep the original.
-
-        Args:
-            files: The state.
-        """
+        """Copy a state, over the one before, which must have been written; keep the original if that fails."""
         sources = list(_tensors(files))
         live = self._live or _uncopied(sources) or self._reserve(sum(map(_room, sources)))
         if live:
@@ -124,11 +117,6 @@ class StateArena:
 
 
 def write_files(files: TrainingState, directory: str) -> list[str]:
-    """Write a state into a directory and return the names of its files.
-
-    Raises:
-        StorageError: They cannot be written.
-    """
     for name, content in files.items():
         path = f"{directory}/{name}"
         try:

@@ -18,22 +18,16 @@ class Batch:
     """The samples of one training step; all fields but the examples are of equal length, members of a group in a row.
 
     A sample is a rollout: its segments are rows one after the other, with one group, weight and age.
-
-    Args:
-        experiences: The rollouts' segments; most rollouts have one.
-        groups: The number of the group of each, from 0.
-        weights: What each counts in the loss: 1 unless its rollout is down-weighted for its age.
-        ages: The age of each one's rollout in versions; None for one that is ahead of the trainer.
-        origins: Where each is stored.
-        examples: Examples of an SFT data set that are mixed in.
     """
 
-    experiences: tuple[Experience, ...]
-    groups: tuple[int, ...]
+    experiences: tuple[Experience, ...]  # the rollouts' segments; most rollouts have one
+    groups: tuple[int, ...]  # the number of the group of each, from 0
+    # What each counts in the loss: 1 unless its rollout is down-weighted for its age.
     weights: tuple[float, ...]
+    # The age of each one's rollout in versions; None for one that is ahead of the trainer.
     ages: tuple[int | None, ...]
-    origins: tuple[Origin, ...]
-    examples: tuple[Example, ...] = ()
+    origins: tuple[Origin, ...]  # where each is stored
+    examples: tuple[Example, ...] = ()  # examples of an SFT data set that are mixed in
 
     @property
     def rollouts(self) -> tuple[int, ...]:
@@ -66,11 +60,7 @@ class SampleStrategy(ABC):
         return ""
 
     def limit(self, limits: Limits) -> None:  # noqa: B027 - a strategy may take what the engine refuses
-        """Return only rows that the model can take from now on; called before a state is loaded.
-
-        Raises:
-            ConfigError: The user's data set holds a row that the model cannot take.
-        """
+        """Return only rows that the model can take from now on; called before a state is loaded."""
 
     @abstractmethod
     def sample(self, step: int, *, generation: int) -> Batch | None:
@@ -91,16 +81,11 @@ class SampleStrategy(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a state.
-
-        Raises:
-            CorruptDataError: It is not a state of this strategy.
-        """
+        """Resume from a state."""
 
     def commit(self, state: Mapping[str, Any]) -> int:  # noqa: ARG002 - of strategies that keep files
         """Release the batches that `state`, which is durably saved, does not need; return how many."""
         return 0
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics by name."""
         return {}

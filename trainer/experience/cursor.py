@@ -27,15 +27,11 @@ class BatchFile(NamedTuple):
 
 @dataclass
 class BatchCursor:
-    """The batches that have been read.
+    """The batches that have been read."""
 
-    Args:
-        through: The highest number read of each explorer; all below it have been read too.
-        last: The explorer whose batch was read last: the round continues behind it.
-    """
-
+    # The highest number read of each explorer; all below it have been read too.
     through: dict[str, int] = field(default_factory=dict)
-    last: str = ""
+    last: str = ""  # the explorer whose batch was read last: the round continues behind it
 
     def after(self, explorers: Iterable[str]) -> list[str]:
         """Return explorers in the order of this round."""
@@ -57,11 +53,7 @@ def cursor_from(fields: Fields) -> BatchCursor:
 
 
 def fields_of(state: Mapping[str, Any], kind: str) -> Fields:
-    """Return the checked fields of a strategy's state.
-
-    Raises:
-        CorruptDataError: It is the state of another kind of strategy.
-    """
+    """Return the checked fields of a strategy's state."""
     fields = Fields(state, STATE)
     if fields.text("kind") != kind:
         raise fields.wrong("kind", f"{kind!r}: the run was started with another sample strategy")

@@ -22,12 +22,8 @@ class Fifo(SampleStrategy):
     """Returns the oldest whole groups first.
 
     Args:
-        reader: Reads the experiences.
         sampling: The sizes of groups and batches, and how long and how many rollouts may wait.
         staleness: What happens to old experiences.
-
-    Raises:
-        ConfigError: Fewer rollouts may wait than one step takes.
     """
 
     KIND = "fifo"

@@ -11,17 +11,11 @@ MOST = 1e18
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The bounds of an engine's model.
+    """The bounds of an engine's model."""
 
-    Args:
-        vocabulary: Token ids are below this; None where the engine knows no bound.
-        tokens: Tokens of the longest row; None where the engine knows no bound.
-        tokens_from: What bounds the length, for people.
-    """
-
-    vocabulary: int | None = None
-    tokens: int | None = None
-    tokens_from: str = "the model"
+    vocabulary: int | None = None  # token ids are below this; None where the engine knows no bound
+    tokens: int | None = None  # tokens of the longest row; None where the engine knows no bound
+    tokens_from: str = "the model"  # what bounds the length, for people
 
     def within(self, other: "Limits") -> "Limits":
         """Return these limits with the length of the longest row that both take."""

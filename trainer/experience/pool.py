@@ -21,17 +21,11 @@ RolloutRows = list[tuple[Origin, Experience]]
 
 @dataclass(slots=True)
 class RolloutGroup:
-    """Rollouts that are compared with each other.
+    """Rollouts that are compared with each other."""
 
-    Args:
-        key: Explorer and group id.
-        since: When the first of them was read, on this host's clock.
-        members: The rollouts by their numbers.
-    """
-
-    key: Key
-    since: float
-    members: dict[int, RolloutRows] = field(default_factory=dict)
+    key: Key  # explorer and group id
+    since: float  # when the first of them was read, on this host's clock
+    members: dict[int, RolloutRows] = field(default_factory=dict)  # the rollouts by their numbers
 
     @property
     def rollouts(self) -> list[list[Experience]]:
@@ -86,12 +80,10 @@ class GroupPool:
         return sum(len(group.members) for group in self.groups.values() if self.is_whole(group) == whole)
 
     def drop(self, why: str, condition: Callable[[RolloutGroup], bool]) -> None:
-        """Drop the groups for which a condition holds."""
         for key in [key for key, group in self.groups.items() if condition(group)]:
             self.counts[f"dropped_{why}"] += len(self.groups.pop(key).members)
 
     def remove(self, groups: Iterable[RolloutGroup]) -> None:
-        """Remove groups."""
         for group in groups:
             del self.groups[group.key]
 

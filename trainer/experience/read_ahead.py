@@ -24,7 +24,6 @@ class ReadAhead:
     A batch never changes once its name is there, so what was read of it stays right.
 
     Args:
-        job: The job.
         read: Reads and decodes a batch; called in the thread.
     """
 

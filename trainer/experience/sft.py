@@ -42,13 +42,7 @@ def read_examples(
     learn: it is skipped, and a warning counts such rows.
 
     Args:
-        path: The file.
-        encode: Makes a row into tokens.
         max_length: Tokens of an example at most, None for no bound.
-
-    Raises:
-        ConfigError: A row is not an example, or no row has room for a response, or there is no row.
-        StorageError: The file cannot be read.
     """
     try:
         rows = _parquet(path) if path.endswith(".parquet") else _jsonl(path)
@@ -111,11 +105,7 @@ class Examples:
         return self._epoch * len(self._examples) + self._at
 
     def check(self, limits: Limits) -> None:
-        """Refuse a data set with a row that the model cannot take.
-
-        Raises:
-            ConfigError: There is one.
-        """
+        """Refuse a data set with a row that the model cannot take."""
         for number, example in enumerate(self._examples, 1):
             if problem := limits.problem_of(example.tokens):
                 hint = "make the rows with the tokenizer of model.path, or a lower data.max_length"
@@ -130,11 +120,7 @@ class Examples:
         return {"kind": self.KIND, "epoch": self._epoch, "at": self._at, "digest": self._digest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume at a place.
-
-        Raises:
-            ConfigError: The place is in another data set.
-        """
+        """Resume at a place."""
         fields = fields_of(state, self.KIND)
         if fields.text("digest") != self._digest:
             raise ConfigError(

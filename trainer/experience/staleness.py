@@ -11,26 +11,17 @@ from syncd.protocol.version import Pair
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
-    """What happens to experiences that are older than a number of versions.
+    """What happens to experiences that are older than a number of versions."""
 
-    Args:
-        bound: The age in versions up to which an experience counts in full; None for no bound.
-        beyond: `drop` the group of an older one, or give it a lower `weight`.
-        decay: By this an older one's weight is multiplied for each version beyond the bound.
-        interval: Steps between two versions.
-    """
-
+    # The age in versions up to which an experience counts in full; None for no bound.
     bound: int | None = None
+    # `drop` the group of an older one, or give it a lower `weight`.
     beyond: Literal["drop", "weight"] = "drop"
-    decay: float = 0.5
-    interval: int = 1
+    decay: float = 0.5  # by this an older one's weight is multiplied for each version beyond the bound
+    interval: int = 1  # steps between two versions
 
     def __post_init__(self) -> None:
-        """Refuse invalid settings.
-
-        Raises:
-            ConfigError: A field is out of range.
-        """
+        """Refuse invalid settings."""
         if (self.bound is not None and self.bound < 0) or self.interval < 1 or not 0 < self.decay < 1:
             raise ConfigError(
                 f"staleness out of range: {self}", hint="bound >= 0, interval >= 1, 0 < decay < 1"

@@ -32,11 +32,7 @@ Consumed = Literal["delete", "archive"]
 
 
 def _set_aside(job: Job, clock: Clock, explorer: str, name: str, reason: str) -> None:
-    """Move what is not a batch to `.rejected/<explorer>/`, following no link, with the reason beside it.
-
-    Raises:
-        OSError: It could not be moved; whoever asked leaves it where it is.
-    """
+    """Move what is not a batch to `.rejected/<explorer>/`, following no link, with the reason beside it."""
     directory = batch_paths.rejected(job, explorer)
     job.disk.make_directory(directory)
     kept = name if is_identity(name) else f"foreign-{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}"
@@ -101,7 +97,6 @@ class ExperienceReader:
     """The one reader of a job's experiences.
 
     Args:
-        job: The job.
         clock: For how long something has been missing.
         consumed: What happens to batches once a saved state covers them.
     """

@@ -25,9 +25,6 @@ class Replay(SampleStrategy):
         capacity: Groups of the buffer; the oldest leave it first.
         share: The share of a batch's groups that is drawn from the buffer, as far as it has them.
         seed: Of the draws.
-
-    Raises:
-        ConfigError: An argument is out of range.
     """
 
     KIND = "replay"
@@ -93,12 +90,7 @@ class Mix(SampleStrategy):
     """Adds SFT examples to each batch of another strategy.
 
     Args:
-        strategy: Where experiences come from.
-        examples: The data set.
         ratio: Examples as a share of the whole batch.
-
-    Raises:
-        ConfigError: The ratio is out of range.
     """
 
     KIND = "mix"
@@ -157,7 +149,6 @@ class Supervised(SampleStrategy):
     """The strategy of supervised training: examples only, for so many epochs.
 
     Args:
-        examples: The data set.
         count: Examples of one step.
         epochs: Passes over the data set; 0 for no end.
     """

@@ -22,13 +22,9 @@ class MergedWeights:
     """The weights of a base, each with what an adapter adds to it.
 
     Args:
-        base: The weights of the base.
         adapter: The tensors of the adapter.
         config: The adapter's configuration.
         wide: Whether sums stay float32; else they get the dtype of the base's weight.
-
-    Raises:
-        CorruptDataError: The adapter has something else than A and B of weights of the base.
     """
 
     def __init__(
@@ -78,13 +74,9 @@ def find_base_directory(
     """Return the directory of an adapter's base: the one that is named, else the one that its writer had.
 
     Args:
-        disk: Where it is.
         recorded: What the manifest says; the directory must be that model. None where a manifest does not say.
         config: The adapter's configuration.
         named: A directory that the user names.
-
-    Raises:
-        ConfigError: It is not there, or is another model than the adapter belongs to.
     """
     path = named or (recorded.model if recorded else config.base)
     hint = "--base DIR names the directory of the model that the adapter belongs to"

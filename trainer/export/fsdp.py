@@ -37,14 +37,7 @@ class FsdpFiles:
     """Weights spread over `model_world_size_<W>_rank_<R>.pt`.
 
     Args:
-        disk: Where they are.
-        directory: The directory of the files.
         adapters: Whether they must hold adapters alone, as the training state of a run with LoRA does.
-
-    Raises:
-        NotReadyError: Some rank's file is missing.
-        CorruptDataError: They are of several world sizes, damaged, or do not hold the same tensors.
-        ConfigError: They hold what is not made whole here: adapters, or objects that need code to load.
     """
 
     def __init__(self, disk: Disk, directory: str, *, adapters: bool = False) -> None:
@@ -163,13 +156,9 @@ def region_of(
     """Return which part of a whole tensor a rank holds.
 
     Args:
-        shape: Of the whole tensor.
         mesh: Ranks, as they are arranged.
         placements: How the tensor is spread along each dimension of the mesh.
         rank: The rank, which is in the mesh once.
-
-    Raises:
-        ValueError: A placement is neither a shard nor a replica.
     """
     starts, sizes = [0] * len(shape), list(shape)
     coordinates = (mesh == rank).nonzero()[0].tolist()

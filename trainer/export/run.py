@@ -59,7 +59,6 @@ def export(
     """Write a step as a complete Hugging Face directory, or nothing. An adapter is merged into its base.
 
     Args:
-        job_dir: The job directory.
         step: A step, a full checkpoint, or a `global_step_<N>` directory of verl's.
         out: A directory that is not there yet, or is empty.
         dtype: What floating-point weights become, a key of `DTYPES`; as they are stored unless given.
@@ -67,15 +66,6 @@ def export(
         base: The directory of the model that an adapter belongs to; the one that its writer had unless given.
         adapter: Write the adapter alone, as peft reads it.
         critic: Whether the critic of a full checkpoint is exported instead of the policy.
-
-    Raises:
-        UsageError: There is no such step, it holds no whole model, or `out` is taken.
-        NotReadyError: The step is not complete.
-        CorruptDataError: It is damaged.
-        ConfigError: It holds what only loads by running code from it, or the base of an adapter is not there or is
-            another model.
-        TryAgainError: It was removed meanwhile.
-        StorageError: The file system refused, such as a full one.
     """
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"no weights are {dtype!r}", hint=f"one of {', '.join(DTYPES)}")
@@ -104,11 +94,7 @@ def export(
 def _opened(
     job: Job, step: int, out: str, dtype: str | None, *, base: str | None, adapter: bool, critic: bool
 ) -> Iterator[ExportSource]:
-    """Give what is exported; a delta is made whole beside `out`, until the end of the block.
-
-    Raises:
-        CorruptDataError: Weights have no config, so nobody can load them.
-    """
+    """Give what is exported; a delta is made whole beside `out`, until the end of the block."""
     with contextlib.ExitStack() as scratch:
         if adapter:
             source = find_adapter(job, step)
@@ -173,11 +159,7 @@ def _whole(job: Job, step: int, out: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def staged(disk: Disk, out: str) -> Iterator[str]:
-    """Give an empty directory beside `out` that takes its place at the end, durably; an error removes it.
-
-    Raises:
-        UsageError: There is something at `out` already.
-    """
+    """Give an empty directory beside `out` that takes its place at the end, durably; an error removes it."""
     _require_free(disk, out)
     parent, name = os.path.split(out)
     disk.make_directory(parent)
@@ -205,11 +187,7 @@ def _require_free(disk: Disk, out: str) -> None:
 
 
 def copy_file(disk: Disk, source: str, target: str, record: FileRecord | None = None) -> None:
-    """Copy a file durably and piece by piece.
-
-    Raises:
-        CorruptDataError: What was read is not what the record says.
-    """
+    """Copy a file durably and piece by piece."""
     disk.make_directory(os.path.dirname(target))
     disk.replace(target, record_chunks(disk, source, record) if record else chunks(disk, source))
 
@@ -220,9 +198,7 @@ def write_weights(disk: Disk, directory: str, weights: ModelWeights, dtype: torc
     Each tensor is read, cast on its way through a ring of 48 MiB, and released.
 
     Args:
-        disk: Where the directory is.
         directory: An empty directory.
-        weights: What is written.
         dtype: What floating-point tensors are cast to, those of one byte left as they are; None keeps all.
     """
     files = [ShardLayout(specs) for specs in split(_specs(weights, dtype), SHARD_LIMIT)]
@@ -272,11 +248,7 @@ def split(specs: Iterable[TensorSpec], limit: int) -> list[list[TensorSpec]]:
 
 
 def config_with_dtype(content: bytes, path: str, dtype: str) -> bytes:
-    """Return a config.json that names the dtype of the weights beside it, by which transformers loads them.
-
-    Raises:
-        CorruptDataError: It is not a JSON object.
-    """
+    """Return a config.json that names the dtype of the weights beside it, by which transformers loads them."""
     try:
         config = json.loads(content)
     except ValueError:

@@ -19,8 +19,7 @@ from trainer.config.lora import read_adapter_config
 from trainer.config.model_files import companion_names
 from trainer.export.adapters import MergedWeights, find_base_directory
 from trainer.export.fsdp import FsdpFiles, has_fsdp_files
-from trainer.export.megatron import MegatronFiles, has_dist_ckpt
-from trainer.export.weights import ModelWeights, SafetensorsFiles
+from trainer.export.weights import ModelWeights, SafetensorsFiles, split_weights
 
 TRAINING = "training"
 CRITIC = "critic"
@@ -33,20 +32,14 @@ _OTHER_WEIGHTS = (_SHARD, _INDEX, ".bin", ".bin.index.json", ".pt")
 
 @dataclass(frozen=True, slots=True)
 class ExportSource:
-    """The weights of a step and the files beside them.
+    """The weights of a step and the files beside them."""
 
-    Args:
-        path: The step's directory.
-        weights: Its weights.
-        companions: Files beside them: the name in the export, and the path.
-        records: What the manifest says of files, by the name in the export.
-        shards: Names of the files that hold exactly the weights, where they can be taken as they are.
-    """
-
-    path: str
+    path: str  # the step's directory
     weights: ModelWeights
-    companions: Mapping[str, str]
+    companions: Mapping[str, str]  # files beside them: the name in the export, and the path
+    # What the manifest says of files, by the name in the export.
     records: Mapping[str, FileRecord] = field(default_factory=dict)
+    # Names of the files that hold exactly the weights, where they can be taken as they are.
     shards: tuple[str, ...] = ()
 
 
@@ -54,16 +47,8 @@ def find_source(job: Job, step: int, *, full_precision: bool, base: str | None =
     """Return where to export a step from.
 
     Args:
-        job: The job.
-        step: The step.
         full_precision: Whether a full checkpoint's training state is preferred to the weights of the step.
         base: For an adapter, the directory of its base; the one that its writer had unless given.
-
-    Raises:
-        UsageError: There is no such step, or it does not hold a whole model.
-        NotReadyError: It is not complete.
-        CorruptDataError: It is damaged.
-        ConfigError: The base of an adapter is not there, or is another model.
     """
     path = job.step(step)
     _require_there(job, step)
@@ -93,8 +78,6 @@ def find_materialised(job: Job, manifest: Manifest, directory: str) -> ExportSou
     """Return where to export a delta from.
 
     Args:
-        job: The job.
-        manifest: Of the delta.
         directory: Where its files were materialised, in `actor`.
     """
     shards, files = manifest.whole_shards, manifest.whole_files
@@ -103,13 +86,7 @@ def find_materialised(job: Job, manifest: Manifest, directory: str) -> ExportSou
 
 
 def find_critic(job: Job, step: int) -> ExportSource:
-    """Return the critic of a full checkpoint, of this trainer's or of verl's.
-
-    Raises:
-        UsageError: There is no such step, or it holds no critic.
-        NotReadyError: It is not complete.
-        CorruptDataError: It is damaged.
-    """
+    """Return the critic of a full checkpoint, of this trainer's or of verl's."""
     disk, path = job.disk, job.step(step)
     _require_there(job, step)
     own, foreign = f"{path}/{TRAINING}/{CRITIC}", f"{path}/{CRITIC}"
@@ -139,12 +116,7 @@ def _require_there(job: Job, step: int) -> None:
 
 
 def find_adapter(job: Job, step: int) -> ExportSource:
-    """Return where to copy the adapter of a step from.
-
-    Raises:
-        UsageError: There is no such step, or it holds no adapter.
-        CorruptDataError: It is damaged.
-    """
+    """Return where to copy the adapter of a step from."""
     path = job.step(step)
     _require_there(job, step)
     try:
@@ -205,9 +177,9 @@ def _native(disk: Disk, path: str, manifest: Manifest, *, full_precision: bool) 
             path, FsdpFiles(disk, training), beside or _companions(disk, f"{training}/huggingface"), records
         )
     split = f"{training}/{_DIST_CKPT}"
-    if not manifest.shards and CONFIG in beside and has_dist_ckpt(disk, split):
+    if not manifest.shards and CONFIG in beside and (found := split_weights(disk, split, beside[CONFIG])):
         _require_full(disk, path, manifest)
-        return ExportSource(path, MegatronFiles(split, beside[CONFIG]), beside, records)
+        return ExportSource(path, found, beside, records)
     weights = SafetensorsFiles(disk, [f"{path}/{record.name}" for record in manifest.shards])
     return ExportSource(path, weights, beside, records, tuple(map(_exported, manifest.shards)))
 
@@ -236,8 +208,8 @@ def _foreign(disk: Disk, path: str, step: int) -> ExportSource:
                 return ExportSource(path, weights, _companions(disk, directory))
         for place in (_DIST_CKPT, "dist_ckpt"):
             beside = _companions(disk, f"{actor}/{place}".removesuffix("dist_ckpt") + "huggingface")
-            if CONFIG in beside and has_dist_ckpt(disk, f"{actor}/{place}"):
-                return ExportSource(path, MegatronFiles(f"{actor}/{place}", beside[CONFIG]), beside)
+            if CONFIG in beside and (found := split_weights(disk, f"{actor}/{place}", beside[CONFIG])):
+                return ExportSource(path, found, beside)
     raise NotReadyError(f"step {step} is not complete: it has no manifest", path=path)
 
 

@@ -3,7 +3,7 @@
 import errno
 import importlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -12,7 +12,11 @@ from safetensors import SafetensorError, safe_open
 from syncd.errors import CorruptDataError
 from syncd.protocol.delta import read_weights_header
 from syncd.protocol.disk import Disk
+from syncd.registered import registered
 from syncd.transports.torch_tensors import TO_TORCH
+
+SPLIT_WEIGHTS = "trainer.split_weights"
+"""The group of entry points of what reads distributed checkpoints of other frameworks."""
 
 
 class TensorKind(NamedTuple):
@@ -29,23 +33,26 @@ class ModelWeights(Protocol):
     """What each tensor is, by name."""
 
     def read(self, name: str) -> torch.Tensor:
-        """Return one whole tensor in main memory, which is all the memory that it takes.
+        """Return one whole tensor in main memory, which is all the memory that it takes."""
 
-        Raises:
-            SyncdError: It cannot be read, or its parts do not make one tensor.
-        """
+
+def split_weights(disk: Disk, directory: str, config: str) -> ModelWeights | None:
+    """Return the weights of a distributed checkpoint as a part reads them, None if the directory is none.
+
+    Args:
+        disk: Where it is.
+        directory: The checkpoint.
+        config: The path of the model's config.json.
+    """
+    openers: list[Callable[[Disk, str, str], ModelWeights | None]]
+    openers = [point.load() for point in registered(SPLIT_WEIGHTS).values()]
+    return next(
+        (weights for opener in openers if (weights := opener(disk, directory, config)) is not None), None
+    )
 
 
 class SafetensorsFiles:
-    """Weights in safetensors files, mapped into memory.
-
-    Args:
-        disk: Where they are.
-        paths: The files.
-
-    Raises:
-        CorruptDataError: A header is damaged, a dtype is not one of torch, or a tensor is there twice.
-    """
+    """Weights in safetensors files, mapped into memory."""
 
     def __init__(self, disk: Disk, paths: Iterable[str]) -> None:
         self.kinds: dict[str, TensorKind] = {}
@@ -77,7 +84,6 @@ def leave_out_tied(weights: ModelWeights, directory: str) -> None:
     """Remove the weights that repeat another one to which their model ties them.
 
     Args:
-        weights: All weights.
         directory: Where the model's config.json is. A model that transformers cannot make without code of its
             own ties nothing here.
     """

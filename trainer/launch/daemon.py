@@ -71,11 +71,7 @@ def policy_options(config: JobConfig) -> list[str]:
 
 
 class DaemonProcess:
-    """A daemon that this process starts whenever no other process leads the job.
-
-    Args:
-        config: The configuration.
-    """
+    """A daemon that this process starts whenever no other process leads the job."""
 
     def __init__(self, config: JobConfig) -> None:
         self._config, self._clock = config, SystemClock()

@@ -23,11 +23,7 @@ MEETING = 600.0
 
 
 def pick_device(name: Literal["auto", "cpu", "cuda"], local_rank: int) -> torch.device:
-    """Return the device of a rank: `cpu`, or the GPU of its number on this machine.
-
-    Raises:
-        ConfigError: The configuration asks for a GPU, or some are visible, and this rank has none.
-    """
+    """Return the device of a rank: `cpu`, or the GPU of its number on this machine."""
     count = 0 if name == "cpu" else torch.cuda.device_count()
     if name == "cuda" and not count:
         raise ConfigError(
@@ -48,13 +44,8 @@ def open_ranks(place: RankEnv, device: torch.device, timeout: float) -> Ranks:
     """Initialise `torch.distributed`, also for one rank, and return the ranks.
 
     Args:
-        place: Which rank this is.
         device: What `pick_device` returned.
         timeout: Seconds after which a collective that a rank does not join is an error.
-
-    Raises:
-        TimedOutError: Not all ranks joined within the timeout or ten minutes.
-        TryAgainError: The port where they meet is taken.
     """
     os.environ.update(place.variables() if place.world_size > 1 else {})
     if device.type == "cuda":
@@ -109,26 +100,16 @@ def _not_met(place: RankEnv, error: RuntimeError) -> SyncdError:
 
 @dataclass(frozen=True)
 class Joined:
-    """What a rank knows once it has joined.
+    """What a rank knows once it has joined."""
 
-    Args:
-        config: The configuration, the same on all ranks: `job.dir` is the directory of this run.
-        device: What this rank computes on.
-        ranks: Talks to the others.
-    """
-
-    config: JobConfig
-    device: torch.device
-    ranks: Ranks
+    config: JobConfig  # the configuration, the same on all ranks: `job.dir` is the directory of this run
+    device: torch.device  # what this rank computes on
+    ranks: Ranks  # talks to the others
 
 
 @contextlib.contextmanager
 def join(config: JobConfig, place: RankEnv, allowed: Collection[str] = ()) -> Iterator[Joined]:
-    """Join the ranks for as long as the block lasts.
-
-    Raises:
-        SyncdError: The device is missing, the other ranks did not join, or rank 0 cannot enter the job directory.
-    """
+    """Join the ranks for as long as the block lasts."""
     device = pick_device(config.engine.device, place.local_rank)
     ranks = open_ranks(place, device, config.engine.collective_timeout)
     try:
@@ -138,11 +119,7 @@ def join(config: JobConfig, place: RankEnv, allowed: Collection[str] = ()) -> It
 
 
 def share_config(config: JobConfig, place: RankEnv, ranks: Ranks, allowed: Collection[str] = ()) -> JobConfig:
-    """Return the configuration on all ranks; rank 0 enters the job directory, unless `trainer train` has done it.
-
-    Raises:
-        SyncdError: Rank 0 could not; the other ranks exit with its exit code and leave the message to it.
-    """
+    """Return the configuration on all ranks; rank 0 enters the job directory, unless `trainer train` has done it."""
     if place.origin == "trainer":
         return config
     outcome = ranks.broadcast(_enter_job_dir(config, allowed) if ranks.rank == 0 else None)

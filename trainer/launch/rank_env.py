@@ -60,25 +60,15 @@ _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
 
 @dataclass(frozen=True)
 class RankEnv:
-    """One rank among all.
+    """One rank among all."""
 
-    Args:
-        rank: From 0; rank 0 decides.
-        local_rank: From 0 on this machine; the GPU it takes.
-        world_size: How many ranks there are.
-        local_world_size: How many of them are on this machine.
-        master_addr: Host of rank 0, where ranks meet; empty when alone.
-        master_port: Port there; 0 when alone.
-        origin: Who started this process.
-    """
-
-    rank: int = 0
-    local_rank: int = 0
-    world_size: int = 1
-    local_world_size: int = 1
-    master_addr: str = ""
-    master_port: int = 0
-    origin: Origin = "alone"
+    rank: int = 0  # from 0; rank 0 decides
+    local_rank: int = 0  # from 0 on this machine; the GPU it takes
+    world_size: int = 1  # how many ranks there are
+    local_world_size: int = 1  # how many of them are on this machine
+    master_addr: str = ""  # host of rank 0, where ranks meet; empty when alone
+    master_port: int = 0  # port there; 0 when alone
+    origin: Origin = "alone"  # who started this process
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables that torch and what is built on it read."""
@@ -87,11 +77,7 @@ class RankEnv:
 
 
 def read_rank_env(environ: Mapping[str, str]) -> RankEnv:
-    """Return the rank that an environment describes.
-
-    Raises:
-        ConfigError: Variables are missing, or contradict each other.
-    """
+    """Return the rank that an environment describes."""
     if any(environ.get(name) for name in _TORCHRUN):
         return _checked(_from_torchrun(environ))
     if _is_task(environ):
@@ -100,11 +86,7 @@ def read_rank_env(environ: Mapping[str, str]) -> RankEnv:
 
 
 def first_host(nodelist: str) -> str:
-    """Return the first host of a Slurm node list, which runs rank 0: of `n[08-10,2],x` it is n08.
-
-    Raises:
-        ConfigError: It is not a node list.
-    """
+    """Return the first host of a Slurm node list, which runs rank 0: of `n[08-10,2],x` it is n08."""
     match = _LIST.fullmatch(nodelist)
     if match is None:
         raise ConfigError(
@@ -114,11 +96,7 @@ def first_host(nodelist: str) -> str:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Return the tasks of each node of a step: `4(x2),3` is 4, 4, 3.
-
-    Raises:
-        ConfigError: It is not such a list.
-    """
+    """Return the tasks of each node of a step: `4(x2),3` is 4, 4, 3."""
     found = [_TASKS.fullmatch(item) for item in text.split(",")]
     if not all(found):
         raise ConfigError(

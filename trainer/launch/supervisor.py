@@ -52,7 +52,6 @@ def start_ranks(command: Sequence[str], nproc: int, environ: Mapping[str, str]) 
     Args:
         command: What each rank runs; `read_rank_env` tells it which rank it is.
         nproc: How many ranks.
-        environ: The environment they start from.
 
     Returns:
         The code of the first rank that failed, 128 + n if signal n killed it; else 75 if a rank was asked to stop,

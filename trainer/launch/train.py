@@ -32,14 +32,9 @@ def train(
     """Train as the configuration says and return the exit code.
 
     Args:
-        config: What the user wrote.
         nproc: How many ranks to start here, if not `trainer.nproc`.
         run: The function of one rank, as `module:name`.
         allowed: Fixed keys that the user lets change.
-
-    Raises:
-        ConfigError: The environment does not describe a rank, or the run contradicts the job in its directory.
-        UsageError: `nproc` is given, but torchrun or srun has started the ranks.
     """
     place = read_rank_env(os.environ)
     if place.origin == "alone":

@@ -28,7 +28,6 @@ class Jsonl:
     """Appends to the job directory.
 
     Args:
-        run: The run.
         max_rollouts: Bytes of rollouts.jsonl beyond which it is rotated.
     """
 
@@ -70,15 +69,11 @@ def _now() -> str:
 
 @dataclass
 class History:
-    """Figures by step, in the order of steps.
+    """Figures by step, in the order of steps."""
 
-    Args:
-        steps: The figures of each step; NaN where the value was not finite.
-        ignored: Lines that were not read: torn, or not of this format.
-    """
-
+    # The figures of each step; NaN where the value was not finite.
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
-    ignored: int = 0
+    ignored: int = 0  # lines that were not read: torn, or not of this format
 
     def add(self, document: Mapping[str, Any] | None) -> None:
         """Add one line; it revokes what earlier lines say of later steps."""
@@ -98,11 +93,7 @@ class History:
 
 
 def read_history(path: str) -> History:
-    """Return the history of a metrics.jsonl.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
+    """Return the history of a metrics.jsonl."""
     history = History()
     for document in read(path):
         history.add(document)

@@ -27,18 +27,13 @@ _PARAMS_AT_ONCE = 100
 
 
 class MLflow:
-    """Logs to an MLflow run.
-
-    Args:
-        run: The run.
-    """
+    """Logs to an MLflow run."""
 
     def __init__(self, run: MonitoredRun) -> None:
         check_options(run.options, {"tracking_uri": str, "experiment": str}, "mlflow")
         self._run = run
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log the metrics of a step."""
         (client, run_id), now = self._opened, time.time_ns() // 1_000_000
         client.log_batch(run_id, metrics=[Metric(name, value, now, step) for name, value in metrics.items()])
 

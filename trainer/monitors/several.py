@@ -37,11 +37,7 @@ START = 10.0
 
 
 class Monitors:
-    """The monitors of a run, as the loop uses them.
-
-    Args:
-        behind: The monitors.
-    """
+    """The monitors of a run, as the loop uses them."""
 
     def __init__(self, behind: Sequence["MonitorThread"]) -> None:
         self._behind = tuple(behind)
@@ -53,12 +49,8 @@ class Monitors:
         """Start the monitors of a job.
 
         Args:
-            config: The resolved configuration.
             resumed_from: The step that the run resumes from, 0 at the first start.
             check: Raises FencedError once another trainer has taken over: nothing is reported from then on.
-
-        Raises:
-            ConfigError: A kind is unknown, its package is missing, or it refuses its options.
         """
         installed = MONITORS.installed
         for kind in config.monitor.options:  # those for kinds that are not configured are allowed
@@ -85,13 +77,11 @@ class Monitors:
             each.put(lambda monitor: monitor.log(figures, step))
 
     def log_rollouts(self, rollouts: Sequence[RolloutSample], step: int) -> None:
-        """Log rollouts to all monitors."""
         if rollouts:
             for each in self._behind:
                 each.put(lambda monitor: monitor.log_rollouts(tuple(rollouts), step))
 
     def metrics(self) -> dict[str, float]:
-        """Return the counts of failed and dropped calls."""
         failures = sum(each.failures for each in self._behind)
         return {FAILURES: float(failures), DROPPED: float(sum(each.dropped for each in self._behind))}
 
@@ -156,11 +146,7 @@ class MonitorThread:
         self._thread.start()
 
     def ready(self, timeout: float) -> None:
-        """Wait for the monitor to be made, not longer than `timeout` seconds.
-
-        Raises:
-            ConfigError: It refuses its options.
-        """
+        """Wait for the monitor to be made, not longer than `timeout` seconds."""
         with suppress(TimeoutError):
             self._made.result(timeout)
 

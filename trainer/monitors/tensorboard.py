@@ -19,11 +19,7 @@ FLUSH_SECONDS = 10
 
 
 class TensorBoard:
-    """Writes scalars and rollouts, the latter as text.
-
-    Args:
-        run: The run.
-    """
+    """Writes scalars and rollouts, the latter as text."""
 
     def __init__(self, run: MonitoredRun) -> None:
         check_options(run.options, {"dir": str}, "tensorboard")
@@ -31,11 +27,9 @@ class TensorBoard:
         self._resumed_from = run.resumed_from
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Write the metrics of a step."""
         self._add(step, [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()])
 
     def log_rollouts(self, rollouts: Sequence[RolloutSample], step: int) -> None:
-        """Write rollouts as one text."""
         self._add(step, [_text("rollouts", "\n\n---\n\n".join(map(_markdown, rollouts)))])
 
     def close(self) -> None:

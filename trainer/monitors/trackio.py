@@ -27,11 +27,7 @@ COLUMNS = [each.name for each in fields(RolloutSample)]
 
 
 class Trackio:
-    """Logs to a trackio run.
-
-    Args:
-        run: The run.
-    """
+    """Logs to a trackio run."""
 
     def __init__(self, run: MonitoredRun) -> None:
         check_options(run.options, OPTIONS, "trackio")
@@ -41,7 +37,6 @@ class Trackio:
         os.environ["TRACKIO_DIR"] = self._directory
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log the metrics of a step."""
         self._opened.log(dict(metrics), step=step)
 
     def log_rollouts(self, rollouts: Sequence[RolloutSample], step: int) -> None:

@@ -20,22 +20,16 @@ COLUMNS: list[str | int] = [each.name for each in fields(RolloutSample)]
 
 
 class WandB:
-    """Logs to a W&B run.
-
-    Args:
-        run: The run.
-    """
+    """Logs to a W&B run."""
 
     def __init__(self, run: MonitoredRun) -> None:
         check_options(run.options, OPTIONS, "wandb")
         self._run = run
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log the metrics of a step."""
         self._opened.log({"step": step, **metrics})
 
     def log_rollouts(self, rollouts: Sequence[RolloutSample], step: int) -> None:
-        """Log rollouts as a table."""
         rows = [list(asdict(rollout).values()) for rollout in rollouts]
         self._opened.log({"step": step, "rollouts": wandb.Table(columns=COLUMNS, data=rows)})
 

@@ -40,7 +40,6 @@ class Progress:
     Open it after the log is set up. A display that nobody can read any more (a closed pipe) is given up silently.
 
     Args:
-        figures: What is shown.
         display: How; None for nothing.
         clock: Monotonic seconds.
     """
@@ -55,7 +54,6 @@ class Progress:
         """Start the display that the configuration asks for.
 
         Args:
-            config: The configuration.
             total_steps: Steps after which the run is done; None for no end.
             step: The step that the run resumes from.
         """
@@ -107,8 +105,6 @@ class PlainDisplay:
     """Writes lines.
 
     Args:
-        figures: What is shown.
-        stream: Where.
         every: Seconds between two lines.
     """
 
@@ -160,12 +156,7 @@ _BAR = 24
 
 
 class LiveDisplay:
-    """Draws the figures at the bottom of a terminal.
-
-    Args:
-        figures: What is shown.
-        console: The terminal.
-    """
+    """Draws the figures at the bottom of a terminal."""
 
     def __init__(self, figures: RunFigures, console: Console) -> None:
         self._figures, self._console = figures, console

@@ -12,21 +12,13 @@ Fact = tuple[str, str]
 
 @dataclass
 class RunFigures:
-    """The newest figures.
+    """The newest figures."""
 
-    Args:
-        total: Steps of the run; None for no end.
-        step: The last finished step.
-        at: When it was finished: seconds on a monotonic clock.
-        values: The newest value of each metric.
-        pace: Mean seconds of a step, waits included; 0 before the first.
-    """
-
-    total: int | None
-    step: int
-    at: float
-    values: dict[str, float] = field(default_factory=dict)
-    pace: float = 0.0
+    total: int | None  # steps of the run; None for no end
+    step: int  # the last finished step
+    at: float  # when it was finished: seconds on a monotonic clock
+    values: dict[str, float] = field(default_factory=dict)  # the newest value of each metric
+    pace: float = 0.0  # mean seconds of a step, waits included; 0 before the first
 
     def update(self, metrics: Mapping[str, float], step: int, now: float) -> None:
         """Record the metrics of a step."""

@@ -23,8 +23,8 @@ from syncd.errors import (
 )
 from syncd.extras import install_command
 from syncd.figures import METRICS, MOST_LINES, PANELS, Curve, Panel
+from trainer.late_figures import late_curves
 from trainer.monitors.jsonl import History, read_history
-from trainer.reporting.evaluations import evaluation_history
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -89,12 +89,6 @@ def plot(job_dirs: Sequence[str] | str, out: str) -> str:
     Args:
         job_dirs: One job directory, or several to compare.
         out: The picture: .png, .svg, .pdf, or what else matplotlib writes.
-
-    Raises:
-        NotReadyError: A job has no metrics yet.
-        ConfigError: matplotlib is not installed.
-        UsageError: The picture's suffix is none that matplotlib knows, or there is no job.
-        StorageError: A file cannot be read, or the picture not be written.
     """
     _save(draw([job_dirs] if isinstance(job_dirs, str) else job_dirs), out)
     return out
@@ -105,7 +99,7 @@ def draw(job_dirs: Sequence[str]) -> "Figure":
     if not job_dirs:
         raise UsageError("nothing to plot", hint="name one job directory or more")
     histories = [_history(directory) for directory in job_dirs]
-    evaluations = map(evaluation_history, job_dirs)
+    evaluations = map(late_curves, job_dirs)
     paths = [_path(directory) for directory in job_dirs]
     parts = zip(_names(paths), paths, itertools.cycle(COLOURS), histories, evaluations, strict=False)
     return _figure([_Job(*each) for each in parts])

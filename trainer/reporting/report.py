@@ -15,7 +15,6 @@ class Screen:
     """Passes metrics to the monitors and the display. Nothing here can stop training.
 
     Args:
-        config: The job's file.
         step: The step that the run resumes from.
         check: Raises FencedError once another trainer has taken over.
     """
@@ -27,7 +26,6 @@ class Screen:
         self._decode = _decoder(config)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log the metrics of a step."""
         self._monitors.log(metrics, step)
         self._progress.update(metrics, step)
 
@@ -67,7 +65,6 @@ def pick_rollouts(batch: Batch, count: int, decode: Decode | None = None) -> lis
     """Return rollouts of a batch, best first: evenly spread over the order of rewards, the same for the same batch.
 
     Args:
-        batch: What is trained on.
         count: How many at most.
         decode: Makes text of token ids; without it, or where it fails, the ids themselves are the text.
     """

@@ -24,8 +24,7 @@ from explorer_hooks.parts.agents.service import GatewayParts
 from explorer_hooks.parts.agents.sessions import Session, Sessions, Turn
 from explorer_hooks.parts.agents.turns import AWAY
 from explorer_hooks.run.config import AgentSection
-from explorer_hooks.run.evaluation import Outcomes, warn_skipped
-from explorer_hooks.run.evaluation_sets import HeldOut, TaskOutcome
+from explorer_hooks.run.held_out import HeldOut, Outcomes, TaskOutcome, warn_skipped
 from explorer_hooks.run.rewards import plain_task
 from explorer_hooks.run.scoring import ScoredGroup
 from explorer_hooks.tasks.task import Task
@@ -41,15 +40,10 @@ _LOG = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class PlayedRollout:
-    """A rollout that was played to its end.
-
-    Args:
-        reward: Its reward.
-        turns: Its turns, at least one.
-    """
+    """A rollout that was played to its end."""
 
     reward: float
-    turns: Sequence[Turn]
+    turns: Sequence[Turn]  # its turns, at least one
 
     def is_of(self, pair: Pair) -> bool:
         """Return whether a version has chosen all its tokens, as far as the engine has proven."""
@@ -62,7 +56,6 @@ class AgentEvaluator:
 
     Args:
         parts: The gateway of the training: its engine, tokenizer and model are those of the evaluation.
-        player: Plays rollouts.
         agent: How many at a time, how often again, and where rewards come from.
     """
 
@@ -162,11 +155,7 @@ class AgentEvaluator:
 
 
 def _is_away(gateway: Gateway) -> bool:
-    """Return whether a turn has waited in vain for the engine.
-
-    Raises:
-        SyncdError: Nothing can be generated or recorded any more.
-    """
+    """Return whether a turn has waited in vain for the engine."""
     if gateway.failure is not None:
         raise gateway.failure
     return gateway.refused[AWAY] > 0

@@ -21,7 +21,6 @@ def agent_environment(variables: Mapping[str, str], passed: Collection[str] = ()
     """Return what an agent gets of the explorer's environment.
 
     Args:
-        variables: The environment.
         passed: Names of further variables.
     """
     return {

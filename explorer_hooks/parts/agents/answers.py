@@ -20,19 +20,13 @@ _ID = 9
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """What a response says.
+    """What a response says."""
 
-    Args:
-        content: Its text.
-        reasoning: What the model wrote before it in its own thoughts.
-        calls: The tools that it calls: name and arguments as JSON text, by the id of the call.
-        finish: Why it ended.
-    """
-
-    content: str
-    reasoning: str = ""
+    content: str  # its text
+    reasoning: str = ""  # what the model wrote before it in its own thoughts
+    # The tools that it calls: name and arguments as JSON text, by the id of the call.
     calls: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    finish: FinishReason = "stop"
+    finish: FinishReason = "stop"  # why it ended
 
     @property
     def message(self) -> Message:
@@ -91,7 +85,6 @@ class Usage:
 
     @property
     def document(self) -> dict[str, int]:
-        """Return it as answers have it."""
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
@@ -120,22 +113,14 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """An answer on its way to the agent.
+    """An answer on its way to the agent."""
 
-    Args:
-        id: The turn.
-        model: What the model is called.
-        created: Seconds since the epoch.
-        answer: What the response says.
-        usage: Tokens of prompt and answer.
-        logprobs: The tokens of the answer, all that the model drew; None if nobody asked for them.
-    """
-
-    id: str
+    id: str  # the turn
     model: str
-    created: int
-    answer: ModelAnswer
-    usage: Usage
+    created: int  # seconds since the epoch
+    answer: ModelAnswer  # what the response says
+    usage: Usage  # tokens of prompt and answer
+    # The tokens of the answer, all that the model drew; None if nobody asked for them.
     logprobs: Sequence[TokenLogprob] | None = None
 
     @property

@@ -56,7 +56,6 @@ class GatewayApp:
     """The application that serves a gateway.
 
     Args:
-        gateway: What answers.
         token: What drivers show.
         health: Whether the engine is ready, and why not.
     """
@@ -139,11 +138,7 @@ class GatewayApp:
         return JSONResponse(await self._gateway.reward(self._session_of(request), await _body(request)))
 
     def _session_of(self, request: Request) -> str:
-        """Return the session that the path names, else the API key, else the header.
-
-        Raises:
-            ApiError: Neither key nor header names one.
-        """
+        """Return the session that the path names, else the API key, else the header."""
         named = str(request.path_params.get("session") or _bearer(request))
         header, knows = request.headers.get(_SESSION, ""), self._gateway.sessions.knows
         if header and not knows(named):
@@ -236,11 +231,7 @@ def _bearer(request: Request) -> str:
 
 
 async def _body(request: Request) -> Any:
-    """Return the body as JSON.
-
-    Raises:
-        ApiError: It is none, or too large.
-    """
+    """Return the body as JSON."""
     whole = bytearray()
     async for part in _parts(request):
         whole += part
@@ -264,11 +255,7 @@ async def _is_read(request: Request) -> bool:
 
 
 async def _parts(request: Request) -> AsyncIterator[bytes]:
-    """Yield what was not read yet of a body.
-
-    Raises:
-        ClientDisconnect: The client has gone.
-    """
+    """Yield what was not read yet of a body."""
     while not getattr(request.state, "is_read", False):
         message = await request.receive()
         if message["type"] == "http.disconnect":

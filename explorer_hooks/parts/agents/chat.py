@@ -32,33 +32,19 @@ _MOST_STOPS, _MOST_STOP = 16, 256
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A request for a turn.
+    """A request for a turn."""
 
-    Args:
-        messages: The history, as chat templates take it.
-        tools: The tools that the model may call.
-        template_arguments: Further variables of the chat template.
-        max_tokens: Tokens of the answer at most; None for the job's limit.
-        stream: Whether the answer is sent as a stream.
-        usage: Whether the stream ends with the number of tokens.
-        keys: For each message the key of the history up to and with it.
-        replaced: Names of the sampling settings that the request has and that are replaced.
-        tolerated: Names of the harmless fields that it has and that have no effect.
-        stop: Strings at which the answer ends, without them.
-        logprobs: Whether the agent gets the log-prob of each token.
-    """
-
-    messages: tuple[Message, ...]
-    tools: tuple[Mapping[str, Any], ...]
-    template_arguments: Mapping[str, Any]
-    max_tokens: int | None
-    stream: bool
-    usage: bool
-    keys: tuple[str, ...]
-    replaced: tuple[str, ...]
-    tolerated: tuple[str, ...] = ()
-    stop: tuple[str, ...] = ()
-    logprobs: bool = False
+    messages: tuple[Message, ...]  # the history, as chat templates take it
+    tools: tuple[Mapping[str, Any], ...]  # the tools that the model may call
+    template_arguments: Mapping[str, Any]  # further variables of the chat template
+    max_tokens: int | None  # tokens of the answer at most; None for the job's limit
+    stream: bool  # whether the answer is sent as a stream
+    usage: bool  # whether the stream ends with the number of tokens
+    keys: tuple[str, ...]  # for each message the key of the history up to and with it
+    replaced: tuple[str, ...]  # names of the sampling settings that the request has and that are replaced
+    tolerated: tuple[str, ...] = ()  # names of the harmless fields that it has and that have no effect
+    stop: tuple[str, ...] = ()  # strings at which the answer ends, without them
+    logprobs: bool = False  # whether the agent gets the log-prob of each token
 
     @property
     def key(self) -> str:
@@ -72,20 +58,12 @@ def read_request(body: object, *, tolerates: bool = True) -> ChatRequest:
     Args:
         body: The body, as JSON says it.
         tolerates: Whether harmless fields are taken, without effect.
-
-    Raises:
-        ApiError: It is none, or has a field that cannot be served.
     """
     with well_formed():
         return _request(json_object(body), tolerates=tolerates)
 
 
 def json_object(body: object) -> Mapping[str, Any]:
-    """Return a body that is a JSON object.
-
-    Raises:
-        ApiError: It is none.
-    """
     if not isinstance(body, dict):
         raise refused("the body is not a JSON object", code="invalid_body")
     return body
@@ -93,11 +71,7 @@ def json_object(body: object) -> Mapping[str, Any]:
 
 @contextmanager
 def well_formed() -> Iterator[None]:
-    """Read a body in the block.
-
-    Raises:
-        ApiError: It is nested too deeply, or has a text that is none.
-    """
+    """Read a body in the block."""
     try:
         yield
     except RecursionError:
@@ -128,11 +102,7 @@ def made_request(
     tolerated: Sequence[str],
     most: int | None,
 ) -> ChatRequest:
-    """Return the request for an answer to messages, with what both APIs say in the same way.
-
-    Raises:
-        ApiError: There is nothing to answer.
-    """
+    """Return the request for an answer to messages, with what both APIs say in the same way."""
     if not messages or messages[-1]["role"] == "assistant":
         name = "input" if "input" in body else "messages"
         raise refused(f"{name} must end with a message that the model answers", name)
@@ -151,11 +121,7 @@ def made_request(
 
 
 def listed(body: Mapping[str, Any], name: str) -> list[Any]:
-    """Return a field that is a list.
-
-    Raises:
-        ApiError: It is none.
-    """
+    """Return a field that is a list."""
     value = body.get(name)
     if not isinstance(value, list):
         raise refused(f"{name} is not a list", name)
@@ -163,11 +129,7 @@ def listed(body: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def least_tokens(body: Mapping[str, Any], *names: str) -> int | None:
-    """Return the least number of tokens that fields allow, None if they say nothing.
-
-    Raises:
-        ApiError: One of them is no such number.
-    """
+    """Return the least number of tokens that fields allow, None if they say nothing."""
     limits = [body[name] for name in names if body.get(name) is not None]
     if any(type(limit) is not int or limit < 1 for limit in limits):
         raise refused(f"{names[-1]} is not a whole number above 0", names[-1])
@@ -194,11 +156,7 @@ def _template_arguments(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_tools(body: Mapping[str, Any], *, tolerates: bool) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """Return the tools of a request, and the names of the harmless fields that they have.
-
-    Raises:
-        ApiError: One is no function, the choice among them is constrained, or one is strict and that is refused.
-    """
+    """Return the tools of a request, and the names of the harmless fields that they have."""
     choice = body.get("tool_choice")
     if choice not in (None, "auto", "none"):
         raise unsupported("tool_choice", choice)

@@ -24,27 +24,16 @@ _ROUNDING = 5e-6
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """A driver's request for a session.
+    """A driver's request for a session."""
 
-    Args:
-        group: The group of the rollout, by any name.
-        task: The task.
-        rollout: Which rollout of the group.
-        attempt: Which attempt at it; a later one abandons those before.
-    """
-
-    group: str
+    group: str  # the group of the rollout, by any name
     task: str
-    rollout: int
-    attempt: int
+    rollout: int  # which rollout of the group
+    attempt: int  # which attempt at it; a later one abandons those before
 
     @classmethod
     def read(cls, body: object, group_size: int) -> "SessionRequest":
-        """Return the request of a body.
-
-        Raises:
-            ApiError: It is none.
-        """
+        """Return the request of a body."""
         found = body if isinstance(body, dict) else {}
         unknown = set(found) - {"group", "task", "rollout", "attempt"}
         if unknown:
@@ -62,33 +51,23 @@ class SessionRequest:
 
 
 def described(session: Session) -> dict[str, Any]:
-    """Return what drivers are told of a session."""
     told = {"session": session.id, "state": session.state, "turns": len(session.turns)}
     return told | ({"reward": session.reward} if session.state == "rewarded" else {})
 
 
 @dataclass(frozen=True, slots=True)
 class RewardRequest:
-    """The end of a session.
+    """The end of a session."""
 
-    Args:
-        reward: The reward of the rollout.
-        info: What else goes into the experience.
-        turns: Rewards of turns: of all in the order in which they were recorded, or by the ids of answers, where one
-            that is not named has 0; None if only the rollout has a reward.
-    """
-
-    reward: float
-    info: Mapping[str, Any]
+    reward: float  # the reward of the rollout
+    info: Mapping[str, Any]  # what else goes into the experience
+    # Rewards of turns: of all in the order in which they were recorded, or by the ids of answers, where one
+    # that is not named has 0; None if only the rollout has a reward.
     turns: Sequence[float] | Mapping[str, float] | None = None
 
     @classmethod
     def read(cls, body: object) -> "RewardRequest":
-        """Return the request of a body.
-
-        Raises:
-            ApiError: It is none, or cannot be stored.
-        """
+        """Return the request of a body."""
         found = body if isinstance(body, dict) else {}
         reward, info = _number(found.get("reward")), found.get("info", {})
         if not abs(reward) <= MOST_REWARD or not isinstance(info, dict):
@@ -100,11 +79,7 @@ class RewardRequest:
         return cls(reward, info, _turns(found.get("turn_rewards")))
 
     def of_turns(self, session: Session) -> list[float] | None:
-        """Return the reward of each turn of a session, None if there are none.
-
-        Raises:
-            ApiError: They are not those of its turns, or do not add up to the reward.
-        """
+        """Return the reward of each turn of a session, None if there are none."""
         if self.turns is None:
             return None
         ids = [session.answer_id(turn) for turn in session.turns]
@@ -125,11 +100,7 @@ class RewardRequest:
 
 
 def _turns(given: object) -> list[float] | dict[str, float] | None:
-    """Return rewards of turns as they were given.
-
-    Raises:
-        ApiError: They are none.
-    """
+    """Return rewards of turns as they were given."""
     if given is None:
         return None
     values = list(given.values()) if isinstance(given, dict) else given

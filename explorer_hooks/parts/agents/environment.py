@@ -17,14 +17,10 @@ class EnvironmentPlayer:
     """Plays episodes, each in one of several processes; processes that have ended are replaced.
 
     Args:
-        settings: What is played.
         timeout: Seconds that an episode may take.
         processes: How many processes.
         model: What requests call the model.
         stop: Once it returns true, processes are not waited for.
-
-    Raises:
-        ConfigError: The environment cannot be loaded, or needs more than this host.
     """
 
     def __init__(

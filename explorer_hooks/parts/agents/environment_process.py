@@ -30,22 +30,14 @@ _LOOK = 0.2
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSettings:
-    """What is loaded, and by what.
+    """What is loaded, and by what."""
 
-    Args:
-        name: The environment.
-        options: What verifiers configures it with.
-        select: Which of its tasks are played.
-        python: The interpreter that has verifiers; empty for this one.
-        directories: Directories in which its module is looked for.
-        passed: Names of variables of this process that it gets besides those of `agent_environment`.
-    """
-
-    name: str
-    options: Mapping[str, Any]
-    select: Mapping[str, Any]
-    python: str
-    directories: Sequence[str]
+    name: str  # the environment
+    options: Mapping[str, Any]  # what verifiers configures it with
+    select: Mapping[str, Any]  # which of its tasks are played
+    python: str  # the interpreter that has verifiers; empty for this one
+    directories: Sequence[str]  # directories in which its module is looked for
+    # Names of variables of this process that it gets besides those of `agent_environment`.
     passed: Sequence[str] = ()
 
 
@@ -53,11 +45,7 @@ class EnvironmentProcess(WorkerProcess):
     """A process with a loaded environment.
 
     Args:
-        settings: What is loaded.
         stop: Once it returns true, it is not waited for.
-
-    Raises:
-        ConfigError: It cannot be started, or the environment cannot be played.
     """
 
     def __init__(self, settings: EnvironmentSettings, stop: Callable[[], bool]) -> None:
@@ -87,7 +75,6 @@ class EnvironmentProcess(WorkerProcess):
         """Return the answer to a request for an episode; if there is none in time, the process is killed.
 
         Args:
-            asked: The request.
             timeout: Seconds that the episode may take.
         """
         try:

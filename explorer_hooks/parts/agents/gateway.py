@@ -46,31 +46,20 @@ _LIMITS = {_TOO_LONG: "context", ENGINE_REFUSED: "context", _MAX_TURNS: "turns"}
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
-    """What is allowed.
+    """What is allowed."""
 
-    Args:
-        group_size: Rollouts of a group.
-        max_tokens: Tokens of an answer.
-        max_prompt_tokens: Tokens of a prompt.
-        max_turns: Turns of a session.
-        idle: Seconds without a request after which a group is dropped.
-        history: exact: an answer continues the recorded tokens; template: only if the template writes them too.
-        segments: Which segments of a session are trained.
-        agents_reward: Whether agents may end their sessions with a reward; else only drivers do.
-        reward_range: The least and the largest reward, also in size of a turn.
-        tolerates: Whether harmless fields of requests are taken, without effect.
-    """
-
-    group_size: int
-    max_tokens: int
+    group_size: int  # rollouts of a group
+    max_tokens: int  # tokens of an answer
     max_prompt_tokens: int
-    max_turns: int
-    idle: float
+    max_turns: int  # turns of a session
+    idle: float  # seconds without a request after which a group is dropped
+    # exact: an answer continues the recorded tokens; template: only if the template writes them too.
     history: Literal["exact", "template"]
-    segments: SegmentChoice = "all"
-    agents_reward: bool = False
+    segments: SegmentChoice = "all"  # which segments of a session are trained
+    agents_reward: bool = False  # whether agents may end their sessions with a reward; else only drivers do
+    # The least and the largest reward, also in size of a turn.
     reward_range: tuple[float, float] = (-math.inf, math.inf)
-    tolerates: bool = True
+    tolerates: bool = True  # whether harmless fields of requests are taken, without effect
 
     def reward_problem(self, reward: float, turns: Iterable[float] = ()) -> str:
         """Return why a reward, or that of one of its turns, is none that an agent may give; empty if it may."""
@@ -86,13 +75,7 @@ class Gateway:
     """Answers agents and drivers.
 
     Args:
-        sessions: What is known.
-        journal: Where it is recorded.
         tokens: The model's tokenizer.
-        splicer: Makes prompts.
-        parser: Reads answers.
-        maker: Has them generated.
-        limits: What is allowed.
         has_room: Returns whether another group may begin when so many are open.
         model: What answers call the model.
     """
@@ -137,12 +120,7 @@ class Gateway:
         """Return the session of an attempt, which begins unless it has begun.
 
         Args:
-            asked: The attempt.
             has_room: Whether the caller has found that another group may begin; what it found may have changed since.
-
-        Raises:
-            ApiError: The group is over, has another task, the rollout has its reward or a later attempt, or no
-                group is needed now.
         """
         if asked.group in self.sessions.over:
             raise conflict(f"the group is over: {self.sessions.over[asked.group]}")
@@ -165,11 +143,7 @@ class Gateway:
         return described(session)
 
     async def reward(self, name: str, body: object) -> dict[str, Any]:
-        """End a session with its reward; if it has one, that stays.
-
-        Raises:
-            ApiError: There is no such session, it has no turn or one under way, or this is no reward.
-        """
+        """End a session with its reward; if it has one, that stays."""
         asked = RewardRequest.read(body)
         if asked.turns is not None and self.limits.segments == "last":
             text = (
@@ -193,11 +167,7 @@ class Gateway:
         return described(session)
 
     async def abandon(self, name: str) -> dict[str, Any]:
-        """End a session so that nothing of it is trained; one that has its reward keeps it.
-
-        Raises:
-            ApiError: There is no such session.
-        """
+        """End a session so that nothing of it is trained; one that has its reward keeps it."""
         session = self._found(name)
         if session is None:
             return {"session": name, "state": self.sessions.ended[name]}
@@ -222,11 +192,7 @@ class Gateway:
                 await self.drop(group.name, "idle")
 
     def session(self, name: str) -> Mapping[str, Any]:
-        """Return what became of a session.
-
-        Raises:
-            ApiError: There is no such session.
-        """
+        """Return what became of a session."""
         session = self._found(name)
         return described(session) if session else {"session": name, "state": self.sessions.ended[name]}
 
@@ -277,11 +243,7 @@ class Gateway:
 
     @contextmanager
     def admitted(self, name: str) -> Iterator[None]:
-        """Let a request of an agent in while the block lasts.
-
-        Raises:
-            ApiError: The session is over or unknown, or has as many requests at once as it may have turns.
-        """
+        """Let a request of an agent in while the block lasts."""
         self._opened(name)
         if self._requests[name] >= self.limits.max_turns:
             raise not_now(TOO_MANY, "the session has too many requests at once", "too_many_requests")
@@ -298,12 +260,8 @@ class Gateway:
 
         Args:
             name: The session.
-            request: The request.
             key: What requests for the same turn have in common.
             is_retry: Whether the client has sent it before: then it gets the same answer.
-
-        Raises:
-            ApiError: The session is over or unknown, the request cannot be served, or the engine is away.
         """
         session = self._opened(name)
         if is_retry and key in session.by_request:
@@ -372,11 +330,7 @@ class Gateway:
         return turn
 
     def _prompt(self, session: Session, request: ChatRequest) -> tuple[Turn | None, list[int]]:
-        """Return the turn that a request continues, and the tokens after it; else all of its tokens.
-
-        Raises:
-            ApiError: The chat template refuses the messages.
-        """
+        """Return the turn that a request continues, and the tokens after it; else all of its tokens."""
         try:
             return self._spliced(session, request)
         except PromptTooLongError as error:
@@ -460,22 +414,13 @@ class Gateway:
         return durable
 
     def _opened(self, name: str) -> Session:
-        """Return a session that is open.
-
-        Raises:
-            ApiError: It is over, or unknown.
-        """
         session = self._found(name)
         if session is None or session.state != "open":
             raise gone(f"the session is {session.state if session else self.sessions.ended[name]}")
         return session
 
     def _found(self, name: str) -> Session | None:
-        """Return a session, None if its group is over.
-
-        Raises:
-            ApiError: There never was one, as far as is known.
-        """
+        """Return a session, None if its group is over."""
         found = self.sessions.by_id.get(name)
         if found is None and name not in self.sessions.ended:
             raise missing("there is no such session")

@@ -34,7 +34,6 @@ class HttpThread:
     """An application that is being served.
 
     Args:
-        application: What is served.
         listener: Where: a socket that listens.
     """
 
@@ -76,11 +75,7 @@ class HttpThread:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def call(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine in its event loop, and return the result. Called from another thread.
-
-        Raises:
-            TimedOutError: The loop, or what the coroutine waits for, stands.
-        """
+        """Run a coroutine in its event loop, and return the result. Called from another thread."""
         assert self._loop is not None
         try:
             result = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
@@ -115,12 +110,7 @@ class HttpThread:
 
 
 def listening(text: str) -> socket.socket:
-    """Return a socket that listens at `HOST:PORT`.
-
-    Raises:
-        UsageError: The text is no address.
-        ConfigError: Nobody can listen there.
-    """
+    """Return a socket that listens at `HOST:PORT`."""
     host, port = health_address(text)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)
@@ -136,12 +126,7 @@ def listening(text: str) -> socket.socket:
 
 
 def own_token(directory: str) -> str:
-    """Return the token of the gateway, which is made at its first start.
-
-    Raises:
-        ConfigError: Others can read the file, or put another one in its place.
-        StorageError: It cannot be read or written.
-    """
+    """Return the token of the gateway, which is made at its first start."""
     path = os.path.join(directory, TOKEN)
     with storage_errors(path):
         with contextlib.suppress(FileExistsError):

@@ -33,10 +33,6 @@ class TurnJournal(Closing):
 
     Args:
         directory: Its directory, which is created for this user alone.
-
-    Raises:
-        UsageError: Another process has it open.
-        StorageError: It cannot be written.
     """
 
     def __init__(self, directory: str) -> None:
@@ -54,11 +50,7 @@ class TurnJournal(Closing):
         self._thread = threading.Thread(target=self._commit, name="journal", daemon=True)
 
     def begin(self, record: dict[str, Any], aside: str) -> None:
-        """Begin anew with a record, before `start`; what there is goes aside if that is a path.
-
-        Raises:
-            StorageError: It cannot be written.
-        """
+        """Begin anew with a record, before `start`; what there is goes aside if that is a path."""
         with storage_errors(self.path):
             self._file.close()
             if aside:
@@ -72,20 +64,13 @@ class TurnJournal(Closing):
         Args:
             needs: Returns whether a record still says something; called in another thread, as is `rest`.
             rest: Returns a record that stands for those that do not.
-
-        Raises:
-            StorageError: It cannot be written.
         """
         self._needs, self._rest = needs, rest
         self._rewrite(keeps_damage=False)
         self._thread.start()
 
     def records(self) -> Iterator[dict[str, Any] | DamagedLine]:
-        """Yield the records, without a torn last line, and what is damaged in between.
-
-        Raises:
-            StorageError: It cannot be read.
-        """
+        """Yield the records, without a torn last line, and what is damaged in between."""
         with storage_errors(self.path), open(self.path, "rb") as file:
             # Journals of before have no checksums, and an older release adds lines without one at the end.
             with_checksum = [number for number, line in enumerate(file) if has_checksum(line)]
@@ -95,11 +80,7 @@ class TurnJournal(Closing):
                 yield from read_line(line, needs_checksum=number < last)
 
     def set_aside(self) -> str:
-        """Keep a second name for the file, which `start` is about to replace, and return it.
-
-        Raises:
-            StorageError: It cannot be written.
-        """
+        """Keep a second name for the file, which `start` is about to replace, and return it."""
         aside = f"{self.path}.damaged"
         with storage_errors(aside):
             with contextlib.suppress(FileNotFoundError):
@@ -108,11 +89,7 @@ class TurnJournal(Closing):
         return aside
 
     def append(self, record: dict[str, Any]) -> "asyncio.Future[None]":
-        """Record something; the result is there once it is durable. Called in an event loop.
-
-        Raises:
-            StorageError: By the result: nothing can be recorded any more.
-        """
+        """Record something; the result is there once it is durable. Called in an event loop."""
         return self._queued(encoded(record))
 
     def barrier(self) -> "asyncio.Future[None]":

@@ -20,9 +20,6 @@ def read_message(message: object, where: str) -> Message:
     Args:
         message: The message as the request has it.
         where: What errors call it.
-
-    Raises:
-        ApiError: It is none, or not text.
     """
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
         raise refused(f"{where} is not a message with one of the roles {', '.join(_ROLES)}", _field(where))
@@ -39,11 +36,7 @@ def _field(where: str) -> str:
 
 
 def read_text(content: object, where: str) -> str:
-    """Return content that is text, whole or in parts.
-
-    Raises:
-        ApiError: It is not.
-    """
+    """Return content that is text, whole or in parts."""
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list) and all(isinstance(part, dict) for part in content):

@@ -96,9 +96,6 @@ class FunctionPlayer:
         workers: Processes.
         directories: Directories in which its module is looked for.
         passed: Names of variables of this process that it gets besides those of `agent_environment`.
-
-    Raises:
-        ConfigError: It cannot be imported.
     """
 
     def __init__(
@@ -128,7 +125,6 @@ def _base_url(url: str, session: str) -> str:
 
 
 def _told(line: str) -> Score:
-    """Return the score that a command's last line says."""
     try:
         return score_of(json.loads(line))
     except (ValueError, RecursionError):

@@ -19,9 +19,7 @@ class RolloutProgress:
     """Says how many rollouts have ended.
 
     Args:
-        gateway: Has their sessions.
         http: The thread that changes them.
-        needed: Rollouts of a batch.
         clock: Monotonic seconds.
     """
 
@@ -40,7 +38,6 @@ class RolloutProgress:
         self._said_at = self._clock()
 
     def show(self) -> None:
-        """Log it, if it is time."""
         if self._clock() - self._said_at >= EVERY:
             self.restart()
             figures = self._http.call(_figures(self._gateway.sessions))

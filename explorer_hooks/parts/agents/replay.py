@@ -32,18 +32,12 @@ _NAMES = re.compile(r'"(?:group|groups)":(?=["\[])')
 
 @dataclass(slots=True)
 class JournalReplay:
-    """What came of reading a journal.
+    """What came of reading a journal."""
 
-    Args:
-        sessions: What its records come to.
-        lines: How many lines are damaged.
-        gaps: Groups of which a record is missing.
-        suspects: Groups that damaged lines may be of; names that were damaged too are among them.
-    """
-
-    sessions: Sessions
-    lines: int = 0
-    gaps: set[str] = field(default_factory=set)
+    sessions: Sessions  # what its records come to
+    lines: int = 0  # how many lines are damaged
+    gaps: set[str] = field(default_factory=set)  # groups of which a record is missing
+    # Groups that damaged lines may be of; names that were damaged too are among them.
     suspects: set[str] = field(default_factory=set)
 
     def read(self, records: "Iterable[dict[str, Any] | DamagedLine]", now: float = 0.0) -> None:

@@ -38,19 +38,14 @@ _WHY: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class FieldTable:
-    """The fields of an API.
+    """The fields of an API."""
 
-    Args:
-        used: What the answer depends on.
-        only: Fields that are taken with these values alone.
-        harmless: Fields that ask for what the gateway does not do and agents can do without, with the values that ask
-            for nothing.
-        parts: Of a field that is an object, the table of its own fields.
-    """
-
-    used: Collection[str] = ()
-    only: Values = field(default_factory=dict)
+    used: Collection[str] = ()  # what the answer depends on
+    only: Values = field(default_factory=dict)  # fields that are taken with these values alone
+    # Fields that ask for what the gateway does not do and agents can do without, with the values that ask for
+    # nothing.
     harmless: Values = field(default_factory=dict)
+    # Of a field that is an object, the table of its own fields.
     parts: "Mapping[str, FieldTable]" = field(default_factory=dict)
 
 
@@ -102,9 +97,6 @@ def check_fields(body: Mapping[str, Any], table: FieldTable, *, tolerates: bool,
         table: What becomes of its fields.
         tolerates: Whether harmless fields are taken.
         of: What comes before the names of its fields.
-
-    Raises:
-        ApiError: It has a field that cannot be served, or a harmless one that is not taken.
     """
     harmless: list[str] = []
     for key, value in body.items():
@@ -132,7 +124,6 @@ def unsupported(name: str, value: object) -> Exception:
 
 
 def harmless_refused(name: str, value: object) -> Exception:
-    """Return the error of a harmless field where these are refused."""
     hint = 'explorer.gateway.harmless_fields = "tolerate" takes it without effect'
     return refused(f"{name} = {_shown(value)} has no effect here: {hint}", name)
 

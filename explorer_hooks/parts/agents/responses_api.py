@@ -36,9 +36,6 @@ def read_responses_request(body: object, *, tolerates: bool = True) -> ChatReque
     Args:
         body: The body, as JSON says it.
         tolerates: Whether harmless fields are taken, without effect.
-
-    Raises:
-        ApiError: It is none, or has a field that cannot be served.
     """
     with well_formed():
         asked = json_object(body)
@@ -96,14 +93,9 @@ def _reasoning(item: Item, where: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ResponseAnswer:
-    """An answer on its way to the agent.
+    """An answer on its way to the agent."""
 
-    Args:
-        completion: The answer.
-        body: The request.
-    """
-
-    completion: Completion
+    completion: Completion  # the answer
     body: Mapping[str, Any]
 
     @property

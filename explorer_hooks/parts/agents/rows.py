@@ -20,12 +20,8 @@ def experiences_of(
 
     Args:
         group: The group; each of its sessions has a turn and a reward.
-        name: What experiences call it.
         now: Seconds since the epoch.
         segments: last: of each session the segment alone that ends in its last turn; no session has rewards of turns.
-
-    Raises:
-        UsageError: A row cannot be stored.
     """
     sessions = [session for _, session in sorted(group.rollouts.items())]
     return [row for session in sessions for row in _rows(session, name, now, segments)]
@@ -49,13 +45,9 @@ def _rows(session: Session, group: str, now: float, segments: SegmentChoice) -> 
 
 @dataclass(slots=True)
 class _Response:
-    """What follows the prompt of a segment, token by token.
+    """What follows the prompt of a segment, token by token."""
 
-    Args:
-        rewards: The reward of each turn of the session, None if they are not known.
-    """
-
-    rewards: Sequence[float] | None
+    rewards: Sequence[float] | None  # the reward of each turn of the session, None if they are not known
     prompt: Sequence[int] = ()
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

@@ -18,8 +18,7 @@ from explorer_hooks.parts.agents.serve import model_name, opened_gateway
 from explorer_hooks.parts.agents.service import GatewayParts, GatewayService
 from explorer_hooks.run.config import ENVIRONMENTS, ExplorerFile
 from explorer_hooks.run.curriculum import DIFFICULTY, Curriculum, TaskMean
-from explorer_hooks.run.evaluation import Evaluation
-from explorer_hooks.run.evaluation_sets import HeldOut, open_sets
+from explorer_hooks.run.held_out import EvaluationSets, VersionWatcher, open_evaluation
 from explorer_hooks.run.opening import open_reward
 from explorer_hooks.run.own_files import EVALUATIONS, Records, own_path
 from explorer_hooks.run.rewards import Score, plain_task
@@ -39,21 +38,17 @@ def run_agents(file: ExplorerFile, health: str | None = None) -> str:
     """Have agents play the tasks of a file, and return why that ended.
 
     Args:
-        file: The job's file.
         health: `HOST:PORT` to answer health checks at; None for nowhere.
-
-    Raises:
-        SyncdError: Something cannot be used, or failed for good; its exit code says what.
     """
     log.configure(file.explorer.log, sys.stderr)
     with (
         Stop().on_signals() as stop,
         closing(_open_player(file, stop)) as player,
         closing(open_reward(file)) as scorer,
-        open_sets(file, scorer, lambda _, one: bool(one.every)) as sets,
+        open_evaluation(file, scorer) as sets,
     ):
         judge = scorer if file.explorer.agent.reward == "function" else None
-        if judge is not None and any(one.needs_groups for one in (judge, *(held.scorer for held in sets))):
+        if judge is not None and any(scores.needs_groups for scores in (judge, *sets.scorers)):
             hint = "leave the argument `responses` out, and take `response`"
             raise ConfigError(
                 "agents' rollouts are scored one by one, and a function wants groups", hint=hint
@@ -71,7 +66,7 @@ def _played(
     tasks: Tasks,
     player: Player,
     judge: Scorer | None,
-    sets: Sequence[HeldOut],
+    sets: EvaluationSets,
     stop: Stop,
     health: str | None,
 ) -> str:
@@ -92,23 +87,19 @@ def _played(
 
 @contextmanager
 def _evaluation(
-    file: ExplorerFile, sets: Sequence[HeldOut], parts: GatewayParts
-) -> Iterator[Evaluation | None]:
+    file: ExplorerFile, sets: EvaluationSets, parts: GatewayParts
+) -> Iterator[VersionWatcher | None]:
     """Yield what measures versions, with players of its own: those of the training may all be busy."""
-    if not sets:
+    if not sets.scorers:
         yield None
         return
     records = Records(own_path(parts.writer.job, parts.writer.explorer, EVALUATIONS), parts.writer.job.disk)
     with closing(_open_player(file, parts.stop)) as player:
-        yield Evaluation(sets, records, AgentEvaluator(parts, player, file.explorer.agent))
+        yield sets.watcher(AgentEvaluator(parts, player, file.explorer.agent), records)
 
 
 def _open_player(file: ExplorerFile, stop: Stop) -> Player:
-    """Return what plays rollouts.
-
-    Raises:
-        ConfigError: The function cannot be imported, or the environment cannot be played.
-    """
+    """Return what plays rollouts."""
     agent, directories = file.explorer.agent, directories_of(file.job.source)
     if agent.environment:
         name = agent.environment.removeprefix(ENVIRONMENTS)
@@ -134,10 +125,7 @@ class AgentThreads:
     """Plays attempts, each in a thread.
 
     Args:
-        schedule: Chooses attempts.
-        player: Plays them.
         judge: Scores last answers; None if agents say their rewards themselves.
-        http: The gateway.
         stop: Once it returns true, no further attempt is begun.
     """
 

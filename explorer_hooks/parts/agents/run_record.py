@@ -37,15 +37,10 @@ _LOG = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class PlayedTasks:
-    """What a gateway plays itself; a later start under its name must agree.
+    """What a gateway plays itself; a later start under its name must agree."""
 
-    Args:
-        digest: The digest of the tasks; empty if drivers say what is played.
-        seed: The seed of their order.
-    """
-
-    digest: str = ""
-    seed: str = ""
+    digest: str = ""  # the digest of the tasks; empty if drivers say what is played
+    seed: str = ""  # the seed of their order
 
 
 class GatewayRun:
@@ -53,8 +48,6 @@ class GatewayRun:
 
     Args:
         writer: Writes under the gateway's identity.
-        journal: What it has recorded.
-        tasks: What it plays.
         clock: Monotonic seconds.
     """
 
@@ -79,11 +72,6 @@ class GatewayRun:
         """Return what the journal says of this run; begin a new one if it says nothing.
 
         A new one is the job's once `confirm` was called: until then a start finds the same again.
-
-        Raises:
-            ConfigError: It played other tasks.
-            CorruptDataError: The job's record of it is damaged.
-            StorageError: It cannot be read or written.
         """
         known, lost = self._known()
         sessions = Sessions()
@@ -104,23 +92,14 @@ class GatewayRun:
         return sessions
 
     def confirm(self, sessions: Sessions) -> None:
-        """Make the run the job's, once its journal has all of it.
-
-        Raises:
-            FencedError: A later process writes under this identity.
-            StorageError: The job's record cannot be written.
-        """
+        """Make the run the job's, once its journal has all of it."""
         self._note(len(sessions.groups))
 
     def note(self, groups: int, *, now: bool = False) -> None:
         """Record how many groups are open; what the storage refuses is tried again at the next call.
 
         Args:
-            groups: Their number.
             now: Whether to record it however soon after the last time.
-
-        Raises:
-            FencedError: A later process writes under this identity.
         """
         if groups != self._noted and (now or self._clock() - self._noted_at >= EVERY):
             with contextlib.suppress(StorageError):

@@ -25,46 +25,29 @@ _LOG = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt at a rollout that is being played.
-
-    Args:
-        session: Its session.
-        group: Its group.
-        rollout: Which rollout of the group.
-        task: The task.
-    """
+    """An attempt at a rollout that is being played."""
 
     session: str
     group: str
-    rollout: int
+    rollout: int  # which rollout of the group
     task: Task
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleLimits:
-    """How much is played.
+    """How much is played."""
 
-    Args:
-        epochs: Passes over the tasks; 0 for no end.
-        retries: Further attempts at a rollout whose agent failed.
-        max_failures: Groups in a row that may be dropped.
-        whole_groups: Whether all rollouts of a group are played together.
-    """
-
-    epochs: int
-    retries: int
-    max_failures: int
-    whole_groups: bool = False
+    epochs: int  # passes over the tasks; 0 for no end
+    retries: int  # further attempts at a rollout whose agent failed
+    max_failures: int  # groups in a row that may be dropped
+    whole_groups: bool = False  # whether all rollouts of a group are played together
 
 
 class AgentSchedule:
     """Chooses attempts. Used in the gateway's event loop alone.
 
     Args:
-        gateway: Has the sessions.
-        tasks: The tasks.
         seed: The seed of their order; None for the order of the file.
-        limits: How much is played.
         has_room: Returns whether another group may begin when so many are open.
         curriculum: Says which tasks are played.
     """
@@ -142,13 +125,8 @@ class AgentSchedule:
         there: its group is dropped at once, counted as that, and no failure.
 
         Args:
-            attempt: The attempt.
             problem: What went wrong.
-            why: What failed.
             causes: Which attempts of its episode went wrong, if others than this one may have.
-
-        Raises:
-            ConfigError: Too many groups in a row were dropped.
         """
         limit = self._limit_met(causes or (attempt,)) if why == "agent" else ""
         await self._failed(attempt, problem, why, limit)

@@ -39,11 +39,7 @@ def serve(file: ExplorerFile, health: str | None = None) -> str:
     """Serve agents as a file says, and return why that ended.
 
     Args:
-        file: The job's file.
         health: `HOST:PORT` to answer health checks at; None for nowhere.
-
-    Raises:
-        SyncdError: Something cannot be used, or failed for good; its exit code says what.
     """
     with Stop().on_signals() as stop, opened_gateway(file, stop, health, LISTEN) as parts:
         return GatewayService(parts).run()
@@ -56,14 +52,10 @@ def opened_gateway(
     """Open the gateway of a file, which answers while the block lasts.
 
     Args:
-        file: The job's file.
         stop: Once it returns true, waits are given up.
         health: `HOST:PORT` to answer health checks at; None for nowhere.
         listen: `HOST:PORT` for agents and drivers, unless the file gives one.
         tasks: What this process has agents play; None if drivers do.
-
-    Raises:
-        SyncdError: Something cannot be used; its exit code says what.
     """
     hide_progress_bars()
     tokens = open_tokens(file.model.path, trust_remote_code=file.model.trust_remote_code)
@@ -105,15 +97,10 @@ def open_maker(
     """Return what has the engine generate turns.
 
     Args:
-        followed: The engine.
         tokens: The model's tokenizer.
         versions: Which version the engine runs.
         stop: Once it returns true, pending turns are given up.
         temperature: At which tokens are drawn.
-
-    Raises:
-        ConfigError: The server names no model, or not the version of each token.
-        EngineUnreachableError: It does not answer.
     """
     section, is_local = followed.file.explorer, followed.file.explorer.engine.kind == "transformers"
     generator = followed.generator(tokens, versions.permitted, uuid.uuid4().hex, stop)
@@ -128,11 +115,7 @@ def open_maker(
 
 
 def _open_parts(file: ExplorerFile, tokens: Tokens) -> tuple[Splicer, AnswerParser]:
-    """Return what makes prompts, and what reads answers.
-
-    Raises:
-        ConfigError: The model has no chat template, or no token that ends an answer.
-    """
+    """Return what makes prompts, and what reads answers."""
     path, template = file.model.path, str(tokens.tokenizer.chat_template or "")
     if not template:
         hint = "put chat_template.jinja into the model directory"
@@ -147,11 +130,7 @@ def _open_parts(file: ExplorerFile, tokens: Tokens) -> tuple[Splicer, AnswerPars
 
 
 def _tool_format(file: ExplorerFile, tokens: Tokens, ends: Iterable[str]) -> ToolFormat:
-    """Return how the model writes calls of tools: as the file says, or as the chat template does.
-
-    Raises:
-        ConfigError: The template tells the model of tools, and what it writes for a call cannot be read.
-    """
+    """Return how the model writes calls of tools: as the file says, or as the chat template does."""
     told = file.explorer.gateway.tool_format
     chosen = written_format(tokens, ends) if told == "auto" else told
     if chosen is None:

@@ -17,7 +17,7 @@ from explorer_hooks.parts.agents.run_record import GatewayRun
 from explorer_hooks.parts.agents.sessions import MOST_TOOLS, SessionGroup
 from explorer_hooks.run.curriculum import TaskMean, are_equal, with_dropped
 from explorer_hooks.run.engine_gate import EngineGate, EngineVersions
-from explorer_hooks.run.evaluation import Evaluation
+from explorer_hooks.run.held_out import VersionWatcher
 from explorer_hooks.run.job_watch import JobWatch
 from explorer_hooks.run.opening import FollowedEngine
 from explorer_hooks.run.own_files import METRICS, Records, own_path
@@ -63,49 +63,32 @@ class Play(Protocol):
         """Return how many tasks the curriculum left out."""
 
     def measured(self, rewards: Sequence[TaskMean]) -> None:
-        """Record the mean rewards of groups.
-
-        Raises:
-            StorageError: They cannot be written.
-        """
+        """Record the mean rewards of groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayParts:
-    """What a service consists of.
+    """What a service consists of."""
 
-    Args:
-        followed: The engine, which follows the job.
-        tokens: The model's tokenizer.
-        versions: Which version it runs.
-        room: Set to how many groups the trainer needs.
-        writer: Writes batches.
-        run: Names what this gateway writes.
-        gateway: What it has recorded.
-        http: The thread that the gateway runs in.
-        stop: Once it returns true, the service ends.
-    """
-
-    followed: FollowedEngine
-    tokens: Tokens
-    versions: EngineVersions
-    room: Room
-    writer: ExperienceWriter
-    run: GatewayRun
-    gateway: Gateway
-    http: HttpThread
-    stop: Stop
+    followed: FollowedEngine  # the engine, which follows the job
+    tokens: Tokens  # the model's tokenizer
+    versions: EngineVersions  # which version it runs
+    room: Room  # set to how many groups the trainer needs
+    writer: ExperienceWriter  # writes batches
+    run: GatewayRun  # names what this gateway writes
+    gateway: Gateway  # what it has recorded
+    http: HttpThread  # the thread that the gateway runs in
+    stop: Stop  # once it returns true, the service ends
 
 
 class GatewayService:
     """Follows the job and writes whole groups.
 
     Args:
-        parts: What it consists of.
         evaluation: Measures versions as they are loaded; None for none.
     """
 
-    def __init__(self, parts: GatewayParts, evaluation: Evaluation | None = None) -> None:
+    def __init__(self, parts: GatewayParts, evaluation: VersionWatcher | None = None) -> None:
         writer = parts.writer
         self._versions, self._room, self._writer, self._run = parts.versions, parts.room, writer, parts.run
         self._gateway, self._http, self._stop = parts.gateway, parts.http, parts.stop
@@ -124,9 +107,6 @@ class GatewayService:
 
         Args:
             play: What plays sessions; None if others do.
-
-        Raises:
-            SyncdError: The engine is dead, no trainer came, or nothing can be recorded or written.
         """
         self._play = play
         watch = JobWatch(self._source, self._file.sync.timeout)

@@ -48,37 +48,23 @@ MOST_OVER = 100_000
 
 @dataclass(slots=True)
 class Turn:
-    """A recorded answer.
+    """A recorded answer."""
 
-    Args:
-        number: Its number in the session, from 0.
-        parent: The turn that it continues token by token; None if it begins a segment.
-        prompt: The tokens before the answer: behind those of the parent, or all of them.
-        tokens: The tokens of the answer.
-        logprobs: Their log-probs.
-        spans: Their versions.
-        unproven: For each, whether its version is doubted; None if none is.
-        answer: What the answer says.
-        length: Tokens up to the end of the answer.
-        tools: Seconds from the answer that called tools to the request that this turn answers, by the tool's name.
-        most: How many tokens it might have had; None if an older journal does not say so.
-        stop: The strings at which it was to stop.
-        answered_at: When the answer was given, on the monotonic clock; 0 if another process gave it, or if a request
-            has come already that continues it.
-    """
-
-    number: int
-    parent: "Turn | None"
-    prompt: Sequence[int]
-    tokens: Sequence[int]
-    logprobs: Sequence[float]
-    spans: Sequence[Span]
-    unproven: Sequence[bool] | None
+    number: int  # its number in the session, from 0
+    parent: "Turn | None"  # the turn that it continues token by token; None if it begins a segment
+    prompt: Sequence[int]  # the tokens before the answer: behind those of the parent, or all of them
+    tokens: Sequence[int]  # the tokens of the answer
+    logprobs: Sequence[float]  # their log-probs
+    spans: Sequence[Span]  # their versions
+    unproven: Sequence[bool] | None  # for each, whether its version is doubted; None if none is
     answer: ModelAnswer
-    length: int
+    length: int  # tokens up to the end of the answer
+    # Seconds from the answer that called tools to the request that this turn answers, by the tool's name.
     tools: Mapping[str, float] = field(default_factory=dict)
-    most: int | None = None
-    stop: Sequence[str] = ()
+    most: int | None = None  # how many tokens it might have had; None if an older journal does not say so
+    stop: Sequence[str] = ()  # the strings at which it was to stop
+    # When the answer was given, on the monotonic clock; 0 if another process gave it, or if a request has
+    # come already that continues it.
     answered_at: float = 0.0
 
     @property
@@ -111,20 +97,12 @@ class Turn:
 
 @dataclass(slots=True)
 class Session:
-    """An attempt at a rollout.
+    """An attempt at a rollout."""
 
-    Args:
-        id: Its name, which only its agent and its driver know.
-        group: The group of the rollout.
-        task: The task.
-        rollout: Which rollout of the group it is.
-        attempt: Which attempt at it.
-    """
-
-    id: str
-    group: str
+    id: str  # its name, which only its agent and its driver know
+    group: str  # the group of the rollout
     task: str
-    rollout: int
+    rollout: int  # which rollout of the group it is
     attempt: int
     state: SessionState = "open"
     reward: float = 0.0
@@ -184,7 +162,6 @@ class Session:
 
         Args:
             keys: Of the request's history.
-            offered: The names of the tools that it offers.
             now: When it came, on the monotonic clock.
         """
         found = self.continued(keys)
@@ -208,12 +185,10 @@ class SessionGroup:
     touched_at: float = 0.0
 
     def is_whole(self, size: int) -> bool:
-        """Return whether each rollout has its reward."""
         return len(self.rollouts) == size and all(one.state == "rewarded" for one in self.rollouts.values())
 
     @property
     def rewards(self) -> list[float]:
-        """Return the rewards of its rollouts."""
         return [session.reward for session in self.rollouts.values()]
 
 
@@ -265,7 +240,6 @@ class Sessions:
             group.touched_at = now
 
     def knows(self, name: str) -> bool:
-        """Return whether there is or was a session of this name."""
         return name in self.by_id or name in self.ended
 
     def whole_groups(self, size: int) -> list[SessionGroup]:

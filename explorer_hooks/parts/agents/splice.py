@@ -67,7 +67,6 @@ class Splicer:
         continuation.
 
         Args:
-            request: The request.
             at: The index of the answer in its messages.
             last: The last token of the answer as it was recorded.
         """

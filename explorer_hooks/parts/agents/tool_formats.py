@@ -73,15 +73,10 @@ def _llama3(text: str, _tools: Tools) -> Calls:
 
 @dataclass(frozen=True, slots=True)
 class _CallFormat:
-    """A format.
+    """A format."""
 
-    Args:
-        mark: What begins the calls; empty if a call is the whole answer.
-        read: Yields the calls of a text.
-    """
-
-    mark: str
-    read: Callable[[str, Tools], Calls]
+    mark: str  # what begins the calls; empty if a call is the whole answer
+    read: Callable[[str, Tools], Calls]  # yields the calls of a text
 
 
 _FORMATS: Mapping[ToolFormat, _CallFormat] = {
@@ -97,7 +92,6 @@ def read_calls(name: ToolFormat, text: str, tools: Tools) -> tuple[str, list[tup
     """Return what a text says before its calls, and name and JSON arguments of each; no calls if one is unreadable.
 
     Args:
-        name: The format.
         text: What a model wrote.
         tools: What it was told of, in OpenAI's form; they say which arguments are text.
     """
@@ -162,7 +156,6 @@ def written_format(template: ChatTemplate, ends: Iterable[str]) -> ToolFormat | 
     type, is the model's.
 
     Args:
-        template: The chat template.
         ends: The texts of the tokens that end an answer.
 
     Returns:

@@ -29,24 +29,17 @@ Done = Callable[[GroupResult | ApiError], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WaitingTurn:
-    """A turn that waits for the engine.
+    """A turn that waits for the engine."""
 
-    Args:
-        request: Its prompt, and how long the answer may be.
-        done: Called with the result.
-        until: When it is given up, on the monotonic clock.
-    """
-
-    request: GroupRequest
-    done: Done
-    until: float
+    request: GroupRequest  # its prompt, and how long the answer may be
+    done: Done  # called with the result
+    until: float  # when it is given up, on the monotonic clock
 
 
 class TurnMaker:
     """Has an engine generate turns.
 
     Args:
-        generator: The engine.
         threads: Calls of the generator at a time.
         rows: Turns of one call at most; they have the same limit of tokens.
         hold: Seconds that a turn waits for an engine that is away.
@@ -71,9 +64,6 @@ class TurnMaker:
         Args:
             prompt: Token ids.
             max_tokens: Tokens of the answer at most.
-
-        Raises:
-            ApiError: By the result: the engine refuses the prompt, or was away for too long.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[GroupResult] = loop.create_future()

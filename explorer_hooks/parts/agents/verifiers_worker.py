@@ -30,11 +30,7 @@ class UnusableError(Exception):
 
 
 def loaded(asked: Mapping[str, Any]) -> tuple[Any, list[Any]]:
-    """Return the environment that is asked for, and its tasks.
-
-    Raises:
-        UnusableError: It is not there, needs more than this host, or has no tasks that end.
-    """
+    """Return the environment that is asked for, and its tasks."""
     try:
         import verifiers.v1 as vf  # noqa: PLC0415 - what it lacks is said in a line of JSON
     except ImportError as error:
@@ -58,11 +54,7 @@ def loaded(asked: Mapping[str, Any]) -> tuple[Any, list[Any]]:
 
 
 def _config(name: str, options: Mapping[str, Any]) -> Any:
-    """Return the configuration of `TASKSET` or `ENVIRONMENT+TASKSET`, in which all that is started runs on this host.
-
-    Raises:
-        UnusableError: A role of it is made for a container.
-    """
+    """Return the configuration of `TASKSET` or `ENVIRONMENT+TASKSET`; all that it starts runs on this host."""
     from verifiers.v1 import env_config_type, resolve_env_config  # noqa: PLC0415 - as above
 
     kind, _, taskset = name.rpartition("+")
@@ -99,11 +91,7 @@ def _role_defaults(config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check_roles(config: Any) -> None:
-    """Check that a configuration starts nothing elsewhere, and leaves further attempts to the explorer.
-
-    Raises:
-        UnusableError: It does not.
-    """
+    """Check that a configuration starts nothing elsewhere, and leaves further attempts to the explorer."""
     from verifiers.v1.utils.loaders import harness_class  # noqa: PLC0415 - as above
 
     retries = [("", config.retries)]
@@ -127,11 +115,7 @@ def _check_roles(config: Any) -> None:
 
 
 def _check_tools(env: Any) -> None:
-    """Check that all servers of tools run on this host, or are there already.
-
-    Raises:
-        UnusableError: One does not.
-    """
+    """Check that all servers of tools run on this host, or are there already."""
     taskset = env.taskset
     servers = [
         *taskset.toolsets(taskset.config),

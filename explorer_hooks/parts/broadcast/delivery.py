@@ -55,10 +55,6 @@ class Delivery(ABC):
 
         Args:
             label: The engine's label for them.
-            tensors: All of them by name.
-
-        Raises:
-            SyncdError: The engine did not load them; `touched` tells whether its weights may have changed.
         """
         cuts = cut({name: tensor.nbytes for name, tensor in tensors.items()}, BUCKET)
         buckets = [{name: tensors[name].detach() for name in names} for names in cuts]
@@ -83,11 +79,7 @@ class Delivery(ABC):
 
     @abstractmethod
     def _leave(self) -> None:
-        """Make the engine drop an unfinished update and what connects it with this process.
-
-        Raises:
-            SyncdError: It did not.
-        """
+        """Make the engine drop an unfinished update and what connects it with this process."""
 
     def _begin_update(self) -> None:
         """Begin an update, after one that an earlier process left unfinished."""

@@ -37,18 +37,12 @@ _GROUP_ENDING = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What an engine's workers need to join a group.
+    """What an engine's workers need to join a group."""
 
-    Args:
-        address: Where the group's store listens.
-        port: Its port.
-        world_size: Members: this process and the workers.
-        secret: The name of the group, and a prefix of its keys in the store.
-    """
-
-    address: str
+    address: str  # where the group's store listens
     port: int
-    world_size: int
+    world_size: int  # members: this process and the workers
+    # The name of the group, and a prefix of its keys in the store.
     secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
 
 
@@ -134,11 +128,7 @@ class GroupDelivery(Delivery):
 
 
 def device_for(backend: str) -> torch.device:
-    """Return where tensors are that go over a backend.
-
-    Raises:
-        LoadFailedError: This process has no GPU for NCCL.
-    """
+    """Return where tensors are that go over a backend."""
     if backend == GLOO:
         return CPU
     if not torch.cuda.is_available():

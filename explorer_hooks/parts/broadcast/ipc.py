@@ -38,11 +38,7 @@ class IpcDelivery(Delivery):
 
     @abstractmethod
     def _meet(self, first: SharedBucket) -> None:
-        """Make sure that the engine's workers see this process's memory.
-
-        Raises:
-            LoadFailedError: They do not.
-        """
+        """Make sure that the engine's workers see this process's memory."""
 
     @abstractmethod
     def _start(self) -> None:

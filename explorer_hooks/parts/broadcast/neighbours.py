@@ -23,12 +23,8 @@ def require_shared_memory(port: int, workers: int, *, on_gpu: bool) -> None:
     """Return if all workers of the server that listens at a port can open what this process shares.
 
     Args:
-        port: The port.
         workers: How many there are.
         on_gpu: Whether a GPU's memory is shared: then they must see the same GPUs as this process.
-
-    Raises:
-        LoadFailedError: They cannot, or /proc does not say so.
     """
     found = [pid for pid in _family(_listeners(port)) if _read(pid, "cmdline").startswith(_WORKER)]
     alike = [pid for pid in found if _sees_memory(pid) and (not on_gpu or _sees_gpus(pid))]

@@ -11,17 +11,11 @@ from explorer_hooks.parts.broadcast.segments import HEADER, Segment
 
 @dataclass(frozen=True, eq=False)
 class AllocatedSegment:
-    """Shared memory that tensors of this process use.
-
-    Args:
-        segment: Its segment.
-        start: The address of its first byte.
-        end: The address behind its last one.
-    """
+    """Shared memory that tensors of this process use."""
 
     segment: Segment
-    start: int
-    end: int
+    start: int  # the address of its first byte
+    end: int  # the address behind its last one
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Return whether all of a tensor lies in it, in its order."""
@@ -31,7 +25,6 @@ class AllocatedSegment:
         return tensor.is_contiguous() and self.start <= begin and begin + tensor.nbytes <= self.end
 
     def offset(self, tensor: torch.Tensor) -> int:
-        """Return where a tensor begins in the segment."""
         return tensor.data_ptr() - self.start + HEADER if tensor.numel() else HEADER
 
     def remove(self) -> None:

@@ -25,11 +25,7 @@ class EngineRequest:
         threading.Thread(target=self._run, name="engine-call", daemon=True).start()
 
     def is_healthy(self) -> bool:
-        """Return that it has not failed.
-
-        Raises:
-            SyncdError: It has failed; raised once.
-        """
+        """Return that it has not failed."""
         if self._ended.is_set():
             self._failure.raise_once()
         return True
@@ -56,12 +52,7 @@ class EngineRequest:
 
 
 def wait_for_all(requests: Sequence[EngineRequest], deadline: Deadline) -> None:
-    """Wait until all requests have ended; the first that fails ends the wait.
-
-    Raises:
-        LoadFailedError: They did not end in time.
-        SyncdError: One of them failed.
-    """
+    """Wait until all requests have ended; the first that fails ends the wait."""
     while not all(request.has_ended for request in requests):
         for request in requests:
             request.is_healthy()

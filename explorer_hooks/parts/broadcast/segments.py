@@ -38,9 +38,6 @@ class Segment:
 
     Args:
         size: Its bytes, of which the first `HEADER` are torch's.
-
-    Raises:
-        OSError: There is no room, or this host has no shared memory.
     """
 
     def __init__(self, size: int) -> None:
@@ -62,21 +59,13 @@ class Segment:
             raise
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Write bytes to a place.
-
-        Raises:
-            OSError: There is no room.
-        """
+        """Write bytes to a place."""
         while data:
             written = os.pwrite(self._descriptor, data, offset)
             data, offset = data[written:], offset + written
 
     def reserve(self) -> mmap.mmap:
-        """Return the memory, all of it there, so that writing to it cannot fail.
-
-        Raises:
-            OSError: There is no room.
-        """
+        """Return the memory, all of it there, so that writing to it cannot fail."""
         os.posix_fallocate(self._descriptor, 0, self.size)
         return mmap.mmap(self._descriptor, self.size)
 
@@ -125,10 +114,6 @@ def open_segment(name: str) -> mmap.mmap:
 
     Args:
         name: Its name, of whatever origin: only a segment of this user is opened.
-
-    Raises:
-        ValueError: It is no segment's name, or the file is not one of this user.
-        OSError: This process does not see it.
     """
     if _NAME.fullmatch(name) is None:
         raise ValueError(f"{name!r} is not the name of a segment")

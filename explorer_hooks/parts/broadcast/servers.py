@@ -3,9 +3,9 @@
 import contextlib
 from abc import ABC
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import structlog
 
@@ -14,9 +14,14 @@ from explorer_hooks.parts.broadcast.delivery import QUICK, Delivery, Tensors, de
 from explorer_hooks.parts.broadcast.group import GroupDelivery, Invitation
 from explorer_hooks.parts.broadcast.ipc import IpcDelivery
 from explorer_hooks.parts.broadcast.neighbours import require_shared_memory
+from explorer_hooks.parts.broadcast.received import allocate
+from explorer_hooks.parts.broadcast.segments import remove_leftovers
 from explorer_hooks.parts.broadcast.shared import SharedBucket
 from syncd.errors import EngineUnreachableError, LoadFailedError, SyncdError
 from syncd.protocol.backend import NCCL
+
+if TYPE_CHECKING:
+    import torch
 
 _LOG = structlog.get_logger()
 
@@ -198,12 +203,14 @@ class Push(ABC):
         self.touched = False
         """Whether the engine's weights may have changed."""
 
-    def run(self, label: str, tensors: Tensors) -> None:
-        """Load weights into the engine (`Delivery.push`).
+    @classmethod
+    def allocator(cls, ways: Sequence[str]) -> "Callable[[int], torch.Tensor] | None":
+        """Return what allocates memory that an engine can open, None if no way needs it; remove what is left over."""
+        remove_leftovers()
+        return allocate if "ipc" in ways else None
 
-        Raises:
-            SyncdError: The engine did not load them; `touched` tells whether its weights may have changed.
-        """
+    def run(self, label: str, tensors: Tensors) -> None:
+        """Load weights into the engine (`Delivery.push`)."""
         *others, last = self._ways
         for way in others:
             try:
@@ -242,11 +249,7 @@ class SGLangPush(Push):
 
 
 def worker_count(engine: str, name: str, answer: Mapping[str, object]) -> int:
-    """Return how many workers of an engine take weights, which it reports under a name.
-
-    Raises:
-        LoadFailedError: It reports none.
-    """
+    """Return how many workers of an engine take weights, which it reports under a name."""
     count = answer.get(name)
     if type(count) is not int or count < 1:
         raise LoadFailedError(f"{engine} reports {name} = {count!r}")
@@ -254,11 +257,6 @@ def worker_count(engine: str, name: str, answer: Mapping[str, object]) -> int:
 
 
 def _workers(info: Mapping[str, Any]) -> int:
-    """Return how many workers of a server take weights.
-
-    Raises:
-        LoadFailedError: They are placed in a way for which its interface has no ranks.
-    """
     for key in ("dp_size", "pp_size"):
         if info.get(key, 1) != 1:
             raise LoadFailedError(f"SGLang with {key} = {info[key]} cannot take weights from memory")

@@ -30,7 +30,6 @@ class SharedBucket(ABC):
     """A bucket that other processes of this host and user can open, until it is released.
 
     Args:
-        tensors: The tensors by name.
         workers: How many workers open it.
     """
 
@@ -63,9 +62,7 @@ class SegmentBucket(SharedBucket):
     """A bucket in a segment of shared memory.
 
     Args:
-        tensors: The tensors.
         workers: How many workers open it.
-        segment: The segment.
         offsets: Where each tensor begins in it, in bytes.
     """
 
@@ -75,7 +72,6 @@ class SegmentBucket(SharedBucket):
 
     @property
     def place(self) -> dict[str, str]:
-        """Return the segment's name."""
         return {"segment": self._segment.name}
 
     def fill(self) -> None:
@@ -110,9 +106,6 @@ class CopiedBucket(SegmentBucket):
     Args:
         tensors: The tensors, wherever they are.
         workers: How many workers open it.
-
-    Raises:
-        LoadFailedError: There is no room for it.
     """
 
     def __init__(self, tensors: Tensors, workers: int) -> None:
@@ -122,11 +115,7 @@ class CopiedBucket(SegmentBucket):
         super().__init__(tensors, workers, segment, offsets)
 
     def fill(self) -> None:
-        """Copy each tensor to its place.
-
-        Raises:
-            LoadFailedError: There is no room for it.
-        """
+        """Copy each tensor to its place."""
         with _as_load_error(self._segment.size):
             for tensor, offset in zip(self.tensors.values(), self._offsets, strict=True):
                 # Written, not mapped: new pages of a mapping would be cleared first, and come one by one.
@@ -135,7 +124,6 @@ class CopiedBucket(SegmentBucket):
                 self._segment.write(offset, memoryview(data))
 
     def release(self) -> None:
-        """Remove the segment."""
         self._segment.remove()
 
 
@@ -145,9 +133,6 @@ class GpuBucket(SharedBucket):
     Args:
         tensors: The tensors, all on one GPU; they stay as they are until the engine has loaded them.
         workers: How many workers open it: CUDA counts them, so each gets handles of its own.
-
-    Raises:
-        LoadFailedError: CUDA does not share this memory.
     """
 
     def __init__(self, tensors: Tensors, workers: int) -> None:
@@ -196,13 +181,9 @@ def share(tensors: Tensors, workers: int, *, in_place: bool) -> SharedBucket:
     """Return a bucket of tensors as workers can open it: by handles if they are all on one GPU.
 
     Args:
-        tensors: The tensors by name.
         workers: How many workers open it.
         in_place: Whether tensors in memory of `received.allocate` are shared where they are. A worker that keeps them
             would see what comes into that memory later.
-
-    Raises:
-        LoadFailedError: They cannot be shared.
     """
     devices = {tensor.device for tensor in tensors.values()}
     if len(devices) == 1 and next(iter(devices)).type == "cuda":
@@ -223,14 +204,9 @@ def _as_load_error(size: int) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class _Rebuilt:
-    """In a pickle: whatever a function returns that the reader calls.
+    """In a pickle: whatever a function returns that the reader calls."""
 
-    Args:
-        function: The function, by its name.
-        args: What it is called with.
-    """
-
-    function: Callable[..., Any]
+    function: Callable[..., Any]  # the function, by its name
     args: tuple[Any, ...]
 
 

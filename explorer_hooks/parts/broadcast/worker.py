@@ -26,24 +26,15 @@ _UNWATCHED = "TORCH_NCCL_BLOCKING_WAIT"
 
 @dataclass(kw_only=True)
 class Bucket:
-    """The tensors of one bucket.
-
-    Args:
-        names: Their names.
-        dtypes: As torch names them.
-        shapes: Their shapes.
-        segment: The segment of shared memory that they are in, if they are in one.
-        offsets: Where each begins in it, in bytes.
-        gpu: The UUID of the GPU that they are on, if they come as handles.
-        handles: For each worker, CUDA's handle of each tensor.
-    """
+    """The tensors of one bucket."""
 
     names: list[str]
-    dtypes: list[str]
+    dtypes: list[str]  # as torch names them
     shapes: list[list[int]]
-    segment: str = ""
-    offsets: list[int] = field(default_factory=list)
-    gpu: str = ""
+    segment: str = ""  # the segment of shared memory that they are in, if they are in one
+    offsets: list[int] = field(default_factory=list)  # where each begins in it, in bytes
+    gpu: str = ""  # the UUID of the GPU that they are on, if they come as handles
+    # For each worker, CUDA's handle of each tensor.
     handles: list[list[dict[str, Any]]] = field(default_factory=list)
 
 
@@ -62,23 +53,14 @@ class Source(Protocol):
 
 @dataclass(kw_only=True)
 class Meeting:
-    """Where the group is.
+    """Where the group is."""
 
-    Args:
-        address: The address on which its store listens.
-        port: Its port.
-        secret: The prefix of its keys.
-        world_size: The workers of this engine, and the sender.
-        timeout: Seconds that one version may take.
-        backend: gloo or nccl.
-    """
-
-    address: str
+    address: str  # the address on which its store listens
     port: int
-    secret: str
-    world_size: int
-    timeout: float
-    backend: str = "gloo"
+    secret: str  # the prefix of its keys
+    world_size: int  # the workers of this engine, and the sender
+    timeout: float  # seconds that one version may take
+    backend: str = "gloo"  # gloo or nccl
 
     def open(self, worker: int, device: torch.device) -> Source:
         """Join the group."""
@@ -87,15 +69,10 @@ class Meeting:
 
 @dataclass(kw_only=True)
 class Place:
-    """What the sender shares with the workers.
+    """What the sender shares with the workers."""
 
-    Args:
-        segment: A segment of shared memory, if the tensors are in main memory.
-        gpu: The UUID of the GPU that they are on, else.
-    """
-
-    segment: str = ""
-    gpu: str = ""
+    segment: str = ""  # a segment of shared memory, if the tensors are in main memory
+    gpu: str = ""  # the UUID of the GPU that they are on, else
 
     def open(self, worker: int, device: torch.device) -> Source:
         """Make sure that this worker sees it."""
@@ -114,7 +91,6 @@ class Group:
     """One worker's end of a group.
 
     Args:
-        info: Where the group is.
         worker: This worker, counted over all of them.
         device: The device of its weights.
     """
@@ -211,7 +187,6 @@ class SharedMemory:
         self._opened = []
 
     def close(self) -> None:
-        """Give up what was opened."""
         self._opened = []
 
 
@@ -264,7 +239,6 @@ def _on_gpu(dtype: torch.dtype, shape: list[int], device: int, handle: Mapping[s
 
 
 def _device_of(gpu: str) -> int:
-    """Return the number that this worker has for a GPU."""
     for number in range(torch.cuda.device_count()):
         if str(torch.cuda.get_device_properties(number).uuid) == gpu:
             return number

@@ -26,8 +26,8 @@ from explorer_hooks.run.generation import (
     version_of,
 )
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError
+from syncd.parts.tinker.session import SCHEME, TinkerSession, api_key
 from syncd.protocol.version import Pair
-from syncd.tinker_session import SCHEME, TinkerSession, api_key
 from syncd.transports.base import WeightDirectory
 
 _KEY = "TINKER_API_KEY"
@@ -69,12 +69,7 @@ class TinkerSamplers:
         self._loaded = self.present
 
     def load(self, target: WeightDirectory) -> None:
-        """Open the weights of a version, and have the server show that it has them.
-
-        Raises:
-            LoadFailedError: The version names nothing that a tinker server keeps.
-            SyncdError: The server does not have it, or did not answer.
-        """
+        """Open the weights of a version, and have the server show that it has them."""
         if target.path.startswith(SCHEME):
             client = self._opened(model_path=target.path)
         elif target.path == self._directory:
@@ -98,11 +93,7 @@ class TinkerSamplers:
             self.commit(target)
 
     def logprobs(self, rows: Rows) -> list[list[float]]:
-        """Return the log-probs of the tokens after the first of each row, under the version that was loaded last.
-
-        Raises:
-            SyncdError: The server failed or did not answer.
-        """
+        """Return the log-probs of the tokens after the first of each row, under the version that was loaded last."""
         asked = [self._loaded.client.compute_logprobs(self.session.tokens(list(row))) for row in rows]
         found = [self.session.result("log-probs", one) for one in asked]
         # Some servers answer None for the first token, which has no log-prob, and some leave it out.
@@ -117,7 +108,6 @@ class TinkerGenerator(Generator):
     """Generates with the version that is present when a group begins.
 
     Args:
-        samplers: The versions.
         context: The tokenizer, with which version work may be done, and when to stop.
         ends: Token ids that end a text.
         concurrency: Groups that are requested at a time.
@@ -200,11 +190,7 @@ class TinkerGenerator(Generator):
         return GroupResult(begun.index, responses, begun.version, begun.version)
 
     def _response(self, found: Any) -> Response:
-        """Return a response; the server's log-probs are at temperature 1.
-
-        Raises:
-            EngineUnreachableError: It has not a log-prob for each token.
-        """
+        """Return a response; the server's log-probs are at temperature 1."""
         tokens, logprobs = list(found.tokens), list(found.logprobs or ())
         if not tokens or len(tokens) != len(logprobs):
             raise EngineUnreachableError(f"{len(logprobs)} log-probs for {len(tokens)} tokens")
@@ -228,10 +214,6 @@ class TinkerInference(InferenceEngine):
 
     Args:
         file: The configuration, which names it.
-
-    Raises:
-        ConfigError: There is no API key, or no such model on the server.
-        SyncdError: The server failed or did not answer.
     """
 
     def __init__(self, file: ExplorerFile) -> None:

@@ -40,14 +40,8 @@ class ForeignLayouts:
         changed.
 
         Args:
-            disk: The file system.
-            root: The job directory.
             name: The step's directory name, which a listing showed to be a directory.
-            step: The step of that name.
             progress: Called again and again during the work.
-
-        Raises:
-            OSError: The file system fails, other than by absence.
         """
         # Imported here: jobs that hold only this protocol's steps need none of it.
         from syncd.daemon.foreign.directory import StepDirectory, VerdictCache  # noqa: PLC0415

@@ -15,16 +15,12 @@ CACHE_LIMIT = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the bytes of one file are.
+    """What the bytes of one file are."""
 
-    Args:
-        state: complete: it is whole. filling: more writing may make it whole. damaged: no more writing can.
-        problem: Why it is not whole.
-        names: The files that it names where it is an index of others, with their lengths, 0 where unknown.
-    """
-
+    # complete: it is whole. filling: more writing may make it whole. damaged: no more writing can.
     state: StepState = StepState.COMPLETE
-    problem: str = ""
+    problem: str = ""  # why it is not whole
+    # The files that it names where it is an index of others, with their lengths, 0 where unknown.
     names: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -80,8 +76,6 @@ class StepDirectory:
     """Reads one step directory once: each directory is listed once, links are not followed.
 
     Args:
-        disk: The file system.
-        cache: What earlier scans found.
         path: The step's directory, which a listing of the job showed to be a directory.
         progress: Called again and again during the work.
     """

@@ -27,19 +27,12 @@ CONFIG = "config.json"
 
 @dataclass(frozen=True, slots=True)
 class ShardNames:
-    """The names that one library gives to the shards of a model.
+    """The names that one library gives to the shards of a model."""
 
-    Args:
-        single: The file of a model that is not sharded.
-        index: The file that names the shards.
-        numbered: A shard's name: its number and how many there are.
-        check: Returns whether a shard is whole.
-    """
-
-    single: str
-    index: str
-    numbered: re.Pattern[str]
-    check: Check
+    single: str  # the file of a model that is not sharded
+    index: str  # the file that names the shards
+    numbered: re.Pattern[str]  # a shard's name: its number and how many there are
+    check: Check  # returns whether a shard is whole
 
 
 def _family(stem: str, suffix: str, check: Check) -> ShardNames:

@@ -27,21 +27,16 @@ from syncd.protocol.step import Step, StepState
 
 @dataclass(frozen=True, slots=True)
 class ForeignLayout:
-    """How one framework lays out steps.
+    """How one framework lays out steps."""
 
-    Args:
-        name: The step's layout in the version file, so that a reader knows how to load it.
-        step_of: Returns the step of a directory name, None for any name that is not exactly one.
-        find: Returns the weights of a step directory, None for one that is not of this layout.
-        is_full: Returns whether training can resume from the step.
-        announced_by: What tells that a step's writer is done: a file in the step (itself), the job's marker or
-            tracker file (marker), or that the step has not changed for a while (time).
-    """
-
-    name: str
+    name: str  # the step's layout in the version file, so that a reader knows how to load it
+    # Returns the step of a directory name, None for any name that is not exactly one.
     step_of: Callable[[str], int | None]
+    # Returns the weights of a step directory, None for one that is not of this layout.
     find: Callable[[StepDirectory], StepWeights | None]
-    is_full: Callable[[StepDirectory], bool]
+    is_full: Callable[[StepDirectory], bool]  # returns whether training can resume from the step
+    # What tells that a step's writer is done: a file in the step (itself), the job's marker or tracker file
+    # (marker), or that the step has not changed for a while (time).
     announced_by: Literal["itself", "marker", "time"]
 
     def examine(self, directory: StepDirectory, name: str, step: int) -> Step | None:
@@ -192,11 +187,7 @@ _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[!-~]+", re.ASCII)
 
 
 def whole_path(disk: Disk, path: str, _size: int, _progress: Callable[[], None] = lambda: None) -> Verdict:
-    """Return whether a file holds the path of remote weights, with that path.
-
-    Raises:
-        CorruptDataError: It is longer than any path.
-    """
+    """Return whether a file holds the path of remote weights, with that path."""
     text = disk.read(path, _PATH_LIMIT).decode("ascii", "replace").strip()
     if not _URI.fullmatch(text):
         return Verdict(StepState.FILLING, "it holds no path yet" if not text else "it holds no URI")

@@ -13,27 +13,17 @@ FILES_LIMIT = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class StepWeights:
-    """The weight files of a step in one place.
+    """The weight files of a step in one place."""
 
-    Args:
-        place: The directory that an engine loads, relative to the step; empty for the step itself.
-        files: The files that there are, of those that count.
-        expected: How many shards there must be, None while unknown.
-        kind: weights, lora or remote.
-        uri: For kind remote, what to load instead of a place.
-        extra: Names of files among `files` that are no shards, and are not counted.
-        missing: What more writing may still complete.
-        broken: What no more writing can repair.
-    """
-
-    place: str
-    files: tuple[WeightFile, ...] = ()
-    expected: int | None = None
-    kind: str = "weights"
-    uri: str = ""
+    place: str  # the directory that an engine loads, relative to the step; empty for the step itself
+    files: tuple[WeightFile, ...] = ()  # the files that there are, of those that count
+    expected: int | None = None  # how many shards there must be, None while unknown
+    kind: str = "weights"  # weights, lora or remote
+    uri: str = ""  # for kind remote, what to load instead of a place
+    # Names of files among `files` that are no shards, and are not counted.
     extra: frozenset[str] = frozenset()
-    missing: str = ""
-    broken: str = ""
+    missing: str = ""  # what more writing may still complete
+    broken: str = ""  # what no more writing can repair
 
     @property
     def present(self) -> int:
@@ -42,7 +32,6 @@ class StepWeights:
 
     @property
     def size(self) -> int:
-        """Return the bytes of the files that count."""
         return sum(file.stat.size for file in self.files)
 
     @property

@@ -35,9 +35,6 @@ def whole_archive(disk: Disk, path: str, size: int, _progress: Callable[[], None
 
     A zip archive ends in a record that says where its central directory is, and the directory comes after all data.
     So an archive whose last bytes are such a record, with the directory right before it, was written to its end.
-
-    Raises:
-        CorruptDataError: It is no archive, or the parts of its end contradict each other.
     """
     first = disk.read_at(path, 0, len(_LOCAL))
     if _is_unwritten(first):
@@ -96,9 +93,6 @@ def whole_tensors(disk: Disk, path: str, size: int, progress: Callable[[], None]
     The header tells a file that is still being written from a damaged one: as long as what can be read of it is sound
     and asks for more bytes than there are, more may come. A header of zeros is not written yet: Trinity's streaming
     writer leaves room for it and fills it in last, and a network may show a hole there.
-
-    Raises:
-        CorruptDataError: Its header is wrong whatever may follow, or it is the container of a delta.
     """
     try:
         header = read_header(disk, path, progress)
@@ -139,11 +133,7 @@ _NESTING_LIMIT = 64
 
 
 def whole_index(disk: Disk, path: str, _size: int, _progress: Callable[[], None] = lambda: None) -> Verdict:
-    """Return whether an index of shards is whole, with the names of its shards.
-
-    Raises:
-        CorruptDataError: It is too large, no index, or names files outside of its directory.
-    """
+    """Return whether an index of shards is whole, with the names of its shards."""
     data = disk.read(path, INDEX_LIMIT)
     # Only objects within objects make a parsed document much larger than its text, and an index has three.
     if data.count(b"{") + data.count(b"[") > _NESTING_LIMIT or data.count(b":") > TENSOR_LIMIT:
@@ -155,11 +145,7 @@ def whole_index(disk: Disk, path: str, _size: int, _progress: Callable[[], None]
 
 
 def whole_object(disk: Disk, path: str, _size: int, _progress: Callable[[], None] = lambda: None) -> Verdict:
-    """Return whether a configuration file is whole: one JSON object.
-
-    Raises:
-        CorruptDataError: It is too large, or JSON but no object.
-    """
+    """Return whether a configuration file is whole: one JSON object."""
     document = _parsed(disk.read(path, CONFIG_LIMIT))
     if document is None:
         return Verdict(StepState.FILLING, "it cannot be parsed yet")
@@ -209,9 +195,6 @@ def whole_metadata(
 
     It is a pickle, and it is not loaded: its operations are only walked through, which runs nothing, and each piece
     of data is recognised by the three fields of torch's storage record. A truncated pickle has no end.
-
-    Raises:
-        CorruptDataError: It is too large, or names too many files.
     """
     data = disk.read(path, METADATA_LIMIT)
     try:

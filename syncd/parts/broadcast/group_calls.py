@@ -45,11 +45,7 @@ class Failure:
         self._error = error
 
     def raise_once(self) -> None:
-        """Raise the error that is kept, and drop it.
-
-        Raises:
-            BaseException: Whatever the thread raised.
-        """
+        """Raise the error that is kept, and drop it."""
         error, self._error = self._error, None
         try:
             if error is not None:
@@ -74,14 +70,8 @@ def make_in_time(
     Torch's store waits without a time-out for an answer of a stopped process, whose kernel accepts connections.
 
     Args:
-        make: Creates the group.
-        deadline: When to give up.
         takes_part: Asked now and then: whether the other side still takes part.
         discard: Called with what `make` returns too late; None to abort it.
-
-    Raises:
-        GroupError: The other side takes part no more.
-        TimedOutError: The deadline has passed.
     """
     making = _Making(make, discard or (lambda made: abort([made])))
     making.start()
@@ -145,13 +135,8 @@ def finish_broadcast(
 
     Args:
         work: What `start_broadcast` returned.
-        deadline: When to give up.
         what: The message if it fails.
         takes_part: Asked now and then: whether the other side still takes part.
-
-    Raises:
-        GroupError: It failed.
-        TimedOutError: It was not complete in time.
     """
     asked = time.monotonic()
     while not work.is_completed():
@@ -169,9 +154,6 @@ def aborted_at(group: Any, deadline: Deadline) -> Iterator[None]:
     """Abort a group soon after a deadline, whatever this thread waits for at that time.
 
     The thread may wait for the device (an allocation is enough), and the device for a member that is gone.
-
-    Raises:
-        TimedOutError: The body took longer.
     """
     timer = Timer(max(deadline.left(), 0.0) + _GRACE, _abort, [[group], ()])
     timer.daemon = True
@@ -200,11 +182,7 @@ def abort(held: list[Any], *kept: Any) -> Thread | None:
 
 
 def seconds_left(deadline: Deadline) -> float:
-    """Return the seconds until a deadline.
-
-    Raises:
-        TimedOutError: It has passed.
-    """
+    """Return the seconds until a deadline."""
     seconds = deadline.left()
     if seconds <= 0:
         raise TimedOutError(f"the broadcast did not finish within {deadline.seconds:g} s")
@@ -212,22 +190,14 @@ def seconds_left(deadline: Deadline) -> float:
 
 
 def require(takes_part: Callable[[], bool]) -> None:
-    """Raise unless the other side still takes part.
-
-    Raises:
-        GroupError: It does not.
-    """
+    """Raise unless the other side still takes part."""
     if not takes_part():
         raise GroupError("the trainer gave up the broadcast")
 
 
 @contextlib.contextmanager
 def as_group_error(what: str) -> Iterator[None]:
-    """Turn what torch and the operating system raise in the body into a `GroupError`.
-
-    Raises:
-        GroupError: The body raised.
-    """
+    """Turn what torch and the operating system raise in the body into a `GroupError`."""
     try:
         yield
     except (RuntimeError, OSError) as error:

@@ -39,12 +39,7 @@ class Packer:
         self._rooms: deque[torch.Tensor | None] = deque([None, None])  # one is filled while the other is sent
 
     def buckets(self, plan: BucketPlan, walk: ExportWalk, device: torch.device) -> Iterator[torch.Tensor]:
-        """Yield the buckets of a walk, on a device; each is valid until the next but one is requested.
-
-        Raises:
-            CorruptDataError: The tensors are not those of the plan, or one holds NaN or infinity. On a device
-                the latter is known only after the last bucket.
-        """
+        """Yield the buckets of a walk, on a device; each is valid until the next but one is requested."""
         finite = DeviceFiniteCheck()
         planned = ((slot, one) for slot, one in _as_planned(plan, walk) if slot.end > slot.start)
         for run in plan.runs():
@@ -97,13 +92,7 @@ def send_buckets(group: ProcessGroup, buckets: Iterable[torch.Tensor], deadline:
     """Send buckets, `UNDER_WAY` at once, and return their checksum, which is computed meanwhile.
 
     Args:
-        group: The group.
         buckets: Each stays valid until the next but one is requested.
-        deadline: When to give up.
-
-    Raises:
-        GroupError: The group is broken.
-        TimedOutError: The deadline has passed.
     """
     checksum, under_way = make_checksum(group.device), deque[Any]()
     with group.aborted_at(deadline):
@@ -123,14 +112,8 @@ def receive_buckets(
     """Receive into buckets, `UNDER_WAY` at once, and return the checksum of what was received.
 
     Args:
-        group: The group.
         buckets: The memory of each.
-        deadline: When to give up.
         takes_part: Asked now and then: whether the trainer still takes part.
-
-    Raises:
-        GroupError: The group is broken.
-        TimedOutError: The deadline has passed.
     """
     checksum, under_way = make_checksum(group.device), deque[tuple[torch.Tensor, Any]]()
 
@@ -185,11 +168,9 @@ class ByteChecksum:
         self._state = hasher()
 
     def add(self, bucket: torch.Tensor) -> None:
-        """Add a bucket."""
         self._state.update(memoryview(bucket.numpy()))  # type: ignore[arg-type] # numpy's arrays are buffers
 
     def text(self) -> str:
-        """Return the checksum."""
         return f"{DEFAULT}:{self._state.hexdigest()}"
 
 

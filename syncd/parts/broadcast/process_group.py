@@ -73,12 +73,8 @@ class ProcessGroup:
         """Return rank 0 of a group, which listens from now on, on one address only.
 
         Args:
-            address: The address to listen on.
             seconds: How long the store waits for anything.
             device: Where the tensors are.
-
-        Raises:
-            GroupError: It cannot listen there.
         """
         return cls(address, device, *_listen(address, seconds))
 
@@ -95,14 +91,8 @@ class ProcessGroup:
 
         Args:
             offer: The trainer's offer.
-            identity: The explorer.
-            deadline: When to give up.
             device: Where the tensors are.
             takes_part: Asked now and then: whether the trainer still takes part.
-
-        Raises:
-            GroupError: The group was not formed.
-            TimedOutError: The group was not formed in time.
         """
         rank = offer.members.index(identity) + 1
         with as_group_error(_NOT_FORMED):
@@ -125,14 +115,9 @@ class ProcessGroup:
         Args:
             prefixes: Prefixes of the group's keys in the store, the outermost first.
             world_size: Members, this process included.
-            deadline: When to give up.
             backend: nccl or gloo.
             greets: Whether all members run this code. Over NCCL others create the communicator with their first
                 broadcast: then that may block without a time-out.
-
-        Raises:
-            GroupError: Not all of them joined.
-            TimedOutError: The deadline has passed.
         """
         with as_group_error(_NOT_FORMED):
             store = self._store
@@ -150,23 +135,13 @@ class ProcessGroup:
             )
 
     def broadcast(self, tensor: torch.Tensor, deadline: Deadline) -> Any:
-        """Begin to send a tensor from rank 0, or to receive it; it may be used again after `finish`.
-
-        Raises:
-            GroupError: The group is broken.
-            TimedOutError: The deadline has passed.
-        """
+        """Begin to send a tensor from rank 0, or to receive it; it may be used again after `finish`."""
         with as_group_error(_FAILED):
             self._under_way.append(tensor)
             return start_broadcast(self._group, tensor, deadline)
 
     def finish(self, work: Any, deadline: Deadline, takes_part: Callable[[], bool] = always) -> None:
-        """Wait until the broadcast that `broadcast` began is complete (`finish_broadcast`).
-
-        Raises:
-            GroupError: It failed.
-            TimedOutError: It was not complete in time.
-        """
+        """Wait until the broadcast that `broadcast` began is complete (`finish_broadcast`)."""
         group_calls.finish_broadcast(work, deadline, _FAILED, takes_part)
 
     def aborted_at(self, deadline: Deadline) -> AbstractContextManager[None]:
@@ -219,12 +194,7 @@ def make_group(
         rank: This process's.
         world_size: Members, this process included.
         address: This host's, on which gloo listens.
-        deadline: When to give up.
         greets: Whether all members run this code.
-
-    Raises:
-        GroupError: This torch has no such backend, or a member is gone.
-        TimedOutError: The deadline has passed.
     """
     if backend == GLOO:
         return _over_gloo(store, rank, world_size, address, deadline)
@@ -251,11 +221,7 @@ def make_group(
 
 
 def start_broadcast(group: Any, tensor: torch.Tensor, deadline: Deadline) -> Any:
-    """Begin to broadcast a tensor from rank 0 and return its work, which `finish_broadcast` waits for.
-
-    Raises:
-        TimedOutError: The deadline has passed.
-    """
+    """Begin to broadcast a tensor from rank 0 and return its work, which `finish_broadcast` waits for."""
     options = DIST.BroadcastOptions()
     options.rootRank = options.rootTensor = 0
     options.timeout = timedelta(seconds=seconds_left(deadline))

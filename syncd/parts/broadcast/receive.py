@@ -17,11 +17,11 @@ from typing import Self
 import structlog
 import torch
 
+from syncd.client.broadcast_membership import BroadcastMembership
 from syncd.client.client import Client
 from syncd.client.wait import Deadline
 from syncd.errors import RefusedError, SyncdError, TryAgainError
 from syncd.parts.broadcast import process_group
-from syncd.parts.broadcast.membership import BroadcastMembership
 from syncd.parts.broadcast.packing import receive_buckets
 from syncd.parts.broadcast.process_group import CPU, FormedGroup, ProcessGroup
 from syncd.protocol.backend import GLOO, NCCL
@@ -75,7 +75,6 @@ class BroadcastReceiver(BroadcastMembership, EarlyReceiver):
         return cls(context.client, context.parameters or {}, context.check_fit, context.allocate)
 
     def wait(self, current: int, timeout: float) -> WeightTensors | Version | None:
-        """Wait for a broadcast or a version."""
         deadline = Deadline(SystemClock(), timeout)
         while True:
             came = self.wait_for_weights(current, max(deadline.left(), 0.0))
@@ -98,7 +97,6 @@ class BroadcastReceiver(BroadcastMembership, EarlyReceiver):
             return None
 
     def load(self, weights: WeightTensors) -> None:
-        """Give the parameters what was received, and report it."""
         if assign(self._parameters, weights.tensors):
             if self._in_use is None:
                 release_free_memory()  # the parameters have left the memory that they began with

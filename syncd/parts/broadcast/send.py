@@ -12,11 +12,11 @@ from typing import NamedTuple, Self
 
 import structlog
 
+from syncd.client.broadcast_control import BroadcastControl
 from syncd.client.peers import is_here
 from syncd.client.wait import Deadline
 from syncd.errors import ConfigError, CorruptDataError, SyncdError, TryAgainError, UsageError
 from syncd.parts.broadcast import process_group
-from syncd.parts.broadcast.control import BroadcastControl
 from syncd.parts.broadcast.packing import Packer, send_buckets
 from syncd.parts.broadcast.process_group import CPU, FormedGroup, ProcessGroup
 from syncd.protocol.backend import GLOO, NCCL, BackendChoice, choose_backend, gpu_in
@@ -55,7 +55,6 @@ class BroadcastSender(WeightSender):
     A broadcast that fails never raises: the explorers load the step from files.
 
     Args:
-        context: What the sender is opened with.
         files: The opened sender of the transport through files.
     """
 

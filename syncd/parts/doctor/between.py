@@ -29,48 +29,29 @@ Value = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """How one host sees what the other does.
+    """How one host sees what the other does."""
 
-    Args:
-        bound_s: How long each single measurement was allowed to take.
-        rounds: Questions that were asked and answered; a tick finds each.
-        round_trip_p50_ms: Time to replace a file and get the answer, including writing and syncing both.
-        round_trip_p99_ms: The same.
-        round_trip_max_ms: The same.
-        write_p50_ms: The part of it that writing and syncing the file took.
-        stat_ms: Time until a stat alone shows a replaced file; None: not within the bound.
-        new_name_ms: Time until a name is found that was looked up before it existed; None: not within the bound.
-        events: Whether a change raises an event on the other host.
-        flock: What a flock that one host holds does to the other: `excludes`, `both acquire` or an errno.
-        lockf: The same for lockf.
-    """
-
-    bound_s: float
-    rounds: int
-    round_trip_p50_ms: float
-    round_trip_p99_ms: float
-    round_trip_max_ms: float
-    write_p50_ms: float
-    stat_ms: float | None
+    bound_s: float  # how long each single measurement was allowed to take
+    rounds: int  # questions that were asked and answered; a tick finds each
+    round_trip_p50_ms: float  # time to replace a file and get the answer, including writing and syncing both
+    round_trip_p99_ms: float  # the same
+    round_trip_max_ms: float  # the same
+    write_p50_ms: float  # the part of it that writing and syncing the file took
+    stat_ms: float | None  # time until a stat alone shows a replaced file; None: not within the bound
+    # Time until a name is found that was looked up before it existed; None: not within the bound.
     new_name_ms: float | None
-    events: bool
-    flock: str
-    lockf: str
+    events: bool  # whether a change raises an event on the other host
+    flock: str  # what a flock that one host holds does to the other: `excludes`, `both acquire` or an errno
+    lockf: str  # the same for lockf
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What two hosts measured together.
+    """What two hosts measured together."""
 
-    Args:
-        host: The other host.
-        outward: How the other host sees the changes of this one.
-        inward: How this host sees the changes of the other one.
-    """
-
-    host: str
-    outward: Direction
-    inward: Direction
+    host: str  # the other host
+    outward: Direction  # how the other host sees the changes of this one
+    inward: Direction  # how this host sees the changes of the other one
 
     @property
     def slowest_p50_ms(self) -> float:
@@ -82,11 +63,7 @@ class Peer:
 
 
 def converse(end: PeerLink, seconds: float) -> Peer:
-    """Measure both ways with the partner of a line.
-
-    Raises:
-        TimedOutError: The partner stopped answering.
-    """
+    """Measure both ways with the partner of a line."""
     if end.leads:
         outward = lead(end, seconds)
         inward, host = serve(end)

@@ -52,11 +52,7 @@ class Listener(FileSystemEventHandler):
 
 @contextlib.contextmanager
 def listening(path: str) -> Iterator[Listener]:
-    """Listen for changes of a file with the watcher that the daemon uses.
-
-    Raises:
-        OSError: The kernel's limits of watches are reached.
-    """
+    """Listen for changes of a file with the watcher that the daemon uses."""
     listener, observer = Listener(path), Observer()
     observer.schedule(listener, os.path.dirname(path), recursive=False)
     observer.start()

@@ -21,25 +21,15 @@ _COHERENT = ("lustre", "gpfs", "ocfs2", "gfs2", "wekafs")
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What to expect of this mount, and which settings to use.
+    """What to expect of this mount, and which settings to use."""
 
-    Args:
-        wake: `inotify` or `poll`.
-        latency_p50_ms: Half of all new versions are seen within this.
-        latency_p99_ms: Nearly all are.
-        poll: Recommended seconds between two ticks.
-        attribute_cache: Seconds for which this host may see old attributes.
-        trash_grace: Recommended seconds between moving a step to the trash and removing it.
-        advice: Mount options to consider, and why.
-    """
-
-    wake: str
-    latency_p50_ms: float
-    latency_p99_ms: float
-    poll: float
-    attribute_cache: float
-    trash_grace: float
-    advice: tuple[str, ...]
+    wake: str  # `inotify` or `poll`
+    latency_p50_ms: float  # half of all new versions are seen within this
+    latency_p99_ms: float  # nearly all are
+    poll: float  # recommended seconds between two ticks
+    attribute_cache: float  # seconds for which this host may see old attributes
+    trash_grace: float  # recommended seconds between moving a step to the trash and removing it
+    advice: tuple[str, ...]  # mount options to consider, and why
 
 
 def expectation(mount: Mount, findings: Sequence[Finding], peer: Peer | None) -> Expectation:

@@ -182,19 +182,12 @@ _HASTE = 1.0
 
 @dataclass(slots=True)
 class ReadCounts:
-    """What a reader found while a file was replaced under it.
+    """What a reader found while a file was replaced under it."""
 
-    Args:
-        reads: Whole contents.
-        partial: Contents that were cut or mixed.
-        missing: Times the name was not there.
-        stale: Times the server no longer knew the file that the name led to (ESTALE).
-    """
-
-    reads: int = 0
-    partial: int = 0
-    missing: int = 0
-    stale: int = 0
+    reads: int = 0  # whole contents
+    partial: int = 0  # contents that were cut or mixed
+    missing: int = 0  # times the name was not there
+    stale: int = 0  # times the server no longer knew the file that the name led to (ESTALE)
 
     def read(self, path: str) -> None:
         """Read the file once."""

@@ -135,7 +135,6 @@ def hard_links(place: ProbeTarget) -> Finding:
 
 
 def full_directory(path: str) -> None:
-    """Make a directory with one file in it."""
     os.mkdir(path)
     _create(f"{path}/file")
 
@@ -155,11 +154,7 @@ _LIMIT = 20
 
 @contextlib.contextmanager
 def lock_held(path: str, kind: Kind) -> Iterator[None]:
-    """Hold an exclusive lock.
-
-    Raises:
-        OSError: It cannot be locked; `BlockingIOError` if another process holds it.
-    """
+    """Hold an exclusive lock."""
     with open(path, "ab") as file:
         _CALLS[kind](file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

@@ -85,11 +85,7 @@ class PeerLink:
             return None
 
     def hear(self, accept: Accept, seconds: float) -> Fields:
-        """Wait for a message of the partner that is accepted, and return it.
-
-        Raises:
-            TimedOutError: It did not in time.
-        """
+        """Wait for a message of the partner that is accepted, and return it."""
         heard_last = began = time.monotonic()
         while True:
             heard, now = self.listen(self.partner), time.monotonic()
@@ -126,11 +122,7 @@ class PeerLink:
         self.say("answer", self.number, value)
 
     def find(self, seconds: float) -> Self:
-        """Wait for another host and make it the partner.
-
-        Raises:
-            TimedOutError: No host came in time.
-        """
+        """Wait for another host and make it the partner."""
         end, known, beat, due = time.monotonic() + seconds, dict[str, int](), 0, 0.0
         # From here on this host changes nothing in the directory that it polls.
         time.sleep(_SETTLE)

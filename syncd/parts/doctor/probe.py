@@ -25,21 +25,13 @@ _GRAVITY: tuple[Verdict, ...] = ("fail", "warn")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one probe found.
+    """What one probe found."""
 
-    Args:
-        name: The probe; empty until `FileSystemProbe` fills it in.
-        verdict: `fail` only for what syncd relies on; `warn` for what costs speed or comfort.
-        detail: What was seen, with figures.
-        advice: The command or option that fixes it; empty if there is none.
-        figures: The figures in `detail`, by name, for programs.
-    """
-
-    name: str
-    verdict: Verdict
-    detail: str
-    advice: str = ""
-    figures: Figures = field(default_factory=dict)
+    name: str  # the probe; empty until `FileSystemProbe` fills it in
+    verdict: Verdict  # `fail` only for what syncd relies on; `warn` for what costs speed or comfort
+    detail: str  # what was seen, with figures
+    advice: str = ""  # the command or option that fixes it; empty if there is none
+    figures: Figures = field(default_factory=dict)  # the figures in `detail`, by name, for programs
 
 
 def ok(detail: str, figures: Figures | None = None) -> Finding:
@@ -89,19 +81,12 @@ _SWEEP_PAUSE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ProbeTarget:
-    """Where a probe works.
+    """Where a probe works."""
 
-    Args:
-        directory: The directory that is examined, absolute; nothing is written to it directly.
-        scratch: A directory below it that is the probe's own.
-        mount: The mount that holds it.
-        seconds: How long one measurement may take.
-    """
-
-    directory: str
-    scratch: str
+    directory: str  # the directory that is examined, absolute; nothing is written to it directly
+    scratch: str  # a directory below it that is the probe's own
     mount: Mount = UNKNOWN_MOUNT
-    seconds: float = 5.0
+    seconds: float = 5.0  # how long one measurement may take
 
     @property
     def disk(self) -> Disk:
@@ -110,17 +95,11 @@ class ProbeTarget:
 
 @dataclass(frozen=True, slots=True)
 class FileSystemProbe:
-    """One test of a file system.
+    """One test of a file system."""
 
-    Args:
-        name: What its finding is called.
-        essential: Whether syncd relies on it: then an error is a failure, otherwise a warning.
-        body: Runs it.
-    """
-
-    name: str
-    essential: bool
-    body: Callable[[ProbeTarget], Finding]
+    name: str  # what its finding is called
+    essential: bool  # whether syncd relies on it: then an error is a failure, otherwise a warning
+    body: Callable[[ProbeTarget], Finding]  # runs it
 
     def __call__(self, place: ProbeTarget) -> Finding:
         """Run it in a new directory below the scratch directory of the target."""
@@ -151,11 +130,7 @@ def advice_for(error: OSError, directory: str) -> str:
 
 
 def bounded(work: Callable[[], T], seconds: float) -> T:
-    """Return the result of work that a dead server may never finish.
-
-    Raises:
-        TimedOutError: It has not finished; its thread is left behind and ends with the process.
-    """
+    """Return the result of work that a dead server may never finish."""
     begun = WorkerThread(work, "syncd-doctor")
     begun.start()
     if not begun.wait(seconds):

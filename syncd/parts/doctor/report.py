@@ -51,21 +51,13 @@ Ways = tuple[tuple[str, Direction], ...]
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """What the doctor found about a directory.
+    """What the doctor found about a directory."""
 
-    Args:
-        directory: The directory, absolute.
-        findings: One for each probe.
-        peer: What two hosts measured together, if they did.
-        expect: What to expect and which settings to use.
-        missed: Why there is no peer, if one was waited for.
-    """
-
-    directory: str
-    findings: tuple[Finding, ...]
-    peer: Peer | None
-    expect: Expectation
-    missed: SyncdError | None = None
+    directory: str  # the directory, absolute
+    findings: tuple[Finding, ...]  # one for each probe
+    peer: Peer | None  # what two hosts measured together, if they did
+    expect: Expectation  # what to expect and which settings to use
+    missed: SyncdError | None = None  # why there is no peer, if one was waited for
 
     @property
     def verdict(self) -> Verdict:
@@ -85,11 +77,7 @@ class DoctorReport:
 
 
 def examine(directory: str, seconds: float = 5.0, wait: float | None = None) -> DoctorReport:
-    """Examine a directory, together with a second host if `wait` is the seconds to wait for one.
-
-    Raises:
-        JobMissingError: It does not exist, or its server does not answer.
-    """
+    """Examine a directory, together with a second host if `wait` is the seconds to wait for one."""
     directory, mount = _find(directory)
     try:
         with answering(directory), scratch_directory(directory) as scratch:

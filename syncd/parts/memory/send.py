@@ -15,7 +15,6 @@ import structlog
 
 from syncd.client.peers import process_of
 from syncd.errors import SyncdError, UsageError
-from syncd.parts.memory.room import capacity, is_memory, read_free_memory, refusal
 from syncd.protocol.disk import Clock
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
@@ -32,6 +31,7 @@ from syncd.protocol.receipt import receipts_directory
 from syncd.transports.base import Export, SendContext, Sent, StepContent, WeightSender
 from syncd.transports.files.send import FilesSender
 from syncd.transports.files.shard import StepCopy
+from syncd.transports.free_memory import capacity, is_memory, read_free_memory, refusal
 from syncd.transports.host_memory import HostMemory, unlimited
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ class MemorySender(WeightSender):
     """Sends through files, and leaves a copy of each step in the memory of the trainer's host.
 
     Args:
-        files: Writes the steps.
         copies: The job's copies on this host, of rank 0 opened; None on all ranks if there can be none.
         client: The trainer's client; None on all ranks but the first.
         memory: The budget that this rank's share of the copies is taken from.
@@ -178,10 +177,8 @@ class MemoryCopies:
     """The copies of one job on this host.
 
     Args:
-        job: The job.
         root: A directory in memory.
         limit: Bytes that all copies may take together; 0 for half of what the file system can take.
-        clock: Time.
     """
 
     def __init__(self, job: Job, root: str, limit: int = 0, clock: Clock | None = None) -> None:

@@ -179,11 +179,6 @@ class ChartReader:
         self._job: Job | None = None
 
     def __call__(self) -> dict[str, Any]:
-        """Read on, and return all charts.
-
-        Raises:
-            SyncdError: The job is not there, or cannot be read.
-        """
         if self._job is None:
             self._job = self._open()
             rotated = [f"{self._job.events}.{number}" for number in range(1, KEEP + 1)]

@@ -59,7 +59,6 @@ class PageReader:
     Args:
         open_job: Returns the job, or raises why it cannot.
         rules: Returns the policy by which its daemon prunes.
-        clock: This host's clock.
     """
 
     def __init__(
@@ -72,11 +71,7 @@ class PageReader:
         self._began: float | None = None
 
     def __call__(self) -> dict[str, Any]:
-        """Read the job once, and return the data of the page.
-
-        Raises:
-            SyncdError: The job is not there, cannot be read, or at the first view its configuration is wrong.
-        """
+        """Read the job once, and return the data of the page."""
         if self._job is None:
             self._job = self._open()
             self._looker = JobViewer(self._job, self._clock)
@@ -111,7 +106,6 @@ def found(
     """Return the data of one view of the job.
 
     Args:
-        view: The view of the job.
         decisions: What retention decides for each step.
         policy: The policy by which it decides.
         events: The newest events of the daemon's journal, oldest first.

@@ -65,11 +65,7 @@ class GrowingFiles(Generic[C]):
         return sum(known.offset for known in self._known)
 
     def read(self, most: int) -> int:
-        """Read up to so many bytes more; return how many were read.
-
-        Raises:
-            OSError: A file cannot be opened or read: the next call reads on where this one ended.
-        """
+        """Read up to so many bytes more; return how many were read."""
         with contextlib.ExitStack() as stack:
             opened = self._open_all(stack)
             if self._must_start_over(opened):

@@ -37,10 +37,8 @@ class ServedJob:
     """One job: its poll, and its page.
 
     Args:
-        path: The job directory.
         read: Returns the page's data.
         routes: Those of its page beside `/data.json`.
-        clock: This host's clock.
         every: Seconds between two polls at least.
         overview: Where the overview is, relative to the page; None if this is the only job.
     """
@@ -67,7 +65,6 @@ class JobsSite:
 
     Args:
         jobs: Returns the jobs by name, which may change.
-        clock: This host's clock.
         every: Seconds between two requests at least.
         search: The search for jobs and its directory, None if the jobs are fixed.
     """
@@ -113,9 +110,7 @@ class JobSearch:
     """Finds the jobs below a directory again and again, in a thread of its own.
 
     Args:
-        root: The directory.
         open_job: Returns what serves the job directory at a path.
-        clock: This host's clock.
     """
 
     def __init__(self, root: str, open_job: Callable[[str], ServedJob], clock: Clock) -> None:
@@ -139,7 +134,6 @@ class JobSearch:
             return self._known
 
     def state(self) -> Document:
-        """Return the state of the search."""
         known = self.poll.current(0.0)
         return {"path": self._root, **document.poll_state(known)}
 
@@ -152,9 +146,6 @@ def found_jobs(root: str) -> Iterator[str]:
     """Yield the job directories in a directory and in the directories in it, as paths below it, sorted.
 
     A job is a directory with a state directory, a marker or a step. What is below a job is none.
-
-    Raises:
-        StorageError: The directory cannot be listed.
     """
     with storage_errors(root):
         for name in _directories(root):

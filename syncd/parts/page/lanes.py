@@ -67,7 +67,6 @@ class LaneCollector:
         """Take an event.
 
         Args:
-            event: Its name.
             at: When it happened, seconds since the epoch.
             document: All that its line has; it may hold anything.
         """

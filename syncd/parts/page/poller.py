@@ -30,21 +30,13 @@ class PollState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """What is known of the job now.
+    """What is known of the job now."""
 
-    Args:
-        document: What the last poll that succeeded returned, None before the first.
-        at: When that was, seconds since the epoch on this host's clock.
-        age: Seconds since it began.
-        looking_for: Seconds since the current poll began, None between two polls.
-        error: The error of the newest poll that ended.
-    """
-
-    document: Document | None = None
-    at: float | None = None
-    age: float | None = None
-    looking_for: float | None = None
-    error: SyncdError | None = None
+    document: Document | None = None  # what the last poll that succeeded returned, None before the first
+    at: float | None = None  # when that was, seconds since the epoch on this host's clock
+    age: float | None = None  # seconds since it began
+    looking_for: float | None = None  # seconds since the current poll began, None between two polls
+    error: SyncdError | None = None  # the error of the newest poll that ended
 
     @property
     def state(self) -> PollState:
@@ -61,7 +53,6 @@ class SharedPoll:
 
     Args:
         read: Reads the job and returns a document.
-        clock: This host's clock.
         every: Seconds from the end of one poll to the next at least, however many ask.
     """
 
@@ -116,8 +107,6 @@ def poll_all(polls: Sequence[SharedPoll], clock: Clock, patience: float) -> list
     """Return the result of each poll, after waiting a moment for those that are due, all at the same time.
 
     Args:
-        polls: The polls.
-        clock: This host's clock.
         patience: Seconds to wait for all of them together at most.
     """
     for poll in polls:
@@ -140,12 +129,7 @@ class SingleCall(Generic[T]):
         Who asks again with the same key gets the result of the call that was begun.
 
         Args:
-            key: What the call is for.
-            call: The call.
             patience: Seconds to wait.
-
-        Raises:
-            Exception: What the call raised.
         """
         with self._lock:
             if self._work is None or (key != self._key and not self._work.is_running):

@@ -79,7 +79,6 @@ def segment_document(one: "Experience", start: int, tokenizer: Any) -> Document:
     """Return what the page shows of a segment.
 
     Args:
-        one: The segment.
         start: The first token of the response to be shown.
         tokenizer: What makes the texts, None for none.
     """

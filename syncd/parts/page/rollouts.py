@@ -74,14 +74,7 @@ class _Batch:
 
 
 def read_batch(job: Job, batch: BatchName) -> ReadBatch:
-    """Return a batch, which waits for the trainer or lies in the archive.
-
-    Raises:
-        CorruptDataError: It is no batch, or larger than what is read here.
-        ProtocolTooNewError: Its format is newer than this code.
-        ConfigError: pyarrow is not installed.
-        OSError: It cannot be read, or is in neither place.
-    """
+    """Return a batch, which waits for the trainer or lies in the archive."""
     decode = _decoder()
     path, is_archived = batch_paths.batch(job, *batch), False
     try:
@@ -120,11 +113,7 @@ class RolloutIndex:
         self._reasons: dict[str, Document] = {}
 
     def __call__(self) -> Document:
-        """Read what is new.
-
-        Raises:
-            SyncdError: The job is not there or cannot be read, or pyarrow is not installed.
-        """
+        """Read what is new."""
         job = self._job = self._job or self._open()
         _decoder()
         with storage_errors(job.root):
@@ -281,11 +270,7 @@ def answer(known: PollResult, every: float, query: Mapping[str, str]) -> Documen
 
 
 def _filter(query: Mapping[str, str]) -> Callable[[Document], bool]:
-    """Return what keeps the rows that are asked for.
-
-    Raises:
-        ValueError: A value is no number, or no version.
-    """
+    """Return what keeps the rows that are asked for."""
     least, most = float(query.get("reward_min") or -math.inf), float(query.get("reward_max") or math.inf)
     parts = {name: query.get(name, "").lower() for name in ("task", "group", "explorer")}
     generation, step = _version(query.get("version", ""))

@@ -22,7 +22,6 @@ def file_routes(
 
     Args:
         open_job: Returns the job, or raises why it cannot.
-        clock: This host's clock.
         every: Seconds between two readings at least; these routes take longer.
         with_rollouts: Whether rollouts are shown.
     """

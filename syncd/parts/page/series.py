@@ -45,7 +45,6 @@ class ThinnedSeries:
 
     @property
     def last(self) -> Point | None:
-        """Return the newest point."""
         return self._last
 
     def add(self, point: Point) -> None:

@@ -50,12 +50,8 @@ class PageServer(BoundedServer):
     Args:
         address: IPv4 or IPv6 address to listen at.
         port: Port; 0 takes a free one, which `server_port` says.
-        site: Its pages.
         names: Names, in lower case, that it answers to besides localhost.
         limit: Seconds that a connection may last.
-
-    Raises:
-        ConfigError: It cannot listen on the address.
     """
 
     most_connections = MOST_CONNECTIONS
@@ -141,11 +137,6 @@ def serve_in_background(server: PageServer) -> Callable[[], None]:
 
 
 def address_of(host: str) -> str:
-    """Return the address to listen at.
-
-    Raises:
-        UsageError: It is neither an address nor `localhost`.
-    """
     if host.lower() == _LOCALHOST:
         return "127.0.0.1"
     try:

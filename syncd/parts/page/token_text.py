@@ -62,7 +62,6 @@ def texts(tokenizer: Any, ids: Sequence[int], start: int, end: int) -> list[str]
 
     Args:
         tokenizer: Of the package tokenizers.
-        ids: All ids.
         start: The first one to be shown.
         end: Behind the last one.
     """

@@ -31,11 +31,7 @@ class BaseDamagedError(CorruptDataError):
 
 @contextlib.contextmanager
 def explain_removal(job: Job, step: int) -> Iterator[None]:
-    """Say that a step was removed while it was read, where that is what made a read fail.
-
-    Raises:
-        TryAgainError: A file in a step of the job is missing.
-    """
+    """Say that a step was removed while it was read, where that is what made a read fail."""
     try:
         yield
     except MISSING as error:
@@ -49,16 +45,11 @@ def explain_removal(job: Job, step: int) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class WholeFiles:
-    """The files of the step that a chain begins with.
+    """The files of the step that a chain begins with."""
 
-    Args:
-        disk: Their file system.
-        directory: What engines load of that step.
-        is_copy: Whether they are a copy of this host; else they are those of the keyframe in the job.
-    """
-
-    disk: Disk
-    directory: str
+    disk: Disk  # their file system
+    directory: str  # what engines load of that step
+    # Whether they are a copy of this host; else they are those of the keyframe in the job.
     is_copy: bool = False
 
     def path(self, record: FileRecord) -> str:
@@ -66,12 +57,7 @@ class WholeFiles:
         return f"{self.directory}/{record.name.removeprefix(f'{ACTOR}/')}"
 
     def read(self, record: FileRecord, tile: Tile, memory: memoryview) -> None:
-        """Read one tile of a file into memory of its length.
-
-        Raises:
-            CorruptDataError: The file is shorter.
-            OSError: It cannot be read.
-        """
+        """Read one tile of a file into memory of its length."""
         memory[:] = read_range(self.disk, self.path(record), tile.offset, tile.length)
 
 
@@ -88,13 +74,9 @@ class Chain:
     Everything that is read may be damaged: nothing is returned as good before its digest was compared.
 
     Args:
-        job: The job.
         manifests: Of the step, and of what it is stored as changes of: the step first (`lineage.read_chain`).
         base: A copy of the step that the last of them changes; None if the last of them is the keyframe, whose files
             are read from the job.
-
-    Raises:
-        CorruptDataError: A table is damaged.
     """
 
     def __init__(self, job: Job, manifests: Sequence[Manifest], base: WholeFiles | None = None) -> None:
@@ -120,10 +102,6 @@ class Chain:
         """Yield a shard file of the step tile by tile, in order, each in the same memory: fresh memory is slow.
 
         A tile may be of damaged data until the iterator ends without an error: then the file has its digest.
-
-        Raises:
-            BaseDamagedError: The copy that the chain begins with is damaged.
-            CorruptDataError: A tile is not what a frame changes, or the file is not what the step says.
         """
         links, path = self._links.get(record.name, []), self._base.path(record)
         state, cut = hasher(name := name_of(record.digest)), self._cut(record, links)
@@ -144,12 +122,7 @@ class Chain:
             raise CorruptDataError(message, path=path)
 
     def file_pieces(self, record: FileRecord) -> Iterator[bytes]:
-        """Yield a file beside the weights: from the copy that has it, else from the step that stores it.
-
-        Raises:
-            BaseDamagedError: Only the copy that the chain begins with can have it, and that is damaged.
-            CorruptDataError: No link stores it, or its content is not that of its record.
-        """
+        """Yield a file beside the weights: from the copy that has it, else from the step that stores it."""
         if self._copy_has(record):
             yield from record_chunks(self._base.disk, self._base.path(record), record)
             return
@@ -222,7 +195,6 @@ class _StreamReader:
 
     Args:
         disk: The file system of the job.
-        link: The link.
         links: How many links of the file are read beside each other.
     """
 
@@ -248,12 +220,7 @@ def _require_unchanged(data: memoryview, frame: Frame) -> None:
 
 
 def read_range(disk: Disk, path: str, offset: int, length: int) -> bytes:
-    """Return exactly these bytes of a file.
-
-    Raises:
-        CorruptDataError: The file is shorter.
-        OSError: It cannot be read.
-    """
+    """Return exactly these bytes of a file."""
     data = disk.read_at(path, offset, length)
     if len(data) != length:
         raise CorruptDataError("cut short while it was read", path=path)

@@ -31,11 +31,7 @@ class NewContainer(Closing):
         """Bytes of the streams so far."""
 
     def add(self, encoded: EncodedFrame) -> Self:
-        """Add the next frame.
-
-        Raises:
-            StorageError: The temporary file has no room.
-        """
+        """Add the next frame."""
         self.frames.append(encoded.frame)
         try:
             self._streams.write(b"".join(encoded.streams))

@@ -21,16 +21,7 @@ def materialise(job: Job, step: int, target: str, disk: Disk | None = None) -> M
     renamed. An error leaves nothing; a kill leaves at most that temporary directory.
 
     Args:
-        job: The job.
-        step: The step.
         target: The directory: not there yet, or empty, and outside of the job.
-        disk: The file system of the target.
-
-    Raises:
-        UsageError: There is no such step, it is of another kind, or the target cannot be used.
-        CorruptDataError: The chain is broken or damaged.
-        TryAgainError: A step of the chain was removed meanwhile.
-        StorageError: The target cannot be written.
     """
     place, disk = os.path.realpath(target), disk or LocalDisk()
     parent, name = os.path.split(place)
@@ -50,13 +41,7 @@ def materialise(job: Job, step: int, target: str, disk: Disk | None = None) -> M
 
 
 def write_whole(job: Job, step: int, directory: str) -> None:
-    """Write the files of a step of kind weights or delta into a new directory of the job, each one checked.
-
-    Raises:
-        CorruptDataError: The chain is broken or damaged.
-        TryAgainError: A step of the chain was removed meanwhile.
-        OSError: The directory cannot be written.
-    """
+    """Write the files of a step of kind weights or delta into a new directory of the job, each one checked."""
     with explain_removal(job, step):
         _write_files(Chain(job, read_chain(job, step)), job.disk, directory)
 
@@ -68,8 +53,6 @@ def prove(job: Job, step: int, *, shortcut: bool = False) -> list[str]:
     the digests of the files that a full save would have written.
 
     Args:
-        job: The job.
-        step: The step.
         shortcut: Prove what its shortcut makes from its parent.
     """
     try:

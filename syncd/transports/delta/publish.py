@@ -60,19 +60,11 @@ def publish_delta(
     The other arguments and errors are those of `syncd.publishing.publish_export`.
 
     Args:
-        job: The job.
         step: The step to become.
-        disk: The file system of the export.
-        export: The export.
         parent: The step that the changes apply to; its files are read through its chain, and checked.
         rewind: Whether the step may be lower than what the marker names.
         allow_nonfinite: Whether weights may hold NaN and infinity.
         probe: What the model answers with these weights.
-
-    Raises:
-        UsageError: The parent is no earlier step of kind weights or delta, or the export is an adapter.
-        CorruptDataError: The parent's chain is broken or damaged.
-        TryAgainError: The parent was removed or written again meanwhile.
     """
     if parent >= step:
         raise UsageError(f"step {parent} is not earlier than step {step}", hint="name an earlier step")
@@ -134,10 +126,8 @@ class _DeltaWriter:
     """Writes an export as a delta into an attempt.
 
     Args:
-        job: The job.
         parent: The step that the changes apply to.
         disk: The file system of the export.
-        export: The export.
         check: Whether weights must be finite.
     """
 

@@ -78,11 +78,7 @@ def distance_streams(distances: "NDArray[np.int16]") -> tuple[bytes, bytes, byte
 
 
 def distances_of(streams: tuple[bytes, bytes, bytes], count: int) -> Words:
-    """Return `count` distances, modulo 2^16, from their streams.
-
-    Raises:
-        CorruptDataError: They hold more or fewer.
-    """
+    """Return `count` distances, modulo 2^16, from their streams."""
     signs, packed_sizes, escapes = streams
     sizes = unpacked(packed_sizes, count).astype(np.uint16)
     escaped = (sizes == _MORE).nonzero()[0]
@@ -96,11 +92,7 @@ def distances_of(streams: tuple[bytes, bytes, bytes], count: int) -> Words:
 
 
 def positions_of(gaps: "NDArray[np.uint8]", frame: Frame) -> Positions:
-    """Return the positions that gaps lead to, each inside the tile.
-
-    Raises:
-        CorruptDataError: There are more or fewer than changes, or one is outside.
-    """
+    """Return the positions that gaps lead to, each inside the tile."""
     ends = gaps != _MORE
     # Of the type that numpy indexes with, so that no later step converts them.
     steps: Positions = np.add(gaps, ends, dtype=np.intp)
@@ -122,11 +114,7 @@ def packed(data: "NDArray[np.uint8]") -> bytes:
 
 
 def unpacked(stored: bytes, size: int) -> "NDArray[np.uint8]":
-    """Return a stream of `size` bytes; zstd is given room for no more.
-
-    Raises:
-        CorruptDataError: It does not hold that many.
-    """
+    """Return a stream of `size` bytes; zstd is given room for no more."""
     if len(stored) == size:
         return np.frombuffer(stored, np.uint8)
     try:

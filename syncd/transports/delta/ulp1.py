@@ -64,15 +64,10 @@ class OtherTileError(CorruptDataError):
 
 @dataclass(frozen=True, slots=True)
 class EncodedFrame:
-    """One frame and its streams.
+    """One frame and its streams."""
 
-    Args:
-        frame: What the delta says of the tile.
-        streams: As they are stored.
-    """
-
-    frame: Frame
-    streams: Streams
+    frame: Frame  # what the delta says of the tile
+    streams: Streams  # as they are stored
 
     def to_bytes(self) -> bytes:
         """Return the record of the frame and its streams, one after the other."""
@@ -80,22 +75,14 @@ class EncodedFrame:
 
     @staticmethod
     def from_bytes(data: bytes | memoryview, path: object = None) -> "EncodedFrame":
-        """Return the frame of its bytes.
-
-        Raises:
-            CorruptDataError: They are none, or not all of one.
-        """
+        """Return the frame of its bytes."""
         view = memoryview(data)
         frame = decode_frame_record(view[: RECORD.size], path)
         return with_streams(frame, view[RECORD.size :], path)
 
 
 def with_streams(frame: Frame, data: bytes | memoryview, path: object = None) -> EncodedFrame:
-    """Return a frame with its streams, from their bytes.
-
-    Raises:
-        CorruptDataError: They are not the frame's.
-    """
+    """Return a frame with its streams, from their bytes."""
     view, streams = memoryview(data), list[bytes]()
     if len(view) == frame.stored:
         for size in frame.streams:
@@ -112,13 +99,9 @@ def encode(old: Bytes, new: Bytes, *, width: int = 2, offset: int = 0, target: i
 
     Args:
         old: The bytes of the tile before, at most 8 MiB, whole words.
-        new: Those after, as many.
         width: Bytes of a word: 1, 2, 4 or 8; 2 for bfloat16 and float16.
         offset: Where the tile begins in its file.
         target: The number of the file.
-
-    Raises:
-        UsageError: The two differ in length, or are not such a tile.
     """
     before, after = _bytes(old), _bytes(new)
     length = before.size
@@ -142,12 +125,6 @@ def apply(target: Bytes, encoded: EncodedFrame) -> bool:
 
     Args:
         target: The bytes of the tile, writable and contiguous.
-        encoded: The frame.
-
-    Raises:
-        OtherTileError: The tile is another one.
-        CorruptDataError: The frame is damaged.
-        UsageError: The target cannot be written.
     """
     frame, words = encoded.frame, _bytes(target)
     if words.size != frame.length:
@@ -175,10 +152,6 @@ def fold(base: Bytes, frames: Iterable[EncodedFrame]) -> EncodedFrame:
         base: The bytes of the tile before the first; the sizes of changes are stored in an order that follows from
             them.
         frames: At least one.
-
-    Raises:
-        CorruptDataError: A frame does not follow the one before it, or is of another tile.
-        UsageError: There is no frame.
     """
     result, places = _bytes(base).copy(), set[tuple[int, Tile]]()
     for encoded in frames:

@@ -20,19 +20,12 @@ _SCRATCH = 320 << 20
 
 
 class SealedShare(NamedTuple):
-    """One rank's share of a sealed step.
-
-    Args:
-        step: The step.
-        attempt: The save that became it.
-        layout: Of its shard.
-        buffer: The memory that begins with the data of the shard.
-    """
+    """One rank's share of a sealed step."""
 
     step: int
-    attempt: str
-    layout: ShardLayout
-    buffer: PinnedBuffer
+    attempt: str  # the save that became it
+    layout: ShardLayout  # of its shard
+    buffer: PinnedBuffer  # the memory that begins with the data of the shard
 
 
 class Arenas:
@@ -40,7 +33,6 @@ class Arenas:
 
     Args:
         memory: The budget that they are taken from.
-        helper: Allocates ahead.
     """
 
     def __init__(self, memory: HostMemory, helper: Executor) -> None:
@@ -59,11 +51,7 @@ class Arenas:
         return bool(self._next or self._ahead)
 
     def prepare(self, size: int) -> str:
-        """Begin to allocate the buffer; return why the budget has no room for it, empty if it has.
-
-        Raises:
-            UsageError: It was allocated before.
-        """
+        """Begin to allocate the buffer; return why the budget has no room for it, empty if it has."""
         if self.is_allocated:
             raise UsageError("memory is allocated once, before the first save")
         refused = self._memory.take(_BUFFER, size)

@@ -26,16 +26,9 @@ def copy_files(
     """Copy files into a new directory; each byte of the source is read once.
 
     Args:
-        disk: The file system of the source.
         source: The directory that the names are relative to.
         target: A local directory, which is created.
-        records: The files.
         stop: Polled; once it returns true, the copy is given up.
-
-    Raises:
-        RefusedError: A file does not match its record.
-        TryAgainError: `stop` returned true.
-        OSError: A file cannot be read or written; a missing one stays `FileNotFoundError`.
     """
     make_directories(target, records)
     _read_all(disk, source, records, stop, target)
@@ -52,15 +45,8 @@ def check_files(disk: Disk, directory: str, records: Sequence[FileRecord], stop:
     """Read every byte of files and compare them with their digests; they are in the page cache afterwards.
 
     Args:
-        disk: The file system.
         directory: The directory that the names are relative to.
-        records: The files.
         stop: Polled; once it returns true, the check is given up.
-
-    Raises:
-        RefusedError: A file does not match its record.
-        TryAgainError: `stop` returned true.
-        OSError: A file cannot be read; a missing one stays `FileNotFoundError`.
     """
     _read_all(disk, directory, records, stop)
 
@@ -70,13 +56,7 @@ def check_copy(directory: str, records: Sequence[FileRecord], stop: Callable[[],
 
     Args:
         directory: The directory that the names are relative to.
-        records: The files.
         stop: Polled; once it returns true, the check is given up.
-
-    Raises:
-        RefusedError: A file does not match its record, or is not listed: engines load what they find.
-        TryAgainError: `stop` returned true.
-        OSError: A file cannot be read; a missing one stays `FileNotFoundError`.
     """
     names = {
         os.path.relpath(f"{path}/{name}", directory)
@@ -108,7 +88,6 @@ def several_at_once(
     """Do something with each of several files, four at once; the first failure ends the work on the others.
 
     Args:
-        records: The files.
         work: Called with a file, and with what it polls: once that returns true, the work is given up.
         stop: Once it returns true, all work is given up.
     """
@@ -164,11 +143,7 @@ def _read(
 
 
 def give_up_if(stop: Callable[[], bool], source: str) -> None:
-    """Return if reading a file shall go on.
-
-    Raises:
-        TryAgainError: `stop` returns true.
-    """
+    """Return if reading a file shall go on."""
     if stop():
         raise TryAgainError("reading it was given up: told to stop", path=source)
 

@@ -28,20 +28,14 @@ if TYPE_CHECKING:
 
 
 class _Route(NamedTuple):
-    """What a version is made of.
+    """What a version is made of."""
 
-    Args:
-        links: The manifests of the steps that are read from the job, the version's first. Without a copy the last one
-            is a keyframe.
-        begin: The step that the changes begin at.
-        digest: Of its manifest.
-        copy: A copy of it; None if it is the last link.
-    """
-
+    # The manifests of the steps that are read from the job, the version's first. Without a copy the last one
+    # is a keyframe.
     links: Sequence[Manifest]
-    begin: int
-    digest: str
-    copy: StagedCopy | None = None
+    begin: int  # the step that the changes begin at
+    digest: str  # of its manifest
+    copy: StagedCopy | None = None  # a copy of it; None if it is the last link
 
     @property
     def takes_shortcut(self) -> bool:
@@ -51,19 +45,12 @@ class _Route(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeltaSource(StageSource):
-    """A version that a stage gets by changing a copy of an earlier one, if it has one.
+    """A version that a stage gets by changing a copy of an earlier one, if it has one."""
 
-    Args:
-        client: The explorer's connection to the job; the version is leased.
-        manifest: Of the version: a delta, or weights with a shortcut.
-        stage: The stage.
-        report: Hears from what it was made, and what could not be used.
-    """
-
-    client: "Client"
-    manifest: Manifest
+    client: "Client"  # the explorer's connection to the job; the version is leased
+    manifest: Manifest  # of the version: a delta, or weights with a shortcut
     stage: HostStage
-    report: "ReportEvent"
+    report: "ReportEvent"  # hears from what it was made, and what could not be used
     _damaged: set[str] = field(default_factory=set, init=False)
     """Digests of the manifests whose copies are damaged, and of keyframes whose shortcuts cannot be used."""
 

@@ -18,24 +18,17 @@ from syncd.transports.base import WeightDirectory
 
 @dataclass(slots=True, eq=False)
 class HeldDirectory:
-    """A version's directory, which stays on this host until `close`, and what keeps it.
+    """A version's directory, which stays on this host until `close`, and what keeps it."""
 
-    Args:
-        directory: The version as hooks get it.
-        source: memory, stage or files.
-        size: Its bytes; 0 if no manifest lists them.
-        release: Gives up the claim on the copy in memory or in the stage; a second call does nothing.
-        files: For a copy in memory: the same version in the job directory.
-        check: Compares every byte of the files with their digests; None if that is not wanted.
-        lease: Closes the lease on the step, which is the caller's before `keep_lease`.
-    """
-
-    directory: WeightDirectory
-    source: str = "files"
-    size: int = 0
+    directory: WeightDirectory  # the version as hooks get it
+    source: str = "files"  # memory, stage or files
+    size: int = 0  # its bytes; 0 if no manifest lists them
+    # Gives up the claim on the copy in memory or in the stage; a second call does nothing.
     release: Callable[[], None] = lambda: None
-    files: WeightDirectory | None = None
+    files: WeightDirectory | None = None  # for a copy in memory: the same version in the job directory
+    # Compares every byte of the files with their digests; None if that is not wanted.
     check: Callable[[], None] | None = None
+    # Closes the lease on the step, which is the caller's before `keep_lease`.
     lease: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def keep_lease(self, lease: contextlib.ExitStack) -> Self:
@@ -45,7 +38,6 @@ class HeldDirectory:
 
     @property
     def pair(self) -> Pair:
-        """Return the pair of the version."""
         return self.directory.version.pair
 
     @property
@@ -78,7 +70,6 @@ class HeldDirectory:
             self.release()
 
     def close(self) -> None:
-        """Give up the directory."""
         self.lease.close()
         self.release()
 
@@ -94,12 +85,10 @@ class PayloadFiles:
 
     @property
     def records(self) -> tuple[FileRecord, ...]:
-        """Return all files."""
         return *self.shards, *self.files
 
     @property
     def size(self) -> int:
-        """Return their bytes."""
         return sum(record.size for record in self.records)
 
 
@@ -123,11 +112,7 @@ def _below(records: Iterable[FileRecord], prefix: str) -> tuple[FileRecord, ...]
 
 
 class LoadTimings(dict[str, float]):
-    """Seconds of each part of a load, by the name of the part.
-
-    Args:
-        clock: This host's clock.
-    """
+    """Seconds of each part of a load, by the name of the part."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()

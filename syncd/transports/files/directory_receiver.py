@@ -16,10 +16,13 @@ from syncd.protocol.disk import MISSING, Disk
 from syncd.protocol.manifest import Manifest, missing_files, read_manifest
 from syncd.protocol.version import Version
 from syncd.transports.base import (
+    FILES,
     Announcement,
     ReceiveContext,
     WeightDirectory,
     WeightReceiver,
+    find_transport,
+    transport_names,
 )
 from syncd.transports.files.copy_files import check_files
 from syncd.transports.files.directory import (
@@ -52,30 +55,21 @@ ReportEvent = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class DirectoryOptions:
-    """What a receiver of directories is asked for.
+    """What a receiver of directories is asked for."""
 
-    Args:
-        kinds: The kinds of version that can be loaded.
-        verify: How closely a version is checked. Copies in a stage are always checked in full.
-        stop: Polled while files are read; once it returns true, the receiver gives up.
-        report: Hears what the receiver could not use.
-        changes: Whether versions that are stored as changes are taken as such where there is no stage.
-    """
-
-    kinds: frozenset[str] = frozenset({"weights"})
+    kinds: frozenset[str] = frozenset({"weights"})  # the kinds of version that can be loaded
+    # How closely a version is checked. Copies in a stage are always checked in full.
     verify: Verification = Verification.CONTENT
+    # Polled while files are read; once it returns true, the receiver gives up.
     stop: Callable[[], bool] = lambda: False
-    report: ReportEvent = lambda *_, **__: None
+    report: ReportEvent = lambda *_, **__: None  # hears what the receiver could not use
+    # Whether versions that are stored as changes are taken as such where there is no stage.
     changes: bool = False
 
 
 @contextlib.contextmanager
 def refuse_damage() -> Iterator[None]:
-    """Refuse what is found damaged in the block.
-
-    Raises:
-        RefusedError: The block raised `CorruptDataError`.
-    """
+    """Refuse what is found damaged in the block."""
     try:
         yield
     except RefusedError:
@@ -123,19 +117,15 @@ class DirectoryReceiver(WeightReceiver):
             received.close()
 
     def find(self, leased: "Leased", timings: LoadTimings) -> HeldDirectory | None:
-        """Return the directory of a leased version, checked; None if this transport does not have it here.
-
-        Raises:
-            TryAgainError: The step was removed, or `stop` returned true.
-            RefusedError: It is of a kind that cannot be loaded, or does not match its manifest.
-            CorruptDataError: It is damaged.
-            SyncdError: The file system failed.
-            OSError: The same.
-        """
+        """Return the directory of a leased version, checked; None if this transport does not have it here."""
         try:
             return self._find(leased, timings)
         except MISSING as error:
             raise self._missing(leased, error) from None
+
+    def reject(self) -> bool:
+        """Never use again what was found last; return whether another receiver can be asked instead."""
+        return False
 
     @abstractmethod
     def _find(self, leased: "Leased", timings: LoadTimings) -> HeldDirectory | None:
@@ -176,3 +166,10 @@ class DirectoryReceiver(WeightReceiver):
         except MISSING:
             return TryAgainError(f"step {step} was removed", hint="load the newest version")
         return RefusedError(f"a file of step {step} is missing", path=error.filename)
+
+
+def open_nearer_receivers(client: "Client", options: DirectoryOptions) -> list[DirectoryReceiver]:
+    """Return the receivers of transports that may have a version nearer than the job directory, as in memory."""
+    transports = (find_transport(name) for name in transport_names() if name != FILES)
+    classes = [transport.receiver_class() for transport in transports if transport.yields == "directory"]
+    return [receiver(client, options) for receiver in classes if issubclass(receiver, DirectoryReceiver)]

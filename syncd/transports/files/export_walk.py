@@ -35,19 +35,13 @@ class TensorSpec(NamedTuple):
 
 
 class ExportedTensor(NamedTuple):
-    """A tensor of this rank's share, not yet cast.
+    """A tensor of this rank's share, not yet cast."""
 
-    Args:
-        spec: What it becomes in the file.
-        tensor: The whole of it.
-        dtype: What it becomes.
-        lasts: Whether it stays valid during the rest of the walk. An export that makes one tensor after the other may
-            reuse the memory of the last one.
-    """
-
-    spec: TensorSpec
+    spec: TensorSpec  # what it becomes in the file
     tensor: torch.Tensor
-    dtype: torch.dtype
+    dtype: torch.dtype  # what it becomes
+    # Whether it stays valid during the rest of the walk. An export that makes one tensor after the other may
+    # reuse the memory of the last one.
     lasts: bool = False
 
 
@@ -59,8 +53,6 @@ class ExportWalk:
     No two ranks differ by more than the largest tensor.
 
     Args:
-        export: What the engine exports.
-        rank: This rank.
         world_size: Number of ranks that write; those behind them only take part in the walk.
         dtype: What floating-point tensors are cast to; None keeps them. Those of one byte are kept always.
         tied: Names to leave out, besides those found to share the storage of another.

@@ -45,7 +45,6 @@ class _ShardLayout:
 
     Args:
         head: The bytes of the file before its data.
-        header: What they say.
     """
 
     def __init__(self, head: bytes, header: Header) -> None:
@@ -104,15 +103,10 @@ class ParameterVersion:
         self._proof: _Proof | None = None
 
     def forget(self) -> None:
-        """Forget what the parameters hold."""
         self._digest, self._proof = "", None
 
     def prepare(self, target: WeightDirectory, targets: TargetTensors, found: Fit) -> None:
-        """Make a version of what the parameters hold, if it is stored as changes of that; nothing is written.
-
-        Raises:
-            RefusedError: The version is damaged.
-        """
+        """Make a version of what the parameters hold, if it is stored as changes of that; nothing is written."""
         self._proof = None
         changes = target.changes
         links = self._links(changes) if changes else ()
@@ -136,11 +130,7 @@ class ParameterVersion:
     def load(
         self, target: WeightDirectory, targets: TargetTensors, found: Fit, *, direct: bool = True
     ) -> LoadCounts:
-        """Fill parameters with a version: as changes if `prepare` has proved them, else whole.
-
-        Raises:
-            LoadFailedError: The parameters may be filled in part, or with damaged content.
-        """
+        """Fill parameters with a version: as changes if `prepare` has proved them, else whole."""
         proof = self._proof
         self.forget()
         if proof is not None and proof.digest == target.version.digest:

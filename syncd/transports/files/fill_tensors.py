@@ -47,28 +47,18 @@ class LoadCounts:
 
 @dataclass(frozen=True, slots=True)
 class LoadJob:
-    """Which files fill which tensors.
-
-    Args:
-        sources: The files.
-        targets: The tensors to fill.
-        offered: Dtype and shape of each tensor of the files.
-        unused: Names of the files that are not loaded.
-        verify: Whether each file is hashed and compared with its digest.
-        direct: Whether files that are not in the page cache are read past it. Not if several processes of a host
-            read the same file: each would read it from the device.
-        threads: How many threads read.
-        piece: The most bytes that one of them reads at once.
-    """
+    """Which files fill which tensors."""
 
     sources: Sequence[ReadSource]
-    targets: TargetTensors
-    offered: Tensors
-    unused: frozenset[str] = frozenset()
-    verify: bool = True
+    targets: TargetTensors  # the tensors to fill
+    offered: Tensors  # dtype and shape of each tensor of the files
+    unused: frozenset[str] = frozenset()  # names of the files that are not loaded
+    verify: bool = True  # whether each file is hashed and compared with its digest
+    # Whether files that are not in the page cache are read past it. Not if several processes of a host read
+    # the same file: each would read it from the device.
     direct: bool = True
-    threads: int = THREADS
-    piece: int = PIECE
+    threads: int = THREADS  # how many threads read
+    piece: int = PIECE  # the most bytes that one of them reads at once
 
     def target(self, name: str) -> torch.Tensor:
         """Return the tensor that a name of the files belongs to."""
@@ -79,12 +69,8 @@ def check_fit(target: WeightDirectory, targets: TargetTensors, *, cast: bool = T
     """Compare a version with tensors without reading its weights.
 
     Args:
-        target: The version.
         targets: The tensors that it would fill.
         cast: Whether floating-point tensors may have another floating-point dtype.
-
-    Raises:
-        RefusedError: The version does not fit, or does not match its records.
     """
     try:
         found = compare(targets.metas, targets.aliases, offered(target), cast=cast)
@@ -101,13 +87,8 @@ def load(target: WeightDirectory, targets: TargetTensors, found: Fit, *, direct:
     the tensors were written: fill them from the last good version then.
 
     Args:
-        target: The version.
-        targets: The tensors.
         found: What `check_fit` returned for them.
         direct: Whether to read past the page cache what is not in it.
-
-    Raises:
-        LoadFailedError: The tensors may be filled in part, or with damaged content.
     """
     try:
         sources = tuple(sources_of(target))
@@ -138,12 +119,7 @@ def sources_of(target: WeightDirectory) -> Iterator[ReadSource]:
 
 
 def read_all(job: LoadJob) -> LoadCounts:
-    """Fill tensors from files.
-
-    Raises:
-        CorruptDataError: A file does not match its record; tensors may be filled in part, or with damaged content.
-        OSError: A file cannot be read; the same holds.
-    """
+    """Fill tensors from files."""
     pinned = any(tensor.device.type == "cuda" for tensor in job.targets.tensors.values())
     size = job.piece + 2 * ALIGN
     slots = [Slot(aligned_memory(size, pinned=pinned)) for _ in range(job.threads + _BESIDE)]

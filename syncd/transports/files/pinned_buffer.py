@@ -41,7 +41,6 @@ class PinnedBuffer:
 
     @property
     def capacity(self) -> int:
-        """Return its size in bytes."""
         return self.bytes.numel()
 
     def piece(self, start: int, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
@@ -49,8 +48,6 @@ class PinnedBuffer:
 
         Args:
             start: Where it begins, in bytes; a multiple of the size of its elements.
-            dtype: Its dtype.
-            shape: Its shape.
         """
         count = shape.numel()
         if not count:
@@ -132,7 +129,6 @@ class TensorCopies:
 
         Args:
             target: Contiguous, in main memory.
-            source: The tensor.
             lasts: Whether it stays valid until `finish`; if not, it is copied when this returns. A copy from a
                 device is only begun in either case: the device's stream keeps the memory.
         """

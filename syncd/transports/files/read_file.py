@@ -38,29 +38,18 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class ReadSource(NamedTuple):
-    """One file to read.
-
-    Args:
-        path: Its path.
-        record: Its size and digest; None if no manifest lists it.
-    """
+    """One file to read."""
 
     path: str
-    record: FileRecord | None
+    record: FileRecord | None  # its size and digest; None if no manifest lists it
 
 
 class ReadPart(NamedTuple):
-    """Bytes of one piece that belong to one tensor, or to none.
+    """Bytes of one piece that belong to one tensor, or to none."""
 
-    Args:
-        length: In bytes, never 0.
-        name: The tensor; None for bytes that are only hashed.
-        start: Offset of the first byte in that tensor, in bytes.
-    """
-
-    length: int
-    name: str | None = None
-    start: int = 0
+    length: int  # in bytes, never 0
+    name: str | None = None  # the tensor; None for bytes that are only hashed
+    start: int = 0  # offset of the first byte in that tensor, in bytes
 
 
 class ReadPiece(NamedTuple):
@@ -75,12 +64,7 @@ class OpenFile:
     """One open file of a version.
 
     Args:
-        source: The file.
         direct: Whether it may be read past the page cache.
-
-    Raises:
-        CorruptDataError: The file does not match its record.
-        OSError: It cannot be opened.
     """
 
     def __init__(self, source: ReadSource, *, direct: bool) -> None:
@@ -109,11 +93,7 @@ class OpenFile:
         return self._direct is not None
 
     def require_tensors(self, offered: Mapping[str, TensorMeta]) -> None:
-        """Return if the file still holds tensors as `offered` describes them.
-
-        Raises:
-            CorruptDataError: It holds others.
-        """
+        """Return if the file still holds tensors as `offered` describes them."""
         for tensor in self.header.tensors.values():
             if offered.get(tensor.name) != (tensor.dtype, tensor.shape):
                 raise CorruptDataError(f"tensor {tensor.name} has changed since the version was checked")
@@ -216,7 +196,6 @@ def cached_share(descriptor: int, size: int) -> float:
     Linux 6.5 and later has cachestat; elsewhere a few pages are read without waiting.
 
     Args:
-        descriptor: Of the file.
         size: Its length in bytes.
     """
     if not size:

@@ -18,11 +18,7 @@ from syncd.transports.torch_tensors import view
 
 
 class Slot:
-    """Memory that pieces pass through.
-
-    Args:
-        memory: The memory.
-    """
+    """Memory that pieces pass through."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory, self.bytes, self.address = memory, view(memory), memory.data_ptr()
@@ -34,7 +30,6 @@ class FileInFlight:
     """One file while its pieces are read in any order and hashed in the order of the file.
 
     Args:
-        file: The file.
         state: Hashes it; None if the file is not hashed.
     """
 
@@ -58,9 +53,6 @@ class FileInFlight:
         Args:
             number: Its place among the pieces of the file.
             slot: Its slot. It is hashed here if it is next, else by the thread that hashes the piece before it.
-
-        Raises:
-            CorruptDataError: The last piece was added and the file does not match its digest.
         """
         if self._state is None:
             self._end_turn()  # in any order
@@ -75,11 +67,7 @@ class FileInFlight:
             yield next_one
 
     def end(self, count: int) -> None:
-        """Set how many pieces the file has: after the last one its digest is compared and the file is closed.
-
-        Raises:
-            CorruptDataError: All pieces were added and the digest differs; else `add` raises it.
-        """
+        """Set how many pieces the file has: after the last one its digest is compared and the file is closed."""
         with self._lock:
             self._count = count
             is_over = self._turn == count
@@ -127,7 +115,6 @@ class ReadThreads:
 
     Args:
         tasks: What is read, in order; one thread at a time asks for the next.
-        read: Reads a piece.
         slots: The memory that pieces pass through: more than there are threads, since some wait to be hashed.
     """
 

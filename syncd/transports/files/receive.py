@@ -98,12 +98,7 @@ class FilesReceiver(DirectoryReceiver):
             scratch.close()
 
     def find_unchecked(self, leased: "Leased") -> HeldDirectory:
-        """Return the directory of a version that an engine runs already; its content is checked when it is used.
-
-        Raises:
-            SyncdError: It cannot be read.
-            OSError: The same.
-        """
+        """Return the directory of a version that an engine runs already; its content is checked when it is used."""
         if leased.version.kind == "delta":
             return self._find(leased, LoadTimings(self._client.clock))
         payload, version = payload_of(leased.manifest), self._loadable(leased)

@@ -48,36 +48,22 @@ _ENCODE = "syncd.transports.delta.share:encode_shard"
 
 @dataclass(frozen=True, slots=True)
 class ShareSave:
-    """One save of this rank.
+    """One save of this rank."""
 
-    Args:
-        writer: Of the step.
-        companions: The files beside the weights by name.
-        copy: Gets the same files as this rank's part of the step.
-        probe: What the model answers with these weights.
-        begun: When it began.
-    """
-
-    writer: StepWriter
-    companions: Mapping[str, bytes] = field(default_factory=dict)
-    copy: StepCopy | None = None
-    probe: Probe | None = None
-    begun: float = 0.0
+    writer: StepWriter  # of the step
+    companions: Mapping[str, bytes] = field(default_factory=dict)  # the files beside the weights by name
+    copy: StepCopy | None = None  # gets the same files as this rank's part of the step
+    probe: Probe | None = None  # what the model answers with these weights
+    begun: float = 0.0  # when it began
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedShare:
-    """One rank's share of a step, copied into memory.
+    """One rank's share of a step, copied into memory."""
 
-    Args:
-        layout: Of its shard.
-        buffer: The memory that begins with the data of the shard.
-        sealed: The share of the step whose changes are stored; None if none are.
-    """
-
-    layout: ShardLayout
-    buffer: PinnedBuffer
-    sealed: SealedShare | None = None
+    layout: ShardLayout  # of its shard
+    buffer: PinnedBuffer  # the memory that begins with the data of the shard
+    sealed: SealedShare | None = None  # the share of the step whose changes are stored; None if none are
 
     @property
     def data(self) -> torch.Tensor:
@@ -97,9 +83,6 @@ class SaveFiles:
     """Writes the files of saves.
 
     Args:
-        rank: This rank.
-        world_size: Number of ranks.
-        clock: Time.
         base: If the tensors are an adapter, the model that it belongs to.
         check: Whether NaN and infinity are refused.
         write_mode: How shards are written; found by trying unless given.

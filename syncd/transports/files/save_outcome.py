@@ -36,13 +36,6 @@ def leave_failure_note(writer: StepWriter, rank: int, error: BaseException) -> N
 
 
 def wait_until_whole(writer: StepWriter, rank: int, clock: Clock, timeout: float) -> None:
-    """Wait until the step is whole.
-
-    Raises:
-        SaveFailedError: A rank left a note that it could not write its part.
-        TimedOutError: Some rank left neither receipt nor note within `timeout` seconds.
-        SyncdError: Another save has sealed the step, or this one's directory is gone.
-    """
     deadline, pause = clock.monotonic() + timeout, _SHORT
     while not _is_whole(writer, rank):
         _raise_note(writer)

@@ -27,7 +27,6 @@ class FilesSender(WeightSender):
     """Writes steps, and has all ranks agree on the result of each.
 
     Args:
-        job: The job.
         ranks: The trainer's ranks.
         saver: Writes this rank's part.
         stores_deltas: Whether rank 0 chooses how each step is stored; if not, all are whole.

@@ -135,8 +135,6 @@ class StepCopy:
     Args:
         path: Its directory.
         step: The trainer's step.
-        attempt: The save.
-        world_size: Number of ranks.
         report_failure: Called with the reason if there will be no copy.
     """
 
@@ -153,7 +151,6 @@ class StepCopy:
         self._file = self._tried(NewFile, f"{self._path}/{ACTOR}/{name}", size, _IN_MEMORY)
 
     def put(self, piece: memoryview, offset: int) -> None:
-        """Write a piece of the shard."""
         if self._file is not None:
             self._tried(self._file.write, piece, offset)
 
@@ -164,7 +161,6 @@ class StepCopy:
         self.close()
 
     def close(self) -> None:
-        """Close what is open."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -195,9 +191,6 @@ class ShardWriter:
 
     Args:
         path: The file, which is new.
-        layout: Its layout.
-        mode: How it is written.
-        pool: Threads that write.
         digest: Gets the same data, and checks it.
         copy: Gets the same bytes; its file is begun.
     """
@@ -270,7 +263,6 @@ class Ring:
         self._filled = self._start = 0
 
     def begin(self) -> None:
-        """Start a shard."""
         self._filled = self._start = 0
 
     def add(self, shard: ShardWriter, exported: ExportedTensor) -> None:
@@ -286,7 +278,6 @@ class Ring:
                 self.flush(shard)
 
     def flush(self, shard: ShardWriter) -> None:
-        """Give what is filled to the shard."""
         if self._filled:
             shard.put(self._memory, self._start, self._filled)
             self._start, self._filled = self._start + self._filled, 0
@@ -298,11 +289,7 @@ class Ring:
 
 
 def pour(walk: ExportWalk, layout: ShardLayout, ring: Ring, shard: ShardWriter) -> None:
-    """Stream a walk into a shard, each tensor at its place in the layout.
-
-    Raises:
-        UsageError: The walk has other tensors than the layout.
-    """
+    """Stream a walk into a shard, each tensor at its place in the layout."""
     ring.begin()
     expected = iter(layout.specs)
     for exported in walk.in_file_order():

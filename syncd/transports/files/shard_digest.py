@@ -13,7 +13,6 @@ class ShardDigest:
     """Checks and hashes one shard, whose data comes in pieces.
 
     Args:
-        layout: Its layout.
         check: Whether what is not finite is refused.
         has_root: Whether the root is computed too.
     """
@@ -28,11 +27,7 @@ class ShardDigest:
             self._tiles.feed(layout.header)
 
     def add(self, content: torch.Tensor, start: int) -> None:
-        """Take the next bytes of data, which begin at `start`.
-
-        Raises:
-            NonFiniteError: One of their tensors is not finite.
-        """
+        """Take the next bytes of data, which begin at `start`."""
         self._check_finite(content, start)
         self._state.update(view(content))
         if self._tiles is not None:

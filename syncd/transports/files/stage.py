@@ -53,18 +53,11 @@ class StageFullError(StorageError):
 
 @dataclass(frozen=True, slots=True)
 class StageSource:
-    """A version that a stage gets, and how: here its files are copied.
+    """A version that a stage gets, and how: here its files are copied."""
 
-    Args:
-        disk: The file system of the job.
-        version: The version.
-        directory: The directory that the names of the files are relative to.
-        records: The files.
-    """
-
-    disk: Disk
+    disk: Disk  # the file system of the job
     version: Version
-    directory: str
+    directory: str  # the directory that the names of the files are relative to
     records: Sequence[FileRecord]
 
     @property
@@ -75,7 +68,6 @@ class StageSource:
 
     @property
     def size(self) -> int:
-        """Return its bytes."""
         return sum(record.size for record in self.records)
 
     def write(self, target: str, stop: Callable[[], bool]) -> None:
@@ -84,11 +76,6 @@ class StageSource:
         Args:
             target: The directory, which is created.
             stop: Polled; once it returns true, this is given up.
-
-        Raises:
-            CorruptDataError: The version is not what its manifest says.
-            TryAgainError: `stop` returned true.
-            OSError: A file cannot be read or written.
         """
         copy_files(self.disk, self.directory, target, self.records, stop)
 
@@ -110,16 +97,11 @@ class StagedCopy:
         return self._held.is_valid()
 
     def close(self) -> None:
-        """Give up the copy."""
         self._held.close()
 
 
 def open_scratch(job_root: str, clock: Clock) -> "HostStage":
-    """Return the stage below TMPDIR that this user's explorers have without a stage of their own, for deltas.
-
-    Raises:
-        ConfigError: It is on a network mount, others may write to it, or it cannot be made.
-    """
+    """Return the stage below TMPDIR that this user's explorers have without a stage of their own, for deltas."""
     directory = _scratch()
     try:
         _private(directory)
@@ -145,12 +127,7 @@ class HostStage:
     Args:
         directory: The directory of all jobs' copies; created with mode 0700. Where another user could change it,
             `.UID` is appended.
-        job_root: The job directory.
-        clock: This host's clock.
         stalled: Seconds for which another process's copy may make no progress.
-
-    Raises:
-        ConfigError: The directory is on a network mount, or another user could change it or one above it.
     """
 
     def __init__(
@@ -183,15 +160,8 @@ class HostStage:
         This process has made it or hashed it, in this call.
 
         Args:
-            source: What is copied.
             stop: Polled; once it returns true, the copy is given up.
             report: Hears of an existing copy that is damaged, and removed.
-
-        Raises:
-            StageFullError: There is no room.
-            CorruptDataError: The source is not what its manifest says.
-            TryAgainError: The copy was given up.
-            OSError: The source cannot be read.
         """
         seen, since = -1, self._clock.monotonic()
         while True:

@@ -49,7 +49,6 @@ class StepSaver:
     """Writes this rank's part of each step. One save is in flight at a time; all ranks make the same calls.
 
     Args:
-        job: The job.
         rank: This rank, from 0.
         world_size: Number of ranks, each of which writes one shard.
         mode: `background` or `stream`.
@@ -58,7 +57,6 @@ class StepSaver:
         check_finite: Whether NaN and infinity are refused.
         timeout: Seconds to wait for the other ranks once this one is done.
         write_mode: How files are written; found by trying unless given.
-        clock: Time.
         fence: The directory through which steps are sealed and announced (`StepWriter`).
         base: If the tensors are an adapter, the model that it belongs to: the first rank writes all of it as one
             file, by the name that peft gives it, and the step is of kind `lora`.
@@ -112,9 +110,6 @@ class StepSaver:
 
         Returns:
             Why the budget has no room for the buffer, empty if it has: without room, all ranks call `stream`.
-
-        Raises:
-            UsageError: Memory was allocated already, by this or by a save.
         """
         if self._ring:
             raise UsageError("memory is allocated once, before the first save")
@@ -155,9 +150,6 @@ class StepSaver:
             companions: Files beside the weights by name, such as config.json; rank 0 writes them.
             copy: Gets the same files as this rank's part of the step.
             probe: What the model answers with these weights; rank 0's receipt has it.
-
-        Raises:
-            SyncdError: The save before this one failed, on any rank; or this one failed.
         """
         self.copy(step, attempt, tensors, companions, copy, probe)
         self.write()
@@ -171,11 +163,7 @@ class StepSaver:
         copy: StepCopy | None = None,
         probe: Probe | None = None,
     ) -> None:
-        """Do the first part of `save`: copy this rank's share, so that `state` knows it. Then call `write`.
-
-        Raises:
-            SyncdError: The save before this one failed, on any rank; or this one failed, and `write` is not called.
-        """
+        """Do the first part of `save`: copy this rank's share, so that `state` knows it. Then call `write`."""
         self.wait()
         writer = StepWriter(
             self._job, step, self._world_size, attempt, self._clock, fence=self._fence, base=self._base
@@ -185,11 +173,7 @@ class StepSaver:
         self._begun = _UnwrittenSave(save, copied, tensors)
 
     def write(self, storage: Storage = WHOLE) -> None:
-        """Do the second part of `save`: write what was copied, as all ranks have agreed to store it.
-
-        Raises:
-            SyncdError: Mode `stream`: the save failed.
-        """
+        """Do the second part of `save`: write what was copied, as all ranks have agreed to store it."""
         begun, self._begun = self._begun, None
         if begun is None:
             raise UsageError("nothing was copied", hint="call copy first")
@@ -215,11 +199,7 @@ class StepSaver:
         )
 
     def wait(self) -> None:
-        """Return once the save in flight is a whole step on disk, written by all ranks and announced.
-
-        Raises:
-            SyncdError: It failed, on this rank or on another. This is raised once; the next save may be tried.
-        """
+        """Return once the save in flight is a whole step on disk, written by all ranks and announced."""
         if self._pending is None:
             return
         (save, future, layout), self._pending = self._pending, None

@@ -32,94 +32,56 @@ _SLOWER = "explorers have whole weights earlier than changes"
 
 @dataclass(frozen=True, slots=True)
 class ShareState:
-    """What one rank knows before a step is stored.
+    """What one rank knows before a step is stored."""
 
-    Args:
-        sealed: Step and attempt of the share that it has kept; None if it has none.
-        why: Why it has kept none.
-        is_same_layout: Whether the share to be stored has the layout of the one that was kept.
-        whole: Bytes of its shard.
-        times: What it has measured.
-        encoded_ago: Steps since it has stored changes.
-    """
-
-    sealed: tuple[int, str] | None
-    why: str
-    is_same_layout: bool
-    whole: int
-    times: ShareTimes = NOT_MEASURED
-    encoded_ago: int = 0
+    sealed: tuple[int, str] | None  # step and attempt of the share that it has kept; None if it has none
+    why: str  # why it has kept none
+    is_same_layout: bool  # whether the share to be stored has the layout of the one that was kept
+    whole: int  # bytes of its shard
+    times: ShareTimes = NOT_MEASURED  # what it has measured
+    encoded_ago: int = 0  # steps since it has stored changes
 
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """The last sealed step, as it is in the job now.
-
-    Args:
-        step: The step.
-        digest: Of its manifest.
-        files: The records of its files beside the weights.
-        chain: Its chain.
-    """
+    """The last sealed step, as it is in the job now."""
 
     step: int
-    digest: str
-    files: tuple[FileRecord, ...]
+    digest: str  # of its manifest
+    files: tuple[FileRecord, ...]  # the records of its files beside the weights
     chain: ChainLength
 
 
 @dataclass(frozen=True, slots=True)
 class StorageFacts:
-    """What is known before a step is stored.
+    """What is known before a step is stored."""
 
-    Args:
-        shares: What each rank knows.
-        parent: The last sealed step; None if it is not usable.
-        why_no_parent: Why it is not.
-        must_be_whole: Why this step must be whole whatever would be shorter; empty if it need not.
-        readers: Living explorers that read deltas.
-        unable: A living explorer that reads none; empty if all do.
-        every: The most deltas after a keyframe.
-        limit: The most bytes of them; 0 for a share of a whole step.
-        weighs_time: Whether changes are stored only where explorers have them earlier than whole weights.
-        readers_times: What explorers need.
-        was_slower: Whether changes would have taken longer the last time.
-    """
-
-    shares: Sequence[ShareState]
-    parent: Parent | None = None
-    why_no_parent: str = ""
-    must_be_whole: str = ""
-    readers: int = 0
-    unable: str = ""
-    every: int = KEYFRAME_EVERY
-    limit: int = 0
+    shares: Sequence[ShareState]  # what each rank knows
+    parent: Parent | None = None  # the last sealed step; None if it is not usable
+    why_no_parent: str = ""  # why it is not
+    must_be_whole: str = ""  # why this step must be whole whatever would be shorter; empty if it need not
+    readers: int = 0  # living explorers that read deltas
+    unable: str = ""  # a living explorer that reads none; empty if all do
+    every: int = KEYFRAME_EVERY  # the most deltas after a keyframe
+    limit: int = 0  # the most bytes of them; 0 for a share of a whole step
+    # Whether changes are stored only where explorers have them earlier than whole weights.
     weighs_time: bool = False
-    readers_times: ReaderTimes = NOT_TOLD
-    was_slower: bool = True
+    readers_times: ReaderTimes = NOT_TOLD  # what explorers need
+    was_slower: bool = True  # whether changes would have taken longer the last time
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How a step is stored.
+    """How a step is stored."""
 
-    Args:
-        parent: The step whose changes are stored; None if none are.
-        is_delta: Whether they are all that is stored of the weights; if not, they are a shortcut.
-        keeps: Whether each rank keeps its share, so that the next step can be stored as changes of this one.
-        why: Why the step is stored so.
-        times: What was expected; None if not all of it was measured.
-        is_slower: Whether changes would take longer than whole weights.
-        hint: What makes explorers read deltas; empty where they do, or where there is none.
-    """
-
-    parent: Parent | None = None
-    is_delta: bool = False
+    parent: Parent | None = None  # the step whose changes are stored; None if none are
+    is_delta: bool = False  # whether they are all that is stored of the weights; if not, they are a shortcut
+    # Whether each rank keeps its share, so that the next step can be stored as changes of this one.
     keeps: bool = False
-    why: str = ""
-    times: StorageTimes | None = None
-    is_slower: bool = True
-    hint: str = ""
+    why: str = ""  # why the step is stored so
+    times: StorageTimes | None = None  # what was expected; None if not all of it was measured
+    is_slower: bool = True  # whether changes would take longer than whole weights
+    hint: str = ""  # what makes explorers read deltas; empty where they do, or where there is none
 
     @property
     def form(self) -> str:

@@ -33,21 +33,13 @@ _REMEMBERED = 4
 
 
 class _JobState(NamedTuple):
-    """What the job says before a step is stored.
+    """What the job says before a step is stored."""
 
-    Args:
-        parent: The leased parent; None if there is none.
-        why: Why there is none.
-        problem: Why explorers may not know the parent; empty if they do.
-        readers: Explorers that read deltas, by name.
-        unable: One that does not; empty if all do.
-    """
-
-    parent: Parent | None
-    why: str
-    problem: str
-    readers: Mapping[str, Presence]
-    unable: str
+    parent: Parent | None  # the leased parent; None if there is none
+    why: str  # why there is none
+    problem: str  # why explorers may not know the parent; empty if they do
+    readers: Mapping[str, Presence]  # explorers that read deltas, by name
+    unable: str  # one that does not; empty if all do
 
 
 class StorageChooser:
@@ -57,7 +49,6 @@ class StorageChooser:
     To write the lease and to read the chain takes milliseconds, on a slow mount more: `begin` does it in a thread.
 
     Args:
-        job: The job.
         client: The trainer's client.
         every: The most deltas after a keyframe.
         limit: The most bytes of them; 0 for a share of a whole step.
@@ -108,7 +99,6 @@ class StorageChooser:
         """Return how a step is stored, and log it if that has changed; whole if the job cannot be read.
 
         Args:
-            step: The step.
             shares: What each rank knows.
             must_be_whole: Why the caller needs it whole; empty if it does not.
         """

@@ -19,47 +19,31 @@ STICKS = 0.9
 
 
 class TimedBytes(NamedTuple):
-    """What it took one rank to write, or to encode, something.
+    """What it took one rank to write, or to encode, something."""
 
-    Args:
-        size: Bytes.
-        seconds: Of the trainer's clock.
-    """
-
-    size: int
-    seconds: float
+    size: int  # bytes
+    seconds: float  # of the trainer's clock
 
 
 class ShareTimes(NamedTuple):
-    """What one rank has measured.
+    """What one rank has measured."""
 
-    Args:
-        whole: Its shard, when it was written last.
-        encoded: Its shard, when its changes were encoded last.
-        container: These changes, when they were written.
-    """
-
-    whole: TimedBytes | None = None
-    encoded: TimedBytes | None = None
-    container: TimedBytes | None = None
+    whole: TimedBytes | None = None  # its shard, when it was written last
+    encoded: TimedBytes | None = None  # its shard, when its changes were encoded last
+    container: TimedBytes | None = None  # these changes, when they were written
 
 
 NOT_MEASURED = ShareTimes()
 
 
 class ReaderTimes(NamedTuple):
-    """What explorers need.
+    """What explorers need."""
 
-    Args:
-        hosts: Number of their hosts, which read at the same time.
-        whole: Seconds in which the slowest has its copy of a step that is stored whole, or a model filled with it;
-            None if unknown.
-        changes: The same of a delta.
-    """
-
-    hosts: int = 1
+    hosts: int = 1  # number of their hosts, which read at the same time
+    # Seconds in which the slowest has its copy of a step that is stored whole, or a model filled with it;
+    # None if unknown.
     whole: float | None = None
-    changes: float | None = None
+    changes: float | None = None  # the same of a delta
 
 
 NOT_TOLD = ReaderTimes()

@@ -38,7 +38,7 @@ from explorer_hooks.parts.agents.serve import limits_of
 from explorer_hooks.parts.agents.turns import TurnMaker
 from explorer_hooks.run.config import AgentSection, CurriculumSection, RewardSection
 from explorer_hooks.run.curriculum import DIFFICULTY, Curriculum
-from explorer_hooks.run.evaluation_sets import HeldOut
+from explorer_hooks.run.held_out import HeldOut
 from explorer_hooks.run.load import load_file
 from explorer_hooks.run.own_files import EVALUATIONS, METRICS, Records, own_path
 from explorer_hooks.run.rewards import Score

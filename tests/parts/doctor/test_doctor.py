@@ -13,11 +13,11 @@ import pytest
 from click.testing import CliRunner
 from support import paths
 
-from syncd.cli.doctor import doctor
 from syncd.errors import JobMissingError, StorageError, TimedOutError
+from syncd.parts.doctor.command import doctor
 
 ROOT = str(paths.ROOT)
-COMMAND = "from syncd.cli.doctor import doctor; doctor()"
+COMMAND = "from syncd.parts.doctor.command import doctor; doctor()"
 FAST = ["--seconds", "0.2"]
 
 

@@ -10,8 +10,8 @@ import pytest
 from support.cli import Shell
 from support.hostile import build, fingerprint
 
-from syncd.parts.doctor.security.report import collect, examine, rights_in, secret_keys, service_settings
-from syncd.parts.doctor.security.rules import (
+from syncd.parts.doctor.security_report import collect, examine, rights_in, secret_keys, service_settings
+from syncd.parts.doctor.security_rules import (
     AccessSnapshot,
     AclEntry,
     PathAccess,

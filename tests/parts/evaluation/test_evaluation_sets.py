@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("pydantic", reason="explorers need pydantic")
 
-from explorer_hooks.run.evaluation_sets import TaskOutcome, best_at, figures_of, open_sets, pass_at
+from explorer_hooks.parts.evaluation.sets import TaskOutcome, best_at, figures_of, open_sets, pass_at
 from explorer_hooks.run.load import load_file
 from explorer_hooks.run.scoring import BuiltInScorer
 from syncd.errors import ConfigError

@@ -14,7 +14,7 @@ from support.synchronizers import Threads, World
 from explorer_hooks.cli.main import run as command_line
 from syncd.cli.main import run as syncd
 from syncd.protocol.manifest import read_manifest
-from trainer.reporting.evaluations import evaluation_history
+from trainer.parts.evaluation.watch import evaluation_history
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "arithmetic"))
 

@@ -7,8 +7,8 @@ from support import fake_answers, small_qwen
 from support.fake_servers import Answer, VanishError
 from support.teaching import TeachingSglang, TeachingVllm, groups, other_tokenizer, section
 
+from explorer_hooks.parts.evaluation.teacher import TaughtGenerator, Teacher
 from explorer_hooks.run.generation import Generator, GroupRequest, GroupResult, Response
-from explorer_hooks.run.teacher import TaughtGenerator, Teacher
 from explorer_hooks.run.tokens import PlainTokens, _plain
 from syncd.errors import ConfigError, EngineUnreachableError
 

@@ -7,17 +7,16 @@ from support import samples
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
 
-from support.verl_release import LACKS  # noqa: E402
-
 from syncd.errors import ConfigError  # noqa: E402
-from trainer.config.megatron import (  # noqa: E402
+from trainer.engines.verl import checks  # noqa: E402
+from trainer.engines.verl.release import RELEASES, installed_release, lacking_problems  # noqa: E402
+from trainer.parts.megatron import STRATEGY  # noqa: E402
+from trainer.parts.megatron.config import (  # noqa: E402
     MEGATRON_ELSEWHERE,
     MEGATRON_REFUSED,
     OF_MEGATRON,
     megatron_problems,
 )
-from trainer.engines.verl import checks  # noqa: E402
-from trainer.engines.verl.release import RELEASES, lacking_problems  # noqa: E402
 
 
 def configured(**tables):
@@ -73,7 +72,7 @@ def test_other_keys_that_it_cannot_have_are_refused(tables, text):
 
 
 def test_every_field_of_verl_is_used_set_elsewhere_or_refused_with_a_reason():
-    if LACKS.megatron:
+    if installed_release() not in STRATEGY.releases:
         pytest.skip("this release of verl is refused with this strategy")
     config = pytest.importorskip("verl.workers.config", reason="the comparison needs verl")
     names = {field.name for field in dataclasses.fields(config.McoreEngineConfig)}
@@ -86,7 +85,8 @@ def test_processors_and_missing_packages_are_refused_at_the_start(monkeypatch):
     with pytest.raises(ConfigError, match="megatron does not run on processors") as refused:
         checks.check(configured(), "cpu")
     assert refused.value.exit_code == 78
-    monkeypatch.setattr(checks, "MEGATRON_PACKAGES", {"no_such_package": "pip install it"})
+    lacking = dataclasses.replace(STRATEGY, packages={"no_such_package": "pip install it"})
+    monkeypatch.setattr(checks, "strategy_of", lambda _: lacking)
     with pytest.raises(ConfigError, match="needs the package no_such_package") as refused:
         checks.check(configured(), "cuda")
     assert refused.value.hint == "pip install it"

@@ -18,7 +18,7 @@ for package in ("megatron", "mbridge"):
 from safetensors.torch import load_file  # noqa: E402
 from support import case_runs  # noqa: E402
 
-from trainer.export.megatron import MegatronFiles  # noqa: E402
+from trainer.parts.megatron.export import MegatronFiles  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -20,9 +20,9 @@ from support.engine_process import python_of  # noqa: E402
 from support.paths import PYTHONPATH  # noqa: E402
 
 from syncd.experience.table import decode_batch  # noqa: E402
+from syncd.parts.tinker.session import TinkerSession  # noqa: E402
 from syncd.protocol.layout import Job  # noqa: E402
 from syncd.protocol.manifest import read_manifest  # noqa: E402
-from syncd.tinker_session import TinkerSession  # noqa: E402
 from trainer.parts.tinker.adapter import CONFIG, WEIGHTS, download_adapter  # noqa: E402
 
 PYTHON = python_of("SYNCD_TINKER_PYTHON", ".venv-tinker/bin/python")

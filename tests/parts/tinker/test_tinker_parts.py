@@ -16,14 +16,14 @@ from support import samples  # noqa: E402
 from support.paths import PYTHONPATH, TESTS  # noqa: E402
 
 from syncd.errors import ConfigError, CorruptDataError  # noqa: E402
-from syncd.tinker_session import api_key, import_sdk  # noqa: E402
+from syncd.parts.tinker.session import api_key, import_sdk  # noqa: E402
 from syncd.transports.ranks import Ranks  # noqa: E402
 from trainer.config.load import load_config  # noqa: E402
 from trainer.config.model import OptimizerSection  # noqa: E402
-from trainer.config.tinker import tinker_problems  # noqa: E402
 from trainer.engines.base import make_engine  # noqa: E402
 from trainer.engines.verl.rows import TokenRow  # noqa: E402
 from trainer.parts.tinker import adapter, rows  # noqa: E402
+from trainer.parts.tinker.config import tinker_problems  # noqa: E402
 from trainer.parts.tinker.server import finite_norm  # noqa: E402
 
 URL = "http://127.0.0.1:1"
@@ -280,7 +280,7 @@ def test_an_api_key_comes_from_the_environment_alone():
 
 
 def test_another_release_of_the_sdk_is_refused(monkeypatch):
-    monkeypatch.setattr("syncd.tinker_session.version", lambda _: "0.25.0")
+    monkeypatch.setattr("syncd.parts.tinker.session.version", lambda _: "0.25.0")
     with pytest.raises(ConfigError, match=r"0\.25\.0 instead of 0\.24\.1"):
         import_sdk()
 

@@ -1,22 +1,19 @@
-"""verl's FSDP and Megatron engines as a training engine: no Ray, ranks from torchrun or `trainer train`."""
+"""verl as a training engine: no Ray, ranks from torchrun or `trainer train`."""
 
 import contextlib
 import logging
 import os
 import warnings
 from collections.abc import Iterator
+from pkgutil import resolve_name
 
-from trainer.config.megatron import MEGATRON
+from trainer.config.strategies import strategy_of
 from trainer.engines.base import EngineContext, TrainEngineWrapper
 from trainer.engines.verl.checks import check
 
 
 def open_engine(context: EngineContext) -> TrainEngineWrapper:
-    """Return verl's engine of this rank. verl is imported here: it asks for its platform while it is imported.
-
-    Raises:
-        ConfigError: The configuration asks for what verl cannot do here.
-    """
+    """Return verl's engine of this rank. verl is imported here: it asks for its platform while it is imported."""
     check(context.config, context.device.type, context.ranks.world_size)
     with quiet_import():
         if context.device.type == "cpu":
@@ -24,8 +21,10 @@ def open_engine(context: EngineContext) -> TrainEngineWrapper:
 
             platform.install()
         from trainer.engines.verl.engine import VerlEngine  # noqa: PLC0415 -- after the platform
-        from trainer.engines.verl.megatron import MegatronVerlEngine  # noqa: PLC0415 -- the same
-    return (MegatronVerlEngine if context.config.engine.strategy == MEGATRON else VerlEngine)(context)
+
+        strategy = strategy_of(context.config)
+        engine: type[VerlEngine] = VerlEngine if strategy is None else resolve_name(strategy.engine)
+    return engine(context)
 
 
 @contextlib.contextmanager

@@ -37,9 +37,6 @@ class Adapter:
 
     Args:
         model: verl's engine, built with an adapter.
-
-    Raises:
-        ConfigError: A layer that has one is not linear, or its weight is also that of another layer.
     """
 
     def __init__(self, model: Model) -> None:
@@ -157,12 +154,7 @@ def base_file(base: AdapterBase) -> dict[str, bytes]:
 
 
 def require_base(directory: str, base: AdapterBase) -> None:
-    """Refuse a training state whose adapter belongs to another model.
-
-    Raises:
-        ConfigError: It does.
-        CorruptDataError: The record is missing or damaged.
-    """
+    """Refuse a training state whose adapter belongs to another model."""
     path = f"{directory}/{_RECORD}"
     try:
         saved = AdapterBase.from_fields(read_document(LocalDisk(), path))

@@ -28,12 +28,7 @@ def advantages(
     one. Groups must be whole.
 
     Args:
-        algorithm: The algorithm.
-        batch: The whole batch.
         penalties: What the reward of each token loses: `reward_penalties`.
-
-    Raises:
-        ConfigError: The estimator refuses such groups.
     """
     normed = bool(algorithm.norm_advantage)
     rollouts = _Rollouts(batch, penalties, turns=algorithm.turn_rewards)
@@ -57,12 +52,8 @@ def gae(
 
     Args:
         algorithm: The algorithm, with its gamma and lambda.
-        batch: The whole batch.
         values: The value before each response token.
         penalties: What the reward of each token loses: `reward_penalties`.
-
-    Raises:
-        ConfigError: The batch has a single token to learn from, which cannot be whitened.
     """
     rollouts = _Rollouts(batch, penalties, turns=algorithm.turn_rewards)
     given = {"values": rollouts.joined(values), "gamma": algorithm.gamma, "lam": algorithm.lam}
@@ -79,10 +70,7 @@ def reward_penalties(
     KL is the mean over rollouts of the mean over their learnt tokens.
 
     Args:
-        algorithm: The algorithm.
-        batch: The whole batch.
         policy: Log-probs of the model before the update.
-        start: Those of the initial model.
     """
     pairs = zip(policy, start, strict=True)
     found = [kl_penalty(own, first, algorithm.reward_kl_type) for own, first in pairs]
@@ -95,12 +83,8 @@ class _Rollouts:
     """A batch as estimators see it: a row for each rollout, with its learnt tokens over all segments end to end.
 
     Args:
-        batch: The batch.
         penalties: What the reward of each token loses.
         turns: Whether a turn's reward is at its own last learnt token; else the rollout's is at its last one.
-
-    Raises:
-        ConfigError: Turns are asked for, and no rollout says their rewards.
     """
 
     def __init__(self, batch: Batch, penalties: Rows | None = None, *, turns: bool = False) -> None:
@@ -172,9 +156,6 @@ def _toward_teacher(coef: float, batch: Batch, found: Sequence[torch.Tensor]) ->
     Its mean over tokens that the policy chose is an estimate of the KL divergence from the teacher, so this rewards
     each token for bringing that down. Log-probs are those of the version that chose the token; rows that the teacher
     has not read stay as they are.
-
-    Raises:
-        ConfigError: The teacher has read no row of the batch.
     """
     if not coef:
         return found

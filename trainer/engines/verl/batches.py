@@ -21,19 +21,12 @@ _NOISE, _ROUNDED = {"float32": 1e-3}, 0.1
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """The size of a micro-batch on each of the ranks that share it.
-
-    Args:
-        rows: Its rows.
-        tokens: Its tokens instead, if `use_dynamic_bsz` is set.
-        packed: Whether its rows are packed.
-        ranks: How many ranks share it; each computes a part of every row.
-    """
+    """The size of a micro-batch on each of the ranks that share it."""
 
     rows: int
-    tokens: int | None
-    packed: bool = False
-    ranks: int = 1
+    tokens: int | None  # its tokens instead, if `use_dynamic_bsz` is set
+    packed: bool = False  # whether its rows are packed
+    ranks: int = 1  # how many ranks share it; each computes a part of every row
 
     @classmethod
     def training(cls, config: FSDPEngineConfig) -> "MicroBatch":
@@ -55,11 +48,7 @@ class MicroBatch:
         return None if self.tokens is None else self.tokens * self.ranks
 
     def check(self, rows: Sequence[TokenRow]) -> None:
-        """Refuse rows that are longer than a micro-batch.
-
-        Raises:
-            ConfigError: There is one.
-        """
+        """Refuse rows that are longer than a micro-batch."""
         longest = max((len(row.tokens) for row in rows), default=0)
         if self.longest is not None and longest > self.longest:
             hint = "raise engine.options.max_token_len_per_gpu"
@@ -78,7 +67,6 @@ def tensors(
     """Return the rows of this rank for one pass.
 
     Args:
-        rows: All rows of the batch.
         slots: The rows of this rank; padded here to whole micro-batches.
         columns: Further values of response tokens that the loss reads.
         budget: The size of a micro-batch.
@@ -120,7 +108,6 @@ def response_values(values: torch.Tensor, data: TensorDict) -> torch.Tensor:
 
     Args:
         values: What the model answered at each token of each row, jagged: of the token that comes next.
-        data: The rows.
     """
     prompts, responses = data["prompts"].offsets(), data["responses"].offsets()
     ends = (prompts + responses)[:-1] + prompts.diff()
@@ -134,7 +121,6 @@ def _offsets(lengths: Sequence[int]) -> torch.Tensor:
 
 
 def _positions(offsets: torch.Tensor) -> torch.Tensor:
-    """Return the position of each value in its row."""
     places = torch.arange(int(offsets[-1]), device=offsets.device)
     return places - torch.repeat_interleave(offsets[:-1], offsets.diff())
 
@@ -165,13 +151,8 @@ def require_separate_rows(model: Answering, vocabulary: int, name: str, compute_
     of it that is on its rank does not.
 
     Args:
-        model: The model, on all ranks.
         vocabulary: Token ids are below this.
         name: What it answers: `log_probs` or `values`.
-        compute_dtype: What it computes in.
-
-    Raises:
-        ConfigError: The answers differ by more than their noise.
     """
     rows = [
         token_row([token * _STRIDE % vocabulary for token in range(start, start + 8)])

@@ -1,59 +1,41 @@
 """Checks the configuration before verl is imported, which takes long."""
 
 import importlib.util
-from collections.abc import Mapping
 
 from syncd.errors import ConfigError
-from syncd.extras import install_command
 from syncd.jobfile.problems import error_of
 from trainer.config.algorithms import SFT, estimator_and_loss, with_published
 from trainer.config.attention import FLASH, degree_of, require_groups
 from trainer.config.critic import critic_problems
 from trainer.config.load import LOADER, verl_problems
 from trainer.config.lora import check_start_adapter
-from trainer.config.megatron import MEGATRON
 from trainer.config.model import AlgorithmSection, JobConfig
 from trainer.config.model_files import check_configs
 from trainer.config.schedule import optimizer_problems
+from trainer.config.strategies import Strategy, strategy_of
 from trainer.engines.verl.release import release_problems
-
-MEGATRON_PACKAGES: Mapping[str, str] = {
-    "megatron": install_command("megatron"),
-    "mbridge": install_command("megatron"),
-    "transformer_engine": "pip install 'transformer-engine[pytorch]', which needs CUDA",
-}
-"""What Megatron needs besides verl, with the command that installs each."""
 
 
 def check(config: JobConfig, device: str, ranks: int = 1) -> None:
     """Refuse a configuration that verl cannot run here; one that was not loaded from a file is checked here first.
 
     Args:
-        config: The job's file.
         device: `cpu` or `cuda`.
-        ranks: The number of ranks.
-
-    Raises:
-        ConfigError: It names what to write instead.
     """
     problems = [*verl_problems(config), *optimizer_problems(config), *critic_problems(config)]
     if problems := problems or list(release_problems(config)):
         raise error_of(problems, LOADER.hint)
     if device == "cpu":
         _refuse_on_processors(config)
-    if config.engine.strategy == MEGATRON:
-        _check_packages()
+    if (strategy := strategy_of(config)) is not None:
+        _check_packages(config.engine.strategy, strategy)
     require_groups(config, ranks)
     check_configs(config)
     check_start_adapter(config.model.lora)
 
 
 def _refuse_on_processors(config: JobConfig) -> None:
-    """Refuse what needs GPUs: torch's FSDP1, Megatron, flash attention, and with it sequence parallelism.
-
-    Raises:
-        ConfigError: The configuration asks for one of them.
-    """
+    """Refuse what needs GPUs: other strategies than FSDP2, flash attention, and with it sequence parallelism."""
     strategy, attention = config.engine.strategy, config.model.attn_implementation
     if strategy != "fsdp2":
         raise ConfigError(f"{strategy} does not run on processors", hint='engine.strategy = "fsdp2"')
@@ -63,15 +45,11 @@ def _refuse_on_processors(config: JobConfig) -> None:
         raise ConfigError(f"{attention} does not run on processors", hint=hint)
 
 
-def _check_packages() -> None:
-    """Refuse what Megatron needs and is not installed, without importing it.
-
-    Raises:
-        ConfigError: A package is missing.
-    """
-    for package, command in MEGATRON_PACKAGES.items():
+def _check_packages(name: str, strategy: Strategy) -> None:
+    """Refuse a strategy that needs what is not installed, without importing it."""
+    for package, command in strategy.packages.items():
         if importlib.util.find_spec(package) is None:
-            raise ConfigError(f'engine.strategy = "{MEGATRON}" needs the package {package}', hint=command)
+            raise ConfigError(f'engine.strategy = "{name}" needs the package {package}', hint=command)
 
 
 def resolve(section: AlgorithmSection) -> AlgorithmSection:

@@ -34,7 +34,6 @@ def correction_weights(
 
     Args:
         settings: `rollout_is` and `rollout_is_threshold`, as verl has them.
-        rows: All rollouts.
         own: This model's log-probs before the update, by the row's number.
         recorded: The log-probs that explorers recorded.
         of_rollouts: For each row the sum of log r over the learnt tokens of its rollout.

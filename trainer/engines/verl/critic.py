@@ -40,14 +40,7 @@ Rows = list[torch.Tensor]
 
 
 class Critic:
-    """A model with one number for each token: the reward that it expects from there on.
-
-    Args:
-        context: What the engine was opened with.
-
-    Raises:
-        ConfigError: The model cannot be a critic.
-    """
+    """A model with one number for each token: the reward that it expects from there on."""
 
     def __init__(self, context: EngineContext) -> None:
         self._config, self._ranks = context.config, context.ranks
@@ -61,11 +54,7 @@ class Critic:
         self._updates = Updates(self.model, ranks, "critic", "critic.optimizer", self._times)
 
     def check_vocabulary(self, size: int) -> None:
-        """Refuse a critic that does not know all tokens of the policy.
-
-        Raises:
-            ConfigError: It knows fewer.
-        """
+        """Refuse a critic that does not know all tokens of the policy."""
         own = self._text_config.vocab_size
         if own < size:
             text = f"a critic of {own} tokens for a policy of {size}"
@@ -81,10 +70,6 @@ class Critic:
         """Learn from the rollouts of a step, less penalties of rewards; return their advantages and metrics.
 
         Values, advantages and returns are computed over the whole batch before the first update.
-
-        Raises:
-            ConfigError: The batch has a single token to learn from.
-            CorruptDataError: Too many updates in a row were not finite.
         """
         start = time.perf_counter()
         self._times.start()
@@ -112,12 +97,7 @@ class Critic:
         return {f"{CRITIC}/{name}": content for name, content in files.items()}
 
     def load(self, directory: str) -> None:
-        """Resume where it was written, by any number of ranks; `load_state` says what is exact.
-
-        Raises:
-            ConfigError: Another number of ranks wrote it, and the strategy cannot take it.
-            CorruptDataError: It is not whole; on all ranks.
-        """
+        """Resume where it was written, by any number of ranks; `load_state` says what is exact."""
         load_state(self.model, f"{directory}/{CRITIC}", self._ranks)
         apply_settings(self.model.optimizer, self._config.critic.optimizer, self.model.lr_scheduler)
 

@@ -10,9 +10,9 @@ import torch
 
 from trainer.config.algorithms import SFT, needs_start_model
 from trainer.config.critic import algorithm_of
-from trainer.config.megatron import MEGATRON
 from trainer.config.model_files import companions
 from trainer.config.options import correction
+from trainer.config.strategies import strategy_of
 from trainer.engines.base import Metrics
 from trainer.engines.files import FileEngine
 from trainer.engines.state_copy import TrainingState
@@ -59,11 +59,7 @@ class VerlEngine(FileEngine):
     trains_adapters: ClassVar[bool] = True
 
     def build(self) -> None:
-        """Build model, optimizer and schedule; with `kl_coef` a reference model too, and the critic if there is one.
-
-        Raises:
-            ConfigError: verl cannot do what is configured.
-        """
+        """Build model, optimizer and schedule; with `kl_coef` a reference model; the critic if there is one."""
         config, ranks, device = self.context.config, self.context.ranks, self.context.device.type
         self._algorithm = resolve(algorithm_of(config))
         policy = self._algorithm.name != SFT
@@ -73,7 +69,7 @@ class VerlEngine(FileEngine):
         _seed(config.job.seed)
         self.model = build_model(config, device)
         self._adapter = Adapter(self.model) if config.model.lora.rank else None
-        if config.engine.packing and config.engine.strategy != MEGATRON:  # which knows the ends of rows
+        if config.engine.packing and strategy_of(config) is None:  # others know the ends of rows
             vocabulary = self._text_config.vocab_size
             require_separate_rows(self.model, vocabulary, "log_probs", config.engine.compute_dtype)
         self._reference = self._start_model(device) if needs_start_model(self._algorithm) else None
@@ -96,12 +92,7 @@ class VerlEngine(FileEngine):
         return own if self._critic is None else own.within(self._critic.limits(budgets))
 
     def train(self, batch: Batch, step: int) -> Metrics:
-        """Train on the whole batch, the same on all ranks.
-
-        Raises:
-            CorruptDataError: It has tokens outside the vocabulary, or too many updates in a row were not finite.
-            ConfigError: The algorithm cannot take it.
-        """
+        """Train on the whole batch, the same on all ranks."""
         prepared = prepare_step(self._algorithm, batch, mixed=self.context.config.data.sft_ratio > 0)
         self._check(prepared.rows)
         self._times.start()
@@ -161,13 +152,7 @@ class VerlEngine(FileEngine):
         return own if self._critic is None else own | self._critic.training_state()
 
     def load_training_state(self, directory: str) -> None:
-        """Resume where it was written, by any number of ranks; `load_state` says what is exact.
-
-        Raises:
-            ConfigError: Another number of ranks wrote it, and the strategy cannot take it, or `model.path` is another
-                model since.
-            CorruptDataError: It is not whole; on all ranks.
-        """
+        """Resume where it was written, by any number of ranks; `load_state` says what is exact."""
         if self.base is not None:
             require_base(directory, self.base)
         load_state(self.model, directory, self.context.ranks)

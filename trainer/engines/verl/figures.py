@@ -14,18 +14,13 @@ from trainer.experience.batch import Batch
 
 @dataclass
 class StepMetrics:
-    """Sums, weighted means and maxima by name.
+    """Sums, weighted means and maxima by name."""
 
-    Args:
-        sums: Sums, and for means the weighted sums. Names given at the start are 0 until something is added, so that
-            all steps have the same keys.
-        weights: For means, the sums of the weights.
-        tops: Maxima.
-    """
-
+    # Sums, and for means the weighted sums. Names given at the start are 0 until something is added, so that
+    # all steps have the same keys.
     sums: dict[str, float] = field(default_factory=dict)
-    weights: dict[str, float] = field(default_factory=dict)
-    tops: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)  # for means, the sums of the weights
+    tops: dict[str, float] = field(default_factory=dict)  # maxima
 
     def add(self, name: str, value: float) -> None:
         """Add to a sum over passes and ranks."""

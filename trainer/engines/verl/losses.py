@@ -41,16 +41,11 @@ class PolicyLoss:
     """The policy loss of rollouts, less the entropy bonus, plus the KL loss.
 
     Of the columns, `segment_shares` multiplies the last two; `rollout_is_weights` has these shares already.
-
-    Args:
-        config: verl's.
-        figures: Collects its metrics.
-        share: What each update is of the step: 1 / updates.
     """
 
-    config: FSDPActorConfig
-    figures: StepMetrics
-    share: float
+    config: FSDPActorConfig  # verl's
+    figures: StepMetrics  # collects its metrics
+    share: float  # what each update is of the step: 1 / updates
 
     def __call__(
         self, model_output: Mapping[str, torch.Tensor], data: TensorDict, dp_group: object = None
@@ -148,11 +143,7 @@ def register_own_loss(name: str, options: Mapping[str, Any]) -> None:
     """Give verl a policy loss of the entry point group `trainer.losses`; nothing for verl's losses.
 
     Args:
-        name: Its name.
         options: What it is called with besides what verl calls losses with, by its own names.
-
-    Raises:
-        ConfigError: It cannot be imported, or does not take these options.
     """
     if name in LOSSES:
         return

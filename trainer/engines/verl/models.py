@@ -3,7 +3,8 @@
 import contextlib
 import io
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pkgutil import resolve_name
 from typing import Any, Protocol
 
 import torch
@@ -15,16 +16,10 @@ from verl.workers.config import EngineConfig, HFModelConfig, OptimizerConfig
 from verl.workers.engine import EngineRegistry
 
 from trainer.config.critic import critic_path
-from trainer.config.megatron import MEGATRON
 from trainer.config.model import JobConfig, OptimizerSection
 from trainer.config.schedule import critic_schedule_steps, schedule_steps
+from trainer.config.strategies import strategy_of
 from trainer.engines.verl import settings
-from trainer.engines.verl.megatron_model import (
-    MegatronModel,
-    megatron_engine_config,
-    megatron_model_config,
-    megatron_optimizer_config,
-)
 from trainer.engines.verl.refusals import refusals
 
 _SAVED = ["model", "optimizer", "extra"]
@@ -63,27 +58,17 @@ class Model(Answering, Protocol):
 
 
 def build_model(config: JobConfig, device: str, *, forward_only: bool = False) -> Model:
-    """Return the model of `model.path`, spread over the ranks, with its optimizer.
-
-    Raises:
-        ConfigError: verl or transformers refuse the configuration or the model.
-    """
+    """Return the model of `model.path`, spread over the ranks, with its optimizer."""
     with refusals(config.model.path, has_adapters=config.model.lora.rank > 0):
         return _policy(config, device, forward_only=forward_only)
 
 
 def _policy(config: JobConfig, device: str, *, forward_only: bool) -> Model:
-    if config.engine.strategy == MEGATRON:
-        return MegatronModel(
-            _build(
-                "language_model",
-                MEGATRON,
-                megatron_model_config(config),
-                megatron_engine_config(config, forward_only=forward_only),
-                megatron_optimizer_config(config.algorithm.optimizer, schedule_steps(config)),
-            )
-        )
-    model = _build(
+    strategy = strategy_of(config)
+    if strategy is not None:
+        build: Callable[..., Model] = resolve_name(strategy.model)
+        return build(config, forward_only=forward_only)
+    model = build_part(
         "language_model",
         config.engine.strategy,
         settings.model_config(config),
@@ -94,15 +79,11 @@ def _policy(config: JobConfig, device: str, *, forward_only: bool) -> Model:
 
 
 def build_critic(config: JobConfig, device: str) -> Model:
-    """Return the critic, spread over the ranks, with its optimizer.
-
-    Raises:
-        ConfigError: verl or transformers refuse the configuration or the model.
-    """
+    """Return the critic, spread over the ranks, with its optimizer."""
     # torch says so of any head with a bias; nothing changes its output in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
     with refusals(critic_path(config)):
-        model = _build(
+        model = build_part(
             "value_model",
             config.engine.strategy,
             settings.critic_model_config(config),
@@ -121,13 +102,14 @@ def _falling(model: Model, section: OptimizerSection, end: int) -> Model:
     return model
 
 
-def _build(
+def build_part(
     kind: str,
     strategy: str,
     model_config: HFModelConfig,
     engine_config: EngineConfig,
     optimizer_config: OptimizerConfig,
 ) -> Model:
+    """Return what verl builds of a kind of model by a strategy."""
     with quiet():
         model: Model = EngineRegistry.new(
             model_type=kind,

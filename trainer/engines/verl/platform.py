@@ -56,11 +56,7 @@ def install() -> None:
 
 
 def before_platforms() -> None:
-    """Make verl before 0.9, which knows no platforms, compute on processors in this process.
-
-    Raises:
-        ConfigError: It would take the GPU that it sees here.
-    """
+    """Make verl before 0.9, which knows no platforms, compute on processors in this process."""
     extend_torch_cpu(_device_module(), _always(_ANSWERS["current_device"]))
 
 

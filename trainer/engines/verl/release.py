@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor
 from syncd.errors import ConfigError
 from syncd.jobfile.problems import Problem
 from trainer.config.algorithms import estimator_and_loss, with_published
-from trainer.config.megatron import MEGATRON
 from trainer.config.model import JobConfig
+from trainer.config.strategies import strategy_of
 
 _INSTALL = "pip install 'verl>=0.8,<0.10'"
 _NEWEST = "pip install 'verl>=0.9.1,<0.10'"
@@ -27,29 +27,17 @@ _PACKED_EXPERTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
 
 @dataclass(frozen=True, slots=True)
 class Lacks:
-    """What a release lacks.
+    """What a release lacks."""
 
-    Args:
-        platforms: Whether it lacks platforms, and asks `torch.cpu` itself.
-        losses: Policy losses that it does not have.
-        aggregations: Values of `algorithm.loss_agg_mode` that it does not have.
-        fixed: Policy losses that ignore `algorithm.loss_agg_mode`, with the one that they compute.
-        options: Names of `engine.options` that it does not have.
-        adapter_states: Whether it lacks the load of a training state that has an adapter alone.
-        whole_export: Whether it lacks an export in the dtype of the weights.
-        whole_value_loss: Whether it lacks a value loss over all micro-batches of an update.
-        megatron: Whether its Megatron engine is another one than the one that is known here.
-    """
-
-    platforms: bool = False
-    losses: frozenset[str] = frozenset()
-    aggregations: frozenset[str] = frozenset()
+    platforms: bool = False  # whether it lacks platforms, and asks `torch.cpu` itself
+    losses: frozenset[str] = frozenset()  # policy losses that it does not have
+    aggregations: frozenset[str] = frozenset()  # values of `algorithm.loss_agg_mode` that it does not have
+    # Policy losses that ignore `algorithm.loss_agg_mode`, with the one that they compute.
     fixed: Mapping[str, str] = field(default_factory=dict)
-    options: frozenset[str] = frozenset()
-    adapter_states: bool = False
-    whole_export: bool = False
-    whole_value_loss: bool = False
-    megatron: bool = False
+    options: frozenset[str] = frozenset()  # names of `engine.options` that it does not have
+    adapter_states: bool = False  # whether it lacks the load of a training state that has an adapter alone
+    whole_export: bool = False  # whether it lacks an export in the dtype of the weights
+    whole_value_loss: bool = False  # whether it lacks a value loss over all micro-batches of an update
 
 
 RELEASES: Mapping[str, Lacks] = {
@@ -62,7 +50,6 @@ RELEASES: Mapping[str, Lacks] = {
         adapter_states=True,
         whole_export=True,
         whole_value_loss=True,
-        megatron=True,
     ),
     "0.9": Lacks(),
 }
@@ -73,12 +60,7 @@ LEGACY = "0.7.1"
 
 
 def installed_release() -> str:
-    """Return the installed release, one of `RELEASES`, without importing verl.
-
-    Raises:
-        ConfigError: It is another one; the message names those that are supported.
-        ModuleNotFoundError: verl is not installed.
-    """
+    """Return the installed release, one of `RELEASES`, without importing verl."""
     whole = version("verl")
     release = ".".join(whole.split(".")[:2])
     if release not in RELEASES:
@@ -89,11 +71,7 @@ def installed_release() -> str:
 
 
 def release_problems(config: JobConfig) -> Iterator[Problem]:
-    """Yield what the installed release of verl cannot do of a configuration that others can.
-
-    Raises:
-        ConfigError: The installed release is not supported.
-    """
+    """Yield what the installed release of verl cannot do of a configuration that others can."""
     release = installed_release()
     yield from lacking_problems(config, release, RELEASES[release])
 
@@ -111,8 +89,9 @@ def lacking_problems(config: JobConfig, release: str, lacks: Lacks) -> Iterator[
         yield _problem("algorithm.loss_agg_mode", release, f"{mode} with the loss {loss}")
     for name in sorted(lacks.options.intersection(config.engine.options)):
         yield _problem(f"engine.options.{name}", release, f"engine.options.{name}")
-    if lacks.megatron and config.engine.strategy == MEGATRON:
-        yield _problem("engine.strategy", release, "Megatron engine that is supported here")
+    strategy = strategy_of(config)
+    if strategy is not None and release not in strategy.releases:
+        yield _problem("engine.strategy", release, f"{strategy.noun} that is supported here")
     if lacks.adapter_states and config.model.lora.rank:
         yield _problem(
             "model.lora.rank", release, "training state of an adapter alone, which [model.lora] needs"
@@ -135,9 +114,6 @@ def set_processors(device_module: ModuleType, answers: Mapping[str, Callable[...
     Args:
         device_module: What replaces `torch.cuda`.
         answers: The methods of a platform, by name.
-
-    Raises:
-        ConfigError: The release would compute on a GPU that is visible here.
     """
     if RELEASES[installed_release()].platforms:
         extend_torch_cpu(device_module, answers["current_device"])
@@ -149,11 +125,7 @@ def set_processors(device_module: ModuleType, answers: Mapping[str, Callable[...
 
 
 def extend_torch_cpu(device_module: ModuleType, current_device: Callable[..., Any]) -> None:
-    """Give `torch.cpu` the functions of a device that verl before 0.9 calls; those that torch has stay, but for one.
-
-    Raises:
-        ConfigError: verl would compute on a GPU that is visible here.
-    """
+    """Give `torch.cpu` the functions of a device that verl before 0.9 calls; torch's own stay, but for one."""
     if torch.cuda.is_available():
         hint = f"start with CUDA_VISIBLE_DEVICES= (empty), or {_NEWEST}"
         raise ConfigError(
@@ -174,9 +146,6 @@ def whole_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Walk over the whole weights of verl's engine by their Hugging Face names, in the dtype that they have.
 
     All ranks walk all of it.
-
-    Raises:
-        ConfigError: The release does not export such a model; on all ranks.
     """
     if _exports_whole():
         yield from model.get_per_tensor_param()[0]

@@ -23,10 +23,6 @@ def fill_model(model: "Model", saved: Sequence[Mapping[str, torch.Tensor]], rank
     Args:
         model: A model that FSDP2 has spread.
         saved: The weights in the file of each rank, in the order of ranks; adapters alone, or all weights.
-        rank: This rank.
-
-    Raises:
-        ValueError: They are not of this model.
     """
     own = model.module.state_dict()
     is_adapter = bool(saved[0]) and all(_ADAPTER in name for name in saved[0])
@@ -43,10 +39,6 @@ def fill_optimizer(model: "Model", saved: Sequence[Mapping[str, Any]], rank: int
     Args:
         model: A model that FSDP2 has spread.
         saved: The optimizer's state in the file of each rank, in the order of ranks.
-        rank: This rank.
-
-    Raises:
-        ValueError: It is not of this model.
     """
     parameters = [one for group in model.optimizer.param_groups for one in group["params"]]
     state: dict[int, dict[str, Any]] = {}

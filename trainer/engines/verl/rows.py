@@ -90,11 +90,7 @@ def token_row(tokens: Sequence[int]) -> TokenRow:
 
 
 def check_vocabulary(rows: Iterable[TokenRow], size: int) -> None:
-    """Refuse tokens outside the vocabulary: on a GPU they would end the process without a message.
-
-    Raises:
-        CorruptDataError: There is one.
-    """
+    """Refuse tokens outside the vocabulary: on a GPU they would end the process without a message."""
     largest = max((int(row.tokens.max()) for row in rows), default=0)
     if largest >= size:
         hint = "explorers must use the tokenizer of model.path"
@@ -169,7 +165,6 @@ class TrainingStep:
 
     @property
     def rows(self) -> list[TokenRow]:
-        """Return rollouts and examples."""
         return [*self.rollouts, *self.examples]
 
     @property
@@ -204,12 +199,7 @@ def prepare_step(algorithm: AlgorithmSection, batch: Batch, *, mixed: bool) -> T
     """Return the step of a batch.
 
     Args:
-        algorithm: What is learnt, resolved.
-        batch: The batch.
         mixed: Whether examples are expected besides rollouts, so that each step has their metrics.
-
-    Raises:
-        UsageError: It is empty.
     """
     only_examples = algorithm.name == SFT
     rollouts = [] if only_examples else rollout_rows(batch)
@@ -236,7 +226,6 @@ def limits_of(module: torch.nn.Module, text_config: Any, budgets: Iterable[int |
     """Return the limits of a model's rows.
 
     Args:
-        module: The model.
         text_config: Its configuration, of the text part if there are several.
         budgets: Tokens of a micro-batch, which no row may exceed; None for no bound.
     """

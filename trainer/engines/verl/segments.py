@@ -40,7 +40,6 @@ def with_shares(rows: Sequence[TokenRow], columns: Mapping[str, Found]) -> dict[
     verl multiplies the loss of each token by `rollout_is_weights`, whatever the loss is.
 
     Args:
-        rows: All rollouts.
         columns: Those that there are, with `old_log_probs` of this rank's rows.
     """
     found = shares(rows)
@@ -96,7 +95,6 @@ def measure_mismatch(ranks: Ranks, step: TrainingStep, own: Found, recorded: Fou
     """Record how far this model is from explorers; return for each row the sum of log-ratios over its rollout.
 
     Args:
-        ranks: All ranks.
         step: The step, whose figures collect it.
         own: This model's log-probs before the updates, of this rank's rows.
         recorded: Those that explorers recorded, of all rows.
@@ -116,9 +114,6 @@ def with_ratio_of_rollouts(ranks: Ranks, rows: Sequence[TokenRow], old: Found, n
     learnt tokens of a rollout these numbers add up to 0.
 
     Args:
-        ranks: All ranks.
-        rows: All rollouts.
-        old: The old log-probs.
         now: Those of the model now, of this rank's rows of the update.
     """
     apart = log_ratio_sums(rows, now, old)

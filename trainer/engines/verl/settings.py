@@ -27,7 +27,6 @@ VALUE_HEAD = {"num_labels": 1, "classifier_dropout": 0.0}
 
 
 def model_config(config: JobConfig) -> HFModelConfig:
-    """Return where the model is and how it is loaded."""
     return HFModelConfig(
         path=config.model.path,
         load_tokenizer=False,
@@ -58,9 +57,6 @@ def critic_model_config(config: JobConfig) -> HFModelConfig:
 
     verl has its own loader of critics, for `model_type="value_model"`, which knows flash attention alone. Its loader
     of other models takes any class that the config names, and the attention that it is given.
-
-    Raises:
-        ConfigError: transformers has no such class for this kind of model.
     """
     path = critic_path(config)
     kind = str(read_model_config(path, "critic.path").get("model_type"))
@@ -134,12 +130,7 @@ def actor_config(config: JobConfig, algorithm: AlgorithmSection, horizon: int) -
     """Return the policy loss.
 
     Args:
-        config: The job's file.
-        algorithm: Its algorithm, resolved.
         horizon: What `seq-mean-token-sum-norm` divides by, unless `algorithm.options` has a `loss_scale_factor`.
-
-    Raises:
-        ConfigError: verl refuses the algorithm.
     """
     mode = algorithm.loss_agg_mode or (find_loss(algorithm.loss) or OWN_LOSS).mode
     options = dict(algorithm.options)

@@ -32,7 +32,6 @@ def training_files(
 
     Args:
         model: A model of verl's.
-        ranks: The ranks.
         wanted: Which of its weights are saved, by their names in the model.
     """
     manager = model.checkpoint_manager
@@ -72,10 +71,6 @@ def load_state(model: "Model", directory: str, ranks: Ranks) -> None:
 
     Weights, optimizer and schedule are exact. Random states are exact for the same number of ranks; of another one,
     ranks below it take those of the same rank, and further ranks keep their own. An event says so.
-
-    Raises:
-        ConfigError: Another number of ranks wrote them, and the model is not of FSDP2.
-        CorruptDataError: A file is missing or damaged; on all ranks.
     """
     written = _ranks_of(directory) or ranks.world_size
     for problem in ranks.gather(_problem(model, directory, written, ranks)):
@@ -151,7 +146,6 @@ def apply_settings(optimizer: Any, section: OptimizerSection, scheduler: Any = N
 
     Args:
         optimizer: AdamW of torch, its state loaded.
-        section: The settings.
         scheduler: Its LambdaLR, its state loaded; None for a constant rate.
     """
     factors = [1.0] * len(optimizer.param_groups)

@@ -32,11 +32,8 @@ class Updates:
     """Makes the updates of one model; all ranks make the same ones.
 
     Args:
-        model: What learns.
-        ranks: All ranks.
         who: What its metrics begin with.
         table: Its optimizer's table in the job's file, for messages.
-        times: Measures the passes.
     """
 
     def __init__(self, model: Model, ranks: Ranks, who: str, table: str, times: PassTimes) -> None:
@@ -50,11 +47,7 @@ class Updates:
 
         Args:
             parts: The rows of each update. Each is taken when the one before is made.
-            add_gradients: Adds the gradients of the rows of one.
             number: The step's number, for the log.
-
-        Raises:
-            CorruptDataError: Too many updates in a row were skipped.
         """
         norms, rate = [], self._rate()
         for part in parts:
@@ -115,15 +108,7 @@ class Updates:
 
 
 class PolicyUpdates:
-    """Makes the updates of the policy, on rollouts and examples.
-
-    Args:
-        config: The job's file.
-        algorithm: Its algorithm, resolved.
-        ranks: All ranks.
-        model: The policy.
-        times: Measures the passes.
-    """
+    """Makes the updates of the policy, on rollouts and examples."""
 
     def __init__(
         self, config: JobConfig, algorithm: AlgorithmSection, ranks: Ranks, model: Model, times: PassTimes
@@ -135,12 +120,8 @@ class PolicyUpdates:
         """Make all updates of a step and return what the optimizer did; none in the critic's first steps.
 
         Args:
-            step: The step.
             columns: What the policy loss needs of each token of this rank's rollouts.
             number: The step's number.
-
-        Raises:
-            CorruptDataError: Too many updates in a row were skipped.
         """
         parts = step.parts * self.epochs(number)
         losses, given = self._losses(step, 1 / max(len(parts), 1)), dict(columns)

@@ -14,49 +14,30 @@ _FEW = 3
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One of our keys with its value and where that comes from.
+    """One of our keys with its value and where that comes from."""
 
-    Args:
-        value: As TOML has it.
-        origin: Their keys, or the command line.
-        is_given: Whether the user gave one of them, not the other program's default.
-    """
-
-    value: Any
-    origin: str
-    is_given: bool = True
+    value: Any  # as TOML has it
+    origin: str  # their keys, or the command line
+    is_given: bool = True  # whether the user gave one of them, not the other program's default
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A key that stops the import.
-
-    Args:
-        key: Theirs.
-        why: Why it cannot be mapped.
-        instead: What to do.
-    """
+    """A key that stops the import."""
 
     key: str
-    why: str
+    why: str  # why it cannot be mapped
     instead: str
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of all keys.
+    """What became of all keys."""
 
-    Args:
-        entries: Ours, by their dotted names.
-        unneeded: Theirs that are not needed here, with the reason.
-        by_hand: Theirs that are left to the user, with what to do.
-        refusals: Theirs that cannot be mapped.
-    """
-
-    entries: dict[str, Entry] = field(default_factory=dict)
-    unneeded: dict[str, str] = field(default_factory=dict)
-    by_hand: dict[str, str] = field(default_factory=dict)
-    refusals: list[Refusal] = field(default_factory=list)
+    entries: dict[str, Entry] = field(default_factory=dict)  # ours, by their dotted names
+    unneeded: dict[str, str] = field(default_factory=dict)  # theirs that are not needed here, with the reason
+    by_hand: dict[str, str] = field(default_factory=dict)  # theirs that are left to the user, with what to do
+    refusals: list[Refusal] = field(default_factory=list)  # theirs that cannot be mapped
 
 
 def apply(
@@ -94,7 +75,6 @@ def _given(
 
 
 def is_below(key: str, tables: Collection[str]) -> bool:
-    """Return whether a key is one of some keys, or in one of some tables."""
     return any(key == one or key.startswith(f"{one}.") for one in tables)
 
 

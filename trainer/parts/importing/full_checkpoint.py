@@ -37,13 +37,6 @@ def write_full_checkpoint(config: JobConfig, source: str, step: int) -> None:
         config: The new job's configuration.
         source: The directory of verl's job.
         step: Its step, with the files of FSDP's ranks in `actor/`.
-
-    Raises:
-        UsageError: The job directory is not empty.
-        ConfigError: The state is not of FSDP2, is of another dtype, or is of a critic or adapter.
-        NotReadyError: A rank's file is missing.
-        CorruptDataError: A file is damaged.
-        StorageError: The file system refused.
     """
     _check_config(config, source)
     root, files = config.job.dir, RankFiles(f"{Job.at(source).step(step)}/{ACTOR}")
@@ -61,11 +54,7 @@ def write_full_checkpoint(config: JobConfig, source: str, step: int) -> None:
 
 
 class RankFiles:
-    """The training state in `model_`, `optim_` and `extra_state_world_size_W_rank_R.pt`.
-
-    Args:
-        directory: Where they are.
-    """
+    """The training state in `model_`, `optim_` and `extra_state_world_size_W_rank_R.pt`."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -76,18 +65,12 @@ class RankFiles:
             raise ConfigError(f"the step has no {lacking[0]}", path=directory, hint=_WEIGHTS_ONLY)
 
     def names(self) -> Iterator[str]:
-        """Yield the names of all files."""
         for rank in range(self.world_size):
             for kind in _KINDS:
                 yield f"{kind}_world_size_{self.world_size}_rank_{rank}.pt"
 
     def load(self, name: str) -> Any:
-        """Return what a file holds; its data is mapped, not read.
-
-        Raises:
-            ConfigError: It holds objects that only load by running code from it.
-            CorruptDataError: It is damaged.
-        """
+        """Return what a file holds; its data is mapped, not read."""
         path = f"{self._directory}/{name}"
         try:
             with without_warning(), torch.serialization.safe_globals(SAFE):
@@ -98,12 +81,7 @@ class RankFiles:
             raise CorruptDataError("not a whole file of torch.save", path=path) from error
 
     def check(self, config: JobConfig) -> None:
-        """Check that all files fit the configuration.
-
-        Raises:
-            ConfigError: They do not.
-            CorruptDataError: One is damaged.
-        """
+        """Check that all files fit the configuration."""
         for name in self.names():
             found = self.load(name)
             if name.startswith("model"):

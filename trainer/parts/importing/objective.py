@@ -23,9 +23,6 @@ def name_of(estimator: str, loss: str) -> dict[str, Any]:
     Args:
         estimator: verl's name.
         loss: verl's name.
-
-    Raises:
-        CannotMapError: One of them is not supported.
     """
     for name, known, lacking in ((estimator, ADVANTAGES | {GAE}, LACKING), (loss, LOSSES, LACKING_LOSSES)):
         if name in lacking:
@@ -62,9 +59,6 @@ def aggregation(loss: str, mode: str, key: str) -> dict[str, Any]:
         loss: verl's name.
         mode: verl's name.
         key: Their key of it, for the error.
-
-    Raises:
-        CannotMapError: The loss has one way only, and it is another.
     """
     if loss not in LOSSES or LOSSES[loss].has_modes:
         return {"algorithm.loss_agg_mode": mode}
@@ -105,11 +99,7 @@ def schedule(style: str, warmup: float, table: str = OPTIMIZER, *, least: float 
     Args:
         style: constant, cosine or linear, in any of the usual spellings.
         warmup: Updates over which it rises.
-        table: Its table.
         least: Where it ends, as a share of the peak; only cosine reads it.
-
-    Raises:
-        CannotMapError: It falls otherwise, or to another end.
     """
     known = {"constant_with_warmup": "constant"} | {name: name for name in ("constant", "cosine", "linear")}
     if style not in known:
@@ -125,14 +115,10 @@ def warmup_updates(given: Given, steps: str, ratio: str, total: str, updates: in
     """Return the updates of the warm-up, from a number of steps or, where that is below 0, a share of all.
 
     Args:
-        given: The values.
         steps: The key of the number of steps.
         ratio: The key of the share.
         total: The key of the number of training steps.
         updates: Updates of one training step.
-
-    Raises:
-        CannotMapError: The share is of an unknown number.
     """
     number, share = given.whole(steps, -1), given.number(ratio, 0.0)
     if number >= 0:
@@ -145,11 +131,7 @@ def warmup_updates(given: Given, steps: str, ratio: str, total: str, updates: in
 
 
 def whole_ratio(above: int, below: int, what: str) -> int:
-    """Return how often one number contains another.
-
-    Raises:
-        CannotMapError: It does not divide it; `what` says which numbers they are.
-    """
+    """Return how often one number contains another."""
     if below <= 0 or above % below:
         raise CannotMapError(f"{what}: {above} cannot be divided by {below}")
     return above // below

@@ -36,7 +36,6 @@ _WHOLE = "the whole sequence length of a server"
 
 
 def _first(given: Given, keys: tuple[str, ...], default: Any = None) -> Any:
-    """Return the value of the first key that is given."""
     return next((given.get(key) for key in keys if key in given), default)
 
 

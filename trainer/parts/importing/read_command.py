@@ -47,11 +47,7 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def read_command(text: str) -> dict[str, Any]:
-    """Return the settings of a script or of a command's arguments, by their names.
-
-    Raises:
-        ValueError: A quotation has no end.
-    """
+    """Return the settings of a script or of a command's arguments, by their names."""
     words = _words(text)
     found, variables = dict[str, Any](), dict[str, str | None]()
     for word in words:

@@ -48,13 +48,7 @@ _READERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 
 
 def read_source(path: str) -> dict[str, Any]:
-    """Return the values of a file by their dotted keys; items of a list of tables have their number in the key.
-
-    Raises:
-        UsageError: The end of its name says no format.
-        ConfigError: It is not in that format, is too large, or nests too deeply.
-        StorageError: It cannot be read.
-    """
+    """Return the values of a file by their dotted keys; items of a list of tables have their number in the key."""
     end = os.path.splitext(path)[1].lower()
     known = _READERS.get(end)
     if end == ".py":
@@ -84,11 +78,7 @@ def _text(path: str) -> str:
 
 
 def _flat(document: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each value with its dotted key.
-
-    Raises:
-        ValueError: The document is no table, or too much.
-    """
+    """Yield each value with its dotted key."""
     if not isinstance(document, Mapping):
         raise YamlError("it is not a table of keys")
     for count, pair in enumerate(_below("", document, 0)):
@@ -121,11 +111,7 @@ def _check_leaf(name: str, value: Any) -> None:
 
 
 def read_setting(text: str) -> tuple[str, Any]:
-    """Return key and value of `--set KEY=VALUE`.
-
-    Raises:
-        UsageError: It is not of that form.
-    """
+    """Return key and value of `--set KEY=VALUE`."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UsageError(f"--set {text}: not KEY=VALUE", hint="--set trainer.total_training_steps=200")

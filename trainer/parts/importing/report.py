@@ -15,7 +15,6 @@ def report(found: Imported, to: str | None) -> Iterator[str]:
     """Yield the lines that say what became of each key.
 
     Args:
-        found: The import.
         to: Where the job's file is; None for standard output.
     """
     outcome = found.outcome

@@ -62,13 +62,6 @@ def republish(
         state_dir: Where the state of the first job is, if not in its directory.
         dtype: What floating-point weights become that are no safetensors; as `trainer export` takes it.
         once: Whether to end after the newest version.
-
-    Raises:
-        UsageError: The two are one, or another process does the same.
-        NotReadyError: With `once`, no version came in time.
-        ConfigError: A step only loads by running code from it.
-        CorruptDataError: A step, or the record, is damaged.
-        StorageError: The file system refused.
     """
     if is_below(os.path.realpath(out), os.path.realpath(job_dir)):
         raise UsageError("the second job is in the first", path=out, hint="name a directory beside it")
@@ -134,11 +127,7 @@ class StepCopier:
         return self._done is None or (self._done.pair, self._done.digest) != (version.pair, version.digest)
 
     def copy(self, version: Version) -> bool:
-        """Have the second job publish a version; false if its step was removed meanwhile: a newer one is published.
-
-        Raises:
-            UsageError: The version is a URI, or of a job of ours.
-        """
+        """Have the second job publish a version; false if its step was removed meanwhile: a newer one is there."""
         root = self._source.job.root
         if version.kind == "remote":
             raise UsageError(f"step {version.step} is no files but {version.path}", path=root)
@@ -202,11 +191,7 @@ class StepCopier:
 
 
 def _read_record(job: Job, path: str) -> dict[str, str]:
-    """Return the digest of each step that was copied; none where there is no record.
-
-    Raises:
-        CorruptDataError: It is damaged.
-    """
+    """Return the digest of each step that was copied; none where there is no record."""
     try:
         return dict(json.loads(job.disk.read(path, DOCUMENT_LIMIT))["steps"])
     except MISSING:

@@ -52,46 +52,24 @@ class Given:
         return self.all.get(key) is not None
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value, the default if there is none.
-
-        Raises:
-            CannotMapError: It could not be resolved.
-        """
+        """Return a value, the default if there is none."""
         value = self.all.get(key)
         if isinstance(value, Unresolved):
             raise CannotMapError(value.why, f"--set {key}=VALUE")
         return default if value is None else value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a number; text that is one counts.
-
-        Raises:
-            CannotMapError: It is none.
-        """
+        """Return a number; text that is one counts."""
         return as_number(self.get(key, default))
 
     def whole(self, key: str, default: int | None = None) -> int:
-        """Return a whole number.
-
-        Raises:
-            CannotMapError: It is none.
-        """
         return as_whole(self.get(key, default))
 
     def flag(self, key: str, *, default: bool = False) -> bool:
-        """Return true or false.
-
-        Raises:
-            CannotMapError: It is neither.
-        """
+        """Return true or false."""
         return as_flag(self.get(key, default))
 
     def text(self, key: str, default: str = "") -> str:
-        """Return text.
-
-        Raises:
-            CannotMapError: It is none.
-        """
         return as_text(self.get(key, default))
 
 
@@ -100,49 +78,31 @@ Convert = Callable[[Given], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Some keys of another project.
+    """Some keys of another project."""
 
-    Args:
-        kind: What becomes of them.
-        theirs: The keys; `*` stands for any text, also with dots.
-        ours: The keys that they set, or that stand for them where they cannot be mapped.
-        about: How they are mapped, why they are not needed, what is left to do, or why they cannot be mapped.
-        convert: Returns values by our keys.
-        off: Values that need no counterpart.
-        instead: What to do where they cannot be mapped.
-    """
-
-    kind: Kind
-    theirs: tuple[str, ...]
-    ours: tuple[str, ...] = ()
+    kind: Kind  # what becomes of them
+    theirs: tuple[str, ...]  # the keys; `*` stands for any text, also with dots
+    ours: tuple[str, ...] = ()  # the keys that they set, or that stand for them where they cannot be mapped
+    # How they are mapped, why they are not needed, what is left to do, or why they cannot be mapped.
     about: str = ""
-    convert: Convert | None = None
-    off: tuple[Any, ...] = ()
-    instead: str = ""
+    convert: Convert | None = None  # returns values by our keys
+    off: tuple[Any, ...] = ()  # values that need no counterpart
+    instead: str = ""  # what to do where they cannot be mapped
 
     def matches(self, key: str) -> bool:
-        """Return whether a key belongs to the row."""
         return any(key == one or ("*" in one and fnmatchcase(key, one)) for one in self.theirs)
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All known keys of one project.
+    """All known keys of one project."""
 
-    Args:
-        name: What `--from` calls it.
-        title: What people call it.
-        read: The release whose keys these are.
-        rows: The keys.
-        defaults: Its defaults where a value changes what is trained and is not ours.
-        marks: Keys, or beginnings of keys with a dot at the end, by which its files are recognised.
-    """
-
-    name: str
-    title: str
-    read: str
-    rows: tuple[Row, ...]
-    defaults: Mapping[str, Any]
+    name: str  # what `--from` calls it
+    title: str  # what people call it
+    read: str  # the release whose keys these are
+    rows: tuple[Row, ...]  # the keys
+    defaults: Mapping[str, Any]  # its defaults where a value changes what is trained and is not ours
+    # Keys, or beginnings of keys with a dot at the end, by which its files are recognised.
     marks: tuple[str, ...]
 
     def is_marked(self, values: Mapping[str, Any]) -> bool:
@@ -153,7 +113,6 @@ class Table:
 
 
 def same(value: Any) -> Any:
-    """Return the value as it is."""
     return value
 
 
@@ -185,11 +144,7 @@ def unsupported(
 
 
 def as_number(value: Any) -> float:
-    """Return a number, also one that is written as text, as YAML 1.1 reads `1e-6`.
-
-    Raises:
-        CannotMapError: It is none.
-    """
+    """Return a number, also one that is written as text, as YAML 1.1 reads `1e-6`."""
     with contextlib.suppress(ValueError, OverflowError):
         number = float(value) if isinstance(value, str) else value
         if isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number):
@@ -198,11 +153,7 @@ def as_number(value: Any) -> float:
 
 
 def as_whole(value: Any) -> int:
-    """Return a whole number.
-
-    Raises:
-        CannotMapError: It is none.
-    """
+    """Return a whole number."""
     number = as_number(value)
     if number != int(number):
         raise CannotMapError("is not a whole number")
@@ -210,11 +161,7 @@ def as_whole(value: Any) -> int:
 
 
 def as_flag(value: Any) -> bool:
-    """Return true or false.
-
-    Raises:
-        CannotMapError: It is neither.
-    """
+    """Return true or false."""
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
     if isinstance(value, bool):
@@ -223,11 +170,6 @@ def as_flag(value: Any) -> bool:
 
 
 def as_text(value: Any) -> str:
-    """Return text.
-
-    Raises:
-        CannotMapError: It is none.
-    """
     if isinstance(value, str):
         return value
     raise CannotMapError("is not text")

@@ -31,17 +31,11 @@ NEEDED = ("job.dir", "model.path")
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What an import found.
+    """What an import found."""
 
-    Args:
-        table: The source.
-        outcome: What became of each key.
-        text: The job's file; empty if keys cannot be mapped.
-    """
-
-    table: Table
-    outcome: Outcome
-    text: str
+    table: Table  # the source
+    outcome: Outcome  # what became of each key
+    text: str  # the job's file; empty if keys cannot be mapped
 
 
 def import_config(
@@ -67,11 +61,6 @@ def import_config(
         checkpoint: A step's directory of the other project: its weights are exported beside the job's file, and
             training starts from them.
         resume: With `checkpoint`: make the step a full checkpoint of the new job instead, with its training state.
-
-    Raises:
-        UsageError: The arguments do not fit; the job's file is there.
-        ConfigError: The file cannot be read as configuration, or our loader refuses the result.
-        StorageError: A file cannot be read or written.
     """
     if to is not None and os.path.lexists(to):
         raise UsageError("the job's file is there already", path=to, hint="name another one with --to")
@@ -224,11 +213,7 @@ def _head(table: Table, path: str) -> str:
 
 
 def _checked(text: str, path: str) -> JobConfig:
-    """Return the text as our own loader reads it.
-
-    Raises:
-        ConfigError: It refuses it; with all problems.
-    """
+    """Return the text as our own loader reads it."""
     try:
         return resolved(
             LOADER.load([Layer(tomllib.loads(text), path, os.path.dirname(os.path.abspath(path)))], path)

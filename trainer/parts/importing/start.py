@@ -19,19 +19,12 @@ class Start(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StartWeights:
-    """The weights of a step, as the model of the new job.
+    """The weights of a step, as the model of the new job."""
 
-    Args:
-        job: The directory of the other trainer's job.
-        step: Its step.
-        out: Where the weights go.
-        critic: Whether the critic's go there too, with `-critic` at the end of the name.
-    """
-
-    job: str
+    job: str  # the directory of the other trainer's job
     step: int
-    out: str
-    critic: bool
+    out: str  # where the weights go
+    critic: bool  # whether the critic's go there too, with `-critic` at the end of the name
 
     def export(self, config: JobConfig) -> None:
         """Write the weights as Hugging Face directories, in float32 as they are trained."""
@@ -45,14 +38,9 @@ class StartWeights:
 
 @dataclass(frozen=True, slots=True)
 class StartResumed:
-    """A step with its training state, as a full checkpoint of the new job.
+    """A step with its training state, as a full checkpoint of the new job."""
 
-    Args:
-        job: The directory of the other trainer's job.
-        step: Its step.
-    """
-
-    job: str
+    job: str  # the directory of the other trainer's job
     step: int
 
     def export(self, config: JobConfig) -> None:
@@ -68,11 +56,7 @@ def enter_start(outcome: Outcome, checkpoint: str | None, to: str | None, *, res
     Args:
         outcome: Of the configuration; `model.path` becomes the weights, unless the step is resumed.
         checkpoint: A step's directory.
-        to: The job's file.
         resume: Whether to take the training state too.
-
-    Raises:
-        UsageError: It is no step's directory, or there is no place beside a job's file.
     """
     if checkpoint is None:
         return None

@@ -21,9 +21,6 @@ def table_of(values: Mapping[str, Any], name: str | None, path: str) -> Table:
         values: The file's values by dotted keys.
         name: What the user calls the source; None to tell by the keys.
         path: The file, for the error.
-
-    Raises:
-        UsageError: The keys are of no source, or of several.
     """
     if name is not None:
         return TABLES[name]

@@ -65,11 +65,7 @@ def is_sft(given: Given) -> bool:
 
 
 def _pair(given: Given) -> tuple[str, str]:
-    """Return verl's estimator and loss.
-
-    Raises:
-        CannotMapError: There is no such pair, or parts of it were exchanged.
-    """
+    """Return verl's estimator and loss."""
     kind, chosen = _kind(given), ALGORITHMS.get(str(given.chosen.get("algorithm.name")))
     if chosen is not None and kind not in _TYPES:
         return chosen.advantage, chosen.loss

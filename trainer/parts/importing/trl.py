@@ -30,11 +30,7 @@ _MODES = {"grpo": "seq-mean-token-mean", "dapo": "token-mean", "dr_grpo": "seq-m
 
 
 def _loss(given: Given) -> str:
-    """Return verl's loss.
-
-    Raises:
-        CannotMapError: It has none that is the same.
-    """
+    """Return verl's loss."""
     kind, level = given.text("loss_type"), given.text("importance_sampling_level")
     if level == "sequence":
         if kind != "grpo":
@@ -95,11 +91,7 @@ def _scaled(given: Given) -> dict[str, Any]:
 
 
 def _generated(given: Given) -> int:
-    """Return the completions of one generation.
-
-    Raises:
-        CannotMapError: The number of processes is unknown.
-    """
+    """Return the completions of one generation."""
     if "generation_batch_size" in given:
         return given.whole("generation_batch_size")
     return (

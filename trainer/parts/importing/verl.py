@@ -109,11 +109,7 @@ def _gae(given: Given) -> dict[str, Any]:
 
 
 def mini_batches(given: Given) -> int:
-    """Return the updates of one pass over a batch.
-
-    Raises:
-        CannotMapError: The batch cannot be divided.
-    """
+    """Return the updates of one pass over a batch."""
     batch, mini = given.whole("data.train_batch_size"), given.whole(f"{_ACTOR}.ppo_mini_batch_size")
     return objective.whole_ratio(batch, mini, "data.train_batch_size by ppo_mini_batch_size")
 

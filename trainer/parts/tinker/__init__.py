@@ -6,16 +6,12 @@ from trainer.config.critic import critic_problems
 from trainer.config.load import LOADER
 from trainer.config.model_files import read_model_config
 from trainer.config.schedule import optimizer_problems
-from trainer.config.tinker import tinker_problems
 from trainer.engines.base import EngineContext, TrainEngineWrapper
+from trainer.parts.tinker.config import tinker_problems
 
 
 def open_engine(context: EngineContext) -> TrainEngineWrapper:
-    """Return the engine. The SDK and verl's estimators are imported here, not before.
-
-    Raises:
-        ConfigError: The configuration asks for what a tinker server cannot do, or there are several ranks.
-    """
+    """Return the engine. The SDK and verl's estimators are imported here, not before."""
     config = context.config
     if problems := [*tinker_problems(config), *critic_problems(config), *optimizer_problems(config)]:
         raise error_of(problems, LOADER.hint)

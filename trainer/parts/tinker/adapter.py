@@ -34,10 +34,6 @@ def download_adapter(url: str, base_model: str, timeout: float) -> TinkerAdapter
         url: The address, which is enough to read it: it may be of another host, so the API key is not sent there.
         base_model: The directory of the base model, which the adapter's configuration names.
         timeout: Seconds for which the server may be silent.
-
-    Raises:
-        TimedOutError: It could not be downloaded.
-        CorruptDataError: It is no archive with an adapter in it, or the address is none of HTTP.
     """
     shown = url.partition("?")[0]  # what follows may be a signature
     if not url.startswith(("http://", "https://")):
@@ -55,9 +51,6 @@ def read_adapter(archive: bytes, base_model: str) -> TinkerAdapter:
 
     A server may write `target_modules: null`. peft then takes its own defaults for the architecture, and leaves out
     the tensors of all other modules without a word.
-
-    Raises:
-        CorruptDataError: It is no archive with an adapter in it.
     """
     try:
         files = _files_of(archive)
@@ -71,11 +64,7 @@ def read_adapter(archive: bytes, base_model: str) -> TinkerAdapter:
 
 
 def target_modules(tensors: Mapping[str, Any]) -> list[str]:
-    """Return the modules that an adapter changes, by the names of its tensors: `q_proj`, `down_proj`, ...
-
-    Raises:
-        CorruptDataError: A name is not one of peft's.
-    """
+    """Return the modules that an adapter changes, by the names of its tensors: `q_proj`, `down_proj`, ..."""
     found = set()
     for name in tensors:
         stem = next((name.partition(factor)[0] for factor in _FACTORS if factor in name), "")
@@ -86,7 +75,6 @@ def target_modules(tensors: Mapping[str, Any]) -> list[str]:
 
 
 def adapter_tensors(adapter: TinkerAdapter) -> dict[str, torch.Tensor]:
-    """Return an adapter's tensors by name."""
     return load(adapter.weights)
 
 

@@ -6,15 +6,14 @@ from typing import Any
 import torch
 
 from syncd.errors import ConfigError, UsageError, storage_errors
+from syncd.parts.tinker.session import TinkerSession, api_key
 from syncd.protocol.adapter_base import find_base
 from syncd.protocol.documents import encode, read_document
 from syncd.protocol.probe import Probe
 from syncd.protocol.writer import StepWriter
-from syncd.tinker_session import TinkerSession, api_key
 from syncd.transports.base import FILES, WeightSender
 from syncd.transports.host_memory import HostMemory
 from trainer.config.model_files import read_model_config
-from trainer.config.tinker import TinkerOptions, options_of
 from trainer.engines.base import EngineContext, Metrics
 from trainer.engines.files import FileEngine
 from trainer.engines.state_copy import TrainingState
@@ -29,6 +28,7 @@ from trainer.parts.tinker.adapter import (
     adapter_tensors,
     download_adapter,
 )
+from trainer.parts.tinker.config import TinkerOptions, options_of
 from trainer.parts.tinker.rows import TinkerRow, example_row
 from trainer.parts.tinker.server import TrainingServer
 from trainer.parts.tinker.updates import TinkerUpdates
@@ -46,13 +46,7 @@ class TinkerEngine(FileEngine):
         self._session: TinkerSession | None = None
 
     def build(self) -> None:
-        """Open a session with the server, and create an adapter there.
-
-        Raises:
-            ConfigError: The server refuses, or has no such model; or steps are adapters, and `model.path` has no
-                whole weights to say which model they belong to.
-            TimedOutError: It does not answer.
-        """
+        """Open a session with the server, and create an adapter there."""
         config, options = self.context.config, self._options
         if options.publish == "lora":
             self.base = find_base(self.context.job, config.model.path)
@@ -82,13 +76,7 @@ class TinkerEngine(FileEngine):
         return "keep"
 
     def train(self, batch: Batch, step: int) -> Metrics:
-        """Train on the whole batch; the server has made each update when this returns.
-
-        Raises:
-            CorruptDataError: The batch has tokens outside the vocabulary.
-            NonFiniteError: The model on the server is spoilt.
-            SyncdError: The server failed or did not answer; the step is then half made.
-        """
+        """Train on the whole batch; the server has made each update when this returns."""
         del step  # the server keeps no numbers
         algorithm = self._updates.algorithm
         prepared = prepare_step(algorithm, batch, mixed=False)
@@ -98,12 +86,7 @@ class TinkerEngine(FileEngine):
         return prepared.figures.over(self.context.ranks) | done | prepared.described(algorithm)
 
     def sync_weight(self, method: str, *, is_checkpoint: bool = False) -> None:
-        """Have the server keep the weights, and publish their address or the adapter as a step.
-
-        Raises:
-            UsageError: Another transport than files is asked for.
-            SyncdError: The server failed or did not answer, or the step could not be written.
-        """
+        """Have the server keep the weights, and publish their address or the adapter as a step."""
         del is_checkpoint  # its steps are addresses or adapters, never deltas
         self.wait_for_save()
         if self._handed == self.train_step_num:
@@ -125,11 +108,7 @@ class TinkerEngine(FileEngine):
         super().save_checkpoint(state, block_until_saved=block_until_saved)
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Walk over the adapter by peft's names; the base weights never leave the server.
-
-        Raises:
-            SyncdError: The server failed or did not answer.
-        """
+        """Walk over the adapter by peft's names; the base weights never leave the server."""
         yield from adapter_tensors(self._adapter(self._server.save_weights(self._name()))).items()
 
     def companions(self) -> Mapping[str, bytes]:
@@ -137,11 +116,7 @@ class TinkerEngine(FileEngine):
         return {}
 
     def training_state(self) -> TrainingState:
-        """Have the server keep weights and optimizer; return where, as the content of one file.
-
-        Raises:
-            SyncdError: The server failed or did not answer.
-        """
+        """Have the server keep weights and optimizer; return where, as the content of one file."""
         server = self._server
         document = {
             "protocol": 1,
@@ -153,13 +128,7 @@ class TinkerEngine(FileEngine):
         return {_STATE: encode(document)}
 
     def load_training_state(self, directory: str) -> None:
-        """Continue from weights and optimizer that the server has kept.
-
-        Raises:
-            ConfigError: They are of another base model or rank.
-            CorruptDataError: The file is damaged.
-            SyncdError: The server does not have them, failed, or did not answer.
-        """
+        """Continue from weights and optimizer that the server has kept."""
         path = f"{directory}/{_STATE}"
         with storage_errors(path):
             found = read_document(self.context.job.disk, path)

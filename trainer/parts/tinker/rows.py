@@ -18,15 +18,10 @@ Values = Mapping[int, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One named input of a loss: a value for each target.
+    """One named input of a loss: a value for each target."""
 
-    Args:
-        name: Its name on the server.
-        values: The values, int64 or float32, as many as the row has tokens but one.
-    """
-
-    name: str
-    values: torch.Tensor
+    name: str  # its name on the server
+    values: torch.Tensor  # the values, int64 or float32, as many as the row has tokens but one
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +36,6 @@ def policy_row(row: TokenRow, advantages: torch.Tensor, old: torch.Tensor) -> Ti
     """Return a rollout for a policy loss.
 
     Args:
-        row: The rollout.
         advantages: Of the response's tokens, scaled; tokens that are not learnt get 0.
         old: The log-probs against which ratios are taken, of the response's tokens.
     """
@@ -70,7 +64,6 @@ def row_scales(
     """Return the factor of each row's losses with which the server's own sum is the loss of `mode`.
 
     Args:
-        rows: All rollouts.
         numbers: Those of this update; each has a learnt token.
         mode: `algorithm.loss_agg_mode`.
         horizon: What `seq-mean-token-sum-norm` divides by.

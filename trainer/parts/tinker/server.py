@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from syncd.errors import CorruptDataError, NonFiniteError
-from syncd.tinker_session import SCHEME, TinkerSession
+from syncd.parts.tinker.session import SCHEME, TinkerSession
 from trainer.parts.tinker.rows import TinkerRow
 
 _EPS = 1e-8
@@ -20,8 +20,6 @@ class TrainingServer:
     """A model on a tinker server that this process trains: an adapter of a base model, with its optimizer.
 
     Args:
-        session: A session with the server.
-        base_model: What the server calls the base model.
         rank: The rank of the adapter. Attention and MLP layers get one, the unembedding none: servers that load
             adapters take no others.
         seed: Of the adapter's first weights.
@@ -44,17 +42,12 @@ class TrainingServer:
         """Make one update with the gradient of a loss; both requests are on their way at once.
 
         Args:
-            rows: The rows.
             loss: The server's name of the loss.
             bounds: Its settings.
             optimizer: The settings of AdamW.
 
         Returns:
             The log-probs of each row's targets before the update, and what the server says of the update.
-
-        Raises:
-            NonFiniteError: A log-prob is not finite: the model on the server is spoilt.
-            SyncdError: The server failed or did not answer; whether it has made the update is unknown.
         """
         data, settings = self._data(rows), dict(bounds) or None
         adam = self.session.types.AdamParams(**optimizer, eps=_EPS)
@@ -68,45 +61,24 @@ class TrainingServer:
         return _logprobs(found, rows), metrics
 
     def logprobs(self, rows: Sequence[TinkerRow]) -> list[torch.Tensor]:
-        """Return the log-probs of each row's targets at temperature 1, float32; nothing on the server changes.
-
-        Raises:
-            NonFiniteError: One is not finite.
-            SyncdError: The server failed or did not answer.
-        """
+        """Return the log-probs of each row's targets at temperature 1, float32; nothing on the server changes."""
         data = self._data(rows)
         return _logprobs(self._do("log-probs", lambda: self._client.forward(data, "cross_entropy")), rows)
 
     def save_weights(self, name: str) -> str:
-        """Have the server keep the present weights for sampling; return their address.
-
-        Raises:
-            SyncdError: The server failed or did not answer, or its answer is no address.
-        """
+        """Have the server keep the present weights for sampling; return their address."""
         return _address(self._do("saving weights", lambda: self._client.save_weights_for_sampler(name)))
 
     def save_state(self, name: str) -> str:
-        """Have the server keep weights and optimizer; return their address.
-
-        Raises:
-            SyncdError: As of `save_weights`.
-        """
+        """Have the server keep weights and optimizer; return their address."""
         return _address(self._do("saving the training state", lambda: self._client.save_state(name)))
 
     def load_state(self, address: str) -> None:
-        """Have the server continue from weights and optimizer that it keeps.
-
-        Raises:
-            SyncdError: It does not have them, failed, or did not answer.
-        """
+        """Have the server continue from weights and optimizer that it keeps."""
         self._do("loading the training state", lambda: self._client.load_state_with_optimizer(address))
 
     def archive_url(self, address: str) -> str:
-        """Return from where the adapter of kept weights can be downloaded.
-
-        Raises:
-            SyncdError: The server cannot say, or did not answer.
-        """
+        """Return from where the adapter of kept weights can be downloaded."""
         model, _, name = address.removeprefix(SCHEME).partition("/")
         rest = self.session.call("opening a session", self.session.service.create_rest_client)
         name = name.removeprefix("sampler_weights/")
@@ -153,11 +125,7 @@ def _address(found: Any) -> str:
 
 
 def finite_norm(metrics: Mapping[str, float]) -> float | None:
-    """Return the norm of the gradient that a server says it has applied, None if it says none.
-
-    Raises:
-        NonFiniteError: It is not finite.
-    """
+    """Return the norm of the gradient that a server says it has applied, None if it says none."""
     found = next((value for name, value in metrics.items() if name.rpartition("/")[2] == "grad_norm"), None)
     if found is not None and not math.isfinite(found):
         hint = "resume from an earlier checkpoint with a lower algorithm.optimizer.lr"

@@ -10,12 +10,12 @@ from syncd.transports.ranks import Ranks
 from trainer.config.algorithms import SFT, clip_bounds
 from trainer.config.model import AlgorithmSection, JobConfig, OptimizerSection
 from trainer.config.schedule import COSINE, schedule_steps
-from trainer.config.tinker import TINKER_LOSSES, UNCLIPPED
 from trainer.engines.base import Metrics
 from trainer.engines.verl.advantages import advantages
 from trainer.engines.verl.figures import StepMetrics, advantage_metrics, measure_difference
 from trainer.engines.verl.rows import TrainingStep
 from trainer.engines.verl.segments import by_share, measure_mismatch
+from trainer.parts.tinker.config import TINKER_LOSSES, UNCLIPPED
 from trainer.parts.tinker.rows import (
     Values,
     example_row,
@@ -32,9 +32,6 @@ class TinkerUpdates:
     """Makes the updates.
 
     Args:
-        config: The job's file.
-        algorithm: Its algorithm, resolved.
-        server: The model.
         reduction: How the server makes one number of the losses of tokens.
     """
 
@@ -161,7 +158,6 @@ def learning_rate(optimizer: OptimizerSection, update: int, end: int) -> float:
     """Return the learning rate of an update, as the schedules of verl and transformers have it.
 
     Args:
-        optimizer: The settings.
         update: The updates before this one.
         end: The update at which cosine or linear reaches its end; -1 for a constant rate.
     """

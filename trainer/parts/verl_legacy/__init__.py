@@ -8,11 +8,7 @@ from trainer.parts.verl_legacy.checks import check
 
 
 def open_engine(context: EngineContext) -> TrainEngineWrapper:
-    """Return the engine of this rank. verl is imported here: it asks for its device while it is imported.
-
-    Raises:
-        ConfigError: Another release is installed, or the configuration asks for what this one cannot do.
-    """
+    """Return the engine of this rank. verl is imported here: it asks for its device while it is imported."""
     check(context.config)
     with quiet_import():
         if context.device.type == "cpu":

@@ -17,7 +17,6 @@ def padded(rows: Sequence[TokenRow], slots: Slots, columns: Columns, **settings:
     """Return the rows of this rank for one pass, as verl's DataProto.
 
     Args:
-        rows: All rows of the batch.
         slots: The rows of this rank; None is a row in which nothing is learnt.
         columns: Further values of response tokens that the loss reads.
         settings: Of the pass, by verl's names.
@@ -64,9 +63,6 @@ def forward(
     """Return log-probs, and entropies if asked for, of this rank's rows; all ranks have as many slots.
 
     Args:
-        model: What computes them.
-        rows: All rows.
-        slots: The rows of this rank.
         size: Rows of a micro-batch at most.
         temperature: What logits are divided by.
         entropy: Whether to compute entropies.

@@ -20,12 +20,7 @@ _OTHER = 'engine.name = "verl" has it'
 
 
 def check(config: JobConfig) -> None:
-    """Refuse a configuration that verl 0.7.1's worker cannot run here.
-
-    Raises:
-        ConfigError: It names what to write instead.
-        ModuleNotFoundError: verl is not installed.
-    """
+    """Refuse a configuration that verl 0.7.1's worker cannot run here."""
     installed = version("verl")
     if installed != LEGACY:
         message = f"verl {installed} is installed; the engine verl_legacy runs {LEGACY}"

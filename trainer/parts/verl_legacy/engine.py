@@ -47,11 +47,7 @@ class LegacyVerlEngine(FileEngine):
     """FSDP2 by the worker of verl 0.7.1, without Ray: ranks are processes of torchrun, srun, or `trainer train`."""
 
     def build(self) -> None:
-        """Build model, optimizer and schedule.
-
-        Raises:
-            ConfigError: verl cannot do what is configured.
-        """
+        """Build model, optimizer and schedule."""
         config, ranks = self.context.config, self.context.ranks
         self._algorithm, self._skipped = resolve(config.algorithm), 0
         _seed(config.job.seed)
@@ -64,12 +60,7 @@ class LegacyVerlEngine(FileEngine):
         return limits_of(self.model.module, self._text_config, ())
 
     def train(self, batch: Batch, step: int) -> Metrics:
-        """Train on the whole batch, the same on all ranks.
-
-        Raises:
-            CorruptDataError: It has tokens outside the vocabulary, or too many updates in a row were not finite.
-            ConfigError: The algorithm cannot take it.
-        """
+        """Train on the whole batch, the same on all ranks."""
         prepared = prepare_step(self._algorithm, batch, mixed=False)
         if prepared.rollouts and prepared.examples:
             hint = 'data.sft_ratio = 0, or engine.name = "verl"'
@@ -107,12 +98,7 @@ class LegacyVerlEngine(FileEngine):
         return training_files(self.model, self.context.ranks)
 
     def load_training_state(self, directory: str) -> None:
-        """Resume exactly where it was written.
-
-        Raises:
-            ConfigError: It was written by another number of ranks.
-            CorruptDataError: It is not whole; on all ranks.
-        """
+        """Resume exactly where it was written."""
         load_state(self.model, directory, self.context.ranks)
         optimizer = self.context.config.algorithm.optimizer
         apply_settings(self.model.optimizer, optimizer, self.model.lr_scheduler)

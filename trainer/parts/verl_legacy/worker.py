@@ -42,11 +42,7 @@ class LegacyModel:
 
 
 def build_model(config: JobConfig, algorithm: AlgorithmSection, ranks: Ranks) -> LegacyModel:
-    """Return the model of `model.path`, spread over the ranks, with its optimizer.
-
-    Raises:
-        ConfigError: verl or transformers refuse the configuration or the model.
-    """
+    """Return the model of `model.path`, spread over the ranks, with its optimizer."""
     # The worker reads them; the process group is there already.
     given = {"RANK": ranks.rank, "WORLD_SIZE": ranks.world_size, "MASTER_ADDR": "localhost", "MASTER_PORT": 0}
     for name, value in given.items():

@@ -20,8 +20,8 @@ import xxhash
 from safetensors.torch import load_file
 from support.tiny import Bigram
 
+from syncd.client.broadcast_membership import BroadcastMembership
 from syncd.errors import TryAgainError
-from syncd.parts.broadcast.membership import BroadcastMembership
 from syncd.parts.broadcast.process_group import ProcessGroup
 from syncd.parts.broadcast.receive import BroadcastReceiver
 from syncd.synchronizer import Synchronizer

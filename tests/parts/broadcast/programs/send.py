@@ -13,7 +13,7 @@ import torch
 from receive import BUCKETS, Fault, digest, sockets
 from support.trainers import make_trainer, small_config, write_experiences
 
-from syncd.parts.broadcast.control import BroadcastControl
+from syncd.client.broadcast_control import BroadcastControl
 from syncd.parts.broadcast.process_group import ProcessGroup
 from syncd.parts.broadcast.send import BroadcastSender
 from syncd.synchronizer import RunningStatus, Synchronizer

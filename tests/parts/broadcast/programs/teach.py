@@ -17,7 +17,7 @@ from receive import digest, sockets
 from support.trainers import make_trainer
 from transformers import AutoModelForCausalLM
 
-from syncd.parts.broadcast.control import BroadcastControl
+from syncd.client.broadcast_control import BroadcastControl
 from syncd.parts.broadcast.send import BroadcastSender
 from syncd.synchronizer import Synchronizer
 from trainer import auto_method

@@ -8,11 +8,11 @@ that a living trainer names, never one that a dead trainer left behind.
 import contextlib
 from collections.abc import Iterable
 
+from syncd.client.broadcast_control import WEIGHTS, BroadcastSide
 from syncd.client.client import guarded
 from syncd.client.follow import has_caught_up
 from syncd.client.sync_policy import NOTHING
 from syncd.errors import TimedOutError
-from syncd.parts.broadcast.control import WEIGHTS, BroadcastSide
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.rendezvous import Acknowledgement, Offer, write_acknowledgement
 from syncd.protocol.round import (
@@ -85,11 +85,7 @@ class BroadcastMembership(BroadcastSide):
 
     @guarded
     def join_group(self, timeout: float | None = None) -> Offer:
-        """Wait until a living trainer offers a group to this explorer, and join it.
-
-        Raises:
-            TimedOutError: No group was offered in time.
-        """
+        """Wait until a living trainer offers a group to this explorer, and join it."""
         what = "waiting for the trainer to offer a group"
         offer = self._client.poller.until(self.offered, what, timeout)
         self._post(offer.epoch, "joined")
@@ -114,7 +110,6 @@ class BroadcastMembership(BroadcastSide):
 
     @guarded
     def acknowledge(self, offer: Offer, received: Round, checksum: str) -> None:
-        """Post the checksum of what was received."""
         self._post(offer.epoch, "received", step=received.step, checksum=checksum)
 
     @guarded

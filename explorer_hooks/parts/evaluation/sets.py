@@ -5,53 +5,17 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from explorer_hooks.run.config import ExplorerFile
+from explorer_hooks.run.held_out import HeldOut, TaskOutcome
 from explorer_hooks.run.opening import open_reward
 from explorer_hooks.run.scoring import Scorer
-from explorer_hooks.tasks.order import Tasks
 from explorer_hooks.tasks.sources import open_tasks
 from syncd.jobfile.evaluation import EvaluationSet, best_name, pass_name
 from syncd.protocol.digest import hasher
 
 _KEY = 16
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """A set that is measured.
-
-    Args:
-        name: Its name, empty for the one of [explorer.evaluation] itself.
-        section: Its keys.
-        tasks: Its tasks.
-        max_tokens: Tokens of a response at most.
-        scorer: Scores responses.
-        key: Names what is measured: two measurements with one key differ in the weights alone.
-    """
-
-    name: str
-    section: EvaluationSet
-    tasks: Tasks
-    max_tokens: int
-    scorer: Scorer
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class TaskOutcome:
-    """What became of a task.
-
-    Args:
-        rewards: The reward of each response; none if one of them has none.
-        tokens: Tokens of all responses.
-        truncated: Responses that were cut off at the most tokens.
-    """
-
-    rewards: Sequence[float] = ()
-    tokens: int = 0
-    truncated: int = 0
 
 
 @contextmanager
@@ -61,12 +25,7 @@ def open_sets(
     """Yield the sets of a file that are wanted, with their tasks read.
 
     Args:
-        file: The job's file.
-        scorer: What scores with explorer.reward.function.
         is_wanted: Returns whether a set is measured, given its name and keys.
-
-    Raises:
-        ConfigError: A file of tasks cannot be used, or a reward function not be imported.
     """
     wanted = {name: one for name, one in file.explorer.evaluation.named().items() if is_wanted(name, one)}
     with ExitStack() as opened:

@@ -1,4 +1,4 @@
-"""`syncd doctor`: checks whether a mount is safe for jobs, and how fast it is."""
+"""`syncd doctor`: check whether a directory can hold jobs, and how fast it is."""
 
 import json
 
@@ -7,6 +7,9 @@ import click
 from syncd.cli.options import exit_on_sigterm, json_option, seconds_option, state_dir_option
 from syncd.console import UncheckedPath
 from syncd.errors import StorageError, TooOpenError
+
+AFTER = "rollback"
+"""The verb behind which `--help` lists this one."""
 
 
 @click.command(
@@ -85,7 +88,7 @@ def doctor(
 
 
 def _secure(directory: str, state_dir: str | None, secrets: tuple[str, ...], *, as_json: bool) -> None:
-    from syncd.parts.doctor.security.report import examine  # noqa: PLC0415
+    from syncd.parts.doctor.security_report import examine  # noqa: PLC0415
 
     report = examine(directory, state_dir, secrets)
     click.echo(json.dumps(report.document()) if as_json else "\n".join(report.lines()))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from explorer_hooks.run.bench import BASE, BenchStep, Line
+from explorer_hooks.parts.evaluation.bench import BASE, BenchStep, Line
 from syncd.errors import plain
 from syncd.jobfile.evaluation import EvaluationSet
 from syncd.protocol.version import label_of
@@ -35,12 +35,7 @@ def document(job: str, steps: Sequence[BenchStep]) -> dict[str, Any]:
 
 
 def tables(steps: Sequence[BenchStep], sets: dict[str, EvaluationSet]) -> Iterator[str]:
-    """Yield the lines of the tables, then a line for each step that was not measured.
-
-    Args:
-        steps: What was found.
-        sets: The sets by name.
-    """
+    """Yield the lines of the tables, then a line for each step that was not measured."""
     for name, section in sets.items():
         rows = [(one, one.lines[name]) for one in steps if name in one.lines]
         if rows:

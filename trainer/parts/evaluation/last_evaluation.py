@@ -6,7 +6,7 @@ from collections.abc import Callable
 from syncd.client.client import Client
 from syncd.jobfile.evaluation import produced_by
 from trainer.config.model import JobConfig
-from trainer.reporting.evaluations import EvaluationWatch
+from trainer.parts.evaluation.watch import EvaluationWatch
 from trainer.reporting.figures import span
 
 EVERY = 0.5
@@ -20,7 +20,6 @@ class LastEvaluation:
     """Waits for the evaluation of the last version.
 
     Args:
-        config: The job's file.
         sync: The trainer's connection to the job.
         watch: Knows the evaluations of the job.
     """
@@ -57,3 +56,20 @@ class LastEvaluation:
             return False
         living, evaluators = self._sync.explorers.living().keys(), self._watch.evaluators()
         return bool(living & evaluators if evaluators else living)
+
+
+class JobEvaluations(EvaluationWatch):
+    """The evaluations of a trainer's own job: the figures that come later than their steps.
+
+    Args:
+        config: The job's file.
+        sync: The trainer's connection to the job.
+    """
+
+    def __init__(self, config: JobConfig, sync: Client) -> None:
+        super().__init__(sync.job.root)
+        self._config, self._sync = config, sync
+
+    def wait_for_last(self, step: int, is_stopped: Callable[[], bool], note: Callable[[str], None]) -> bool:
+        """Wait while an explorer may still evaluate a version; return false if one may when the time is over."""
+        return LastEvaluation(self._config, self._sync, self).wait(step, is_stopped, note)

@@ -1,4 +1,4 @@
-"""`syncd serve`: serves a live page about a job, or about each of several."""
+"""`syncd serve`: serve one live page about a job."""
 
 import os
 import signal
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from syncd.parts.page.jobs import ServedJob
     from syncd.parts.page.poller import SharedPoll
     from syncd.parts.page.site import Site
+
+AFTER = "status"
+"""The verb behind which `--help` lists this one."""
 
 _FIRST_POLL = 5.0
 
@@ -120,11 +123,7 @@ def serve(
 
 
 def _warn(job: str, address: str, *, exposed: bool, rollouts: bool) -> None:
-    """Warn that others can reach the page.
-
-    Raises:
-        UsageError: `--expose` was not given.
-    """
+    """Warn that others can reach the page."""
     if not exposed:
         forward, expose = "ssh -L 8420:127.0.0.1:8420 HOST", f"syncd serve {job} --host {address} --expose"
         hint = f"{forward}, or if everybody may read it: {expose}"
@@ -135,11 +134,7 @@ def _warn(job: str, address: str, *, exposed: bool, rollouts: bool) -> None:
 
 
 def _check_jobs(jobs: Sequence[str], root: str | None, state_dir: str | None) -> None:
-    """Refuse what cannot be served.
-
-    Raises:
-        UsageError: Neither a job nor a root, both, too many jobs, or one state directory for several jobs.
-    """
+    """Refuse what cannot be served."""
     from syncd.parts.page.jobs import MOST_JOBS  # noqa: PLC0415
 
     if (root is None) == (not jobs):
@@ -156,11 +151,7 @@ def _check_jobs(jobs: Sequence[str], root: str | None, state_dir: str | None) ->
 def _site(
     jobs: Sequence[str], root: str | None, opened: "Callable[..., ServedJob]", clock: Clock, every: float
 ) -> "Site":
-    """Return what is served, once everything has been polled or a moment is over.
-
-    Raises:
-        SyncdError: A job or the root is not there, or a configuration is wrong.
-    """
+    """Return what is served, once everything has been polled or a moment is over."""
     from syncd.parts.page.jobs import JobSearch, JobsSite, names_of  # noqa: PLC0415
 
     if root is not None:
@@ -177,11 +168,7 @@ def _site(
 
 
 def _poll_once(polls: "Sequence[SharedPoll]", clock: Clock) -> None:
-    """Poll once, so that a wrong job or configuration ends the command; a mount that hangs does not.
-
-    Raises:
-        SyncdError: A job is not there, or its configuration is wrong.
-    """
+    """Poll once, so that a wrong job or configuration ends the command; a mount that hangs does not."""
     from syncd.parts.page.poller import poll_all  # noqa: PLC0415
 
     results = poll_all(polls, clock, _FIRST_POLL)

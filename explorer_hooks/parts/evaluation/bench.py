@@ -10,10 +10,11 @@ from typing import Any, Literal
 import structlog
 
 from explorer_hooks.follower.policy import TurnOutcome
+from explorer_hooks.parts.evaluation.evaluation import PromptEvaluator, measure
+from explorer_hooks.parts.evaluation.sets import open_sets
 from explorer_hooks.run.config import ExplorerFile
-from explorer_hooks.run.evaluation import Evaluator, PromptEvaluator, measure
-from explorer_hooks.run.evaluation_sets import HeldOut, open_sets
 from explorer_hooks.run.generation import BEFORE_THE_FIRST, Sampling
+from explorer_hooks.run.held_out import Evaluator, HeldOut
 from explorer_hooks.run.opening import FollowedEngine, followed_engine, open_reward
 from explorer_hooks.run.own_files import EVALUATIONS, Records, own_path
 from explorer_hooks.run.tokens import hide_progress_bars, open_tokens
@@ -46,21 +47,13 @@ StepState = Literal["measured", "gone", "damaged", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """What is measured.
+    """What is measured."""
 
-    Args:
-        steps: The steps; None for all that are complete.
-        base: Whether the model that the job started from is measured, too.
-        sets: The names of the sets; none for all.
-        again: Whether what was measured before is measured again.
-        base_path: Where the base is if that is not what the job's file says; empty if it is.
-    """
-
-    steps: Sequence[int] | None = None
-    base: bool = True
-    sets: Collection[str] = ()
-    again: bool = False
-    base_path: str = ""
+    steps: Sequence[int] | None = None  # the steps; None for all that are complete
+    base: bool = True  # whether the model that the job started from is measured, too
+    sets: Collection[str] = ()  # the names of the sets; none for all
+    again: bool = False  # whether what was measured before is measured again
+    base_path: str = ""  # where the base is if that is not what the job's file says; empty if it is
 
     def wants(self, name: str) -> bool:
         """Return whether a set is measured."""
@@ -69,35 +62,19 @@ class BenchRequest:
 
 @dataclass(slots=True)
 class BenchStep:
-    """What became of a step.
+    """What became of a step."""
 
-    Args:
-        step: The step; `BASE` for the model that the job started from.
-        state: measured; gone: it was removed; damaged: or it does not fit the engine; failed: it was not loaded.
-        reason: Why it was not measured.
-        lines: Its figures by the name of the set.
-        known: The sets that were measured before, by this or another explorer.
-    """
-
-    step: int
+    step: int  # the step; `BASE` for the model that the job started from
+    # measured; gone: it was removed; damaged: or it does not fit the engine; failed: it was not loaded.
     state: StepState = "measured"
-    reason: str = ""
-    lines: dict[str, Line] = field(default_factory=dict)
+    reason: str = ""  # why it was not measured
+    lines: dict[str, Line] = field(default_factory=dict)  # its figures by the name of the set
+    # The sets that were measured before, by this or another explorer.
     known: set[str] = field(default_factory=set)
 
 
 def bench(file: ExplorerFile, request: BenchRequest) -> list[BenchStep]:
-    """Measure steps as a file says, and return what was found, in the order of steps.
-
-    Args:
-        file: The job's file.
-        request: What is measured.
-
-    Raises:
-        CorruptDataError: Nothing could be measured.
-        TryAgainError: It was told to stop; what was measured stays.
-        SyncdError: Something cannot be used, or failed for good; its exit code says what.
-    """
+    """Measure steps as a file says, and return what was found, in the order of steps."""
     log.configure(file.explorer.log, sys.stderr)
     hide_progress_bars()
     file = file.with_values(sync={"method": "checkpoint"})  # no broadcasts: it reads steps
@@ -139,10 +116,7 @@ class BenchRun:
     """Measures step after step.
 
     Args:
-        followed: The engine.
-        sets: The sets.
         evaluator: Has the engine work on their tasks.
-        request: What is measured.
     """
 
     def __init__(
@@ -156,11 +130,7 @@ class BenchRun:
         self._known = {} if request.again else known_lines(self._job)
 
     def steps(self) -> list[int]:
-        """Return the steps that are measured, in order.
-
-        Raises:
-            SyncdError: It cannot be read which there are.
-        """
+        """Return the steps that are measured, in order."""
         asked = self._request.steps
         base = [BASE] if self._request.base else []
         if asked is None:
@@ -168,12 +138,7 @@ class BenchRun:
         return [*base, *sorted(set(asked) - {BASE})]
 
     def step(self, step: int) -> BenchStep:
-        """Measure a step by all sets; what was measured before is taken from the files.
-
-        Raises:
-            EngineDeadError: The engine can generate or load nothing any more.
-            StorageError: A line cannot be written.
-        """
+        """Measure a step by all sets; what was measured before is taken from the files."""
         found, digest = BenchStep(step), self._request.base_path if step == BASE else self._digest(step)
         if step == BASE or digest:
             known = {one.name: self._known.get((one.name, one.key, step, digest)) for one in self._sets}

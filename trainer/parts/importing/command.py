@@ -1,10 +1,13 @@
-"""`trainer import`: a configuration of another project as a file of a job."""
+"""`trainer import`: turn a configuration of Trinity-RFT, verl, prime-rl or TRL into a job's file."""
 
 import click
 
 from syncd.console import UncheckedPath
 from syncd.jobfile.overrides import JobFileCommand, overrides_argument
 from trainer.cli.train import check_file, job_keys, plugin_names
+
+AFTER = "stages"
+"""The verb behind which `--help` lists this one."""
 
 SOURCES = ("trinity", "verl", "prime-rl", "trl")
 

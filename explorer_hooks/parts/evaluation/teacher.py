@@ -15,8 +15,8 @@ import structlog
 
 from explorer_hooks.hooks.probing import CompletionsProbe, GenerateProbe, ServerProbe
 from explorer_hooks.http_client import HttpClient
-from explorer_hooks.run.config import TeacherSection
-from explorer_hooks.run.generation import Generator, GroupRequest, GroupResult
+from explorer_hooks.run.config import ExplorerFile, TeacherSection
+from explorer_hooks.run.generation import Generator, GroupRequest, GroupResult, Sampling
 from explorer_hooks.run.served import ASK, MAX_ANSWER, api_key, backoff, served_model
 from explorer_hooks.run.tokens import Tokens
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError
@@ -35,11 +35,6 @@ class Teacher:
     Args:
         section: The server, and how it is asked.
         tokens: The policy's tokenizer.
-
-    Raises:
-        ConfigError: Its tokenizer gives a text other ids than the policy's, or the server cannot tell; it is a vLLM
-            that serves adapters.
-        EngineUnreachableError: It does not answer.
     """
 
     def __init__(self, section: TeacherSection, tokens: Tokens) -> None:
@@ -66,11 +61,7 @@ class Teacher:
         return self._section.concurrency
 
     def taught(self, result: GroupResult, prompt: Sequence[int], given_up: threading.Event) -> GroupResult:
-        """Return a group with the teacher's log-probs of its responses, or with why they are missing.
-
-        Raises:
-            ConfigError: The server refuses the key, or does not know the path.
-        """
+        """Return a group with the teacher's log-probs of its responses, or with why they are missing."""
         try:
             found = self._log_probs(prompt, [one.tokens for one in result.responses], given_up)
         except (EngineUnreachableError, LoadFailedError) as error:
@@ -104,12 +95,29 @@ class Teacher:
         raise AssertionError("the loop returns or raises")
 
 
+def open_teacher(file: ExplorerFile, tokens: Tokens) -> Callable[[Sampling], Sampling] | None:
+    """Return what has the teacher of a file read all that is sampled; None if the file has none.
+
+    Raises:
+        ConfigError: The teacher cannot be used.
+        EngineUnreachableError: It does not answer.
+    """
+    section = file.explorer.teacher
+    if not section.address:
+        return None
+    teacher = Teacher(section, tokens)
+
+    def taught(sampling: Sampling) -> Sampling:
+        generator = TaughtGenerator(sampling.generator, teacher, sampling.stop)
+        return replace(sampling, generator=generator)
+
+    return taught
+
+
 class TaughtGenerator(Generator):
     """Gives each group that another generator makes to the teacher, while that makes the next ones.
 
     Args:
-        inner: Generates the groups.
-        teacher: Reads them.
         stop: Once it returns true, groups that the teacher has not read are given up.
     """
 
@@ -117,11 +125,7 @@ class TaughtGenerator(Generator):
         self._inner, self._teacher, self._stop = inner, teacher, stop
 
     def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":
-        """Yield each result once, as soon as the teacher has read it, and None every so often.
-
-        Raises:
-            SyncdError: Nothing can be generated any more, or the teacher refuses the key.
-        """
+        """Yield each result once, as soon as the teacher has read it, and None every so often."""
         reading = _Reading(self._teacher)
         # Nobody waits for these threads: each may wait as long as an answer takes.
         count = min(self._teacher.concurrency, len(requests))
@@ -155,16 +159,11 @@ class _Reading:
         return self._pending > 0
 
     def begin(self, result: GroupResult, prompt: Sequence[int]) -> None:
-        """Have a group read."""
         self._pending += 1
         self._waiting.put((result, prompt))
 
     def done(self, seconds: float = 0.0) -> list[GroupResult]:
-        """Return the groups that are read, after at most so many seconds.
-
-        Raises:
-            SyncdError: The teacher cannot be asked.
-        """
+        """Return the groups that are read, after at most so many seconds."""
         found: list[GroupResult] = []
         while self._pending:
             try:
@@ -195,12 +194,7 @@ class _Reading:
 
 
 def _require_no_adapters(server: HttpClient) -> None:
-    """Return if a vLLM lists no adapters: one that serves some may end at a request for log-probs of a prompt.
-
-    Raises:
-        ConfigError: It lists one.
-        EngineUnreachableError: It does not answer.
-    """
+    """Return if a vLLM lists no adapters: one that serves some may end at a request for log-probs of a prompt."""
     cards = server.get_json("/v1/models").get("data")
     if isinstance(cards, list) and any(isinstance(card, dict) and card.get("parent") for card in cards):
         raise ConfigError(
@@ -211,12 +205,7 @@ def _require_no_adapters(server: HttpClient) -> None:
 
 
 def _require_same_tokens(server: HttpClient, model: str, tokens: Tokens) -> None:
-    """Return if a server's tokenizer gives the ids that the policy's does, for a text of all of the policy's tokens.
-
-    Raises:
-        ConfigError: It gives others, or none.
-        EngineUnreachableError: It does not answer.
-    """
+    """Return if a server's tokenizer gives the ids that the policy's does, for a text of all its tokens."""
     text = "\n".join(tokens.raw_text([token]) for token in range(tokens.size))
     body = {"model": model, "prompt": text, "add_special_tokens": False}
     hint = "a teacher reads token ids: it must have the tokenizer of model.path"

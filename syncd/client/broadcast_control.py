@@ -56,7 +56,6 @@ class BroadcastSide:
         self._offer: Offer | None = None
 
     def guard(self) -> contextlib.AbstractContextManager[None]:
-        """Return the client's guard."""
         return self._client.guard()
 
     @guarded
@@ -110,7 +109,6 @@ class BroadcastControl(BroadcastSide):
         """Wait until the explorers are ready for a broadcast, and record the agreement.
 
         Args:
-            step: The step that is broadcast.
             timeout: Seconds to wait; the client's unless given.
             members: The explorers that are asked, if they live; all living ones unless given.
 
@@ -145,15 +143,11 @@ class BroadcastControl(BroadcastSide):
 
         Args:
             address: The address of the group's store.
-            port: Its port.
             tensors: Name, dtype and shape of each tensor, in the order of sending.
             backend: nccl or gloo.
             members: The explorers that it is offered to, if they live; all living ones unless given.
             bucket: Bytes that are sent at once.
             secret: The prefix of the keys in the group's store.
-
-        Raises:
-            TryAgainError: No explorer is there.
         """
         job, own = self._client.job, self._client.own("trainer", "a group")
         living = sorted(self._client.explorers.living())
@@ -170,12 +164,7 @@ class BroadcastControl(BroadcastSide):
 
     @guarded
     def wait_joined(self, timeout: float | None = None) -> Offer:
-        """Wait until all members of the offered group have joined.
-
-        Raises:
-            TimedOutError: Not all joined in time; the group is torn down.
-            TryAgainError: A member has failed or died; the group is torn down.
-        """
+        """Wait until all members of the offered group have joined."""
         self._client.own("trainer", "a group")
         offer = self._offer
         if offer is None:
@@ -231,12 +220,7 @@ class BroadcastControl(BroadcastSide):
         checksum: str,
         timeout: float,
     ) -> None:
-        """Wait until every member has posted that it received what was sent.
-
-        Raises:
-            TryAgainError: A member has failed, died, or received something else.
-            TimedOutError: Not all posted it in time.
-        """
+        """Wait until every member has posted that it received what was sent."""
         what = f"waiting for {len(offer.members)} explorers to confirm step {sent.step}"
         self._client.poller.until(lambda: self._is_received(sent, offer, checksum) or None, what, timeout)
 
@@ -293,11 +277,7 @@ class BroadcastControl(BroadcastSide):
         return len(received) == len(offer.members)
 
     def _posted(self, offer: Offer, problem: str) -> dict[str, Acknowledgement]:
-        """Return what each member has posted.
-
-        Raises:
-            TryAgainError: One has posted that it failed or left.
-        """
+        """Return what each member has posted."""
         posted = read_acknowledgements(self._client.job, offer.group, offer.epoch)
         members = {name: posted[name] for name in offer.members if name in posted}
         for name, posting in members.items():

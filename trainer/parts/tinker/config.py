@@ -31,26 +31,18 @@ TINKER_LOSSES: Mapping[str, str] = {"vanilla": "ppo", "cispo": "cispo", UNCLIPPE
 
 @dataclass(frozen=True, slots=True)
 class TinkerOptions:
-    """What `engine.options` holds for the engine `tinker`.
+    """What `engine.options` holds for the engine `tinker`."""
 
-    Args:
-        url: The server's address.
-        key_env: The environment variable that holds the API key.
-        base_model: What the server calls the model of `model.path`; its only one unless given.
-        rank: The rank of the adapter that is trained.
-        publish: What a step is: `remote`, the address of the weights on the server; `lora`, the adapter itself.
-        reduction: How the server makes one number of the losses of tokens: `mean`, over the tokens of each row and
-            then over rows; `sum`.
-        timeout: Seconds that one call to the server may take.
-    """
-
-    url: str
-    key_env: str = "TINKER_API_KEY"
-    base_model: str = ""
-    rank: int = 32
+    url: str  # the server's address
+    key_env: str = "TINKER_API_KEY"  # the environment variable that holds the API key
+    base_model: str = ""  # what the server calls the model of `model.path`; its only one unless given
+    rank: int = 32  # the rank of the adapter that is trained
+    # What a step is: `remote`, the address of the weights on the server; `lora`, the adapter itself.
     publish: str = "remote"
+    # How the server makes one number of the losses of tokens: `mean`, over the tokens of each row and then
+    # over rows; `sum`.
     reduction: str = "mean"
-    timeout: float = 600.0
+    timeout: float = 600.0  # seconds that one call to the server may take
 
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {"publish": ("remote", "lora"), "reduction": ("mean", "sum")}
@@ -96,6 +88,11 @@ def tinker_problems(config: JobConfig) -> Iterator[Problem]:
     if config.sync.method != SyncMethod.CHECKPOINT.value:
         why = "the weights are on the server, so there is nothing to broadcast or to keep in memory"
         yield _problem("sync.method", why, 'method = "checkpoint"')
+    if config.sync.delta == "on":
+        text = (
+            'sync.delta = "on" means nothing to engine.name = "tinker": its steps are addresses or adapters'
+        )
+        yield Problem("sync.delta", text, 'sync.delta = "auto"')
     if config.trainer.nproc not in ("auto", 1):
         yield _problem("trainer.nproc", "one process talks to the server", "nproc = 1")
     if config.trainer.save_hf_checkpoint == "always":

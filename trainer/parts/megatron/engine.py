@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 from syncd.errors import ConfigError, CorruptDataError, StorageError, SyncdError, storage_error
 from trainer.engines.state_copy import TrainingState
 from trainer.engines.verl.engine import VerlEngine
-from trainer.engines.verl.megatron_model import MegatronModel, sizes_of
 from trainer.engines.verl.models import quiet
+from trainer.parts.megatron.model import MegatronModel, sizes_of
 from trainer.plain_loads import load_plain, only_plain_data
 
 _METADATA = "{}/dist_ckpt/.metadata"
@@ -37,11 +37,7 @@ class MegatronVerlEngine(VerlEngine):
         return ("lm_head.weight",) if self._text_config.tie_word_embeddings else ()
 
     def training_state(self) -> TrainingState:
-        """Return this rank's files of weights and optimizer, its schedule and its RNG.
-
-        Raises:
-            StorageError: They cannot be written to TMPDIR.
-        """
+        """Return this rank's files of weights and optimizer, its schedule and its RNG."""
         self._remove_scratch()  # of the save before, which is done
         scratch = self._scratch = tempfile.mkdtemp(prefix="training-state-")
         try:
@@ -55,12 +51,7 @@ class MegatronVerlEngine(VerlEngine):
         return found | {self._own_file: self._own_state()}
 
     def load_training_state(self, directory: str) -> None:
-        """Resume where it was written, by as many ranks that split the model in the same way; all of it is exact.
-
-        Raises:
-            ConfigError: Other ranks wrote it, or the model was split in another way.
-            CorruptDataError: It is not whole; on all ranks.
-        """
+        """Resume where it was written, by as many ranks that split the model in the same way; all of it is exact."""
         ranks = self.context.ranks
         for problem in ranks.gather(self._problem(directory)):
             if problem is not None:

@@ -15,42 +15,25 @@ step: a step's directory. secret: holds a secret. appended: a log. config: `conf
 
 @dataclass(frozen=True, slots=True)
 class AclEntry:
-    """One entry of an access control list: who, beside owner, group and others, may do what.
+    """One entry of an access control list: who, beside owner, group and others, may do what."""
 
-    Args:
-        kind: `user` or `group`.
-        number: Their number.
-        bits: 4 to read, 2 to write, 1 to enter; what the mask leaves of it.
-        default: Whether it is what new files get.
-    """
-
-    kind: str
+    kind: str  # `user` or `group`
     number: int
-    bits: int
-    default: bool = False
+    bits: int  # 4 to read, 2 to write, 1 to enter; what the mask leaves of it
+    default: bool = False  # whether it is what new files get
 
 
 @dataclass(frozen=True, slots=True)
 class PathAccess:
-    """A path and who may do what with it.
+    """A path and who may do what with it."""
 
-    Args:
-        path: Absolute.
-        role: Its role in the job.
-        mode: As `lstat` has it, with the kind.
-        uid: Its owner.
-        gid: Its group.
-        links: Number of names of the file.
-        rights: Its access control list.
-    """
-
-    path: str
-    role: Role
-    mode: int
-    uid: int
-    gid: int
-    links: int = 1
-    rights: tuple[AclEntry, ...] = ()
+    path: str  # absolute
+    role: Role  # its role in the job
+    mode: int  # as `lstat` has it, with the kind
+    uid: int  # its owner
+    gid: int  # its group
+    links: int = 1  # number of names of the file
+    rights: tuple[AclEntry, ...] = ()  # its access control list
 
     @property
     def is_link(self) -> bool:
@@ -63,47 +46,28 @@ class PathAccess:
 
 @dataclass(frozen=True, slots=True)
 class SystemdUnit:
-    """A unit of systemd on this host, its drop-ins included.
+    """A unit of systemd on this host, its drop-ins included."""
 
-    Args:
-        path: Its file.
-        settings: The last value of each key of `[Service]`.
-    """
-
-    path: str
-    settings: Mapping[str, str]
+    path: str  # its file
+    settings: Mapping[str, str]  # the last value of each key of `[Service]`
 
 
 @dataclass(frozen=True, slots=True)
 class AccessSnapshot:
-    """Who may do what around a job.
+    """Who may do what around a job."""
 
-    Args:
-        directory: The job directory, absolute.
-        user: Number of the user that runs the check.
-        umask: Its umask.
-        entries: Every path that was checked.
-        mount: The mount that holds the job.
-        permissions: The policy of the job's configuration.
-        group: Number of the policy's group, None if it has none.
-        policy_problem: Why the policy cannot be read, empty if it can.
-        secrets: Keys in `config.toml` that hold what looks like a secret.
-        weak_config: Where others could change what `config.toml` leads to, and how; empty if nowhere.
-        units: The units of this host.
-        unread: Paths that could not be checked, each with the reason.
-    """
-
-    directory: str
-    user: int
+    directory: str  # the job directory, absolute
+    user: int  # number of the user that runs the check
     umask: int
-    entries: tuple[PathAccess, ...] = ()
-    mount: Mount = UNKNOWN_MOUNT
-    permissions: str = "umask"
-    group: int | None = None
-    policy_problem: str = ""
-    secrets: tuple[str, ...] = ()
-    weak_config: str = ""
-    units: tuple[SystemdUnit, ...] = ()
+    entries: tuple[PathAccess, ...] = ()  # every path that was checked
+    mount: Mount = UNKNOWN_MOUNT  # the mount that holds the job
+    permissions: str = "umask"  # the policy of the job's configuration
+    group: int | None = None  # number of the policy's group, None if it has none
+    policy_problem: str = ""  # why the policy cannot be read, empty if it can
+    secrets: tuple[str, ...] = ()  # keys in `config.toml` that hold what looks like a secret
+    weak_config: str = ""  # where others could change what `config.toml` leads to, and how; empty if nowhere
+    units: tuple[SystemdUnit, ...] = ()  # the units of this host
+    # Paths that could not be checked, each with the reason.
     unread: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -117,21 +81,13 @@ _OWN = ("state", "file", "step", "appended", "config", "secret")
 
 @dataclass(frozen=True, slots=True)
 class AccessFinding:
-    """One permission that is too open, or a fact worth knowing.
+    """One permission that is too open, or a fact worth knowing."""
 
-    Args:
-        name: The rule, a stable word.
-        severity: How much it matters.
-        what: What was found, and its consequence.
-        where: A path, or what else it is about.
-        mend: The command that fixes it; empty if there is none.
-    """
-
-    name: str
-    severity: Severity
-    what: str
-    where: str
-    mend: str = ""
+    name: str  # the rule, a stable word
+    severity: Severity  # how much it matters
+    what: str  # what was found, and its consequence
+    where: str  # a path, or what else it is about
+    mend: str = ""  # the command that fixes it; empty if there is none
 
 
 def judge(seen: AccessSnapshot) -> tuple[AccessFinding, ...]:

@@ -49,19 +49,14 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class SetFigures:
-    """The figures of a version by a set.
+    """The figures of a version by a set."""
 
-    Args:
-        means: The figures, without the names of sets.
-        is_bench: Whether only `explorer bench` has measured it. That measures steps as they are in the job, whichever
-            generation published them, so the generation says nothing of what came after.
-    """
-
-    means: Means
+    means: Means  # the figures, without the names of sets
+    # Whether only `explorer bench` has measured it. That measures steps as they are in the job, whichever
+    # generation published them, so the generation says nothing of what came after.
     is_bench: bool
 
     def named(self, of_set: str) -> Means:
-        """Return the figures by the names that metrics have."""
         prefix = f"eval/{of_set}/" if of_set else "eval/"
         return {f"{prefix}{name}": value for name, value in self.means.items()}
 
@@ -101,7 +96,6 @@ class EvaluationWatch:
     down, a resume gives.
 
     Args:
-        directory: The job directory.
         clock: Monotonic seconds.
     """
 
@@ -121,12 +115,9 @@ class EvaluationWatch:
         """Go on from a state; versions beyond the step are abandoned.
 
         Args:
-            state: What `state_dict` returned; an empty one of an older trainer knows what is there.
+            state: What `state_dict` returned; an empty one, before the first, knows what is there.
             step: The step from which the run resumes.
             generation: The newest whose versions beyond that step do not belong to the run.
-
-        Raises:
-            CorruptDataError: It is not a state of evaluations.
         """
         there = set(read_evaluations(self._directory))
         # What is there beyond the step was measured by an earlier run, whatever its generation.
@@ -194,7 +185,6 @@ class EvaluationWatch:
 
 
 def _figures(version: Mapping[MeasuredPlace, SetFigures]) -> Means:
-    """Return the figures of a version by all of its sets."""
     figures = {"eval/step": float(next(iter(version)).step)}
     for place, measured in version.items():
         figures |= measured.named(place.of_set)

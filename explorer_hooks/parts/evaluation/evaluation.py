@@ -1,37 +1,19 @@
 """How good versions are on held-out tasks: one line for each set and each version that is measured."""
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
 
-import structlog
-
-from explorer_hooks.run.evaluation_sets import HeldOut, TaskOutcome, figures_of
+from explorer_hooks.parts.evaluation.sets import figures_of, open_sets
+from explorer_hooks.run.config import ExplorerFile
 from explorer_hooks.run.generation import GroupRequest, GroupResult, Response, Sampling, scored_group
+from explorer_hooks.run.held_out import Evaluator, HeldOut, Outcomes, TaskOutcome, warn_skipped
 from explorer_hooks.run.own_files import Records
+from explorer_hooks.run.scoring import Scorer
 from syncd.protocol.version import Pair
 
 _ATTEMPTS = 3
-_LOG = structlog.get_logger()
-
-Outcomes = Sequence[TaskOutcome]
-"""What became of each task of a set, in order."""
-
-
-class Evaluator(Protocol):
-    """Has the engine work on held-out tasks."""
-
-    def outcomes(self, held_out: HeldOut, pair: Pair) -> Outcomes | None:
-        """Return what became of each task of a set, None if it was told to stop or the engine ran another version.
-
-        Args:
-            held_out: The set.
-            pair: The version whose work counts.
-
-        Raises:
-            EngineDeadError: The engine can generate nothing any more.
-        """
 
 
 class PromptEvaluator:
@@ -73,7 +55,6 @@ class Evaluation:
     """Measures each set at every n-th applied version and at the last one, each version at most once.
 
     Args:
-        sets: The sets.
         records: Gets the lines; what it names already is not measured again.
         evaluator: Has the engine work on their tasks.
     """
@@ -88,13 +69,8 @@ class Evaluation:
         """Measure a version that was just applied by the sets that are due.
 
         Args:
-            pair: The version.
             digest: The digest of its weights, empty for the model that the engine started with.
             is_last: Whether no version comes after it: then all sets are due.
-
-        Raises:
-            EngineDeadError: The engine can generate nothing any more.
-            StorageError: A line cannot be written.
         """
         for held_out in self._sets:
             place = (*pair, held_out.name)
@@ -107,9 +83,39 @@ class Evaluation:
                 self._visited.add(place)
 
 
-def warn_skipped(held_out: HeldOut, pair: Pair) -> None:
-    """Log that a set was not measured, because the engine did not keep to the version."""
-    _LOG.warning("evaluation_skipped", generation=pair[0], step=pair[1], set=held_out.name)
+class RunSets:
+    """The evaluation sets that a run measures.
+
+    Args:
+        sets: The sets, opened.
+    """
+
+    def __init__(self, sets: Sequence[HeldOut]) -> None:
+        self._sets = sets
+
+    @property
+    def scorers(self) -> Sequence[Scorer]:
+        """Return what scores each set."""
+        return [held_out.scorer for held_out in self._sets]
+
+    def watcher(self, evaluator: Evaluator, records: Records) -> Evaluation | None:
+        """Return what measures versions, None without sets."""
+        return Evaluation(self._sets, records, evaluator) if self._sets else None
+
+    def watcher_by_prompts(self, sampling: Sampling, records: Records) -> Evaluation | None:
+        """Return what measures versions by answers to prompts, None without sets."""
+        return self.watcher(PromptEvaluator(sampling), records)
+
+
+@contextmanager
+def open_run_sets(file: ExplorerFile, scorer: Scorer) -> Iterator[RunSets]:
+    """Yield the sets of a file that are measured in a run: those with `every` above 0.
+
+    Raises:
+        ConfigError: A file of tasks cannot be used, or a reward function not be imported.
+    """
+    with open_sets(file, scorer, lambda _, section: bool(section.every)) as sets:
+        yield RunSets(sets)
 
 
 def measure(
@@ -123,16 +129,9 @@ def measure(
     """Return the line of a set and a version, which is written; None if it could not be measured.
 
     Args:
-        held_out: The set.
-        pair: The version.
         digest: The digest of its weights, empty for the model that the engine started with.
         evaluator: Has the engine work on the tasks.
-        records: Gets the line.
         more: What else the line has.
-
-    Raises:
-        EngineDeadError: The engine can generate nothing any more.
-        StorageError: The line cannot be written.
     """
     begin = time.monotonic()
     outcomes = evaluator.outcomes(held_out, pair)

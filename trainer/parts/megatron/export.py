@@ -56,17 +56,17 @@ def has_dist_ckpt(disk: Disk, directory: str) -> bool:
     return exists(disk, f"{directory}/{_METADATA}")
 
 
+def open_split_weights(disk: Disk, directory: str, config: str) -> "MegatronFiles | None":
+    """Return the weights of a distributed checkpoint, None if the directory is no whole one."""
+    return MegatronFiles(directory, config) if has_dist_ckpt(disk, directory) else None
+
+
 class MegatronFiles:
     """Weights in a distributed checkpoint.
 
     Args:
         directory: The checkpoint.
         config: The path of the model's config.json, which says how many heads an attention has.
-
-    Raises:
-        CorruptDataError: A file is damaged.
-        ConfigError: It is of another kind of model, or only loads by running code from it.
-        StorageError: A file cannot be read.
     """
 
     def __init__(self, directory: str, config: str) -> None:
@@ -185,11 +185,7 @@ class _PlainUnpickler(pickle.Unpickler):
     """Opens what holds data alone."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a class of the list.
-
-        Raises:
-            NotImplementedError: It is another one.
-        """
+        """Return a class of the list."""
         if name not in METADATA.get(module, ()):
             raise NotImplementedError(f"{module}.{name}")
         return super().find_class(module, name)

@@ -1,9 +1,10 @@
-"""`explorer serve`: an OpenAI-style endpoint that records what agents do."""
+"""`explorer serve`: record what agents do behind an OpenAI-style endpoint, as experiences."""
 
 from typing import TYPE_CHECKING
 
 import click
 
+from explorer_hooks.cli.options import checked_config, config_keys
 from syncd.extras import install_command
 from syncd.jobfile.overrides import JobFileCommand, config_argument, overrides_argument, trust_option
 
@@ -11,26 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from explorer_hooks.run.config import ExplorerFile
-    from syncd.jobfile.keys import Keys
 
-
-def config_keys() -> "Keys":
-    """Return the keys that explorers read."""
-    from explorer_hooks.run.config import ExplorerFile  # noqa: PLC0415
-    from syncd.jobfile.keys import Keys  # noqa: PLC0415
-
-    return Keys(ExplorerFile, ())
-
-
-def checked_config(name: str, value: str) -> str:
-    """Return the path of a job's file.
-
-    Raises:
-        click.BadParameter: It looks like an option.
-    """
-    if not value or value.startswith("--"):
-        raise click.BadParameter(f"{value!r} is not a file; {name} comes before --section.key value")
-    return value
+AFTER = "run"
+"""The verb behind which `--help` lists this one."""
 
 
 @click.command(cls=JobFileCommand, keys=config_keys)
@@ -73,15 +57,16 @@ def serve(
         click.echo(file.model_dump_json(indent=2, include={"job", "model", "data", "sync", "explorer"}))
         return
     require_own_model(file.model.path, runs_code=file.model.trust_remote_code and not trust)
-    click.echo(f"explorer ended: {gateway_function('serve', 'serve')(file, health)}", err=True)
+    click.echo(f"explorer ended: {_gateway_function('serve', 'serve')(file, health)}", err=True)
 
 
-def gateway_function(module: str, name: str) -> "Callable[[ExplorerFile, str | None], str]":
-    """Return a function of the gateway, which needs what not everybody has.
+def run_agents(file: "ExplorerFile", health: str | None) -> str:
+    """Have agents play the tasks of a file with [explorer.agent], and return why that ended."""
+    return _gateway_function("run_agents", "run_agents")(file, health)
 
-    Raises:
-        ConfigError: It is not installed.
-    """
+
+def _gateway_function(module: str, name: str) -> "Callable[[ExplorerFile, str | None], str]":
+    """Return a function of the gateway, which needs what not everybody has."""
     import importlib  # noqa: PLC0415
 
     from syncd.errors import ConfigError  # noqa: PLC0415

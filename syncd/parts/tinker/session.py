@@ -43,10 +43,6 @@ class TinkerSession:
         url: The server's address.
         key: The API key.
         timeout: Seconds that one call may take, its repetitions included.
-
-    Raises:
-        ConfigError: The SDK is not installed or of another release.
-        SyncdError: The server is asked at the first call; its errors are those of `call`.
     """
 
     def __init__(self, url: str, key: str, timeout: float) -> None:
@@ -61,20 +57,13 @@ class TinkerSession:
         """Return what a call of the SDK returns that may wait for the server, within the bound.
 
         A call that outlasts its time cannot be stopped; its thread does not keep the process from ending.
-
-        Raises:
-            SyncdError: It failed; `TimedOutError` where the server did not answer.
         """
         future: Future[T] = Future()
         threading.Thread(target=_run, args=(future, function), name="tinker", daemon=True).start()
         return self.result(what, future)
 
     def result(self, what: str, answer: PendingAnswer[T]) -> T:
-        """Return the answer to a request that is on its way, within the bound.
-
-        Raises:
-            SyncdError: As of `call`.
-        """
+        """Return the answer to a request that is on its way, within the bound."""
         try:
             return answer.result(self._timeout)
         except SyncdError:
@@ -87,9 +76,6 @@ class TinkerSession:
 
         Args:
             name: Its name; without one, the server's only model is meant.
-
-        Raises:
-            ConfigError: The server has no such model, or several and no name is given.
         """
         found = self.call("listing models", self.service.get_server_capabilities).supported_models
         lengths = {one.model_name: one.max_context_length for one in found if one.model_name}
@@ -139,11 +125,6 @@ class TinkerSession:
 
 
 def api_key(variable: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Return the API key in an environment variable.
-
-    Raises:
-        ConfigError: It is not set.
-    """
     if not environ.get(variable):
         hint = f"export {variable}=tml-...; a server of your own takes any key that begins so"
         raise ConfigError(f"the tinker server needs an API key, and {variable} is not set", hint=hint)
@@ -151,11 +132,7 @@ def api_key(variable: str, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def import_sdk() -> Any:
-    """Return the package `tinker`.
-
-    Raises:
-        ConfigError: It is not installed, or of another release.
-    """
+    """Return the package `tinker`."""
     # Read while the package is imported; it would report each call and error to the server, and wait for it at exit.
     os.environ.setdefault("TINKER_TELEMETRY", "0")
     try:

@@ -17,37 +17,25 @@ _V1, _V2 = "/sys/fs/cgroup/memory", "/sys/fs/cgroup"
 
 
 class MemoryLeft(NamedTuple):
-    """What is left of some memory, in bytes.
+    """What is left of some memory, in bytes."""
 
-    Args:
-        left: What can be allocated without swapping.
-        total: The whole of it.
-    """
-
-    left: int
+    left: int  # what can be allocated without swapping
     total: int
 
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
-    """The memory that is free for a copy.
-
-    Args:
-        host: Of the host.
-        group: Of the tightest control group; None without a limit.
-        free: Bytes that are free in the file system.
-    """
+    """The memory that is free for a copy."""
 
     host: MemoryLeft
-    group: MemoryLeft | None
-    free: int
+    group: MemoryLeft | None  # of the tightest control group; None without a limit
+    free: int  # bytes that are free in the file system
 
 
 def refusal(room: FreeMemory, size: int, used: int, limit: int) -> str:
     """Return why so many bytes more do not fit, empty if they do.
 
     Args:
-        room: The memory that is free.
         size: Bytes of the copy.
         used: Bytes of the copies that stay.
         limit: Bytes that all copies may take together.
@@ -64,11 +52,6 @@ def refusal(room: FreeMemory, size: int, used: int, limit: int) -> str:
 
 
 def read_free_memory(directory: str) -> FreeMemory:
-    """Return the memory that is free now, for a directory in memory.
-
-    Raises:
-        OSError: The directory cannot be read.
-    """
     found = os.statvfs(directory)
     return FreeMemory(_host(), min(_groups(), default=None), found.f_bavail * found.f_frsize)
 
@@ -79,11 +62,7 @@ def free_memory() -> int:
 
 
 def capacity(directory: str) -> int:
-    """Return the size of a file system in bytes.
-
-    Raises:
-        OSError: The directory cannot be read.
-    """
+    """Return the size of a file system in bytes."""
     found = os.statvfs(directory)
     return found.f_blocks * found.f_frsize
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from syncd.errors import ConfigError, JobMissingError, plain
 from syncd.parts.doctor.probe import STUCK, answering, bounded
-from syncd.parts.doctor.security.rules import (
+from syncd.parts.doctor.security_rules import (
     AccessFinding,
     AccessSnapshot,
     AclEntry,
@@ -45,7 +45,6 @@ def collect(directory: str, state_dir: str | None = None, secrets: Iterable[str]
     """Return who may do what around a job.
 
     Args:
-        directory: The job directory.
         state_dir: Where `.syncd/` is, if not in it.
         secrets: Further files that hold secrets: files of tokens.
     """
@@ -230,17 +229,11 @@ _VERDICTS = {
 
 @dataclass(frozen=True, slots=True)
 class AccessReport:
-    """Which permissions around a job are too open.
+    """Which permissions around a job are too open."""
 
-    Args:
-        directory: The job directory, absolute.
-        permissions: The policy of its configuration.
-        findings: The findings, the most severe first.
-    """
-
-    directory: str
-    permissions: str
-    findings: tuple[AccessFinding, ...]
+    directory: str  # the job directory, absolute
+    permissions: str  # the policy of its configuration
+    findings: tuple[AccessFinding, ...]  # the findings, the most severe first
 
     @property
     def verdict(self) -> str:
@@ -258,7 +251,6 @@ class AccessReport:
         }
 
     def lines(self) -> list[str]:
-        """Return the report as lines of text."""
         found = [text for finding in self.findings for text in _lines(finding)]
         return [
             *found,
@@ -272,11 +264,7 @@ def _lines(finding: AccessFinding) -> list[str]:
 
 
 def examine(directory: str, state_dir: str | None = None, secrets: Iterable[str] = ()) -> AccessReport:
-    """Check the permissions of a job; change nothing.
-
-    Raises:
-        JobMissingError: It does not exist, or its server does not answer.
-    """
+    """Check the permissions of a job; change nothing."""
     with answering(directory):
         if not bounded(lambda: os.path.isdir(directory), STUCK):
             raise JobMissingError("no such directory", path=directory, hint=f"ls -ld {directory}")

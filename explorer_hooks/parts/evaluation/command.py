@@ -1,4 +1,4 @@
-"""`explorer bench`: measures steps of a job by its evaluation sets."""
+"""`explorer bench`: measure the steps of a job by its evaluation sets, and end."""
 
 import json
 import os
@@ -6,21 +6,20 @@ from collections.abc import Mapping
 
 import click
 
-from explorer_hooks.cli.serve import config_keys
+from explorer_hooks.cli.options import config_keys
 from syncd.arguments import job_argument, step_names
 from syncd.console import UncheckedPath
 from syncd.jobfile.overrides import JobFileCommand, overrides_argument, trust_option
 from syncd.protocol.layout import MAX_STEP
 
+AFTER = "run"
+"""The verb behind which `--help` lists this one."""
+
 ALL = "all"
 
 
 def _steps(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...] | None:
-    """Return the steps that a text names, None for all.
-
-    Raises:
-        click.BadParameter: It names none.
-    """
+    """Return the steps that a text names, None for all."""
     if text == ALL:
         return None
     words = [word.strip() for word in text.split(",")]
@@ -87,9 +86,9 @@ def bench(
       explorer bench /shared/jobs/first --steps 10,20 --set math --json
       explorer bench /shared/jobs/first --config grpo.toml --explorer.engine.kind vllm --explorer.engine.address http://127.0.0.1:8000
     """  # noqa: D301 - click's mark is one backspace
-    from explorer_hooks.run.bench import BenchRequest  # noqa: PLC0415
-    from explorer_hooks.run.bench import bench as measured  # noqa: PLC0415
-    from explorer_hooks.run.bench_report import document, tables  # noqa: PLC0415
+    from explorer_hooks.parts.evaluation.bench import BenchRequest  # noqa: PLC0415
+    from explorer_hooks.parts.evaluation.bench import bench as measured  # noqa: PLC0415
+    from explorer_hooks.parts.evaluation.bench_report import document, tables  # noqa: PLC0415
     from explorer_hooks.run.load import load_bench_file  # noqa: PLC0415
     from syncd.errors import UsageError  # noqa: PLC0415
     from syncd.jobfile.trust import require_own_model  # noqa: PLC0415

@@ -16,12 +16,27 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from verl.workers.config import HFModelConfig, McoreEngineConfig, McoreOptimizerConfig
 
-from trainer.config.megatron import MEGATRON_SIZES
 from trainer.config.model import JobConfig, OptimizerSection
+from trainer.config.schedule import schedule_steps
+from trainer.engines.verl.models import build_part
 from trainer.engines.verl.settings import model_config
+from trainer.parts.megatron.config import MEGATRON, MEGATRON_SIZES
 
 _RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 """Gradient checkpointing, by Megatron's names."""
+
+
+def build_megatron(config: JobConfig, *, forward_only: bool) -> "MegatronModel":
+    """Return the model of `model.path`, split by Megatron, with its optimizer."""
+    return MegatronModel(
+        build_part(
+            "language_model",
+            MEGATRON,
+            megatron_model_config(config),
+            megatron_engine_config(config, forward_only=forward_only),
+            megatron_optimizer_config(config.algorithm.optimizer, schedule_steps(config)),
+        )
+    )
 
 
 def megatron_model_config(config: JobConfig) -> HFModelConfig:

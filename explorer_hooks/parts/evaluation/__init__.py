@@ -1,0 +1,1 @@
+"""Evaluation: held-out tasks at versions and steps, and a teacher that reads responses."""

@@ -1,0 +1,153 @@
+"""Held-out tasks in the run of an explorer: who works on them, and what measures versions by them.
+
+A part registers what opens the evaluation sets of a file under `explorer.evaluation`. Without it nothing is measured.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from explorer_hooks.run.config import ExplorerFile
+from explorer_hooks.run.generation import Sampling
+from explorer_hooks.run.own_files import Records
+from explorer_hooks.run.scoring import Scorer
+from explorer_hooks.tasks.order import Tasks
+from syncd.jobfile.evaluation import EvaluationSet
+from syncd.protocol.version import Pair
+from syncd.registered import registered
+
+EVALUATION = "explorer.evaluation"
+"""The group of entry points of what opens evaluation sets: a function of a file and what scores."""
+
+_LOG = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """A set that is measured.
+
+    Args:
+        name: Its name, empty for the one of [explorer.evaluation] itself.
+        section: Its keys.
+        tasks: Its tasks.
+        max_tokens: Tokens of a response at most.
+        scorer: Scores responses.
+        key: Names what is measured: two measurements with one key differ in the weights alone.
+    """
+
+    name: str
+    section: EvaluationSet
+    tasks: Tasks
+    max_tokens: int
+    scorer: Scorer
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOutcome:
+    """What became of a task.
+
+    Args:
+        rewards: The reward of each response; none if one of them has none.
+        tokens: Tokens of all responses.
+        truncated: Responses that were cut off at the most tokens.
+    """
+
+    rewards: Sequence[float] = ()
+    tokens: int = 0
+    truncated: int = 0
+
+
+Outcomes = Sequence[TaskOutcome]
+"""What became of each task of a set, in order."""
+
+
+class Evaluator(Protocol):
+    """Has the engine work on held-out tasks."""
+
+    def outcomes(self, held_out: HeldOut, pair: Pair) -> Outcomes | None:
+        """Return what became of each task of a set, None if it was told to stop or the engine ran another version.
+
+        Args:
+            held_out: The set.
+            pair: The version whose work counts.
+
+        Raises:
+            EngineDeadError: The engine can generate nothing any more.
+        """
+
+
+class VersionWatcher(Protocol):
+    """Hears of each version that the engine runs, before work goes on."""
+
+    def applied(self, pair: Pair, digest: str, *, is_last: bool = False) -> None:
+        """Measure a version that was just applied by the sets that are due.
+
+        Args:
+            pair: The version.
+            digest: The digest of its weights, empty for the model that the engine started with.
+            is_last: Whether no version comes after it: then all sets are due.
+
+        Raises:
+            EngineDeadError: The engine can generate nothing any more.
+            StorageError: A line cannot be written.
+        """
+
+
+class EvaluationSets(Protocol):
+    """The evaluation sets of a file, opened."""
+
+    @property
+    def scorers(self) -> Sequence[Scorer]:
+        """Return what scores each set; none without sets."""
+
+    def watcher(self, evaluator: Evaluator, records: Records) -> VersionWatcher | None:
+        """Return what measures versions, None without sets.
+
+        Args:
+            evaluator: Has the engine work on the sets.
+            records: Gets a line for each set and version.
+        """
+
+    def watcher_by_prompts(self, sampling: Sampling, records: Records) -> VersionWatcher | None:
+        """Return the same where the engine answers each prompt."""
+
+
+class _NoSets:
+    """What a file without evaluation sets has."""
+
+    scorers: Sequence[Scorer] = ()
+
+    def watcher(self, evaluator: Evaluator, records: Records) -> None:
+        """Return that nothing measures versions."""
+
+    def watcher_by_prompts(self, sampling: Sampling, records: Records) -> None:
+        """Return the same."""
+
+
+@contextmanager
+def open_evaluation(file: ExplorerFile, scorer: Scorer) -> Iterator[EvaluationSets]:
+    """Yield the evaluation sets that the run of an explorer measures.
+
+    Args:
+        file: The job's file.
+        scorer: What scores with explorer.reward.function.
+
+    Raises:
+        ConfigError: A file of tasks cannot be used, or a reward function not be imported.
+    """
+    openers = [point.load() for point in registered(EVALUATION).values()]
+    if not openers:
+        yield _NoSets()
+        return
+    opened: AbstractContextManager[EvaluationSets] = openers[0](file, scorer)
+    with opened as sets:
+        yield sets
+
+
+def warn_skipped(held_out: HeldOut, pair: Pair) -> None:
+    """Log that a set was not measured, because the engine did not keep to the version."""
+    _LOG.warning("evaluation_skipped", generation=pair[0], step=pair[1], set=held_out.name)

@@ -1,1 +1,0 @@
-"""`syncd doctor --security`: what around a job is too open, judged from a snapshot of who may do what."""

@@ -1,0 +1,1 @@
+"""What trainer and explorers share of a tinker server: the session with it."""

@@ -1,0 +1,12 @@
+"""What installed packages register by entry points: commands, transports, engines, and all else that a part brings.
+
+The core names groups, and a part the objects in them, in setup.cfg. An object is imported once it is used.
+"""
+
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+
+
+def registered(group: str) -> Mapping[str, EntryPoint]:
+    """Return the entry points of a group by name, in the order of names; nothing is imported."""
+    return {point.name: point for point in sorted(entry_points(group=group))}

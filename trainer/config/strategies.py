@@ -1,0 +1,52 @@
+"""Ways to spread a model over ranks that parts add to those of verl's FSDP: further values of `engine.strategy`.
+
+A part registers a `Strategy` under `trainer.strategies`. Imports no torch.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from syncd.jobfile.problems import Problem
+from syncd.registered import registered
+from trainer.config.model import JobConfig
+
+STRATEGIES = "trainer.strategies"
+"""The group of entry points, by the value of `engine.strategy`."""
+
+FSDP = ("fsdp", "fsdp2")
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A way to spread a model that is not FSDP's. Paths `module:name` are imported when a run begins.
+
+    Args:
+        noun: What it is called in messages.
+        problems: Yields what is wrong with its keys in the job's file.
+        packages: The packages that it needs besides verl, with the command that installs each.
+        releases: The releases of verl with which it runs.
+        engine: The path of the engine.
+        model: The path of what builds the model, as `trainer.engines.verl.models.build_model` does.
+    """
+
+    noun: str
+    problems: Callable[[JobConfig], Iterator[Problem]]
+    packages: Mapping[str, str]
+    releases: frozenset[str]
+    engine: str
+    model: str
+
+
+def strategy_names() -> frozenset[str]:
+    """Return the values that `engine.strategy` may have."""
+    return frozenset({*FSDP, *registered(STRATEGIES)})
+
+
+def strategy_of(config: JobConfig) -> Strategy | None:
+    """Return the strategy of a job's file, None for FSDP."""
+    name = config.engine.strategy
+    if name in FSDP:
+        return None
+    point = registered(STRATEGIES).get(name)
+    strategy: Strategy | None = point.load() if point is not None else None
+    return strategy

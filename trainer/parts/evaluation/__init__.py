@@ -1,0 +1,1 @@
+"""Evaluation on the trainer's side: what explorers measured becomes figures of the run."""
