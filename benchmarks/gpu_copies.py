@@ -15,6 +15,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,8 @@ def _options() -> argparse.Namespace:
 
 def _measure(scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
     weights = {name: tensor.to(GPU) for name, tensor in weights_of(options.gib).items()}
-    save = _race(_saves(scratch, weights), options.rounds)
+    with ExitStack() as opened:
+        save = _race(_saves(scratch, weights, opened), options.rounds)
     load = _race(_loads(scratch, weights), options.rounds)
     machine = report.machine(scratch, torch=torch.__version__, gpu=torch.cuda.get_device_name())
     size = sum(tensor.nbytes for tensor in weights.values())
@@ -86,15 +88,16 @@ def _race(contestants: Mapping[str, Contestant], rounds: int) -> dict[str, list[
     return seconds
 
 
-def _saves(scratch: Path, weights: Weights) -> dict[str, Contestant]:
+def _saves(scratch: Path, weights: Weights, opened: ExitStack) -> dict[str, Contestant]:
     """Return what blocks a trainer that saves."""
     size = sum(tensor.nbytes for tensor in weights.values())
     source = torch.empty(size, dtype=torch.uint8, device=GPU)
     pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    modes = ("background", "stream")
+    savers = {mode: opened.enter_context(closing(_Saver(scratch / mode, mode, weights))) for mode in modes}
     return {
         BOUND: lambda: _done(pinned.copy_(source, non_blocking=True)),
-        "background": _Saver(scratch / "background", "background", weights),
-        "stream": _Saver(scratch / "stream", "stream", weights),
+        **savers,
         "tensor.cpu()": lambda: _done([tensor.cpu() for tensor in weights.values()]),
         "DCP async_save": lambda: _dcp_async(scratch, weights),
     }
@@ -117,6 +120,9 @@ class _Saver:
         assert read_manifest(self._job.disk, self._job.step(self._step)).shards
         shutil.rmtree(self._job.step(self._step))
         return blocked
+
+    def close(self) -> None:
+        self._saver.close()
 
 
 def _dcp_async(scratch: Path, weights: Weights) -> float:

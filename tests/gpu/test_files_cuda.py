@@ -12,6 +12,7 @@ from support.targets import target_of  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
 from syncd.errors import NonFiniteError  # noqa: E402
 from syncd.transports.files import fill_tensors, read_file  # noqa: E402
+from syncd.transports.files.pinned_buffer import PinnedBuffer  # noqa: E402
 from syncd.transports.files.step_saver import StepSaver  # noqa: E402
 from syncd.transports.host_memory import HostMemory  # noqa: E402
 from syncd.transports.torch_tensors import target_tensors  # noqa: E402
@@ -97,11 +98,26 @@ def test_memory_prepared_for_a_model_on_a_gpu_is_used_by_its_first_save(job):
     saver.prepare(tensors.items())
     arena = saver._arenas.next()
     address = arena.bytes.data_ptr()
-    assert arena._pinned
+    assert arena.bytes.is_pinned()
     save_and_wait(saver, 0, tensors)
     assert saver._arenas.next().bytes.data_ptr() == address
     assert torch.equal(load(job, 0)["w7"], tensors["w7"].cpu())
     saver.close()
+
+
+def test_memory_of_a_dropped_buffer_is_pinned_no_more():
+    buffer = PinnedBuffer(LARGE, pinned=True)
+    piece = buffer.piece(0, torch.uint8, torch.Size([LARGE]))
+    assert piece.is_pinned()
+    del buffer
+    assert not piece.is_pinned()
+
+
+def test_memory_that_cuda_refuses_to_pin_leaves_no_error_for_the_next_kernel():
+    buffer = PinnedBuffer(LARGE, pinned=True)
+    buffer._pin()  # it is pinned already
+    assert float(torch.ones(1000, device=GPU).sum()) == 1000.0
+    buffer.close()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
