@@ -55,15 +55,15 @@ def no_step_names(*_: object) -> list[CompletionItem[str]]:
 
 def _steps_in(directory: str, incomplete: str) -> list[CompletionItem[str]]:
     names = (name.removesuffix(".json") for name in os.listdir(directory))
-    found = {step for name in names if (step := parse_step_name(name)) is not None}
-    return matching(map(str, sorted(found, reverse=True)), incomplete)
+    steps = {step for name in names if (step := parse_step_name(name)) is not None}
+    return matching(map(str, sorted(steps, reverse=True)), incomplete)
 
 
 def _typed_path(ctx: click.Context, name: str) -> str:
     """Return a path as the shell will expand it, empty if it was not given."""
-    given = ctx.params.get(name)
-    if given is None and name == "job":
-        given = next(
+    value = ctx.params.get(name)
+    if value is None and name == "job":
+        value = next(
             iter(ctx.args), None
         )  # click stops at an option whose value is typed now, before the arguments
-    return os.path.expanduser(os.path.expandvars(given or ""))
+    return os.path.expanduser(os.path.expandvars(value or ""))

@@ -69,8 +69,8 @@ def _completions(completer: ShellComplete, shell: str) -> list[str]:
     if incomplete.startswith("--") and "=" in incomplete:
         name, _, incomplete = incomplete.partition("=")
         words.append(name)
-    found = completer.get_completions(words, incomplete)
-    return [completer.format_completion(item) for item in found]
+    items = completer.get_completions(words, incomplete)
+    return [completer.format_completion(item) for item in items]
 
 
 def _joined(words: list[str]) -> list[str]:

@@ -141,9 +141,9 @@ def load(
     table = _table(path, read_config_file if kept else _read) if path else {}
     if not trusted:
         _refuse_reaching(table, path)
-    given = {key: value for key, value in overrides.items() if value is not None}
+    options = {key: value for key, value in overrides.items() if value is not None}
     where = path or "the command line"
-    values = {key: check_value(key, value, where) for key, value in {**table, **given}.items()}
+    values = {key: check_value(key, value, where) for key, value in {**table, **options}.items()}
     return dataclasses.replace(DaemonConfig(), **values)
 
 

@@ -101,8 +101,8 @@ class LazyGroup(click.Group):
             return {}
         from importlib.metadata import entry_points  # noqa: PLC0415 - takes a fifth of what else a command takes
 
-        found = entry_points(group=self._others)
-        return {one.name: one for one in sorted(found) if one.name not in self.own}
+        points = entry_points(group=self._others)
+        return {point.name: point for point in sorted(points) if point.name not in self.own}
 
     @functools.cached_property
     def verbs(self) -> Mapping[str, str]:
@@ -110,8 +110,8 @@ class LazyGroup(click.Group):
         lines = list(self.own.items())
         for name, point in self.others.items():
             line, after = _said_of_command(point.module)
-            place = next((place for place, (verb, _) in enumerate(lines, 1) if verb == after), len(lines))
-            lines.insert(place, (name, line))
+            index = next((index for index, (verb, _) in enumerate(lines, 1) if verb == after), len(lines))
+            lines.insert(index, (name, line))
         return dict(lines)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -205,8 +205,8 @@ def _checked(
     callback: Callable[..., Any] | None, ctx: click.Context, param: click.Parameter, value: Any
 ) -> Any:
     """Return the value of a parameter, as its own callback has it; refuse one that is invalid for every command."""
-    for one in value if isinstance(value, tuple) else (value,):
-        if problem := _problem(one, is_path=isinstance(param.type, click.Path)):
+    for part in value if isinstance(value, tuple) else (value,):
+        if problem := _problem(part, is_path=isinstance(param.type, click.Path)):
             raise click.BadParameter(problem, ctx, param)
     return callback(ctx, param, value) if callback else value
 
@@ -295,9 +295,9 @@ def _report(error: Exception, program: str, args: Sequence[str]) -> int:
         import traceback  # noqa: PLC0415
 
         traceback.print_exception(error)
-    known = _known(error, program, args)
-    print_error(known)
-    return known.exit_code
+    reported = _known(error, program, args)
+    print_error(reported)
+    return reported.exit_code
 
 
 def print_error(error: SyncdError) -> None:
@@ -325,9 +325,9 @@ def _known(error: Exception, program: str, args: Sequence[str]) -> SyncdError:
         if (missing := not_installed(error, program)) is not None:
             return missing
     if isinstance(error, OSError):
-        known: SyncdError = storage_error(error, None)
-        known.hint = _hint(error)
-        return known
+        reported: SyncdError = storage_error(error, None)
+        reported.hint = _hint(error)
+        return reported
     return unexpected(error, program, f"report what this prints: {shlex.join([program, '--debug', *args])}")
 
 

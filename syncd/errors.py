@@ -207,29 +207,29 @@ def unexpected(error: Exception, program: str = "syncd", hint: str | None = None
     """
     if isinstance(error, SyncdError):
         return error
-    place = "".join(f" ({call})" for call in calls_of(error)[-1:])
-    message = f"a bug in {program} {__version__}: {type(error).__name__}: {error}{place}"
-    known = SyncdError(message, hint=hint or f"report this line: {REPOSITORY}/issues")
-    known.__cause__ = error
-    return known
+    where = "".join(f" ({call})" for call in calls_of(error)[-1:])
+    message = f"a bug in {program} {__version__}: {type(error).__name__}: {error}{where}"
+    reported = SyncdError(message, hint=hint or f"report this line: {REPOSITORY}/issues")
+    reported.__cause__ = error
+    return reported
 
 
 def calls_of(error: BaseException | None) -> list[str]:
     """Return where an error came up: file, line and function of each call, the innermost last."""
-    found = list[str]()
+    calls = list[str]()
     frame = error.__traceback__ if error else None
     while frame is not None:
         code = frame.tb_frame.f_code
-        found.append(f"{os.path.basename(code.co_filename)}:{frame.tb_lineno} {code.co_name}")
+        calls.append(f"{os.path.basename(code.co_filename)}:{frame.tb_lineno} {code.co_name}")
         frame = frame.tb_next
-    return found
+    return calls
 
 
 def storage_error(error: OSError, path: object) -> StorageError:
     """Return the error of this tree for one of the operating system at a path."""
-    known = StorageError(error.strerror or str(error), path=error.filename or path)
-    known.errno = error.errno
-    return known
+    reported = StorageError(error.strerror or str(error), path=error.filename or path)
+    reported.errno = error.errno
+    return reported
 
 
 @contextlib.contextmanager

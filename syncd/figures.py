@@ -91,8 +91,8 @@ _LENGTH, _TOOLS = "response/length_mean", "response/tool_tokens_mean"
 
 def by_present_names(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metrics of a line, which an earlier release may have written, by their present names."""
-    found = {RENAMED.get(name, name): value for name, value in metrics.items()}
+    renamed = {RENAMED.get(name, name): value for name, value in metrics.items()}
     chosen, others = metrics.get(_LENGTH), metrics.get(_TOOLS)
     if isinstance(chosen, int | float) and isinstance(others, int | float):
-        found[RENAMED[_LENGTH]] = chosen + others  # it did not count the tokens of tools
-    return found
+        renamed[RENAMED[_LENGTH]] = chosen + others  # it did not count the tokens of tools
+    return renamed

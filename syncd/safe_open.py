@@ -19,10 +19,10 @@ def open_append(path: str, adopt: Callable[[str], None] | None = None) -> int:
     Args:
         adopt: Called with the path of an empty file: `Disk.adopt` of its job.
     """
-    with _opened(path, _APPEND) as (descriptor, found):
-        if found.st_nlink > 1:
+    with _opened(path, _APPEND) as (descriptor, status):
+        if status.st_nlink > 1:
             raise OSError(errno.EMLINK, "the file has another name too, perhaps outside of the job", path)
-        if adopt is not None and found.st_size == 0:
+        if adopt is not None and status.st_size == 0:
             adopt(path)
     return descriptor
 
@@ -39,8 +39,8 @@ def _opened(path: str, flags: int) -> Iterator[tuple[int, os.stat_result]]:
     descriptor = os.open(path, flags, 0o644)
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, descriptor)
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
-        yield descriptor, found
+        yield descriptor, status
         stack.pop_all()

@@ -163,9 +163,9 @@ class Synchronizer(Client):
     @guarded
     def get_trainer_status(self) -> RunningStatus:
         """Return the trainer's status: `STOPPED` too before a trainer is there, and once it has died."""
-        found = {trainer.status for trainer in self.trainers.read().values()}
+        statuses = {trainer.status for trainer in self.trainers.read().values()}
         order = (RunningStatus.REQUIRE_SYNC, RunningStatus.RUNNING)
-        return next((status for status in order if status in found), RunningStatus.STOPPED)
+        return next((status for status in order if status in statuses), RunningStatus.STOPPED)
 
     @guarded
     def set_explorer_status(self, status: RunningStatus, old_status: RunningStatus | None = None) -> None:
@@ -412,9 +412,9 @@ class Synchronizer(Client):
     def _make_whole(self, leased: Leased) -> HeldDirectory:
         """Return a delta whole, below TMPDIR."""
         self._receiver = self._receiver or FilesReceiver(self)
-        found = self._receiver.find(leased, LoadTimings(self.clock))
-        assert found is not None, "the job directory has every version"
-        return found
+        held = self._receiver.find(leased, LoadTimings(self.clock))
+        assert held is not None, "the job directory has every version"
+        return held
 
     def _keep_whole(self, leased: Leased) -> str:
         """Return the directory of the newest version: it may have become one that is stored whole."""

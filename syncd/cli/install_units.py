@@ -116,11 +116,11 @@ def source_directory() -> str:
 
 def rendered(text: str, request: UnitRequest) -> str:
     """Return a file with the command and the user of a request."""
-    user, group = request.owner
+    user, unix_group = request.owner
     text = text.replace(_COMMAND, " ".join(map(quoted, request.command)))
-    runs_as = f"User={user}\n" + (f"Group={group}\n" if group else "")
+    runs_as = f"User={user}\n" + (f"Group={unix_group}\n" if unix_group else "")
     text = text.replace(f"User={OWNER}\nGroup={OWNER}\n", runs_as)
-    return re.sub(rf"(?m)^(d \S+ +\d+) {OWNER} {OWNER} ", rf"\1 {user} {group or '-'} ", text)
+    return re.sub(rf"(?m)^(d \S+ +\d+) {OWNER} {OWNER} ", rf"\1 {user} {unix_group or '-'} ", text)
 
 
 def quoted(word: str) -> str:
@@ -228,8 +228,8 @@ def install_units(
 
 
 def _owner(text: str | None) -> tuple[str, str | None]:
-    user, colon, group = (text or f"{OWNER}:{OWNER}").partition(":")
-    return user, group if colon else None
+    user, colon, unix_group = (text or f"{OWNER}:{OWNER}").partition(":")
+    return user, unix_group if colon else None
 
 
 def _line(file: UnitFile, state: FileState, *, force: bool, dry_run: bool) -> str:

@@ -33,14 +33,14 @@ def ls(job: str, state_dir: str | None, as_json: bool, **policy: Any) -> None:
     from syncd.views.data import listing  # noqa: PLC0415
     from syncd.views.job_view import JobViewer  # noqa: PLC0415
 
-    place = options.open_job(job, state_dir)
-    rules = options.read_config(place, policy)
-    view = JobViewer(place, SystemClock()).read()
+    opened = options.open_job(job, state_dir)
+    rules = options.read_config(opened, policy)
+    view = JobViewer(opened, SystemClock()).read()
     document = listing(view, decide(view.scanned, rules), rules)
     if as_json:
         options.print_json(document)
     elif not document["steps"]:
-        click.echo(f"no steps in {plain(place.root)}")
+        click.echo(f"no steps in {plain(opened.root)}")
     else:
         from syncd.views import table  # noqa: PLC0415
 

@@ -45,12 +45,12 @@ def materialise(job: str, step: int, target: str, state_dir: str | None, as_json
     calls = pending_calls()
     opened = open_job(job, state_dir)
     with calls("find", os.path.abspath(target)):
-        place = os.path.realpath(target)
-    manifest = delta_tool("materialise")(opened, step, place, TrackedDisk(LocalDisk(), calls))
+        directory = os.path.realpath(target)
+    manifest = delta_tool("materialise")(opened, step, directory, TrackedDisk(LocalDisk(), calls))
     if as_json:
-        document = {"step": step, "directory": place, "kind": manifest.kind, "digest": manifest.digest}
+        document = {"step": step, "directory": directory, "kind": manifest.kind, "digest": manifest.digest}
         print_json({**document, "bytes": manifest.whole_size})
     else:
         files = len(manifest.whole_shards) + len(manifest.whole_files)
         what = f"{files} files, {manifest.whole_size} bytes, each byte as in a full save"
-        click.echo(f"step {step}: {what}: {plain(place)}")
+        click.echo(f"step {step}: {what}: {plain(directory)}")

@@ -76,13 +76,13 @@ def open_job(job: str, state_dir: str | None, calls: PendingCalls | None = None)
         calls: Where they are noted; by default where the verb that runs notes its calls.
     """
     noting = calls or pending_calls()
-    place = find_job(job, state_dir, noting)
-    with noting("stat", place.root):
-        is_there = os.path.isdir(place.root)
+    opened = find_job(job, state_dir, noting)
+    with noting("stat", opened.root):
+        is_there = os.path.isdir(opened.root)
     if not is_there:
         hint = f"findmnt -T {job}, or for a new one: mkdir -p {job}"
         raise JobMissingError("the job directory does not exist", path=job, hint=hint)
-    return place
+    return opened
 
 
 def find_job(job: str, state_dir: str | None, calls: PendingCalls | None = None) -> Job:
@@ -92,20 +92,20 @@ def find_job(job: str, state_dir: str | None, calls: PendingCalls | None = None)
         directory, name = os.path.split(os.path.realpath(job))
         if parse_step_name(name) is not None:
             raise UsageError(f"{job} is a step; its job is {directory}")
-        place = tracked(Job.at(job, state_dir), noting)
-    if not is_own(place):
-        check_owner(place)
-    return place
+        opened = tracked(Job.at(job, state_dir), noting)
+    if not is_own(opened):
+        check_owner(opened)
+    return opened
 
 
 def delta_tool(name: str) -> Any:
     """Return a function that makes or reads deltas: an entry point of `syncd.delta`; numpy and pyarrow are loaded."""
     from importlib.metadata import entry_points  # noqa: PLC0415 - few commands need it
 
-    found = next(iter(entry_points(group="syncd.delta", name=name)), None)
-    if found is None:
+    point = next(iter(entry_points(group="syncd.delta", name=name)), None)
+    if point is None:
         raise ConfigError("this installation reads no deltas", hint=install_command("delta"))
-    return found.load()
+    return point.load()
 
 
 def _in_range(_: click.Context, param: click.Parameter, value: Any) -> Any:
@@ -180,16 +180,18 @@ _DAEMON = (
 
 
 def policy_options(command: F) -> F:
-    return functools.reduce(lambda found, option: option(found), reversed(_RETENTION), command)
+    return functools.reduce(lambda decorated, option: option(decorated), reversed(_RETENTION), command)
 
 
 def daemon_options(command: F) -> F:
-    return policy_options(functools.reduce(lambda found, option: option(found), reversed(_DAEMON), command))
+    return policy_options(
+        functools.reduce(lambda decorated, option: option(decorated), reversed(_DAEMON), command)
+    )
 
 
-def read_config(job: Job, given: Mapping[str, Any]) -> DaemonConfig:
+def read_config(job: Job, overrides: Mapping[str, Any]) -> DaemonConfig:
     """Return the configuration for a job: the file, overridden by the given options."""
-    values = dict(given)
+    values = dict(overrides)
     named = values.pop("config", None)
     kept = f"{job.root}/{CONFIG}"
     with pending_calls()("read", named or kept):

@@ -28,14 +28,14 @@ def pin(job: str, step: int, reason: str, state_dir: str | None, *, as_json: boo
     """
     from syncd.daemon.scan import examine_all  # noqa: PLC0415
 
-    place = open_job(job, state_dir)
-    found = examine_all(place, SystemClock()).steps.get(step)
-    if found is None:
-        raise UsageError(f"there is no step {step}", path=place.root, hint=f"syncd ls {place.root}")
-    write_pin(place, Pin(step, reason, time.time()))
+    opened = open_job(job, state_dir)
+    examined = examine_all(opened, SystemClock()).steps.get(step)
+    if examined is None:
+        raise UsageError(f"there is no step {step}", path=opened.root, hint=f"syncd ls {opened.root}")
+    write_pin(opened, Pin(step, reason, time.time()))
     # Retention reads pins before and after it removes a step: a step that still exists now stays.
-    if not exists(place.disk, f"{place.root}/{found.directory}"):
+    if not exists(opened.disk, f"{opened.root}/{examined.directory}"):
         removed = f"step {step} was removed while it was being pinned"
-        raise TryAgainError(removed, path=place.root, hint=f"syncd ls {place.root}")
+        raise TryAgainError(removed, path=opened.root, hint=f"syncd ls {opened.root}")
     document = {"step": step, "pinned": True, "reason": reason}
     click.echo(json_text(document) if as_json else f"step {step} is pinned")

@@ -38,10 +38,10 @@ def prune(job: str, dry_run: bool, state_dir: str | None, as_json: bool, **polic
     """
     from syncd.cli.watch import once  # noqa: PLC0415
 
-    place = options.open_job(job, state_dir)
-    decisions = _decide(place, policy)
+    opened = options.open_job(job, state_dir)
+    decisions = _decide(opened, policy)
     if not dry_run:
-        once(place, {**policy, **_grace(place), "log_level": "warning"}, empty_trash=True)
+        once(opened, {**policy, **_grace(opened), "log_level": "warning"}, empty_trash=True)
     if as_json:
         steps = [{"step": d.step, "keep": d.keep, "rule": d.rule, "detail": d.detail} for d in decisions]
         options.print_json({"dry_run": dry_run, "decisions": steps})

@@ -79,13 +79,13 @@ def publish(
     from syncd.publishing import FollowingDisk, publish_export, read_export  # noqa: PLC0415
 
     opened, disk = open_job(job, state_dir), TrackedDisk(FollowingDisk(), pending_calls())
-    found = None if probe is None else _probe_in(disk, probe)
+    answer = None if probe is None else _probe_in(disk, probe)
     export = read_export(disk, directory)
-    given: dict[str, Any] = {"rewind": rewind, "allow_nonfinite": allow_nonfinite, "probe": found}
+    choices: dict[str, Any] = {"rewind": rewind, "allow_nonfinite": allow_nonfinite, "probe": answer}
     if parent is None:
-        manifest, why_whole = publish_export(opened, step, disk, export, **given), ""
+        manifest, why_whole = publish_export(opened, step, disk, export, **choices), ""
     else:
-        manifest, why_whole = delta_tool("publish")(opened, step, disk, export, parent, **given)
+        manifest, why_whole = delta_tool("publish")(opened, step, disk, export, parent, **choices)
     if as_json:
         document = {"step": step, "bytes": manifest.size, "digest": manifest.digest}
         more = {"shards": len(manifest.shards), "kind": manifest.kind, "skipped": export.skipped}

@@ -61,8 +61,8 @@ def _check(job: Job, step: int) -> None:
     snapshot = examine_all(job, SystemClock())
     if snapshot.version is None:
         raise NotReadyError("nothing is published yet", path=job.root, hint=f"syncd status {job.root}")
-    found = snapshot.steps.get(step)
-    if found is None or found.state is not StepState.COMPLETE:
+    target = snapshot.steps.get(step)
+    if target is None or target.state is not StepState.COMPLETE:
         raise UsageError(f"step {step} is not a complete step", path=job.root, hint=f"syncd ls {job.root}")
 
 

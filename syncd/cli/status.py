@@ -137,20 +137,20 @@ class _StatusSource:
 
         return data.status(self._guard(lambda: self._open().read_until_known(seconds)))
 
-    def known(self) -> dict[str, Any]:
+    def last_report(self) -> dict[str, Any]:
         """Return what the daemons of this host reported last, without asking the mount."""
         from syncd.stall import hostfile  # noqa: PLC0415
         from syncd.views import data  # noqa: PLC0415
 
-        return data.known(hostfile.find(self.job), os.path.abspath(self.job), self.clock.time())
+        return data.last_report(hostfile.find(self.job), os.path.abspath(self.job), self.clock.time())
 
     def _open(self) -> "JobViewer":
         from syncd.views.job_view import JobViewer  # noqa: PLC0415
 
         if self._viewer is None:
-            place = options.open_job(self.job, self._state_dir, self._calls)
-            with self._calls("find", place.root):
-                self._viewer = JobViewer(place, self.clock)
+            opened = options.open_job(self.job, self._state_dir, self._calls)
+            with self._calls("find", opened.root):
+                self._viewer = JobViewer(opened, self.clock)
         return self._viewer
 
 
@@ -158,7 +158,7 @@ def _show(source: _StatusSource, seconds: float, *, as_json: bool) -> None:
     try:
         document = source.read(seconds)
     except StuckError:
-        _print(source.known(), as_json=as_json)
+        _print(source.last_report(), as_json=as_json)
         raise
     _print(document, as_json=as_json)
 
@@ -169,7 +169,7 @@ def _print(document: dict[str, Any], *, as_json: bool) -> None:
     else:
         from syncd.views import table  # noqa: PLC0415
 
-        table.console().print(table.known(document) if "known" in document else table.status(document))
+        table.console().print(table.last_report(document) if "known" in document else table.status(document))
 
 
 def _watch(source: _StatusSource, interval: float, *, as_json: bool) -> None:
@@ -185,7 +185,7 @@ def _refresh_json(source: _StatusSource) -> None:
     try:
         document = source.read()
     except StuckError:
-        document = source.known()
+        document = source.last_report()
     _print_json(document)
 
 
@@ -224,7 +224,7 @@ def _frame(source: _StatusSource, where: "Console") -> "RenderableType":
         others = _OTHER_LINES + _LINES_OF_A_PROBLEM * len(document["problem_groups"])
         return table.status(document, max(where.height - others, 3), problems_first=where.is_terminal)
     except StuckError as error:
-        return Group(table.known(source.known()), Text(f"error: {error}", "bold red"))
+        return Group(table.last_report(source.last_report()), Text(f"error: {error}", "bold red"))
     except SyncdError as error:
         return Text(f"error: {error}", "bold red")
 

@@ -46,16 +46,16 @@ def verify(job: str, step: int | None, deep: bool, state_dir: str | None, as_jso
       syncd verify /ckpt/job 120 --deep
     """
     opened = open_job(job, state_dir)
-    found, level, problems = _verify(opened, step, deep=deep)
-    shortcut = None if problems else _verified_shortcut(opened, found, level)
+    examined, level, problems = _verify(opened, step, deep=deep)
+    shortcut = None if problems else _verified_shortcut(opened, examined, level)
     if as_json:
-        print_json(_document(found, level, problems, shortcut))
+        print_json(_document(examined, level, problems, shortcut))
     else:
-        _show(found, level, problems, shortcut)
+        _show(examined, level, problems, shortcut)
     if problems or (shortcut and shortcut["problems"]):
         hint = f"syncd ls {job}"
         what = "is damaged" if problems else "is whole, but nobody can use its shortcut"
-        raise CorruptDataError(f"step {found.step} {what}", path=found.directory, hint=hint)
+        raise CorruptDataError(f"step {examined.step} {what}", path=examined.directory, hint=hint)
 
 
 def _verify(job: Job, number: int | None, *, deep: bool) -> tuple["Step", str, list[str]]:
@@ -187,6 +187,6 @@ def _show(step: "Step", level: str, problems: list[str], shortcut: dict[str, Any
         counts = f"{step.present} of {step.expected}, {step.size} bytes, {step.layout}"
         click.echo(f"step {step.step}: {what} ({counts})")
     if shortcut:
-        found = shortcut["problems"] or [shortcut["unproved"] and f"not applied: {shortcut['unproved']}"]
-        result = found[0] or "its changes make every byte of the step"
+        reasons = shortcut["problems"] or [shortcut["unproved"] and f"not applied: {shortcut['unproved']}"]
+        result = reasons[0] or "its changes make every byte of the step"
         click.echo(plain(f"shortcut from step {shortcut['parent']}, {shortcut['bytes']} bytes: {result}"))

@@ -49,11 +49,11 @@ def _parse(_: click.Context, __: click.Parameter, value: str | None) -> NewerTha
     return NewerThan(int(match[1]) if match[1] else None, int(match[2]))
 
 
-def _late(given: Mapping[str, Any], wait: CallWait) -> TimedOutError | None:
+def _late(values: Mapping[str, Any], wait: CallWait) -> TimedOutError | None:
     """Return the error of a wait whose time is up; until then a mount that does not answer may come back."""
-    if wait.elapsed < given["timeout"]:
+    if wait.elapsed < values["timeout"]:
         return None
-    return _timed_out(given["newer_than"], given["timeout"], stalled(wait), wait.call.path, MOUNT_HINT)
+    return _timed_out(values["newer_than"], values["timeout"], stalled(wait), wait.call.path, MOUNT_HINT)
 
 
 @click.command(cls=MountVerb, on_stall=_late)
@@ -96,12 +96,12 @@ def wait(
         evaluate "$seen"
       done
     """
-    place = options.find_job(job, state_dir)
-    version = wait_for(place, newer_than, timeout)
+    opened = options.find_job(job, state_dir)
+    version = wait_for(opened, newer_than, timeout)
     if as_json:
-        options.print_json(_document(place.root, version))
+        options.print_json(_document(opened.root, version))
     else:
-        click.echo(_text(place.root, version, shown))
+        click.echo(_text(opened.root, version, shown))
 
 
 def wait_for(job: Job, than: NewerThan | None, timeout: float) -> Version:

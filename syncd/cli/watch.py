@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 )
 @options.daemon_options
 @options.state_dir_option
-def watch(job: str, only_once: bool, state_dir: str | None, **given: Any) -> None:
+def watch(job: str, only_once: bool, state_dir: str | None, **overrides: Any) -> None:
     r"""Watch JOB: detect new steps, verify them, publish versions to explorers, and prune.
 
     One daemon leads a job; a second one stands by and takes over if the leader dies. On SIGTERM the daemon finishes
@@ -41,29 +41,29 @@ def watch(job: str, only_once: bool, state_dir: str | None, **given: Any) -> Non
       syncd watch /ckpt/job --once
     """
     if only_once:
-        once(options.open_job(job, state_dir), given)
+        once(options.open_job(job, state_dir), overrides)
     else:
-        _serve(job, state_dir, given)
+        _serve(job, state_dir, overrides)
 
 
-def once(job: Job, given: Mapping[str, Any], *, empty_trash: bool = False) -> None:
+def once(job: Job, overrides: Mapping[str, Any], *, empty_trash: bool = False) -> None:
     """Lead the job for one cycle.
 
     Args:
-        given: Options that override the configuration.
+        overrides: Options that override the configuration.
         empty_trash: Wait until removed steps are deleted.
     """
     from syncd.daemon.run import run_once  # noqa: PLC0415
     from syncd.daemon.service import Daemon  # noqa: PLC0415
 
-    config, calls = options.read_config(job, given), pending_calls()
+    config, calls = options.read_config(job, overrides), pending_calls()
     job = tracked(options.with_policy(job, config), calls)
     with _observers(job, config, calls)[0] as observers:
         daemon = Daemon(job, config, SystemClock(), observers)
         run_once(daemon, SystemClock(), empty_trash=empty_trash)
 
 
-def _serve(name: str, state_dir: str | None, given: Mapping[str, Any]) -> None:
+def _serve(name: str, state_dir: str | None, overrides: Mapping[str, Any]) -> None:
     from syncd import __version__  # noqa: PLC0415
     from syncd.daemon.run import Background, DaemonLoop  # noqa: PLC0415
     from syncd.daemon.service import Daemon  # noqa: PLC0415
@@ -77,14 +77,14 @@ def _serve(name: str, state_dir: str | None, given: Mapping[str, Any]) -> None:
     calls = PendingCalls(clock)
     # Until the daemon runs, nothing reports a mount that does not answer: it ends this command.
     bounded = StallGuard(calls, clock, STUCK_AFTER)
-    place = bounded(lambda: options.open_job(name, state_dir, calls))
+    opened = bounded(lambda: options.open_job(name, state_dir, calls))
 
     def load() -> DaemonConfig:
-        with calls("read", f"{place.root}/config.toml"):
-            return options.read_config(place, given)
+        with calls("read", f"{opened.root}/config.toml"):
+            return options.read_config(opened, overrides)
 
     config = bounded(load)
-    job = tracked(options.with_policy(place, config), calls)
+    job = tracked(options.with_policy(opened, config), calls)
     heard, aside = _observers(job, config, calls)
     with heard as observers:
         daemon = Daemon(job, config, clock, observers, background)

@@ -104,8 +104,8 @@ class StepAnnouncer:
     def position(self) -> dict[str, Any]:
         """Return the fields of the presence that name the step announced last."""
         step = self.announced_step()
-        known = self._own.info if self._own else {}
-        info = {key: value for key, value in known.items() if key != "announced"}
+        info_before = self._own.info if self._own else {}
+        info = {key: value for key, value in info_before.items() if key != "announced"}
         if self._announced is not None and self._announced[0] == step:
             info["announced"] = self._announced[1]
         return {"step": step, "info": info}
@@ -174,10 +174,14 @@ class StepAnnouncer:
     def _receipts(self, step: int) -> list[Receipt]:
         names = [entry.name for entry in self._job.disk.list(self._job.root)]
         places = [name for name in names if step in (parse_step_name(name), parse_attempt_name(name))]
-        return [one for name in places for one in read_receipts(self._job.disk, f"{self._job.root}/{name}")]
+        return [
+            receipt
+            for name in places
+            for receipt in read_receipts(self._job.disk, f"{self._job.root}/{name}")
+        ]
 
     def _newest_directory(self) -> int | None:
         """Return the newest step that has a directory, complete or not."""
         names = [entry.name for entry in self._job.disk.list(self._job.root) if entry.kind == "directory"]
-        found = [step for name in names for step in (parse_step_name(name), parse_attempt_name(name))]
-        return max((step for step in found if step is not None), default=None)
+        steps = [step for name in names for step in (parse_step_name(name), parse_attempt_name(name))]
+        return max((step for step in steps if step is not None), default=None)

@@ -256,10 +256,10 @@ class Client(Closing):
     @guarded
     def trainer_requires_weight_sync(self) -> bool | None:
         """Return whether the trainer asks for a sync; None once the trainer that was there is gone."""
-        found = [trainer.status for trainer in self.trainers.read().values()]
+        statuses = [trainer.status for trainer in self.trainers.read().values()]
         if self.trainers.departed() is not None:
             return None
-        return RunningStatus.REQUIRE_SYNC in found
+        return RunningStatus.REQUIRE_SYNC in statuses
 
     @guarded
     def explorer_requires_sync(self) -> bool:
@@ -284,8 +284,8 @@ class Client(Closing):
             for name, explorer in self.explorers.living().items()
             if explorer.status is RunningStatus.REQUIRE_SYNC
         }
-        known, before = self.explorers.last(), own.presence
-        kept = {name: asked for name, asked in before.answered.items() if name in known}
+        explorers, before = self.explorers.last(), own.presence
+        kept = {name: asked for name, asked in before.answered.items() if name in explorers}
         changes = {"answered": {**kept, **asks}, **self._announcer.position()}
         if any(getattr(before, name) != value for name, value in changes.items()):
             own.change(**changes)
@@ -347,10 +347,10 @@ class Client(Closing):
         return self._announcer.announced_step()
 
     @guarded
-    def publish_copies(self, place: MemoryDirectory | None) -> None:
+    def publish_copies(self, directory: MemoryDirectory | None) -> None:
         """Publish where this trainer keeps copies of steps in its host's memory; None for nowhere."""
         self.own("trainer", "publish_copies")
-        self.describe({MEMORY_KEY: place and asdict(place)})
+        self.describe({MEMORY_KEY: directory and asdict(directory)})
 
     @guarded
     def vacate(self, step: int, timeout: float | None = None) -> None:
@@ -460,7 +460,7 @@ class Client(Closing):
         Raises:
             TimedOutError: It never did.
         """
-        poll = lambda: (found,) if (found := predicate()) else None  # noqa: E731
+        poll = lambda: (value,) if (value := predicate()) else None  # noqa: E731
         return self.poller.until(poll, what, timeout)[0]
 
     def _require_publisher(self) -> None:

@@ -44,10 +44,10 @@ class Leased:
 class RecentSteps(dict[int, T]):
     """What is known of the steps that were met last."""
 
-    def keep(self, step: int, known: T) -> None:
+    def keep(self, step: int, value: T) -> None:
         """Record what is known of a step, and forget the oldest of too many."""
         self.pop(step, None)
-        self[step] = known
+        self[step] = value
         if len(self) > _REMEMBERED:
             del self[next(iter(self))]
 
@@ -63,7 +63,7 @@ class VersionReader:
 
     def __init__(self, job: Job, *, tolerant: bool, lookout: VersionLookout | None = None) -> None:
         self._job, self._tolerant, self._lookout = job, tolerant, lookout
-        self._known: RecentSteps[Version] = RecentSteps()
+        self._recent: RecentSteps[Version] = RecentSteps()
 
     def latest(self) -> Version | None:
         """Return the published version as its server has it now, None before the first."""
@@ -73,9 +73,9 @@ class VersionReader:
         """Return the published version, None before the first or while the file is damaged."""
         return self._keep(read_version_or_none(self._job) if self._refresh() else None)
 
-    def known(self, step: int) -> Version | None:
+    def recent(self, step: int) -> Version | None:
         """Return the version that was met under a step last, None if there was none."""
-        return self._known.get(step)
+        return self._recent.get(step)
 
     def resolve(self, version: int | Pair | Version) -> Version:
         """Return the version that a caller names."""
@@ -84,10 +84,10 @@ class VersionReader:
         newest = self.latest_or_none() if self._tolerant else self.latest()
         if isinstance(version, int):
             return self._present(version, newest)
-        known = self.known(version[1]) or self._unpublished(version[1], newest)
-        if known.pair != version:
+        present = self.recent(version[1]) or self._unpublished(version[1], newest)
+        if present.pair != version:
             raise _gone(version[1], "another version is published under this step")
-        return known
+        return present
 
     def examine(self, wanted: Version) -> Leased:
         """Return a version with the path of its files, once it is certain that they are still there."""
@@ -98,7 +98,7 @@ class VersionReader:
             return Leased(wanted, path, None)
         manifest = self._manifest(wanted.step)
         if manifest.digest != wanted.digest:
-            self._known.pop(wanted.step, None)
+            self._recent.pop(wanted.step, None)
             raise _gone(wanted.step, "it was written again")
         return Leased(wanted, path, manifest)
 
@@ -128,9 +128,9 @@ class VersionReader:
     def _keep(self, version: Version | None) -> Version | None:
         if version is not None:
             good = version.last_good
-            if good is not None and (good.step not in self._known or good.step == version.step):
-                self._known.keep(good.step, good.version())
-            self._known.keep(version.step, version)
+            if good is not None and (good.step not in self._recent or good.step == version.step):
+                self._recent.keep(good.step, good.version())
+            self._recent.keep(version.step, version)
             if self._lookout is not None:
                 self._lookout.note(version)
         return version
@@ -146,9 +146,9 @@ class VersionReader:
 
     def _present(self, step: int, newest: Version | None) -> Version:
         """Return what a step is now: after a rewind it differs from what was published under its number before."""
-        known = self.known(step)
-        if known is not None and (known.layout != NATIVE or known.digest == self._manifest(step).digest):
-            return known
+        cached = self.recent(step)
+        if cached is not None and (cached.layout != NATIVE or cached.digest == self._manifest(step).digest):
+            return cached
         return self._unpublished(step, newest)
 
     def _unpublished(self, step: int, newest: Version | None) -> Version:
@@ -156,16 +156,16 @@ class VersionReader:
         manifest = self._manifest(step)
         path = manifest.uri or f"{step_name(step)}/{ACTOR}"
         generation = newest.generation if newest else 0
-        found = Version(generation, step, manifest.kind, path, manifest.digest, parent=manifest.parent)
-        self._known.keep(step, found)
-        return found
+        version = Version(generation, step, manifest.kind, path, manifest.digest, parent=manifest.parent)
+        self._recent.keep(step, version)
+        return version
 
     def _manifest(self, step: int) -> Manifest:
         self._job.disk.refresh(self._job.root)
         try:
             return read_manifest(self._job.disk, self._job.step(step))
         except MISSING:
-            self._known.pop(step, None)
+            self._recent.pop(step, None)
             raise _gone(step, "it is missing") from None
 
 
@@ -222,7 +222,9 @@ class VersionFollower:
             self._trainers_read_at = now
         me = self._own.identity if self._own else ""
         answers = [
-            one for one in self._trainers.last().values() if asked and one.answered.get(me, 0) >= asked
+            trainer
+            for trainer in self._trainers.last().values()
+            if asked and trainer.answered.get(me, 0) >= asked
         ]
         return answers or self._trainers.departed() or ()
 
@@ -232,7 +234,7 @@ class VersionFollower:
             return None
         # If other weights than those that run are published under the same step, they are news.
         replaced = self.ahead is not None and version.step == self.ahead.step
-        if not replaced and not is_new(current, self._known(current), version.pair):
+        if not replaced and not is_new(current, self._pair_at(current), version.pair):
             return None
         self._offered.keep(version.step, version.pair)
         return version.step
@@ -296,10 +298,10 @@ class VersionFollower:
         self.ahead = None
 
     def _digest_of(self, pair: Pair | None) -> str:
-        known = self._versions.known(pair[1]) if pair else None
-        return known.digest if known is not None and known.pair == pair else ""
+        version = self._versions.recent(pair[1]) if pair else None
+        return version.digest if version is not None and version.pair == pair else ""
 
-    def _known(self, current: int) -> Pair | None:
+    def _pair_at(self, current: int) -> Pair | None:
         applied = self._own.presence.applied if self._own else None
         return applied if applied and applied[1] == current else self._offered.get(current)
 
@@ -308,8 +310,8 @@ class VersionFollower:
             return version.pair
         if isinstance(version, tuple):
             return version
-        known = self._versions.known(version)
-        pair = self._offered.get(version) or (known.pair if known else None)
+        cached = self._versions.recent(version)
+        pair = self._offered.get(version) or (cached.pair if cached else None)
         if pair is None:
             raise UsageError(f"step {version} was never offered to this explorer")
         return pair

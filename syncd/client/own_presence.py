@@ -242,8 +242,8 @@ class OwnPresence:
             raise _held(self.identity, self._path)
 
     def _is_taken(self) -> bool:
-        found = _read(self._disk, self._path)
-        return found is not None and found.incarnation != self._wanted.incarnation
+        presence = _read(self._disk, self._path)
+        return presence is not None and presence.incarnation != self._wanted.incarnation
 
 
 def join(job: Job, role: str, identity: str | None, poller: Poller, fence: str = "") -> OwnPresence:
@@ -289,7 +289,9 @@ def _claim(disk: Disk, directory: str, identity: str, poller: Poller) -> Presenc
 def _last_ask(job: Job, name: str, before: Presence | None) -> int:
     """Return the highest ask of this explorer that anybody knows, so that no old answer fits a new ask."""
     trainers = read_presences(job.disk, job.trainers)[0].values()
-    answered = [max(one.answered.get(name, 0), agreed_asks(one.info).get(name, 0)) for one in trainers]
+    answered = [
+        max(trainer.answered.get(name, 0), agreed_asks(trainer.info).get(name, 0)) for trainer in trainers
+    ]
     return max([before.asked if before else 0, *answered])
 
 

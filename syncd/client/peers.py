@@ -27,51 +27,57 @@ class Peers:
         self._lock = threading.Lock()
         self._liveness = Liveness(ttl)
         self._over_at_first: dict[str, str] | None = None
-        self._found: dict[str, Presence] = {}
+        self._presences: dict[str, Presence] = {}
         self._unreadable: dict[str, Presence] = {}
         self._ended: frozenset[str] = frozenset()
         self._silent: frozenset[str] = frozenset()
 
     def read(self) -> dict[str, Presence]:
         """Read and return the presences by identity; dead peers count as stopped."""
-        found, unreadable = self._read()
+        presences, unreadable = self._read()
         with self._lock:
             self._unreadable = unreadable
             now = self._clock.monotonic()
-            self._liveness.observe(now, [(name, (one.incarnation, one.beat)) for name, one in found.items()])
-            self._found = found
-            self._ended = frozenset(name for name, one in found.items() if has_ended(one))
-            self._silent = frozenset(name for name in found if not self._liveness.is_alive(name, now))
+            self._liveness.observe(
+                now, [(name, (presence.incarnation, presence.beat)) for name, presence in presences.items()]
+            )
+            self._presences = presences
+            self._ended = frozenset(name for name, presence in presences.items() if has_ended(presence))
+            self._silent = frozenset(name for name in presences if not self._liveness.is_alive(name, now))
             if self._over_at_first is None:
                 self._over_at_first = {
-                    name: one.incarnation
-                    for name, one in found.items()
-                    if one.status is RunningStatus.STOPPED or name in self._ended
+                    name: presence.incarnation
+                    for name, presence in presences.items()
+                    if presence.status is RunningStatus.STOPPED or name in self._ended
                 }
             dead = self._ended | self._silent
             return {
-                name: replace(one, status=RunningStatus.STOPPED) if name in dead else one
-                for name, one in found.items()
+                name: replace(presence, status=RunningStatus.STOPPED) if name in dead else presence
+                for name, presence in presences.items()
             }
 
     def living(self) -> dict[str, Presence]:
         """Read the presences and return those of the peers that have neither stopped nor died."""
-        return {name: one for name, one in self.read().items() if one.status is not RunningStatus.STOPPED}
+        return {
+            name: presence
+            for name, presence in self.read().items()
+            if presence.status is not RunningStatus.STOPPED
+        }
 
     def counts(self) -> dict[RunningStatus, int]:
         """Read the presences and return the number of peers of each status."""
-        statuses = [one.status for one in self.read().values()]
+        statuses = [presence.status for presence in self.read().values()]
         return {status: statuses.count(status) for status in RunningStatus}
 
     def last(self) -> dict[str, Presence]:
         """Return the presences that the last read found, as they were written."""
         with self._lock:
-            return self._found
+            return self._presences
 
     def unreadable(self) -> dict[str, str]:
         """Return, by identity, why the last read could not read the files of some peers, alive or not."""
         with self._lock:
-            return {name: one.problem for name, one in self._unreadable.items()}
+            return {name: presence.problem for name, presence in self._unreadable.items()}
 
     def departed(self) -> list[Presence] | None:
         """Return the peers seen here if all of them had stopped or died by the last read, else None.
@@ -82,16 +88,18 @@ class Peers:
         with self._lock:
             dead = self._ended | self._silent
             if any(
-                name not in dead and one.status is not RunningStatus.STOPPED
-                for name, one in self._found.items()
+                name not in dead and presence.status is not RunningStatus.STOPPED
+                for name, presence in self._presences.items()
             ):
                 return None
-            return [one for name, one in self._found.items() if self._has_departed(name, one)] or None
+            return [
+                presence for name, presence in self._presences.items() if self._has_departed(name, presence)
+            ] or None
 
-    def _has_departed(self, name: str, one: Presence) -> bool:
-        if self._over_at_first is None or self._over_at_first.get(name) != one.incarnation:
+    def _has_departed(self, name: str, presence: Presence) -> bool:
+        if self._over_at_first is None or self._over_at_first.get(name) != presence.incarnation:
             return True
-        return one.status is not RunningStatus.STOPPED and name in self._silent
+        return presence.status is not RunningStatus.STOPPED and name in self._silent
 
     def _read(self) -> tuple[dict[str, Presence], dict[str, Presence]]:
         try:

@@ -62,12 +62,12 @@ class Rhythm:
 
     def note_unpublished(self, now: float, steps: Collection[Hashable]) -> None:
         """Note what is there of steps that are not published: what grows is seen as another value."""
-        found = frozenset(steps)
-        if not found:
+        unpublished = frozenset(steps)
+        if not unpublished:
             self._changed_at = None
-        elif not found <= self._unpublished:
+        elif not unpublished <= self._unpublished:
             self._changed_at = now
-        self._unpublished = found
+        self._unpublished = unpublished
 
     def look_after(self, now: float, poll: float) -> float:
         """Return the seconds until the next look; see `look_after`."""
@@ -93,8 +93,8 @@ class NameChanges:
         may not show.
         """
         self._disk.refresh(self._path)
-        found = self._disk.stat(self._path)
-        now = found.mtime_ns, found.inode
+        status = self._disk.stat(self._path)
+        now = status.mtime_ns, status.inode
         has_changed, self._seen = now != self._seen, now
         repeats, self._repeats = self._repeats, has_changed
         return has_changed or repeats

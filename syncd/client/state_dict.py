@@ -101,8 +101,8 @@ def iterate_state(disk: Disk, step_path: str, manifest: Manifest) -> Iterator[tu
             pass
     for record, header in zip(manifest.shards, read_headers(disk, step_path, manifest), strict=True):
         for name, tensor in header.tensors.items():
-            place, length = header.data_offset + tensor.start, tensor.end - tensor.start
-            data = disk.read_at(f"{step_path}/{record.name}", place, length)
+            offset, length = header.data_offset + tensor.start, tensor.end - tensor.start
+            data = disk.read_at(f"{step_path}/{record.name}", offset, length)
             yield name, TensorData(tensor.dtype, tensor.shape, data)
 
 

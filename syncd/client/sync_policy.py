@@ -55,16 +55,16 @@ def should_load(current: int, offered: int) -> bool:
     return offered > 0 and offered != current
 
 
-def is_new(current: int, known: Pair | None, offered: Pair) -> bool:
+def is_new(current: int, applied: Pair | None, offered: Pair) -> bool:
     """Return whether a published pair is news to an explorer.
 
     Args:
         current: The step that the explorer says it is at.
-        known: The pair that it has this step from, None if unknown.
+        applied: The pair that it has this step from, None if unknown.
         offered: The published pair.
     """
-    if known is not None and known[1] == current:
-        return offered > known
+    if applied is not None and applied[1] == current:
+        return offered > applied
     return offered[1] != max(current, 0)
 
 

@@ -128,8 +128,8 @@ class Poller:
         while True:
             # A server that restarts must not end a training run.
             try:
-                if (found := poll()) is not None:
-                    return found
+                if (value := poll()) is not None:
+                    return value
                 error = None
             except (OSError, StorageError) as failed:
                 since = self.clock.monotonic() if error is None else since

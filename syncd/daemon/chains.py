@@ -40,10 +40,10 @@ def change_figures(steps: Steps, step: Step, counted: Lengths | None = None) -> 
     if step.kind == "delta":
         chain = chain_length(steps, step, counted)
         return ChangeFigures(step.parent, step.density, step.size, step.whole_size, chain)
-    found = step.shortcut
-    if found is None or found.problem:
+    shortcut = step.shortcut
+    if shortcut is None or shortcut.problem:
         return None
-    return ChangeFigures(found.parent, found.density, found.size, step.whole_size, 0)
+    return ChangeFigures(shortcut.parent, shortcut.density, shortcut.size, step.whole_size, 0)
 
 
 def chain_length(steps: Steps, step: Step, counted: Lengths | None = None) -> int | None:
@@ -73,9 +73,9 @@ def chain_length(steps: Steps, step: Step, counted: Lengths | None = None) -> in
 
 def links(step: int, steps: Steps) -> Iterator[int]:
     """Yield what a delta or an adapter needs, also of a broken chain: a person may still repair what is left."""
-    while (found := steps.get(step)) is not None and found.parent is not None and found.parent < step:
-        yield found.parent
-        step = found.parent
+    while (changed := steps.get(step)) is not None and changed.parent is not None and changed.parent < step:
+        yield changed.parent
+        step = changed.parent
 
 
 def is_obscure(step: Step) -> bool:
@@ -100,14 +100,14 @@ def catching_up(snapshot: Snapshot) -> dict[int, str]:
     back from the published step is the same for all of them: it is walked once.
     """
     way = _way_back(snapshot)
-    places: dict[int | None, int] = {base: place for place, (_, base, _) in enumerate(way)}
+    positions: dict[int | None, int] = {base: position for position, (_, base, _) in enumerate(way)}
     needed: dict[int, str] = {}
     for name, module in sorted(snapshot.explorers.items()):
-        place = places.get(_base(module, snapshot))
-        if place is None or len(needed) > place:
+        position = positions.get(_base(module, snapshot))
+        if position is None or len(needed) > position:
             continue
-        text = f"explorer {name} reaches step {way[0][0]} by {way[place][2]} bytes of changes"
-        needed.update({step: text for step, _, _ in way[len(needed) : place + 1]})
+        text = f"explorer {name} reaches step {way[0][0]} by {way[position][2]} bytes of changes"
+        needed.update({step: text for step, _, _ in way[len(needed) : position + 1]})
     return needed
 
 

@@ -75,7 +75,7 @@ def examine_attempt(disk: Disk, root: str, step: int, directory: str) -> Step | 
         return None
     receipts = list_if_there(disk, receipts_directory(path))
     below = list(tree_stats(disk, path))
-    touched = tuple(sorted(found.mtime_ns for found in (itself, *below)))
+    touched = tuple(sorted(file.mtime_ns for file in (itself, *below)))
     return _filling(step, directory, receipts, size=_size(below), touched=touched)
 
 
@@ -99,15 +99,15 @@ def count_receipts(entries: Iterable[DirectoryEntry]) -> tuple[int, int | None]:
 
 
 def _sealed(disk: Disk, path: str, step: int, before: Step | None, *, full: bool) -> Step | None:
-    found = Step(step, step_name(step), full=full)
+    sealed = Step(step, step_name(step), full=full)
     try:
         manifest = decode_manifest(disk.read(f"{path}/{MANIFEST}"), f"{path}/{MANIFEST}")
         wrong = missing_files(disk, path, manifest)
     except MISSING:
-        return replace(found, problem="the manifest has just gone")
+        return replace(sealed, problem="the manifest has just gone")
     except CorruptDataError as error:
         later = isinstance(error, ProtocolTooNewError)
-        return replace(found, state=StepState.DAMAGED, problem=error.message, later=later)
+        return replace(sealed, state=StepState.DAMAGED, problem=error.message, later=later)
     if manifest.step != step:
         wrong = [f"the manifest is of step {manifest.step}"]
     shards, size = _count_shards(disk, path, manifest, wrong), manifest.size
@@ -116,9 +116,9 @@ def _sealed(disk: Disk, path: str, step: int, before: Step | None, *, full: bool
         same = before is not None and before.full and before.digest == manifest.digest
         size = before.size if before and same else tree_size(disk, path)
     return replace(
-        found,
+        sealed,
         state=StepState.DAMAGED if wrong else StepState.COMPLETE,
-        payload=manifest.uri or f"{found.directory}/{manifest.payload}",
+        payload=manifest.uri or f"{sealed.directory}/{manifest.payload}",
         kind=manifest.kind,
         digest=manifest.digest,
         present=manifest.world_size,
@@ -138,12 +138,12 @@ def _density(changes: DeltaHeader | None) -> float | None:
 
 
 def _shortcut(disk: Disk, path: str, manifest: Manifest) -> StepShortcut | None:
-    found = manifest.shortcut
-    if found is None:
+    shortcut = manifest.shortcut
+    if shortcut is None:
         return StepShortcut(None, problem=manifest.shortcut_problem) if manifest.shortcut_problem else None
-    wrong = missing_records(disk, path, found.containers)
-    size = sum(record.size for record in found.containers)
-    return StepShortcut(found.parent, size, _density(manifest.changes), wrong[0] if wrong else "")
+    wrong = missing_records(disk, path, shortcut.containers)
+    size = sum(record.size for record in shortcut.containers)
+    return StepShortcut(shortcut.parent, size, _density(manifest.changes), wrong[0] if wrong else "")
 
 
 def _count_shards(disk: Disk, path: str, manifest: Manifest, wrong: list[str]) -> tuple[int, int]:
@@ -158,8 +158,8 @@ def tree_size(disk: Disk, path: str) -> int:
     return _size(tree_stats(disk, path))
 
 
-def _size(found: Iterable[FileStat]) -> int:
-    return sum(one.size for one in found if one.kind != "directory")
+def _size(files: Iterable[FileStat]) -> int:
+    return sum(file.size for file in files if file.kind != "directory")
 
 
 class VerifyLevel(StrEnum):

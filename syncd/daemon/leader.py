@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from syncd.config import DaemonConfig
 from syncd.daemon.report import EventReporter
-from syncd.daemon.trash import Leftovers
+from syncd.daemon.trash import DeadLeadersTrash
 from syncd.errors import FencedError, storage_error
 from syncd.observe import names
 from syncd.protocol.disk import MISSING, Clock, is_below
@@ -41,7 +41,7 @@ class DaemonLeader:
         self._job, self._clock, self._reporter = job, clock, reporter
         removes = is_below(job.state, job.root) or config.prune_foreign
         self._candidate = Candidate(job, clock, config.takeover, process, gone, removes=removes)
-        self._leftovers = Leftovers(job, clock)
+        self._dead_trash = DeadLeadersTrash(job, clock)
         self._was_removed = False
         self.term: Term | None = None
         self.floor: Pair | None = None
@@ -74,7 +74,7 @@ class DaemonLeader:
             return None
         if empty_trash_after is not None:
             with contextlib.suppress(OSError):
-                self._leftovers.empty(self._candidate.free_after, empty_trash_after)
+                self._dead_trash.empty(self._candidate.free_after, empty_trash_after)
         was_removed = self._candidate.found_removed
         term = self._candidate.claim(floor)
         self._was_removed |= was_removed  # known even if the rest fails and is tried again
@@ -84,8 +84,8 @@ class DaemonLeader:
         self.term, self.floor, self.standing_by = term, term.floor, ""
         was_removed, self._was_removed = self._was_removed, False
         self._reporter.publish(names.LEADERSHIP_ACQUIRED, "info", term=term.token)
-        for obstacle in term.left:
-            self._reporter.publish_obstacle(obstacle)
+        for entry_problem in term.left:
+            self._reporter.publish_entry_problem(entry_problem)
         return term, was_removed
 
     def stand_by(self, why: str) -> None:

@@ -67,20 +67,20 @@ def links_in_trash(job: Job, parents: Mapping[int, int | None], trash: Mapping[s
         trash: The entries of the trash by path, and the step of each.
     """
     lost = [number for number, parent in parents.items() if parent is not None and parent not in parents]
-    found, wanted = list[str](), [_parent_of(job, job.step(number)) for number in lost]
+    paths, wanted = list[str](), [_parent_of(job, job.step(number)) for number in lost]
     while wanted:
         parent = wanted.pop()
         for path, number in trash.items() if parent else ():
-            if path not in found and parent and parent.is_at(job, number, path):
-                found.append(path)
+            if path not in paths and parent and parent.is_at(job, number, path):
+                paths.append(path)
                 wanted.append(_parent_of(job, path))
-    return found
+    return paths
 
 
 def parents_of(job: Job) -> dict[int, int | None]:
     """Return each step of a job, and what it is stored as changes of; a step that cannot be read has no parent."""
-    found = {number: _parent_of(job, job.step(number)) for number in _step_numbers(job)}
-    return {number: parent.step if parent else None for number, parent in found.items()}
+    parents = {number: _parent_of(job, job.step(number)) for number in _step_numbers(job)}
+    return {number: parent.step if parent else None for number, parent in parents.items()}
 
 
 class _Parent(NamedTuple):
@@ -115,5 +115,5 @@ def _is_known(step: Step) -> bool:
 
 
 def _step_numbers(job: Job) -> set[int]:
-    found = (parse_step_name(entry.name) for entry in job.disk.list(job.root) if entry.kind == "directory")
-    return {number for number in found if number is not None}
+    numbers = (parse_step_name(entry.name) for entry in job.disk.list(job.root) if entry.kind == "directory")
+    return {number for number in numbers if number is not None}

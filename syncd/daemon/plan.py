@@ -307,14 +307,14 @@ def _abandoned(choice: _Choice, snapshot: Snapshot) -> tuple[tuple[int, str], ..
     """Return the abandoned steps: those of before that still exist, and those above a step that was gone back to."""
     before = snapshot.version.abandoned if snapshot.version else ()
     there = {(step.step, step.digest) for step in snapshot.steps.values()}
-    found = {item for item in before if item in there}
+    abandoned = {item for item in before if item in there}
     if choice.reason in ("rewind", "rollback", "rewritten"):
-        found |= {
+        abandoned |= {
             (step.step, step.digest)
             for step in snapshot.steps.values()
             if step.step > choice.step.step and step.state is not StepState.FILLING
         }
-    return tuple(sorted(found - {(choice.step.step, choice.step.digest)}))
+    return tuple(sorted(abandoned - {(choice.step.step, choice.step.digest)}))
 
 
 def _vacated(snapshot: Snapshot, decisions: tuple[Decision, ...]) -> Iterator[Answer]:
@@ -334,10 +334,14 @@ _FINAL = frozenset({"pruning_off", "foreign", "pinned", "resumed_from", "full_ch
 
 def _final(step: int, kept: Mapping[int, Decision], snapshot: Snapshot) -> Decision | None:
     """Return the decision that keeps a step for good, its own or that of a step that is stored as changes of it."""
-    found = kept.get(step)
-    if found is None or found.rule != "chain":
-        return found if found and _is_final(found, snapshot.hint) else None
-    holders = (kept[one] for one in kept if step in links(one, snapshot.steps) and kept[one].rule != "chain")
+    decision = kept.get(step)
+    if decision is None or decision.rule != "chain":
+        return decision if decision and _is_final(decision, snapshot.hint) else None
+    holders = (
+        kept[number]
+        for number in kept
+        if step in links(number, snapshot.steps) and kept[number].rule != "chain"
+    )
     return next((holder for holder in holders if _is_final(holder, snapshot.hint)), None)
 
 

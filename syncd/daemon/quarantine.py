@@ -35,8 +35,12 @@ class _Engine(NamedTuple):
 
     def reason_against(self, step: Step) -> str | None:
         """Return why it has given a step up, None if it has not."""
-        found = [one.reason for one in self.report.given_up if _key(one) == _key(step)] if self.report else []
-        return found[-1] if found and self.presence.applied_digest != step.digest else None
+        reasons = (
+            [version.reason for version in self.report.given_up if _key(version) == _key(step)]
+            if self.report
+            else []
+        )
+        return reasons[-1] if reasons and self.presence.applied_digest != step.digest else None
 
     def shown(self, version: Version | None, *, can_prove: bool) -> tuple[Pair, str] | None:
         """Return the version that it has shown to run, and its digest; where none can prove, that it names."""
@@ -74,27 +78,27 @@ def judged(snapshot: Snapshot, version: Version, *, reports: bool) -> Version:
 
 def released(snapshot: Snapshot, version: Version, step: Step) -> Version:
     """Return a version whose step a person has asked for: out of quarantine, and engines cannot put it back."""
-    found = _quarantined(snapshot, _engines(snapshot))
-    if _key(step) not in map(_key, found):
+    quarantined = _quarantined(snapshot, _engines(snapshot))
+    if _key(step) not in map(_key, quarantined):
         return version
-    left = tuple(one for one in found if _key(one) != _key(step))
+    left = tuple(entry for entry in quarantined if _key(entry) != _key(step))
     return replace(version, quarantine=left, released=(*version.released, _key(step))[-MOST:])
 
 
 def _quarantined(snapshot: Snapshot, engines: list[_Engine]) -> tuple[Quarantined, ...]:
     """Return the steps that are put aside: those of before, unless they were written again, and new ones."""
     before = snapshot.version.quarantine if snapshot.version else ()
-    found = {_key(one): one for one in before if not _is_written_again(one, snapshot)}
-    for one in (*_damaged(snapshot), *_given_up(snapshot, engines)):
-        found.setdefault(_key(one), one._replace(reason=one.reason[:_LONGEST]))
+    entries = {_key(entry): entry for entry in before if not _is_written_again(entry, snapshot)}
+    for entry in (*_damaged(snapshot), *_given_up(snapshot, engines)):
+        entries.setdefault(_key(entry), entry._replace(reason=entry.reason[:_LONGEST]))
     # The same entries each time, whatever was added last: else each scan would write the file again.
-    kept = sorted(found.values(), key=lambda one: (one.step in snapshot.steps, one.step))[-MOST:]
+    kept = sorted(entries.values(), key=lambda entry: (entry.step in snapshot.steps, entry.step))[-MOST:]
     return tuple(sorted(kept))
 
 
-def _is_written_again(one: Quarantined, snapshot: Snapshot) -> bool:
-    step = snapshot.steps.get(one.step)
-    return step is not None and step.digest not in ("", one.digest)
+def _is_written_again(entry: Quarantined, snapshot: Snapshot) -> bool:
+    step = snapshot.steps.get(entry.step)
+    return step is not None and step.digest not in ("", entry.digest)
 
 
 def _damaged(snapshot: Snapshot) -> Iterator[Quarantined]:
@@ -108,7 +112,7 @@ def _given_up(snapshot: Snapshot, engines: list[_Engine]) -> Iterator[Quarantine
     version = snapshot.version
     if version is None:
         return
-    named = {_key(one) for engine in engines if engine.report for one in engine.report.given_up}
+    named = {_key(entry) for engine in engines if engine.report for entry in engine.report.given_up}
     for number, digest in sorted(named - {*version.released}):
         step = snapshot.steps.get(number)
         if step is None or step.digest != digest or not digest:
@@ -135,11 +139,18 @@ def _last_good(snapshot: Snapshot, engines: list[_Engine]) -> GoodVersion | None
     """Return the newest version that an engine has shown to run; where none can prove anything, that it names."""
     before = snapshot.version.last_good if snapshot.version else None
     # An engine that has proofs and says `loaded` has met a version without a probe: nobody can prove that one.
-    can_prove = any(one and one.proof and one.state is not EngineState.LOADED for _, one in engines)
+    can_prove = any(
+        candidate and candidate.proof and candidate.state is not EngineState.LOADED
+        for _, candidate in engines
+    )
     shown = (engine.shown(snapshot.version, can_prove=can_prove) for engine in engines)
-    found = [_good_version(pair, digest, snapshot) for pair, digest in filter(None, shown)]
-    good = [one for one in (before, *found) if one is not None and _is_usable(one, snapshot)]
-    return max(good, key=lambda one: one.pair, default=None)
+    versions = [_good_version(pair, digest, snapshot) for pair, digest in filter(None, shown)]
+    good = [
+        candidate
+        for candidate in (before, *versions)
+        if candidate is not None and _is_usable(candidate, snapshot)
+    ]
+    return max(good, key=lambda candidate: candidate.pair, default=None)
 
 
 def _good_version(pair: Pair, digest: str, snapshot: Snapshot) -> GoodVersion | None:
@@ -158,5 +169,5 @@ def _is_usable(good: GoodVersion, snapshot: Snapshot) -> bool:
     return not is_left and good.step not in vacating(snapshot)
 
 
-def _key(one: object) -> tuple[int, str]:
-    return one.step, one.digest  # type: ignore[attr-defined]
+def _key(entry: object) -> tuple[int, str]:
+    return entry.step, entry.digest  # type: ignore[attr-defined]

@@ -24,9 +24,9 @@ from syncd.errors import SyncdError, unexpected
 from syncd.observe import names
 from syncd.protocol.disk import MISSING, Clock, Disk, exists, is_below, is_temporary, list_if_there
 from syncd.protocol.documents import SMALL_LIMIT, read_document
+from syncd.protocol.entry_problem import EntryProblem, move_problem
 from syncd.protocol.layout import MARKER, TRACKER, Job
 from syncd.protocol.leadership import Term
-from syncd.protocol.obstacle import Obstacle, obstacle_to_moving
 from syncd.protocol.presence import path_of
 from syncd.protocol.request import request_path
 from syncd.protocol.step import Step
@@ -65,20 +65,20 @@ class Removals:
         self._reporter, self._background = reporter, background
         self._scanned = self._emptied = self._swept = self._forgot = float("-inf")
         self._not_before = float("-inf")
-        self._obstructed: dict[str, tuple[float, Obstacle]] = {}
+        self._blocked: dict[str, tuple[float, EntryProblem]] = {}
         self._decisions: dict[int, tuple[bool, str]] = {}
         self._noted: tuple[Decision, ...] = ()
         self._left_since: dict[str, float] = {}
         self._searched: Mapping[int, Step] | None = None
         self._broken: set[int] = set()
-        self._stuck: Mapping[str, Obstacle] = {}
+        self._stuck: Mapping[str, EntryProblem] = {}
         self._failure = ""
         self.trash_left = 0
 
     @property
-    def obstacle(self) -> Obstacle | None:
+    def entry_problem(self) -> EntryProblem | None:
         """Return the first entry that should have been moved or removed and could not be."""
-        moves = (obstacle for _, obstacle in self._obstructed.values())
+        moves = (entry_problem for _, entry_problem in self._blocked.values())
         return next(iter((*moves, *self._stuck.values())), None)
 
     def begin_term(self, term: Term) -> None:
@@ -118,8 +118,8 @@ class Removals:
     def answer(self, answer: Answer) -> None:
         """Remove a request that is completed or refused."""
         path = request_path(self._job, answer.request.identity)
-        is_known = path in self._obstructed
-        self._unless_obstructed(path, partial(self._term.discard, path))
+        is_known = path in self._blocked
+        self._unless_blocked(path, partial(self._term.discard, path))
         if is_known:
             return
         request = answer.request
@@ -161,12 +161,14 @@ class Removals:
     ) -> Snapshot:
         self._leader.progress()
         steps = snapshot.steps
-        found = self._trash.remove([steps[decision.step] for decision in decisions], dead, links)
-        removed = {step for step, outcome in found.items() if outcome == ""}
+        outcomes = self._trash.remove([steps[decision.step] for decision in decisions], dead, links)
+        removed = {step for step, outcome in outcomes.items() if outcome == ""}
         self._scanner.steps.forget(removed)
         # What failed comes last: an error of the whole file system ends this.
-        for decision in sorted(decisions, key=lambda decision: isinstance(found[decision.step], Exception)):
-            self._report_removal(decision, steps[decision.step], found[decision.step])
+        for decision in sorted(
+            decisions, key=lambda decision: isinstance(outcomes[decision.step], Exception)
+        ):
+            self._report_removal(decision, steps[decision.step], outcomes[decision.step])
         self._leader.progress()
         return replace(
             snapshot, steps={number: step for number, step in steps.items() if number not in removed}
@@ -175,9 +177,9 @@ class Removals:
     def _report_removal(self, decision: Decision, step: Step, outcome: str | Exception) -> None:
         path = self._path(step)
         if isinstance(outcome, Exception):
-            self._note_obstacle(path, outcome)
+            self._note_entry_problem(path, outcome)
             return
-        self._obstructed.pop(path, None)
+        self._blocked.pop(path, None)
         if outcome:
             self._scanner.steps.doubt(step.step)
             rule = "chain" if outcome.endswith(NEEDED) else "leased"
@@ -188,8 +190,8 @@ class Removals:
 
     def _note_rule(self, decision: Decision) -> None:
         """Report why a step is kept whenever the rule that keeps it changes."""
-        known = self._decisions.get(decision.step)
-        if decision.keep and known != (decision.keep, decision.rule):
+        noted = self._decisions.get(decision.step)
+        if decision.keep and noted != (decision.keep, decision.rule):
             fields = {"step": decision.step, "rule": decision.rule, "detail": decision.detail}
             self._reporter.publish(names.STEP_KEPT, "debug", **fields)
         self._decisions[decision.step] = (decision.keep, decision.rule)
@@ -200,7 +202,7 @@ class Removals:
         """Move the attempts to the trash that will not become their step."""
         for attempt in lost:
             self._leader.progress()
-            self._unless_obstructed(self._path(attempt), partial(self._remove_attempt, attempt))
+            self._unless_blocked(self._path(attempt), partial(self._remove_attempt, attempt))
 
     def _remove_attempt(self, attempt: Step) -> None:
         if self._trash.remove_attempt(attempt):
@@ -221,7 +223,7 @@ class Removals:
                 self._leader.progress()
                 last = module.presence.incarnation, module.presence.beat
                 path = path_of(self._job.explorers, name)
-                self._unless_obstructed(path, partial(self._forget, path, last))
+                self._unless_blocked(path, partial(self._forget, path, last))
 
     def _forget(self, path: str, last: Beat) -> None:
         """Remove a presence with this last heartbeat; one that beats again meanwhile gets its file back."""
@@ -278,14 +280,14 @@ class Removals:
         self.trash_left = emptied.left
         if emptied.entries:
             self._reporter.publish(names.TRASH_EMPTIED, "info", **emptied._asdict())
-        before, stuck = self._stuck, dict[str, Obstacle]()
+        before, stuck = self._stuck, dict[str, EntryProblem]()
         for path, error in trash.stuck.items():
             # A reader on this host may hold a file open, which keeps its directory on NFS: that ends by itself.
             is_open = isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EBUSY)
-            if not is_open and (obstacle := obstacle_to_moving(error, path)) is not None:
-                stuck[path] = obstacle
-                if before.get(path) != obstacle:
-                    self._reporter.publish_obstacle(obstacle)
+            if not is_open and (entry_problem := move_problem(error, path)) is not None:
+                stuck[path] = entry_problem
+                if before.get(path) != entry_problem:
+                    self._reporter.publish_entry_problem(entry_problem)
         self._stuck = stuck
 
     def _sweep(self, grace: float) -> None:
@@ -321,29 +323,29 @@ class Removals:
 
     # --- entries that cannot be moved -----------------------------------------------------------------------------
 
-    def _unless_obstructed(self, path: str, work: Callable[[], object]) -> None:
+    def _unless_blocked(self, path: str, work: Callable[[], object]) -> None:
         """Change one entry of the job; report one that cannot be changed."""
         if not self._may_be_tried(path):
             return
         try:
             work()
         except Exception as error:  # noqa: BLE001 - one entry costs itself only; a fence is raised again
-            self._note_obstacle(path, error)
+            self._note_entry_problem(path, error)
         else:
-            self._obstructed.pop(path, None)
+            self._blocked.pop(path, None)
 
     def _may_be_tried(self, path: str) -> bool:
         """Return whether an entry may be changed now: one that could not be waits for the next full scan."""
-        known = self._obstructed.get(path)
-        return known is None or known[0] != self._scanned
+        noted = self._blocked.get(path)
+        return noted is None or noted[0] != self._scanned
 
-    def _note_obstacle(self, path: str, error: Exception) -> None:
-        obstacle, known = obstacle_to_moving(error, path), self._obstructed.get(path)
-        if obstacle is None:
+    def _note_entry_problem(self, path: str, error: Exception) -> None:
+        entry_problem, noted = move_problem(error, path), self._blocked.get(path)
+        if entry_problem is None:
             raise error
-        if known is None or known[1] != obstacle:
-            self._reporter.publish_obstacle(obstacle)
-        self._obstructed[path] = (self._scanned, obstacle)
+        if noted is None or noted[1] != entry_problem:
+            self._reporter.publish_entry_problem(entry_problem)
+        self._blocked[path] = (self._scanned, entry_problem)
 
 
 def _beat_at(disk: Disk, path: str) -> Beat | None:

@@ -14,8 +14,8 @@ from syncd.observe import names
 from syncd.observe.events import Event, Level, Observer
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import EngineReport, EngineState, engine_of
+from syncd.protocol.entry_problem import EntryProblem
 from syncd.protocol.mount import MountState, MountTrouble
-from syncd.protocol.obstacle import Obstacle
 from syncd.protocol.presence import RunningStatus
 from syncd.protocol.recent import recent_of
 from syncd.protocol.step import Step, StepState
@@ -79,10 +79,10 @@ class EventReporter:
 
     def publish_quarantine(self, before: Version | None, after: Version | None) -> None:
         """Publish each step that has just been put aside."""
-        known = before.quarantined if before else frozenset()
-        for one in after.quarantine if after else ():
-            if (one.step, one.digest) not in known:
-                self.publish(names.STEP_QUARANTINED, "error", **one._asdict())
+        reported = before.quarantined if before else frozenset()
+        for entry in after.quarantine if after else ():
+            if (entry.step, entry.digest) not in reported:
+                self.publish(names.STEP_QUARANTINED, "error", **entry._asdict())
 
     def publish_failure(
         self, error: SyncdError, hint: str | None = None, name: str = names.OPERATION_FAILED
@@ -93,15 +93,15 @@ class EventReporter:
             fields["calls"] = " > ".join(calls_of(error.__cause__)[-_MOST_CALLS:])
         self.publish(name, "error", **fields)
 
-    def publish_obstacle(self, obstacle: Obstacle) -> None:
+    def publish_entry_problem(self, entry_problem: EntryProblem) -> None:
         self.publish(
             names.ENTRY_MOVE_FAILED,
             "error",
             code=StorageError.code,
-            path=obstacle.path,
-            detail=f"it cannot be moved or removed: {obstacle.message}",
-            owner=obstacle.owner,
-            hint=obstacle.hint,
+            path=entry_problem.path,
+            detail=f"it cannot be moved or removed: {entry_problem.message}",
+            owner=entry_problem.owner,
+            hint=entry_problem.hint,
         )
 
     def publish_mount(self, before: MountTrouble | None, now: MountTrouble | None) -> None:
@@ -157,18 +157,18 @@ def _steps(before: Mapping[int, Step], after: Mapping[int, Step]) -> Iterator[Me
     if before is after:
         return
     for number, step in after.items():
-        known = before.get(number)
-        if known is step:
+        earlier = before.get(number)
+        if earlier is step:
             continue
-        if known is None:
+        if earlier is None:
             yield Message(
                 names.STEP_FOUND, "info" if step.state is StepState.FILLING else "debug", describe(step)
             )
-        was = (known.present, known.state) if known else (0, StepState.FILLING)
+        was = (earlier.present, earlier.state) if earlier else (0, StepState.FILLING)
         if was != (step.present, step.state):
             level: Level = "error" if step.state is StepState.DAMAGED else "info"
             yield Message(_EVENT_OF_STATE[step.state], level, describe(step))
-        if _shortcut_problem(step) != _shortcut_problem(known):
+        if _shortcut_problem(step) != _shortcut_problem(earlier):
             yield from _shortcut(step)
 
 
@@ -200,34 +200,34 @@ def describe(step: Step) -> dict[str, Any]:
 
 def change_fields(snapshot: Snapshot, number: int) -> dict[str, Any]:
     """Return the log fields of a step's changes, none if it has no changes that can be used."""
-    found = change_figures(snapshot.steps, snapshot.steps[number])
-    if found is None:
+    figures = change_figures(snapshot.steps, snapshot.steps[number])
+    if figures is None:
         return {}
-    sizes = {"changes_bytes": found.size, "whole_bytes": found.whole_size}
-    return {"parent": found.parent, "density": found.density, "chain": found.chain, **sizes}
+    sizes = {"changes_bytes": figures.size, "whole_bytes": figures.whole_size}
+    return {"parent": figures.parent, "density": figures.density, "chain": figures.chain, **sizes}
 
 
 def _modules(kind: str, before: Mapping[str, Module], after: Mapping[str, Module]) -> Iterator[Message]:
     if before is after:
         return
     for name, module in after.items():
-        known = before.get(name)
+        earlier = before.get(name)
         if _has_left(module):
-            if known is not None and not _has_left(known):
+            if earlier is not None and not _has_left(earlier):
                 yield Message(f"{kind}_left", "info", {kind: name})
-        elif known is None or _is_another(known, module):
+        elif earlier is None or _is_another(earlier, module):
             yield Message(f"{kind}_joined", "info", {kind: name, "host": module.presence.host})
-        elif not module.alive and known.alive:
+        elif not module.alive and earlier.alive:
             yield Message(f"{kind}_died", "warning", {kind: name, "silent_for": round(module.silent_for, 1)})
     for name in before.keys() - after.keys():
         if not _has_left(before[name]):
             yield Message(f"{kind}_left", "info", {kind: name})
 
 
-def _is_another(known: Module, module: Module) -> bool:
+def _is_another(earlier: Module, module: Module) -> bool:
     """Return whether it is a new run, or beats again after it counted as dead."""
-    is_new_run = known.presence.incarnation != module.presence.incarnation
-    return is_new_run or (module.alive and not known.alive)
+    is_new_run = earlier.presence.incarnation != module.presence.incarnation
+    return is_new_run or (module.alive and not earlier.alive)
 
 
 def _has_left(module: Module) -> bool:
@@ -240,8 +240,8 @@ def _lags(before: Snapshot, after: Snapshot) -> Iterator[Message]:
         return
     for name, module in after.explorers.items():
         lag = lag_of(after, module)
-        known = before.explorers.get(name)
-        if lag is not None and module.alive and (known is None or lag != lag_of(before, known)):
+        earlier = before.explorers.get(name)
+        if lag is not None and module.alive and (earlier is None or lag != lag_of(before, earlier)):
             yield Message(names.EXPLORER_LAG_CHANGED, "debug", {"explorer": name, "lag": lag})
 
 
@@ -270,18 +270,18 @@ def _passed(before: Mapping[str, Module], after: Mapping[str, Module]) -> Iterat
         yield Message(names.VERSIONS_APPLIED, "debug", fields)
 
 
-def _recent(known: Module | None, module: Module) -> Iterator[list[Any]]:
+def _recent(earlier: Module | None, module: Module) -> Iterator[list[Any]]:
     """Yield name, generation, step and state of versions that are new in a presence, and how long ago they came.
 
     Seconds are between two times of the explorer's own clock: that of the version, and that of the presence.
     """
     presence = module.presence
-    if known is module or (known is None and (_has_left(module) or not module.alive)):
+    if earlier is module or (earlier is None and (_has_left(module) or not module.alive)):
         return
-    same_run = known is not None and known.presence.incarnation == presence.incarnation
-    told = recent_of(known.presence) if known is not None and same_run else []
+    same_run = earlier is not None and earlier.presence.incarnation == presence.incarnation
+    reported = recent_of(earlier.presence) if earlier is not None and same_run else []
     for version in recent_of(presence):
-        if version not in told:
+        if version not in reported:
             ago = round(max(presence.updated_at - version.at, 0.0), 3)
             yield [presence.identity, version.generation, version.step, version.state, ago]
 
@@ -299,16 +299,16 @@ _MOST_ROWS = 400
 """Explorers in one event: a line of the journal is bounded."""
 
 
-def _moved(known: Module | None, module: Module) -> list[Any] | None:
+def _moved(earlier: Module | None, module: Module) -> list[Any] | None:
     """Return name, generation, step and the engine's state of an explorer that runs something else than before."""
-    if known is module:
+    if earlier is module:
         return None
     engine, presence = _engine(module), module.presence
-    was = _engine(known)
+    was = _engine(earlier)
     if not module.alive or _has_left(module) or (engine and engine.state is EngineState.LOADING):
         return None
     state = engine and engine.state.value
-    is_new = known is None or _is_another(known, module) or presence.applied != known.presence.applied
+    is_new = earlier is None or _is_another(earlier, module) or presence.applied != earlier.presence.applied
     if not is_new and state == (was and was.state.value):
         return None
     generation, step = presence.applied or (None, None)
@@ -366,7 +366,7 @@ def symptoms(snapshot: Snapshot) -> Iterator[Problem]:
         yield "unreadable_directory", f"no step is removed, any may be leased or pinned: {problem}"
     if snapshot.tracker_problem:
         yield "tracker", f"no full checkpoint is removed, it may name any: {snapshot.tracker_problem}"
-    for problem in snapshot.obstacles:
+    for problem in snapshot.entry_problems:
         yield "obstacle", problem
     # A step's own directory is shown as damaged.
     attempts = (step for step in (*snapshot.steps.values(), *snapshot.rivals) if step.is_attempt)

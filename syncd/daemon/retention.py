@@ -156,8 +156,8 @@ def _strong_rule(snapshot: Snapshot, policy: DaemonConfig) -> Rule:
         yield is_announced, "may_be_announced", "not earlier than the step the marker names"
 
     def rule(step: Step) -> Decision | None:
-        found = next(((name, detail) for holds, name, detail in kept(step) if holds), None)
-        return _keep(step.step, *found) if found else None
+        reason = next(((name, detail) for holds, name, detail in kept(step) if holds), None)
+        return _keep(step.step, *reason) if reason else None
 
     return rule
 

@@ -16,9 +16,9 @@ from syncd.errors import LockHeldError, StorageError, SyncdError
 from syncd.observe import names
 from syncd.observe.sd_notify import Notifier
 from syncd.protocol.disk import Clock
+from syncd.protocol.entry_problem import EntryProblem
 from syncd.protocol.leadership import BEAT
 from syncd.protocol.mount import CROWDED, PATIENT, MountState
-from syncd.protocol.obstacle import Obstacle
 from syncd.stall.worker import WorkerThread
 
 IDLE_AFTER = 60.0
@@ -227,7 +227,7 @@ def run_once(daemon: Daemon, clock: Clock, *, empty_trash: bool = False) -> None
             is_done = daemon.plan.publish is None and daemon.plan.due_in is None and not waits_for_trash
             if is_done or clock.monotonic() >= ends:
                 _require_version_read(daemon)
-                _require_no_obstacle(daemon.removals.obstacle)
+                _require_no_entry_problem(daemon.removals.entry_problem)
                 return
             if daemon.plan.publish is None:
                 clock.sleep(min(seconds, 0.5))
@@ -243,11 +243,11 @@ def _require_version_read(daemon: Daemon) -> None:
         raise StorageError(message, path=path, hint=f"ls -l {shlex.quote(path)}")
 
 
-def _require_no_obstacle(obstacle: Obstacle | None) -> None:
+def _require_no_entry_problem(entry_problem: EntryProblem | None) -> None:
     """Fail if something could not be done, after everything else was."""
-    if obstacle is not None:
-        message = f"it cannot be moved or removed: {obstacle.message} ({obstacle.owner})"
-        raise StorageError(message, path=obstacle.path, hint=obstacle.hint)
+    if entry_problem is not None:
+        message = f"it cannot be moved or removed: {entry_problem.message} ({entry_problem.owner})"
+        raise StorageError(message, path=entry_problem.path, hint=entry_problem.hint)
 
 
 def status_line(daemon: Daemon) -> str:

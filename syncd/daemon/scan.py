@@ -19,8 +19,8 @@ from syncd.errors import (
     storage_errors,
 )
 from syncd.protocol.disk import MISSING, Clock
+from syncd.protocol.entry_problem import required_read_problem
 from syncd.protocol.layout import Job
-from syncd.protocol.obstacle import required_obstacle
 from syncd.protocol.presence import TTL, Liveness, Presence, Presences
 from syncd.protocol.request import read_pins, read_requests_and_problems
 from syncd.protocol.version import (
@@ -72,7 +72,7 @@ class ModuleScanner:
         seen_at = self._clock.monotonic()
         self._took = seen_at - self._read_at
         pins = read_or_note(unlisted, self._job.pins, lambda _: read_pins(self._job, unreadable))
-        found = replace(
+        snapshot = replace(
             before,
             explorers=_modules(explorers, self._explorers, seen_at, before.explorers),
             trainers=_modules(trainers, self._trainers, seen_at, before.trainers),
@@ -80,8 +80,8 @@ class ModuleScanner:
             unlisted=tuple(unlisted),
             unreadable_pins=unreadable,
         )
-        self.applied = _highest_applied(found)
-        return found
+        self.applied = _highest_applied(snapshot)
+        return snapshot
 
     def _read_presences(self, directory: str) -> dict[str, Presence]:
         readable, unreadable = self._presences.read(directory)
@@ -93,7 +93,7 @@ def read_or_note(unlisted: list[str], directory: str, read: Callable[[str], T]) 
     try:
         return read(directory)
     except OSError as error:
-        unlisted.append(str(required_obstacle(error, directory)))
+        unlisted.append(str(required_read_problem(error, directory)))
         return None
 
 
@@ -174,20 +174,20 @@ class Scanner:
 
     def check_root(self) -> None:
         """Refuse to take an unmounted or replaced directory for an empty job."""
-        root, found = self._job.root, None
+        root, status = self._job.root, None
         with contextlib.suppress(*MISSING):
-            found = self._disk.stat(root)
-        if found is None or found.kind != "directory":
-            what = "there" if found is None else "a directory"
+            status = self._disk.stat(root)
+        if status is None or status.kind != "directory":
+            what = "there" if status is None else "a directory"
             raise JobMissingError(f"the job directory is not {what}", path=root, hint=f"ls -ld {root}")
         born = self._disk.born(root)
-        if self._root is not None and _is_another((found.inode, born), self._root):
+        if self._root is not None and _is_another((status.inode, born), self._root):
             raise JobReplacedError(
                 "another directory is in the place of the job, perhaps unmounted",
                 path=root,
                 hint=f"findmnt -T {root}",
             )
-        self._root = found.inode, born
+        self._root = status.inode, born
 
     def _read_hints(self) -> bool:
         """Read marker, tracker and version; return whether the marker has moved."""
@@ -206,9 +206,9 @@ class Scanner:
         return moved
 
     def _read_tracker(self) -> None:
-        found = read_marker(self._disk, self._job.tracker)
-        step = self._snapshot.tracker if found.unreadable else found.step
-        problem = found.problem if found.unreadable else ""
+        tracker = read_marker(self._disk, self._job.tracker)
+        step = self._snapshot.tracker if tracker.unreadable else tracker.step
+        problem = tracker.problem if tracker.unreadable else ""
         self._snapshot = replace(self._snapshot, tracker=step, tracker_problem=problem)
 
     def _version(self) -> tuple[Version | None, str, bool]:
@@ -220,14 +220,14 @@ class Scanner:
         except CorruptDataError as error:
             return None, error.message, False
         except PermissionError as error:
-            return None, str(required_obstacle(error, self._job.version)), True
+            return None, str(required_read_problem(error, self._job.version)), True
 
     def _read_modules(self) -> None:
-        found = self._modules.scan(self._snapshot)
+        snapshot = self._modules.scan(self._snapshot)
         self._read_tracker()
         self.steps.doubt_unmarked(self._snapshot.tracker)
         self._snapshot = replace(
-            found, tracker=self._snapshot.tracker, tracker_problem=self._snapshot.tracker_problem
+            snapshot, tracker=self._snapshot.tracker, tracker_problem=self._snapshot.tracker_problem
         )
 
     def _free(self) -> int | None:
@@ -245,10 +245,10 @@ class Scanner:
         # Requests are read first: a failure must not lose the changes that `collect` hands over.
         unlisted: list[str] = []
         unreadable: dict[str, str] = {}
-        found = read_or_note(
+        listed = read_or_note(
             unlisted, self._job.requests, lambda _: read_requests_and_problems(self._job, unreadable)
         )
-        requests, problems = found or ((), ())
+        requests, problems = listed or ((), ())
         steps, rivals = self.steps.collect(began)
         self._snapshot = replace(
             self._snapshot,
@@ -257,7 +257,7 @@ class Scanner:
             marker_stable_for=max(0.0, began - self._marker_since),
             floor=self._highest(),
             requests=requests,
-            obstacles=(*unlisted, *problems),
+            entry_problems=(*unlisted, *problems),
             unreadable_requests=unreadable,
             free=free,
         )
@@ -271,9 +271,9 @@ class Scanner:
         return self.floor
 
 
-def _is_another(found: tuple[int, int], known: tuple[int, int]) -> bool:
+def _is_another(root: tuple[int, int], known_root: tuple[int, int]) -> bool:
     """Return whether a directory differs from the known one by inode or birth: inode numbers are reused."""
-    return found[0] != known[0] or (0 not in (found[1], known[1]) and found[1] != known[1])
+    return root[0] != known_root[0] or (0 not in (root[1], known_root[1]) and root[1] != known_root[1])
 
 
 def examine_all(job: Job, clock: Clock) -> Snapshot:

@@ -7,8 +7,8 @@ from syncd.daemon import foreign
 from syncd.daemon.examine import examine_attempt, examine_native
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, Clock
+from syncd.protocol.entry_problem import required_read_problem
 from syncd.protocol.layout import Job, parse_attempt_name, parse_step_name
-from syncd.protocol.obstacle import required_obstacle
 from syncd.protocol.step import NATIVE, UNKNOWN_LAYOUT, Step, StepState
 from syncd.protocol.version import Version
 
@@ -132,18 +132,18 @@ class StepScanner:
             The step as it is known now.
         """
         rejected = self._rejected[(step.step, step.digest)] = _Rejected(problem, unread, is_retried)
-        known = self._known.get(step.step)
-        if known and known.step.digest == step.digest:
-            known.step = _damaged(known.step, rejected)
+        entry = self._known.get(step.step)
+        if entry and entry.step.digest == step.digest:
+            entry.step = _damaged(entry.step, rejected)
             self._changed = True
         return _damaged(step, rejected)
 
     def reject_shortcut(self, step: Step, problem: str) -> None:
         """Count the shortcut of a step as unusable from now on, as long as the step's content is this one."""
         self._bad_shortcuts[(step.step, step.digest)] = problem
-        known = self._known.get(step.step)
-        if known and known.step.digest == step.digest:
-            known.step = _with_bad_shortcut(known.step, problem)
+        entry = self._known.get(step.step)
+        if entry and entry.step.digest == step.digest:
+            entry.step = _with_bad_shortcut(entry.step, problem)
             self._changed = True
 
     def collect(self, looked: float) -> tuple[Mapping[int, Step], tuple[Step, ...]]:
@@ -155,29 +155,29 @@ class StepScanner:
         steps = self._steps(looked)
         if not self._attempts:
             return steps, ()
-        found, rivals = dict(steps), []
-        for _, known in sorted(self._attempts.items(), key=lambda item: (-item[1].since, item[0])):
-            attempt = replace(known.step, unchanged_for=_unchanged(known, looked))
-            if found.setdefault(attempt.step, attempt) is not attempt:
+        collected, rivals = dict(steps), []
+        for _, entry in sorted(self._attempts.items(), key=lambda item: (-item[1].since, item[0])):
+            attempt = replace(entry.step, unchanged_for=_unchanged(entry, looked))
+            if collected.setdefault(attempt.step, attempt) is not attempt:
                 rivals.append(attempt)
-        return found, tuple(rivals)
+        return collected, tuple(rivals)
 
     def _steps(self, looked: float) -> Mapping[int, Step]:
         # With thousands of sealed steps this is the cost of an idle tick: only what still changes is built again, and
         # where nothing does, the mapping is the same one, which is compared at no cost.
         if self._changed:
-            self._collected = {number: known.step for number, known in self._known.items()}
+            self._collected = {number: entry.step for number, entry in self._known.items()}
             unsettled = (number for number, step in self._collected.items() if not _is_settled(step))
             self._unsettled, self._changed = frozenset(unsettled), False
         if not self._unsettled:
             return self._collected
         steps = dict(self._collected)
         for number in self._unsettled:
-            known = self._known[number]
-            unchanged = _unchanged(known, looked)
-            if known.step.arriving and unchanged >= ARRIVING:
-                known.step, self._changed = replace(known.step, arriving=False), True
-            steps[number] = replace(known.step, unchanged_for=unchanged)
+            entry = self._known[number]
+            unchanged = _unchanged(entry, looked)
+            if entry.step.arriving and unchanged >= ARRIVING:
+                entry.step, self._changed = replace(entry.step, arriving=False), True
+            steps[number] = replace(entry.step, unchanged_for=unchanged)
         self._collected = steps
         return steps
 
@@ -194,7 +194,7 @@ class StepScanner:
         except (*MISSING, CorruptDataError):
             return True  # the next examination of the step decides what it is now
         except OSError as error:
-            required_obstacle(error, path)
+            required_read_problem(error, path)
             return False
         return True
 
@@ -214,7 +214,7 @@ class StepScanner:
 
     def _list(self) -> dict[int, str]:
         """Return the step directories of the job, step to directory name; examine the attempts beside them."""
-        found: dict[int, str] = {}
+        names: dict[int, str] = {}
         attempts = []
         for entry in self._disk.list(self._job.root):
             if entry.kind != "directory":
@@ -225,10 +225,10 @@ class StepScanner:
             native = parse_step_name(entry.name)
             step = native if native is not None else foreign.step_of(entry.name)
             # Of two directories that name one step, the one named by this protocol counts.
-            if step is not None and (step not in found or native is not None):
-                found[step] = entry.name
+            if step is not None and (step not in names or native is not None):
+                names[step] = entry.name
         self._scan_attempts(attempts)
-        return found
+        return names
 
     def _restless(self) -> set[int]:
         """Return the known steps that may change: a sealed step of this protocol never does."""
@@ -243,8 +243,8 @@ class StepScanner:
         return self._known[number].step.state is not StepState.COMPLETE or number > published
 
     def _examine(self, number: int, directory: str) -> None:
-        known = self._known.get(number)
-        step = self._examined(number, directory, known.step if known else None)
+        entry = self._known.get(number)
+        step = self._examined(number, directory, entry.step if entry else None)
         if step is None:
             self.forget((number,))
             return
@@ -252,8 +252,8 @@ class StepScanner:
             step = _damaged(step, rejected)
         if problem := self._bad_shortcuts.get((number, step.digest)):
             step = _with_bad_shortcut(step, problem)
-        step = replace(step, arriving=known.step.arriving if known else self._is_arriving(step))
-        if known is None or known.step != step:
+        step = replace(step, arriving=entry.step.arriving if entry else self._is_arriving(step))
+        if entry is None or entry.step != step:
             self._known[number] = _Known(step, self._clock.monotonic())
             self._changed = True
 
@@ -268,9 +268,9 @@ class StepScanner:
                 self._disk, self._job.root, directory, number, self._progress
             )
         except Exception as error:  # noqa: BLE001 - one step costs itself only
-            obstacle = required_obstacle(error, f"{self._job.root}/{directory}")
-        known = before or Step(number, directory, NATIVE if is_native else UNKNOWN_LAYOUT)
-        return replace(known, state=StepState.DAMAGED, problem=str(obstacle), unreadable=True)
+            entry_problem = required_read_problem(error, f"{self._job.root}/{directory}")
+        earlier = before or Step(number, directory, NATIVE if is_native else UNKNOWN_LAYOUT)
+        return replace(earlier, state=StepState.DAMAGED, problem=str(entry_problem), unreadable=True)
 
     def _is_arriving(self, step: Step) -> bool:
         """Return whether a step has appeared below the published one while this daemon scanned."""
@@ -281,10 +281,10 @@ class StepScanner:
         """Examine attempts, which may change or become their step at any time; return whether all of them exist."""
         seen: dict[str, _Known] = {}
         for name in names:
-            found, known = self._examined_attempt(name), self._attempts.get(name)
-            if found is not None:
-                is_same = known is not None and known.step == found
-                seen[name] = known if known and is_same else _Known(found, self._clock.monotonic())
+            attempt, entry = self._examined_attempt(name), self._attempts.get(name)
+            if attempt is not None:
+                is_same = entry is not None and entry.step == attempt
+                seen[name] = entry if entry and is_same else _Known(attempt, self._clock.monotonic())
             self._progress()
         is_whole = len(seen) == len(names)
         self._attempts = seen  # only now: a failure on the way forgets none
@@ -296,12 +296,12 @@ class StepScanner:
         try:
             return examine_attempt(self._disk, self._job.root, number, name)
         except Exception as error:  # noqa: BLE001 - one attempt costs itself only
-            obstacle = required_obstacle(error, f"{self._job.root}/{name}")
-            return Step(number, name, problem=str(obstacle), unreadable=True)
+            entry_problem = required_read_problem(error, f"{self._job.root}/{name}")
+            return Step(number, name, problem=str(entry_problem), unreadable=True)
 
 
-def _unchanged(known: _Known, looked: float) -> float:
-    return max(0.0, looked - known.since)
+def _unchanged(entry: _Known, looked: float) -> float:
+    return max(0.0, looked - entry.since)
 
 
 def _damaged(step: Step, rejected: _Rejected) -> Step:

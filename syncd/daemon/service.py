@@ -29,10 +29,10 @@ from syncd.errors import (
 from syncd.observe import names
 from syncd.observe.events import Level, Observer
 from syncd.protocol.disk import Clock, is_below
+from syncd.protocol.entry_problem import read_problem
 from syncd.protocol.layout import Job
 from syncd.protocol.leadership import BEAT
 from syncd.protocol.mount import CROWDED, MountTrouble, mount_trouble_of
-from syncd.protocol.obstacle import obstacle_to_reading
 from syncd.protocol.owner import check_owner
 from syncd.protocol.presence import RunningStatus
 from syncd.protocol.process import Process
@@ -182,11 +182,11 @@ class Daemon:
         due = started - self._reconciled >= self.config.reconcile
         if due:
             check_owner(self.job)
-        found = self._scanner.reconcile() if due else self._scanner.scan(woken=woken)
-        if self.removals.rescue_links(found, again=due):
-            found = self._scanner.reconcile()
+        snapshot = self._scanner.reconcile() if due else self._scanner.scan(woken=woken)
+        if self.removals.rescue_links(snapshot, again=due):
+            snapshot = self._scanner.reconcile()
         self.leader.floor = self._scanner.floor
-        self.snapshot = replace(found, crowded=self._is_crowded)
+        self.snapshot = replace(snapshot, crowded=self._is_crowded)
         if due:
             self._reconciled = started
             self.removals.begin_round(started)
@@ -263,12 +263,12 @@ class Daemon:
                 self.job, step, level, progress
             )
         except Exception as error:
-            obstacle = obstacle_to_reading(error, path)
-            if obstacle is None or not is_below(obstacle.path, path):
+            entry_problem = read_problem(error, path)
+            if entry_problem is None or not is_below(entry_problem.path, path):
                 raise
             if not isinstance(error, OSError):
-                return self._scanner.steps.reject(step, str(obstacle), is_retried=True)
-            return self._scanner.steps.reject(step, str(obstacle), unread=obstacle.path)
+                return self._scanner.steps.reject(step, str(entry_problem), is_retried=True)
+            return self._scanner.steps.reject(step, str(entry_problem), unread=entry_problem.path)
         return self._scanner.steps.reject(step, wrong[0]) if wrong else None
 
     def _prove_shortcut(self, step: Step) -> None:
@@ -281,10 +281,10 @@ class Daemon:
                 self.job, step, level, progress
             )
         except Exception as error:
-            obstacle = obstacle_to_reading(error, path)
-            if obstacle is None:
+            entry_problem = read_problem(error, path)
+            if entry_problem is None:
                 raise
-            problem = str(obstacle)
+            problem = str(entry_problem)
         if problem:
             self._scanner.steps.reject_shortcut(step, problem)
 
@@ -371,8 +371,8 @@ class Daemon:
         self.error, self.trouble, self._retry = None, None, _RETRY_LEAST
 
 
-def _with_hint(known: StorageError, error: OSError) -> StorageError:
+def _with_hint(storage: StorageError, error: OSError) -> StorageError:
     """Return an error with the command that permits what was denied; other errors have the hint of their mount."""
-    obstacle = obstacle_to_reading(error, str(known.path)) if isinstance(error, PermissionError) else None
-    known.hint = obstacle.hint if obstacle else known.hint
-    return known
+    entry_problem = read_problem(error, str(storage.path)) if isinstance(error, PermissionError) else None
+    storage.hint = entry_problem.hint if entry_problem else storage.hint
+    return storage

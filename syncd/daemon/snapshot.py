@@ -38,7 +38,7 @@ class Snapshot:
     trainers: Mapping[str, Module] = field(default_factory=dict)  # by identity
     pins: Mapping[int, Pin] = field(default_factory=dict)  # by step
     requests: tuple[Request, ...] = ()  # open requests in the order of asking
-    obstacles: tuple[str, ...] = ()  # what keeps single files from being read, for people to read
+    entry_problems: tuple[str, ...] = ()  # what keeps single files from being read, for people to read
     # Directories of presences or pins that cannot be listed, each with why: what is leased or pinned is not
     # known.
     unlisted: tuple[str, ...] = ()
@@ -81,9 +81,9 @@ class Snapshot:
     @property
     def leases(self) -> Mapping[int, tuple[str, ...]]:
         """Return who leases each leased step; the dead lease nothing. A trainer leases what it adds files to."""
-        found: dict[int, list[str]] = {}
+        holders: dict[int, list[str]] = {}
         for modules in (self.explorers, self.trainers):
             for name in sorted(modules):
                 for step in modules[name].presence.leases if modules[name].alive else ():
-                    found.setdefault(step, []).append(name)
-        return {step: tuple(names) for step, names in found.items()}
+                    holders.setdefault(step, []).append(name)
+        return {step: tuple(names) for step, names in holders.items()}

@@ -65,15 +65,15 @@ class Trash:
         """
         claims = read_claims(self._job, dead, self._presences)
         moved: dict[str, Step] = {}
-        found: dict[int, str | Exception] = {}
+        outcomes: dict[int, str | Exception] = {}
         try:
             for step in steps:
-                found[step.step] = self._move_to_trash(step, claims, links, moved)
-                if found[step.step]:
+                outcomes[step.step] = self._move_to_trash(step, claims, links, moved)
+                if outcomes[step.step]:
                     links.keep(step)
         finally:
-            found.update(self._check_again(moved, dead, links))
-        return found
+            outcomes.update(self._check_again(moved, dead, links))
+        return outcomes
 
     def _move_to_trash(
         self, step: Step, claims: Claims, links: Links, moved: dict[str, Step]
@@ -82,8 +82,8 @@ class Trash:
         try:
             if step.is_attempt:
                 return "" if self.remove_attempt(step) else "it is there no longer"
-            place = f"{self._job.root}/{step.directory}"
-            if reason := links.why(step.step) or self._claimed(step, place, claims):
+            path = f"{self._job.root}/{step.directory}"
+            if reason := links.why(step.step) or self._claimed(step, path, claims):
                 return reason
             self._trashed_at[name] = self._clock.monotonic()
             self._term.move_to_trash(f"{self._job.root}/{step.directory}", name)
@@ -99,7 +99,7 @@ class Trash:
         """Put back what is claimed or needed now, and what may be because that cannot be read."""
         if not moved:
             return {}
-        found: dict[int, str | Exception] = {}
+        outcomes: dict[int, str | Exception] = {}
         claims: Claims | Exception
         try:
             claims = read_claims(self._job, dead, self._presences)
@@ -112,8 +112,8 @@ class Trash:
             if reason:
                 links.keep(step)
             is_back = bool(reason) and put_back(self._job, f"{self._term.trash}/{name}", step.directory)
-            found[step.step] = reason if is_back or isinstance(reason, Exception) else ""
-        return found
+            outcomes[step.step] = reason if is_back or isinstance(reason, Exception) else ""
+        return outcomes
 
     def _claimed_in_trash(self, step: Step, name: str, claims: Claims) -> str | Exception:
         try:
@@ -209,7 +209,7 @@ def _digest_at(disk: Disk, path: str) -> str:
         return ""
 
 
-class Leftovers:
+class DeadLeadersTrash:
     """Empties the trash of dead leaders whose place is free, on a full disk, before the claim that needs room.
 
     A candidate that empties it leads nothing and fences nobody, so it must do no harm to a leader that was only

@@ -125,8 +125,8 @@ class Watchdog:
                 self._past = self._stuck
             before, self._stuck = self._stuck, stuck
         if call is not None and stuck is not None and before is None:
-            found = mount_trouble(MountState.STUCK, call.path, str(stuck))
-            fields = {"state": found.state, "detail": found.message, "hint": found.hint}
+            trouble = mount_trouble(MountState.STUCK, call.path, str(stuck))
+            fields = {"state": trouble.state, "detail": trouble.message, "hint": trouble.hint}
             self._publish(names.MOUNT_STATE_CHANGED, "error", fields)
         return stuck
 
@@ -134,11 +134,11 @@ class Watchdog:
         self._aside.observe(Event(name, level, self._clock.time(), fields))
 
     def _write(self, daemon: Daemon, status: str, stuck: Stuck | None) -> None:
-        now, found = self._clock.monotonic(), _trouble(daemon, stuck)
-        state = found.state if found else MountState.OK
+        now, trouble = self._clock.monotonic(), _trouble(daemon, stuck)
+        state = trouble.state if trouble else MountState.OK
         if state is not self._state:
             self._state, self._since = state, self._clock.time() - (stuck.seconds if stuck else 0.0)
-        document = describe(daemon, status, found, self._since)
+        document = describe(daemon, status, trouble, self._since)
         if document != self._document or now - self._written_at >= WRITE_EVERY:
             self._document, self._written_at = document, now
             self._keeper.write(self._clock.time(), document)
@@ -150,12 +150,12 @@ def _trouble(daemon: Daemon, stuck: Stuck | None) -> MountTrouble | None:
     return mount_trouble(MountState.STUCK, daemon.job.root, f"{stuck.call}, not returned")
 
 
-def describe(daemon: Daemon, status: str, found: MountTrouble | None, since: float) -> Document:
+def describe(daemon: Daemon, status: str, trouble: MountTrouble | None, since: float) -> Document:
     """Return what others on this host may know of a daemon.
 
     Args:
         status: What its service manager is told.
-        found: What is wrong with the file system.
+        trouble: What is wrong with the file system.
         since: Since when that, or nothing, is wrong: seconds since the epoch.
     """
     snapshot = daemon.snapshot
@@ -167,10 +167,10 @@ def describe(daemon: Daemon, status: str, found: MountTrouble | None, since: flo
         "leads": daemon.leads,
         "status": status,
         "mount": {
-            "state": found.state if found else MountState.OK,
+            "state": trouble.state if trouble else MountState.OK,
             "since": since,
-            "detail": found.message if found else "",
-            "hint": found.hint if found else "",
+            "detail": trouble.message if trouble else "",
+            "hint": trouble.hint if trouble else "",
         },
         "version": None
         if version is None

@@ -106,10 +106,10 @@ def column(name: str, kind: Any, experiences: Sequence[Experience]) -> Any:
     values = [getattr(experience, name) for experience in experiences]
     if not pa.types.is_list(kind):
         return pa.array(values, kind)
-    told = [value for value in values if value is not None]
-    if not told:
+    present = [value for value in values if value is not None]
+    if not present:
         return pa.nulls(len(values), kind)
-    items = _structs(name, told, kind.value_type) if name in _STRUCTS else _plain(told, kind.value_type)
+    items = _structs(name, present, kind.value_type) if name in _STRUCTS else _plain(present, kind.value_type)
     return _lists(values, items, kind)
 
 
@@ -170,17 +170,17 @@ def _lists(values: Sequence[Any], items: Any, kind: Any) -> Any:
     return pa.ListArray.from_arrays(starts, items, type=kind, mask=missing)
 
 
-def _plain(told: Sequence[Any], kind: Any) -> Any:
-    flat = b"".join([memoryview(value).cast("B") for value in told])
+def _plain(arrays: Sequence[Any], kind: Any) -> Any:
+    flat = b"".join([memoryview(value).cast("B") for value in arrays])
     # Arrow packs booleans into bits; here they are bytes.
     stored = pa.uint8() if pa.types.is_boolean(kind) else kind
-    items = pa.Array.from_buffers(stored, sum(map(len, told)), [None, pa.py_buffer(flat)])
+    items = pa.Array.from_buffers(stored, sum(map(len, arrays)), [None, pa.py_buffer(flat)])
     return items.cast(kind) if stored is not kind else items
 
 
-def _structs(name: str, told: Sequence[Any], kind: Any) -> Any:
-    items = list(chain.from_iterable(told))
+def _structs(name: str, lists: Sequence[Any], kind: Any) -> Any:
+    items = list(chain.from_iterable(lists))
     check_items(name, len(items))
-    fields = [kind.field(place) for place in range(kind.num_fields)]
+    fields = [kind.field(number) for number in range(kind.num_fields)]
     columns = [pa.array(map(itemgetter(at), items), field.type) for at, field in enumerate(fields)]
     return pa.StructArray.from_arrays(columns, fields=fields)

@@ -99,9 +99,9 @@ class Experience:
         """
         try:
             for name, stored in _STORED.items():
-                given = getattr(self, name)
-                if given is not None or name not in _OPTIONAL:
-                    object.__setattr__(self, name, stored(given))
+                value = getattr(self, name)
+                if value is not None or name not in _OPTIONAL:
+                    object.__setattr__(self, name, stored(value))
         except (TypeError, ValueError, OverflowError) as error:
             raise _refusal(f"{name} cannot be stored: {error}") from None
         if not self.spans:
@@ -142,12 +142,12 @@ def check_total(segments: Sequence[Experience]) -> None:
     Raises:
         UsageError: The sums differ by more than rounding, or only some of the segments say rewards of turns.
     """
-    told = [one.turn_rewards for one in segments if one.turn_rewards is not None]
-    if not told:
+    rewards = [segment.turn_rewards for segment in segments if segment.turn_rewards is not None]
+    if not rewards:
         return
-    if len(told) < len(segments):
+    if len(rewards) < len(segments):
         raise _refusal("some segments of the rollout have turn_rewards and others do not")
-    parts, whole = [turn.reward for turns in told for turn in turns], segments[0].reward
+    parts, whole = [turn.reward for turns in rewards for turn in turns], segments[0].reward
     total, size = math.fsum(parts), math.fsum(map(abs, parts)) + abs(whole)
     if abs(total - whole) > _ROUNDING * size:
         raise _refusal(f"turn_rewards add up to {total:g} where the reward is {whole:g}")

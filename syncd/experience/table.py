@@ -47,21 +47,21 @@ def check_rollouts(experiences: Sequence[Experience]) -> None:
     Raises:
         UsageError: As above.
     """
-    if any(one.segments > 1 for one in experiences):
+    if any(segment.segments > 1 for segment in experiences):
         deque(rollouts(experiences), maxlen=0)
 
 
 def _check(segments: Sequence[Experience], start: int) -> None:
     first = segments[0]
-    for place, row in enumerate(segments):
-        if row.segment != place:
+    for number, row in enumerate(segments):
+        if row.segment != number:
             raise UsageError(
-                f"row {start + place}: segment is {row.segment} where {place} of {first.segments} is due: "
+                f"row {start + number}: segment is {row.segment} where {number} of {first.segments} is due: "
                 "a rollout's segments are all in one batch, one after the other"
             )
         for name in _SHARED:
             if getattr(row, name) != getattr(first, name):
-                raise UsageError(f"row {start + place}: {name} is not that of the rollout's first segment")
+                raise UsageError(f"row {start + number}: {name} is not that of the rollout's first segment")
     if len(segments) < first.segments:
         raise UsageError(
             f"row {start}: segments: the rollout has {len(segments)} of its {first.segments} segments here"
@@ -193,8 +193,8 @@ def _check_metadata(file: Any, size: int, path: str) -> None:
         raise CorruptDataError("its columns are not those of a batch", path=path)
     if not 0 < metadata.num_rows <= MAX_ROWS or metadata.num_row_groups != 1:
         raise CorruptDataError(f"{metadata.num_rows} rows in {metadata.num_row_groups} row groups", path=path)
-    group = metadata.row_group(0)
-    for leaf in map(group.column, range(metadata.num_columns)):
+    row_group = metadata.row_group(0)
+    for leaf in map(row_group.column, range(metadata.num_columns)):
         if leaf.compression != "UNCOMPRESSED" or not _ENCODINGS.issuperset(leaf.encodings):
             raise CorruptDataError(f"column {leaf.path_in_schema} is not plain and uncompressed", path=path)
         # A mask takes a bit a value; nothing takes less.
@@ -205,13 +205,13 @@ def _check_metadata(file: Any, size: int, path: str) -> None:
 def _experiences(table: Any) -> list[Experience]:
     columns = [values(field.name, field.type, table.column(field.name)) for field in SCHEMA]
     experiences: list[Experience] = []
-    for place, row in enumerate(zip(*columns, strict=True)):
+    for position, row in enumerate(zip(*columns, strict=True)):
         try:
             fields = dict(zip(SCHEMA.names, row, strict=True))
             fields["info"] = _info(fields["info"])
             experiences.append(Experience(**fields))
         except UsageError as error:
-            raise UsageError(f"row {place} is {error.message}") from None
+            raise UsageError(f"row {position} is {error.message}") from None
     return experiences
 
 

@@ -62,7 +62,7 @@ class EvaluationSection(EvaluationSet):
 
     def named(self) -> Mapping[str, EvaluationSet]:
         """Return all sets that have tasks by name; the one of the table itself has an empty name."""
-        return {name: one for name, one in (("", self), *self.sets.items()) if one.tasks}
+        return {name: section for name, section in (("", self), *self.sets.items()) if section.tasks}
 
 
 def pass_name(k: int) -> str:
@@ -87,28 +87,32 @@ def produced_by(explorer: Mapping[str, Any]) -> tuple[str, ...] | None:
     except ValidationError:
         return None  # explorers report it
     sets = (
-        (f"{PREFIX}{name}/" if name else PREFIX, one) for name, one in section.named().items() if one.every
+        (f"{PREFIX}{name}/" if name else PREFIX, evaluation_set)
+        for name, evaluation_set in section.named().items()
+        if evaluation_set.every
     )
-    return tuple(f"{prefix}{figure}" for prefix, one in sets for figure in one.figure_names())
+    return tuple(
+        f"{prefix}{figure}" for prefix, evaluation_set in sets for figure in evaluation_set.figure_names()
+    )
 
 
 def set_problems(section: EvaluationSection) -> Iterator[Problem]:
     """Yield what is wrong with sets and no single key shows."""
     yield from _problems("explorer.evaluation", section)
-    for name, one in section.sets.items():
+    for name, evaluation_set in section.sets.items():
         key = f"explorer.evaluation.sets.{name}"
         if not _NAME.fullmatch(name) or name in (*section.figure_names(), "step"):
             hint = "letters, digits, '_' and '-', 64 at most, and not the name of a figure"
             yield Problem(key, f"{name[:80]!r} is not a name of an evaluation set", hint)
-        if not one.tasks:
+        if not evaluation_set.tasks:
             yield Problem(f"{key}.tasks", f"{key}.tasks is missing", "it names a JSONL file of tasks")
-        yield from _problems(key, one)
+        yield from _problems(key, evaluation_set)
 
 
-def _problems(key: str, one: EvaluationSet) -> Iterator[Problem]:
-    if one.samples > 1 and not one.temperature:
-        text = f"{key}.samples = {one.samples} at temperature 0 would all be the same response"
+def _problems(key: str, section: EvaluationSet) -> Iterator[Problem]:
+    if section.samples > 1 and not section.temperature:
+        text = f"{key}.samples = {section.samples} at temperature 0 would all be the same response"
         yield Problem(f"{key}.temperature", text, "temperature = 1.0, or samples = 1")
-    if one.ks[-1] > one.samples:
-        text = f"{key}.k has {one.ks[-1]}, and there are {one.samples} responses to a task"
-        yield Problem(f"{key}.k", text, f"samples = {one.ks[-1]}")
+    if section.ks[-1] > section.samples:
+        text = f"{key}.k has {section.ks[-1]}, and there are {section.samples} responses to a task"
+        yield Problem(f"{key}.k", text, f"samples = {section.ks[-1]}")

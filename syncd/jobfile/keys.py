@@ -87,7 +87,14 @@ class Keys:
             if isinstance(part, int) and name in self.tables:
                 continue  # which of several tables
             prefix = f"{name}." if name else ""
-            longer = next((one for one in (f"{prefix}{part}", f"{prefix}{NAME}") if self._is_known(one)), "")
+            longer = next(
+                (
+                    candidate
+                    for candidate in (f"{prefix}{part}", f"{prefix}{NAME}")
+                    if self._is_known(candidate)
+                ),
+                "",
+            )
             if not longer:
                 break
             name = longer
@@ -129,11 +136,11 @@ class Keys:
 
     def _walk(self, table: str = "") -> Iterator[tuple[str, tuple[Key, ...]]]:
         """Yield the dotted name of a table, and of each one in it, with its own keys; the whole file has no name."""
-        place, is_repeated = self._table(self._at(table)), bool(table) and self.is_repeated(table)
+        schema, is_repeated = self._table(self._at(table)), bool(table) and self.is_repeated(table)
         prefix = f"{table}." if table else ""
-        below = {f"{prefix}{name}": part for name, part in place["properties"].items()}
+        below = {f"{prefix}{name}": part for name, part in schema["properties"].items()}
         inner = [name for name, part in below.items() if "properties" in self._table(part)]
-        required = {f"{prefix}{name}" for name in place.get("required", ())}
+        required = {f"{prefix}{name}" for name in schema.get("required", ())}
         yield (
             table,
             tuple(
@@ -148,10 +155,10 @@ class Keys:
             yield from self._walk(f"{name}.{NAME}")
 
     def _at(self, name: str) -> Schema:
-        place = self._schema
+        schema = self._schema
         for part in name.split(".") if name else ():
-            place = self._named_part(place) if part == NAME else self._table(place)["properties"][part]
-        return place
+            schema = self._named_part(schema) if part == NAME else self._table(schema)["properties"][part]
+        return schema
 
     def _table(self, schema: Schema) -> Schema:
         """Return the schema of a table, of each one if there may be several."""

@@ -87,8 +87,8 @@ class Loader(Generic[Model]):
             model = self._model.model_validate(table)
         except ValidationError as error:
             return None, [*problems, *_schema_problems(self.keys, error, layers)]
-        found = (replace(problem, where=_where(problem.key, layers)) for problem in self._check(model))
-        return model, [*problems, *found]
+        of_model = (replace(problem, where=_where(problem.key, layers)) for problem in self._check(model))
+        return model, [*problems, *of_model]
 
     def load(self, layers: Sequence[Layer], path: str, *, trust: bool = False) -> Model:
         """Return the model of the layers, with the file that they come from as `job.source`.
@@ -161,11 +161,11 @@ def parse_overrides(arguments: Sequence[str], keys: Keys) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for name, text in _pairs(list(arguments)):
         *path, last = name.split(".")
-        place = table
+        below_table = table
         for part in path:
-            below = place.get(part)
-            place[part] = place = below if isinstance(below, dict) else {}
-        place[last] = _value(name, text, keys)
+            below = below_table.get(part)
+            below_table[part] = below_table = below if isinstance(below, dict) else {}
+        below_table[last] = _value(name, text, keys)
     return table
 
 
@@ -206,24 +206,24 @@ def _value(name: str, text: str, keys: Keys) -> Any:
 
 
 def _schema_problems(keys: Keys, error: ValidationError, layers: Sequence[Layer]) -> list[Problem]:
-    found: dict[str, Problem] = {}
+    problems: dict[str, Problem] = {}
     for detail in error.errors(include_url=False, include_context=False):
         problem = _schema_problem(keys, detail["loc"], detail["type"], layers)
-        found.setdefault(problem.key, replace(problem, where=_where(problem.key, layers)))
-    return list(found.values())
+        problems.setdefault(problem.key, replace(problem, where=_where(problem.key, layers)))
+    return list(problems.values())
 
 
 def _schema_problem(keys: Keys, path: Sequence[str | int], kind: str, layers: Sequence[Layer]) -> Problem:
-    known, whole = keys.owner(path), ".".join(str(part) for part in path)
+    owner, whole = keys.owner(path), ".".join(str(part) for part in path)
     named = [str(part) for part in path if not isinstance(part, int)]  # which of several tables, or of a list
-    key = ".".join(named[: known.count(".") + 1]) if known else ""
+    key = ".".join(named[: owner.count(".") + 1]) if owner else ""
     if kind == "extra_forbidden":
         near = keys.nearest(whole)
         return Problem(whole, f"unknown key {whole}", f"did you mean {near}?" if near else None)
     if kind == "missing" and path[-1] == key.rpartition(".")[2]:
         return Problem(key, f"{key} is missing")
-    given = next((value for layer in reversed(layers) for value in values_at(layer.table, key, path)), None)
-    return Problem(key, f"{key} = {shown(given)} is not {keys.expected(known)}")
+    wrong = next((value for layer in reversed(layers) for value in values_at(layer.table, key, path)), None)
+    return Problem(key, f"{key} = {shown(wrong)} is not {keys.expected(owner)}")
 
 
 def _where(key: str, layers: Sequence[Layer]) -> str:
@@ -239,16 +239,16 @@ def values_at(table: Mapping[str, Any], key: str, path: Sequence[str | int] = ()
     Args:
         path: Where a problem with it is; says which one of several tables is meant.
     """
-    place: Any = table
+    value: Any = table
     numbers = iter([part for part in path if isinstance(part, int)])
     for part in key.split("."):
-        if isinstance(place, list):
+        if isinstance(value, list):
             number = next(numbers, 0)
-            place = place[number] if number < len(place) else None
-        if not isinstance(place, dict) or part not in place:
+            value = value[number] if number < len(value) else None
+        if not isinstance(value, dict) or part not in value:
             return []
-        place = place[part]
-    return [place]
+        value = value[part]
+    return [value]
 
 
 def _paths_in(keys: Keys, table: Mapping[str, Any]) -> Iterator[str]:
@@ -261,7 +261,10 @@ def _expanded(marked: Mapping[str, Mark], table: Mapping[str, Any]) -> Iterator[
     for key, mark in marked.items():
         above, _, below = key.partition(f".{NAME}.")
         names = [
-            name for found in values_at(table, above) if below and isinstance(found, dict) for name in found
+            name
+            for table_below in values_at(table, above)
+            if below and isinstance(table_below, dict)
+            for name in table_below
         ]
         yield from ((f"{above}.{name}.{below}", mark) for name in names)
         if not below:
@@ -275,18 +278,18 @@ def _with_absolute_paths(keys: Keys, layer: Layer) -> dict[str, Any]:
         for path in values_at(table, key):
             if isinstance(path, str) and path and not path.startswith(keys.schemes):
                 expanded = os.path.expandvars(os.path.expanduser(path))
-                place: Any = os.path.normpath(os.path.join(layer.directory, expanded))
+                nested: Any = os.path.normpath(os.path.join(layer.directory, expanded))
                 for part in reversed(key.split(".")):
-                    place = {part: place}
-                table = merged(table, place)
+                    nested = {part: nested}
+                table = merged(table, nested)
     return table
 
 
 def _unset_variables(keys: Keys, layer: Layer) -> list[Problem]:
-    found = []
+    problems = []
     for key in _paths_in(keys, layer.table):
         for path in values_at(layer.table, key):
             if isinstance(path, str) and (left := _VARIABLE.search(os.path.expandvars(path))):
                 text = f"{key} = {shown(path)} names {left[0]}, which is not set"
-                found.append(Problem(key, text, where=layer.where))
-    return found
+                problems.append(Problem(key, text, where=layer.where))
+    return problems

@@ -45,13 +45,13 @@ class JobFileCommand(click.Command):
     def values(self, key: str, incomplete: str) -> list[CompletionItem[str]]:
         """Return the values of a key that begin with what was typed, as far as there are few of them."""
         keys = self._keys()
-        known = (*keys.choices(key), *self._names(key)) if key in keys.all else ()
-        return matching(known, incomplete)
+        choices = (*keys.choices(key), *self._names(key)) if key in keys.all else ()
+        return matching(choices, incomplete)
 
     def _options(self) -> Mapping[str, str]:
         keys = self._keys().all.items()
-        given = {name: key.about for name, key in keys if "." in name and not key.is_repeated}
-        return {f"--{name}": about for name, about in given.items() if f".{NAME}." not in name}
+        descriptions = {name: key.about for name, key in keys if "." in name and not key.is_repeated}
+        return {f"--{name}": about for name, about in descriptions.items() if f".{NAME}." not in name}
 
 
 def config_argument(check: Callable[[str, str], str]) -> Callable[[F], F]:
@@ -84,10 +84,10 @@ def trust_option(command: F) -> F:
 
 
 def _values(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    given = ctx.params["overrides"]
-    if not given or not given[-1].startswith("--") or not isinstance(ctx.command, JobFileCommand):
+    typed = ctx.params["overrides"]
+    if not typed or not typed[-1].startswith("--") or not isinstance(ctx.command, JobFileCommand):
         return []
-    return ctx.command.values(given[-1].removeprefix("--"), incomplete)
+    return ctx.command.values(typed[-1].removeprefix("--"), incomplete)
 
 
 def complete_key(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:

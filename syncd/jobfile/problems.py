@@ -41,13 +41,13 @@ def shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: str, names: Iterable[str]) -> str | None:
     """Return the hint that names the known name that was probably meant, None if none is close."""
-    near = nearest_name(name, known)
+    near = nearest_name(name, names)
     return f"did you mean {near}?" if near else None
 
 
-def nearest_name(name: str, known: Iterable[str]) -> str | None:
+def nearest_name(name: str, names: Iterable[str]) -> str | None:
     """Return the known name that was probably meant, best one of the same letters; None if none is close."""
-    near = get_close_matches(name, sorted(known), 3)
+    near = get_close_matches(name, sorted(names), 3)
     return max(near, key=lambda other: sorted(other) == sorted(name), default=None)

@@ -33,8 +33,8 @@ def lies_in_job(path: str) -> bool:
     """Return whether a path, or what it leads to, is in a directory of a job or of stages, or is one."""
     above = {
         directory
-        for place in (os.path.abspath(path), os.path.realpath(path))
-        for directory in _and_parents(place)
+        for name in (os.path.abspath(path), os.path.realpath(path))
+        for directory in _and_parents(name)
     }
     return any(os.path.lexists(f"{directory}/{sign}") for directory in above for sign in _SIGNS)
 

@@ -52,11 +52,11 @@ class Observers:
             self._observe(event)
 
     def _observe(self, event: Event) -> None:
-        for place, observer in enumerate(self._observers):
-            error = self._hand(place, observer, event)
-            if error is not None and not self._reported[place]:
-                self._reported[place] = True
-                self._report_to_others(place, _failure(observer, error, event.at))
+        for number, observer in enumerate(self._observers):
+            error = self._hand(number, observer, event)
+            if error is not None and not self._reported[number]:
+                self._reported[number] = True
+                self._report_to_others(number, _failure(observer, error, event.at))
 
     def close(self) -> None:
         for observer in self._observers:
@@ -70,17 +70,17 @@ class Observers:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _hand(self, place: int, observer: Observer, event: Event) -> Exception | None:
-        if self._failures[place] >= GIVE_UP_AFTER:
+    def _hand(self, number: int, observer: Observer, event: Event) -> Exception | None:
+        if self._failures[number] >= GIVE_UP_AFTER:
             return None
         error = _quietly(observer.observe, event)
-        self._failures[place] = 0 if error is None else self._failures[place] + 1
+        self._failures[number] = 0 if error is None else self._failures[number] + 1
         return error
 
     def _report_to_others(self, failed: int, event: Event) -> None:
-        for place, observer in enumerate(self._observers):
-            if place != failed:
-                self._hand(place, observer, event)
+        for number, observer in enumerate(self._observers):
+            if number != failed:
+                self._hand(number, observer, event)
 
 
 def _quietly(call: Any, *arguments: Any) -> Exception | None:

@@ -119,13 +119,13 @@ def _line(document: dict[str, Any]) -> bytes:
 
 def read_events(path: str, limit: int) -> list[dict[str, Any]]:
     """Return the last `limit` events, oldest first; torn lines and missing files are skipped."""
-    found: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     for number in range(KEEP + 1):
         name = path if number == 0 else f"{path}.{number}"
-        found = [*_read(name, limit - len(found)), *found]
-        if len(found) >= limit:
+        events = [*_read(name, limit - len(events)), *events]
+        if len(events) >= limit:
             break
-    return found
+    return events
 
 
 def first_event_at(path: str) -> float | None:

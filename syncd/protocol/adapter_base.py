@@ -39,11 +39,11 @@ class AdapterBase:
     step: int | None = None  # the step of the same job that it is; None if it is none
 
     @staticmethod
-    def from_fields(found: Fields) -> "AdapterBase":
+    def from_fields(fields: Fields) -> "AdapterBase":
         """Return the base of one JSON object, checked."""
-        step = None if found.document.get("step") is None else found.integer("step")
-        name_of(found.text("digest"), found.path)
-        return AdapterBase(found.text("digest"), found.text("model"), step)
+        step = None if fields.document.get("step") is None else fields.integer("step")
+        name_of(fields.text("digest"), fields.path)
+        return AdapterBase(fields.text("digest"), fields.text("model"), step)
 
     def document(self) -> dict[str, object]:
         """Return it as plain JSON."""

@@ -103,12 +103,12 @@ class DeltaTable:
 
     def by_target(self) -> list[list[tuple[Frame, int]]]:
         """Return the frames of each target, each with the place of its streams in the container."""
-        found: list[list[tuple[Frame, int]]] = [[] for _ in self.targets]
+        frames: list[list[tuple[Frame, int]]] = [[] for _ in self.targets]
         at = self.streams_at
         for frame in self.frames:
-            found[frame.target].append((frame, at))
+            frames[frame.target].append((frame, at))
             at += frame.stored
-        return found
+        return frames
 
 
 def tiles(header: Header) -> Iterator[Tile]:
@@ -120,9 +120,9 @@ def tiles(header: Header) -> Iterator[Tile]:
     yield from _cut(0, header.data_offset, 1)
     begin, end, width = header.data_offset, header.data_offset, 0
     for tensor in header.tensors.values():
-        if tensor.end > tensor.start and (found := word_width(tensor)) != width:
+        if tensor.end > tensor.start and (tensor_width := word_width(tensor)) != width:
             yield from _cut(begin, end, width)
-            begin, width = end, found
+            begin, width = end, tensor_width
         end = header.data_offset + tensor.end
     yield from _cut(begin, end, width)
 
@@ -197,19 +197,19 @@ def encode_targets(targets: Sequence[Target]) -> bytes:
 
 def _decode_targets(data: bytes, path: str) -> tuple[Target, ...]:
     try:
-        found = json.loads(data)
+        document = json.loads(data)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list) or not all(map(_is_target, found)):
+        document = None
+    if not isinstance(document, list) or not all(map(_is_target, document)):
         raise CorruptDataError("not a list of targets", path=path)
-    targets = tuple(Target(*one) for one in found)
+    targets = tuple(Target(*item) for item in document)
     if len({target.name for target in targets}) != len(targets):
         raise CorruptDataError("two targets have one name", path=path)
     return targets
 
 
-def _is_target(found: object) -> bool:
-    match found:
+def _is_target(item: object) -> bool:
+    match item:
         case [str() as name, int() as size] if type(size) is int and size > 0:
             return is_relative_name(name)
     return False
@@ -222,11 +222,11 @@ def read_table(disk: Disk, path: str, progress: Progress = lambda: None) -> Delt
     if targets.end - targets.start > TARGETS_LIMIT or frames.end - frames.start > FRAME_LIMIT * RECORD.size:
         raise CorruptDataError("the table of frames is too large", path=path)
     named = _decode_targets(_read(disk, path, header, targets, progress), path)
-    found = _decode_frames(_read(disk, path, header, frames, progress), path, progress)
-    _check_tiling(named, found, path)
-    if sum(frame.stored for frame in found) != streams.end - streams.start:
+    decoded = _decode_frames(_read(disk, path, header, frames, progress), path, progress)
+    _check_tiling(named, decoded, path)
+    if sum(frame.stored for frame in decoded) != streams.end - streams.start:
         raise CorruptDataError("the frames and the streams have different sizes", path=path)
-    return DeltaTable(named, found, header.data_offset + streams.start)
+    return DeltaTable(named, decoded, header.data_offset + streams.start)
 
 
 def _is_container(header: Header) -> bool:

@@ -134,7 +134,7 @@ _READERS: Mapping[Any, Callable[[Fields, str], Any]] = {
 """How a field of a dataclass is read, by its type."""
 
 
-def record_from(kind: Callable[..., T], fields: Fields, /, *required: str, **known: Any) -> T:
+def record_from(kind: Callable[..., T], fields: Fields, /, *required: str, **values: Any) -> T:
     """Return a dataclass whose fields are those of an object, each checked by its type.
 
     Args:
@@ -145,9 +145,9 @@ def record_from(kind: Callable[..., T], fields: Fields, /, *required: str, **kno
     document = fields.document
     for name, read, has_default in _readers(kind):
         takes_default = has_default and document.get(name) is None and name not in required
-        if name not in known and not takes_default:
-            known[name] = read(fields, name)
-    return kind(**known)
+        if name not in values and not takes_default:
+            values[name] = read(fields, name)
+    return kind(**values)
 
 
 def record_in(kind: Callable[..., T], info: Mapping[str, Any], key: str, /, *required: str) -> T | None:
@@ -186,8 +186,8 @@ def _has_default(field: "dataclasses.Field[Any]") -> bool:
 
 def as_document(record: Any, *leave_out: str, **changed: Any) -> Document:
     """Return the fields of a dataclass as a document, some left out and some in another form."""
-    found = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)} | changed
-    return {key: value for key, value in found.items() if key not in leave_out}
+    document = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)} | changed
+    return {key: value for key, value in document.items() if key not in leave_out}
 
 
 def without_none(document: Document, *names: str) -> Document:

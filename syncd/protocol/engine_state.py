@@ -106,7 +106,9 @@ class EngineReport:
 
     def document(self) -> dict[str, Any]:
         """Return the report as fields of the presence's `info`."""
-        given_up = [asdict(one) | {"reason": one.reason[:_LONGEST]} for one in self.given_up[-GIVEN_UP:]]
+        given_up = [
+            asdict(version) | {"reason": version.reason[:_LONGEST]} for version in self.given_up[-GIVEN_UP:]
+        ]
         return asdict(self) | {
             "state": self.state.value,
             "reason": self.reason[:_LONGEST],
@@ -141,7 +143,7 @@ def _report(fields: Fields) -> EngineReport:
         failures=fields.integer("failures"),
         load_seconds=_optional_number(fields, "load_seconds"),
         proof=_proof(proof) if proof else None,
-        given_up=tuple(_given_up(one) for one in fields.records("given_up")[-GIVEN_UP:]),
+        given_up=tuple(_given_up(item) for item in fields.records("given_up")[-GIVEN_UP:]),
     )
 
 

@@ -32,7 +32,7 @@ from syncd.protocol.process import Process, host_name
 from syncd.protocol.version import Pair, pair_document, pair_from
 
 if TYPE_CHECKING:
-    from syncd.protocol.obstacle import Obstacle
+    from syncd.protocol.entry_problem import EntryProblem
 
 TIMEOUT = 15.0
 """Seconds without a heartbeat after which a leader on another host is replaced."""
@@ -84,9 +84,9 @@ def read_leader(job: Job, token: int) -> Leader:
     return record_from(Leader, fields, "host", "process", "beat", floor=floor)
 
 
-def latest_token(job: Job, place: str = "") -> int:
+def latest_token(job: Job, directory: str = "") -> int:
     """Return the highest token of a term that has a directory in the lock, or in another place; 0 if none has."""
-    tokens = (parse_token(entry.name) for entry in list_if_there(job.disk, place or job.lock))
+    tokens = (parse_token(entry.name) for entry in list_if_there(job.disk, directory or job.lock))
     return max((token for token in tokens if token), default=0)
 
 
@@ -107,7 +107,7 @@ class Term:
         self.trash = f"{job.trash}/{token_name(token)}/{self.identity}"
         self._clock, self._leader = clock, leader
         self._beaten = clock.monotonic()
-        self.left: tuple[Obstacle, ...] = ()
+        self.left: tuple[EntryProblem, ...] = ()
         """Directories of leaders that have ended which could not be removed."""
 
     @property
@@ -166,11 +166,11 @@ class Term:
             )
         self._check_there(self.staging)
 
-    def _check_there(self, place: str) -> None:
+    def _check_there(self, path: str) -> None:
         # A listing asks the server; the absence of a name may be cached.
-        above, _, name = place.rpartition("/")
+        above, _, name = path.rpartition("/")
         if all(entry.name != name for entry in list_if_there(self.job.disk, above)):
-            raise TermLostError(f"somebody has removed term {self.token} of this daemon", path=place)
+            raise TermLostError(f"somebody has removed term {self.token} of this daemon", path=path)
 
     @contextlib.contextmanager
     def _checked(self) -> Iterator[None]:

@@ -53,16 +53,16 @@ def ancestors(job: Job, manifest: Manifest, *, shortcut: bool = False) -> list[M
     Args:
         shortcut: Go by the step's shortcut to its parent, too.
     """
-    found: list[Manifest] = []
+    manifests: list[Manifest] = []
     if shortcut and manifest.shortcut is not None and manifest.changes is not None:
         manifest = read_parent(job, manifest, manifest.changes)
-        found.append(manifest)
+        manifests.append(manifest)
     while manifest.delta is not None:
-        if len(found) == CHAIN_LIMIT:
+        if len(manifests) == CHAIN_LIMIT:
             raise CorruptDataError(f"a chain of more than {CHAIN_LIMIT} deltas", path=job.step(manifest.step))
         manifest = read_parent(job, manifest, manifest.delta)
-        found.append(manifest)
-    return found
+        manifests.append(manifest)
+    return manifests
 
 
 def read_parent(job: Job, manifest: Manifest, delta: DeltaHeader) -> Manifest:

@@ -99,12 +99,12 @@ class LocalDisk:
     def stat(self, path: str) -> FileStat:
         # The most frequent call of all: the retry is set up only where the first attempt fails.
         try:
-            found = os.lstat(path)
+            status = os.lstat(path)
         except OSError as error:
             if error.errno not in TRANSIENT:
                 raise
-            found = again(partial(os.lstat, path))
-        return FileStat(_kind(found.st_mode), found.st_size, found.st_mtime_ns, found.st_ino)
+            status = again(partial(os.lstat, path))
+        return FileStat(_kind(status.st_mode), status.st_size, status.st_mtime_ns, status.st_ino)
 
     def born(self, path: str) -> int:
         return _born_at(path)
@@ -190,12 +190,12 @@ class LocalDisk:
                     raise
 
     def free(self, path: str) -> int:
-        found = os.statvfs(path)
-        return found.f_bavail * found.f_frsize
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
 
     def inodes(self, path: str) -> int | None:
-        found = os.statvfs(path)
-        return found.f_favail if found.f_files else None
+        status = os.statvfs(path)
+        return status.f_favail if status.f_files else None
 
     def _guard(self, *paths: str) -> None:
         """Refuse a path on which a link lies between its root and its last part."""
@@ -247,10 +247,10 @@ def _opened_to_read(path: str, flags: int = 0) -> Iterator[tuple[int, int]]:
             raise CorruptDataError("not a regular file", path=path) from None
         raise
     try:
-        found = os.fstat(descriptor)
-        if not stat_module.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat_module.S_ISREG(status.st_mode):
             raise CorruptDataError("not a regular file", path=path)
-        yield descriptor, found.st_size
+        yield descriptor, status.st_size
     finally:
         os.close(descriptor)
 
@@ -358,10 +358,10 @@ def _born_at(path: str) -> int:
     """
     import ctypes  # noqa: PLC0415 - a command that does not ask loads no ctypes
 
-    statx, found = _statx(), ctypes.create_string_buffer(_STATX_SIZE)
-    if statx is None or statx(_AT_FDCWD, os.fsencode(path), _AT_SYMLINK_NOFOLLOW, _STATX_BTIME, found) != 0:
+    statx, buffer = _statx(), ctypes.create_string_buffer(_STATX_SIZE)
+    if statx is None or statx(_AT_FDCWD, os.fsencode(path), _AT_SYMLINK_NOFOLLOW, _STATX_BTIME, buffer) != 0:
         return 0
-    data = found.raw
+    data = buffer.raw
     if not int.from_bytes(data[_MASK], "little") & _STATX_BTIME:
         return 0
     seconds = int.from_bytes(data[_SECONDS], "little", signed=True)

@@ -102,9 +102,15 @@ class Manifest:
         """Return how the step is made from an earlier one: its delta, or its shortcut in the same form."""
         if self.shortcut is None:
             return self.delta
-        found = self.shortcut
-        origin = found.parent, found.parent_digest, found.encoding, found.changed, found.elements
-        return DeltaHeader(*origin, found.root_before, self.root or "", self.shards, self.files)
+        shortcut = self.shortcut
+        origin = (
+            shortcut.parent,
+            shortcut.parent_digest,
+            shortcut.encoding,
+            shortcut.changed,
+            shortcut.elements,
+        )
+        return DeltaHeader(*origin, shortcut.root_before, self.root or "", self.shards, self.files)
 
     @property
     def containers(self) -> tuple[FileRecord, ...]:
@@ -143,13 +149,13 @@ def from_receipts(
     first = receipts[0]
     shards = tuple(record for receipt in receipts for record in receipt.shards)
     files = tuple(record for receipt in receipts for record in receipt.files)
-    found = describe_changes(receipts, shards)
-    more = found.shortcut.containers if found.shortcut else ()
+    description = describe_changes(receipts, shards)
+    more = description.shortcut.containers if description.shortcut else ()
     names = [record.name for record in (*shards, *files, *more)]
     if len(set(names)) != len(names):
         raise CorruptDataError(f"two writers of step {first.step} claim one file")
     written_at = max(receipt.written_at for receipt in receipts)
-    kind = kind or ("delta" if found.delta else "weights")
+    kind = kind or ("delta" if description.delta else "weights")
     return Manifest(
         first.step,
         first.world_size,
@@ -157,13 +163,13 @@ def from_receipts(
         shards,
         files,
         kind,
-        found.delta,
+        description.delta,
         uri,
         written_at,
         first.probe,
         base,
-        found.root,
-        found.shortcut,
+        description.root,
+        description.shortcut,
     )
 
 
@@ -212,26 +218,26 @@ def _with_shortcut(manifest: Manifest, fields: Fields) -> Manifest:
     if fields.document.get("shortcut") is None:
         return manifest
     try:
-        found = replace(manifest, shortcut=Shortcut.from_fields(fields.record("shortcut")))
-        problem = shortcut_problem(found)
+        whole = replace(manifest, shortcut=Shortcut.from_fields(fields.record("shortcut")))
+        problem = shortcut_problem(whole)
     except CorruptDataError as error:
         problem = error.message
-    return replace(manifest, shortcut_problem=problem) if problem else found
+    return replace(manifest, shortcut_problem=problem) if problem else whole
 
 
 def shortcut_problem(manifest: Manifest) -> str:
     """Return what in the shortcut of a manifest contradicts the step, empty when nothing does or there is none."""
-    found = manifest.shortcut
-    if found is None:
+    shortcut = manifest.shortcut
+    if shortcut is None:
         return ""
     if manifest.kind != "weights":
         return f"a step of kind {manifest.kind} has no shortcut"
-    if found.parent >= manifest.step:
-        return f"its parent is a later step, {found.parent}"
-    if not (found.changed <= found.elements and manifest.root and is_digest(manifest.root)):
+    if shortcut.parent >= manifest.step:
+        return f"its parent is a later step, {shortcut.parent}"
+    if not (shortcut.changed <= shortcut.elements and manifest.root and is_digest(manifest.root)):
         return "it changes more than there is, or the step has no root"
-    is_inside = all(record.name.startswith(f"{SHORTCUT}/") for record in found.containers)
-    return "" if found.containers and is_inside else f"it has no container below {SHORTCUT}/"
+    is_inside = all(record.name.startswith(f"{SHORTCUT}/") for record in shortcut.containers)
+    return "" if shortcut.containers and is_inside else f"it has no container below {SHORTCUT}/"
 
 
 def manifest_problem(manifest: Manifest) -> str:
@@ -314,20 +320,20 @@ def missing_records(disk: Disk, step_path: str, records: Sequence[FileRecord]) -
         return wrong
     for record in records:
         try:
-            found = _stat(disk, f"{step_path}/{record.name}", record.size)
+            file = _stat(disk, f"{step_path}/{record.name}", record.size)
         except MISSING:
             wrong.append(f"{record.name}: missing")
             continue
-        if found.kind != "file" or found.size != record.size:
-            wrong.append(f"{record.name}: {found.size} bytes of {record.size}")
+        if file.kind != "file" or file.size != record.size:
+            wrong.append(f"{record.name}: {file.size} bytes of {record.size}")
     return wrong
 
 
 def _stat(disk: Disk, path: str, size: int) -> FileStat:
     """Return what a file is. A client may remember its size of when it was written: an open asks the server again."""
-    found = disk.stat(path)
-    if found.kind != "file" or found.size == size:
-        return found
+    file = disk.stat(path)
+    if file.kind != "file" or file.size == size:
+        return file
     disk.read_at(path, 0, 1)
     return disk.stat(path)
 

@@ -58,14 +58,14 @@ class MemoryDirectory:
 
 def memory_directory_of(info: Mapping[str, Any]) -> MemoryDirectory | None:
     """Return the place that a presence's `info` names, None where it names none on this host and boot."""
-    found = record_in(MemoryDirectory, info, MEMORY_KEY)
-    if found is None or not found.boot or found.boot != Process.current().boot:
+    memory = record_in(MemoryDirectory, info, MEMORY_KEY)
+    if memory is None or not memory.boot or memory.boot != Process.current().boot:
         return None
     # A presence, which others may write, must not make this process read or delete other directories of this user.
     is_one = (
-        os.path.isabs(found.directory) and _PLACE.fullmatch(os.path.basename(found.directory)) is not None
+        os.path.isabs(memory.directory) and _PLACE.fullmatch(os.path.basename(memory.directory)) is not None
     )
-    return found if is_one else None
+    return memory if is_one else None
 
 
 class HeldCopy:
@@ -76,21 +76,21 @@ class HeldCopy:
         held: The reader's lock.
     """
 
-    def __init__(self, path: str, place: MemoryDirectory, held: FileLock) -> None:
-        self.path, self._place, self._held = path, place, held
+    def __init__(self, path: str, memory: MemoryDirectory, held: FileLock) -> None:
+        self.path, self._memory, self._held = path, memory, held
 
     def close(self) -> None:
         """Release the copy; a second call does nothing. The last reader of an ended trainer removes what it left."""
         self._held.close()
         with contextlib.suppress(OSError, SyncdError):
-            clear_directory(self._place.directory)
+            clear_directory(self._memory.directory)
 
 
-def hold_copy(place: MemoryDirectory, manifest: Manifest) -> HeldCopy | None:
+def hold_copy(memory: MemoryDirectory, manifest: Manifest) -> HeldCopy | None:
     """Return the copy of the save that a manifest seals, held; None if there is none, or none that is whole."""
-    if not is_identity(manifest.attempt) or not is_private(place.directory):
+    if not is_identity(manifest.attempt) or not is_private(memory.directory):
         return None
-    path = place.copy(manifest.step, manifest.attempt)
+    path = memory.copy(manifest.step, manifest.attempt)
     if not os.path.isdir(path):
         return None
     held = lock_file(f"{path}{_LOCK}", exclusive=False)
@@ -99,7 +99,7 @@ def hold_copy(place: MemoryDirectory, manifest: Manifest) -> HeldCopy | None:
     with contextlib.suppress(OSError, CorruptDataError):
         # Under the lock: until now somebody may have been about to remove it.
         if is_copy_of(path, manifest):
-            return HeldCopy(path, place, held)
+            return HeldCopy(path, memory, held)
     held.close()
     return None
 
@@ -107,20 +107,22 @@ def hold_copy(place: MemoryDirectory, manifest: Manifest) -> HeldCopy | None:
 def is_copy_of(path: str, manifest: Manifest) -> bool:
     """Return whether a directory has just the files of a manifest: names, sizes, digests of what was written."""
     disk = LocalDisk()
-    whole = whole_attempt([one for one in read_receipts(disk, path) if one.attempt == manifest.attempt])
+    whole = whole_attempt(
+        [receipt for receipt in read_receipts(disk, path) if receipt.attempt == manifest.attempt]
+    )
     if whole is None:
         return False
-    found = from_receipts(whole)
-    same = (found.step, found.shards, found.files) == (manifest.step, manifest.shards, manifest.files)
+    written = from_receipts(whole)
+    same = (written.step, written.shards, written.files) == (manifest.step, manifest.shards, manifest.files)
     return same and not missing_files(disk, path, manifest)
 
 
 def is_private(path: str) -> bool:
     """Return whether a path is a directory, no link, that only this user can use, and nobody else can replace."""
     try:
-        found = os.lstat(path)
-        is_own = found.st_uid == os.geteuid() and not found.st_mode & 0o077
-        return stat_module.S_ISDIR(found.st_mode) and is_own and weak_level(path) is None
+        status = os.lstat(path)
+        is_own = status.st_uid == os.geteuid() and not status.st_mode & 0o077
+        return stat_module.S_ISDIR(status.st_mode) and is_own and weak_level(path) is None
     except OSError:
         return False
 
@@ -176,8 +178,8 @@ def size_of(path: str) -> int:
     """Return the bytes of all files below a directory."""
     size = 0
     with contextlib.suppress(OSError):
-        for found in tree_stats(LocalDisk(), path):
-            size += 0 if found.kind == "directory" else found.size
+        for file in tree_stats(LocalDisk(), path):
+            size += 0 if file.kind == "directory" else file.size
     return size
 
 

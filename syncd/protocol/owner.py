@@ -72,8 +72,8 @@ def is_own(job: Job) -> bool:
 
 def place_of(job: Job) -> JobPlace:
     """Return where the job is; `FileNotFoundError` without one."""
-    found = job.disk.stat(job.root)
-    return JobPlace(host_name(), job.root, found.inode, job.disk.born(job.root))
+    root = job.disk.stat(job.root)
+    return JobPlace(host_name(), job.root, root.inode, job.disk.born(job.root))
 
 
 def identity_of(job: Job) -> str | None:
@@ -91,8 +91,8 @@ def read_owner(disk: Disk, path: str) -> Owner | None:
         fields = read_document(disk, path, SMALL_LIMIT)
     except MISSING:
         return None
-    place = fields.optional_record("place")
-    return record_from(Owner, fields, place=JobPlace.from_fields(place) if place else None)
+    document = fields.optional_record("place")
+    return record_from(Owner, fields, place=JobPlace.from_fields(document) if document else None)
 
 
 def check_owner(job: Job) -> None:
@@ -129,12 +129,12 @@ def record_owner(job: Job, term: Term) -> None:
         before = None
     owner = _owner_now(job, before)
     if owner != before:
-        place = owner.place.as_document() if owner.place else None
-        term.publish(job.owner, encode({"identity": owner.identity, "place": place}))
+        document = owner.place.as_document() if owner.place else None
+        term.publish(job.owner, encode({"identity": owner.identity, "place": document}))
 
 
 def _owner_now(job: Job, before: Owner | None) -> Owner:
-    known = before.identity if before else None
+    identity = before.identity if before else None
     if is_own(job):
-        return Owner(known or uuid.uuid4().hex)
-    return Owner(identity_of(job) or known, place_of(job))
+        return Owner(identity or uuid.uuid4().hex)
+    return Owner(identity_of(job) or identity, place_of(job))

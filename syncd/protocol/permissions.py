@@ -26,7 +26,7 @@ class Modes:
 
     file: int = 0o644  # mode of a file
     directory: int = 0o777  # mode of a directory
-    group: int | None = None  # the group's number, None for the one that the system gives
+    unix_group: int | None = None  # the group's number, None for the one that the system gives
     exact: bool = False  # whether these modes hold whatever the umask; otherwise the umask is applied to them
 
 
@@ -34,38 +34,40 @@ UMASK = Modes()
 PRIVATE = Modes(0o600, 0o700, exact=True)
 
 
-def modes_of(permissions: str, group: str = "") -> Modes:
+def modes_of(permissions: str, unix_group: str = "") -> Modes:
     """Return what a policy means on this host, for this user.
 
     Args:
         permissions: One of `POLICIES`.
-        group: Name or number of the group, for the policy `group`.
+        unix_group: Name or number of the group, for the policy `group`.
     """
-    if problem := policy_problem(permissions, group):
+    if problem := policy_problem(permissions, unix_group):
         raise ConfigError(problem, hint='permissions = "group" and group = "NAME"')
     if permissions == "group":
-        return Modes(0o660, 0o2770, _group(group), exact=True)
+        return Modes(0o660, 0o2770, _unix_group(unix_group), exact=True)
     return PRIVATE if permissions == "private" else UMASK
 
 
-def policy_problem(permissions: str, group: str) -> str:
+def policy_problem(permissions: str, unix_group: str) -> str:
     """Return what is wrong with a policy on every host, empty when nothing is."""
     if permissions not in POLICIES:
         return f"permissions = {permissions!r} is not one of {', '.join(POLICIES)}"
-    if (permissions == "group") == bool(group):
+    if (permissions == "group") == bool(unix_group):
         return ""
-    problem = "needs a group" if permissions == "group" else f"and group = {group!r} contradict each other"
+    problem = (
+        "needs a group" if permissions == "group" else f"and group = {unix_group!r} contradict each other"
+    )
     return f"permissions = {permissions!r} {problem}"
 
 
 def policy_in(document: Mapping[str, Any], path: str) -> tuple[str, str]:
     """Return `permissions` and `group` of a job's configuration: `[daemon]` counts before `[job]`."""
     tables = [table for name in ("daemon", "job") if isinstance(table := document.get(name), dict)]
-    given = next((table for table in tables if "permissions" in table), {})
-    found = given.get("permissions", "umask"), given.get("group", "")
-    if not all(isinstance(value, str) for value in found):
+    table_of_policy = next((table for table in tables if "permissions" in table), {})
+    policy = table_of_policy.get("permissions", "umask"), table_of_policy.get("group", "")
+    if not all(isinstance(value, str) for value in policy):
         raise ConfigError("permissions and group are text", path=path)
-    return found
+    return policy
 
 
 def modes_in(document: Mapping[str, Any], path: str) -> Modes:
@@ -90,38 +92,38 @@ def parse_config(data: bytes, path: str) -> dict[str, Any]:
 def apply_to_file(descriptor: int, modes: Modes) -> None:
     """Give an open file that this user owns the mode and group of the policy."""
     if modes.exact:
-        _change(descriptor, modes.file, modes.group, os.fstat(descriptor))
+        _change(descriptor, modes.file, modes.unix_group, os.fstat(descriptor))
 
 
 def apply_to_path(path: str, modes: Modes) -> None:
     """Give the file or directory at `path` the mode and group of the policy, unless another user owns it."""
     if not modes.exact:
         return
-    found = os.lstat(path)
-    if found.st_uid != os.geteuid() or stat.S_ISLNK(found.st_mode):
+    status = os.lstat(path)
+    if status.st_uid != os.geteuid() or stat.S_ISLNK(status.st_mode):
         return
-    _change(path, modes.directory if stat.S_ISDIR(found.st_mode) else modes.file, modes.group, found)
+    _change(path, modes.directory if stat.S_ISDIR(status.st_mode) else modes.file, modes.unix_group, status)
 
 
-def _change(place: int | str, mode: int, group: int | None, found: os.stat_result) -> None:
-    changes_group = group is not None and found.st_gid != group
-    if changes_group:
-        os.chown(place, -1, group if group is not None else -1)
-    if changes_group or stat.S_IMODE(found.st_mode) != mode:
-        _chmod(place, mode)
+def _change(file: int | str, mode: int, unix_group: int | None, status: os.stat_result) -> None:
+    changes_unix_group = unix_group is not None and status.st_gid != unix_group
+    if changes_unix_group:
+        os.chown(file, -1, unix_group if unix_group is not None else -1)
+    if changes_unix_group or stat.S_IMODE(status.st_mode) != mode:
+        _chmod(file, mode)
 
 
-def _chmod(place: int | str, mode: int) -> None:
+def _chmod(file: int | str, mode: int) -> None:
     try:
-        os.chmod(place, mode)
+        os.chmod(file, mode)
     except PermissionError:
         # RestrictSUIDSGID= of systemd forbids the bit. All that syncd makes is given to the group without it, too.
         if not mode & stat.S_ISGID:
             raise
-        os.chmod(place, mode & ~stat.S_ISGID)
+        os.chmod(file, mode & ~stat.S_ISGID)
 
 
-def _group(name: str) -> int:
+def _unix_group(name: str) -> int:
     number = _group_number(name)
     if os.geteuid() != 0 and number not in {os.getegid(), *os.getgroups()}:
         raise ConfigError(f"this user is not in the group {name!r}", hint="id; then log in again, or: newgrp")

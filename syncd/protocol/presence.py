@@ -23,8 +23,8 @@ from syncd.protocol.documents import (
     list_documents,
     record_from,
 )
+from syncd.protocol.entry_problem import required_read_problem
 from syncd.protocol.layout import is_identity
-from syncd.protocol.obstacle import required_obstacle
 from syncd.protocol.version import Pair, pair_document, pair_from
 
 HEARTBEAT = 5.0
@@ -108,14 +108,14 @@ def decode_presence(data: bytes, path: str) -> Presence:
     except ValueError:
         raise fields.wrong("status", "running, require_sync or stopped") from None
     pairs = {key: pair_from(fields.optional_record(key)) for key in ("applied", "loading")}
-    known = {
+    values = {
         "identity": _identity(fields, path),
         "status": status,
         "problem": "",
         "reads": _reads(fields),
         **pairs,
     }
-    return record_from(Presence, fields, "beat", "updated_at", **known)
+    return record_from(Presence, fields, "beat", "updated_at", **values)
 
 
 def read_presences(disk: Disk, directory: str) -> tuple[dict[str, Presence], dict[str, Presence]]:
@@ -142,7 +142,7 @@ class Presences:
 
     def read(self, directory: str) -> tuple[dict[str, Presence], dict[str, Presence]]:
         """Return what `read_presences` returns."""
-        found: dict[str, Presence] = {}
+        presences: dict[str, Presence] = {}
         problems: dict[str, Presence] = {}
         before, now = self._parsed.get(directory, {}), {}
         for identity, path in list_documents(self._disk, directory):
@@ -150,28 +150,28 @@ class Presences:
                 continue
             try:
                 data = self._disk.read(path, SMALL_LIMIT)
-                known = before.get(identity)
-                presence = known[1] if known and known[0] == data else decode_presence(data, path)
+                earlier = before.get(identity)
+                presence = earlier[1] if earlier and earlier[0] == data else decode_presence(data, path)
             except MISSING:
                 continue
             except CorruptDataError as error:
                 problems[identity] = _unreadable(self._disk, path, identity, error.message)
             except Exception as error:  # noqa: BLE001 - one file costs itself only
-                obstacle = required_obstacle(error, path)
-                problems[identity] = _unreadable(self._disk, path, identity, str(obstacle))
+                entry_problem = required_read_problem(error, path)
+                problems[identity] = _unreadable(self._disk, path, identity, str(entry_problem))
             else:
-                found[identity], now[identity] = presence, (data, presence)
+                presences[identity], now[identity] = presence, (data, presence)
         self._parsed[directory] = now
-        return found, problems
+        return presences, problems
 
 
 def _unreadable(disk: Disk, path: str, identity: str, problem: str) -> Presence:
     try:
-        found = disk.stat(path)
+        file = disk.stat(path)
     except MISSING:
         content = ""
     else:
-        content = f"{found.kind} {found.inode} {found.size} {found.mtime_ns}"
+        content = f"{file.kind} {file.inode} {file.size} {file.mtime_ns}"
     return Presence(identity, incarnation=content, problem=problem)
 
 
@@ -235,8 +235,8 @@ class Liveness:
         """Record the present content of each module; forget modules that are not among them."""
         before, self._seen = self._seen, {}
         for name, content in contents:
-            known = before.get(name)
-            self._seen[name] = known if known and known[0] == content else (content, now)
+            earlier = before.get(name)
+            self._seen[name] = earlier if earlier and earlier[0] == content else (content, now)
 
     def silent_for(self, name: str, now: float) -> float:
         """Return the seconds since the content was last seen to change."""

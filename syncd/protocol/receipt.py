@@ -170,11 +170,11 @@ def read_receipt(disk: Disk, path: str) -> Receipt:
 
 def read_receipts(disk: Disk, step_path: str) -> list[Receipt]:
     """Return the receipts of a step that can be read, by writer; unreadable ones do not count."""
-    directory, found = receipts_directory(step_path), []
+    directory, receipts = receipts_directory(step_path), []
     for _, path in sorted(list_documents(disk, directory)):
         with contextlib.suppress(*MISSING, CorruptDataError):
-            found.append(read_receipt(disk, path))
-    return found
+            receipts.append(read_receipt(disk, path))
+    return receipts
 
 
 def written_files(fields: Fields) -> dict[str, Any]:
@@ -189,10 +189,10 @@ def file_records(fields: Fields) -> dict[str, Any]:
 
 def record_list(fields: Fields, key: str) -> tuple[FileRecord, ...]:
     """Return the file records of a list field, each name once."""
-    found = tuple(_quickly(item) or FileRecord.from_fields(item) for item in fields.records(key))
-    if len({record.name for record in found}) != len(found):
+    records = tuple(_quickly(item) or FileRecord.from_fields(item) for item in fields.records(key))
+    if len({record.name for record in records}) != len(records):
         raise fields.wrong(key, "a list of distinct names")
-    return found
+    return records
 
 
 _TYPES = [str, int, str, int]
@@ -221,4 +221,4 @@ def whole_attempt(receipts: list[Receipt]) -> list[Receipt] | None:
         for (_, world_size), writers in attempts.items()
         if sorted(writers) == list(range(1, world_size + 1))
     ]
-    return max(whole, key=lambda group: max(receipt.written_at for receipt in group), default=None)
+    return max(whole, key=lambda attempt: max(receipt.written_at for receipt in attempt), default=None)

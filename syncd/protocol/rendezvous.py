@@ -57,14 +57,16 @@ class Acknowledgement:
     message: str = ""  # why the member failed
 
 
-def epoch_path(job: Job, group: str, epoch: int) -> str:
+def epoch_path(job: Job, process_group: str, epoch: int) -> str:
     """Return the directory of one epoch of a group."""
-    return f"{job.rendezvous}/{check_identity(group)}/{epoch}"
+    return f"{job.rendezvous}/{check_identity(process_group)}/{epoch}"
 
 
-def latest_epoch(job: Job, group: str) -> int | None:
+def latest_epoch(job: Job, process_group: str) -> int | None:
     """Return the newest epoch of a group, None before the first."""
-    names = [entry.name for entry in list_if_there(job.disk, f"{job.rendezvous}/{check_identity(group)}")]
+    names = [
+        entry.name for entry in list_if_there(job.disk, f"{job.rendezvous}/{check_identity(process_group)}")
+    ]
     return max((int(name) for name in names if name.isascii() and name.isdigit()), default=None)
 
 
@@ -74,9 +76,9 @@ def write_offer(job: Job, offer: Offer) -> None:
     write_document(job.disk, path, as_document(offer), private=True)
 
 
-def clear_offers(job: Job, group: str, keep: int | None = None) -> None:
+def clear_offers(job: Job, process_group: str, keep: int | None = None) -> None:
     """Remove the set-up of all epochs but one; the newest epoch's directory stays, so that epochs keep growing."""
-    directory, newest = f"{job.rendezvous}/{check_identity(group)}", latest_epoch(job, group)
+    directory, newest = f"{job.rendezvous}/{check_identity(process_group)}", latest_epoch(job, process_group)
     for entry in list_if_there(job.disk, directory):
         if entry.kind != "directory" or entry.name == str(keep):
             continue
@@ -87,13 +89,13 @@ def clear_offers(job: Job, group: str, keep: int | None = None) -> None:
             remove_tree(job.disk, f"{directory}/{entry.name}/{inner.name}")
 
 
-def read_offer(job: Job, group: str, epoch: int) -> Offer | None:
+def read_offer(job: Job, process_group: str, epoch: int) -> Offer | None:
     """Return the offer of an epoch, None while there is none."""
     try:
-        fields = read_document(job.disk, f"{epoch_path(job, group, epoch)}/{_OFFER}")
+        fields = read_document(job.disk, f"{epoch_path(job, process_group, epoch)}/{_OFFER}")
     except MISSING:
         return None
-    if (fields.text("group"), fields.integer("epoch")) != (group, epoch):
+    if (fields.text("group"), fields.integer("epoch")) != (process_group, epoch):
         raise fields.wrong("epoch", "the group and epoch of its directory")
     members = fields.items("members")
     if any(type(member) is not str or not is_identity(member) for member in members):
@@ -108,24 +110,24 @@ def read_offer(job: Job, group: str, epoch: int) -> Offer | None:
     )
 
 
-def write_acknowledgement(job: Job, group: str, epoch: int, acknowledgement: Acknowledgement) -> None:
+def write_acknowledgement(job: Job, process_group: str, epoch: int, acknowledgement: Acknowledgement) -> None:
     """Post a member's state, durably."""
-    path = f"{epoch_path(job, group, epoch)}/members/{check_identity(acknowledgement.member)}.json"
+    path = f"{epoch_path(job, process_group, epoch)}/members/{check_identity(acknowledgement.member)}.json"
     write_document(job.disk, path, as_document(acknowledgement))
 
 
-def read_acknowledgements(job: Job, group: str, epoch: int) -> dict[str, Acknowledgement]:
+def read_acknowledgements(job: Job, process_group: str, epoch: int) -> dict[str, Acknowledgement]:
     """Return what each member has posted; unreadable files are skipped."""
-    directory = f"{epoch_path(job, group, epoch)}/members"
-    found = {}
+    directory = f"{epoch_path(job, process_group, epoch)}/members"
+    acknowledgements = {}
     for member, path in list_documents(job.disk, directory):
         if is_identity(member):
             with contextlib.suppress(*MISSING, CorruptDataError):
                 fields = read_document(job.disk, path, SMALL_LIMIT)
                 if fields.text("state") not in STATES:
                     raise fields.wrong("state", f"one of {', '.join(STATES)}")
-                found[member] = record_from(Acknowledgement, fields, member=member)
-    return found
+                acknowledgements[member] = record_from(Acknowledgement, fields, member=member)
+    return acknowledgements
 
 
 def _tensor(fields: Fields, item: Any) -> TensorInfo:

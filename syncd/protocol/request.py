@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING
 from syncd.protocol.documents import SMALL_LIMIT, list_documents, read_document, record_from, write_document
+from syncd.protocol.entry_problem import required_read_problem
 from syncd.protocol.layout import Job, is_identity, parse_step_name, step_name
-from syncd.protocol.obstacle import required_obstacle
 
 KINDS = ("rollback", "vacate")
 
@@ -57,19 +57,19 @@ def read_requests_and_problems(
     Args:
         unreadable: Takes what is wrong with each file that is damaged or of a later protocol, by path.
     """
-    found, problems = [], []
+    requests, problems = [], []
     for identity, path in list_documents(job.disk, job.requests):
         if is_identity(identity):
             try:
-                found.append(_read_request(job, identity, path))
+                requests.append(_read_request(job, identity, path))
             except MISSING:
                 continue
             except CorruptDataError as error:
                 if unreadable is not None:
                     unreadable[path] = error.message
             except Exception as error:  # noqa: BLE001 - one file costs itself only
-                problems.append(str(required_obstacle(error, path)))
-    return tuple(sorted(found, key=lambda request: (request.asked_at, request.identity))), tuple(problems)
+                problems.append(str(required_read_problem(error, path)))
+    return tuple(sorted(requests, key=lambda request: (request.asked_at, request.identity))), tuple(problems)
 
 
 def _read_request(job: Job, identity: str, path: str) -> Request:
@@ -137,4 +137,4 @@ def _read_pin(job: Job, path: str, step: int, unreadable: dict[str, str]) -> Pin
         unreadable[path] = error.message
         return Pin(step)
     except Exception as error:  # noqa: BLE001 - one file costs itself only
-        return Pin(step, f"the reason cannot be read: {required_obstacle(error, path)}")
+        return Pin(step, f"the reason cannot be read: {required_read_problem(error, path)}")

@@ -73,19 +73,19 @@ def step_root(files: Mapping[Target, str]) -> str:
 
 def shard_roots(tables: Iterable[DeltaTable]) -> dict[Target, ShardRoots]:
     """Return the roots of the files that containers make, from the tables of the containers."""
-    found = dict[Target, ShardRoots]()
+    roots = dict[Target, ShardRoots]()
     for table in tables:
-        roots = [(FileRoot(), FileRoot()) for _ in table.targets]
+        of_files = [(FileRoot(), FileRoot()) for _ in table.targets]
         for frame in table.frames:
-            for root, digest in zip(roots[frame.target], (frame.before, frame.after), strict=True):
+            for root, digest in zip(of_files[frame.target], (frame.before, frame.after), strict=True):
                 root.add(frame.offset, frame.length, digest)
-        for target, (before, after) in zip(table.targets, roots, strict=True):
-            found[target] = ShardRoots(target.name, after.hexdigest(), before.hexdigest())
-    return found
+        for target, (before, after) in zip(table.targets, of_files, strict=True):
+            roots[target] = ShardRoots(target.name, after.hexdigest(), before.hexdigest())
+    return roots
 
 
 def roots_of(tables: Iterable[DeltaTable]) -> tuple[str, str]:
     """Return the roots before and after of a delta, from the tables of all its containers."""
     roots = shard_roots(tables)
-    before = step_root({target: found.before for target, found in roots.items()})
-    return before, step_root({target: found.after for target, found in roots.items()})
+    before = step_root({target: shard.before for target, shard in roots.items()})
+    return before, step_root({target: shard.after for target, shard in roots.items()})

@@ -78,14 +78,14 @@ def agreed_step(info: Mapping[str, Any]) -> int | None:
     return step if type(step) is int else None
 
 
-def offered_epoch(info: Mapping[str, Any], group: str) -> int | None:
+def offered_epoch(info: Mapping[str, Any], process_group: str) -> int | None:
     """Return the epoch of a group that a trainer's `info` offers, None if it offers none or closes it."""
     record = _record(info, GROUP)
     epoch = record.get("epoch")
-    is_open = record.get("name") == group and not record.get("closing")
+    is_open = record.get("name") == process_group and not record.get("closing")
     return epoch if is_open and type(epoch) is int else None
 
 
 def _record(info: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = info.get(key)
-    return found if isinstance(found, Mapping) else {}
+    record = info.get(key)
+    return record if isinstance(record, Mapping) else {}

@@ -167,13 +167,13 @@ def parse_header(prefix: bytes, file_size: int, path: str = "", progress: Progre
 
 def signature(headers: Iterable[Header]) -> Signature:
     """Return the dtype and shape of each tensor of a model, by name, from the headers of all its shards."""
-    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
     for header in headers:
         for tensor in header.tensors.values():
-            if tensor.name in found:
+            if tensor.name in shapes:
                 raise CorruptDataError(f"two shards hold tensor {_shown(tensor.name)}")
-            found[tensor.name] = tensor.dtype, tensor.shape
-    return found
+            shapes[tensor.name] = tensor.dtype, tensor.shape
+    return shapes
 
 
 def _data_offset(prefix: bytes, file_size: int, path: str) -> int:
@@ -239,25 +239,25 @@ class _Scanner:
         What is wrong with one, the slow way finds out and says.
         """
         text, position, match = self._text, self._position, _USUAL.match
-        while found := match(text, position):
-            tensor = self._usual_tensor(found)
+        while record := match(text, position):
+            tensor = self._usual_tensor(record)
             if tensor is None or tensor.name in seen or len(seen) > TENSOR_LIMIT:
                 break
             seen.add(tensor.name)
             tensors.append(tensor)
-            position = found.end()
+            position = record.end()
             if len(seen) % _PROGRESS_EVERY == 0:
                 self._progress()
-            if found[6]:
+            if record[6]:
                 self._position = position
                 return False
         self._position = position
         return True
 
-    def _usual_tensor(self, found: re.Match[str]) -> Tensor | None:
-        name, dtype, shape_text, first, last, _ = found.groups()
+    def _usual_tensor(self, record: re.Match[str]) -> Tensor | None:
+        name, dtype, shape_text, first, last, _ = record.groups()
         shape, bits = self._shapes.get(shape_text) or self._shape(shape_text), DTYPE_BITS.get(dtype)
-        if shape is None or bits is None or name == METADATA or found.end() - found.end(1) > RECORD_LIMIT:
+        if shape is None or bits is None or name == METADATA or record.end() - record.end(1) > RECORD_LIMIT:
             return None
         start, end = int(first), int(last)
         if not start <= end <= self._data_size or (end - start) * 8 != shape[1] * bits:
@@ -295,11 +295,11 @@ class _Scanner:
         return name
 
     def _take(self, pattern: re.Pattern[str]) -> re.Match[str]:
-        found = pattern.match(self._text, self._position)
-        if found is None:
+        token = pattern.match(self._text, self._position)
+        if token is None:
             raise self._wrong("is not a JSON object of tensors")
-        self._position = found.end()
-        return found
+        self._position = token.end()
+        return token
 
     def _string(self) -> str:
         if not self._text.startswith('"', self._position):

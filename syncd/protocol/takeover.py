@@ -19,6 +19,7 @@ from syncd.errors import (
     TermLostError,
 )
 from syncd.protocol.disk import MISSING, Clock, Disk, list_if_there, remove_tree
+from syncd.protocol.entry_problem import EntryProblem, move_problem
 from syncd.protocol.layout import Job
 from syncd.protocol.leadership import (
     LEADER,
@@ -33,7 +34,6 @@ from syncd.protocol.leadership import (
     read_leader,
     token_name,
 )
-from syncd.protocol.obstacle import Obstacle, obstacle_to_moving
 from syncd.protocol.presence import Liveness
 from syncd.protocol.process import Process
 from syncd.protocol.version import Pair
@@ -119,9 +119,9 @@ class Candidate:
         job = self._job
         if self.free_after:
             self._read(self.free_after)
-        known = [pair for pair in (self._floor, floor) if pair is not None]
+        floors = [pair for pair in (self._floor, floor) if pair is not None]
         leader = Leader(
-            uuid.uuid4().hex, process=self._process or Process.current(), floor=max(known, default=None)
+            uuid.uuid4().hex, process=self._process or Process.current(), floor=max(floors, default=None)
         )
         token = self._next_token()
         self._own.add(leader.identity)
@@ -141,7 +141,7 @@ class Candidate:
     def _next_token(self) -> int:
         token = 1 + max(self.free_after, self._highest, latest_token(self._job, self._job.trash))
         if token > MAX_TOKEN:
-            places = " ".join(shlex.quote(place) for place in (self._job.lock, self._job.trash))
+            places = " ".join(shlex.quote(directory) for directory in (self._job.lock, self._job.trash))
             raise StorageError(
                 f"no term can follow term {token - 1}, which no daemon has counted up to",
                 path=self._job.lock,
@@ -209,7 +209,7 @@ class Candidate:
 
 def fence_below(
     job: Job, highest: int, heir: str, gone: Callable[[Process], bool] = Process.is_gone
-) -> tuple[Obstacle, ...]:
+) -> tuple[EntryProblem, ...]:
     """Make every earlier leader unable to publish or delete, and take over what it left in its trash.
 
     Args:
@@ -242,7 +242,7 @@ class _Fence:
     def __init__(self, job: Job, highest: int, gone: Callable[[Process], bool]) -> None:
         self._job, self._highest, self._gone = job, highest, gone
         self._ended: dict[int, bool] = {}
-        self.left: dict[str, Obstacle] = {}
+        self.left: dict[str, EntryProblem] = {}
 
     def concerns(self, name: str) -> bool:
         """Return whether a name in the lock is of an earlier term, and not left already."""
@@ -269,21 +269,23 @@ class _Fence:
         try:
             yield
         except StorageError as error:
-            self.left[path] = self._obstacle(token, path, error)
+            self.left[path] = self._entry_problem(token, path, error)
 
-    def _obstacle(self, token: int | None, path: str, error: StorageError) -> Obstacle:
+    def _entry_problem(self, token: int | None, path: str, error: StorageError) -> EntryProblem:
         cause = error.__cause__
         # Any other error than a lack of permission means that somebody still writes there, or passes.
         denied = PermissionError(cause.errno, cause.strerror) if isinstance(cause, PermissionError) else None
-        obstacle = obstacle_to_moving(denied, path) if denied else None
-        if obstacle is None:
+        entry_problem = move_problem(denied, path) if denied else None
+        if entry_problem is None:
             raise error
         if not self._ended.get(token or 0, False):
             # Its leader may wake up: until its directories are gone it could publish and delete.
             raise StorageError(
-                f"{error.message}: {obstacle.message} ({obstacle.owner})", path=path, hint=obstacle.hint
+                f"{error.message}: {entry_problem.message} ({entry_problem.owner})",
+                path=path,
+                hint=entry_problem.hint,
             )
-        return obstacle
+        return entry_problem
 
     def _has_ended(self, token: int) -> bool:
         try:

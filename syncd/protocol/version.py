@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.protocol.disk import MISSING, Disk
 from syncd.protocol.documents import Fields, encode, read_document, record_from
+from syncd.protocol.entry_problem import read_problem
 from syncd.protocol.layout import MAX_STEP, Job, is_relative_name
-from syncd.protocol.obstacle import obstacle_to_reading
 
 Pair = tuple[int, int]
 """(generation, step); ordered as tuples are."""
@@ -115,7 +115,7 @@ class Version:
     @property
     def quarantined(self) -> frozenset[tuple[int, str]]:
         """Return the steps in quarantine, `(step, digest)`."""
-        return frozenset((one.step, one.digest) for one in self.quarantine)
+        return frozenset((entry.step, entry.digest) for entry in self.quarantine)
 
 
 def encode_version(version: Version) -> bytes:
@@ -226,10 +226,10 @@ def engine_label(pair: Pair, digest: str) -> str:
         pair: The version's pair.
         digest: The digest of its manifest, or the fingerprint of a step that others wrote.
     """
-    found = digest.rpartition(":")[2][:16]
-    if not _CONTENT.fullmatch(found):
-        found = hashlib.sha256(digest.encode()).hexdigest()[:16]
-    return f"{label_of(pair)}.{found}"
+    content = digest.rpartition(":")[2][:16]
+    if not _CONTENT.fullmatch(content):
+        content = hashlib.sha256(digest.encode()).hexdigest()[:16]
+    return f"{label_of(pair)}.{content}"
 
 
 def unpublished_label(pair: Pair, attempt: str) -> str:
@@ -247,8 +247,8 @@ def is_unpublished(label: str) -> bool:
 
 def pair_of(label: str | None) -> Pair | None:
     """Return the pair of a label that names content, None of anything else: of a bare 2.120 too."""
-    found = _LABEL.fullmatch(label or "")
-    return (int(found[1]), int(found[2])) if found else None
+    match = _LABEL.fullmatch(label or "")
+    return (int(match[1]), int(match[2])) if match else None
 
 
 _MARKER_LIMIT = 4096
@@ -302,7 +302,7 @@ def read_marker(disk: Disk, path: str) -> MarkerReading:
     except CorruptDataError as error:
         return MarkerReading(None, problem=error.message)
     except PermissionError as error:
-        return MarkerReading(None, problem=str(obstacle_to_reading(error, path)), unreadable=True)
+        return MarkerReading(None, problem=str(read_problem(error, path)), unreadable=True)
 
 
 def write_marker(disk: Disk, path: str, step: int, *, via: str | None = None) -> None:

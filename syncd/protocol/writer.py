@@ -211,11 +211,11 @@ class StepWriter:
         Returns:
             The manifest, or None while receipts are missing.
         """
-        place = self._place()
-        if place is None:
+        directory = self._place()
+        if directory is None:
             return self.sealed()
         receipts = [
-            receipt for receipt in read_receipts(self.job.disk, place) if receipt.attempt == self.attempt
+            receipt for receipt in read_receipts(self.job.disk, directory) if receipt.attempt == self.attempt
         ]
         whole = whole_attempt(receipts)
         if whole is None:
@@ -223,9 +223,9 @@ class StepWriter:
         kind = kind or ("lora" if self._base else "")
         manifest = from_receipts(whole, kind=kind, uri=uri, base=self._base)
         if problem := manifest_problem(manifest) or shortcut_problem(manifest):
-            raise UsageError(problem, path=place)
+            raise UsageError(problem, path=directory)
         try:
-            self._write_manifest(place, manifest)
+            self._write_manifest(directory, manifest)
             self._become_step()
         except MISSING:
             self._check_fence()
@@ -275,17 +275,17 @@ class StepWriter:
         self.job.disk.make_directory(path.rpartition("/")[0])
         return path
 
-    def _write_manifest(self, place: str, manifest: Manifest) -> None:
+    def _write_manifest(self, step_path: str, manifest: Manifest) -> None:
         disk, shortcut = self.job.disk, manifest.shortcut.containers if manifest.shortcut else ()
-        if wrong := missing_records(disk, place, (*manifest.shards, *manifest.files, *shortcut)):
-            disk.list(place)  # another writer may have renamed the directory between two of these looks
-            raise CorruptDataError(f"step {self.step} cannot be sealed: {wrong[0]}", path=place)
-        _remove_strays(disk, place, manifest)
+        if wrong := missing_records(disk, step_path, (*manifest.shards, *manifest.files, *shortcut)):
+            disk.list(step_path)  # another writer may have renamed the directory between two of these looks
+            raise CorruptDataError(f"step {self.step} cannot be sealed: {wrong[0]}", path=step_path)
+        _remove_strays(disk, step_path, manifest)
         # Another writer may have created these and died before it synced their names.
         for directory in (ACTOR, *((SHORTCUT,) if shortcut else ())):
-            disk.sync_directory(f"{place}/{directory}")
-        disk.sync_directory(place)
-        disk.replace(f"{place}/{MANIFEST}", encode_manifest(manifest))
+            disk.sync_directory(f"{step_path}/{directory}")
+        disk.sync_directory(step_path)
+        disk.replace(f"{step_path}/{MANIFEST}", encode_manifest(manifest))
 
     def _become_step(self) -> None:
         """Rename the attempt's directory onto the step's name."""
@@ -304,7 +304,10 @@ class StepWriter:
     def _place(self) -> str | None:
         """Return where the attempt's directory is, None where it is no longer: it has become the step, or is gone."""
         self.job.disk.refresh(self.job.root)
-        return next((place for place in dict.fromkeys((self.path, self._staged)) if self._names(place)), None)
+        return next(
+            (directory for directory in dict.fromkeys((self.path, self._staged)) if self._names(directory)),
+            None,
+        )
 
     def _names(self, path: str) -> set[str]:
         return {entry.name for entry in self._entries(path)}
@@ -357,7 +360,7 @@ class StepWriter:
         )
 
 
-def _remove_strays(disk: Disk, place: str, manifest: Manifest) -> None:
+def _remove_strays(disk: Disk, step_path: str, manifest: Manifest) -> None:
     """Remove what no receipt of the attempt names: an engine that loads the directory would take it too."""
     records = (
         *manifest.shards,
@@ -366,11 +369,11 @@ def _remove_strays(disk: Disk, place: str, manifest: Manifest) -> None:
     )
     named = {record.name for record in records}
     for directory in (ACTOR, SHORTCUT):
-        for entry in list_if_there(disk, f"{place}/{directory}"):
+        for entry in list_if_there(disk, f"{step_path}/{directory}"):
             name = f"{directory}/{entry.name}"
             if entry.kind != "directory" and name not in named:
                 with contextlib.suppress(FileNotFoundError):
-                    disk.unlink(f"{place}/{name}")
+                    disk.unlink(f"{step_path}/{name}")
 
 
 class _Pieces:

@@ -149,8 +149,8 @@ def _unannounced(job: Job, step: int, disk: Disk, export: Export) -> Manifest | 
         return None
     for path, record in records.items():
         name = path.removeprefix(f"{ACTOR}/")
-        found = digest_file(disk, f"{export.directory}/{name}", name_of(record.digest))
-        if found != (record.digest, record.size):
+        digest_and_size = digest_file(disk, f"{export.directory}/{name}", name_of(record.digest))
+        if digest_and_size != (record.digest, record.size):
             return None
     return sealed
 

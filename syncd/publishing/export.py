@@ -96,8 +96,8 @@ def missing_numbers(names: Iterable[str]) -> Iterator[str]:
         if len(groups) > 1:
             counts = " and of ".join(str(total) for total in sorted(groups))
             yield f"shards of {counts} are mixed under the name {stem}"
-        for total, found in groups.items():
-            yield from _missing(stem, total, found)
+        for total, numbered in groups.items():
+            yield from _missing(stem, total, numbered)
 
 
 def index_problems(
@@ -114,8 +114,8 @@ def index_problems(
     places = {tensor: shard for shard, tensors in shards.items() for tensor in tensors}
     for tensor, shard in weight_map.items():
         if shard in shards and tensor not in shards[shard]:
-            found = f"it is in {places[tensor]}" if tensor in places else "no shard holds it"
-            yield f"{index} has tensor {tensor!a} in {shard}, and {found}"
+            what = f"it is in {places[tensor]}" if tensor in places else "no shard holds it"
+            yield f"{index} has tensor {tensor!a} in {shard}, and {what}"
 
 
 def _require_whole(
@@ -164,14 +164,14 @@ def _adapter_problems(names: Collection[str]) -> Iterator[str]:
         yield f"{ADAPTER} is there beside the weights of a model"
 
 
-def _missing(stem: str, total: int, found: Mapping[int, str]) -> Iterator[str]:
-    first = 0 if 0 in found else 1
-    beyond = [name for number, name in found.items() if number >= first + total]
+def _missing(stem: str, total: int, names: Mapping[int, str]) -> Iterator[str]:
+    first = 0 if 0 in names else 1
+    beyond = [name for number, name in names.items() if number >= first + total]
     if beyond:
         yield f"{min(beyond)} counts beyond its total"
-    elif len(found) < total:
-        number = next(number for number in range(first, first + total) if number not in found)
-        yield f"shard {number} of {total} of {stem} is missing, {len(found)} are there"
+    elif len(names) < total:
+        number = next(number for number in range(first, first + total) if number not in names)
+        yield f"shard {number} of {total} of {stem} is missing, {len(names)} are there"
 
 
 def _entries(disk: Disk, directory: str) -> dict[str, DirectoryEntry]:
@@ -188,17 +188,17 @@ def _is_carried(name: str) -> bool:
 def _examined(disk: Disk, path: str) -> FileStat:
     """Return what a file is, be it behind a link, once a byte of it could be read."""
     try:
-        found = disk.stat(path)
-        if found.kind == "file":
+        status = disk.stat(path)
+        if status.kind == "file":
             disk.read_at(path, 0, 1)
-            return found
+            return status
     except OSError as error:
         if error.errno not in _NOWHERE:
             raise
         raise CorruptDataError(
             "a link that leads nowhere", path=path, hint=f"ls -l {shlex.quote(path)}"
         ) from None
-    what = "a directory" if found.kind == "directory" else "a device, a pipe or a socket"
+    what = "a directory" if status.kind == "directory" else "a device, a pipe or a socket"
     raise CorruptDataError(f"{what} where a regular file must be", path=path, hint=_list_hint(path))
 
 
@@ -207,9 +207,9 @@ def _weight_map(disk: Disk, path: str) -> dict[str, str]:
         document = json.loads(disk.read(path, INDEX_LIMIT))
     except (ValueError, RecursionError):
         document = None
-    found = document.get("weight_map") if isinstance(document, dict) else None
-    if isinstance(found, dict) and found and all(isinstance(shard, str) for shard in found.values()):
-        weight_map: dict[str, str] = found
+    mapping = document.get("weight_map") if isinstance(document, dict) else None
+    if isinstance(mapping, dict) and mapping and all(isinstance(shard, str) for shard in mapping.values()):
+        weight_map: dict[str, str] = mapping
         return weight_map
     raise CorruptDataError("not an index of shards", path=path, hint=f"head -c 200 {shlex.quote(path)}")
 

@@ -22,14 +22,14 @@ class _Format:
 
     def first(self, data: bytes) -> int | None:
         """Return the place of the first number that is not finite, None where all are."""
-        found = data[self.size - 1 :: self.size]
-        if all(found.find(value) < 0 for value in self.last):
+        last_bytes = data[self.size - 1 :: self.size]
+        if all(last_bytes.find(value) < 0 for value in self.last):
             return None
-        marks = found.translate(_marking(self.last))
+        marks = last_bytes.translate(_marking(self.last))
         if self.before:
             marks = _both(marks, data[self.size - 2 :: self.size].translate(_marking(self.before)))
-        place = marks.find(1)
-        return None if place < 0 else place
+        position = marks.find(1)
+        return None if position < 0 else position
 
 
 _SINGLE = _Format(4, b"\x7f\xff", bytes(range(0x80, 0x100)))
@@ -77,20 +77,20 @@ class FiniteCheck:
 
     def _check(self, tensor: Tensor, part: bytes) -> None:
         """Check more bytes of a tensor; an incomplete number at their end is kept for the next call."""
-        found = _FORMATS.get(tensor.dtype)
-        if found is None:
+        form = _FORMATS.get(tensor.dtype)
+        if form is None:
             return
         data = self._rest + part
-        whole = len(data) - len(data) % found.size
-        place = found.first(data[:whole])
-        if place is not None:
-            index = (self._seen + place) // found.parts
+        whole = len(data) - len(data) % form.size
+        position = form.first(data[:whole])
+        if position is not None:
+            index = (self._seen + position) // form.parts
             raise NonFiniteError(
                 f"tensor {tensor.name!a} holds NaN or infinity, first at flat index {index}",
                 path=self._path,
                 hint="publish other weights, or say --allow-nonfinite",
             )
-        self._seen, self._rest = self._seen + whole // found.size, data[whole:]
+        self._seen, self._rest = self._seen + whole // form.size, data[whole:]
 
 
 def _marking(values: bytes) -> bytes:
@@ -98,6 +98,6 @@ def _marking(values: bytes) -> bytes:
     return bytes(value in values for value in range(256))
 
 
-def _both(one: bytes, other: bytes) -> bytes:
-    both = int.from_bytes(one, "little") & int.from_bytes(other, "little")
-    return both.to_bytes(len(one), "little")
+def _both(first: bytes, other: bytes) -> bytes:
+    both = int.from_bytes(first, "little") & int.from_bytes(other, "little")
+    return both.to_bytes(len(first), "little")

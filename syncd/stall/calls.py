@@ -124,8 +124,8 @@ def _noting(
     def call(self: "TrackedDisk", /, *args: P.args, **kwargs: P.kwargs) -> T:
         outer = self.calls.begin(what, str(args[0]))
         try:
-            found: T = getattr(self.disk, method.__name__)(*args, **kwargs)
-            return found
+            result: T = getattr(self.disk, method.__name__)(*args, **kwargs)
+            return result
         finally:
             self.calls.end(outer)
 

@@ -78,8 +78,8 @@ class Writer:
 
 def own_directory(environment: Mapping[str, str] = os.environ) -> str:
     """Return the directory in which a daemon of this user keeps its file."""
-    if given := environment.get("RUNTIME_DIRECTORY"):
-        return given.split(":")[0]
+    if directories := environment.get("RUNTIME_DIRECTORY"):
+        return directories.split(":")[0]
     if runtime := environment.get("XDG_RUNTIME_DIR"):
         return f"{runtime}/syncd"
     return f"{environment.get('TMPDIR', '/tmp')}/syncd-{os.getuid()}"  # noqa: S108 - private, and its owner is checked
@@ -91,13 +91,13 @@ def find(root: str) -> HostFile | None:
     Args:
         root: The job directory by any of its names; it is not accessed, because its mount may not answer.
     """
-    found = [one for path in _paths(root) if (one := _read(path)) is not None]
-    return max(found, key=lambda one: (one.is_current, one.at), default=None)
+    reports = [report for path in _paths(root) if (report := _read(path)) is not None]
+    return max(reports, key=lambda report: (report.is_current, report.at), default=None)
 
 
 def _paths(root: str) -> Iterator[str]:
     for directory in dict.fromkeys(
-        (own_directory(), *(name for place in _OTHERS for name in glob.glob(place)))
+        (own_directory(), *(name for pattern in _OTHERS for name in glob.glob(pattern)))
     ):
         yield _path(directory, root)
 

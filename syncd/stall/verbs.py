@@ -73,23 +73,23 @@ class MountVerb(click.Command):
         calls: PendingCalls,
         signals: list[tuple[int, float]],
         patience: float,
-        given: Mapping[str, Any],
+        values: Mapping[str, Any],
     ) -> None:
         clock = SystemClock()
         for wait in watch_calls(work, calls, clock, min(patience / 2, _EVERY)):
-            stuck = self._stuck(given, wait, changed=calls.may_have_changed)
+            stuck = self._stuck(values, wait, changed=calls.may_have_changed)
             if signals and min(wait.waited, clock.monotonic() - signals[0][1]) >= _GRACE:
                 _leave(stuck, 128 + signals[0][0])
             if wait.waited - wait.call.allowance >= patience:
-                error = self._on_stall(given, wait) if self._on_stall else stuck
+                error = self._on_stall(values, wait) if self._on_stall else stuck
                 if error is not None:
                     _leave(error, error.exit_code)
 
-    def _stuck(self, given: Mapping[str, Any], wait: CallWait, *, changed: bool) -> StuckError:
+    def _stuck(self, values: Mapping[str, Any], wait: CallWait, *, changed: bool) -> StuckError:
         message, hint = stalled(wait), MOUNT_HINT
         if self._changes is not None and changed:
-            message += f"; it is not known whether {self._changes.format_map(given)}"
-            hint += f" Then: syncd status {given['job']}"
+            message += f"; it is not known whether {self._changes.format_map(values)}"
+            hint += f" Then: syncd status {values['job']}"
         elif self._changes is not None:
             message += "; nothing was changed"
         return StuckError(message, path=wait.call.path, hint=hint)
@@ -106,8 +106,8 @@ def pending_calls() -> PendingCalls:
     context = click.get_current_context(silent=True)
     if context is None:
         return PendingCalls(SystemClock())
-    found: PendingCalls = context.meta.setdefault(_CALLS, PendingCalls(SystemClock()))
-    return found
+    calls: PendingCalls = context.meta.setdefault(_CALLS, PendingCalls(SystemClock()))
+    return calls
 
 
 @contextlib.contextmanager
@@ -124,7 +124,7 @@ def _cancelled_by(numbers: Iterable[int], calls: PendingCalls) -> Iterator[list[
         calls.cancel(KeyboardInterrupt() if is_interrupt else click.exceptions.Exit(128 + number))
 
     before = {number: signal.getsignal(number) for number in numbers}
-    handled = {number: found for number, found in before.items() if found is not signal.SIG_IGN}
+    handled = {number: previous for number, previous in before.items() if previous is not signal.SIG_IGN}
     for number in handled:
         signal.signal(number, handle)
     try:

@@ -28,8 +28,8 @@ class Kind(NamedTuple):
     """What is said of the problems of one name."""
 
     severity: Severity  # how urgent they are, unless the state of the job says otherwise
-    one: str  # what is said of one, with its detail for the braces
-    many: str = "problems of this kind"  # what is said of several, after their number
+    singular: str  # what is said of one, with its detail for the braces
+    plural: str = "problems of this kind"  # what is said of several, after their number
 
 
 _CRITICAL, _WARNING, _NOTICE = Severity
@@ -81,16 +81,16 @@ def problem_groups(status: Document) -> list[dict[str, Any]]:
     for problem in status["problems"]:
         name, detail = _named(problem)
         groups.setdefault(name, []).append(detail)
-    found = [_group(status, name, details) for name, details in groups.items()]
-    places = {name: place for place, name in enumerate(KINDS)}
+    entries = [_group(status, name, details) for name, details in groups.items()]
+    places = {name: rank for rank, name in enumerate(KINDS)}
     return sorted(
-        found, key=lambda one: (_RANKS.index(one["severity"]), places.get(one["name"], len(places)))
+        entries, key=lambda entry: (_RANKS.index(entry["severity"]), places.get(entry["name"], len(places)))
     )
 
 
 def worst(groups: Iterable[Document]) -> str:
     """Return the most urgent severity of some groups, `ok` if there are none."""
-    return min((one["severity"] for one in groups), key=_RANKS.index, default="ok")
+    return min((problem_group["severity"] for problem_group in groups), key=_RANKS.index, default="ok")
 
 
 def _named(problem: Document) -> tuple[str, str]:
@@ -133,7 +133,7 @@ def _works(explorer: Document) -> bool:
 
 
 def _text(status: Document, name: str, kind: Kind, details: list[str]) -> str:
-    said = kind.one.format(details[0]) if len(details) == 1 else f"{len(details)} {kind.many}"
+    said = kind.singular.format(details[0]) if len(details) == 1 else f"{len(details)} {kind.plural}"
     return f"{said}; a finished job needs none" if name == "daemon" and status["finished"] else said
 
 

@@ -63,12 +63,14 @@ def check_failed(error: SyncdError) -> CheckResult:
 
 
 def _judge(document: Document, limits: CheckLimits) -> tuple[CheckState, str]:
-    urgent = [one for one in document["problem_groups"] if one["severity"] in _STATES]
+    urgent = [
+        problem_group for problem_group in document["problem_groups"] if problem_group["severity"] in _STATES
+    ]
     state = _STATES.get(worst(urgent), CheckState.OK)
     version = document["version"]
     if version is None:
         unknown = state if state is CheckState.CRITICAL else CheckState.UNKNOWN
-        is_unread = any(one["name"] == "version" for one in urgent)
+        is_unread = any(problem_group["name"] == "version" for problem_group in urgent)
         said = "no version can be read" if is_unread else "nothing is published yet"
         return unknown, "; ".join((said, *map(_told, urgent)))
     text = f"version {version['generation']}.{version['step']} published {version['age']:.0f} s ago"
@@ -88,12 +90,12 @@ def _age_state(age: float, limits: CheckLimits) -> tuple[CheckState, str]:
     return CheckState.OK, ""
 
 
-def _told(group: Document) -> str:
+def _told(problem_group: Document) -> str:
     """Return what is said of a group of problems, with its first details if there are several."""
-    if group["count"] == 1:
-        return plain(group["text"])
-    more = ", ..." if group["count"] > _MOST_DETAILS else ""
-    return plain(f"{group['text']} ({', '.join(group['details'][:_MOST_DETAILS])}{more})")
+    if problem_group["count"] == 1:
+        return plain(problem_group["text"])
+    more = ", ..." if problem_group["count"] > _MOST_DETAILS else ""
+    return plain(f"{problem_group['text']} ({', '.join(problem_group['details'][:_MOST_DETAILS])}{more})")
 
 
 def _unpiped(text: str) -> str:
@@ -116,5 +118,5 @@ def _figures(document: Document, limits: CheckLimits) -> str:
 
 
 def _thresholds(limits: CheckLimits) -> str:
-    warning, critical = ("" if one is None else f"{one:g}" for one in (limits.warning, limits.critical))
+    warning, critical = ("" if limit is None else f"{limit:g}" for limit in (limits.warning, limits.critical))
     return f";{warning};{critical}" if warning or critical else ""

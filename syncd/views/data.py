@@ -37,7 +37,7 @@ _LONGEST = 4096
 def status(view: JobView) -> Document:
     """Return everything that `syncd status` shows."""
     snapshot = view.snapshot
-    found = {
+    document = {
         "job": view.job.root,
         "state_dir": view.job.state,
         "at": view.at,
@@ -54,8 +54,8 @@ def status(view: JobView) -> Document:
         "finished": view.end and _picked(view.end, "step reason"),
         "problems": [{"name": name, "detail": detail} for name, detail in problems(view)],
     }
-    groups = attention.problem_groups(found)
-    return {**found, "problem_groups": groups, "next": attention.next_command(found, view.job_file)}
+    groups = attention.problem_groups(document)
+    return {**document, "problem_groups": groups, "next": attention.next_command(document, view.job_file)}
 
 
 def newest_complete(snapshot: Snapshot) -> int | None:
@@ -66,20 +66,20 @@ def newest_complete(snapshot: Snapshot) -> int | None:
 
 def problems(view: JobView) -> list[tuple[str, str]]:
     """Return what is wrong with the job: a stable name and a text for each problem."""
-    found = list(symptoms(view.snapshot))
+    problem_list = list(symptoms(view.snapshot))
     damaged = [step for step in _by_step(view.snapshot) if step.state is StepState.DAMAGED]
-    found += [("damaged_step", f"step {step.step}: {step.problem}") for step in damaged]
+    problem_list += [("damaged_step", f"step {step.step}: {step.problem}") for step in damaged]
     steps, put_aside = view.snapshot.steps, _put_aside(view.snapshot)
     there = sorted(key for key in put_aside if key[0] in steps and steps[key[0]].digest == key[1])
-    found += [("quarantined_step", f"step {key[0]}: {put_aside[key]}") for key in there]
-    found += list(view.problems.items())
-    found += _engine_problems(view)
-    found += [("dead", name) for name, heart in sorted(view.hearts.items()) if heart is Heart.DEAD]
-    found += [("mount", trouble)] if (trouble := _mount_trouble(view)) else []
+    problem_list += [("quarantined_step", f"step {key[0]}: {put_aside[key]}") for key in there]
+    problem_list += list(view.problems.items())
+    problem_list += _engine_problems(view)
+    problem_list += [("dead", name) for name, heart in sorted(view.hearts.items()) if heart is Heart.DEAD]
+    problem_list += [("mount", trouble)] if (trouble := _mount_trouble(view)) else []
     heart = view.lead.heart if view.lead else Heart.LEFT
     if heart in (Heart.DEAD, Heart.LEFT):
-        found.append(("daemon", "no daemon leads this job"))
-    return found
+        problem_list.append(("daemon", "no daemon leads this job"))
+    return problem_list
 
 
 def _engine_problems(view: JobView) -> Iterator[tuple[str, str]]:
@@ -106,23 +106,33 @@ def _is_followed(view: JobView, name: str) -> bool:
     return view.hearts[f"explorer/{name}"] not in (Heart.DEAD, Heart.LEFT)
 
 
-def known(found: HostFile | None, root: str, at: float) -> Document:
+def last_report(report: HostFile | None, root: str, at: float) -> Document:
     """Return what is known of a job whose mount does not answer: what a daemon of this host reported last.
 
     Args:
-        found: What it reported, None if none did.
+        report: What it reported, None if none did.
         at: Now, seconds since the epoch.
     """
-    if found is None:
+    if report is None:
         return {"job": root, "at": at, "known": None}
-    age = round(max(at - found.at, 0.0), 3)
-    said = {**found.document, "at": found.at, "age": age, "pid": found.process.pid, "runs": found.is_current}
+    age = round(max(at - report.at, 0.0), 3)
+    said = {
+        **report.document,
+        "at": report.at,
+        "age": age,
+        "pid": report.process.pid,
+        "runs": report.is_current,
+    }
     return {"job": root, "at": at, "known": said}
 
 
 def _mount_trouble(view: JobView) -> str:
     """Return what a daemon of this host reports about the mount, or that it is full; empty if nothing is wrong."""
-    mount = view.known.document.get("mount") if view.known is not None and view.known.is_current else None
+    mount = (
+        view.host_report.document.get("mount")
+        if view.host_report is not None and view.host_report.is_current
+        else None
+    )
     if isinstance(mount, dict) and mount.get("state") != MountState.OK:
         return f"{mount.get('state')}: {mount.get('detail')}; {mount.get('hint')}"
     state = MountState.OK
@@ -153,7 +163,7 @@ def _version(view: JobView) -> Document | None:
         "previous": pair_document(version.previous),
         "held": version.held_marker is not None and version.held_marker == view.snapshot.marker.text,
         "term": version.term,
-        "quarantine": [one._asdict() for one in version.quarantine],
+        "quarantine": [entry._asdict() for entry in version.quarantine],
         "last_good": _picked(good, "generation step path digest") if (good := version.last_good) else None,
     }
 
@@ -218,10 +228,10 @@ def _trainer(view: JobView, name: str) -> Document:
 
 def _waiting(trainer: Presence) -> Document | None:
     """Return what a trainer reports that it waits for, None if it reports nothing usable."""
-    told = trainer.info.get("waiting")
-    if trainer.status is RunningStatus.STOPPED or not isinstance(told, Mapping):
+    waiting = trainer.info.get("waiting")
+    if trainer.status is RunningStatus.STOPPED or not isinstance(waiting, Mapping):
         return None
-    what, path, since = told.get("for"), told.get("path"), told.get("since")
+    what, path, since = waiting.get("for"), waiting.get("path"), waiting.get("since")
     if not isinstance(what, str) or not isinstance(path, str) or not isinstance(since, int | float):
         return None
     return {"for": what[:_LONGEST], "path": path[:_LONGEST], "since": float(since)}
@@ -236,9 +246,9 @@ def _daemon(view: JobView) -> Document | None:
 
 
 def _disk(view: JobView) -> Document:
-    known, mount = view.snapshot, view.mount
-    place = {"mount": mount.point, "type": mount.type, "network": mount.is_network}
-    return {"free": known.free, "job_bytes": known.job_size, **place}
+    snapshot, mount = view.snapshot, view.mount
+    location = {"mount": mount.point, "type": mount.type, "network": mount.is_network}
+    return {"free": snapshot.free, "job_bytes": snapshot.job_size, **location}
 
 
 def listing(view: JobView, decisions: Iterable[Decision], policy: DaemonConfig) -> Document:
@@ -288,29 +298,29 @@ class _Rows:
 
 def _changes(snapshot: Snapshot, step: Step | None, chains: Lengths | None = None) -> Document:
     """Return the figures of a step's delta, and of its shortcut; null for what it has not."""
-    found: Document = {"delta": None, "shortcut": None}
+    changes: Document = {"delta": None, "shortcut": None}
     if step is None or (step.shortcut is None and step.kind != "delta"):
-        return found
+        return changes
     if step.shortcut is not None and step.shortcut.problem:
         shortcut = {**_picked(step.shortcut, "parent density problem"), "bytes": step.shortcut.size}
-        return {**found, "shortcut": {**shortcut, "whole_bytes": step.whole_size}}
+        return {**changes, "shortcut": {**shortcut, "whole_bytes": step.whole_size}}
     figures = change_figures(snapshot.steps, step, chains)
     if figures is None:
-        return found
+        return changes
     shown = {
         **_picked(figures, "parent density"),
         "bytes": figures.size,
         "whole_bytes": figures.whole_size,
     }
     if step.kind == "delta":
-        return {**found, "delta": {**shown, "chain": figures.chain}}
-    return {**found, "shortcut": {**shown, "problem": ""}}
+        return {**changes, "delta": {**shown, "chain": figures.chain}}
+    return {**changes, "shortcut": {**shown, "problem": ""}}
 
 
 def _put_aside(snapshot: Snapshot) -> dict[tuple[int, str], str]:
     """Return why each step that was put aside was, by its number and digest."""
     entries = snapshot.version.quarantine if snapshot.version else ()
-    return {(one.step, one.digest): one.reason for one in reversed(entries)}
+    return {(entry.step, entry.digest): entry.reason for entry in reversed(entries)}
 
 
 def _published(snapshot: Snapshot, step: int) -> str | None:

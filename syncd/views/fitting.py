@@ -97,13 +97,13 @@ def _lines(console: Console, columns: Sequence[Column], widths: Sequence[int]) -
     for row in ([Text(str(column.header), "bold") for column in columns], *rows):
         cells = [_broken(console, cell, width) for cell, width in zip(row, widths, strict=True)]
         for number in range(max(map(len, cells))):
-            for place, (lines, column, width) in enumerate(zip(cells, columns, widths, strict=True)):
+            for index, (lines, column, width) in enumerate(zip(cells, columns, widths, strict=True)):
                 text = lines[number] if number < len(lines) else ""
                 pad = " " * (width - cell_len(str(text)))
                 is_right = column.justify == "right"
-                yield Segment(" " * _GAP * bool(place) + pad * is_right)
+                yield Segment(" " * _GAP * bool(index) + pad * is_right)
                 yield from _styled(console, text)
-                yield Segment("" if is_right or place == last else pad)
+                yield Segment("" if is_right or index == last else pad)
             yield Segment.line()
 
 

@@ -13,11 +13,11 @@ from syncd.daemon.scan import Scanner
 from syncd.daemon.snapshot import Module, Snapshot
 from syncd.errors import CorruptDataError, SyncdError, storage_errors
 from syncd.protocol.disk import MISSING, Clock
+from syncd.protocol.entry_problem import read_problem
 from syncd.protocol.job_end import JobEnd, read_end
 from syncd.protocol.layout import Job
 from syncd.protocol.leadership import TIMEOUT, Leader, latest_token, read_leader
 from syncd.protocol.mount import Mount, mount_of
-from syncd.protocol.obstacle import obstacle_to_reading
 from syncd.protocol.permissions import parse_config
 from syncd.protocol.presence import TTL, Liveness, Presence, RunningStatus
 from syncd.protocol.process import Process
@@ -65,7 +65,7 @@ class JobView:
     hearts: Mapping[str, Heart]  # of `explorer/<id>` and `trainer/<id>`
     mount: Mount  # the file system of the job
     problems: Mapping[str, str]  # what is wrong with files, by name
-    known: HostFile | None = None  # what a daemon of this host reports, None without one
+    host_report: HostFile | None = None  # what a daemon of this host reports, None without one
     # What the scanner found: with the modules that cannot be read, as retention must see them.
     scanned: Snapshot = field(default_factory=Snapshot)
     end: JobEnd | None = None  # how the job has finished, None if it has not or a trainer may still run
@@ -125,7 +125,7 @@ class JobViewer:
             hearts=hearts,
             mount=self._mount,
             problems={**problems, **wrong_trainers, **wrong_lead},
-            known=hostfile.find(self._job.root),
+            host_report=hostfile.find(self._job.root),
             scanned=snapshot,
             end=None if _may_train(hearts) or not snapshot.steps else read_end(self._job),
             inodes=self._job.disk.inodes(self._job.root),
@@ -149,12 +149,12 @@ class JobViewer:
     def _presences(self, kind: str, directory: str) -> tuple[dict[str, Presence], dict[str, str]]:
         """Return the presences of a kind, and what is wrong with the files of others, by `<kind>/<id>`."""
         try:
-            found, unreadable = self._scanner.presences.read(directory)
+            read, unreadable = self._scanner.presences.read(directory)
         except OSError as error:
-            if obstacle_to_reading(error, directory) is None:
+            if read_problem(error, directory) is None:
                 raise
             return {}, {}  # the snapshot reports it
-        presences = {f"{kind}/{name}": presence for name, presence in found.items()}
+        presences = {f"{kind}/{name}": presence for name, presence in read.items()}
         return presences, {f"{kind}/{name}": presence.problem for name, presence in unreadable.items()}
 
     def _lead(self) -> tuple[Lead | None, dict[str, str]]:
@@ -164,9 +164,9 @@ class JobViewer:
             token = latest_token(self._job)
             return self._lead_of(token) if token else None, {}
         except OSError as error:
-            if (obstacle := obstacle_to_reading(error, self._job.lock)) is None:
+            if (entry_problem := read_problem(error, self._job.lock)) is None:
                 raise
-            return Lead(token, None, Heart.UNKNOWN), {"lock": str(obstacle)}
+            return Lead(token, None, Heart.UNKNOWN), {"lock": str(entry_problem)}
 
     def _lead_of(self, token: int) -> Lead:
         try:
@@ -216,8 +216,8 @@ def _job_file(job: Job) -> str:
     """Return `job.toml` beside the job directory if it names that directory, else nothing."""
     path = f"{os.path.dirname(job.root)}/{_JOB_FILE}"
     try:
-        found = parse_config(job.disk.read(path, _FILE_LIMIT), path)["job"]["dir"]
-        names_it = os.path.normpath(f"{os.path.dirname(path)}/{found}") == job.root
+        directory = parse_config(job.disk.read(path, _FILE_LIMIT), path)["job"]["dir"]
+        names_it = os.path.normpath(f"{os.path.dirname(path)}/{directory}") == job.root
     except (OSError, SyncdError, KeyError, TypeError):
         return ""
     return path if names_it else ""

@@ -75,23 +75,23 @@ def status(document: Document, rows: int = 50, *, problems_first: bool = False) 
     return Group(*parts)
 
 
-def known(document: Document) -> RenderableType:
+def last_report(document: Document) -> RenderableType:
     """Return what is known of a job whose mount does not answer.
 
     Args:
-        document: What `data.known` returned.
+        document: What `data.last_report` returned.
     """
-    found = document["known"]
-    if found is None:
+    report = document["known"]
+    if report is None:
         nobody = Text("no daemon of this host has reported anything about this job", "yellow")
         return _grid(job=_plain(document["job"]), daemon=nobody)
-    ended = "" if found["runs"] else ", which has ended since"
+    ended = "" if report["runs"] else ", which has ended since"
     return _grid(
         job=_plain(document["job"]),
-        daemon=Text(f"pid {found['pid']} of this host{ended}, {age(found['age'])} ago", "yellow"),
-        reported=_plain(str(found.get("status", ""))),
-        mount=_mount(found.get("mount"), document["at"]),
-        version=_last(found.get("version"), document["at"]),
+        daemon=Text(f"pid {report['pid']} of this host{ended}, {age(report['age'])} ago", "yellow"),
+        reported=_plain(str(report.get("status", ""))),
+        mount=_mount(report.get("mount"), document["at"]),
+        version=_last(report.get("version"), document["at"]),
     )
 
 
@@ -298,14 +298,16 @@ def _where(item: Document) -> str:
     return _plain(f"{item['host']}:{item['pid']}") if item["host"] else ""
 
 
-def _problem(group: Document) -> Text:
+def _problem(problem_group: Document) -> Text:
     """Return a group of problems as a line: `! warning: 9 explorers are dead: e0, e1, e2 and 6 more`."""
-    text, details = group["text"], group["details"]
+    text, details = problem_group["text"], problem_group["details"]
     if len(details) > 1:
         more = f" and {len(details) - _NAMED} more" if len(details) > _NAMED else ""
         text = f"{text}: {'; '.join(details[:_NAMED])}{more}"
-    hint = f" ({group['hint']})" if group["hint"] else ""
-    return Text(_plain(f"! {group['severity']}: {text}{hint}"), _SEVERITIES[group["severity"]])
+    hint = f" ({problem_group['hint']})" if problem_group["hint"] else ""
+    return Text(
+        _plain(f"! {problem_group['severity']}: {text}{hint}"), _SEVERITIES[problem_group["severity"]]
+    )
 
 
 def _next(command: Document | None) -> list[Text]:

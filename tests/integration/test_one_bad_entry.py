@@ -156,9 +156,9 @@ def test_an_entry_of_the_trash_that_meets_a_bug_costs_itself_only(job, monkeypat
         [event] = heard.of(names.ENTRY_MOVE_FAILED)
         assert "global_step_1." in event["path"]
         assert "MemoryError" in event["detail"]
-        assert daemon.removals.obstacle is not None
+        assert daemon.removals.entry_problem is not None
     daemon.tick()
-    assert (daemon.removals.trash_left, daemon.removals.obstacle) == (0, None)
+    assert (daemon.removals.trash_left, daemon.removals.entry_problem) == (0, None)
 
 
 def test_a_bug_of_the_sweep_does_not_stop_the_emptying(job, monkeypatch):

@@ -83,6 +83,10 @@ def test_the_suffix_sets_the_format_of_the_picture(new_job, tmp_path, suffix, st
         assert file.read(len(start)) == start
 
 
+def test_a_job_whose_name_the_font_cannot_spell_is_drawn_without_a_warning(new_job, tmp_path):
+    assert plot(new_job("漢字", (1, FULL)), f"{tmp_path}/picture.png")
+
+
 def test_every_panel_shows_its_metrics(new_job):
     job = new_job("job", (1, FULL), (2, FULL | {"critic/score/mean": 0.7}))
     evaluated(job, "e0", (1, 2, 0.25, 4), of_set="math", pass_at_1=0.25, pass_at_4=0.75)

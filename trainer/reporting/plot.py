@@ -9,6 +9,7 @@ matplotlib is imported when it is needed, without pyplot: no window, no global s
 import itertools
 import math
 import os
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -272,5 +273,7 @@ def _save(figure: "Figure", out: str) -> None:
             path=out,
             hint=", ".join(known),
         )
-    with storage_errors(out):
+    with storage_errors(out), warnings.catch_warnings():
+        # Of a name that matplotlib's font cannot spell, boxes are drawn.
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)
         figure.savefig(out)

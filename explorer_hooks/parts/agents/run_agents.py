@@ -78,7 +78,7 @@ def _played(
         limits = ScheduleLimits(section.epochs, agent.retries, failures, whole_groups)
         path = own_path(parts.writer.job, parts.writer.explorer, DIFFICULTY)
         curriculum = Curriculum(section.curriculum, Records(path, parts.writer.job.disk), seed or "")
-        schedule = AgentSchedule(parts.gateway, tasks, seed, limits, parts.room.has, curriculum)
+        schedule = AgentSchedule(parts.gateway, tasks, seed, limits, parts.demand.allows, curriculum)
         parts.http.call(schedule.abandon_open())
         threads = AgentThreads(schedule, player, judge, parts.http, stop)
         with _evaluation(file, sets, parts) as evaluation, threads.playing(agent.concurrency):

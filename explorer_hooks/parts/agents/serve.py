@@ -15,7 +15,7 @@ from explorer_hooks.parts.agents.gateway import Gateway, GatewayLimits
 from explorer_hooks.parts.agents.http_thread import TOKEN, HttpThread, listening, own_token
 from explorer_hooks.parts.agents.journal import TurnJournal
 from explorer_hooks.parts.agents.run_record import GatewayRun, PlayedTasks
-from explorer_hooks.parts.agents.service import GatewayParts, GatewayService, Room
+from explorer_hooks.parts.agents.service import GatewayParts, GatewayService, GroupDemand
 from explorer_hooks.parts.agents.splice import Splicer, end_tokens
 from explorer_hooks.parts.agents.tool_formats import ToolFormat, written_format
 from explorer_hooks.parts.agents.turns import TurnMaker
@@ -71,10 +71,10 @@ def opened_gateway(
         journal = opened.enter_context(TurnJournal(directory))
         run = GatewayRun(writer, journal, tasks or PlayedTasks())
         sessions = run.resumed()
-        versions, room = _versions(followed, writer), Room()
+        versions, demand = _versions(followed, writer), GroupDemand()
         maker = opened.enter_context(closing(open_maker(followed, tokens, versions, stop, file.temperature)))
         limits, model = limits_of(file), model_name(file)
-        gateway = Gateway(sessions, journal, tokens, splicer, parser, maker, limits, room.has, model)
+        gateway = Gateway(sessions, journal, tokens, splicer, parser, maker, limits, demand.allows, model)
         journal.start(sessions.needs, sessions.rest)
         run.confirm(sessions)
         app = GatewayApp(gateway, own_token(directory), partial(followed.follower.health, watched=False))
@@ -82,7 +82,7 @@ def opened_gateway(
         token_file = os.path.join(directory, TOKEN)
         _LOG.info("gateway_serving", url=http.url, token_file=token_file, **run.told(sessions))
         followed.follower.sync.describe({"gateway": {"url": http.url}})
-        yield GatewayParts(followed, tokens, versions, room, writer, run, gateway, http, stop)
+        yield GatewayParts(followed, tokens, versions, demand, writer, run, gateway, http, stop)
 
 
 def _versions(followed: FollowedEngine, writer: ExperienceWriter) -> EngineVersions:

@@ -39,12 +39,12 @@ _IDLE = 5.0
 _LOG = structlog.get_logger()
 
 
-class Room:
+class GroupDemand:
     """How many groups the trainer needs now. The service sets it, and the gateway's thread reads it."""
 
     groups = 0
 
-    def has(self, open_groups: int) -> bool:
+    def allows(self, open_groups: int) -> bool:
         """Return whether another group may begin besides those that are open."""
         return open_groups < self.groups
 
@@ -73,7 +73,7 @@ class GatewayParts:
     followed: FollowedEngine  # the engine, which follows the job
     tokens: Tokens  # the model's tokenizer
     versions: EngineVersions  # which version it runs
-    room: Room  # set to how many groups the trainer needs
+    demand: GroupDemand  # set to how many groups the trainer needs
     writer: ExperienceWriter  # writes batches
     run: GatewayRun  # names what this gateway writes
     gateway: Gateway  # what it has recorded
@@ -90,7 +90,12 @@ class GatewayService:
 
     def __init__(self, parts: GatewayParts, evaluation: VersionWatcher | None = None) -> None:
         writer = parts.writer
-        self._versions, self._room, self._writer, self._run = parts.versions, parts.room, writer, parts.run
+        self._versions, self._demand, self._writer, self._run = (
+            parts.versions,
+            parts.demand,
+            writer,
+            parts.run,
+        )
         self._gateway, self._http, self._stop = parts.gateway, parts.http, parts.stop
         self._file, self._source = parts.followed.file, parts.followed.source
         self._gate = EngineGate(parts.versions, evaluation, self._file.sync, parts.stop)
@@ -141,11 +146,11 @@ class GatewayService:
 
     def _asks(self) -> bool:
         """Return whether the trainer is asked for a version: none is needed while groups may begin."""
-        is_full = not self._room.has(len(self._gateway.sessions.groups))
+        is_full = not self._demand.allows(len(self._gateway.sessions.groups))
         return is_full and self._file.sync.style is SyncStyle.EXPLORER_DRIVEN
 
     def _measure_room(self) -> None:
-        self._room.groups = self._versions.room() * self._file.groups
+        self._demand.groups = self._versions.room() * self._file.groups
 
     def _reason_to_end(self, watch: JobWatch) -> str:
         if self._stop():

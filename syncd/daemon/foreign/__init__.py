@@ -52,8 +52,8 @@ class ForeignLayouts:
         if directory.has_file("", MANIFEST) or directory.has_directory(f"{ACTOR}/{RECEIPTS}"):
             return None
         for layout in _layouts():
-            if layout.step_of(name) == step and (found := layout.examine(directory, name, step)):
-                return found
+            if layout.step_of(name) == step and (examined := layout.examine(directory, name, step)):
+                return examined
         return None
 
 

@@ -86,28 +86,28 @@ class StepDirectory:
         self._disk, self._cache, self._path, self._progress = disk, cache, path, progress
         self._listed: dict[str, Mapping[str, Kind]] = {}
 
-    def names(self, place: str = "") -> Mapping[str, Kind]:
+    def names(self, subdirectory: str = "") -> Mapping[str, Kind]:
         """Return the entries of a directory of the step, none if it is missing or reached through a link."""
-        if place not in self._listed:
-            here = not place or self.has_directory(place)
-            entries = list_if_there(self._disk, self._absolute(place)) if here else []
-            self._listed[place] = {entry.name: entry.kind for entry in entries}
-        return self._listed[place]
+        if subdirectory not in self._listed:
+            here = not subdirectory or self.has_directory(subdirectory)
+            entries = list_if_there(self._disk, self._absolute(subdirectory)) if here else []
+            self._listed[subdirectory] = {entry.name: entry.kind for entry in entries}
+        return self._listed[subdirectory]
 
-    def has_directory(self, place: str) -> bool:
-        """Return whether there is a directory, not a link, at a place relative to the step."""
-        parent, _, name = place.rpartition("/")
+    def has_directory(self, subdirectory: str) -> bool:
+        """Return whether there is a directory, not a link, at a path relative to the step."""
+        parent, _, name = subdirectory.rpartition("/")
         return self.names(parent).get(name) == "directory"
 
-    def has_file(self, place: str, name: str) -> bool:
+    def has_file(self, subdirectory: str, name: str) -> bool:
         """Return whether there is a regular file of that name."""
-        return self.names(place).get(name) == "file"
+        return self.names(subdirectory).get(name) == "file"
 
-    def file(self, place: str, name: str, check: Check) -> WeightFile | None:
+    def file(self, subdirectory: str, name: str, check: Check) -> WeightFile | None:
         """Return one file and what it is, None where no regular file has that name."""
-        if not self.has_file(place, name):
+        if not self.has_file(subdirectory, name):
             return None
-        relative = joined(place, name)
+        relative = joined(subdirectory, name)
         path = self._absolute(relative)
         try:
             stat = self._disk.stat(path)
@@ -117,13 +117,13 @@ class StepDirectory:
         except MISSING:
             return None
 
-    def _absolute(self, place: str) -> str:
-        return joined(self._path, place) if place else self._path
+    def _absolute(self, subdirectory: str) -> str:
+        return joined(self._path, subdirectory) if subdirectory else self._path
 
     def _verdict(self, check: Check, path: str, stat: FileStat) -> Verdict:
         key = check, path, stat
-        if (known := self._cache.get(key)) is not None:
-            return known
+        if (cached := self._cache.get(key)) is not None:
+            return cached
         try:
             verdict = check(self._disk, path, stat.size, self._progress)
         except CorruptDataError as error:
@@ -132,6 +132,6 @@ class StepDirectory:
         return verdict
 
 
-def joined(place: str, name: str) -> str:
-    """Return the path of a name below a place; the empty place is the step itself."""
-    return f"{place}/{name}" if place else name
+def joined(subdirectory: str, name: str) -> str:
+    """Return the path of a name below a subdirectory; the empty one is the step itself."""
+    return f"{subdirectory}/{name}" if subdirectory else name

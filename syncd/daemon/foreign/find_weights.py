@@ -49,103 +49,107 @@ _ADAPTERS: Mapping[str, Check] = {
 
 
 def find_shards(
-    directory: StepDirectory, place: str, families: tuple[ShardNames, ...] = (SAFETENSORS, PYTORCH)
+    directory: StepDirectory, subdirectory: str, families: tuple[ShardNames, ...] = (SAFETENSORS, PYTORCH)
 ) -> StepWeights | None:
     """Return the weights of a model in one directory, None where nothing is named like them."""
     for family in families:
-        if (found := _of_family(directory, place, family)) is not None:
-            return found
+        if (weights := _of_family(directory, subdirectory, family)) is not None:
+            return weights
     return None
 
 
-def find_adapter(directory: StepDirectory, place: str) -> StepWeights | None:
+def find_adapter(directory: StepDirectory, subdirectory: str) -> StepWeights | None:
     """Return the adapter in a directory, None where nothing is named like one.
 
     An adapter is whole once its configuration, which writers write after the weights, is there.
     """
-    names = directory.names(place)
+    names = directory.names(subdirectory)
     name = next((name for name in _ADAPTERS if name in names), None)
     if name is None and ADAPTER_CONFIG not in names:
         return None
-    files = gather(directory, place, (name,), _ADAPTERS[name]) if name else ()
-    return needing(directory, StepWeights(place, files, 1, kind="lora"), ADAPTER_CONFIG)
+    files = gather(directory, subdirectory, (name,), _ADAPTERS[name]) if name else ()
+    return needing(directory, StepWeights(subdirectory, files, 1, kind="lora"), ADAPTER_CONFIG)
 
 
 def needing(directory: StepDirectory, weights: StepWeights, name: str) -> StepWeights:
     """Return the weights, incomplete as long as a configuration file beside them is."""
-    found = directory.file(weights.place, name, whole_object)
-    if found is None:
+    file = directory.file(weights.subdirectory, name, whole_object)
+    if file is None:
         return lacking(weights, f"{name} is not there yet")
-    return weights if found.is_whole else lacking(weights, f"{name}: {found.verdict.problem}")
+    return weights if file.is_whole else lacking(weights, f"{name}: {file.verdict.problem}")
 
 
-def _of_family(directory: StepDirectory, place: str, family: ShardNames) -> StepWeights | None:
-    names = directory.names(place)
+def _of_family(directory: StepDirectory, subdirectory: str, family: ShardNames) -> StepWeights | None:
+    names = directory.names(subdirectory)
     numbered = {name: match for name in names if (match := family.numbered.fullmatch(name))}
     if family.single in names and (numbered or family.index in names):
-        files = gather(directory, place, (family.single, *numbered), family.check)
-        return StepWeights(place, files, missing=f"{family.single} and shards are mixed")
+        files = gather(directory, subdirectory, (family.single, *numbered), family.check)
+        return StepWeights(subdirectory, files, missing=f"{family.single} and shards are mixed")
     if family.index in names:
-        return _indexed(directory, place, family)
+        return _indexed(directory, subdirectory, family)
     if numbered:
-        return _numbered(directory, place, family, numbered)
+        return _numbered(directory, subdirectory, family, numbered)
     if family.single in names:
-        return StepWeights(place, gather(directory, place, (family.single,), family.check), 1)
+        return StepWeights(subdirectory, gather(directory, subdirectory, (family.single,), family.check), 1)
     return None
 
 
-def _indexed(directory: StepDirectory, place: str, family: ShardNames) -> StepWeights:
-    index = directory.file(place, family.index, whole_index)
+def _indexed(directory: StepDirectory, subdirectory: str, family: ShardNames) -> StepWeights:
+    index = directory.file(subdirectory, family.index, whole_index)
     if index is None:
-        return StepWeights(place, missing=f"{family.index} is not a file")
+        return StepWeights(subdirectory, missing=f"{family.index} is not a file")
     problem = f"{family.index}: {index.verdict.problem}"
     if index.verdict.state is StepState.DAMAGED:
-        return StepWeights(place, broken=problem)
+        return StepWeights(subdirectory, broken=problem)
     names = [*index.verdict.names] or [
-        name for name in directory.names(place) if family.numbered.fullmatch(name)
+        name for name in directory.names(subdirectory) if family.numbered.fullmatch(name)
     ]
-    files = gather(directory, place, names, family.check)
+    files = gather(directory, subdirectory, names, family.check)
     return (
-        StepWeights(place, files, len(names))
+        StepWeights(subdirectory, files, len(names))
         if index.is_whole
-        else StepWeights(place, files, missing=problem)
+        else StepWeights(subdirectory, files, missing=problem)
     )
 
 
 def _numbered(
-    directory: StepDirectory, place: str, family: ShardNames, numbered: Mapping[str, re.Match[str]]
+    directory: StepDirectory, subdirectory: str, family: ShardNames, numbered: Mapping[str, re.Match[str]]
 ) -> StepWeights:
-    files = gather(directory, place, numbered, family.check)
+    files = gather(directory, subdirectory, numbered, family.check)
     totals = sorted({int(match[2]) for match in numbered.values()})
     if len(totals) > 1:
-        return StepWeights(place, files, missing=f"shards of {totals[0]} and of {totals[-1]} are mixed")
+        return StepWeights(
+            subdirectory, files, missing=f"shards of {totals[0]} and of {totals[-1]} are mixed"
+        )
     for name, match in numbered.items():
         if not 1 <= int(match[1]) <= totals[0]:
-            return StepWeights(place, files, broken=f"{name} counts beyond its total")
-    return StepWeights(place, files, totals[0])
+            return StepWeights(subdirectory, files, broken=f"{name} counts beyond its total")
+    return StepWeights(subdirectory, files, totals[0])
 
 
 METADATA = ".metadata"
 _COMMON = "common.pt"
 
 
-def find_distributed(directory: StepDirectory, place: str) -> StepWeights | None:
+def find_distributed(directory: StepDirectory, subdirectory: str) -> StepWeights | None:
     """Return the weights of a distributed checkpoint of torch, None where there is nothing of one.
 
     `.metadata` is renamed to its place after all data files were synced, so it decides which there must be and how
     long each is. Megatron writes `common.pt` first and `metadata.json` last beside them.
     """
-    names = directory.names(place)
+    names = directory.names(subdirectory)
     data = [name for name in names if name.endswith(DATA_SUFFIX)]
     if METADATA not in names and _COMMON not in names and not data:
         return None
-    metadata = directory.file(place, METADATA, whole_metadata)
+    metadata = directory.file(subdirectory, METADATA, whole_metadata)
     if metadata is None or metadata.verdict.state is StepState.FILLING:
         why = metadata.verdict.problem if metadata else "it is not there yet"
-        return StepWeights(place, gather(directory, place, data, _as_it_is), missing=f"{METADATA}: {why}")
+        return StepWeights(
+            subdirectory, gather(directory, subdirectory, data, _as_it_is), missing=f"{METADATA}: {why}"
+        )
     if metadata.verdict.state is StepState.DAMAGED:
-        return StepWeights(place, broken=f"{METADATA}: {metadata.verdict.problem}")
-    weights = _data_files(directory, place, metadata)
+        return StepWeights(subdirectory, broken=f"{METADATA}: {metadata.verdict.problem}")
+    weights = _data_files(directory, subdirectory, metadata)
     return _with_common(directory, weights) if _COMMON in names else weights
 
 
@@ -154,11 +158,11 @@ def _as_it_is(_disk: Disk, _path: str, _size: int, _progress: Callable[[], None]
     return Verdict()
 
 
-def _data_files(directory: StepDirectory, place: str, metadata: WeightFile) -> StepWeights:
-    lengths = {joined(place, name): length for name, length in metadata.verdict.names.items()}
-    data = gather(directory, place, metadata.verdict.names, _as_it_is)
+def _data_files(directory: StepDirectory, subdirectory: str, metadata: WeightFile) -> StepWeights:
+    lengths = {joined(subdirectory, name): length for name, length in metadata.verdict.names.items()}
+    data = gather(directory, subdirectory, metadata.verdict.names, _as_it_is)
     files = (metadata, *(_measured(file, lengths) for file in data))
-    return StepWeights(place, files, len(lengths), extra=frozenset({metadata.name}))
+    return StepWeights(subdirectory, files, len(lengths), extra=frozenset({metadata.name}))
 
 
 def _measured(file: WeightFile, lengths: Mapping[str, int]) -> WeightFile:
@@ -171,8 +175,8 @@ def _measured(file: WeightFile, lengths: Mapping[str, int]) -> WeightFile:
 
 def _with_common(directory: StepDirectory, weights: StepWeights) -> StepWeights:
     """Return the weights with what Megatron writes beside them, which must be whole too."""
-    common = gather(directory, weights.place, (_COMMON,), whole_archive)
+    common = gather(directory, weights.subdirectory, (_COMMON,), whole_archive)
     if not common:
         return lacking(weights, f"{_COMMON} is not a file")
-    extra = weights.extra | {joined(weights.place, _COMMON)}
+    extra = weights.extra | {joined(weights.subdirectory, _COMMON)}
     return needing(directory, replace(weights, files=weights.files + common, extra=extra), "metadata.json")

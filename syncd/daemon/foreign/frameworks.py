@@ -44,13 +44,13 @@ class ForeignLayout:
         weights = self.find(directory)
         if weights is None:
             return None
-        place = f"{name}/{weights.place}" if weights.place else name
+        payload = f"{name}/{weights.subdirectory}" if weights.subdirectory else name
         return Step(
             step=step,
             directory=name,
             layout=self.name,
             state=weights.state,
-            payload=weights.uri or place,
+            payload=weights.uri or payload,
             kind=weights.kind,
             digest="" if weights.state is StepState.FILLING else weights.fingerprint,
             present=weights.present,
@@ -74,9 +74,9 @@ def numbered_after(prefix: str) -> Callable[[str], int | None]:
     return step_of
 
 
-def _has_file(place: str, *names: str) -> Callable[[StepDirectory], bool]:
+def _has_file(subdirectory: str, *names: str) -> Callable[[StepDirectory], bool]:
     """Return whether one of some files tells that training can resume."""
-    return lambda directory: any(directory.has_file(place, name) for name in names)
+    return lambda directory: any(directory.has_file(subdirectory, name) for name in names)
 
 
 _has_mark = _has_file("", FULL_CHECKPOINT)
@@ -104,37 +104,45 @@ def _with_adapter(directory: StepDirectory, weights: StepWeights | None) -> Step
 
 
 def _trinity(directory: StepDirectory) -> StepWeights | None:
-    found = find_shards(directory, ACTOR, (SAFETENSORS,))
+    weights = find_shards(directory, ACTOR, (SAFETENSORS,))
     # The stream is renamed when it ends. One that a crash left behind must not hide what was saved later.
-    if found is None and _STREAM in directory.names(ACTOR) and not (_fsdp(directory) or _megatron(directory)):
-        found = StepWeights(ACTOR, expected=1)
-    return _with_adapter(directory, found)
+    if (
+        weights is None
+        and _STREAM in directory.names(ACTOR)
+        and not (_fsdp(directory) or _megatron(directory))
+    ):
+        weights = StepWeights(ACTOR, expected=1)
+    return _with_adapter(directory, weights)
 
 
-def _ranks(directory: StepDirectory, place: str, part: str) -> Iterator[tuple[str, int, int]]:
+def _ranks(directory: StepDirectory, subdirectory: str, part: str) -> Iterator[tuple[str, int, int]]:
     """Yield name, world size and rank of each file of one part of a checkpoint."""
-    for name in directory.names(place):
+    for name in directory.names(subdirectory):
         match = _RANKED.fullmatch(name)
         if match and match[1] == part:
             yield name, int(match[2]), int(match[3])
 
 
 def _fsdp(directory: StepDirectory) -> StepWeights | None:
-    place = _verl_base(directory)
-    found = list(_ranks(directory, place, "model"))
-    if not found:
-        others = {size for part in ("optim", "extra_state") for _, size, _ in _ranks(directory, place, part)}
+    subdirectory = _verl_base(directory)
+    shards = list(_ranks(directory, subdirectory, "model"))
+    if not shards:
+        others = {
+            size for part in ("optim", "extra_state") for _, size, _ in _ranks(directory, subdirectory, part)
+        }
         # A checkpoint may leave the ranks' shards out in favour of an export.
-        if not others or find_shards(directory, joined(place, _EXPORT)):
+        if not others or find_shards(directory, joined(subdirectory, _EXPORT)):
             return None
-        return StepWeights(place, expected=min(others) if len(others) == 1 else None)
-    files = gather(directory, place, (name for name, _, _ in found), whole_archive)
-    sizes = sorted({size for _, size, _ in found})
+        return StepWeights(subdirectory, expected=min(others) if len(others) == 1 else None)
+    files = gather(directory, subdirectory, (name for name, _, _ in shards), whole_archive)
+    sizes = sorted({size for _, size, _ in shards})
     if len(sizes) > 1:
-        return StepWeights(place, files, broken=f"shards of world sizes {sizes[0]} and {sizes[-1]} are mixed")
-    if beyond := [name for name, size, rank in found if rank >= size]:
-        return StepWeights(place, files, broken=f"{beyond[0]} has a rank beyond its world size")
-    return _with_adapter(directory, StepWeights(place, files, sizes[0]))
+        return StepWeights(
+            subdirectory, files, broken=f"shards of world sizes {sizes[0]} and {sizes[-1]} are mixed"
+        )
+    if beyond := [name for name, size, rank in shards if rank >= size]:
+        return StepWeights(subdirectory, files, broken=f"{beyond[0]} has a rank beyond its world size")
+    return _with_adapter(directory, StepWeights(subdirectory, files, sizes[0]))
 
 
 def _megatron(directory: StepDirectory) -> StepWeights | None:
@@ -154,11 +162,11 @@ def _megatron(directory: StepDirectory) -> StepWeights | None:
 
 
 def _verl_export(directory: StepDirectory) -> StepWeights | None:
-    place = joined(_verl_base(directory), _EXPORT)
-    found = find_shards(directory, place)
-    if found is None and directory.has_directory(place) and not directory.has_directory(_ADAPTER):
-        found = StepWeights(place)
-    return _with_adapter(directory, found)
+    subdirectory = joined(_verl_base(directory), _EXPORT)
+    weights = find_shards(directory, subdirectory)
+    if weights is None and directory.has_directory(subdirectory) and not directory.has_directory(_ADAPTER):
+        weights = StepWeights(subdirectory)
+    return _with_adapter(directory, weights)
 
 
 def _verl_adapter(directory: StepDirectory) -> StepWeights | None:
@@ -173,8 +181,8 @@ def _has_optimizer(directory: StepDirectory) -> bool:
 
 
 def _has_distributed_optimizer(directory: StepDirectory) -> bool:
-    place = joined(_verl_base(directory), "optimizer/dist_ckpt")
-    return _has_mark(directory) or directory.has_file(place, METADATA)
+    subdirectory = joined(_verl_base(directory), "optimizer/dist_ckpt")
+    return _has_mark(directory) or directory.has_file(subdirectory, METADATA)
 
 
 # --- tinker, as Trinity-RFT uses it: the weights stay with the service, and the step holds their path -------------
@@ -215,21 +223,21 @@ _UNNAMED = re.compile(r"tmp-rank[0-9]+.*\.safetensors", re.ASCII)
 
 
 def _prime(directory: StepDirectory) -> StepWeights | None:
-    found = _prime_weights(directory)
-    if found is None:
+    weights = _prime_weights(directory)
+    if weights is None:
         # Where weights are broadcast the step is empty but for the ready file.
         ready = _STABLE in directory.names()
         return StepWeights("", missing="it is ready and holds no weights") if ready else None
-    return found if directory.has_file("", _STABLE) else lacking(found, f"{_STABLE} is not there yet")
+    return weights if directory.has_file("", _STABLE) else lacking(weights, f"{_STABLE} is not there yet")
 
 
 def _prime_weights(directory: StepDirectory) -> StepWeights | None:
-    for place in _PRIME_PLACES:
-        found = find_shards(directory, place) or find_adapter(directory, place)
-        if found is not None:
-            return found
-        if any(map(_UNNAMED.fullmatch, directory.names(place))):
-            return StepWeights(place)
+    for subdirectory in _PRIME_PLACES:
+        weights = find_shards(directory, subdirectory) or find_adapter(directory, subdirectory)
+        if weights is not None:
+            return weights
+        if any(map(_UNNAMED.fullmatch, directory.names(subdirectory))):
+            return StepWeights(subdirectory)
     return None
 
 

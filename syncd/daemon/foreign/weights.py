@@ -13,13 +13,13 @@ FILES_LIMIT = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class StepWeights:
-    """The weight files of a step in one place."""
+    """The weight files of a step in one directory."""
 
-    place: str  # the directory that an engine loads, relative to the step; empty for the step itself
+    subdirectory: str  # the directory that an engine loads, relative to the step; empty for the step itself
     files: tuple[WeightFile, ...] = ()  # the files that there are, of those that count
     expected: int | None = None  # how many shards there must be, None while unknown
     kind: str = "weights"  # weights, lora or remote
-    uri: str = ""  # for kind remote, what to load instead of a place
+    uri: str = ""  # for kind remote, what to load instead of a directory
     # Names of files among `files` that are no shards, and are not counted.
     extra: frozenset[str] = frozenset()
     missing: str = ""  # what more writing may still complete
@@ -66,11 +66,11 @@ class StepWeights:
 
 
 def gather(
-    directory: StepDirectory, place: str, names: Iterable[str], check: Check
+    directory: StepDirectory, subdirectory: str, names: Iterable[str], check: Check
 ) -> tuple[WeightFile, ...]:
     """Return those of the named files that are there, in the order of their names, up to the limit."""
-    found = (directory.file(place, name, check) for name in sorted(names)[:FILES_LIMIT])
-    return tuple(file for file in found if file is not None)
+    files = (directory.file(subdirectory, name, check) for name in sorted(names)[:FILES_LIMIT])
+    return tuple(file for file in files if file is not None)
 
 
 def lacking(weights: StepWeights, problem: str) -> StepWeights:
@@ -82,7 +82,7 @@ def together(weights: StepWeights, other: StepWeights | None) -> StepWeights:
     """Return weights and what must be whole beside them, as one set of files."""
     if other is None:
         return weights
-    counts = [one.expected for one in (weights, other) if one.expected is not None]
+    counts = [part.expected for part in (weights, other) if part.expected is not None]
     return replace(
         weights,
         files=weights.files + other.files,

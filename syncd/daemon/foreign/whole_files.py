@@ -54,9 +54,9 @@ def _unfinished_archive(size: int) -> Verdict:
 
 def _archive_end(disk: Disk, path: str, size: int) -> Verdict:
     tail = disk.read_at(path, max(0, size - _TAIL), _TAIL)
-    if len(tail) < min(size, _TAIL) or (found := _central_directory(tail, size)) is None:
+    if len(tail) < min(size, _TAIL) or (directory := _central_directory(tail, size)) is None:
         return _unfinished_archive(size)
-    start, stated = found
+    start, stated = directory
     if start < 0 or start != stated:
         raise CorruptDataError("its central directory is not where its end says", path=path)
     first = disk.read_at(path, start, len(_CENTRAL))

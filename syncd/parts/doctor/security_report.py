@@ -60,7 +60,7 @@ def collect(directory: str, state_dir: str | None = None, secrets: Iterable[str]
     try:
         document = _config(job, unread)
         permissions, group = policy_in(document, f"{job.root}/{CONFIG}")
-        policy = permissions, modes_of(permissions, group).group
+        policy = permissions, modes_of(permissions, group).unix_group
     except ConfigError as error:
         problem = error.message
     return AccessSnapshot(

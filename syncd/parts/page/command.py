@@ -108,7 +108,7 @@ def serve(
         def find() -> Job:
             return options.open_job(job, state_dir)
 
-        reader = PageReader(find, lambda place: options.read_config(place, policy), clock)
+        reader = PageReader(find, lambda job_of_page: options.read_config(job_of_page, policy), clock)
         routes = file_routes(find, clock, every, with_rollouts=rollouts)
         return ServedJob(os.path.abspath(job), reader, routes, clock, every, overview)
 
@@ -172,9 +172,9 @@ def _poll_once(polls: "Sequence[SharedPoll]", clock: Clock) -> None:
     from syncd.parts.page.poller import poll_all  # noqa: PLC0415
 
     results = poll_all(polls, clock, _FIRST_POLL)
-    if error := next((known.error for known in results if known.error is not None), None):
+    if error := next((result.error for result in results if result.error is not None), None):
         raise error
-    if any(known.document is None for known in results):
+    if any(result.document is None for result in results):
         click.echo(
             f"warning: the first reading takes longer than {_FIRST_POLL:g} s; the page says so", err=True
         )

@@ -77,16 +77,16 @@ class TinkerSession:
         Args:
             name: Its name; without one, the server's only model is meant.
         """
-        found = self.call("listing models", self.service.get_server_capabilities).supported_models
-        lengths = {one.model_name: one.max_context_length for one in found if one.model_name}
+        models = self.call("listing models", self.service.get_server_capabilities).supported_models
+        lengths = {model.model_name: model.max_context_length for model in models if model.model_name}
         if not name and len(lengths) == 1:
             return next(iter(lengths.items()))
         if name not in lengths:
             what = (
                 f"the tinker server has no model {name!r}" if name else "the tinker server has several models"
             )
-            known = ", ".join(sorted(lengths)) or "none"
-            raise ConfigError(what, path=self.url, hint=f"name one of these: {known}")
+            names = ", ".join(sorted(lengths)) or "none"
+            raise ConfigError(what, path=self.url, hint=f"name one of these: {names}")
         return name, lengths[name]
 
     def tokens(self, ids: list[int]) -> Any:
@@ -136,11 +136,13 @@ def import_sdk() -> Any:
     # Read while the package is imported; it would report each call and error to the server, and wait for it at exit.
     os.environ.setdefault("TINKER_TELEMETRY", "0")
     try:
-        found = version("tinker")
+        release = version("tinker")
     except PackageNotFoundError:
         raise ConfigError("the package tinker is not installed", hint=install_command("tinker")) from None
-    if found != SDK:
-        text = f"the package tinker is of release {found} instead of {SDK}; from 0.25 on it can wait for ever"
+    if release != SDK:
+        text = (
+            f"the package tinker is of release {release} instead of {SDK}; from 0.25 on it can wait for ever"
+        )
         raise ConfigError(text, hint=install_command("tinker"))
     return import_module("tinker")
 
@@ -154,8 +156,8 @@ def _run(future: "Future[T]", function: Callable[[], T]) -> None:
 
 def _status(error: Exception) -> int:
     """Return the status of the server's answer, 0 without one. The SDK keeps some as the cause of another error."""
-    found = [getattr(one, "status_code", 0) for one in (error, error.__cause__)]
-    return next((status for status in found if isinstance(status, int) and status), 0)
+    codes = [getattr(raised, "status_code", 0) for raised in (error, error.__cause__)]
+    return next((status for status in codes if isinstance(status, int) and status), 0)
 
 
 def _first_line(error: Exception) -> str:

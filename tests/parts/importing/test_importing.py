@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from explorer_hooks.run.load import load_file
 from trainer.cli.main import run
 from trainer.config.load import load_config
 from trainer.config.model import KEYS
+from trainer.parts.importing.configuration import TYPES
+from trainer.parts.importing.rules import CALLED, READING
 from trainer.parts.importing.run import flat
-from trainer.parts.importing.tables import TABLES
+from trainer.parts.importing.table import PROJECTS, read_table
 
 DATA = Path(__file__).parents[2] / "data/importing"
 
@@ -216,7 +219,7 @@ def test_every_target_is_a_key_and_every_key_has_one_first_row() -> None:
     from explorer_hooks.run.load import KEYS as OF_EXPLORERS
 
     known = {*KEYS.all, *OF_EXPLORERS.all}
-    for table in TABLES.values():
+    for table in map(read_table, PROJECTS):
         for row in table.rows:
             for key in row.ours:
                 assert key in known or key.startswith(
@@ -229,6 +232,39 @@ def test_every_target_is_a_key_and_every_key_has_one_first_row() -> None:
             assert any(row.matches(key) for row in table.rows), (table.name, key)
 
 
+FIELDS = {
+    "key", "fact", "value", "call", "read", "with", "chosen", "type", "omit", "default", "values", "otherwise",
+    "refused", "refusal", "missing", "instead", "when", "unless", "equals", "above", "set", "check",
+}  # fmt: skip
+"""What a specification of a table may say."""
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_a_table_says_only_what_the_engine_reads(name: str) -> None:
+    table = read_table(name)
+    specs = [*table.facts.values(), *(row.spec for row in table.rows)]
+    for spec in specs:
+        _check(spec, table.facts)
+
+
+def _check(spec: Any, facts: Mapping[str, Any]) -> None:
+    if isinstance(spec, list):
+        for part in spec:
+            _check(part, facts)
+    if not isinstance(spec, dict):
+        return
+    assert set(spec) <= FIELDS, spec
+    assert spec.get("type", "text") in TYPES
+    assert "fact" not in spec or spec["fact"] in facts
+    assert "call" not in spec or spec["call"] in CALLED
+    assert "read" not in spec or spec["read"] in READING
+    for field in ("with", "set", "values"):
+        for part in spec.get(field, {}).values():
+            _check(part, facts)
+    for field in ("check", "when", "unless", "default", "otherwise"):
+        _check(spec.get(field), facts)
+
+
 def test_verls_own_defaults_are_known_key_by_key(tmp_path: Path) -> None:
     import verl
 
@@ -236,7 +272,7 @@ def test_verls_own_defaults_are_known_key_by_key(tmp_path: Path) -> None:
     for name in ("_generated_ppo_trainer.yaml", "_generated_ppo_megatron_trainer.yaml"):
         whole = yaml.safe_load((folder / name).read_text())
         given = flat(whole)
-        defaults = TABLES["verl"].defaults
+        defaults = read_table("verl").defaults
         same = {
             key: value
             for key, value in defaults.items()
@@ -297,6 +333,27 @@ def test_bad_input_is_one_clear_message(
     assert not Path("/tmp/never").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--set trainer.logger=3", "trainer.logger: is not text"),
+        ("--set algorithm.adv_estimator=[gae]", "algorithm.adv_estimator: is not text"),
+        (
+            "--set actor_rollout_ref.actor.optim.lr=0 --without actor_rollout_ref.actor.optim.min_lr_ratio",
+            "lr = 0",
+        ),
+    ],
+)
+def test_a_value_of_another_type_is_refused_or_read_never_a_crash(
+    arguments: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        run(["import", str(DATA / "verl-ppo.yaml"), "--to", str(tmp_path / "job.toml"), *arguments.split()])
+        == 78
+    )
+    assert words in capsys.readouterr().err
+
+
 def test_nothing_is_overwritten_and_a_taken_directory_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -323,7 +380,7 @@ def test_a_fifo_is_no_configuration_and_does_not_block(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (78, f"error: not a file: {tmp_path}/pipe.yaml\n")
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", PROJECTS)
 def test_a_projects_page_ends_with_its_keys(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["import", "--keys", name]) == 0
     keys = capsys.readouterr().out

@@ -13,7 +13,7 @@ from explorer_hooks.run.load import KEYS as OF_EXPLORERS
 from explorer_hooks.tasks.section import TaskSetSection
 from explorer_hooks.tasks.sources import open_tasks
 from trainer.config.model import KEYS
-from trainer.parts.importing.tables import TABLES
+from trainer.parts.importing.table import PROJECTS, read_table
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -64,9 +64,9 @@ STALE = re.compile(
 
 
 def _sentences() -> Iterator[tuple[str, str]]:
-    for name in ("import.md", *(f"from-{source}.md" for source in TABLES)):
+    for name in ("import.md", *(f"from-{source}.md" for source in PROJECTS)):
         yield name, _page(name)
-    for path in sorted((DOCS.parent / "trainer/parts/importing").glob("*.py")):
+    for path in sorted((DOCS.parent / "trainer/parts/importing").glob("*.[pt]*")):
         yield path.name, path.read_text()
 
 
@@ -93,7 +93,7 @@ def test_no_page_or_message_denies_what_the_product_does(name: str, text: str) -
 def test_every_key_and_page_that_a_message_names_is_there() -> None:
     known = {*OF_EXPLORERS.all, *KEYS.all}
     sections = {key.rpartition(".")[0] for key in known} | {"explorer.task_sets"}
-    for table in TABLES.values():
+    for table in map(read_table, PROJECTS):
         for row in table.rows:
             said = f"{row.about} {row.instead}"
             for key in re.findall(r"\bexplorer(?:\.[a-z_]+)+", said):

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from syncd.jobfile.loader import COMMAND_LINE
-from trainer.parts.importing.rows import CannotMapError, Given, Row, Table, Unresolved
+from trainer.parts.importing.configuration import CannotMapError, Configuration, Unresolved
+from trainer.parts.importing.evaluate import convert
+from trainer.parts.importing.table import Row, Table
 
 _FEW = 3
 """Keys that a line names."""
@@ -51,27 +53,27 @@ def apply(
         ours: Our keys that the user gives, by dotted names; they win, and stand for what cannot be mapped.
         without: Their keys, or tables of them, that are left out as if nobody had set them.
     """
-    given = _given(table, values, ours, without)
+    config = _configuration(table, values, ours, without)
     outcome = Outcome()
-    owners = {key: next((row for row in table.rows if row.matches(key)), None) for key in given.all}
+    owners = {key: next((row for row in table.rows if row.matches(key)), None) for key in config.all}
     for row in table.rows:
         keys = [
             key
             for key, owner in owners.items()
             if owner is row or (row.kind == "mapped" and row.matches(key))
         ]
-        _apply_row(row, keys, given, ours, outcome)
-    outcome.refusals = list(dict.fromkeys([*outcome.refusals, *_unknown(table, given)]))
+        _apply_row(row, keys, config, ours, outcome)
+    outcome.refusals = list(dict.fromkeys([*outcome.refusals, *_unknown(table, config)]))
     outcome.entries |= {key: Entry(value, COMMAND_LINE) for key, value in ours.items()}
     return outcome
 
 
-def _given(
+def _configuration(
     table: Table, values: Mapping[str, Any], ours: Mapping[str, Any], without: Collection[str]
-) -> Given:
+) -> Configuration:
     kept = {key: value for key, value in values.items() if value is not None and not is_below(key, without)}
     defaults = {key: value for key, value in table.defaults.items() if not is_below(key, without)}
-    return Given(kept, defaults, ours)
+    return Configuration(kept, defaults, ours, table.facts)
 
 
 def is_below(key: str, tables: Collection[str]) -> bool:
@@ -79,20 +81,20 @@ def is_below(key: str, tables: Collection[str]) -> bool:
 
 
 def _apply_row(
-    row: Row, keys: Sequence[str], given: Given, ours: Mapping[str, Any], outcome: Outcome
+    row: Row, keys: Sequence[str], config: Configuration, ours: Mapping[str, Any], outcome: Outcome
 ) -> None:
-    own = [key for key in keys if key in given.values]
+    own = [key for key in keys if key in config.values]
     if row.kind == "mapped" and keys:
-        _map(row, keys, given, ours, outcome)
-    elif row.kind == "not needed":
+        _map(row, keys, config, ours, outcome)
+    elif row.kind == "not_needed":
         outcome.unneeded |= dict.fromkeys(own, row.about)
-    elif row.kind == "by hand":
+    elif row.kind == "by_hand":
         outcome.by_hand |= dict.fromkeys(own, row.about)
     elif row.kind == "unsupported" and not any(is_below(key, row.ours) for key in ours):
         outcome.refusals += [
             Refusal(key, row.about, row.instead or f"--without {key}")
             for key in keys
-            if not is_off(given.all[key], row.off)
+            if not is_off(config.all[key], row.off)
         ]
 
 
@@ -105,16 +107,18 @@ def is_off(value: Any, off: Sequence[Any]) -> bool:
     )
 
 
-def _map(row: Row, keys: Sequence[str], given: Given, ours: Mapping[str, Any], outcome: Outcome) -> None:
-    own = [key for key in keys if key in given.values]
+def _map(
+    row: Row, keys: Sequence[str], config: Configuration, ours: Mapping[str, Any], outcome: Outcome
+) -> None:
+    own = [key for key in keys if key in config.values]
     try:
-        found = row.convert(given) if row.convert else {}
+        values = convert(row, config)
     except CannotMapError as error:
         instead = error.instead or _instead(row)
         if not _is_chosen(row, instead, ours):
             outcome.refusals.append(Refusal(few(own or keys), error.why, instead))
         return
-    for key, value in found.items():
+    for key, value in values.items():
         if value is not None:
             _enter(key, Entry(value, few(own or keys), bool(own)), outcome)
 
@@ -145,10 +149,10 @@ def _enter(key: str, entry: Entry, outcome: Outcome) -> None:
         outcome.refusals.append(Refusal(entry.origin, why, f"--without {entry.origin}"))
 
 
-def _unknown(table: Table, given: Given) -> Iterator[Refusal]:
+def _unknown(table: Table, config: Configuration) -> Iterator[Refusal]:
     """Yield the keys that the table does not know, with the closest one that it does."""
     known = [key for row in table.rows for key in row.theirs if "*" not in key]
-    for key, value in given.values.items():
+    for key, value in config.values.items():
         if value == {} or any(row.matches(key) for row in table.rows):
             continue
         near = difflib.get_close_matches(key, known, 1, 0.8)

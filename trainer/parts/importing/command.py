@@ -110,10 +110,10 @@ def import_(
     """  # noqa: D301 - click's mark is one backspace
     from trainer.parts.importing.report import markdown, report  # noqa: PLC0415
     from trainer.parts.importing.run import import_config  # noqa: PLC0415
-    from trainer.parts.importing.tables import TABLES  # noqa: PLC0415
+    from trainer.parts.importing.table import read_table  # noqa: PLC0415
 
     if keys_of is not None:
-        click.echo(markdown(TABLES[keys_of]), nl=False)
+        click.echo(markdown(read_table(keys_of)), nl=False)
         return
     if watch is not None:
         if file or overrides or to is None:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+from trainer.parts.importing.configuration import Unresolved
 from trainer.parts.importing.read_yaml import read_scalar
-from trainer.parts.importing.rows import Unresolved
 
 _OVERRIDE = re.compile(r"\+{0,2}([a-z_][a-z0-9_]*(?:\.[A-Za-z0-9_]+)+)=(.*)", re.DOTALL)
 _DELETED = re.compile(r"~([a-z_][a-z0-9_]*(?:\.[A-Za-z0-9_]+)+)(?:=.*)?", re.DOTALL)

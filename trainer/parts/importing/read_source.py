@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from syncd.errors import DOCS, ConfigError, UsageError, storage_errors
+from trainer.parts.importing.configuration import Unresolved
 from trainer.parts.importing.read_command import read_command
 from trainer.parts.importing.read_yaml import YamlError, read_yaml
-from trainer.parts.importing.rows import Unresolved
 
 _MOST_BYTES = 4 << 20
 _MOST_DEPTH = 32

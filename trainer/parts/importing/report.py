@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 
 from syncd.errors import DOCS, plain
 from trainer.parts.importing.apply import Outcome, few
-from trainer.parts.importing.rows import Row, Table
 from trainer.parts.importing.run import Imported
+from trainer.parts.importing.table import Row, Table
 
 _PAGE = re.compile(rf"{re.escape(DOCS)}/([\w-]+\.md(?:#[\w-]+)?)")
 
@@ -52,9 +52,9 @@ def markdown(table: Table) -> str:
     parts = [f"## Keys\n\nOf {table.title} {table.read}. `*` stands for anything.\n"]
     for kind, title, head in (
         ("mapped", "Mapped", "| theirs | ours | |\n|---|---|---|"),
-        ("by hand", "Left to you", "| theirs | what to do |\n|---|---|"),
+        ("by_hand", "Left to you", "| theirs | what to do |\n|---|---|"),
         ("unsupported", "Not supported", "| theirs | why | instead |\n|---|---|---|"),
-        ("not needed", "Not needed here", "| theirs | why |\n|---|---|"),
+        ("not_needed", "Not needed here", "| theirs | why |\n|---|---|"),
     ):
         lines = [_line(row) for row in table.rows if row.kind == kind]
         parts.append("\n".join([f"### {title}\n", head, *lines, ""]))

@@ -16,9 +16,8 @@ from trainer.config.model import KEYS, JobConfig
 from trainer.parts.importing.apply import Entry, Outcome, Refusal, apply, is_below
 from trainer.parts.importing.job_text import job_text
 from trainer.parts.importing.read_source import read_setting, read_source, resolve
-from trainer.parts.importing.rows import Table
 from trainer.parts.importing.start import enter_start
-from trainer.parts.importing.tables import table_of
+from trainer.parts.importing.table import Table, table_of
 from trainer.parts.importing.tasks import TASKS
 
 _SERVERS = {

@@ -1,8 +1,8 @@
-"""Obstacles: what is wrong with one file or directory of a job, where the rest of its file system works.
+"""Entry problems: what is wrong with one file or directory of a job, where the rest of its file system works.
 
 Another user's file that cannot be read, a directory that cannot be moved, or an entry that meets a bug of this code
 must affect nothing else. Errors of the whole file system (it is full, stale, read-only, or does not answer) are no
-obstacles: `mount` has those. Nor is what ends the work of this process: a fence, the loss of its lock.
+entry problems: `mount` has those. Nor is what ends the work of this process: a fence, the loss of its lock.
 """
 
 import errno
@@ -28,7 +28,7 @@ _OF_ONE_ENTRY = _DENIED | {
 
 
 @dataclass(frozen=True, slots=True)
-class Obstacle:
+class EntryProblem:
     """One file or directory with which something could not be done."""
 
     path: str
@@ -41,20 +41,20 @@ class Obstacle:
         return f"{self.path}: {self.message}{owner}; {self.hint}"
 
 
-def obstacle_to_reading(error: Exception, path: str) -> Obstacle | None:
+def read_problem(error: Exception, path: str) -> EntryProblem | None:
     """Return what keeps one entry from being read, None where that is the whole file system."""
-    return _obstacle(error, path, "sudo chmod -R a+rX {path}")
+    return _entry_problem(error, path, "sudo chmod -R a+rX {path}")
 
 
-def required_obstacle(error: Exception, path: str) -> Obstacle:
+def required_read_problem(error: Exception, path: str) -> EntryProblem:
     """Return what keeps one entry from being read."""
-    obstacle = obstacle_to_reading(error, path)
-    if obstacle is None:
+    entry_problem = read_problem(error, path)
+    if entry_problem is None:
         raise error
-    return obstacle
+    return entry_problem
 
 
-def obstacle_to_moving(error: Exception, path: str) -> Obstacle | None:
+def move_problem(error: Exception, path: str) -> EntryProblem | None:
     """Return what keeps one entry from being moved or removed, None where that is the whole file system."""
     # To be moved, a directory must be writable itself; no mode of a file or directory stops root.
     command = (
@@ -62,18 +62,20 @@ def obstacle_to_moving(error: Exception, path: str) -> Obstacle | None:
         if os.geteuid()
         else "lsattr -d {path}; sudo chattr -i {path}"
     )
-    return _obstacle(error, path, command)
+    return _entry_problem(error, path, command)
 
 
-def _obstacle(error: Exception, path: str, permit: str) -> Obstacle | None:
+def _entry_problem(error: Exception, path: str, permit: str) -> EntryProblem | None:
     if isinstance(error, FencedError | StorageError | LockHeldError):
         return None
     if not isinstance(error, OSError):
         problem = unexpected(error)
-        return Obstacle(path, problem.message, _owner(path), problem.hint or f"ls -ld {shlex.quote(path)}")
+        return EntryProblem(
+            path, problem.message, _owner(path), problem.hint or f"ls -ld {shlex.quote(path)}"
+        )
     if error.errno not in _OF_ONE_ENTRY:
         return None
-    place = _in_the_way(os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else path)
+    blocked = _in_the_way(os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else path)
     command = (
         permit
         if error.errno in _DENIED
@@ -81,7 +83,7 @@ def _obstacle(error: Exception, path: str, permit: str) -> Obstacle | None:
     )
     who = f" for uid {os.geteuid()}" if error.errno in _DENIED else ""
     message = f"{error.strerror or error}{who}"
-    return Obstacle(place, message, _owner(place), command.format(path=shlex.quote(place)))
+    return EntryProblem(blocked, message, _owner(blocked), command.format(path=shlex.quote(blocked)))
 
 
 _OTHER_HINTS = {errno.EBUSY: "findmnt {path}; sudo umount {path}"}
@@ -104,11 +106,11 @@ def _in_the_way(path: str) -> str:
 
 def _owner(path: str) -> str:
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return ""
-    kind = "directory" if stat.S_ISDIR(found.st_mode) else "file"
-    return f"{kind} of {_user(found.st_uid)}, mode {stat.S_IMODE(found.st_mode):04o}"
+    kind = "directory" if stat.S_ISDIR(status.st_mode) else "file"
+    return f"{kind} of {_user(status.st_uid)}, mode {stat.S_IMODE(status.st_mode):04o}"
 
 
 @functools.lru_cache(maxsize=64)
