@@ -7,6 +7,8 @@ DEMO := $(VENV)/.demo
 WORKERS ?= 2
 # Most tests wait for files, mounts and machines: one worker more than there are cores.
 TEST_WORKERS ?= 3
+# Seconds of each test of `make test`, a line each: `sort -rn out/durations.txt | head -25`.
+DURATIONS ?= out/durations.txt
 SCHEDULES ?= 10000
 SEED ?= 1
 FAULTS ?= 100
@@ -16,8 +18,10 @@ MERMAID := 12.3.0
 # Runs a long target and records its result in tests/targets.json; a part of one, by PYTEST_ARGS, is not recorded.
 RECORDED = $(PYTHON) tests/targets.py run $@ $(if $(PYTEST_ARGS),--partial) --
 
+PARTS := $(sort $(notdir $(wildcard tests/parts/[a-z]*)))
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-vllm demo-agents demo-daemon test test-fast publish-races test-gpu test-faults test-kills-ppo test-kills-lora test-proof test-slurm test-vllm test-sglang test-verifiers test-openai-clients test-tinker test-verl08 test-verl-legacy test-megatron lint format test-install docs soak soak-simulator soak-parts broadcast-faults agent-kills delta-versions bench learn learn-tasks learn-verifiers clean
+.PHONY: help setup demo demo-vllm demo-agents demo-daemon test test-fast test-matrices publish-races test-gpu test-faults test-kills-ppo test-kills-lora test-proof test-slurm test-vllm test-sglang test-verifiers test-openai-clients test-tinker test-verl08 test-verl-legacy test-megatron lint test-without test-without-each format test-install docs soak soak-simulator soak-parts broadcast-faults agent-kills delta-versions bench learn learn-tasks learn-verifiers clean
 
 ## help: this list
 help:
@@ -46,7 +50,8 @@ demo-daemon: $(DEMO)
 
 ## test: all tests but the long ones
 test: $(READY)
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)
+	mkdir -p $(dir $(DURATIONS)) && : > $(DURATIONS)
+	SYNCD_DURATIONS=$(DURATIONS) $(BIN)/python -m pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)
 
 # After each edit, in five minutes on two cores: what needs no mount, no other machine and no long matrix. The
 # mark `slow` and the directories below say what that is.
@@ -67,11 +72,19 @@ publish-races: $(READY)
 test-gpu: $(READY)
 	$(BIN)/python -m pytest tests/gpu $(wildcard tests/parts/*/test_*_cuda.py) $(PYTEST_ARGS)
 
+# Of some matrices `make test` runs the rows that differ most (tests/support/matrices.py); this runs all rows.
+MATRICES := tests/explorer/test_matrix.py tests/explorer/test_follow_processes.py tests/integration/test_init.py \
+	tests/parts/importing/test_resume_from_verl.py tests/parts/memory/test_memory_jobs.py tests/trainer/test_kills.py \
+	tests/trainer/engines/test_resharding.py tests/trainer/engines/test_verl_gpu_parts.py
+## test-matrices: all rows of the matrices of which make test runs a part (10 minutes)
+test-matrices: $(READY)
+	SYNCD_MATRICES=full $(RECORDED) $(BIN)/python -m pytest -n $(TEST_WORKERS) $(MATRICES) $(PYTEST_ARGS)
+
 # Every fault at every point, a thousand markers on each NFS mount, fifty kills of ranks: an hour or two. `make test` takes
-# each kill, and of the rest a part that changes from point to point.
+# a part of the points, with a kill at one and an error at the next.
 ## test-faults: every fault at every point, 50 kills of ranks: an hour or two
 test-faults: $(READY)
-	SYNCD_SWEEP=full SYNCD_NFS=full SYNCD_KILLS=50 SYNCD_RACES=$(RACES) $(RECORDED) $(BIN)/python -m pytest tests/integration/test_syscall_sweep.py \
+	SYNCD_SWEEP=full SYNCD_MATRICES=full SYNCD_NFS=full SYNCD_KILLS=50 SYNCD_RACES=$(RACES) $(RECORDED) $(BIN)/python -m pytest tests/integration/test_syscall_sweep.py \
 		tests/integration/test_sweep_full_disk.py tests/trainer/test_delta_save_faults.py \
 		tests/integration/test_powercut.py tests/integration/test_nfs.py tests/integration/test_nfs_dead_server.py \
 		tests/integration/test_nfs_machines.py tests/parts/doctor/test_doctor.py \
@@ -130,7 +143,7 @@ test-tinker: $(READY) $(if $(SYNCD_TINKER_PYTHON),,.venv-tinker/.ready)
 # The tests of training engines under another release of verl, in an environment with it.
 ## test-verl08: training engines with verl 0.8
 test-verl08: .venv-verl08/.ready
-	$(RECORDED) .venv-verl08/bin/python -m pytest $(VERL_TESTS) $(PYTEST_ARGS)
+	SYNCD_MATRICES=full $(RECORDED) .venv-verl08/bin/python -m pytest $(VERL_TESTS) $(PYTEST_ARGS)
 
 ## test-verl-legacy: training engines with verl 0.7.1
 test-verl-legacy: .venv-verl-legacy/.ready
@@ -162,6 +175,15 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	@$(BIN)/python tests/targets.py due
+
+# Copies the tree, takes a part out, and runs lint and fast tests there (PYTEST_ARGS: other tests).
+## test-without: the tree passes without a part (make test-without PART=memory)
+test-without: $(READY)
+	$(BIN)/python tests/programs/without_part.py $(PART) $(PYTEST_ARGS)
+
+## test-without-each: the same for each part (half an hour)
+test-without-each: $(READY)
+	$(RECORDED) sh -e -c 'for part in $(PARTS); do $(BIN)/python tests/programs/without_part.py $$part; done'
 
 ## format: fix and format the code
 format: $(READY)

@@ -13,6 +13,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from support import matrices
 from support.cli import environment, spawn
 from support.fake_hook import HALF, RemoteEngine, digest_of
 from support.jobs import start, steps_of, write_step
@@ -245,7 +246,7 @@ def block(bed, phase):
         until(lambda: bed.engine.is_in(phase, asked + 1), "it asks")
 
 
-@pytest.mark.parametrize("phase", ["prepare", "load", "commit", "info"])
+@pytest.mark.parametrize("phase", matrices.rows(["prepare", "load", "commit", "info"], "load", "info"))
 def test_the_next_follower_recovers_an_engine_whose_follower_was_killed(bed, phase):
     bed.watch()
     write_step(bed.job, 1)

@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 
 import pytest
-from support import checker
+from support import checker, matrices
 from support.paths import TESTS
 from support.whole_jobs import RANK, ended, free_port, journal_lines, logs, program
 
@@ -101,8 +101,14 @@ def weights_of(job, step):
 
 
 @pytest.mark.fault("the version is set before the weights are loaded")
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("method", ["checkpoint", "memory"])
+@pytest.mark.parametrize(
+    ("method", "style"),
+    matrices.rows(
+        itertools.product(["checkpoint", "memory"], STYLES),
+        *(("checkpoint", style) for style in STYLES),
+        ("memory", "fully_async"),
+    ),
+)
 def test_all_processes_exit_with_0_at_the_last_step_in_each_style_and_method(tmp_path, shm, method, style):
     """1 trainer, a fast and a slow explorer, interval 2, 8 steps."""
     job = f"{tmp_path}/job"

@@ -12,11 +12,11 @@ from support.targets import target_of  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
 from syncd.errors import NonFiniteError  # noqa: E402
 from syncd.transports.files import fill_tensors, read_file  # noqa: E402
-from syncd.transports.files.pinned_buffer import PinnedBuffer  # noqa: E402
+from syncd.transports.files.buffers import PinnedBuffer  # noqa: E402
 from syncd.transports.files.step_saver import StepSaver  # noqa: E402
 from syncd.transports.host_memory import HostMemory  # noqa: E402
 from syncd.transports.torch_tensors import target_tensors  # noqa: E402
-from trainer.engines.state_copy import StateArena  # noqa: E402
+from trainer.engines.state_copy import StateBuffer  # noqa: E402
 
 GPU = torch.device("cuda")
 MODES = ("background", "stream")
@@ -96,11 +96,11 @@ def test_memory_prepared_for_a_model_on_a_gpu_is_used_by_its_first_save(job):
     tensors = on_gpu({f"w{number}": torch.randn(300_001) for number in range(8)})
     saver = StepSaver(job, 0, 1, dtype=None)
     saver.prepare(tensors.items())
-    arena = saver._arenas.next()
-    address = arena.bytes.data_ptr()
-    assert arena.bytes.is_pinned()
+    buffer = saver._buffers.next()
+    address = buffer.bytes.data_ptr()
+    assert buffer.bytes.is_pinned()
     save_and_wait(saver, 0, tensors)
-    assert saver._arenas.next().bytes.data_ptr() == address
+    assert saver._buffers.next().bytes.data_ptr() == address
     assert torch.equal(load(job, 0)["w7"], tensors["w7"].cpu())
     saver.close()
 
@@ -188,10 +188,10 @@ def test_a_model_on_a_gpu_answers_as_the_version_that_its_hook_loaded(job):
 def test_a_captured_training_state_is_that_before_the_next_step(tmp_path):
     parameter = torch.zeros(LARGE, device=GPU)
     state = {"state.pt": {"momentum": parameter, "step": 3, "small": torch.ones(7, device=GPU)}}
-    arena = StateArena(HostMemory(1 << 30))
-    arena.prepare(state)
+    buffer = StateBuffer(HostMemory(1 << 30))
+    buffer.prepare(state)
     for number in range(3):
-        captured = arena.capture(state)
+        captured = buffer.capture(state)
         parameter.add_(1.0)
         assert not captured.live
         (tmp_path / f"{number}").mkdir()
@@ -200,4 +200,4 @@ def test_a_captured_training_state_is_that_before_the_next_step(tmp_path):
         assert found["momentum"].device.type == "cpu"
         assert found["momentum"].unique().item() == number
         assert (found["step"], found["small"].tolist()) == (3, [1.0] * 7)
-    arena.close()
+    buffer.close()

@@ -1,6 +1,6 @@
 """Real NFS: a server and two clients, each with its own cache, in one kernel whose clocks therefore agree.
 
-By default markers come faster than the daemon looks, 250 in each of the four ways. SYNCD_NFS=full replaces the marker
+By default markers come faster than the daemon looks, 100 in each of the four ways. SYNCD_NFS=full replaces the marker
 1,000 times in each, paced so that nearly every one is published by itself. The latencies are written as JSON where
 SYNCD_FIGURES names a directory.
 """
@@ -18,7 +18,7 @@ import pytest
 pytestmark = [pytest.mark.beds, pytest.mark.slow, pytest.mark.timeout(1400)]
 
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-STEPS, PAUSE = (1000, "0.3") if os.environ.get("SYNCD_NFS") == "full" else (250, "0.02")
+STEPS, PAUSE = (1000, "0.3") if os.environ.get("SYNCD_NFS") == "full" else (100, "0.02")
 CACHED = 25.0  # a name that was looked for before it existed stays absent for 30 to 60 s
 LIMIT = "3000" if PAUSE == "0.3" else "600"
 STOOD_STILL = 75

@@ -31,6 +31,9 @@ pytestmark = [
     pytest.mark.usefixtures("strace_injection"),
 ]
 
+SYNCED = "" if FULL else "^(fsync|rename)"
+"""Before which calls the power is cut: between two syncs nothing new is durable."""
+
 
 def writer_target(start, *options):
     """A writer that adds step 2."""
@@ -87,14 +90,13 @@ def stop_at(command, point, log, job):
 
 
 def test_no_announced_step_is_damaged_by_a_power_cut(loop_kind, one_step, record_line):
-    cuts, wrong = cut_everywhere(loop_kind, writer_target(one_step))
+    cuts, wrong = cut_everywhere(loop_kind, writer_target(one_step), where=SYNCED)
     record_line(f"power cuts on {loop_kind}, a writer: {cuts} cuts, {len(wrong)} problems")
     assert not wrong, "\n".join(wrong)
 
 
 def test_no_published_version_is_damaged_by_a_power_cut(loop_kind, busy, record_line):
-    # Between two syncs nothing new is durable.
-    cuts, wrong = cut_everywhere(loop_kind, daemon_target(busy), where="" if FULL else "^(fsync|rename)")
+    cuts, wrong = cut_everywhere(loop_kind, daemon_target(busy), where=SYNCED)
     record_line(f"power cuts on {loop_kind}, the daemon: {cuts} cuts, {len(wrong)} problems")
     assert not wrong, "\n".join(wrong)
 

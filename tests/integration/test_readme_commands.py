@@ -30,7 +30,7 @@ _SYSTEMD = "integration/test_systemd.py::test_the_user_unit_runs_the_daemon_with
 _CLI = "trainer/test_trainer_cli.py"
 _CONFIG = f"{_CLI}::test_the_config_command_prints_schema_docs_and_algorithms"
 _AGENT = (
-    "explorer/test_agents.py"
+    "parts/agents/test_agents.py"
     "::test_the_agent_of_the_page_is_twenty_lines_and_plays_in_the_job_that_the_page_begins_with"
 )
 RUN_BY = {
@@ -57,7 +57,7 @@ RUN_BY = {
     ),
     "explorer run grpo.toml --name e0": _ONE_MACHINE,
     "explorer serve grpo.toml --name e0": (
-        "explorer/test_gateway_serve.py::test_eight_sessions_at_once_with_a_kill_and_a_version_in_the_middle_are_recorded_exactly"
+        "parts/agents/test_gateway_serve.py::test_eight_sessions_at_once_with_a_kill_and_a_version_in_the_middle_are_recorded_exactly"
     ),
     "README.md#An agent of your own": _AGENT,
     "getting-started.md#Environment": BY_HAND,
@@ -77,7 +77,10 @@ TABLES = {
     "trainer stages CONFIG": f"{_TRAINER}::test_the_stages_of_a_file_train_one_after_the_other",
     "trainer plot JOB": _ONE_MACHINE,
     "trainer import FILE --to JOB.TOML": (
-        "trainer/test_importing.py::test_a_file_becomes_one_that_trainer_and_explorer_read"
+        "parts/importing/test_importing.py::test_a_file_becomes_one_that_trainer_and_explorer_read"
+    ),
+    "trainer republish JOB --to DIR": (
+        "parts/importing/test_republish.py::test_steps_are_served_while_the_job_runs_and_after_it_was_rewound"
     ),
     "trainer export JOB STEP OUT [--critic]": _ONE_MACHINE,
     "trainer config schema": _CONFIG,

@@ -24,11 +24,12 @@ from support.processes import (
 from support.sweep import ENVIRONMENT, ERRORS, KILL, LASTING, Target, python, sweep
 from support.warm import run_warm
 
-HOW = ((KILL, *ERRORS, LASTING),) if FULL else ((KILL,), ERRORS)
-"""Every fault at every call, or SIGKILL at every call and one error at each, in turn."""
+EVERY_FAULT = (KILL, *ERRORS, LASTING)
+IN_TURN = tuple(fault for error in ERRORS for fault in (KILL, error))
+"""What each call of a writer meets in `make test`, in turn: SIGKILL at every second call, an error at the others."""
 
-HOW_ONCE = HOW if FULL else ((KILL,),)
-"""As much, or SIGKILL alone: the watching daemon meets the errors."""
+EVERY = 1 if FULL else 3
+"""Which calls of the daemon meet a fault: all, or every third one, SIGKILL here and an error while it watches."""
 
 pytestmark = [
     pytest.mark.sweep,
@@ -87,20 +88,21 @@ def assert_clean(result, record_line):
 
 @pytest.mark.fault("the ready mark is visible before its data")
 def test_a_writer_disturbed_at_any_call_leaves_a_complete_step_or_none(one_step, record_line):
-    result = sweep(writer_target(one_step), *HOW)
+    target = writer_target(one_step)
+    result = sweep(target, EVERY_FAULT) if FULL else sweep(target, (), IN_TURN)
     assert len(result.points) > 30
     assert_clean(result, record_line)
 
 
 def test_a_daemon_disturbed_at_any_call_keeps_the_job_consistent(busy, record_line):
-    result = sweep(daemon_target(busy), *HOW_ONCE)
+    result = sweep(daemon_target(busy), EVERY_FAULT if FULL else (KILL,), every=EVERY)
     assert len(result.points) > 30
     assert_clean(result, record_line)
 
 
 def test_a_watching_daemon_survives_an_error_at_any_call(busy, record_line):
     target = watching_target(busy)
-    result = sweep(target, ERRORS if FULL else (), () if FULL else ERRORS, workers=4)
+    result = sweep(target, ERRORS if FULL else (), () if FULL else ERRORS, workers=4, every=EVERY)
     record_line(result.line())
     assert len(result.points) > 30
     assert not result.problems, "\n".join(result.problems[:20])

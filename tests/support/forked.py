@@ -1,12 +1,9 @@
 """Programs as processes forked from one that has imported torch: the import is most of what they cost."""
 
-import json
 import multiprocessing
 import os
 import runpy
 import sys
-
-from support.paths import PYTHONPATH, ROOT
 
 _PRELOADED = (
     "trainer.run",
@@ -37,18 +34,6 @@ def start(log, environment, *argv, more=()):
     process = context.Process(target=_become, args=(log, environment, argv))
     process.start()
     return process
-
-
-def benchmark(name, place, *options):
-    """Run a benchmark below `place` to its end, and return what it said and the figures that it wrote."""
-    figures = place / "figures.json"
-    argv = (f"{ROOT}/benchmarks/{name}", *options, "--dir", str(place), "--json", str(figures))
-    process = start(str(place / "said"), {"PYTHONPATH": PYTHONPATH}, *argv)
-    process.join(200)
-    process.kill()
-    said = (place / "said").read_text()
-    assert process.exitcode == 0, said
-    return said, json.loads(figures.read_text())
 
 
 def _become(log, environment, argv):

@@ -8,6 +8,7 @@ from support import checker
 from support.paths import TESTS
 from support.sweep import Outcome, python, run
 from support.warm import run_warm
+from syncd.protocol.layout import Job
 
 PROGRAMS = f"{TESTS}/programs"
 LEASED, PUBLISHED, NEWEST, NEXT = 1, 4, 7, 8
@@ -57,9 +58,10 @@ def busy_job(job):
     lease(job, "reader", LEASED)
     must(daemon(job, "--once", trash_grace=75))
     must(write_steps(job, PUBLISHED + 1, NEWEST))
-    shutil.copytree(f"{job}/global_step_{NEWEST}", f"{job}/global_step_{NEXT}")
-    os.unlink(f"{job}/global_step_{NEXT}/manifest.json")
-    os.unlink(f"{job}/global_step_{NEXT}/actor/.receipts/00002-of-00002.json")
+    half = Job.at(job).attempt(NEXT, "half")
+    shutil.copytree(f"{job}/global_step_{NEWEST}", half)
+    os.unlink(f"{half}/manifest.json")
+    os.unlink(f"{half}/actor/.receipts/00002-of-00002.json")
 
 
 def goes_on(job):

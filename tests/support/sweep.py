@@ -133,6 +133,7 @@ def sweep(
     in_turn: Sequence[str] = (),
     workers: int = 2,
     where: str = "",
+    every: int = 1,
 ) -> Result:
     """Disturb a target at its points.
 
@@ -142,12 +143,14 @@ def sweep(
         in_turn: More of them, of which each point meets one, in turn.
         workers: Runs at a time.
         where: Take points whose text matches this regular expression only.
+        every: Disturb every second point, third, ... of them; the result names all.
     """
     chosen = [point for point in points(target) if re.search(where, str(point))]
-    named = [*faults, *(["one of " + "/".join(in_turn)] if in_turn else [])]
+    named = [*faults, *(["one of " + "/".join(dict.fromkeys(in_turn))] if in_turn else [])]
     result = Result(target.name, chosen, " and ".join(named) if in_turn else "/".join(named))
-    cases = [(point, fault) for fault in faults for point in chosen]
-    cases += zip(chosen, itertools.cycle(in_turn), strict=False)
+    disturbed = chosen[::every]
+    cases = [(point, fault) for fault in faults for point in disturbed]
+    cases += zip(disturbed, itertools.cycle(in_turn), strict=False)
     with ThreadPoolExecutor(workers) as pool:
         for (point, fault), (outcome, wrong) in zip(
             cases, pool.map(lambda c: _case(target, *c), cases), strict=True

@@ -9,10 +9,10 @@ from support.paths import PYTHONPATH, TESTS, TINY_ENGINE
 from syncd.errors import NonFiniteError, StorageError
 from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
+from syncd.jobfile.model import JobFile
 from syncd.protocol.layout import Job
 from syncd.synchronizer import Synchronizer
 from syncd.transports.ranks import Ranks
-from trainer.config.model import JobConfig
 from trainer.engines.base import EngineContext, make_engine
 from trainer.loop import Trainer
 from trainer.rank0 import Rank0
@@ -37,7 +37,7 @@ def small_config(job, **sections):
     }
     for name, keys in sections.items():
         document[name] = document.get(name, {}) | keys
-    return JobConfig.model_validate(document)
+    return JobFile.model_validate(document)
 
 
 def rollout(step, group, number, *, generation=1):

@@ -5,11 +5,12 @@ import re
 import sys
 
 import pytest
+from support.needed import need
 
-pytest.importorskip("verl", reason="the trainer needs verl")
+need("verl", "the trainer needs verl")
 
-from support.paths import ROOT
-from test_slurm_files import bed, in_bed  # noqa: F401 - the fixture
+from support.paths import ROOT  # noqa: E402
+from test_slurm_files import bed, in_bed  # noqa: E402, F401
 
 pytestmark = [pytest.mark.group("mounts"), pytest.mark.beds, pytest.mark.slow, pytest.mark.timeout(1500)]
 

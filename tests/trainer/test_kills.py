@@ -1,8 +1,8 @@
 """kill -9 of one rank or of all at random moments, then a start again: as if nothing had happened.
 
 SYNCD_KILLS says how many kills there are; SYNCD_ENGINE=verl has verl's engine killed, which takes minutes,
-SYNCD_ENGINE=ppo the same with a critic, and SYNCD_ENGINE=lora with adapters as steps. Without it, one run with a
-critic is killed once.
+SYNCD_ENGINE=ppo the same with a critic, and SYNCD_ENGINE=lora with adapters as steps. Without it, `make
+test-matrices` kills one run with a critic once.
 
 Torch and verl take longer to import than a run from kill to kill. So with more than three kills, ranks to be killed
 are forked from a process that has imported them, and meet as torchrun's do. The undisturbed run and the last start of
@@ -26,6 +26,7 @@ import xxhash
 from support import forked
 from support.checker import marker, sealed
 from support.engine_process import free_port
+from support.matrices import LONG
 from support.trainers import ENVIRONMENT, write_experiences
 
 from syncd.protocol.local_disk import LocalDisk
@@ -368,6 +369,7 @@ def test_a_stopped_run_saves_exits_with_75_and_resumes(place, straight, number):
     assert final_state(stopped) == straight
 
 
+@LONG
 @pytest.mark.skipif(ENGINE != "tiny", reason="the other runs take long enough")
 def test_a_killed_run_with_a_critic_ends_like_an_undisturbed_one(place, record_line):
     pytest.importorskip("verl", reason="needs verl")

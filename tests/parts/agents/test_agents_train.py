@@ -6,9 +6,10 @@ What the trainer says of a step is compared with plain torch: the rows of its ba
 import json
 
 import pytest
+from support.needed import need
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
-pytest.importorskip("verl", reason="the trainer needs verl")
+need("verl", "the trainer needs verl")
 
 from support import whole_jobs  # noqa: E402
 from support.chat_model import write_chat_model  # noqa: E402

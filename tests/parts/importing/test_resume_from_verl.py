@@ -7,17 +7,19 @@ import subprocess
 import sys
 
 import pytest
+from support.needed import need
 
-pytest.importorskip("verl", reason="the trainer needs verl")
+need("verl", "the trainer needs verl")
 
-import torch
-from support.engine_cases import equal
-from support.paths import PYTHONPATH, TESTS
+import torch  # noqa: E402
+from support.engine_cases import equal  # noqa: E402
+from support.matrices import LONG  # noqa: E402
+from support.paths import PYTHONPATH, TESTS  # noqa: E402
 
-from trainer.cli.main import run
+from trainer.cli.main import run  # noqa: E402
 
 _LONG = 900.0
-pytestmark = [pytest.mark.group("engines"), pytest.mark.slow, pytest.mark.timeout(2 * _LONG)]
+pytestmark = [pytest.mark.group("engines"), pytest.mark.slow, pytest.mark.timeout(2 * _LONG), LONG]
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import signal
 import time
 
 import pytest
+from support import matrices
 from support.paths import TESTS
 from support.whole_jobs import RANK, ended, free_port, journal_lines, logs, program
 
@@ -103,7 +104,7 @@ def whole(tmp_path, shm):
         yield Whole(tmp_path, shm, running)
 
 
-@pytest.mark.parametrize("phase", ["room", "put", "seal", "sealed"])
+@pytest.mark.parametrize("phase", matrices.rows(["room", "put", "seal", "sealed"], "put", "sealed"))
 def test_copies_of_a_killed_trainer_are_not_loaded_and_the_next_start_removes_them(whole, phase):
     whole.killed_trainer(phase, 2)
     left = whole.copies()

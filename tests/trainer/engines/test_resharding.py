@@ -11,10 +11,11 @@ pytest.importorskip("torch", reason="the trainer needs torch")
 import torch
 from support.case_runs import HERE
 from support.engine_cases import equal
+from support.matrices import LONG
 from support.paths import PYTHONPATH
 
 _LONG = 900.0
-pytestmark = [pytest.mark.group("engines"), pytest.mark.slow, pytest.mark.timeout(2 * _LONG)]
+pytestmark = [pytest.mark.group("engines"), pytest.mark.slow, pytest.mark.timeout(2 * _LONG), LONG]
 
 SIZES = (2, 1, 4, 2)
 

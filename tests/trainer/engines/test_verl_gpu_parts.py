@@ -3,6 +3,7 @@
 import pytest
 from support import case_runs, samples
 from support.case_runs import assert_close
+from support.matrices import LONG
 from support.verl_release import LACKS
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
@@ -10,6 +11,7 @@ pytestmark = [
     pytest.mark.group("engines"),
     pytest.mark.slow,
     pytest.mark.timeout(3 * case_runs.LONG),
+    LONG,
     pytest.mark.skipif(LACKS.whole_value_loss, reason="this release has no critic"),
 ]
 
