@@ -17,7 +17,6 @@ class BoundedServer(ThreadingHTTPServer):
     Args:
         address: IPv4 or IPv6 address to listen at.
         port: Port; 0 takes a free one, which `server_port` says.
-        handler: Answers one request.
         limit: Seconds that a connection may last: a client that sends byte by byte is cut off too.
         hint: What helps if it cannot listen on the address.
     """

@@ -44,7 +44,6 @@ class EvaluationSet(Section):
 
     @property
     def ks(self) -> tuple[int, ...]:
-        """Return the k of pass@k and best@k, in order."""
         return tuple(sorted({*self.k} or {1, self.samples}))
 
     def figure_names(self) -> tuple[str, ...]:

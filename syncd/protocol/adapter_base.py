@@ -40,7 +40,6 @@ class AdapterBase:
 
     @staticmethod
     def from_fields(fields: Fields) -> "AdapterBase":
-        """Return the base of one JSON object, checked."""
         step = None if fields.document.get("step") is None else fields.integer("step")
         name_of(fields.text("digest"), fields.path)
         return AdapterBase(fields.text("digest"), fields.text("model"), step)
@@ -50,7 +49,6 @@ class AdapterBase:
 
 
 def find_base(job: Job, model: str) -> AdapterBase:
-    """Return the base that a model directory is, for adapters of a job."""
     return AdapterBase(model_digest(job.disk, model), model, _step_at(job, model))
 
 

@@ -39,7 +39,6 @@ class JobPlace:
 
     @staticmethod
     def from_fields(fields: Fields) -> "JobPlace":
-        """Return the place of a JSON object, checked."""
         born = fields.text("born")
         if not (born.isascii() and born.isdecimal()):
             raise fields.wrong("born", "nanoseconds in decimal digits")
