@@ -83,8 +83,14 @@ def produced_by(explorer: Section) -> tuple[str, ...] | None:
     if "evaluation" not in explorer.model_fields_set:
         return None
     named = explorer.part(EvaluationSection).named()
-    sets = ((f"{PREFIX}{name}/" if name else PREFIX, one) for name, one in named.items() if one.every)
-    return tuple(f"{prefix}{figure}" for prefix, one in sets for figure in one.figure_names())
+    sets = (
+        (f"{PREFIX}{name}/" if name else PREFIX, evaluation_set)
+        for name, evaluation_set in named.items()
+        if evaluation_set.every
+    )
+    return tuple(
+        f"{prefix}{figure}" for prefix, evaluation_set in sets for figure in evaluation_set.figure_names()
+    )
 
 
 def set_problems(section: EvaluationSection) -> Iterator[Problem]:
