@@ -66,12 +66,10 @@ class EvaluationSection(EvaluationSet):
 
 
 def pass_name(k: int) -> str:
-    """Return the name of the figure pass@k."""
     return f"pass_at_{k}"
 
 
 def best_name(k: int) -> str:
-    """Return the name of the figure best@k."""
     return f"best_at_{k}"
 
 
