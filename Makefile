@@ -18,8 +18,10 @@ MERMAID := 12.3.0
 # Runs a long target and records its result in tests/targets.json; a part of one, by PYTEST_ARGS, is not recorded.
 RECORDED = $(PYTHON) tests/targets.py run $@ $(if $(PYTEST_ARGS),--partial) --
 
+PARTS := $(sort $(notdir $(wildcard tests/parts/[a-z]*)))
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-vllm demo-agents demo-daemon test test-fast test-matrices publish-races test-gpu test-faults test-kills-ppo test-kills-lora test-proof test-slurm test-vllm test-sglang test-verifiers test-openai-clients test-tinker test-verl08 test-verl-legacy test-megatron lint format test-install docs soak soak-simulator soak-parts broadcast-faults agent-kills delta-versions bench learn learn-tasks learn-verifiers clean
+.PHONY: help setup demo demo-vllm demo-agents demo-daemon test test-fast test-matrices publish-races test-gpu test-faults test-kills-ppo test-kills-lora test-proof test-slurm test-vllm test-sglang test-verifiers test-openai-clients test-tinker test-verl08 test-verl-legacy test-megatron lint test-without test-without-each format test-install docs soak soak-simulator soak-parts broadcast-faults agent-kills delta-versions bench learn learn-tasks learn-verifiers clean
 
 ## help: this list
 help:
@@ -173,6 +175,15 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	@$(BIN)/python tests/targets.py due
+
+# Copies the tree, takes a part out, and runs lint and fast tests there (PYTEST_ARGS: other tests).
+## test-without: the tree passes without a part (make test-without PART=memory)
+test-without: $(READY)
+	$(BIN)/python tests/programs/without_part.py $(PART) $(PYTEST_ARGS)
+
+## test-without-each: the same for each part (half an hour)
+test-without-each: $(READY)
+	$(RECORDED) sh -e -c 'for part in $(PARTS); do $(BIN)/python tests/programs/without_part.py $$part; done'
 
 ## format: fix and format the code
 format: $(READY)

@@ -100,7 +100,7 @@ class Ways:
         hook = TransformersHook(self.model, direct=False)
         self._follower = opened.enter_context(Follower.open(f"{case.place}/job", hook, f"r{number}"))
         self._receiver = opened.enter_context(
-            closing(BroadcastReceiver(self._follower.sync, self.model.state_dict(keep_vars=True)))
+            closing(BroadcastReceiver(self._follower.client, self.model.state_dict(keep_vars=True)))
         )
 
     def take(self, way: str) -> None:

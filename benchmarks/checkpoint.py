@@ -21,9 +21,9 @@ import report
 import torch
 from save import TUNABLES
 
-from syncd.transports.files.pinned_buffer import PinnedBuffer
+from syncd.transports.files.buffers import PinnedBuffer
 from syncd.transports.host_memory import unlimited
-from trainer.engines.state_copy import StateArena, write_files
+from trainer.engines.state_copy import StateBuffer, write_files
 
 Contestant = Callable[[], object]
 TARGET = 1.2
@@ -66,7 +66,7 @@ def _state(gib: float) -> dict[str, Any]:
 
 
 def _measure(scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
-    state, arena = _state(options.gib), StateArena(unlimited())
+    state, arena = _state(options.gib), StateBuffer(unlimited())
     tensors = [*state["model.pt"].values(), *_moments(state)]
     size = sum(tensor.nbytes for tensor in tensors)
     target = PinnedBuffer(size)

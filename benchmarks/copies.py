@@ -29,7 +29,7 @@ from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Version
 from syncd.transports.base import WeightDirectory
 from syncd.transports.files.fill_tensors import check_fit, load
-from syncd.transports.files.shard import StepCopy
+from syncd.transports.files.step_copy import StepCopy
 from syncd.transports.files.step_saver import StepSaver
 from syncd.transports.torch_tensors import target_tensors
 

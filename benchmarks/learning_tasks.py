@@ -28,8 +28,8 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from explorer_hooks.tasks.section import TaskSetSection
 from explorer_hooks.tasks.sources import open_tasks
+from syncd.jobfile.task_sets import TaskSetSection
 from syncd.observe import log
 
 ROOT = Path(__file__).resolve().parents[1]

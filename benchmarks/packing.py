@@ -22,8 +22,8 @@ import torch
 import transformers
 
 from syncd.experience.model import Experience
+from syncd.jobfile.model import JobFile
 from trainer import get_trainer_wrapper
-from trainer.config.model import JobConfig
 from trainer.engines.files import FileEngine
 from trainer.experience.batch import Batch
 from trainer.experience.cursor import Origin
@@ -89,7 +89,7 @@ def _engine(place: Path, name: str, micro: Mapping[str, Any], *, packing: bool) 
         "algorithm": {"old_logprobs": "rollout"},
         "trainer": {"total_steps": 100},
     }
-    engine = get_trainer_wrapper(JobConfig.model_validate(document))
+    engine = get_trainer_wrapper(JobFile.model_validate(document))
     assert isinstance(engine, FileEngine)
     engine.prepare()
     return engine

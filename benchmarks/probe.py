@@ -19,8 +19,8 @@ import torch
 import transformers
 
 from syncd.experience.model import Experience
+from syncd.jobfile.model import JobFile
 from trainer import get_trainer_wrapper
-from trainer.config.model import JobConfig
 from trainer.engines.files import FileEngine
 from trainer.experience.batch import Batch
 from trainer.experience.cursor import Origin
@@ -87,14 +87,14 @@ def _timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _config(place: Path) -> JobConfig:
+def _config(place: Path) -> JobFile:
     document = {
         "job": {"dir": str(place / "job")},
         "model": {"path": str(place / "model")},
         "engine": {"device": "cpu", "compute_dtype": "float32", "micro_batch_size": 2},
         "trainer": {"total_steps": 100},
     }
-    return JobConfig.model_validate(document)
+    return JobFile.model_validate(document)
 
 
 def _batch(rows: int, length: int, vocabulary: int) -> Batch:

@@ -37,7 +37,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
-from syncd.transports.files.pinned_buffer import PinnedBuffer
+from syncd.transports.files.buffers import PinnedBuffer
 from syncd.transports.files.step_saver import StepSaver
 from syncd.transports.torch_tensors import view
 

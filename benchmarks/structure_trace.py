@@ -18,9 +18,9 @@ import torch
 
 from explorer_hooks.follower.follower import Follower, FollowOptions
 from explorer_hooks.hooks.transformers import TransformersHook
+from syncd.jobfile.model import JobFile
 from syncd.protocol.layout import Job
 from syncd.transports.ranks import Ranks
-from trainer.config.model import JobConfig
 from trainer.engines.base import EngineContext
 from trainer.engines.files import FileEngine
 from trainer.experience.batch import Batch
@@ -129,14 +129,14 @@ def _measure(place: Path, trace: _Trace) -> dict[str, object]:
     }
 
 
-def _config(job: Path) -> JobConfig:
+def _config(job: Path) -> JobFile:
     document = {
         "job": {"dir": str(job)},
         "model": {"path": "/nowhere"},
         "engine": {"name": "structure"},
         "trainer": {"total_steps": 1},
     }
-    return JobConfig.model_validate(document)
+    return JobFile.model_validate(document)
 
 
 @contextlib.contextmanager

@@ -27,8 +27,8 @@ import transformers
 from verl.workers.engine.fsdp import transformer_impl
 
 from syncd.experience.model import Experience
+from syncd.jobfile.model import JobFile
 from trainer import get_trainer_wrapper
-from trainer.config.model import JobConfig
 from trainer.engines.files import FileEngine
 from trainer.engines.verl import engine as engine_module
 from trainer.engines.verl import losses, updates
@@ -208,7 +208,7 @@ def _engine(place: Path, shape: Sequence[int]) -> FileEngine:
         "data": {"groups": shape[0] // 8, "group_size": 8},
         "trainer": {"total_steps": 1000},
     }
-    engine = get_trainer_wrapper(JobConfig.model_validate(document))
+    engine = get_trainer_wrapper(JobFile.model_validate(document))
     assert isinstance(engine, FileEngine)
     engine.prepare()
     return engine

@@ -22,7 +22,7 @@ from typing import ClassVar, Literal, NamedTuple
 from syncd.client.client import Client
 from syncd.errors import LoadFailedError
 from syncd.protocol.version import Pair, pair_of
-from syncd.transports.base import EarlyReceiver, ReceiveContext, WeightDirectory, WeightTensors
+from syncd.transports.base import ReceiveContext, WeightDirectory, WeightTensors
 from syncd.transports.tensors import TensorMeta
 
 ProbeTime = Literal["", "held", "serving"]
@@ -349,12 +349,12 @@ class TensorHook(Hook):
         """Return what a receiver for this engine is opened with."""
 
     @abstractmethod
-    def load_received(self, weights: WeightTensors, receiver: EarlyReceiver) -> None:
-        """Have the engine run weights that were received, before they are published, and report that it does.
+    def load_received(self, weights: WeightTensors, fill: Callable[[], None]) -> None:
+        """Have the engine run weights that were received, before they are published.
 
         Args:
             weights: The weights, which run under their `label` until then.
-            receiver: What received them.
+            fill: Gives them to the parameters that the receiver was opened with.
 
         Raises:
             UntouchedError: The engine took nothing and still runs what it ran.

@@ -2,7 +2,6 @@
 
 import dataclasses
 import difflib
-import json
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -51,7 +50,7 @@ class DaemonConfig:
         metrics_port: Port of the Prometheus endpoint; 0 for none.
         metrics_host: Address it binds to.
         metrics_textfile: File that the node exporter's textfile collector reads; empty for none.
-        events_bytes: Size at which events.jsonl is rotated.
+        events_bytes: Size at which events.jsonl is rotated (`"8MiB"` or a number).
         permissions: Who may read and write what every program makes in the job: umask, private or group.
         group: With permissions = "group": name or number of the group.
         log_format: auto, json or console.
@@ -105,25 +104,24 @@ REACHING = ("metrics_textfile", "metrics_host")
 """Keys that reach beyond the job: a file anywhere, an address that other hosts see."""
 
 
-def key_table() -> str:
-    """Return every key of `[daemon]` with its default and meaning, as a Markdown table."""
+def table_schema() -> dict[str, Any]:
+    """Return the JSON Schema of `[daemon]`: every key with what it takes, its default and its meaning."""
     about = dict(re.findall(r"^ {8}(\w+): (.+)$", DaemonConfig.__doc__ or "", re.MULTILINE))
-    rows = [
-        f"| `{name}` | {_takes(name)} | `{json.dumps(field.default)}` | {about[name]} |"
+    keys = {
+        name: {**_takes(name), "default": field.default, "description": about[name]}
         for name, field in _FIELDS.items()
-    ]
-    return "\n".join(["| key | takes | default | |", "|---|---|---|---|", *rows]) + "\n"
+    }
+    return {"type": "object", "properties": keys, "additionalProperties": False}
 
 
-def _takes(name: str) -> str:
-    """Return what a key takes, in words."""
+def _takes(name: str) -> dict[str, Any]:
+    """Return the schema of a key's values."""
     if name in CHOICES:
-        return f"one of {', '.join(CHOICES[name])}"
-    if name in _SIZES:
-        return 'bytes, or text such as `"500GiB"`'
-    default = _FIELDS[name].default
-    words = {bool: "true or false", int: "a whole number", float: "seconds", str: "text"}[type(default)]
-    return f"{words}, at least {_AT_LEAST[name]:g}" if name in _AT_LEAST else words
+        return {"type": "string", "enum": list(CHOICES[name])}
+    kind = {bool: "boolean", int: "integer", float: "number", str: "string"}[type(_FIELDS[name].default)]
+    bounds = {"minimum": _AT_LEAST.get(name, 0)} if kind in ("integer", "number") else {}
+    number = {"type": kind, **bounds}
+    return {"anyOf": [number, {"type": "string"}]} if name in _SIZES else number
 
 
 def load(

@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from syncd.errors import ConfigError
@@ -35,6 +36,11 @@ def extra_of(module: str, program: str) -> str | None:
     root = module.partition(".")[0]
     order = (*_OF_PROGRAM.get(program, ()), *EXTRAS)
     return next((extra for extra in order if root in EXTRAS[extra].split()), None)
+
+
+def missing_packages(extra: str) -> list[str]:
+    """Return the modules of an extra that are not installed."""
+    return [module for module in EXTRAS[extra].split() if find_spec(module) is None]
 
 
 def install_command(extra: str) -> str:

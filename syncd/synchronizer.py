@@ -387,7 +387,7 @@ class Synchronizer(Client):
         paths = foreign_shards(self.job.disk, leased.path)
         if not paths:
             step, layout = leased.version.step, leased.version.layout
-            hint = f"trainer import --watch {self.job.root} --to DIR"
+            hint = f"trainer republish {self.job.root} --to DIR"
             raise UsageError(
                 f"step {step} of layout {layout} has no safetensors", path=leased.path, hint=hint
             )

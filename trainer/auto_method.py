@@ -7,30 +7,20 @@ the explorer's presence.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import structlog
 
 from syncd.client.client import Client
 from syncd.client.sync_policy import SyncMethod
 from syncd.errors import SyncdError
-from syncd.protocol.documents import record_in
 from syncd.protocol.presence import Presence
 from syncd.transports.base import FILES, Sent, WeightSender, transport_names
+from syncd.transports.measured import ExplorerLoad, due_after, fastest, load_of
 
 AUTO = SyncMethod.AUTO.value
 
 ORDER = (FILES, SyncMethod.MEMORY.value, SyncMethod.NCCL.value)
 """The transports to choose from, in the order of their first measurement; of two equal ones the earlier wins."""
-
-AGAIN = 16
-"""Syncs after which a transport as fast as the fastest is measured again; n times as many if it is n times slower."""
-
-RARELY = 16
-"""The largest such factor."""
-
-STICKS = 0.9
-"""The transport is changed once another one takes less than this part of the present one's time."""
 
 BEGINNING = 2
 """Syncs through files in a row that are not counted because they are whole and begin deltas: the second may have a
@@ -78,24 +68,15 @@ class MethodChoice:
     is_trial: bool = False  # whether it is chosen only to measure it
 
 
-@dataclass(frozen=True, slots=True)
-class ExplorerLoad:
-    """An explorer's last load, as its presence reports it."""
-
-    step: int
-    source: str  # memory, stage or files
-    seconds: float  # what it took
-
-
 class MethodChooser:
     """Rank 0's side of `auto`.
 
     Args:
-        sync: The trainer's connection to the job.
+        client: The trainer's connection to the job.
     """
 
-    def __init__(self, sync: Client) -> None:
-        self._sync, self._log = sync, structlog.get_logger()
+    def __init__(self, client: Client) -> None:
+        self._client, self._log = client, structlog.get_logger()
         self._now = Measurements()
         self._pending: dict[int, tuple[int, Sent]] = {}
         self._last: Sent | None = None
@@ -121,7 +102,7 @@ class MethodChooser:
             if self._counts(sent):
                 self._pending[sent.step] = now.number, sent
         now.number += 1
-        self._collect(self._sync.explorers.living().values())
+        self._collect(self._client.explorers.living().values())
         now.lacking = {name: reason for name in ORDER if (reason := _unavailable(senders, name))}
         found = choose_method(now)
         if not found.is_trial:
@@ -176,12 +157,6 @@ def measured(number: int, sent: Sent, loads: Collection[ExplorerLoad]) -> Measur
     return Measured(number, sent.size, sent.seconds + max(one.seconds for one in loads))
 
 
-def load_of(info: Mapping[str, Any]) -> ExplorerLoad | None:
-    """Return the last load that an explorer's presence reports, None if it reports none that is usable."""
-    load = record_in(ExplorerLoad, info, "loaded")
-    return load if load and load.seconds >= 0 else None
-
-
 def choose_method(now: Measurements) -> MethodChoice:
     """Return the transport of the next sync. Files are always available."""
     able = [method for method in ORDER if method == FILES or method not in now.lacking]
@@ -201,32 +176,19 @@ def choose_method(now: Measurements) -> MethodChoice:
     return best
 
 
-def due_after(measured: Measured, expected: float | None, least: float) -> int:
-    """Return the syncs after which a transport is measured again.
-
-    Args:
-        measured: Its last measurement.
-        expected: Seconds that it would take; None if it failed.
-        least: Seconds that the fastest one would take.
-    """
-    if expected is None:
-        return AGAIN * min(1 << max(measured.failures - 1, 0), RARELY)
-    factor = expected / least if least > 0 else float(RARELY)
-    return AGAIN * max(1, min(int(factor), RARELY))
-
-
 def _fastest(now: Measurements, expected: Mapping[str, float]) -> MethodChoice:
-    fastest = min(expected, key=lambda method: expected[method], default=FILES)
-    present = now.present
-    if present in expected and present != fastest and expected[fastest] > STICKS * expected[present]:
-        reason = f"{fastest} would take about as long as {present}: {_shown(expected)}"
-        return MethodChoice(present, reason, expected)
-    return MethodChoice(fastest, f"{fastest} takes the least: {_shown(expected)}", expected)
+    if not expected:
+        return MethodChoice(FILES, "no transport delivered the weights", expected)
+    way, least = fastest(expected, now.present), min(expected, key=lambda method: expected[method])
+    if way != least:
+        reason = f"{least} would take about as long as {way}: {_shown(expected)}"
+        return MethodChoice(way, reason, expected)
+    return MethodChoice(way, f"{way} takes the least: {_shown(expected)}", expected)
 
 
 def _is_due(now: Measurements, method: str, expected: Mapping[str, float]) -> bool:
     measured = now.ways[method]
-    after = due_after(measured, expected.get(method), min(expected.values(), default=0.0))
+    after = due_after(expected.get(method), min(expected.values(), default=0.0), measured.failures)
     return now.number - measured.number >= after
 
 

@@ -17,11 +17,11 @@ from pkgutil import resolve_name
 from typing import Any
 
 from syncd.errors import CorruptDataError, SyncdError, storage_error, storage_errors
+from syncd.jobfile.model import JobFile
 from syncd.protocol.disk import MISSING, Disk, list_if_there, remove_tree, temporary_name
 from syncd.protocol.documents import Fields, encode, read_document
 from syncd.protocol.layout import ACTOR, FULL_CHECKPOINT, MANIFEST, Job, parse_step_name
 from syncd.protocol.manifest import missing_files, read_manifest
-from trainer.config.model import JobConfig
 
 TRAINING = "training"
 CRITIC = "critic"
@@ -176,7 +176,7 @@ def latest_hf_directory(job: Job) -> str:
     return whole if os.path.isdir(whole) else f"{path}/{ACTOR}"
 
 
-def get_latest_hf_checkpoint_path(config: JobConfig) -> str | None:
+def get_latest_hf_checkpoint_path(config: JobFile) -> str | None:
     """Return the Hugging Face directory of a job's newest full checkpoint, None before the first.
 
     Raises:

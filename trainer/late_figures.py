@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from syncd.client.client import Client
+from syncd.jobfile.model import JobFile
 from syncd.registered import registered
-from trainer.config.model import JobConfig
 from trainer.monitors.jsonl import History
 
 FIGURES = "trainer.late_figures"
@@ -26,11 +26,7 @@ class LateFigures(Protocol):
         """Return what was given and what was abandoned, as plain JSON."""
 
     def resume(self, state: Mapping[str, Any], step: int, generation: int) -> None:
-        """Go on from a state; versions beyond the step, up to a generation, are abandoned.
-
-        Raises:
-            CorruptDataError: It is not such a state.
-        """
+        """Go on from a state; versions beyond the step, up to a generation, are abandoned."""
 
     def known(self) -> list[dict[str, float]]:
         """Return the figures of all versions that the run has not abandoned, in order, given or not."""
@@ -72,9 +68,9 @@ class _NoFigures:
         return True
 
 
-def late_figures(config: JobConfig, sync: Client) -> LateFigures:
+def late_figures(config: JobFile, sync: Client) -> LateFigures:
     """Return what gives late figures in this run."""
-    openers: list[Callable[[JobConfig, Client], LateFigures]]
+    openers: list[Callable[[JobFile, Client], LateFigures]]
     openers = [point.load() for point in registered(FIGURES).values()]
     return openers[0](config, sync) if openers else _NoFigures()
 

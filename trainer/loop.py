@@ -12,11 +12,11 @@ import structlog
 
 from syncd.client.broadcast_control import WEIGHTS, BroadcastControl
 from syncd.errors import FencedError, NonFiniteError, SyncdError, UsageError
+from syncd.jobfile.model import JobFile
 from syncd.protocol.rendezvous import TensorInfo
 from syncd.transports.ranks import PASSING, all_or_error, is_agreed, raise_agreed, raise_gravest
 from trainer.auto_method import AUTO
 from trainer.checkpoints import TrainerState, has_huggingface
-from trainer.config.model import JobConfig
 from trainer.engines.base import EngineContext, Metrics, TrainEngineWrapper
 from trainer.experience.batch import Batch
 from trainer.next_action import (
@@ -64,7 +64,7 @@ class Trainer:
         self.engine, self.rank0, self._state = engine, rank0, state
         self._context, self._ranks, self._stop = context, context.ranks, stop
         self._config = context.config
-        self._broadcasts = BroadcastControl(context.sync) if context.sync is not None else None
+        self._broadcasts = BroadcastControl(context.client) if context.client is not None else None
         self._facts, self._vacated = LoopFacts(0), 0
         self._in_flight = False
         self._intact = True  # no training step is half done, and the samples' state is whole
@@ -79,7 +79,7 @@ class Trainer:
         """What `shutdown` closes after the engine."""
 
     @classmethod
-    def get_actor(cls, config: JobConfig) -> "Trainer":
+    def get_actor(cls, config: JobFile) -> "Trainer":
         """Return the trainer of this rank, joined to its job, by the name that users of Trinity-RFT know.
 
         No actor and no process is started: the trainer is an object of this process, and `shutdown` leaves the job.

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from syncd.client.sync_policy import trainer_needs_sync
 from syncd.errors import SyncdError
+from syncd.jobfile.model import JobFile
 from trainer.config.algorithms import SFT
-from trainer.config.model import JobConfig
 from trainer.experience.batch import Batch
 
 
@@ -73,7 +73,7 @@ class LoopFacts:
     is_watched: bool = True  # whether anybody follows the versions, or may do so unseen
 
 
-def end_of(config: JobConfig, step: int, over: str) -> str:
+def end_of(config: JobFile, step: int, over: str) -> str:
     """Return why no further step will be trained, empty while there will.
 
     Args:
@@ -84,20 +84,20 @@ def end_of(config: JobConfig, step: int, over: str) -> str:
     return f"total_steps {total} reached" if total is not None and step >= total else over
 
 
-def need_sync(config: JobConfig, now: LoopFacts) -> bool:
+def need_sync(config: JobFile, now: LoopFacts) -> bool:
     """Return whether the weights are due."""
     sync = config.sync
     due = trainer_needs_sync(sync.style, now.step, now.synced, sync.interval, explorer_asks=now.explorer_asks)
     return now.step > 0 and now.is_watched and due
 
 
-def publishes_only_to_watchers(config: JobConfig) -> bool:
+def publishes_only_to_watchers(config: JobFile) -> bool:
     """Return whether weights are published only while an explorer lives, apart from full checkpoints."""
     unwatched = config.sync.unwatched
     return unwatched == "skip" or (unwatched == "auto" and config.algorithm.name == SFT)
 
 
-def need_save(config: JobConfig, now: LoopFacts) -> bool:
+def need_save(config: JobFile, now: LoopFacts) -> bool:
     """Return whether a full checkpoint is due: at each interval, and always at the end."""
     if now.step == 0:
         return False
@@ -107,13 +107,13 @@ def need_save(config: JobConfig, now: LoopFacts) -> bool:
     return bool(now.ending) or (interval > 0 and now.step % interval == 0 and now.tried != now.step)
 
 
-def save_as_hf(config: JobConfig, now: LoopFacts) -> bool:
+def save_as_hf(config: JobFile, now: LoopFacts) -> bool:
     """Return whether a checkpoint saved now gets a Hugging Face directory."""
     wanted = config.trainer.save_hf_checkpoint
     return wanted == "always" or (wanted == "last" and bool(now.ending) and not now.interrupted)
 
 
-def need_validation(config: JobConfig, now: LoopFacts) -> bool:
+def need_validation(config: JobFile, now: LoopFacts) -> bool:
     """Return whether a validation is due: at each interval, and at the end of the run."""
     if not config.data.validation_path or now.step == now.validated:
         return False
@@ -121,7 +121,7 @@ def need_validation(config: JobConfig, now: LoopFacts) -> bool:
     return (bool(now.ending) and not now.interrupted) or (interval > 0 and now.step % interval == 0)
 
 
-def due_action(config: JobConfig, now: LoopFacts) -> Save | Sync | Validate | Finish | None:
+def due_action(config: JobFile, now: LoopFacts) -> Save | Sync | Validate | Finish | None:
     """Return the action that is due before another step is trained, None if none is.
 
     A save publishes the weights too, so one save serves when a sync and a save fall together.

@@ -12,6 +12,7 @@ from syncd.client.client import Client
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError, TimedOutError, storage_error
 from syncd.experience import batch_paths
+from syncd.jobfile.model import JobFile
 from syncd.protocol.disk import Clock
 from syncd.protocol.job_end import JobEnd, clear_finished, mark_finished
 from syncd.protocol.local_disk import SystemClock
@@ -20,7 +21,6 @@ from syncd.protocol.presence import RunningStatus
 from syncd.protocol.version import read_marker
 from trainer.auto_method import MethodChooser
 from trainer.checkpoints import TrainerState
-from trainer.config.model import JobConfig
 from trainer.engines.base import Metrics
 from trainer.experience.batch import SampleStrategy
 from trainer.experience.limits import UNLIMITED, Limits
@@ -58,29 +58,29 @@ class Rank0:
     """Rank 0's side of the loop.
 
     Args:
-        sync: The trainer's connection to the job, open.
+        client: The trainer's connection to the job, open.
         sink: Where figures go: monitors, the progress display.
         checks: Called each turn; each raises if what it checks beside the trainer has failed.
     """
 
     def __init__(
         self,
-        config: JobConfig,
-        sync: Client,
+        config: JobFile,
+        client: Client,
         strategy: SampleStrategy,
         sink: Screen,
         clock: Clock | None = None,
         checks: Sequence[Callable[[], None]] = (),
     ) -> None:
-        self.config, self.sync, self.strategy, self.sink = config, sync, strategy, sink
+        self.config, self.client, self.strategy, self.sink = config, client, strategy, sink
         self._clock, self._checks = clock or SystemClock(), checks
-        self.chooser = MethodChooser(sync)
-        self.evaluations = late_figures(config, sync)
-        self.selection = Selection(config.selection, sync.job)
-        self._explorers = ExplorerLiveness(sync, self._clock, config.data.left_grace)
-        self._idle = _IDLE[mount_of(sync.job.root).is_network]
+        self.chooser = MethodChooser(client)
+        self.evaluations = late_figures(config, client)
+        self.selection = Selection(config.selection, client.job)
+        self._explorers = ExplorerLiveness(client, self._clock, config.data.left_grace)
+        self._idle = _IDLE[mount_of(client.job.root).is_network]
         self._waiting = Waiting(self._clock)
-        self._path = batch_paths.root(sync.job)
+        self._path = batch_paths.root(client.job)
         self.failure: SyncdError | None = None
         """The first error of `attempt`."""
         self.sample_seconds = 0.0
@@ -93,13 +93,13 @@ class Rank0:
         """Resume from a state: samples behind its cursor, explorers no further than its step."""
         self._world_size = world_size
         self.strategy.limit(limits)
-        clear_finished(self.sync.job)
+        clear_finished(self.client.job)
         if state.sampler:
             self.strategy.load_state_dict(state.sampler)
         self.evaluations.resume(state.evaluations, state.step, self._abandoned_generation(state.step))
         self.selection.load_state_dict(state.selection, self.evaluations.known())
-        roll_back_explorers(self.sync, state.step, self.config.model.path)
-        self.sync.set_status(RunningStatus.RUNNING)
+        roll_back_explorers(self.client, state.step, self.config.model.path)
+        self.client.set_status(RunningStatus.RUNNING)
 
     def decide(self, now: LoopFacts, signals: Sequence[int | None]) -> Action:
         """Return what all ranks do next; an error here ends the run on all of them."""
@@ -112,7 +112,7 @@ class Rank0:
         except SyncdError as error:
             return Finish(_FAILED, error)
         except OSError as error:
-            return Finish(_FAILED, storage_error(error, self.sync.job.root))
+            return Finish(_FAILED, storage_error(error, self.client.job.root))
         except Exception as error:  # noqa: BLE001 - the other ranks wait for a decision
             # A bug: groups may have been taken out of the pool and given to nobody.
             return Finish(_FAILED, _bug(error), intact=False)
@@ -137,7 +137,7 @@ class Rank0:
         self.selection.observe_all(self.evaluations.known())
         self.selection.keep()
         if is_done:
-            mark_finished(self.sync.job, JobEnd(step, reason))
+            mark_finished(self.client.job, JobEnd(step, reason))
 
     def report_last_evaluations(self, step: int, is_stopped: Callable[[], bool]) -> None:
         """Report the evaluations that come after the last step, under that step; wait for those of its version.
@@ -160,7 +160,7 @@ class Rank0:
 
     def vacate(self, step: int) -> None:
         """Have the daemon remove an abandoned step that is where this one will be written."""
-        self.sync.vacate(step, min(DAEMON, self.sync.timeout))
+        self.client.vacate(step, min(DAEMON, self.client.timeout))
 
     def state_at(self, step: int) -> dict[str, object]:
         """Return the loop's state, to be saved with this step; its samples are consumed once that is durable."""
@@ -194,13 +194,13 @@ class Rank0:
     def _abandoned_generation(self, step: int) -> int:
         """Return the newest generation whose versions beyond the step, from which the run resumes, are abandoned."""
         with contextlib.suppress(CorruptDataError):  # the daemon is about to replace the file
-            if (newest := self.sync.latest_version()) is not None:
+            if (newest := self.client.latest_version()) is not None:
                 return newest.generation if newest.step > step else newest.generation - 1
         return 0
 
     def _read_generation(self) -> None:
         try:
-            version = self.sync.latest_version()
+            version = self.client.latest_version()
         except ProtocolTooNewError:
             raise
         except CorruptDataError:
@@ -224,7 +224,7 @@ class Rank0:
         """Report what rank 0 waits for; if the presence cannot be written, the log still has it."""
         with contextlib.suppress(SyncdError, OSError):
             about = {"for": "experiences", "path": self._path, "since": self._waiting.since}
-            self.sync.describe({_WAITING: about})
+            self.client.describe({_WAITING: about})
         metrics, data = self.strategy.metrics(), self.config.data
         whole = int(metrics.get("experience/waiting", 0)) // data.group_size
         rejected = int(metrics.get("experience/rejected", 0))
@@ -238,7 +238,7 @@ class Rank0:
         if self._waiting.seconds is not None:
             self._waiting.end()
             with contextlib.suppress(SyncdError, OSError):
-                self.sync.describe({_WAITING: None}, now=False)
+                self.client.describe({_WAITING: None}, now=False)
 
     def _living(self) -> int | None:
         try:
@@ -268,16 +268,19 @@ class Rank0:
         limit, waited = self.config.data.wait_timeout, self._waiting.seconds
         if waited is None or waited < limit:
             return None
-        hint = f"syncd status {self.sync.job.root}  # who explores?"
+        hint = f"syncd status {self.client.job.root}  # who explores?"
         return TimedOutError(f"no whole batch of experiences within {limit:g} s", path=self._path, hint=hint)
 
     def _explorer_asks(self, now: LoopFacts) -> bool:
         """Return whether an explorer asks for weights; if there are no newer ones, tell it so."""
-        if self.config.sync.style is not SyncStyle.EXPLORER_DRIVEN or not self.sync.explorer_requires_sync():
+        if (
+            self.config.sync.style is not SyncStyle.EXPLORER_DRIVEN
+            or not self.client.explorer_requires_sync()
+        ):
             return False
-        job = self.sync.job
+        job = self.client.job
         if now.synced == now.step and (read_marker(job.disk, job.marker).step or 0) >= now.synced:
-            self.sync.answer_nothing_new()
+            self.client.answer_nothing_new()
         return True
 
 

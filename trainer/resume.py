@@ -34,27 +34,27 @@ def find_state(job: Job) -> TrainerState:
     return FRESH
 
 
-def roll_back_explorers(sync: Client, step: int, base: str) -> None:
+def roll_back_explorers(client: Client, step: int, base: str) -> None:
     """Roll back explorers that are ahead of the step; the generation grows.
 
     Args:
-        sync: The trainer's connection to the job.
+        client: The trainer's connection to the job.
         step: The step that the run resumes from.
         base: Where the weights of step 0 are, for a run that starts without a checkpoint.
     """
-    job = sync.job
+    job = client.job
     marker = read_marker(job.disk, job.marker).step
     if marker is None or marker <= step:
         return
     structlog.get_logger().info("marker_rewound", marker=marker, step=step)
     sealed = MANIFEST in {entry.name for entry in list_if_there(job.disk, job.step(step))}
     if sealed:
-        sync.publish(None, step, rewind=True)
+        client.publish(None, step, rewind=True)
     else:
-        sync.publish(base, step, rewind=True, probe=_baseline(job))
+        client.publish(base, step, rewind=True, probe=_baseline(job))
     what = f"waiting for step {step} to be published again"
-    sync.wait_for(
-        lambda: (version := sync.latest_version()) is not None and version.step == step, DAEMON, what
+    client.wait_for(
+        lambda: (version := client.latest_version()) is not None and version.step == step, DAEMON, what
     )
 
 

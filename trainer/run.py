@@ -9,11 +9,11 @@ import torch.distributed as dist
 
 from syncd.client.client import Client
 from syncd.errors import SyncdError
+from syncd.jobfile.model import JobFile
 from syncd.observe.log import configure
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.transports.ranks import RankGroup, Ranks, is_agreed, lost_rank, rank0_or_error
-from trainer.config.model import JobConfig
 from trainer.engines.base import EngineContext, TrainEngineWrapper, make_engine
 from trainer.launch.daemon import DaemonProcess, start_daemon
 from trainer.launch.process_group import Joined, join, open_ranks, pick_device
@@ -28,7 +28,7 @@ from trainer.stopping import StopSignals
 from trainer.waiting import DaemonWait
 
 
-def run_rank(config: JobConfig, place: RankEnv, allowed: Collection[str] = ()) -> int:
+def run_rank(config: JobFile, place: RankEnv, allowed: Collection[str] = ()) -> int:
     """Train as one rank; return its exit code.
 
     Args:
@@ -54,7 +54,7 @@ def run_rank(config: JobConfig, place: RankEnv, allowed: Collection[str] = ()) -
         return code
 
 
-def open_trainer(config: JobConfig) -> Trainer:
+def open_trainer(config: JobFile) -> Trainer:
     """Return the trainer of this rank, joined to its job; its `shutdown` leaves the job.
 
     The process is one rank of torchrun or srun, or alone. No signal is handled: callers end the trainer themselves.
@@ -66,7 +66,7 @@ def open_trainer(config: JobConfig) -> Trainer:
     return trainer
 
 
-def get_trainer_wrapper(config: JobConfig) -> TrainEngineWrapper:
+def get_trainer_wrapper(config: JobFile) -> TrainEngineWrapper:
     """Return the engine that `engine.name` names, for this rank; call `prepare` before its other methods.
 
     The process is one rank of torchrun or srun, or alone. If `torch.distributed` is not initialised yet, it is
@@ -102,9 +102,9 @@ def _trainer_of(joined: Joined, stop: StopSignals) -> Iterator[Trainer]:
             with ExitStack() as opened:
                 state = ranks.broadcast(rank0_or_error(ranks, find_state, job)) or FRESH
                 rank0 = rank0_or_error(ranks, _open_rank0, config, lock, daemon, state.step, opened)
-                sync = rank0.sync if rank0 else None
-                fence = ranks.broadcast(sync.fence if sync else "")
-                context = EngineContext(config, job, ranks, joined.device, sync, fence)
+                client = rank0.client if rank0 else None
+                fence = ranks.broadcast(client.fence if client else "")
+                context = EngineContext(config, job, ranks, joined.device, client, fence)
                 trainer = Trainer(make_engine(context), context, stop, state, rank0)
                 yield trainer
                 is_finished = trainer.exit_code == 0
@@ -114,13 +114,13 @@ def _trainer_of(joined: Joined, stop: StopSignals) -> Iterator[Trainer]:
 
 
 def _open_rank0(
-    config: JobConfig, lock: TrainerLock | None, daemon: DaemonProcess | None, step: int, opened: ExitStack
+    config: JobFile, lock: TrainerLock | None, daemon: DaemonProcess | None, step: int, opened: ExitStack
 ) -> Rank0:
     """Join the job, and open what only rank 0 has; `opened` closes all of it."""
     assert lock is not None
     checks = [lock.check] if daemon is None else [lock.check, daemon.check]
     job = Job.at(config.job.dir, config.job.state_dir or None)
-    sync = Client.open(
+    client = Client.open(
         config.job.dir,
         "trainer",
         config.trainer.name,
@@ -129,7 +129,7 @@ def _open_rank0(
         fence=lock.fence,
         on_wait=DaemonWait(job, SystemClock(), checks),
     )
-    opened.enter_context(sync)
+    opened.enter_context(client)
     screen = Screen(config, step, lock.check)
     opened.callback(screen.close)
-    return Rank0(config, sync, make_strategy(config, sync.job), screen, checks=checks)
+    return Rank0(config, client, make_strategy(config, client.job), screen, checks=checks)

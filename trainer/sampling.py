@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import Any
 
 from syncd.errors import ConfigError
+from syncd.jobfile.model import JobFile
 from syncd.protocol.layout import Job
-from trainer.config.model import JobConfig
 from trainer.experience.batch import SampleStrategy
 from trainer.experience.fifo import Fifo
 from trainer.experience.sft import Examples, read_examples, stored_tokens
@@ -23,7 +23,7 @@ MIX = "mix"
 FIFO = "fifo"
 
 
-def make_strategy(config: JobConfig, job: Job) -> SampleStrategy:
+def make_strategy(config: JobFile, job: Job) -> SampleStrategy:
     """Return the sample strategy that `data.strategy` names, or that the other keys ask for."""
     name = config.data.strategy or strategy_name(config)
     strategy = SAMPLE_STRATEGY.get(name)(config, job)
@@ -32,7 +32,7 @@ def make_strategy(config: JobConfig, job: Job) -> SampleStrategy:
     return strategy
 
 
-def strategy_name(config: JobConfig) -> str:
+def strategy_name(config: JobFile) -> str:
     """Return the strategy that the configuration asks for without `data.strategy`."""
     if config.algorithm.name == SFT:
         return SFT
@@ -41,32 +41,32 @@ def strategy_name(config: JobConfig) -> str:
     return REPLAY if config.data.replay.capacity else FIFO
 
 
-def fifo(config: JobConfig, job: Job) -> Fifo:
+def fifo(config: JobFile, job: Job) -> Fifo:
     """Return the strategy `fifo`."""
     data, interval = config.data, config.sync.interval
     staleness = Staleness(bound=data.max_age, beyond=data.beyond, decay=data.decay, interval=interval)
     return Fifo(ExperienceReader(job, consumed=data.consumed), data, staleness)
 
 
-def replay(config: JobConfig, job: Job) -> Replay:
+def replay(config: JobFile, job: Job) -> Replay:
     """Return the strategy `replay`: groups of `fifo`, mixed with used ones."""
     section = config.data.replay
     return Replay(fifo(config, job), capacity=section.capacity, share=section.share, seed=config.job.seed)
 
 
-def mix(config: JobConfig, job: Job) -> Mix:
+def mix(config: JobFile, job: Job) -> Mix:
     """Return the strategy `mix`: groups of `replay` or `fifo`, with SFT examples."""
     experiences = (replay if config.data.replay.capacity else fifo)(config, job)
     return Mix(experiences, _examples(config), ratio=config.data.sft_ratio)
 
 
-def sft(config: JobConfig, _job: Job) -> Supervised:
+def sft(config: JobFile, _job: Job) -> Supervised:
     """Return the strategy `sft`: SFT examples only."""
     data = config.data
     return Supervised(_examples(config), data.groups * data.group_size, data.epochs)
 
 
-def _examples(config: JobConfig) -> Examples:
+def _examples(config: JobFile) -> Examples:
     encode = Encoder(config.model.path, trust=config.model.trust_remote_code)
     data = config.data
     return Examples(read_examples(data.sft_path, encode, max_length=data.max_length), config.job.seed)

@@ -10,11 +10,11 @@ import structlog
 
 from syncd.errors import storage_error
 from syncd.figures import RENAMED
+from syncd.jobfile.trainer_sections import SelectionSection
 from syncd.protocol.disk import exists
 from syncd.protocol.documents import Fields
 from syncd.protocol.layout import Job
 from syncd.protocol.request import Pin, read_pins, remove_pin, write_pin
-from trainer.config.model import SelectionSection
 
 OF_VERSIONS = "eval/"
 """Figures of this kind are of the step in `eval/step`, others of the step that has them."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from syncd.errors import ConfigError, CorruptDataError, StorageError, storage_errors
 from syncd.jobfile.loader import Layer
+from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem, error_of, shown
 from syncd.jobfile.records import STAGES, StagesRecord, read_record
 from syncd.protocol.layout import Job, is_identity
@@ -15,7 +16,6 @@ from trainer.checkpoints import latest_hf_directory
 from trainer.config.changes import Contradiction, split
 from trainer.config.job_config import contradictions, make_job_dir, next_job_dir, refuse
 from trainer.config.load import LOADER, file_layer, resolved
-from trainer.config.model import JobConfig
 
 _WHOLE_FILE = (("job", "dir"), ("job", "state_dir"), ("trainer", "continue_from_checkpoint"))
 """Keys that all stages share."""
@@ -26,7 +26,7 @@ class TrainingStage:
     """One stage."""
 
     name: str  # its directory below that of all stages
-    config: JobConfig  # its configuration; `job.dir` is its own directory
+    config: JobFile  # its configuration; `job.dir` is its own directory
     follows: bool  # whether it starts from the model of the stage before, whatever `config` says
 
 
@@ -34,7 +34,7 @@ class TrainingStage:
 class StagedRun:
     """All stages of a file."""
 
-    whole: JobConfig  # what the stages have in common; `job.dir` is the directory of all
+    whole: JobFile  # what the stages have in common; `job.dir` is the directory of all
     stages: tuple[TrainingStage, ...]  # in their order
 
 
@@ -61,7 +61,7 @@ def load_stages(path: str, overrides: Sequence[str] = (), *, trust: bool = False
     return _placed(stages[0].config, stages)
 
 
-def _placed(whole: JobConfig, stages: Iterable[TrainingStage]) -> StagedRun:
+def _placed(whole: JobFile, stages: Iterable[TrainingStage]) -> StagedRun:
     """Return the run whose stages lie below `whole.job.dir`, with the keys that all stages share."""
     shared = {"dir": whole.job.dir, "state_dir": whole.job.state_dir}
     resume = {"continue_from_checkpoint": whole.trainer.continue_from_checkpoint}
@@ -109,7 +109,7 @@ def _command_problems(command: Layer) -> Iterator[Problem]:
         yield Problem("stages", "stages are given in the file", where=command.where)
 
 
-Run = Callable[[JobConfig], int]
+Run = Callable[[JobFile], int]
 PrintLine = Callable[[str], None]
 
 
@@ -200,7 +200,7 @@ def _contradictions(stage: TrainingStage, record: StagesRecord) -> tuple[Contrad
     return contradictions(_with_model(stage, record).config, besides=unknown)
 
 
-def _started(plan: StagedRun, number: int, record: StagesRecord) -> JobConfig:
+def _started(plan: StagedRun, number: int, record: StagesRecord) -> JobFile:
     """Return a stage's configuration with the model that it started from, or starts from now."""
     stage = plan.stages[number]
     is_known = not stage.follows or stage.name in record.models

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 
-from trainer.config.model import JobConfig
+from syncd.jobfile.model import JobFile
 from trainer.engines.base import Metrics
 from trainer.experience.limits import Limits
 from trainer.experience.sft import Example, Examples, read_examples
@@ -16,7 +16,7 @@ LogProbs = Callable[[Sequence[Sequence[int]]], list[list[float]]]
 """Returns the log-prob of each token after the first of each row, at temperature 1."""
 
 
-def validation_examples(config: JobConfig, limits: Limits) -> tuple[Example, ...]:
+def validation_examples(config: JobFile, limits: Limits) -> tuple[Example, ...]:
     """Return the examples of `data.validation_path`, none without the key."""
     data = config.data
     if not data.validation_path:

@@ -137,12 +137,12 @@ class ExplorerLiveness:
     """Counts the living explorers of a job.
 
     Args:
-        sync: The trainer's connection to the job.
+        client: The trainer's connection to the job.
         grace: Seconds after which explorers that are gone have left for good.
     """
 
-    def __init__(self, sync: Client, clock: Clock, grace: float) -> None:
-        self._sync, self._clock, self._grace = sync, clock, grace
+    def __init__(self, client: Client, clock: Clock, grace: float) -> None:
+        self._client, self._clock, self._grace = client, clock, grace
         self._counted = float("-inf")
         self._seen = False
         self._gone_since: float | None = None
@@ -157,7 +157,7 @@ class ExplorerLiveness:
         return self._gone_since is not None and now - self._gone_since >= self._grace
 
     def _count(self, now: float) -> None:
-        counts = self._sync.explorers.counts()
+        counts = self._client.explorers.counts()
         self.living = counts[RunningStatus.RUNNING] + counts[RunningStatus.REQUIRE_SYNC]
         self._seen = self._seen or self.living > 0
         if self.living or not self._seen:

@@ -10,17 +10,15 @@ def config() -> None:
 
 @config.command()
 def schema() -> None:
-    """Print the JSON Schema of the file as explorers see it."""
-    import json  # noqa: PLC0415
+    """Print the JSON Schema of the file, for editors and other tools."""
+    from syncd.jobfile.model import json_schema  # noqa: PLC0415
 
-    from explorer_hooks.run.config import ExplorerFile  # noqa: PLC0415
-
-    click.echo(json.dumps(ExplorerFile.model_json_schema(), indent=2))
+    click.echo(json_schema())
 
 
 @config.command()
 def docs() -> None:
     """Print the last part of docs/explorer-run.md: every key of [explorer]."""
-    from explorer_hooks.run.load import documentation  # noqa: PLC0415
+    from syncd.jobfile.model import KEYS  # noqa: PLC0415
 
-    click.echo(documentation(), nl=False)
+    click.echo(KEYS.documentation("explorer"), nl=False)

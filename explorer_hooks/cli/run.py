@@ -4,20 +4,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from explorer_hooks.cli.options import checked_config, config_keys
+from explorer_hooks.cli.options import checked_config
 from syncd.jobfile.overrides import JobFileCommand, config_argument, overrides_argument, trust_option
 from syncd.registered import registered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from explorer_hooks.run.config import ExplorerFile
+    from syncd.jobfile.model import JobFile
 
 RUNNERS = "explorer.runners"
 """The group of entry points of what explores in place of prompts, by the table of [explorer] that asks for it."""
 
 
-@click.command(cls=JobFileCommand, keys=config_keys)
+@click.command(cls=JobFileCommand)
 @config_argument(checked_config)
 @overrides_argument
 @trust_option
@@ -72,12 +72,12 @@ def run(
     click.echo(f"explorer ended: {_runner_of(file)(file, health)}", err=True)
 
 
-def _runner_of(file: "ExplorerFile") -> "Callable[[ExplorerFile, str | None], str]":
+def _runner_of(file: "JobFile") -> "Callable[[JobFile, str | None], str]":
     """Return what explores: a part's runner if the file has its table, else that of prompts."""
     runners = registered(RUNNERS)
     table = next((name for name in runners if getattr(file.explorer, name).is_given), None)
     if table is not None:
-        runner: Callable[[ExplorerFile, str | None], str] = runners[table].load()
+        runner: Callable[[JobFile, str | None], str] = runners[table].load()
         return runner
     from explorer_hooks.run.run import run as explore  # noqa: PLC0415
 

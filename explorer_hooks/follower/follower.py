@@ -1,7 +1,7 @@
 """The follower: keeps one engine at the version that its policy names, and reports what it runs.
 
 One turn: read the versions (versions.py), decide (policy.py), fetch (versions.py and the receivers of transports),
-load (engine.py and the hook), report (engine_driver.py).
+load and report (engine_loader.py and the hook).
 """
 
 import contextlib
@@ -11,9 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
-from explorer_hooks.follower.ended_probes import EndedProbes
-from explorer_hooks.follower.engine import Engine
-from explorer_hooks.follower.engine_driver import EngineDriver
+from explorer_hooks.follower.engine_loader import EngineLoader
 from explorer_hooks.follower.policy import (
     EventListener,
     FollowOptions,
@@ -26,10 +24,11 @@ from explorer_hooks.follower.policy import (
     needs_steps,
     policy_of,
 )
-from explorer_hooks.follower.prover import Prover
 from explorer_hooks.follower.reporter import Readiness, Reporter
 from explorer_hooks.follower.versions import Fetcher, KnownVersions
 from explorer_hooks.hook import Hook, ProbingHook, Running, Unproven
+from explorer_hooks.proof.ended_probes import EndedProbes
+from explorer_hooks.proof.prover import Prover
 from syncd.client.client import Client
 from syncd.client.follow import has_caught_up
 from syncd.client.wait import Deadline
@@ -53,7 +52,7 @@ class Follower(Closing):
     """Follows the versions of a job with one engine. One thread uses it, except for `may_work` and `running`.
 
     Args:
-        sync: The connection to the job, as an explorer.
+        client: The connection to the job, as an explorer.
         hook: What loads versions into the engine.
         engine: The engine's name in presence and log, without secrets.
         listener: Hears each event; None for nobody.
@@ -66,7 +65,7 @@ class Follower(Closing):
 
     def __init__(
         self,
-        sync: Client,
+        client: Client,
         hook: Hook,
         options: FollowOptions | None = None,
         *,
@@ -74,18 +73,18 @@ class Follower(Closing):
         listener: EventListener | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.sync, self.options = sync, options or FollowOptions()
+        self.client, self.options = client, options or FollowOptions()
         self._policy, self._stop = policy_of(self.options), stop
-        self._versions = KnownVersions(sync)
-        self._reporter = Reporter(sync, listener, Readiness(self.options.ready_file, sync.clock))
-        self._fetcher = Fetcher(sync, hook, self.options, self._is_stopped, self._reporter.event)
+        self._versions = KnownVersions(client)
+        self._reporter = Reporter(client, listener, Readiness(self.options.ready_file, client.clock))
+        self._fetcher = Fetcher(client, hook, self.options, self._is_stopped, self._reporter.event)
         answering = hook if isinstance(hook, ProbingHook) else None
-        ended = EndedProbes(answering, sync.clock, sync.job, self._reporter.event) if answering else None
-        prover = Prover(answering, sync.clock, partial(read_base_probe, sync.job), ended)
-        self._engine = Engine(hook, sync.clock, self.options.check_every, self._versions, prover)
-        self._driver = EngineDriver(
-            self._engine, self._versions, self._fetcher, self._reporter, prover, sync.clock, self.options
+        ended = EndedProbes(answering, client.clock, client.job, self._reporter.event) if answering else None
+        prover = Prover(answering, client.clock, partial(read_base_probe, client.job), ended)
+        self._loader = EngineLoader(
+            hook, self._versions, self._fetcher, self._reporter, prover, client.clock, self.options
         )
+        self._engine, self._results = self._loader.status, self._loader.results
         self._reporter.publish(EngineState.WAITING, more={"engine": engine or hook.name, "bytes": 0})
 
     @classmethod
@@ -111,15 +110,15 @@ class Follower(Closing):
             stop: Polled; once it returns true, waits and reads are given up.
         """
         chosen = options or FollowOptions()
-        sync = Client.open(
+        client = Client.open(
             job_dir, "explorer", identity, state_dir=chosen.state_dir, poll=chosen.poll, ttl=chosen.ttl
         )
         try:
-            made = cls(sync, hook, chosen, engine=engine, listener=listener, stop=stop)
+            made = cls(client, hook, chosen, engine=engine, listener=listener, stop=stop)
             made._poll()
         except BaseException:
             with contextlib.suppress(SyncdError):
-                sync.close()
+                client.close()
             raise
         return made
 
@@ -131,14 +130,14 @@ class Follower(Closing):
     @property
     def met(self) -> int:
         """Return the step that was loaded or given up last, -1 for none."""
-        met = [pair for pair in (self._driver.position, *self._driver.failed.given_up) if pair]
+        met = [pair for pair in (self._loader.position, *self._results.failed.given_up) if pair]
         return max(met)[1] if met else -1
 
     def adopt(self, pair: Pair) -> None:
         """Accept a published version that reached the engine by another way than from its files."""
         with contextlib.suppress(SyncdError, OSError):
             self._versions.read()
-        self._driver.adopt(pair)
+        self._loader.adopt(pair)
 
     def add_label(self, label: str) -> None:
         """Remember a label of weights that reach the engine by another way than from files."""
@@ -151,7 +150,7 @@ class Follower(Closing):
 
         Any thread may call this.
         """
-        running, engine = self._engine.running(), self._engine
+        running, engine = self._loader.running(), self._engine
         is_start = running.label is None and not self.started_elsewhere
         is_known = is_start or self._versions.has_label(running.label)
         label = running.label if is_known else UNKNOWN_LABEL
@@ -182,12 +181,12 @@ class Follower(Closing):
 
         It gets the last good version. Without one it stays paused until a version comes from files.
         """
-        self._driver.recover()
+        self._loader.recover()
 
     def load_received(self, weights: WeightTensors, load: Callable[[], None]) -> None:
         """Have the engine load weights by another way than from files, and prove them if it can."""
         self._versions.add_label(weights.label)
-        self._driver.load_received(weights, load)
+        self._loader.load_received(weights, load)
 
     def confirm_none(self) -> None:
         """Publish that the engine runs no version, after one that it was given was never published."""
@@ -223,15 +222,15 @@ class Follower(Closing):
         Returns:
             The result. A version that failed is retried within the turn.
         """
-        deadline = Deadline(self.sync.clock, timeout)
+        deadline = Deadline(self.client.clock, timeout)
         self._poll()
         last: TurnOutcome | None = None
         while True:
             found = self._await_version(max(deadline.left(), 0.0), ask=ask)
             if isinstance(found, TurnOutcome):
                 return last if last is not None and found.kind == "nothing" else found
-            last = self._driver.load(found)
-            if last.kind in _LAST or last.pair in self._driver.failed.given_up:
+            last = self._loader.load(found)
+            if last.kind in _LAST or last.pair in self._results.failed.given_up:
                 return last
 
     def published_steps(self) -> tuple[int, ...]:
@@ -245,7 +244,7 @@ class Follower(Closing):
         self._poll()
         pair = self._versions.pair
         is_newest = pair is not None and pair[1] == step
-        return self._driver.load(self._versions.to_lease(pair) if pair is not None and is_newest else step)
+        return self._loader.load(self._versions.to_lease(pair) if pair is not None and is_newest else step)
 
     def is_current(self) -> bool:
         """Return whether the engine runs what the policy names."""
@@ -282,9 +281,9 @@ class Follower(Closing):
 
     def close(self) -> None:
         """Publish that this explorer has stopped; the engine keeps running. A second call does nothing."""
-        self._driver.close()
+        self._loader.close()
         try:
-            self.sync.close()
+            self.client.close()
         finally:
             self._fetcher.close()
 
@@ -295,14 +294,14 @@ class Follower(Closing):
     def _poll(self) -> None:
         with contextlib.suppress(SyncdError, OSError):
             self._versions.read()
-        self._driver.poll()
+        self._loader.poll()
 
     def _await_version(self, timeout: float, *, ask: bool) -> Version | int | TurnOutcome:
         """Return what is to be loaded, or why nothing is."""
         try:
             if ask and self._engine.is_reachable:
                 return self._await_answer(timeout)
-            found = self.sync.wait_for(self._next, timeout)
+            found = self.client.wait_for(self._next, timeout)
         except TimedOutError:
             if self._engine.is_reachable:
                 return TurnOutcome("nothing", reason="no version was due in time")
@@ -313,7 +312,7 @@ class Follower(Closing):
     def _await_answer(self, timeout: float) -> Version | int | TurnOutcome:
         found = self._next()
         if found is None:
-            self.sync.wait_for_version(self.met, timeout=timeout)
+            self.client.wait_for_version(self.met, timeout=timeout)
             found = self._next()
         return found if found is not None else TurnOutcome("nothing", reason="the trainer has nothing newer")
 
@@ -324,8 +323,8 @@ class Follower(Closing):
         with contextlib.suppress(CorruptDataError):  # the daemon is about to replace the file
             self._versions.read()
         if self._engine.is_due:
-            self._driver.poll()
-        self._driver.show_ready()
+            self._loader.poll()
+        self._results.show_ready()
         if self._engine.dead is not None:
             raise self._engine.dead
         return self._decide() if self._engine.is_reachable else None
@@ -335,34 +334,33 @@ class Follower(Closing):
         if not isinstance(decision, str):
             return self._versions.to_lease(decision)
         if decision == "restore":
-            self._driver.restore()
+            self._loader.restore()
             return None
         if decision == "end":
             return TurnOutcome("ended", self.applied, "the step that was wanted is loaded")
         if decision == "missing":
             return TurnOutcome("gone", reason=f"step {self._policy.step} is not there any more")
-        if not self.options.stay and not self._driver.failed.paused and self._has_trainer_ended():
+        if not self.options.stay and not self._results.failed.paused and self._has_trainer_ended():
             return TurnOutcome("ended", self.applied, "the trainer has gone")
         return None
 
     def _snapshot(self) -> FollowSnapshot:
-        failed, driver = self._driver.failed, self._driver
+        failed, loader = self._results.failed, self._loader
         now = FollowSnapshot(
             self._versions.pair,
-            driver.position,
-            driver.needs_load,
+            loader.position,
+            loader.needs_load,
             skipped=failed.given_up | failed.paused,
             applied=self.applied,
             retries=bool(failed.paused),
-            can_restore=self._engine.wrong is None
-            and (self._engine.good is not None or self._engine.is_suspect),
+            can_restore=loader.can_restore,
             quarantined=self._versions.quarantined,
             last_good=self._versions.last_good,
         )
         return replace(now, steps=self._versions.older_steps()) if needs_steps(self._policy, now) else now
 
     def _has_trainer_ended(self) -> bool:
-        departed = self.sync.trainers.departed() or ()
+        departed = self.client.trainers.departed() or ()
         return any(has_caught_up(self._versions.newest, trainer) for trainer in departed)
 
     def _is_last(self, outcome: TurnOutcome) -> bool:

@@ -25,14 +25,14 @@ class Reporter:
     If a presence cannot be written, the engine is not touched: the heartbeat writes it later.
 
     Args:
-        sync: The follower's connection to the job.
+        client: The follower's connection to the job.
         listener: Hears each event; None for nobody.
         ready: Which version the engine is ready to serve.
     """
 
-    def __init__(self, sync: Client, listener: EventListener | None, ready: "Readiness") -> None:
-        self._sync, self._listener, self.ready = sync, listener, ready
-        self.report = EngineReport(since=sync.clock.time())
+    def __init__(self, client: Client, listener: EventListener | None, ready: "Readiness") -> None:
+        self._client, self._listener, self.ready = client, listener, ready
+        self.report = EngineReport(since=client.clock.time())
         self.applied: Pair | None = None
         """The version that the presence names as running."""
 
@@ -52,15 +52,15 @@ class Reporter:
             more: Further facts of the presence; None removes one.
             changes: Further fields of the report.
         """
-        since = self.report.since if state is self.report.state else self._sync.clock.time()
+        since = self.report.since if state is self.report.state else self._client.clock.time()
         self.report = replace(self.report, state=state, since=since, reason=reason, **changes)
         document = {**self.report.document(), **(more or {})}
-        self._write(lambda: self._sync.describe(document, now=now))
+        self._write(lambda: self._client.describe(document, now=now))
 
     def confirm(self, pair: Pair | None) -> None:
         """Publish the version that the engine has confirmed."""
         self.applied = pair
-        self._write(lambda: self._sync.confirm(pair))
+        self._write(lambda: self._client.confirm(pair))
 
     def event(self, level: str, name: str, **fields: Any) -> None:
         """Report an event to the listener."""

@@ -60,7 +60,7 @@ def serve(
         HealthServer.serving(health) if health is not None else contextlib.nullcontext() as server,
         Follower.open(job, hook, identity, options, engine=engine, listener=listener) as follower,
     ):
-        name = follower.sync.identity
+        name = follower.client.identity
         listener("info", "follower_started", {"job": job, "name": name, "engine": engine})
         if server is not None:
             server.health = follower.health

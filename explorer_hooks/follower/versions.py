@@ -12,9 +12,10 @@ from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import parse_step_name
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.version import Pair, Version, engine_label, is_unpublished, pair_of
-from syncd.transports.files.directory import HeldDirectory, LoadTimings
-from syncd.transports.files.directory_receiver import (
+from syncd.transports.files.directory import (
     DirectoryOptions,
+    HeldDirectory,
+    LoadTimings,
     ReportEvent,
     Verification,
     open_nearer_receivers,
@@ -34,11 +35,11 @@ class KnownVersions:
     """The versions of a job that this process has read.
 
     Args:
-        sync: The connection to the job.
+        client: The connection to the job.
     """
 
-    def __init__(self, sync: Client) -> None:
-        self._sync = sync
+    def __init__(self, client: Client) -> None:
+        self._client = client
         self.newest: Version | None = None
         self._labels: set[str] = set()
 
@@ -49,7 +50,7 @@ class KnownVersions:
 
     def read(self) -> None:
         """Read which version is published."""
-        found = self._sync.latest_version()
+        found = self._client.latest_version()
         # A mount may return a cached, older file: pairs only grow.
         if found is not None and (self.newest is None or found.pair >= self.newest.pair):
             self.newest = found
@@ -100,7 +101,7 @@ class KnownVersions:
         good = newest.last_good
         if good is not None and pair == good.pair:
             return engine_label(pair, good.digest)
-        job = self._sync.job
+        job = self._client.job
         try:
             return engine_label(pair, read_manifest(job.disk, job.step(pair[1])).digest)
         except (*MISSING, SyncdError, OSError):
@@ -118,7 +119,7 @@ class KnownVersions:
         """Return the steps below the published one that have a directory and were not abandoned."""
         if self.newest is None:
             return ()
-        entries = self._sync.job.disk.list(self._sync.job.root)
+        entries = self._client.job.disk.list(self._client.job.root)
         steps = {parse_step_name(entry.name) for entry in entries if entry.kind == "directory"}
         left = steps - {step for step, _ in self.newest.abandoned}
         return tuple(sorted(step for step in left if step and step < self.newest.step))
@@ -194,14 +195,14 @@ class Fetcher:
     """Fetches versions for one hook: leases one and looks in memory, in the stage, then in the job directory.
 
     Args:
-        sync: The follower's connection to the job.
+        client: The follower's connection to the job.
         hook: The hook that will load them.
         stop: Polled while files are read; once it returns true, the fetch is given up.
     """
 
     def __init__(
         self,
-        sync: Client,
+        client: Client,
         hook: Hook,
         options: FollowOptions,
         stop: Callable[[], bool],
@@ -209,21 +210,21 @@ class Fetcher:
     ) -> None:
         if "directory" not in hook.takes:
             raise ConfigError(f"the hook {hook.name} loads no directories, so it cannot follow versions")
-        self._sync = sync
-        self._stage = HostStage(options.stage, sync.job.root, sync.clock) if options.stage else None
+        self._client = client
+        self._stage = HostStage(options.stage, client.job.root, client.clock) if options.stage else None
         verify = Verification(options.verify)
         if verify is Verification.CONTENT and hook.checks_content:
             verify = Verification.HEADER  # the hook itself compares the content while it loads
         self._hook = hook if isinstance(hook, ChangesHook) and hook.reads_changes else None
         wanted = DirectoryOptions(hook.kinds, verify, stop, report, changes=self._hook is not None)
-        self._nearer = open_nearer_receivers(sync, wanted)
-        self._files = FilesReceiver(sync, wanted, self._stage)
+        self._nearer = open_nearer_receivers(client, wanted)
+        self._files = FilesReceiver(client, wanted, self._stage)
         self._publish_reads()
 
     def fetch(self, wanted: Version | int, timings: LoadTimings) -> HeldDirectory:
         """Return the directory of a version, checked."""
         with contextlib.ExitStack() as lease, refuse_damage():
-            leased = lease.enter_context(self._sync.lease(wanted))
+            leased = lease.enter_context(self._client.lease(wanted))
             try:
                 return self._find(leased, timings).keep_lease(lease)
             finally:
@@ -232,7 +233,7 @@ class Fetcher:
     def fetch_running(self, pair: Pair) -> HeldDirectory | None:
         """Return the directory of a version that the engine runs already, to restore it later; None if removed."""
         with contextlib.ExitStack() as lease, contextlib.suppress(SyncdError, OSError):
-            leased = lease.enter_context(self._sync.lease(pair))
+            leased = lease.enter_context(self._client.lease(pair))
             return self._files.find_unchecked(leased).keep_lease(lease)
         return None
 
@@ -253,7 +254,7 @@ class Fetcher:
     def _publish_reads(self) -> None:
         """Have the trainer know whether deltas can be read here: not while the stage is full."""
         is_slow = self._stage is None and self._hook is not None and not self._hook.takes_changes()
-        self._sync.publish_reads(() if is_slow else self._files.reads())
+        self._client.publish_reads(() if is_slow else self._files.reads())
 
     def _find(self, leased: Leased, timings: LoadTimings) -> HeldDirectory:
         for receiver in self._nearer:

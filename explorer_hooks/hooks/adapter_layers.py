@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from explorer_hooks.hooks.adapter_shapes import layers_of, refused, require_shapes
-from explorer_hooks.hooks.start_check import StartModel
+from explorer_hooks.proof.start_check import StartModel
 from syncd.errors import RefusedError
 from syncd.transports.base import WeightDirectory
 from syncd.transports.tensors import Tensors

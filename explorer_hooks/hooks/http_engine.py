@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from explorer_hooks.hook import Hook, HookOptions, ProbeAnswer, Running, TensorHook, UntouchedError
 from explorer_hooks.hooks.http_settings import LOOPBACK, is_at_least, meeting_address, push_ways
 from explorer_hooks.hooks.phases import require_loadable
-from explorer_hooks.hooks.probing import ServerProbe, require_known_tokens
 from explorer_hooks.hooks.restarting import RestartableHook
 from explorer_hooks.hooks.settings import HookSettings
-from explorer_hooks.hooks.start_check import CHECKS, StartModel, require_same_model, start_model_of
 from explorer_hooks.http_client import HttpClient
+from explorer_hooks.proof.server_probes import ServerProbe, require_known_tokens
+from explorer_hooks.proof.start_check import CHECKS, StartModel, require_same_model, start_model_of
 from syncd.client.client import Client
 from syncd.errors import (
     DOCS,
@@ -32,7 +32,7 @@ from syncd.errors import (
 )
 from syncd.protocol.version import is_unpublished
 from syncd.registered import registered
-from syncd.transports.base import EarlyReceiver, ReceiveContext, WeightDirectory, WeightTensors
+from syncd.transports.base import ReceiveContext, WeightDirectory, WeightTensors
 from syncd.transports.tensors import Tensors
 
 if TYPE_CHECKING:
@@ -56,11 +56,7 @@ class EnginePush(Protocol):
     ) -> None: ...
 
     def run(self, label: str, tensors: "Mapping[str, torch.Tensor]") -> None:
-        """Load weights into the engine.
-
-        Raises:
-            SyncdError: The engine did not load them.
-        """
+        """Load weights into the engine."""
 
     @classmethod
     def allocator(cls, ways: Sequence[str]) -> "Callable[[int], torch.Tensor] | None":
@@ -215,10 +211,10 @@ class HttpEngineHook(RestartableHook, TensorHook):
         if self._start_check != "off":
             self._require_same_model(tensors, "the broadcast")
 
-    def load_received(self, weights: WeightTensors, receiver: EarlyReceiver) -> None:
-        """EnginePush what was received to the engine; after a failure it may be paused with unknown weights."""
+    def load_received(self, weights: WeightTensors, fill: Callable[[], None]) -> None:
+        """Push what was received to the engine; after a failure it may be paused with unknown weights."""
+        del fill  # the parameters are the engine's
         self.load_tensors(weights.label, weights.tensors)
-        receiver.report_running(weights)
 
     def load_tensors(self, label: str, tensors: "Mapping[str, torch.Tensor]") -> None:
         """Have the engine run weights that are in this process's memory, as `load_received` does."""

@@ -12,9 +12,9 @@ from typing import Any
 from explorer_hooks.hook import ProbeAnswer
 from explorer_hooks.hooks.adapter_server import AdapterServerHook
 from explorer_hooks.hooks.adapter_shapes import layers_of, require_shapes
-from explorer_hooks.hooks.probing import AdapterCompletionsProbe, each_replica
 from explorer_hooks.hooks.vllm import release_and_flags
 from explorer_hooks.http_client import HttpClient
+from explorer_hooks.proof.server_probes import AdapterCompletionsProbe, each_replica
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 from syncd.transports.base import WeightDirectory, WeightTensors
 

@@ -19,8 +19,8 @@ from explorer_hooks.hook import (
 )
 from explorer_hooks.hooks.parameters import ModelParameters
 from explorer_hooks.hooks.phases import LoadState, require_loadable
-from explorer_hooks.hooks.probing import SWITCH_OFF, dtype_word, require_known_tokens
 from explorer_hooks.hooks.settings import HookSettings
+from explorer_hooks.proof.server_probes import SWITCH_OFF, dtype_word, require_known_tokens
 from syncd.client.client import Client
 from syncd.errors import (
     ConfigError,
@@ -30,7 +30,7 @@ from syncd.errors import (
     SyncdError,
 )
 from syncd.protocol.version import UNKNOWN_LABEL
-from syncd.transports.base import EarlyReceiver, ReceiveContext, WeightDirectory, WeightTensors
+from syncd.transports.base import ReceiveContext, WeightDirectory, WeightTensors
 from syncd.transports.tensors import TensorMeta
 
 _DEAD = "start the explorer again"
@@ -159,13 +159,13 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
         """Return a context with the model's parameters."""
         return ReceiveContext(client, stop, self.parameters.tensors)
 
-    def load_received(self, weights: WeightTensors, receiver: EarlyReceiver) -> None:
+    def load_received(self, weights: WeightTensors, fill: Callable[[], None]) -> None:
         """Give what was received to the parameters, between two generations; `on_commit` is not called."""
         self._gate.shut()
         self._state.load()
         self.parameters.forget()
         try:
-            receiver.load(weights)
+            fill()
         except Exception as error:
             raise LoadFailedError(
                 f"the weights could not be copied in: {type(error).__name__}: {error}"

@@ -6,19 +6,19 @@ The engine must be started with `VLLM_SERVER_DEV_MODE=1`; docs/engines-vllm-sgla
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from explorer_hooks.answers import positive
 from explorer_hooks.hook import Checksums, Running
-from explorer_hooks.hooks.answers import positive
-from explorer_hooks.hooks.checksums import vllm_checksums
 from explorer_hooks.hooks.http_engine import HttpEngineHook
-from explorer_hooks.hooks.probing import (
+from explorer_hooks.hooks.settings import HookSettings
+from explorer_hooks.http_client import HttpClient
+from explorer_hooks.proof.server_checksums import vllm_checksums
+from explorer_hooks.proof.server_probes import (
     AdapterCompletionsProbe,
     CompletionsProbe,
     dtype_word,
     each_replica,
     rounding_flags,
 )
-from explorer_hooks.hooks.settings import HookSettings
-from explorer_hooks.http_client import HttpClient
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError
 
 BACKEND = "syncd"

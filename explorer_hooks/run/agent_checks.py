@@ -3,8 +3,9 @@
 import shlex
 from collections.abc import Iterator
 
-from explorer_hooks.run.config import ENVIRONMENTS, AgentSection, ExplorerFile, RewardSection
 from explorer_hooks.run.task_checks import is_import_path
+from syncd.jobfile.explorer_sections import ENVIRONMENTS, AgentSection, RewardSection
+from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem
 
 _OF_KINDS = {
@@ -15,7 +16,7 @@ _OF_KINDS = {
 """Keys that only some kinds of agents read."""
 
 
-def agent_problems(file: ExplorerFile) -> Iterator[Problem]:
+def agent_problems(file: JobFile) -> Iterator[Problem]:
     """Yield what is wrong with the agents that `explorer run` starts."""
     agent = file.explorer.agent
     if agent.is_given:
@@ -26,13 +27,13 @@ def agent_problems(file: ExplorerFile) -> Iterator[Problem]:
         yield from _unused_reward(file.explorer.reward)
 
 
-def gateway_problems(file: ExplorerFile, who: str) -> Iterator[Problem]:
+def gateway_problems(file: JobFile, who: str) -> Iterator[Problem]:
     """Yield what does not go together with the gateway."""
     section = file.explorer
     if section.teacher.address:
         text = f"{who} asks no teacher"
         yield Problem("explorer.teacher.address", text, "leave [explorer.teacher] out")
-    if section.gateway.segments == "last" and file.algorithm.get("turn_rewards"):
+    if section.gateway.segments == "last" and file.algorithm.turn_rewards:
         text = (
             'explorer.gateway.segments = "last" leaves turns out, whose rewards algorithm.turn_rewards needs'
         )
@@ -101,7 +102,7 @@ def _environment(agent: AgentSection) -> Iterator[Problem]:
         yield Problem("explorer.agent.options", text, hint)
 
 
-def _agent_evaluation(file: ExplorerFile) -> Iterator[Problem]:
+def _agent_evaluation(file: JobFile) -> Iterator[Problem]:
     """Yield what keeps an agent from playing evaluation sets."""
     agent = file.explorer.agent
     if agent.environment and file.explorer.evaluation.named():

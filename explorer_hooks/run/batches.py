@@ -121,7 +121,9 @@ class BatchMaker:
         unfinished: list[EpochTask] = []
         fruitless = 0
         while not self._sampling.stop() and self._gate.wait_until_usable(is_suspect=fruitless > 0):
-            unfinished += islice(coming, max(self._file.groups - len(batch.groups) - len(unfinished), 0))
+            unfinished += islice(
+                coming, max(self._file.explorer_groups - len(batch.groups) - len(unfinished), 0)
+            )
             if not unfinished:
                 return batch
             left = self._generate(unfinished, batch)
@@ -158,7 +160,8 @@ class BatchMaker:
         left = dict(enumerate(unfinished))
         file, most = self._file, self._file.explorer.sampling.max_tokens
         requests = [
-            GroupRequest(one.prompt, file.data.group_size, most, file.temperature) for one in unfinished
+            GroupRequest(one.prompt, file.data.group_size, most, file.algorithm.temperature)
+            for one in unfinished
         ]
         with closing(self._sampling.generator.generate(requests)) as results:
             for result in results:
@@ -197,7 +200,10 @@ class BatchMaker:
         if not are_equal(rewards):
             return False
         reward = self._file.explorer.reward
-        if reward.equal_groups == "drop" and batch.dropped["equal"] < reward.most_equal * self._file.groups:
+        if (
+            reward.equal_groups == "drop"
+            and batch.dropped["equal"] < reward.most_equal * self._file.explorer_groups
+        ):
             batch.dropped["equal"] += 1
             return True
         batch.equal_groups += 1

@@ -4,10 +4,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from explorer_hooks.run.config import CurriculumSection
 from explorer_hooks.run.own_files import Records
 from syncd.errors import UsageError
 from syncd.experience.model import Experience
+from syncd.jobfile.explorer_sections import CurriculumSection
 
 DIFFICULTY = "difficulty.jsonl"
 """A line for each batch: the task and the mean reward of each group that was measured with it."""

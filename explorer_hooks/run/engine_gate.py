@@ -57,7 +57,7 @@ class EngineVersions:
     @property
     def digest(self) -> str:
         """Return the digest of the weights that the engine runs, empty if it runs no version."""
-        return self.source.sync.confirmed_digest if self.source.runs is not None else ""
+        return self.source.client.confirmed_digest if self.source.runs is not None else ""
 
     def is_ready(self) -> bool:
         """Return whether the engine runs a published version, or before the first one what it was started with."""
@@ -78,11 +78,11 @@ class EngineVersions:
 
     def room(self) -> int:
         """Return how many further batches the trainer needs now."""
-        return self._allowance.room(self._step, pacing.written(self.source.sync.job))
+        return self._allowance.room(self._step, pacing.written(self.source.client.job))
 
     def restart_allowance(self) -> None:
         """Count batches from now on."""
-        self._allowance = self._allowance.restarted(self._step, pacing.written(self.source.sync.job))
+        self._allowance = self._allowance.restarted(self._step, pacing.written(self.source.client.job))
 
     @property
     def _step(self) -> int:
@@ -141,7 +141,7 @@ class EngineGate:
                 why = f": {reason}" if (reason := self._versions.source.reason) else ""
                 raise EngineDeadError(
                     f"the engine has run no usable version for {self._settings.timeout:g} s{why}",
-                    hint=f"syncd status {self._versions.source.sync.job.root}",
+                    hint=f"syncd status {self._versions.source.client.job.root}",
                 )
             if self.update(PIECE).kind == "ended":
                 time.sleep(_BREATH)

@@ -8,7 +8,6 @@ import structlog
 
 from explorer_hooks.run import pacing
 from explorer_hooks.run.batches import BatchMaker, ExplorerBatch
-from explorer_hooks.run.config import ExplorerFile
 from explorer_hooks.run.curriculum import with_dropped
 from explorer_hooks.run.engine_gate import EngineGate, EngineVersions
 from explorer_hooks.run.job_watch import JobWatch
@@ -17,6 +16,7 @@ from explorer_hooks.run.pacing import Next
 from explorer_hooks.tasks.order import set_figures
 from syncd.client.sync_policy import SyncStyle
 from syncd.experience.model import Experience
+from syncd.jobfile.model import JobFile
 from syncd.protocol.version import label_of
 
 TURN = 1.0
@@ -46,7 +46,7 @@ class Explorer:
         gate: EngineGate,
         batches: BatchMaker,
         ledger: TaskLedger,
-        file: ExplorerFile,
+        file: JobFile,
         metrics: Records,
         stop: Callable[[], bool],
     ) -> None:
@@ -190,5 +190,5 @@ class Explorer:
         self._waited = 0.0
         self._metrics.add(line)
         shown = {key: value for key, value in line.items() if key != "at"}
-        self._source.sync.describe({"explorer": shown}, now=False)
+        self._source.client.describe({"explorer": shown}, now=False)
         _LOG.info("batch_written", path=path, **shown)

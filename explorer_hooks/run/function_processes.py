@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from explorer_hooks.hooks.answers import member
+from explorer_hooks.answers import member
 from explorer_hooks.run.function_worker import SHOWN
 from explorer_hooks.run.rewards import Score, rebuilt
 from explorer_hooks.run.worker_process import WorkerProcess

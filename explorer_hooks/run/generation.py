@@ -6,13 +6,13 @@ from collections.abc import Generator as Iterated
 from dataclasses import dataclass
 
 from explorer_hooks.hook import Hook, PendingProof, Running
-from explorer_hooks.run.config import ExplorerFile
 from explorer_hooks.run.rewards import Score, plain_task
 from explorer_hooks.run.scoring import ScoredGroup, ScoredText, Scorer
 from explorer_hooks.run.token_versions import TokenVersions
 from explorer_hooks.run.tokens import Tokens
 from explorer_hooks.tasks.task import Task
 from syncd.experience.model import Span
+from syncd.jobfile.model import JobFile
 from syncd.protocol.version import Pair
 
 BEFORE_THE_FIRST: Pair = (1, 0)
@@ -91,7 +91,7 @@ class Generator(ABC):
 class Sampling:
     """What makes scored responses to tasks."""
 
-    file: ExplorerFile  # the configuration: how many, and how long they are
+    file: JobFile  # the configuration: how many, and how long they are
     tokens: Tokens
     generator: Generator  # generates groups
     scorer: Scorer  # scores responses

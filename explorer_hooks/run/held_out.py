@@ -10,12 +10,12 @@ from typing import Protocol
 
 import structlog
 
-from explorer_hooks.run.config import ExplorerFile
 from explorer_hooks.run.generation import Sampling
 from explorer_hooks.run.own_files import Records
 from explorer_hooks.run.scoring import Scorer
 from explorer_hooks.tasks.order import Tasks
 from syncd.jobfile.evaluation import EvaluationSet
+from syncd.jobfile.model import JobFile
 from syncd.protocol.version import Pair
 from syncd.registered import registered
 
@@ -27,38 +27,23 @@ _LOG = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A set that is measured.
+    """A set that is measured."""
 
-    Args:
-        name: Its name, empty for the one of [explorer.evaluation] itself.
-        section: Its keys.
-        tasks: Its tasks.
-        max_tokens: Tokens of a response at most.
-        scorer: Scores responses.
-        key: Names what is measured: two measurements with one key differ in the weights alone.
-    """
-
-    name: str
-    section: EvaluationSet
+    name: str  # its name, empty for the one of [explorer.evaluation] itself
+    section: EvaluationSet  # its keys
     tasks: Tasks
-    max_tokens: int
-    scorer: Scorer
-    key: str
+    max_tokens: int  # tokens of a response at most
+    scorer: Scorer  # scores responses
+    key: str  # names what is measured: two measurements with one key differ in the weights alone
 
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """What became of a task.
+    """What became of a task."""
 
-    Args:
-        rewards: The reward of each response; none if one of them has none.
-        tokens: Tokens of all responses.
-        truncated: Responses that were cut off at the most tokens.
-    """
-
-    rewards: Sequence[float] = ()
-    tokens: int = 0
-    truncated: int = 0
+    rewards: Sequence[float] = ()  # the reward of each response; none if one of them has none
+    tokens: int = 0  # tokens of all responses
+    truncated: int = 0  # responses that were cut off at the most tokens
 
 
 Outcomes = Sequence[TaskOutcome]
@@ -72,11 +57,7 @@ class Evaluator(Protocol):
         """Return what became of each task of a set, None if it was told to stop or the engine ran another version.
 
         Args:
-            held_out: The set.
             pair: The version whose work counts.
-
-        Raises:
-            EngineDeadError: The engine can generate nothing any more.
         """
 
 
@@ -87,13 +68,8 @@ class VersionWatcher(Protocol):
         """Measure a version that was just applied by the sets that are due.
 
         Args:
-            pair: The version.
             digest: The digest of its weights, empty for the model that the engine started with.
             is_last: Whether no version comes after it: then all sets are due.
-
-        Raises:
-            EngineDeadError: The engine can generate nothing any more.
-            StorageError: A line cannot be written.
         """
 
 
@@ -129,16 +105,8 @@ class _NoSets:
 
 
 @contextmanager
-def open_evaluation(file: ExplorerFile, scorer: Scorer) -> Iterator[EvaluationSets]:
-    """Yield the evaluation sets that the run of an explorer measures.
-
-    Args:
-        file: The job's file.
-        scorer: What scores with explorer.reward.function.
-
-    Raises:
-        ConfigError: A file of tasks cannot be used, or a reward function not be imported.
-    """
+def open_evaluation(file: JobFile, scorer: Scorer) -> Iterator[EvaluationSets]:
+    """Yield the evaluation sets that the run of an explorer measures."""
     openers = [point.load() for point in registered(EVALUATION).values()]
     if not openers:
         yield _NoSets()

@@ -38,7 +38,7 @@ class JobWatch:
         now = time.monotonic()
         if now - self._end_read_at < _EVERY:
             return ""
-        self._end_read_at, end = now, read_end(self._source.sync.job)
+        self._end_read_at, end = now, read_end(self._source.client.job)
         if end is None:
             self._end_since = None
             return ""
@@ -48,11 +48,11 @@ class JobWatch:
         return end.reason if is_published or now - self._end_since >= LAST else ""
 
     def _trainer_is_gone(self) -> bool:
-        sync = self._source.sync
-        if sync.trainer_requires_weight_sync() is None:
+        client = self._source.client
+        if client.trainer_requires_weight_sync() is None:
             return True
         now = time.monotonic()
-        if sync.trainers.last():
+        if client.trainers.last():
             self._trainer_seen_at = now
         elif now - self._trainer_seen_at > self._timeout:
             raise TimedOutError(

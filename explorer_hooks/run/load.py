@@ -1,47 +1,22 @@
 """The job's file, as an explorer reads it: one error reports all problems."""
 
-import math
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
 from explorer_hooks.run.agent_checks import agent_problems, gateway_problems
-from explorer_hooks.run.config import (
-    AgentSection,
-    ExplorerFile,
-    InferenceSection,
-    TeacherSection,
-)
 from explorer_hooks.run.stages import stage_layers
 from explorer_hooks.run.task_checks import reward_problems, task_problems
-from explorer_hooks.tasks.section import SCHEMES
 from syncd.errors import ConfigError
 from syncd.experience.table import MAX_ROWS
 from syncd.jobfile.evaluation import set_problems
-from syncd.jobfile.keys import Keys
+from syncd.jobfile.explorer_sections import AgentSection, InferenceSection, TeacherSection
 from syncd.jobfile.loader import Loader, read_toml, values_at
+from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem
 from syncd.protocol.layout import is_identity
-
-KEYS = Keys(
-    ExplorerFile,
-    (
-        "job.dir",
-        "job.state_dir",
-        "model.path",
-        "model.lora.adapter",
-        "explorer.tasks",
-        "explorer.evaluation.tasks",
-        "explorer.evaluation.sets.NAME.tasks",
-        "explorer.follow.stage",
-        "explorer.gateway.directory",
-        "sync.memory_dir",
-    ),
-    SCHEMES,
-)
-"""The keys of the file, and those of them that name a file or directory."""
 
 _SERVERS = {
     "vllm": "env VLLM_SERVER_DEV_MODE=1 vllm serve {model} --host {host} --port {port}",
@@ -52,7 +27,7 @@ _SERVERS = {
 
 def load_file(
     path: str, overrides: Sequence[str] = (), stage: str | None = None, *, trust: bool = False
-) -> ExplorerFile:
+) -> JobFile:
     """Return what a file says to explorers, with the command line's `--section.key value` on top.
 
     Args:
@@ -64,7 +39,7 @@ def load_file(
     return file.in_stage(stage) if stage is not None else file
 
 
-def load_served_file(path: str, overrides: Sequence[str] = (), *, trust: bool = False) -> ExplorerFile:
+def load_served_file(path: str, overrides: Sequence[str] = (), *, trust: bool = False) -> JobFile:
     """Return what a file says to `explorer serve`, as `load_file` does."""
     return SERVE_LOADER.load(
         [read_toml(path).layer(), SERVE_LOADER.command_layer(overrides)], path, trust=trust
@@ -73,7 +48,7 @@ def load_served_file(path: str, overrides: Sequence[str] = (), *, trust: bool = 
 
 def load_bench_file(
     job: str, config: str | None, overrides: Sequence[str] = (), *, trust: bool = False
-) -> ExplorerFile:
+) -> JobFile:
     """Return what a file says to `explorer bench`, with the command line's `--section.key value` on top.
 
     Args:
@@ -92,19 +67,14 @@ def load_bench_file(
     return file.with_values(job={"dir": os.path.abspath(job), "source": os.path.abspath(source)})
 
 
-def documentation() -> str:
-    """Return the last part of docs/explorer-run.md: every key of [explorer]."""
-    return KEYS.documentation("explorer")
-
-
-def _run_checks(file: ExplorerFile) -> Iterator[Problem]:
+def _run_checks(file: JobFile) -> Iterator[Problem]:
     """Yield the problems for `explorer run` that no single key shows."""
     yield from _checks(file)
     yield from task_problems(file)
     yield from agent_problems(file)
 
 
-def _serve_checks(file: ExplorerFile) -> Iterator[Problem]:
+def _serve_checks(file: JobFile) -> Iterator[Problem]:
     """Yield the problems for `explorer serve` that no single key shows."""
     yield from _checks(file)
     yield from gateway_problems(file, "explorer serve")
@@ -122,7 +92,7 @@ def _serve_checks(file: ExplorerFile) -> Iterator[Problem]:
         yield Problem("stages", text, "explorer run CONFIG --stage NAME")
 
 
-def _bench_checks(file: ExplorerFile) -> Iterator[Problem]:
+def _bench_checks(file: JobFile) -> Iterator[Problem]:
     """Yield the problems for `explorer bench` that no single key shows."""
     yield from _checks(file)
     if file.explorer.agent.is_given:
@@ -136,12 +106,12 @@ def _bench_checks(file: ExplorerFile) -> Iterator[Problem]:
         yield Problem("stages", text, "leave --config out: each stage's directory has its configuration")
 
 
-def _checks(file: ExplorerFile) -> Iterator[Problem]:
+def _checks(file: JobFile) -> Iterator[Problem]:
     """Yield the problems that no single key shows."""
     yield from _names(file)
     yield from _engine(file)
     yield from _teacher(file)
-    rows = file.groups * file.data.group_size
+    rows = file.explorer_groups * file.data.group_size
     if rows > MAX_ROWS:
         key = "explorer.groups" if file.explorer.groups else "data.groups"
         yield Problem(key, f"{rows} rollouts are too many for a batch, which holds {MAX_ROWS} at most")
@@ -149,7 +119,7 @@ def _checks(file: ExplorerFile) -> Iterator[Problem]:
     yield from reward_problems(file)
 
 
-def _names(file: ExplorerFile) -> Iterator[Problem]:
+def _names(file: JobFile) -> Iterator[Problem]:
     for key in ("job.dir", "model.path"):
         if not attrgetter(key)(file):
             yield Problem(key, f"{key} is empty", "name one; is a shell variable unset?")
@@ -159,11 +129,9 @@ def _names(file: ExplorerFile) -> Iterator[Problem]:
         yield Problem("explorer.name", f"explorer.name = {name!r} is not a name for files", hint)
 
 
-def _engine(file: ExplorerFile) -> Iterator[Problem]:
-    engine, temperature = file.explorer.engine, file.algorithm.get("temperature", 1.0)
-    if type(temperature) not in (int, float) or not math.isfinite(temperature) or temperature <= 0:
-        yield Problem("algorithm.temperature", f"algorithm.temperature = {temperature!r} is not above 0")
-    elif engine.kind != "transformers" and temperature != 1 and not engine.processed_logprobs:
+def _engine(file: JobFile) -> Iterator[Problem]:
+    engine, temperature = file.explorer.engine, file.algorithm.temperature
+    if engine.kind != "transformers" and temperature != 1 and not engine.processed_logprobs:
         yield Problem(
             "algorithm.temperature",
             f"algorithm.temperature = {temperature:g}: {engine.kind} says log-probs at temperature 1",
@@ -191,7 +159,7 @@ def _engine(file: ExplorerFile) -> Iterator[Problem]:
     yield from _command(engine)
 
 
-def _teacher(file: ExplorerFile) -> Iterator[Problem]:
+def _teacher(file: JobFile) -> Iterator[Problem]:
     teacher, key = file.explorer.teacher, "explorer.teacher.address"
     if not teacher.address:
         if teacher != TeacherSection():
@@ -199,7 +167,7 @@ def _teacher(file: ExplorerFile) -> Iterator[Problem]:
         return
     if not teacher.address.startswith(("http://", "https://")):
         yield Problem(key, f"{key} is no address of a server", 'address = "http://127.0.0.1:8001"')
-    if file.algorithm.get("temperature", 1.0) != 1:
+    if file.algorithm.temperature != 1:
         text = "a teacher says log-probs at temperature 1, and responses are of another temperature"
         yield Problem("algorithm.temperature", text, "temperature = 1.0, or no teacher")
 
@@ -227,8 +195,9 @@ def _command(engine: InferenceSection) -> Iterator[Problem]:
         yield Problem("explorer.engine.model", text, 'model = "policy", and --served-model-name policy')
 
 
-_REQUIRED, _HINT = ("job", "model", "explorer"), "explorer config docs"
+def _loader(check: Callable[[JobFile], Iterator[Problem]]) -> Loader:
+    tables, required = ("job", "model", "sync", "explorer"), ("job", "model", "explorer")
+    return Loader(tables=tables, required=required, check=check, hint="explorer config docs")
 
-LOADER = Loader(KEYS, ExplorerFile, required=_REQUIRED, check=_run_checks, hint=_HINT)
-BENCH_LOADER = Loader(KEYS, ExplorerFile, required=_REQUIRED, check=_bench_checks, hint=_HINT)
-SERVE_LOADER = Loader(KEYS, ExplorerFile, required=_REQUIRED, check=_serve_checks, hint=_HINT)
+
+LOADER, BENCH_LOADER, SERVE_LOADER = map(_loader, (_run_checks, _bench_checks, _serve_checks))

@@ -15,7 +15,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from explorer_hooks.hooks.transformers import TransformersHook
-from explorer_hooks.run.config import ExplorerFile
 from explorer_hooks.run.generation import (
     BEFORE_THE_FIRST,
     Generator,
@@ -26,6 +25,7 @@ from explorer_hooks.run.generation import (
     Response,
 )
 from syncd.errors import ConfigError, EngineDeadError
+from syncd.jobfile.model import JobFile
 from syncd.protocol.version import pair_of
 
 _ENDLESS = 1 << 20
@@ -204,7 +204,7 @@ class LocalEngine(InferenceEngine):
         file: The configuration, which names it.
     """
 
-    def __init__(self, file: ExplorerFile) -> None:
+    def __init__(self, file: JobFile) -> None:
         self.name, self._rows = file.explorer.engine.kind, file.explorer.engine.rows
         self.hook: TransformersHook = open_hook(file)
 
@@ -213,7 +213,7 @@ class LocalEngine(InferenceEngine):
         return LocalGenerator(self.hook, context, self._rows)
 
 
-def open_hook(file: ExplorerFile) -> TransformersHook:
+def open_hook(file: JobFile) -> TransformersHook:
     """Return the hook of the model that a file names, which is loaded and ready to generate."""
     section, directory, trust = file.explorer.engine, file.model.path, file.model.trust_remote_code
     dtype = getattr(torch, section.dtype)

@@ -15,18 +15,18 @@ from explorer_hooks.follower.health import HealthServer
 from explorer_hooks.follower.policy import EventListener, FollowOptions
 from explorer_hooks.follower.service import log_listener
 from explorer_hooks.hook import TensorHook
-from explorer_hooks.run.config import ExplorerFile
 from explorer_hooks.run.generation import Generator, GeneratorContext, InferenceEngine, PermittedVersion
 from explorer_hooks.run.own_server import serving
 from explorer_hooks.run.scoring import Scorer, open_scorer
 from explorer_hooks.run.served import ServerEngine
 from explorer_hooks.run.tokens import Tokens
-from explorer_hooks.run.weight_sources import EarlySource, WeightSource
+from explorer_hooks.run.weight_sources import WeightSource
 from explorer_hooks.stopping import Stop
 from syncd.errors import ConfigError
 from syncd.extras import install_command
+from syncd.jobfile.model import JobFile
 from syncd.registered import registered
-from syncd.transports.base import EarlyReceiver, Transport, find_transport, transport_names
+from syncd.transports.base import Transport, find_transport, transport_names
 
 _LOCAL = "explorer_hooks.run.local:LocalEngine"
 """What generates in this process; it is loaded only then, because it needs torch."""
@@ -42,7 +42,7 @@ _LOG = structlog.get_logger()
 class FollowedEngine:
     """An engine that follows the job."""
 
-    file: ExplorerFile  # the job's file, with the address of a server that was started
+    file: JobFile  # the job's file, with the address of a server that was started
     engine: InferenceEngine
     follower: Follower  # loads versions from files
     source: WeightSource  # keeps it at a version
@@ -59,7 +59,7 @@ class FollowedEngine:
 
 @contextmanager
 def followed_engine(
-    file: ExplorerFile, stop: Stop, health: str | None, *, checks_first: bool = False
+    file: JobFile, stop: Stop, health: str | None, *, checks_first: bool = False
 ) -> Iterator[FollowedEngine]:
     """Open the engine of a file, and follow the job with it.
 
@@ -80,13 +80,13 @@ def followed_engine(
         if server is not None:
             server.health = partial(follower.health, watched=False)  # while it generates, nobody takes turns
             listener("info", "health_served", {"url": server.url})
-        name = follower.sync.identity or ""
+        name = follower.client.identity or ""
         opened.enter_context(structlog.contextvars.bound_contextvars(explorer=name))
         source = opened.enter_context(_open_source(file, engine, follower, stop))
         yield FollowedEngine(file, engine, follower, source)
 
 
-def open_reward(file: ExplorerFile, function: str = "") -> Scorer:
+def open_reward(file: JobFile, function: str = "") -> Scorer:
     """Return what scores; its functions are looked for beside the file, and in the working directory.
 
     Args:
@@ -98,26 +98,22 @@ def open_reward(file: ExplorerFile, function: str = "") -> Scorer:
     return open_scorer(section, [file.directory or here, here])
 
 
-def _open_engine(file: ExplorerFile) -> InferenceEngine:
+def _open_engine(file: JobFile) -> InferenceEngine:
     kind = file.explorer.engine.kind
     if kind in _SERVERS:
         return ServerEngine(file)
     if kind != "transformers":
         return _registered_engine(file, kind)
     try:
-        opener: Callable[[ExplorerFile], InferenceEngine] = resolve_name(_LOCAL)
+        opener: Callable[[JobFile], InferenceEngine] = resolve_name(_LOCAL)
     except ImportError as error:
         hint = install_command("transformers")
         raise ConfigError('explorer.engine.kind = "transformers" needs transformers', hint=hint) from error
     return opener(file)
 
 
-def _registered_engine(file: ExplorerFile, kind: str) -> InferenceEngine:
-    """Return an engine that a part brings.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
+def _registered_engine(file: JobFile, kind: str) -> InferenceEngine:
+    """Return an engine that a part brings."""
     engines = registered(ENGINES)
     if kind not in engines:
         raise ConfigError(f'explorer.engine.kind = "{kind}" is not installed', hint='kind = "vllm"')
@@ -127,24 +123,24 @@ def _registered_engine(file: ExplorerFile, kind: str) -> InferenceEngine:
 
 @contextmanager
 def _open_source(
-    file: ExplorerFile, engine: InferenceEngine, follower: Follower, stop: Stop
+    file: JobFile, engine: InferenceEngine, follower: Follower, stop: Stop
 ) -> Iterator[WeightSource]:
     """Yield where weights come from: besides files a transport of tensors, if the job and the engine have one."""
     transport, hook = _tensor_transport(file.sync.method), engine.hook
     if transport is None or not isinstance(hook, TensorHook) or not _takes_tensors(hook):
         yield WeightSource(follower)
         return
-    with closing(transport.open_receiver(hook.receive_context(follower.sync, stop))) as receiver:
-        assert isinstance(receiver, EarlyReceiver)
+    with closing(transport.open_receiver(hook.receive_context(follower.client, stop))) as receiver:
+        open_source: Callable[..., WeightSource] = resolve_name(transport.source)
         patience, ready = file.sync.save_timeout, file.sync.ready_timeout
-        yield EarlySource(follower, receiver, hook, patience=patience, ready=ready, stop=stop)
+        yield open_source(follower, receiver, hook, patience=patience, ready=ready, stop=stop)
 
 
 def _tensor_transport(method: str) -> Transport | None:
     """Return the transport by which the trainer may deliver tensors, None if it uses files alone."""
     names = transport_names() if method == "auto" else (method,)
     found = (find_transport(str(name)) for name in names)
-    return next((transport for transport in found if transport.yields == "tensors"), None)
+    return next((transport for transport in found if transport.source), None)
 
 
 def _takes_tensors(hook: TensorHook) -> bool:
@@ -154,9 +150,7 @@ def _takes_tensors(hook: TensorHook) -> bool:
     return not reason
 
 
-def _open_follower(
-    file: ExplorerFile, engine: InferenceEngine, listener: EventListener, stop: Stop
-) -> Follower:
+def _open_follower(file: JobFile, engine: InferenceEngine, listener: EventListener, stop: Stop) -> Follower:
     job, identity = file.job, file.explorer.name or None
     options = FollowOptions(**file.explorer.follow.model_dump(), state_dir=job.state_dir or None)
     return Follower.open(

@@ -20,9 +20,9 @@ from explorer_hooks.hooks.server_process import ServerProcess
 from explorer_hooks.hooks.sglang import SGLangHook
 from explorer_hooks.hooks.vllm import VllmHook
 from explorer_hooks.http_client import HttpClient, is_loopback
-from explorer_hooks.run.config import ExplorerFile
 from explorer_hooks.stopping import Stop
 from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError
+from syncd.jobfile.model import JobFile
 
 _HOST = "127.0.0.1"
 _PATHS = {"vllm": VllmHook.health_path, "sglang": SGLangHook.health_path}
@@ -34,7 +34,7 @@ _LOG = structlog.get_logger()
 
 
 @contextmanager
-def serving(file: ExplorerFile, stop: Stop) -> Iterator[ExplorerFile]:
+def serving(file: JobFile, stop: Stop) -> Iterator[JobFile]:
     """Yield the file with the address of its engine; start the engine first if the file says how.
 
     Args:

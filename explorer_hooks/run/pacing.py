@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from explorer_hooks.run.config import ExplorerFile
 from syncd.client.sync_policy import SyncStyle, explorer_needs_sync
 from syncd.experience import batch_paths
+from syncd.jobfile.model import JobFile
 from syncd.protocol.layout import Job
 
 
@@ -72,7 +72,7 @@ def sync_is_due(style: SyncStyle, batches: int, synced_at: int, interval: int, o
     return explorer_needs_sync(batches, interval, offset) and synced_at <= max(last, 0)
 
 
-def ahead_of(file: ExplorerFile) -> int:
+def ahead_of(file: JobFile) -> int:
     """Return the steps for which batches may wait: the configured number, else what the style needs.
 
     Between two versions the trainer takes `interval` steps, and explorers are `offset` ahead. Fully asynchronous

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 
 from explorer_hooks.run.batches import BatchMaker
-from explorer_hooks.run.config import ExplorerFile
 from explorer_hooks.run.curriculum import DIFFICULTY, Curriculum
 from explorer_hooks.run.engine_gate import EngineGate, EngineVersions
 from explorer_hooks.run.explorer import Explorer
@@ -18,6 +17,7 @@ from explorer_hooks.run.tokens import Tokens, hide_progress_bars, open_tokens
 from explorer_hooks.stopping import Stop
 from explorer_hooks.tasks.sources import open_tasks
 from syncd.experience.writer import ExperienceWriter
+from syncd.jobfile.model import JobFile
 from syncd.observe import log
 from syncd.registered import registered
 
@@ -27,7 +27,7 @@ READERS = "explorer.readers"
 Reader = Callable[[Sampling], Sampling]
 
 
-def run(file: ExplorerFile, health: str | None = None) -> str:
+def run(file: JobFile, health: str | None = None) -> str:
     """Explore as a file says, and return why the explorer ended.
 
     Args:
@@ -36,7 +36,7 @@ def run(file: ExplorerFile, health: str | None = None) -> str:
     section = file.explorer
     log.configure(section.log, sys.stderr)
     hide_progress_bars()
-    tasks = open_tasks(file.task_sets, file.directory)
+    tasks = open_tasks(file.explorer.training_sets, file.directory)
     tokens = open_tokens(file.model.path, trust_remote_code=file.model.trust_remote_code)
     with Stop().on_signals() as stop, ExitStack() as opened:
         scorer = opened.enter_context(closing(open_reward(file)))
@@ -44,12 +44,12 @@ def run(file: ExplorerFile, health: str | None = None) -> str:
         readers = _open_readers(file, tokens)
         followed = opened.enter_context(followed_engine(file, stop, health))
         file, source, follower = followed.file, followed.source, followed.follower
-        job, name = follower.sync.job, follower.sync.identity or ""
+        job, name = follower.client.job, follower.client.identity or ""
         seed = f"{file.job.seed}/{name}"
         writer = opened.enter_context(ExperienceWriter(job, name))
         ledger = TaskLedger.open(writer, tasks.digest, seed if section.shuffle else "")
         versions = EngineVersions(
-            source, lambda: ledger.cursor.batches, file.data.groups / file.groups, ahead_of(file)
+            source, lambda: ledger.cursor.batches, file.data.groups / file.explorer_groups, ahead_of(file)
         )
         draws = f"{seed}/{ledger.cursor.seed_text}"
         generator = followed.generator(tokens, versions.permitted, draws, stop)
@@ -63,12 +63,8 @@ def run(file: ExplorerFile, health: str | None = None) -> str:
         return Explorer(versions, gate, batches, ledger, file, metrics, stop).run()
 
 
-def _open_readers(file: ExplorerFile, tokens: Tokens) -> list[Reader]:
-    """Return what the file asks to read all that is sampled.
-
-    Raises:
-        SyncdError: It cannot be used.
-    """
+def _open_readers(file: JobFile, tokens: Tokens) -> list[Reader]:
+    """Return what the file asks to read all that is sampled."""
     readers = (point.load()(file, tokens) for point in registered(READERS).values())
     return [reader for reader in readers if reader is not None]
 

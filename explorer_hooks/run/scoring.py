@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 import structlog
 
-from explorer_hooks.run.config import RewardSection
 from explorer_hooks.run.function_processes import FunctionProcesses, Signature
 from explorer_hooks.run.rewards import BUILT_IN, LIBRARY, Score, combined, score_of
 from syncd.errors import ConfigError
 from syncd.extras import install_command
+from syncd.jobfile.explorer_sections import RewardSection
 
 AUTO = "auto"
 """The function that scores tasks of reasoning_gym as it does, and compares others with their answer."""

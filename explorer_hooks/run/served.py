@@ -22,7 +22,6 @@ from explorer_hooks.hooks.http_engine import UNTOLD
 from explorer_hooks.hooks.lora import LoraHook
 from explorer_hooks.hooks.sglang_lora import SGLangLoraHook
 from explorer_hooks.http_client import HttpClient, Reply
-from explorer_hooks.run.config import ExplorerFile
 from explorer_hooks.run.generation import (
     BEFORE_THE_FIRST,
     Generator,
@@ -45,6 +44,7 @@ from explorer_hooks.run.server_apis import (
 from explorer_hooks.run.token_versions import TokenVersions, parse_spans, versions_of
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import ConfigError, EngineUnreachableError, SyncdError
+from syncd.jobfile.model import JobFile
 from syncd.protocol.version import Pair
 
 ASK = 10.0
@@ -323,7 +323,7 @@ class ServerEngine(InferenceEngine):
         file: The configuration, which names it.
     """
 
-    def __init__(self, file: ExplorerFile) -> None:
+    def __init__(self, file: JobFile) -> None:
         self._file, section = file, file.explorer.engine
         kind = _ADAPTER_HOOKS[section.kind] if file.model.publishes_adapters else section.kind
         self._token = api_key(section.token_env, "explorer.engine.token_env")

@@ -7,10 +7,10 @@ from typing import Any
 
 import structlog
 
-from explorer_hooks.run.config import ExplorerFile
 from explorer_hooks.stopping import Stop
 from syncd.errors import ConfigError, TimedOutError
 from syncd.jobfile.loader import Layer
+from syncd.jobfile.model import JobFile
 from syncd.jobfile.records import STAGES, StagesRecord, read_record
 from syncd.observe import log
 from syncd.protocol.disk import Clock
@@ -40,7 +40,7 @@ def stage_layers(whole: Layer, stage: str | None) -> list[Layer]:
     return [*whole.of_stage(entries[names.index(stage)])]
 
 
-def wait_for(file: ExplorerFile, stage: str, clock: Clock | None = None) -> ExplorerFile | str:
+def wait_for(file: JobFile, stage: str, clock: Clock | None = None) -> JobFile | str:
     """Wait until a stage has begun; return its file with the model from which it started, or why it is not explored.
 
     Logs what it waits for, at once and each minute.

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from explorer_hooks.run.config import ExplorerFile
 from explorer_hooks.run.rewards import BUILT_IN, LIBRARY
 from explorer_hooks.run.scoring import AUTO
-from explorer_hooks.tasks.section import SET
+from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem, nearest
+from syncd.jobfile.task_sets import SET
 
 
 def is_import_path(text: str) -> bool:
@@ -14,13 +14,13 @@ def is_import_path(text: str) -> bool:
     return bool(colon) and all(part.isidentifier() for part in [*module.split("."), *name.split(".")])
 
 
-def task_problems(file: ExplorerFile) -> Iterator[Problem]:
+def task_problems(file: JobFile) -> Iterator[Problem]:
     """Yield what is wrong with the tasks that `explorer run` plays."""
     section, environment = file.explorer, file.explorer.agent.environment
-    if environment and file.task_sets:
+    if environment and section.training_sets:
         text = f"{environment} has tasks of its own, and explorer.tasks or [[explorer.task_sets]] others"
         yield Problem("explorer.tasks", text, "leave them out; [explorer.agent.select] chooses among its own")
-    if not file.task_sets and not environment:
+    if not section.training_sets and not environment:
         yield Problem("explorer.tasks", "explorer.tasks is missing", 'tasks = "tasks.jsonl"')
     yield from _held_out(file)
     if section.tasks and any(not one.held_out for one in section.task_sets):
@@ -32,13 +32,13 @@ def task_problems(file: ExplorerFile) -> Iterator[Problem]:
         yield Problem("explorer.prompt_key", text, "give prompt_key and answer_key in [[explorer.task_sets]]")
 
 
-def reward_problems(file: ExplorerFile) -> Iterator[Problem]:
+def reward_problems(file: JobFile) -> Iterator[Problem]:
     """Yield what is wrong with rewards, and with what is made of them."""
     yield from _rewards(file)
     yield from _difficulty(file)
 
 
-def _held_out(file: ExplorerFile) -> Iterator[Problem]:
+def _held_out(file: JobFile) -> Iterator[Problem]:
     measured = {one.tasks for one in file.explorer.evaluation.named().values()}
     for one in file.explorer.task_sets:
         if one.held_out and f"{SET}{one.shown_name}" not in measured:
@@ -51,7 +51,7 @@ def _held_out(file: ExplorerFile) -> Iterator[Problem]:
             yield Problem("explorer.task_sets.weight", text, "leave it out")
 
 
-def _difficulty(file: ExplorerFile) -> Iterator[Problem]:
+def _difficulty(file: JobFile) -> Iterator[Problem]:
     curriculum, reward = file.explorer.curriculum, file.explorer.reward
     if curriculum.highest <= curriculum.lowest:
         text = f"explorer.curriculum.highest = {curriculum.highest:g} is not above lowest = {curriculum.lowest:g}"
@@ -61,7 +61,7 @@ def _difficulty(file: ExplorerFile) -> Iterator[Problem]:
         yield Problem("explorer.reward.equal_groups", text, "data.group_size = 8")
 
 
-def _rewards(file: ExplorerFile) -> Iterator[Problem]:
+def _rewards(file: JobFile) -> Iterator[Problem]:
     section, evaluation = file.explorer.reward, file.explorer.evaluation
     if section.functions:
         named = [("explorer.reward.functions", function) for function in section.functions]

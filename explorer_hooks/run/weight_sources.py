@@ -1,29 +1,16 @@
-"""Where an engine's weights come from: from files alone, or also by a transport that delivers before publication."""
+"""Where an engine's weights come from: published files. A transport that delivers earlier has a source of its own."""
 
 import contextlib
-import time
-from collections.abc import Callable, Collection, Mapping
-
-import structlog
+from collections.abc import Collection, Mapping
 
 from explorer_hooks.follower.follower import Follower, TurnOutcome
-from explorer_hooks.follower.proof import UnprovenError
-from explorer_hooks.hook import TensorHook, Unproven, UntouchedError
+from explorer_hooks.hook import Unproven
 from explorer_hooks.run.generation import BEFORE_THE_FIRST
-from syncd.errors import CorruptDataError, SyncdError, TimedOutError
-from syncd.protocol.version import Pair, engine_label, label_of
-from syncd.transports.base import EarlyReceiver, WeightTensors
+from syncd.errors import CorruptDataError
+from syncd.protocol.version import Pair
 
 PIECE = 1.0
 """Seconds of one wait, and so the longest delay of a signal."""
-
-_GONE = 10.0
-"""Seconds that the files of an unpublished step may take once its trainer is gone, has restarted or has moved on."""
-
-_LONGEST_REST = 64
-"""Versions that come through files before the transport is tried again, at most."""
-
-_LOG = structlog.get_logger()
 
 
 class WeightSource:
@@ -33,7 +20,7 @@ class WeightSource:
     """
 
     def __init__(self, follower: Follower) -> None:
-        self._follower, self.sync = follower, follower.sync
+        self._follower, self.client = follower, follower.client
 
     @property
     def runs(self) -> Pair | None:
@@ -84,170 +71,6 @@ class WeightSource:
     def newest(self) -> Pair | None:
         """Return the newest version, None before the first."""
         with contextlib.suppress(CorruptDataError):  # the daemon is about to replace it
-            version = self.sync.latest_version()
+            version = self.client.latest_version()
             return version.pair if version else None
         return None
-
-
-class EarlySource(WeightSource):
-    """Weights come by a transport that delivers them before they are published, else from files.
-
-    What the transport delivers runs at once, under the pair that it will have. Until the daemon publishes it, its
-    work is not written, and nothing else is received. If it is never published, its work is dropped.
-
-    Args:
-        receiver: The transport's end.
-        patience: Seconds in which what was received must be published.
-        ready: Seconds that the trainer waits for explorers, at most.
-        stop: Once it returns true, nothing is waited for.
-    """
-
-    def __init__(
-        self,
-        follower: Follower,
-        receiver: EarlyReceiver,
-        hook: TensorHook,
-        *,
-        patience: float,
-        ready: float,
-        stop: Callable[[], bool],
-    ) -> None:
-        super().__init__(follower)
-        self._receiver, self._hook, self._stop = receiver, hook, stop
-        self._patience, self._ready = patience, ready
-        self._unpublished: Pair | None = None
-        self._void: set[Pair] = set()
-        self._received_at = self._sender_seen_at = 0.0
-        self._failures = self._rest = 0
-
-    @property
-    def runs(self) -> Pair | None:
-        """Return what the engine runs, published or not."""
-        return self._unpublished or super().runs
-
-    @property
-    def is_published(self) -> bool:
-        """Return whether what runs is published."""
-        return self._unpublished is None
-
-    def may_work(self) -> bool:
-        """Return whether the engine may be given work; what is not published yet is recent enough."""
-        return self._unpublished is not None or super().may_work()
-
-    def newest(self) -> Pair | None:
-        """Return the newest version; that is the one that runs here if it is not published yet."""
-        return self._unpublished or super().newest()
-
-    def update(self, timeout: float, *, ask: bool = False) -> TurnOutcome:
-        """Receive from the transport, or load a version from files.
-
-        In every sync style the trainer counts on an ask of each explorer. If `timeout` is 0, there is an ask only
-        while the trainer waits for one.
-        """
-        if self._unpublished is not None:
-            return self._await_decision(timeout)
-        if self._rest:
-            return self._counted(super().update(timeout, ask=ask))
-        outcome = super().update(0.0)
-        if outcome.kind != "nothing" or not (timeout or self._receiver.is_wanted()):
-            return outcome
-        weights = self._received(timeout)
-        return self._loaded(weights) if weights is not None else super().update(0.0)
-
-    def are_published(self, versions: Collection[Pair]) -> bool:
-        """Return whether each of them is published; the one that runs is waited for."""
-        if self._unpublished in versions:
-            self.wait_until_published()
-        unpublished = self._void | ({self._unpublished} if self._unpublished else set())
-        # A void version counts as unpublished until here even if its pair was published with other weights meanwhile:
-        # work from before and after cannot be told apart.
-        self._void = set()
-        return super().are_published(versions) and not unpublished.intersection(versions)
-
-    def wait_until_published(self) -> None:
-        """Wait until what runs is published or given up, or until `stop` returns true."""
-        while self._unpublished is not None and not self._stop():
-            self._await_decision(PIECE)
-
-    # --- receiving --------------------------------------------------------------------------------------------
-
-    def _received(self, timeout: float) -> WeightTensors | None:
-        """Wait for the transport; None if a version has to be loaded from files, or nothing came."""
-        end = time.monotonic() + max(timeout, self._ready)
-        came = self._receiver.wait(self._follower.met, timeout or PIECE)
-        while came is None and self._receiver.is_wanted() and not self._stop() and time.monotonic() < end:
-            came = self._receiver.wait(self._follower.met, PIECE)
-        return came if isinstance(came, WeightTensors) else None
-
-    def _loaded(self, weights: WeightTensors) -> TurnOutcome:
-        pair = weights.pair
-        try:
-            self._follower.load_received(weights, lambda: self._hook.load_received(weights, self._receiver))
-        except SyncdError as error:
-            if isinstance(error, UnprovenError):
-                self._hook.drop_label()
-                self._follower.confirm_none()
-            if self._hook.is_restored_at_once and not isinstance(error, UntouchedError):
-                self._follower.recover()
-            _LOG.warning("broadcast_receive_failed", version=label_of(pair), reason=str(error))
-            self._begin_rest()
-            return self._counted(super().update(0.0))  # the step comes through files
-        self._unpublished, self._received_at = pair, time.monotonic()
-        self._sender_seen_at, self._failures = self._received_at, 0
-        _LOG.info("broadcast_received", version=label_of(pair))
-        return TurnOutcome("applied", pair)
-
-    def _begin_rest(self) -> None:
-        """Leave the transport for a while: the trainer should not send what the engine does not load."""
-        self._failures += 1
-        self._rest = min(2 ** (self._failures - 1), _LONGEST_REST)
-        self._receiver.leave()
-
-    def _counted(self, outcome: TurnOutcome) -> TurnOutcome:
-        """Count a version that came through files, and rejoin the transport after enough of them."""
-        if outcome.kind == "applied":
-            self._rest -= 1
-            if not self._rest:
-                self._receiver.join()
-        return outcome
-
-    # --- publication ------------------------------------------------------------------------------------------
-
-    def _await_decision(self, timeout: float) -> TurnOutcome:
-        """Wait until what runs is published, or will not be: then load files."""
-        pair = self._unpublished
-        assert pair is not None
-        try:
-            self.sync.wait_for(self._is_decided, timeout)
-        except TimedOutError:
-            return TurnOutcome("nothing", reason="what runs is not published yet")
-        self._unpublished = None
-        if self._receiver.confirm_published() and self.sync.confirmed == pair:
-            label = engine_label(pair, self.sync.confirmed_digest)
-            self._follower.add_label(label)
-            self._set_label(label)
-            self._follower.adopt(pair)
-            return TurnOutcome("applied", pair)
-        _LOG.warning("broadcast_discarded", version=label_of(pair), reason="it was not published")
-        # Until files are loaded, nobody can name what the engine runs, so it is given no work. Work that began with
-        # the start model may have ended with the weights that overwrote it.
-        self._void |= {pair, BEFORE_THE_FIRST}
-        self._hook.drop_label()
-        self._follower.confirm_none()
-        return super().update(0.0)
-
-    def _set_label(self, label: str) -> None:
-        try:
-            self._hook.set_label(label)
-        except SyncdError as error:
-            # This process knows the version in any case; another process loads the files, which are the same.
-            _LOG.warning("version_report_failed", reason=str(error))
-
-    def _is_decided(self) -> bool:
-        return self._receiver.confirm_published() or self._receiver.is_void() or self._is_overdue()
-
-    def _is_overdue(self) -> bool:
-        now = time.monotonic()
-        if self._receiver.sender_is_here():
-            self._sender_seen_at = now
-        return now - self._sender_seen_at > _GONE or now - self._received_at > self._patience

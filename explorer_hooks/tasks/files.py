@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from explorer_hooks.tasks.section import TaskSetSection
 from explorer_hooks.tasks.task import Columns, ReadTasks, Task, plain, task_of
 from syncd.errors import ConfigError, StorageError
+from syncd.jobfile.task_sets import TaskSetSection
 from syncd.protocol.digest import hasher
 
 MAX_LINE = 1 << 22
@@ -22,7 +22,7 @@ _BLOCK = 1 << 20
 
 def read_jsonl(path: str, section: TaskSetSection) -> ReadTasks:
     """Return the tasks of a JSONL file; empty lines are skipped."""
-    digest, columns = hasher(), section.columns
+    digest, columns = hasher(), Columns.of(section)
     made = []
     try:
         with open(path, "rb") as file:
@@ -41,7 +41,7 @@ def read_parquet(path: str, section: TaskSetSection) -> ReadTasks:
     from pyarrow import ArrowException  # noqa: PLC0415 - who reads JSONL need not wait for it
 
     try:
-        return ReadTasks(_digest_of(path), tuple(_parquet_tasks(path, section.columns)))
+        return ReadTasks(_digest_of(path), tuple(_parquet_tasks(path, Columns.of(section))))
     except FileNotFoundError:
         raise _missing(path) from None
     except ArrowException as error:

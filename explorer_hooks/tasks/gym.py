@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from explorer_hooks.tasks.section import TaskSetSection
 from explorer_hooks.tasks.task import Task, plain
 from syncd.errors import ConfigError
 from syncd.extras import install_command
 from syncd.jobfile.problems import nearest
+from syncd.jobfile.task_sets import TaskSetSection
 from syncd.protocol.digest import hasher
 
 GENERATOR = "reasoning_gym"

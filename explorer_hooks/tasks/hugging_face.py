@@ -5,10 +5,10 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from explorer_hooks.tasks.section import TaskSetSection
 from explorer_hooks.tasks.task import Columns, ReadTasks, Task, plain, task_of
 from syncd.errors import ConfigError
 from syncd.extras import install_command
+from syncd.jobfile.task_sets import TaskSetSection
 from syncd.protocol.digest import hasher
 
 _SPLIT = "train"
@@ -24,9 +24,9 @@ def read_data_set(source: str, section: TaskSetSection) -> ReadTasks:
     """
     split = section.split or _SPLIT
     data, where = _opened(source, split, section.subset), f"{source}, split {split}"
-    section.columns.check(list(data.column_names), where)
+    Columns.of(section).check(list(data.column_names), where)
     digest = hasher()
-    made = tuple(_tasks(data, where, section.columns, digest))
+    made = tuple(_tasks(data, where, Columns.of(section), digest))
     return ReadTasks(str(digest.hexdigest()), made)
 
 

@@ -12,9 +12,9 @@ from explorer_hooks.tasks.files import PARQUET, read_jsonl, read_parquet
 from explorer_hooks.tasks.gym import GENERATOR, open_gym
 from explorer_hooks.tasks.hugging_face import read_data_set
 from explorer_hooks.tasks.order import NamedSet, Tasks
-from explorer_hooks.tasks.section import HUGGING_FACE, SET, TaskSetSection
 from explorer_hooks.tasks.task import Task, TaskSet
 from syncd.errors import ConfigError
+from syncd.jobfile.task_sets import HUGGING_FACE, SET, TaskSetSection
 from syncd.protocol.digest import hasher
 
 _ANSWER = TaskSetSection.model_fields["answer_key"].default

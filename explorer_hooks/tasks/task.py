@@ -3,10 +3,13 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from syncd.errors import ConfigError
 from syncd.experience.model import MAX_NAME
+
+if TYPE_CHECKING:
+    from syncd.jobfile.task_sets import TaskSetSection
 
 _SHOWN = 40
 _MESSAGES = "messages"
@@ -70,6 +73,10 @@ class Columns:
     prompt: str = "prompt"  # the prompt; `messages` is also accepted
     answer: str = "answer"
     id: str = "id"  # the task's name
+
+    @classmethod
+    def of(cls, section: "TaskSetSection") -> Self:
+        return cls(section.prompt_key, section.answer_key, section.id_key)
 
     def check(self, names: Sequence[str], where: str) -> None:
         """Check that a table has a prompt."""

@@ -174,18 +174,17 @@ def _document(root: str, version: Version) -> dict[str, object]:
     }
 
 
-def _spelt(path: str) -> str:
-    """Return a path if the output can spell it: a script must not get another one."""
+def _spelt(path: str) -> bytes:
+    """Return the bytes of a path if the output can spell it: a script must not get another one."""
     encoding = sys.stdout.encoding or "utf-8"
     try:
-        path.encode(encoding, "surrogateescape")
+        return path.encode(encoding, "surrogateescape")
     except UnicodeEncodeError:
         message = f"the output's encoding, {encoding}, cannot spell the path of the version"
         raise ConfigError(message, path=path, hint="export PYTHONIOENCODING=utf-8") from None
-    return path
 
 
-def _text(root: str, version: Version, shown: str) -> str:
+def _text(root: str, version: Version, shown: str) -> str | bytes:
     if shown == "path":
         return _spelt(_uri(version) if version.kind == "remote" else f"{root}/{version.path}")
     return str(version.step) if shown == "step" else f"{version.generation}.{version.step}"

@@ -5,12 +5,12 @@ Explorers measure them; the trainer compares steps by them (`[selection]`), so b
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from syncd.jobfile.problems import Problem
-from syncd.jobfile.sections import CODE_BY_NAME, Count, NoneText, Positive, Section
+from syncd.jobfile.sections import CODE_BY_NAME, TASKS, Count, NoneText, Positive, Section
 
 PREFIX = "eval/"
 """How the names of the figures of all sets begin."""
@@ -23,7 +23,7 @@ _MOST_SAMPLES = 1024
 class EvaluationSet(Section):
     """Held-out tasks, and how they are measured."""
 
-    tasks: str = ""
+    tasks: str = Field(default="", json_schema_extra=TASKS)
     """The held-out tasks: a source as of explorer.tasks, or set:NAME of [[explorer.task_sets]]; none unless given."""
     every: Count = 1
     """Versions from one evaluation to the next; 0 for none: then only `explorer bench` measures it."""
@@ -75,25 +75,16 @@ def best_name(k: int) -> str:
     return f"best_at_{k}"
 
 
-def produced_by(explorer: Mapping[str, Any]) -> tuple[str, ...] | None:
+def produced_by(explorer: Section) -> tuple[str, ...] | None:
     """Return the names of the figures that the sets of an [explorer] table produce in a run.
 
-    None if the table says nothing of evaluations, or cannot be read: explorers may have a file of their own.
+    None if the table says nothing of evaluations: explorers may have a file of their own.
     """
-    if "evaluation" not in explorer:
+    if "evaluation" not in explorer.model_fields_set:
         return None
-    try:
-        section = EvaluationSection.model_validate(explorer["evaluation"])
-    except ValidationError:
-        return None  # explorers report it
-    sets = (
-        (f"{PREFIX}{name}/" if name else PREFIX, evaluation_set)
-        for name, evaluation_set in section.named().items()
-        if evaluation_set.every
-    )
-    return tuple(
-        f"{prefix}{figure}" for prefix, evaluation_set in sets for figure in evaluation_set.figure_names()
-    )
+    named = explorer.part(EvaluationSection).named()
+    sets = ((f"{PREFIX}{name}/" if name else PREFIX, one) for name, one in named.items() if one.every)
+    return tuple(f"{prefix}{figure}" for prefix, one in sets for figure in one.figure_names())
 
 
 def set_problems(section: EvaluationSection) -> Iterator[Problem]:

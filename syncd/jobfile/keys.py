@@ -15,7 +15,7 @@ Schema = Mapping[str, Any]
 NAME = "NAME"
 """What stands in dotted names for the name of a table that the user chooses: explorer.evaluation.sets.NAME.tasks."""
 
-_CLOSE = 0.6
+_CLOSE, _VERY_CLOSE = 0.6, 0.9
 _KINDS = {
     "integer": "a whole number",
     "number": "a number",
@@ -45,6 +45,7 @@ class Key:
     is_free: bool  # whether it is a table of keys that are checked elsewhere
     is_repeated: bool  # whether it stands in a table of which there may be several: `[[table]]`
     code: str  # what marks that its value may name code: `syncd.jobfile.trust`; empty if it names none
+    path: str  # "file" if it names a file or directory, "tasks" if that or tasks with a scheme; else empty
 
 
 class Keys:
@@ -52,13 +53,10 @@ class Keys:
 
     Args:
         model: What the file is checked by.
-        paths: Keys that name a file or directory.
-        schemes: What begins, before a colon, a value of these keys that names no file.
     """
 
-    def __init__(self, model: "type[BaseModel]", paths: Sequence[str], schemes: Sequence[str] = ()) -> None:
-        self.model, self.paths = model, tuple(paths)
-        self.schemes = tuple(f"{scheme}:" for scheme in schemes)
+    def __init__(self, model: "type[BaseModel]") -> None:
+        self.model = model
 
     @cached_property
     def all(self) -> Mapping[str, Key]:
@@ -105,11 +103,12 @@ class Keys:
         names = [*self.all, *self.tables]
         if ends := [name for name in names if name.endswith(f".{unknown}") and "." in unknown]:
             return ends[0]  # what most files give comes first
-        last = unknown.rpartition(".")[2]
-        if same := [
-            name for name in names if _flat(name) in (_flat(unknown), _flat(last)) or _ends(name, last)
-        ]:
-            return max(same, key=lambda name: difflib.SequenceMatcher(None, unknown, name).ratio())
+        table, _, last = unknown.rpartition(".")
+        beside = [name for name in names if name.startswith(f"{table}.")]
+        in_table = difflib.get_close_matches(unknown, beside, 1, _VERY_CLOSE)
+        same = [name for name in names if _flat(name) in (_flat(unknown), _flat(last)) or _ends(name, last)]
+        if likely := [*same, *in_table]:
+            return max(likely, key=lambda name: difflib.SequenceMatcher(None, unknown, name).ratio())
         if near := difflib.get_close_matches(unknown, names, 1, _CLOSE):
             return near[0]
         by_last = {name.rpartition(".")[2]: name for name in reversed(names)}
@@ -119,13 +118,16 @@ class Keys:
         """Return the values of a key that takes one of a few, nothing for another one."""
         return tuple(_choices(self._resolved(self._at(key)), self._resolved))
 
-    def documentation(self, under: str = "") -> str:
-        """Return every key of each table in Markdown, as the last part of a page.
+    def documentation(self, only: str = "", without: str = "") -> str:
+        """Return the keys of each table in Markdown, as the last part of a page.
 
         Args:
-            under: Only tables of this dotted name and below it; all unless given.
+            only: The one table of the file, with all below it; all of them unless given.
+            without: The one that is left out.
         """
-        return "\n".join(["## Keys\n", *_sections(self, under)])
+        tops = {name: name.partition(".")[0] for name in self.tables}
+        names = [name for name, top in tops.items() if top != without and (not only or top == only)]
+        return "\n".join(["## Keys\n", *(_documented(self, name) for name in names)])
 
     def _is_known(self, name: str) -> bool:
         return name in self.all or name in self.tables
@@ -193,6 +195,7 @@ class Keys:
             is_free,
             is_repeated,
             schema.get("code", ""),
+            schema.get("path", ""),
         )
 
     def _words(self, schema: Schema) -> str:
@@ -231,16 +234,10 @@ def _ends(name: str, last: str) -> bool:
     return name.rpartition(".")[2] == last.replace("-", "_")
 
 
-def _sections(keys: Keys, under: str) -> Iterator[str]:
-    for table, about in keys.tables.items():
-        if under and table != under and not table.startswith(f"{under}."):
-            continue
-        own = [key for key in keys.all.values() if key.name.rpartition(".")[0] == table]
-        title = f"[[{table}]]" if keys.is_repeated(table) else f"[{table}]"
-        yield f"### {title}\n\n{about}\n\n{_table(own, table)}\n"
-    for key in (key for key in keys.all.values() if "." not in key.name and not under):
-        name = f"[{key.name}]" if key.is_free else f"[[{key.name}]]"
-        yield f"### {name}\n\n{key.about}\n"
+def _documented(keys: Keys, table: str) -> str:
+    own = [key for key in keys.all.values() if key.name.rpartition(".")[0] == table]
+    title = f"[[{table}]]" if keys.is_repeated(table) else f"[{table}]"
+    return f"### {title}\n\n{keys.tables[table]}\n\n{_table(own, table)}\n"
 
 
 def _table(own: Sequence[Key], table: str) -> str:

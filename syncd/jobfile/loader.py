@@ -11,22 +11,24 @@ import shlex
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from syncd.config import load as load_daemon
 from syncd.errors import ConfigError, UsageError
-from syncd.jobfile.keys import NAME, Keys
+from syncd.jobfile.keys import NAME, Key, Keys
+from syncd.jobfile.model import KEYS, JobFile
 from syncd.jobfile.problems import Problem, error_of, shown
-from syncd.jobfile.sections import JobFile
+from syncd.jobfile.task_sets import SCHEMES
 from syncd.jobfile.trust import names_code, require_own_file
 
 COMMAND_LINE = "the command line"
 
-Model = TypeVar("Model", bound=JobFile)
 Mark = TypeVar("Mark")
 
 _FLAG = re.compile(r"--([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)(?:=(.*))?", re.DOTALL)
+_SCHEMES = tuple(f"{scheme}:" for scheme in SCHEMES)
 _VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})")
 
 
@@ -47,12 +49,11 @@ class Layer:
         return replace(self, table=common), replace(self, table=own, where=where)
 
 
-class Loader(Generic[Model]):
-    """Reads the job's file as one program needs it.
+class Loader:
+    """Reads the job's file as one program needs it: all tables are checked, whoever reads them.
 
     Args:
-        keys: The keys of the file.
-        model: What the file is checked by; the model of `keys`.
+        tables: Those whose paths this program resolves, and whose code it may run.
         required: Tables that count as given, so that the keys that they lack are named one by one.
         check: Yields the problems that no single key shows.
         hint: What to run if there are several problems.
@@ -60,56 +61,59 @@ class Loader(Generic[Model]):
 
     def __init__(
         self,
-        keys: Keys,
-        model: type[Model],
         *,
+        tables: Sequence[str],
         required: Sequence[str],
-        check: Callable[[Model], Iterable[Problem]],
+        check: Callable[[JobFile], Iterable[Problem]],
         hint: str,
     ) -> None:
-        self.keys, self.hint = keys, hint
-        self._model, self._required, self._check = model, required, check
+        self.hint = hint
+        self._required, self._check = required, check
+        own = {name: key for name, key in KEYS.all.items() if name.partition(".")[0] in tables}
+        self._paths = {name: key for name, key in own.items() if key.path}
+        self._code = {name: key.code for name, key in own.items() if key.code}
 
     def command_layer(self, overrides: Sequence[str]) -> Layer:
-        return Layer(parse_overrides(overrides, self.keys), COMMAND_LINE, os.getcwd())
+        return Layer(parse_overrides(overrides, KEYS), COMMAND_LINE, os.getcwd())
 
-    def validate(self, layers: Sequence[Layer]) -> tuple[Model | None, list[Problem]]:
+    def validate(self, layers: Sequence[Layer]) -> tuple[JobFile | None, list[Problem]]:
         """Return the model of the layers, None if a key is wrong by itself, and all problems.
 
         Args:
             layers: The file first, the command line last.
         """
-        problems = [problem for layer in layers for problem in _unset_variables(self.keys, layer)]
+        problems = [problem for layer in layers for problem in _unset_variables(self._paths, layer)]
         table: dict[str, Any] = {name: {} for name in self._required}
         for layer in layers:
-            table = merged(table, _with_absolute_paths(self.keys, layer))
+            table = merged(table, _with_absolute_paths(self._paths, layer))
+        more = [*daemon_problems(table.get("daemon"))]
+        file: JobFile | None = None
         try:
-            model = self._model.model_validate(table)
+            file = JobFile.model_validate(table)
+            more += self._check(file)
         except ValidationError as error:
-            return None, [*problems, *_schema_problems(self.keys, error, layers)]
-        of_model = (replace(problem, where=_where(problem.key, layers)) for problem in self._check(model))
-        return model, [*problems, *of_model]
+            problems += _schema_problems(KEYS, error, layers)
+        return file, [*problems, *(replace(problem, where=_where(problem.key, layers)) for problem in more)]
 
-    def load(self, layers: Sequence[Layer], path: str, *, trust: bool = False) -> Model:
+    def load(self, layers: Sequence[Layer], path: str, *, trust: bool = False) -> JobFile:
         """Return the model of the layers, with the file that they come from as `job.source`.
 
         Args:
             layers: The file first, the command line last.
             trust: Whether the code that it names may run, whoever could have written it.
         """
-        model, problems = self.validate(layers)
-        if model is None or problems:
+        file, problems = self.validate(layers)
+        if file is None or problems:
             raise error_of(problems, self.hint)
         if not trust:
             self.require_own_code(layers)
-        return model.with_source(path)
+        return file.with_source(path)
 
     def require_own_code(self, layers: Sequence[Layer]) -> None:
         """Refuse code that a file in a job names and another user could have written."""
-        marks = {name: key.code for name, key in self.keys.all.items() if key.code}
         command = layers[-1].table if layers[-1].read is None else {}
         for layer in layers:
-            for key, mark in _expanded(marks, layer.table) if layer.read else ():
+            for key, mark in _expanded(self._code, layer.table) if layer.read else ():
                 values = values_at(layer.table, key)
                 if not values or (values_at(command, key) and not isinstance(values[0], dict)):
                     continue
@@ -251,11 +255,6 @@ def values_at(table: Mapping[str, Any], key: str, path: Sequence[str | int] = ()
     return [value]
 
 
-def _paths_in(keys: Keys, table: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the keys that name a file or directory."""
-    return (key for key, _ in _expanded(dict.fromkeys(keys.paths), table))
-
-
 def _expanded(marked: Mapping[str, Mark], table: Mapping[str, Any]) -> Iterator[tuple[str, Mark]]:
     """Yield some keys with what marks them, those in tables that the user names with these names."""
     for key, mark in marked.items():
@@ -271,25 +270,38 @@ def _expanded(marked: Mapping[str, Mark], table: Mapping[str, Any]) -> Iterator[
             yield key, mark
 
 
-def _with_absolute_paths(keys: Keys, layer: Layer) -> dict[str, Any]:
+def _with_absolute_paths(keys: Mapping[str, Key], layer: Layer) -> dict[str, Any]:
     """Return a layer's table with its paths made absolute; empty paths and values that are not text stay."""
     table: dict[str, Any] = dict(layer.table)
-    for key in _paths_in(keys, layer.table):
-        for path in values_at(table, key):
-            if isinstance(path, str) and path and not path.startswith(keys.schemes):
-                expanded = os.path.expandvars(os.path.expanduser(path))
-                nested: Any = os.path.normpath(os.path.join(layer.directory, expanded))
-                for part in reversed(key.split(".")):
-                    nested = {part: nested}
-                table = merged(table, nested)
+    for name, path in _given_paths(keys, layer):
+        expanded = os.path.expandvars(os.path.expanduser(path))
+        place: Any = os.path.normpath(os.path.join(layer.directory, expanded))
+        for part in reversed(name.split(".")):
+            place = {part: place}
+        table = merged(table, place)
     return table
 
 
-def _unset_variables(keys: Keys, layer: Layer) -> list[Problem]:
-    problems = []
-    for key in _paths_in(keys, layer.table):
-        for path in values_at(layer.table, key):
-            if isinstance(path, str) and (left := _VARIABLE.search(os.path.expandvars(path))):
-                text = f"{key} = {shown(path)} names {left[0]}, which is not set"
-                problems.append(Problem(key, text, where=layer.where))
-    return problems
+def _unset_variables(keys: Mapping[str, Key], layer: Layer) -> Iterator[Problem]:
+    for name, path in _given_paths(keys, layer):
+        if left := _VARIABLE.search(os.path.expandvars(path)):
+            text = f"{name} = {shown(path)} names {left[0]}, which is not set"
+            yield Problem(name, text, where=layer.where)
+
+
+def _given_paths(keys: Mapping[str, Key], layer: Layer) -> Iterator[tuple[str, str]]:
+    """Yield the keys of a layer that name a file or directory, with what they name."""
+    for name, key in _expanded(keys, layer.table):
+        for path in values_at(layer.table, name):
+            has_scheme = key.path == "tasks" and str(path).startswith(_SCHEMES)
+            if isinstance(path, str) and path and not has_scheme:
+                yield name, path
+
+
+def daemon_problems(table: object) -> Iterator[Problem]:
+    """Yield what the daemon refuses in its table, key by key."""
+    for name, value in table.items() if isinstance(table, dict) else ():
+        try:
+            load_daemon(None, {name: value})
+        except ConfigError as error:
+            yield Problem(f"daemon.{name}", f"daemon.{name}: {error.message}", error.hint)

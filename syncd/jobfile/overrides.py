@@ -18,19 +18,12 @@ class JobFileCommand(click.Command):
     """A command that takes a job's file and, after it, any key of it as an option.
 
     Args:
-        keys: Returns the keys of the file; called only for completion.
         names: Returns the names that a key with a text may have, such as those of installed engines.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        keys: Callable[[], Keys],
-        names: Callable[[str], Iterable[str]] = lambda _: (),
-        **more: Any,
-    ) -> None:
+    def __init__(self, *args: Any, names: Callable[[str], Iterable[str]] = lambda _: (), **more: Any) -> None:
         super().__init__(*args, **more)
-        self._keys, self._names = keys, names
+        self._names = names
         self.context_settings["ignore_unknown_options"] = True
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
@@ -44,14 +37,14 @@ class JobFileCommand(click.Command):
 
     def values(self, key: str, incomplete: str) -> list[CompletionItem[str]]:
         """Return the values of a key that begin with what was typed, as far as there are few of them."""
-        keys = self._keys()
-        choices = (*keys.choices(key), *self._names(key)) if key in keys.all else ()
-        return matching(choices, incomplete)
+        keys = _keys()
+        known = (*keys.choices(key), *self._names(key)) if key in keys.all else ()
+        return matching(known, incomplete)
 
     def _options(self) -> Mapping[str, str]:
-        keys = self._keys().all.items()
-        descriptions = {name: key.about for name, key in keys if "." in name and not key.is_repeated}
-        return {f"--{name}": about for name, about in descriptions.items() if f".{NAME}." not in name}
+        keys = _keys().all.items()
+        given = {name: key.about for name, key in keys if "." in name and not key.is_repeated}
+        return {f"--{name}": about for name, about in given.items() if f".{NAME}." not in name}
 
 
 def config_argument(check: Callable[[str, str], str]) -> Callable[[F], F]:
@@ -81,6 +74,12 @@ def trust_option(command: F) -> F:
     """Add `--trust-job-file` as `trust`."""
     text = "Run the code that CONFIG names even if it lies in a job and others could have written it."
     return click.option(OPTION, "trust", is_flag=True, help=text)(command)
+
+
+def _keys() -> Keys:
+    from syncd.jobfile.model import KEYS  # noqa: PLC0415 - pydantic is needed only for completion
+
+    return KEYS
 
 
 def _values(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:

@@ -1,19 +1,23 @@
-"""The sections of the job's file that trainer and explorers both read. Frozen once they are read.
+"""The tables of the job's file that trainer and explorers both read. Frozen once they are read.
 
 The description of a key is its only documentation: schemas and the pages of all keys are made of it.
 Keys marked `FIXED` are what a run is: a later start in the same job directory must agree with them.
 """
 
-import os
-from collections.abc import Mapping
-from importlib.metadata import entry_points
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
 
 from syncd.client.sync_policy import TRANSPORTS, SyncMethod, SyncStyle
 from syncd.jobfile.trust import FUNCTION, KERNEL
 from syncd.protocol.permissions import Permissions
+from syncd.registered import registered
+
+JOB_TABLES = "syncd.job_tables"
+"""The entry points of tables that parts add."""
+
+Table = TypeVar("Table", bound="Section")
 
 FIXED: dict[str, Any] = {"fixed": True}
 """Goes into the JSON Schema of a key that may not change between two starts."""
@@ -23,6 +27,14 @@ CODE: dict[str, Any] = {"code": "any"}
 
 CODE_BY_NAME: dict[str, Any] = {"code": FUNCTION}
 """The same for a key whose value does so if it is `module:function`."""
+
+PATH: dict[str, Any] = {"path": "file"}
+"""The same for a key that names a file or directory."""
+
+TASKS: dict[str, Any] = {"path": "tasks"}
+"""The same for a key that names a file or directory, or tasks with a scheme such as `datasets:`."""
+
+FIXED_PATH = FIXED | PATH
 
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -41,8 +53,7 @@ NoneText = Annotated[
 def sync_methods() -> tuple[str, ...]:
     """Return all values of `sync.method`: syncd's own, and the transports that installed packages register."""
     own = tuple(method.value for method in SyncMethod)
-    installed = {point.name for point in entry_points(group=TRANSPORTS)}
-    return (*own, *sorted(installed - set(own)))
+    return (*own, *(name for name in registered(TRANSPORTS) if name not in own))
 
 
 def _sync_method(value: object) -> str:
@@ -69,15 +80,45 @@ class Section(BaseModel):
         protected_namespaces=(),
     )
 
+    def part(self, kind: type[Table]) -> Table:
+        """Return the table in this one that a part has registered, by its class; its defaults if none has."""
+        return next((table for _, table in self if type(table) is kind), kind())
+
+
+def with_tables_of_parts(table: str) -> Callable[[type[Table]], type[Table]]:
+    """Return a decorator that adds to a table what parts register in it, and so to checks, schema and documentation.
+
+    A part registers `explorer.agent = package.module:AgentSection` under the entry point `syncd.job_tables`, and
+    reads it by `file.explorer.part(AgentSection)`. Its module needs no more than pydantic.
+
+    Args:
+        table: The table's dotted name, empty for the whole file.
+    """
+    before = f"{table}." if table else ""
+
+    def add(model: type[Table]) -> type[Table]:
+        kinds = {
+            name.removeprefix(before): point.load()
+            for name, point in registered(JOB_TABLES).items()
+            if name.rpartition(".")[0] == table
+        }
+        fields: dict[str, Any] = {name: (kind, kind()) for name, kind in kinds.items()}
+        if not fields:
+            return model
+        name, module, about = model.__name__, model.__module__, model.__doc__
+        return create_model(name, __base__=model, __module__=module, __doc__=about, **fields)
+
+    return add
+
 
 class JobSection(Section):
     """The run itself."""
 
-    dir: str
+    dir: str = Field(json_schema_extra=PATH)
     """The job directory, on a file system that all hosts of the job share."""
     name: str = ""
     """What monitors call the run; the directory's name unless given."""
-    state_dir: str = ""
+    state_dir: str = Field(default="", json_schema_extra=PATH)
     """Where `.syncd/` is, if not in the job directory."""
     permissions: Permissions = "umask"
     """Permissions of what is made in the job directory: umask (of each process), private, group."""
@@ -100,7 +141,7 @@ class LoraSection(Section):
     """Names of the linear layers that get one, or their last parts: ["q_proj", "v_proj"]; else all but the head."""
     exclude: Names = Field(default=(), json_schema_extra=FIXED)
     """Names of layers that get none."""
-    adapter: str = Field(default="", json_schema_extra=FIXED)
+    adapter: str = Field(default="", json_schema_extra=FIXED_PATH)
     """A directory of peft's with the adapter to start from; its rank and alpha must be given here too."""
     publish: Literal["adapter", "merged"] = Field(default="adapter", json_schema_extra=FIXED)
     """What a step is: the adapter alone, or whole weights with the adapter merged into them in float32."""
@@ -109,7 +150,7 @@ class LoraSection(Section):
 class ModelSection(Section):
     """What is trained."""
 
-    path: str = Field(json_schema_extra=FIXED)
+    path: str = Field(json_schema_extra=FIXED_PATH)
     """A Hugging Face model directory: config.json, weights and tokenizer."""
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", json_schema_extra=FIXED)
     """Of the parameters that the optimizer changes."""
@@ -160,13 +201,13 @@ class DataSection(Section):
     """What the strategy takes, by its own names; fifo, replay, mix and sft take nothing here."""
     replay: ReplaySection = ReplaySection()
     """Old groups, drawn again."""
-    sft_path: str = Field(default="", json_schema_extra=FIXED)
+    sft_path: str = Field(default="", json_schema_extra=FIXED_PATH)
     """JSONL or Parquet of examples: `tokens` and `prompt_length`, `prompt` and `response`, `messages` and `tools`."""
     sft_ratio: Share = Field(default=0.0, json_schema_extra=FIXED)
     """Share of SFT examples in each batch of experiences; algorithm sft uses only examples."""
     max_length: Positive = Field(default=4096, json_schema_extra=FIXED)
     """Tokens of an SFT example: longer ones are cut at the end, rows whose prompt reaches it are skipped."""
-    validation_path: str = ""
+    validation_path: str = Field(default="", json_schema_extra=PATH)
     """JSONL or Parquet of examples, as `sft_path`, whose loss is measured and never learnt."""
     epochs: Count = 0
     """sft: passes over the data set after which the run ends; 0 for no end."""
@@ -223,29 +264,8 @@ class SyncSection(Section):
     """nccl: seconds that the trainer waits for explorers to be ready; then a step goes through files alone."""
     broadcast_timeout: Seconds = 60.0
     """nccl: seconds that a broadcast may take from then on."""
-    memory_dir: str = "/dev/shm"  # noqa: S108 - what is made below is private to its user
+    # What is made below is private to its user.
+    memory_dir: str = Field(default="/dev/shm", json_schema_extra=PATH)  # noqa: S108
     """memory: a directory of the trainer's host that is kept in memory (tmpfs)."""
     memory_mib: Count = 0
     """memory: MiB that copies may take together; 0 for half of what that file system can take."""
-
-
-class JobFile(Section):
-    """What every reader of the file knows of it."""
-
-    job: JobSection
-    """The run itself."""
-    model: ModelSection
-    """What is trained."""
-
-    def with_source(self, path: str) -> Self:
-        return self.with_values(job={"source": os.path.abspath(path)})
-
-    def in_stage(self, name: str) -> Self:
-        """Return the file with the directories of a stage, below those of all stages."""
-        state_dir = f"{self.job.state_dir}/{name}" if self.job.state_dir else ""
-        return self.with_values(job={"dir": f"{self.job.dir}/{name}", "state_dir": state_dir})
-
-    def with_values(self, **tables: Mapping[str, Any]) -> Self:
-        """Return the file with other values of some keys: `model={"path": ...}`, unchecked."""
-        changed = {name: getattr(self, name).model_copy(update=values) for name, values in tables.items()}
-        return self.model_copy(update=changed)

@@ -34,7 +34,7 @@ class JobPlace:
             return self.born != other.born
         return self.host == other.host and self.path != other.path
 
-    def as_document(self) -> dict[str, str | int]:
+    def document(self) -> dict[str, str | int]:
         """Return the JSON form."""
         return {"host": self.host, "path": self.path, "inode": self.inode, "born": str(self.born)}
 
@@ -129,7 +129,7 @@ def record_owner(job: Job, term: Term) -> None:
         before = None
     owner = _owner_now(job, before)
     if owner != before:
-        document = owner.place.as_document() if owner.place else None
+        document = owner.place.document() if owner.place else None
         term.publish(job.owner, encode({"identity": owner.identity, "place": document}))
 
 

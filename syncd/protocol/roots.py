@@ -23,7 +23,7 @@ class FileRoot:
     def __init__(self) -> None:
         self._state = xxhash.xxh3_128()
 
-    def add(self, offset: int, length: int, digest: bytes) -> None:
+    def add_tile(self, offset: int, length: int, digest: bytes) -> None:
         """Add the next tile, with the xxh3_128 of its bytes."""
         self._state.update(_RECORD.pack(offset, length, digest))
 
@@ -52,7 +52,7 @@ class TileHasher:
             self._state.update(part)
             self._left -= len(part)
             if not self._left:
-                self._root.add(self._tile.offset, self._tile.length, self._state.digest())
+                self._root.add_tile(self._tile.offset, self._tile.length, self._state.digest())
 
     def hexdigest(self) -> str:
         """Return the root of the file, once all of its bytes were given."""
@@ -78,7 +78,7 @@ def shard_roots(tables: Iterable[DeltaTable]) -> dict[Target, ShardRoots]:
         of_files = [(FileRoot(), FileRoot()) for _ in table.targets]
         for frame in table.frames:
             for root, digest in zip(of_files[frame.target], (frame.before, frame.after), strict=True):
-                root.add(frame.offset, frame.length, digest)
+                root.add_tile(frame.offset, frame.length, digest)
         for target, (before, after) in zip(table.targets, of_files, strict=True):
             roots[target] = ShardRoots(target.name, after.hexdigest(), before.hexdigest())
     return roots

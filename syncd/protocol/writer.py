@@ -135,7 +135,7 @@ class StepWriter:
             self.job.disk.replace(self._path_of(name), pieces)
         return FileRecord(name, pieces.length, f"{self._digest}:{pieces.state.hexdigest()}", tensors)
 
-    def place(self, name: str, fill: Callable[[str], tuple[int, str]], tensors: int = 0) -> FileRecord:
+    def add_file(self, name: str, fill: Callable[[str], tuple[int, str]], tensors: int = 0) -> FileRecord:
         """Give a name to a file that the caller makes in its own way.
 
         Args:

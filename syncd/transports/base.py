@@ -98,7 +98,7 @@ class WeightTensors:
         pair: The pair that the step has once it is published.
         attempt: The save that writes the same weights to files.
         tensors: The tensors by name. They are valid until the receiver is next asked for weights; the parameters
-            that `EarlyReceiver.load` gave them to stay valid.
+            that the receiver gave them to stay valid.
         probe: What the trainer's model answers with these weights; None if the round has no probe.
     """
 
@@ -300,49 +300,6 @@ class WeightReceiver(ABC):
         """Leave, and give memory back. A second call does nothing."""
 
 
-class EarlyReceiver(WeightReceiver):
-    """The explorer's end of a transport that delivers tensors before their step is published."""
-
-    @abstractmethod
-    def wait(self, current: int, timeout: float) -> WeightTensors | Version | None:
-        """Wait for newer weights, whether they come by this transport or through files.
-
-        Args:
-            current: The step that the engine runs; -1 for none.
-            timeout: Seconds to wait; a delivery that has begun by then may take its own time on top.
-
-        Returns:
-            The tensors; or a version to load from files; or None if nothing newer came.
-
-        Raises:
-            SyncdError: The job cannot be read.
-        """
-
-    @abstractmethod
-    def is_wanted(self) -> bool:
-        """Return whether the trainer waits for this explorer to call `wait`."""
-
-    @abstractmethod
-    def load(self, weights: WeightTensors) -> None:
-        """Give what was received to the parameters that the receiver was opened with, and report it."""
-
-    @abstractmethod
-    def report_running(self, weights: WeightTensors) -> None:
-        """Report in the presence that the engine runs what was received."""
-
-    @abstractmethod
-    def confirm_published(self) -> bool:
-        """Confirm what was received if it is published now; return whether nothing is left to confirm."""
-
-    @abstractmethod
-    def is_void(self) -> bool:
-        """Return whether what was received will not be published, so that files must be loaded."""
-
-    @abstractmethod
-    def sender_is_here(self) -> bool:
-        """Return whether the trainer that sent it lives, and has sent nothing since."""
-
-
 @dataclass(frozen=True, slots=True)
 class Transport:
     """The import paths `module:class` of a transport's two ends; an end is imported when it is opened.
@@ -350,12 +307,13 @@ class Transport:
     Args:
         sender: A `WeightSender`.
         receiver: A `WeightReceiver`.
-        yields: What the receiver yields: directory, or tensors, then it is an `EarlyReceiver`.
+        source: For a transport that delivers before publication: the explorer's `WeightSource` over its receiver, so
+            that this module does not know it; empty for all others.
     """
 
     sender: str
     receiver: str
-    yields: str = "directory"
+    source: str = ""
 
     def open_sender(self, context: SendContext) -> WeightSender:
         """Return the trainer's end."""

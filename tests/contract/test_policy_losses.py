@@ -13,9 +13,10 @@ need("verl", "losses are verl's")
 from support.verl_release import USABLE_LOSSES  # noqa: E402
 
 from syncd.errors import ConfigError  # noqa: E402
+from syncd.jobfile.model import JobFile  # noqa: E402
+from syncd.jobfile.trainer_sections import AlgorithmSection  # noqa: E402
 from trainer.config.algorithms import find_loss, loss_names, with_published  # noqa: E402
 from trainer.config.load import load_config  # noqa: E402
-from trainer.config.model import AlgorithmSection, JobConfig  # noqa: E402
 
 INSTALLED = Path(__file__).parent / "installed"
 OWN = "own-reinforce"
@@ -52,7 +53,7 @@ def algorithm_of(loss):
 def test_a_loss_is_a_finite_scalar_with_a_gradient_and_figures(verl, name):
     losses, settings, core_algos = verl
     algorithm = algorithm_of(name)
-    config = JobConfig.model_validate(
+    config = JobFile.model_validate(
         {"job": {"dir": "j"}, "model": {"path": "m"}, "algorithm": algorithm.model_dump(exclude_none=True)}
     )
     losses.register_own_loss(name, {})

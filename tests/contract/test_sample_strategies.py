@@ -11,9 +11,9 @@ pytest.importorskip("pyarrow", reason="experiences need pyarrow")
 from support.experiences import whole_group, write
 
 from syncd.errors import ConfigError, CorruptDataError
+from syncd.jobfile.model import JobFile
 from syncd.protocol.layout import Job
 from trainer.config.load import load_config
-from trainer.config.model import JobConfig
 from trainer.experience.batch import SampleStrategy
 from trainer.plugins import SAMPLE_STRATEGY, load_plugins
 from trainer.sampling import make_strategy, strategy_name
@@ -49,7 +49,7 @@ def world(tmp_path):
         settings = SETTINGS[name]
         data = {"groups": 2, "group_size": 2, "sft_path": str(path), **settings.get("data", {})}
         whole = {"job": {"dir": job.root}, "model": {"path": str(tmp_path)}, **settings, "data": data}
-        config = JobConfig.model_validate(whole)
+        config = JobFile.model_validate(whole)
         assert (config.data.strategy or strategy_name(config)) == name
         return make_strategy(config, job)
 

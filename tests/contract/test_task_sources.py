@@ -16,10 +16,10 @@ from pyarrow import parquet as pq
 
 from explorer_hooks.tasks.gym import GymTasks
 from explorer_hooks.tasks.order import epochs
-from explorer_hooks.tasks.section import TaskSetSection
 from explorer_hooks.tasks.sources import open_tasks
 from syncd.errors import ConfigError
 from syncd.extras import install_command
+from syncd.jobfile.task_sets import TaskSetSection
 
 ROWS = [
     {"question": f"{left}+{right}=", "solution": str(left + right), "id": f"{left}-{right}", "left": left}
@@ -290,7 +290,7 @@ def test_sets_of_the_same_name_and_weights_of_some_sets_are_refused(pair):
 
 PROGRAM = """
 import sys, json
-from explorer_hooks.tasks.section import TaskSetSection
+from syncd.jobfile.task_sets import TaskSetSection
 from explorer_hooks.tasks.sources import open_tasks
 tasks = open_tasks([TaskSetSection.model_validate(one) for one in json.loads(sys.argv[1])])
 print(json.dumps([tasks.digest, list(tasks.order("s", 3))]))

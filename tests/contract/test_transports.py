@@ -38,7 +38,7 @@ from syncd.transports.base import (  # noqa: E402
     find_transport,
     open_senders,
 )
-from syncd.transports.files.directory_receiver import DirectoryOptions, Verification  # noqa: E402
+from syncd.transports.files.directory import DirectoryOptions, Verification  # noqa: E402
 from syncd.transports.files.receive import FilesReceiver  # noqa: E402
 from syncd.transports.files.stage import HostStage  # noqa: E402
 from syncd.transports.ranks import Ranks  # noqa: E402

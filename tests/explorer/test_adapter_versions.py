@@ -17,7 +17,8 @@ from support.fake_servers import Answer  # noqa: E402
 from support.generating import Completing, GeneratingSglang  # noqa: E402
 from support.hook_contract import HookContract, load  # noqa: E402
 from support.targets import label, target_of  # noqa: E402
-from test_transformers_hook import ModelBed, log_probs, seed_of, tiny  # noqa: E402
+from support.tied_qwen import log_probs, tiny  # noqa: E402
+from test_transformers_hook import ModelBed, seed_of  # noqa: E402
 
 from explorer_hooks.hook import Running  # noqa: E402
 from explorer_hooks.hooks.peft_model import PeftHook, with_adapter  # noqa: E402

@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("transformers", reason="needs transformers")
 
 from safetensors.torch import save_file  # noqa: E402
+from support.tied_qwen import log_probs, tiny  # noqa: E402
 from test_follow_deltas import DeltaScene  # noqa: E402
 from test_transformers_deltas import Loader, callback, transformers  # noqa: E402
-from test_transformers_hook import log_probs, tiny  # noqa: E402
 
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
 from syncd.errors import RefusedError  # noqa: E402

@@ -10,8 +10,7 @@ pytest.importorskip("pydantic", reason="explorers need pydantic")
 from explorer_hooks.cli.main import explorer
 from explorer_hooks.cli.main import run as command
 from explorer_hooks.hooks.restarting import RestartingHook
-from explorer_hooks.run.config import ExplorerFile
-from explorer_hooks.run.load import KEYS, documentation, load_file
+from explorer_hooks.run.load import load_file, load_served_file
 from explorer_hooks.run.pacing import (
     Allowance,
     ahead_of,
@@ -21,8 +20,8 @@ from explorer_hooks.run.pacing import (
 from explorer_hooks.run.served import ServerEngine
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import ConfigError
+from syncd.jobfile.model import KEYS
 from trainer.config.load import load_config
-from trainer.config.model import JobConfig
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,19 +49,22 @@ def test_paths_are_relative_to_the_file_and_other_keys_have_defaults(write, tmp_
     file = load_file(write())
     assert file.job.dir == str(tmp_path / "jobs" / "first")
     assert file.explorer.tasks == str(tmp_path / "tasks.jsonl")
-    assert file.groups == file.data.groups == 8
-    assert file.temperature == 1.0
+    assert file.explorer_groups == file.data.groups == 8
+    assert file.algorithm.temperature == 1.0
 
 
 def test_sources_that_are_no_files_stay_as_they_are_and_sets_are_read_beside_the_file(write, tmp_path):
     for source in ("reasoning_gym:gcd", "datasets:some/sums"):
-        (section,) = load_file(write(), ["--explorer.tasks", source]).task_sets
+        (section,) = load_file(write(), ["--explorer.tasks", source]).explorer.training_sets
         assert (section.source, section.prompt_key) == (source, "prompt")
-    (section,) = load_file(write(LEAST + "prompt_key = 'question'")).task_sets
+    (section,) = load_file(write(LEAST + "prompt_key = 'question'")).explorer.training_sets
     assert (section.source, section.prompt_key) == (str(tmp_path / "tasks.jsonl"), "question")
     tables = "[[explorer.task_sets]]\nsource = 'a.jsonl'\n[[explorer.task_sets]]\nsource = 'b.jsonl'\n"
     file = load_file(write(LEAST.replace('tasks = "tasks.jsonl"', "") + tables))
-    assert ([one.source for one in file.task_sets], file.directory) == (["a.jsonl", "b.jsonl"], str(tmp_path))
+    assert ([one.source for one in file.explorer.training_sets], file.directory) == (
+        ["a.jsonl", "b.jsonl"],
+        str(tmp_path),
+    )
 
 
 def test_a_held_out_set_is_measured_and_not_taken(write):
@@ -70,16 +72,16 @@ def test_a_held_out_set_is_measured_and_not_taken(write):
         "[[explorer.task_sets]]\nname = 'h'\nsource = 'a.jsonl'\nsplit = 'test'\nheld_out = true\nlimit = 7\n"
     )
     file = load_file(write(LEAST + held_out + "[explorer.evaluation]\ntasks = 'set:h'\nlimit = 5"))
-    assert [one.shown_name for one in file.task_sets] == ["tasks"]
-    found = file.held_out(file.explorer.evaluation.tasks, 5)
-    assert (found.source, found.split, found.limit, file.held_out("set:h", 0).limit) == (
+    assert [one.shown_name for one in file.explorer.training_sets] == ["tasks"]
+    found = file.explorer.held_out_set(file.explorer.evaluation.tasks, 5)
+    assert (found.source, found.split, found.limit, file.explorer.held_out_set("set:h", 0).limit) == (
         "a.jsonl",
         "test",
         5,
         7,
     )
     with pytest.raises(ConfigError, match="no held-out set of tasks is called hh") as caught:
-        file.held_out("set:hh", 0)
+        file.explorer.held_out_set("set:hh", 0)
     assert caught.value.hint == "did you mean h?"
 
 
@@ -92,7 +94,7 @@ def test_the_command_line_overrides_the_file(write, tmp_path):
         "3",
     ]
     file = load_file(write(), [*more, "--explorer.evaluation.tasks=t.jsonl", "--explorer.name", "7"])
-    assert (file.explorer.engine.kind, file.groups, file.explorer.name) == ("vllm", 3, "7")
+    assert (file.explorer.engine.kind, file.explorer_groups, file.explorer.name) == ("vllm", 3, "7")
     assert file.explorer.evaluation.tasks.endswith("/t.jsonl")
 
 
@@ -163,7 +165,7 @@ def test_the_command_line_overrides_the_file(write, tmp_path):
                 'explorer.task_sets.weight = "x" is not a number above 0',
             ],
         ),
-        ("[algorithm]\ntemperature = 0.0", ["algorithm.temperature = 0.0 is not above 0"]),
+        ("[algorithm]\ntemperature = 0.0", ["algorithm.temperature = 0.0 is not a number above 0"]),
         (
             "[explorer.engine]\nkind='vllm'\naddress='http://h:1'\n[algorithm]\ntemperature = 0.7",
             ["says log-probs at temperature 1", "processed_logprobs"],
@@ -211,9 +213,34 @@ def test_a_file_without_the_explorer_table_is_refused(write):
         load_file(write(LEAST.partition("[explorer]")[0]))
 
 
-def test_tables_of_the_trainer_are_not_checked(write):
-    more = "[algorithm]\nname = 'grpo'\nnot_known = 1\n[trainer]\nnproc = 2\n[monitor]\nkinds = []\n"
-    assert load_file(write(LEAST + more)).algorithm["not_known"] == 1
+WRONG = {
+    "an unknown key of an explorer": (
+        "[explorer.sampling]\nmax_token = 3", "unknown key explorer.sampling.max_token"
+    ),
+    "a wrong value of an explorer": (
+        "[explorer.curriculum]\nfloor = 2", "explorer.curriculum.floor = 2 is not a number"
+    ),
+    "an unknown key of a part": ("[explorer.agent]\ncomand = 'x'", "unknown key explorer.agent.comand"),
+    "an unknown key of the trainer": ("[trainer]\nnprocs = 2", "unknown key trainer.nprocs"),
+    "a wrong value of the trainer": ("[monitor]\nkinds = 3", "monitor.kinds = 3 is not a list"),
+    "an unknown key of the daemon": (
+        "[daemon]\nkeep_lost = 1", "daemon.keep_lost: unknown key 'keep_lost' in [daemon]"
+    ),
+    "a wrong value of the daemon": ("[daemon]\nkeep_last = 0", "daemon.keep_last: keep_last = 0 is less than 1"),
+    "an unknown table": ("[trianer]\nnproc = 2", "unknown key trianer"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("load", [load_file, load_served_file, load_config])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_each_reader_finds_what_is_wrong_in_any_table(write, wrong, load):
+    more, said = WRONG[wrong]
+    path = write(LEAST + more)
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert said in str(caught.value)
+    assert path in str(caught.value)
+    assert caught.value.exit_code == 78
 
 
 def test_trainer_and_explorer_read_the_same_file(write):
@@ -224,7 +251,9 @@ def test_trainer_and_explorer_read_the_same_file(write):
 
 def test_the_configuration_page_is_up_to_date():
     page = (ROOT / "docs" / "explorer-run.md").read_text()
-    assert page.endswith(f"\n{documentation()}"), "write the output of `explorer config docs` to its end"
+    assert page.endswith(f"\n{KEYS.documentation('explorer')}"), (
+        "write the output of `explorer config docs` to its end"
+    )
 
 
 def test_every_key_and_table_has_a_description():
@@ -304,6 +333,18 @@ def test_the_allowance_is_shared_between_explorers():
 
 def test_explorers_accept_every_table_of_the_trainer(write):
     """One file is for both: a table that only the trainer reads must not stop an explorer."""
-    assert set(JobConfig.model_fields) <= set(ExplorerFile.model_fields)
     file = load_file(write(LEAST + '[algorithm]\nname = "ppo"\n[critic]\nenabled = true\n'))
-    assert file.critic == {"enabled": True}
+    assert file.critic.enabled
+
+
+def test_each_program_needs_only_the_variables_of_its_own_paths(write, monkeypatch):
+    """A stage of one host may be named by a variable that other hosts have not."""
+    monkeypatch.delenv("NOT_SET", raising=False)
+    explorers = write(LEAST + "[explorer.follow]\nstage = '$NOT_SET/stage'\n")
+    assert load_config(explorers).explorer.follow.stage == "$NOT_SET/stage"
+    with pytest.raises(ConfigError, match="names \\$NOT_SET, which is not set"):
+        load_file(explorers)
+    trainers = write(LEAST + "[data]\nvalidation_path = '$NOT_SET/held-out.jsonl'\n")
+    assert load_file(trainers).data.validation_path == "$NOT_SET/held-out.jsonl"
+    with pytest.raises(ConfigError, match="names \\$NOT_SET, which is not set"):
+        load_config(trainers)

@@ -8,17 +8,16 @@ import pytest
 
 pytest.importorskip("pydantic", reason="explorers need pydantic")
 
-from support.gateway_bed import ScriptedEngine
 
 from explorer_hooks.run.batches import BatchMaker
-from explorer_hooks.run.config import CurriculumSection
 from explorer_hooks.run.curriculum import Curriculum, are_equal
 from explorer_hooks.run.generation import Sampling
 from explorer_hooks.run.load import load_file
 from explorer_hooks.run.own_files import Records, TaskCursor
 from explorer_hooks.run.scoring import BuiltInScorer
-from explorer_hooks.tasks.section import TaskSetSection
 from explorer_hooks.tasks.sources import open_tasks
+from syncd.jobfile.explorer_sections import CurriculumSection
+from syncd.jobfile.task_sets import TaskSetSection
 
 
 @pytest.fixture
@@ -90,6 +89,9 @@ def test_groups_are_equal_only_if_all_rewards_are():
 
 
 def test_a_column_called_task_set_of_the_users_own_is_no_set(tmp_path):
+    pytest.importorskip("explorer_hooks.parts.agents")
+    from support.gateway_bed import ScriptedEngine
+
     path, row = tmp_path / "tasks.jsonl", {"prompt": "p", "answer": "a", "task_set": ["hard", "new"]}
     path.write_text("".join(json.dumps(row) + "\n" for _ in range(2)))
     job = '[job]\ndir = "job"\n[model]\npath = "model"\n[data]\ngroups = 2\ngroup_size = 1\n'

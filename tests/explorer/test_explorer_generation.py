@@ -15,8 +15,6 @@ from support.generating import Completing
 from explorer_hooks.hook import Running
 from explorer_hooks.hooks.transformers import TransformersHook
 from explorer_hooks.http_client import HttpClient
-from explorer_hooks.parts.agents.api_errors import ApiError
-from explorer_hooks.parts.agents.turns import TurnMaker
 from explorer_hooks.run import served
 from explorer_hooks.run.generation import (
     BEFORE_THE_FIRST,
@@ -132,15 +130,17 @@ def test_a_long_prompt_cuts_no_other_answer_of_its_batch(model, tokens):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_model_whose_weights_are_not_finite_fails_the_turn_maker(model, tokens, temperature):
+    turns = pytest.importorskip("explorer_hooks.parts.agents.turns")
+    errors = pytest.importorskip("explorer_hooks.parts.agents.api_errors")
     spoilt = copy.deepcopy(model)
     with torch.no_grad():
         next(spoilt.parameters()).fill_(float("nan"))
     context = GeneratorContext(tokens, None, None, None, "seed", lambda: False)
     local = LocalGenerator(TransformersHook(spoilt), context, rows=4)
-    maker = TurnMaker(local, threads=1, rows=4, hold=LONG, temperature=temperature)
+    maker = turns.TurnMaker(local, threads=1, rows=4, hold=LONG, temperature=temperature)
 
     async def main():
-        with pytest.raises(ApiError, match="logits are no numbers"):
+        with pytest.raises(errors.ApiError, match="logits are no numbers"):
             await asyncio.wait_for(maker.make(tokens.encode("1+2="), 4), LONG)
 
     asyncio.run(main())

@@ -13,7 +13,6 @@ import pytest
 from support.synchronizers import eventually
 
 from explorer_hooks.run import scoring
-from explorer_hooks.run.config import RewardSection
 from explorer_hooks.run.rewards import (
     BUILT_IN,
     MAX_ANSWER,
@@ -24,10 +23,11 @@ from explorer_hooks.run.rewards import (
     score_of,
 )
 from explorer_hooks.run.scoring import BuiltInScorer, ScoredGroup, ScoredText, open_scorer
-from explorer_hooks.tasks.section import TaskSetSection
 from explorer_hooks.tasks.sources import open_tasks
 from syncd.errors import ConfigError
 from syncd.extras import install_command
+from syncd.jobfile.explorer_sections import RewardSection
+from syncd.jobfile.task_sets import TaskSetSection
 
 
 @pytest.mark.parametrize(

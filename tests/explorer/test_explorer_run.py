@@ -23,7 +23,6 @@ from support.fake_engines import FakeVllm
 from support.fake_servers import Answer
 from support.paths import ROOT
 from support.synchronizers import LONG, Threads, World
-from support.teaching import TeachingVllm
 
 from explorer_hooks.cli.main import run as command_line
 from explorer_hooks.run import own_files as own
@@ -348,6 +347,9 @@ def test_experiences_have_versions_spans_and_correct_rewards(world, weights, fil
 
 @pytest.fixture
 def teacher(directory):
+    pytest.importorskip("explorer_hooks.parts.evaluation")
+    from support.teaching import TeachingVllm
+
     server = TeachingVllm()
     server.tokens = open_tokens(str(directory / "model"))
     yield server

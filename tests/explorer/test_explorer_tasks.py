@@ -15,12 +15,12 @@ from support.synchronizers import eventually
 from explorer_hooks.run import own_files as own
 from explorer_hooks.run.own_files import LedgerState, Records, TaskCursor, TaskLedger
 from explorer_hooks.tasks.order import epochs
-from explorer_hooks.tasks.section import TaskSetSection
 from explorer_hooks.tasks.sources import open_tasks
 from syncd.errors import ConfigError, CorruptDataError, FencedError
 from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
 from syncd.experience.writer import ExperienceWriter
+from syncd.jobfile.task_sets import TaskSetSection
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
 

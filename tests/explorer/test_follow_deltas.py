@@ -306,7 +306,7 @@ def test_links_are_leased_while_they_are_read(scene, monkeypatch):
         seen.append(scene.presence("e9").leases)
         return real(*given)
 
-    monkeypatch.setattr("syncd.transports.files.delta_source.several_at_once", watched)
+    monkeypatch.setattr("syncd.transports.delta.source.several_at_once", watched)
     held = scene.fetch(fetcher, 3)
     assert seen == [(1, 2, 3)]
     assert scene.presence("e9").leases == (3,)
@@ -465,8 +465,8 @@ FAULTS = (
     "syncd.protocol.local_disk.LocalDisk.read_at",
     "syncd.protocol.local_disk.LocalDisk.stat",
     "syncd.protocol.local_disk.LocalDisk.refresh",
-    "syncd.transports.files.delta_source.new_file",
-    "syncd.transports.files.delta_source.make_directories",
+    "syncd.transports.delta.source.new_file",
+    "syncd.transports.delta.source.make_directories",
     "os.rename",
 )
 """What the build calls of the job's disk and of the stage's."""

@@ -10,8 +10,8 @@ from support.fake_servers import Answer, VanishError
 from support.followers import Scene
 from support.hook_contract import bounded
 
-from explorer_hooks.follower import ended_probes
 from explorer_hooks.hook import HookOptions
+from explorer_hooks.proof import ended_probes
 from syncd.errors import ConfigError, EngineUnreachableError
 from syncd.protocol.engine_state import EngineState, engine_report_of
 from syncd.protocol.probe import Probe, write_base_probe
@@ -98,7 +98,7 @@ def test_a_load_whose_last_answer_is_lost_is_found_to_have_worked(scene, bed):
     scene.publish(1, salt=1)
     follower.turn(10)
     scene.publish(2, salt=2)
-    commit = type(follower._engine._hook).commit
+    commit = type(follower._loader._hook).commit
     told = bed.engine.paths
 
     def lossy(hook, target):
@@ -106,7 +106,7 @@ def test_a_load_whose_last_answer_is_lost_is_found_to_have_worked(scene, bed):
         raise EngineUnreachableError("its answer was lost")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(follower._engine._hook), "commit", lossy)
+        patch.setattr(type(follower._loader._hook), "commit", lossy)
         outcome = follower.turn(10)
     assert outcome.kind == "applied"
     assert sum("pause" in path for path in told() if path.startswith("POST")) == 2  # it is not loaded again

@@ -11,7 +11,7 @@ pytest.importorskip("transformers", reason="needs transformers")
 
 from safetensors.torch import save  # noqa: E402
 from support.followers import Scene  # noqa: E402
-from test_transformers_hook import log_probs, tiny  # noqa: E402
+from support.tied_qwen import log_probs, tiny  # noqa: E402
 
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
 from syncd.protocol.version import pair_of  # noqa: E402

@@ -865,17 +865,17 @@ def test_a_failed_presence_write_does_not_stop_the_load(scene):
     assert scene.presence().applied == (1, 1)
     disk.full = ""
     follower.turn(timeout=0)
-    follower.sync.beat()
+    follower.client.beat()
     assert scene.presence().applied == (1, 2)
 
 
 def test_the_follower_ends_with_the_trainer_after_its_last_version(scene):
     follower = scene.follow()
     with Synchronizer.open(scene.root, "trainer") as trainer:
-        follower.sync.trainer_requires_weight_sync()  # it was seen
+        follower.client.trainer_requires_weight_sync()  # it was seen
         trainer.set_model_state_dict({"w": ("F32", (1,), b"1234")}, 7)
     scene.tick()
-    follower.sync.trainer_requires_weight_sync()
+    follower.client.trainer_requires_weight_sync()
     applied(follower, 7)
     outcome = follower.run()
     assert (outcome.kind, outcome.pair) == ("ended", (1, 7))

@@ -42,7 +42,7 @@ def read(scene, step):
 
 
 def report(scene, follower=None):
-    return engine_report_of(scene.presence(follower.sync.identity if follower else "e0").info)
+    return engine_report_of(scene.presence(follower.client.identity if follower else "e0").info)
 
 
 def proven(scene, follower, step):

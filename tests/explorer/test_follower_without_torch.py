@@ -34,7 +34,6 @@ MODULES = [
     "syncd.transports.files.copy_files",
     "syncd.transports.files.receive",
     "syncd.transports.files.stage",
-    "syncd.parts.memory.receive",
     "syncd.transports.tensors",
 ]
 

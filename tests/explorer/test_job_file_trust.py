@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("pydantic", reason="explorers need pydantic")
 
 from explorer_hooks.cli.main import run as explorer
-from explorer_hooks.run.load import KEYS, load_bench_file
+from explorer_hooks.run.load import load_bench_file
 from syncd.errors import ConfigError
+from syncd.jobfile.model import KEYS
 from syncd.jobfile.trust import require_own_model
 from trainer.cli.main import run as trainer
-from trainer.config.model import KEYS as TRAINER_KEYS
 
 ROOT = Path(__file__).parents[2]
 NOBODY = 65534
@@ -98,7 +98,6 @@ def outcome(capsys, program, path, *more):
 
 def test_each_key_that_may_name_code_is_tried_here():
     assert {name for name, key in KEYS.all.items() if key.code} == set(CODE)
-    assert {name for name, key in TRAINER_KEYS.all.items() if key.code} <= set(CODE)
 
 
 @pytest.mark.parametrize("key", CODE)

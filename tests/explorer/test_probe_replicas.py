@@ -8,7 +8,7 @@ pytest.importorskip("transformers", reason="needs transformers")
 from support.engine_beds import SmallLoraBed, SmallSglangBed, SmallVllmBed
 from support.probe_contract import CLOSE, FAR, ROWS, difference, load_and_probe, stale
 
-from explorer_hooks.follower.checksums import Moved, moved
+from explorer_hooks.proof.parameter_check import Moved, moved
 from syncd.errors import LoadFailedError
 
 

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="needs torch")
 from support.deltas import SHARDS, write_delta, write_keyframe  # noqa: E402
 from support.jobs import ManualClock  # noqa: E402
 from support.proven import answer, probe_of  # noqa: E402
+from support.tied_qwen import tiny  # noqa: E402
 from test_follow_deltas import (  # noqa: E402
     CONTAINER,
     HEADER,
@@ -21,9 +22,8 @@ from test_follow_deltas import (  # noqa: E402
     container_of,
     flip,
 )
-from test_transformers_hook import tiny  # noqa: E402
 
-import syncd.transports.files.fill_changes  # noqa: E402
+import syncd.transports.delta.fill_changes  # noqa: E402
 from explorer_hooks.follower.policy import FollowOptions  # noqa: E402
 from explorer_hooks.follower.versions import Fetcher  # noqa: E402
 from explorer_hooks.hook import HookOptions  # noqa: E402
@@ -35,8 +35,8 @@ from syncd.errors import ConfigError, LoadFailedError, RefusedError  # noqa: E40
 from syncd.protocol.local_disk import SystemClock  # noqa: E402
 from syncd.publishing import FollowingDisk, publish_export, read_export  # noqa: E402
 from syncd.transports.delta.publish import publish_delta  # noqa: E402
+from syncd.transports.delta.storage_choice import reader_seconds  # noqa: E402
 from syncd.transports.files.directory import LoadTimings  # noqa: E402
-from syncd.transports.files.storage_times import reader_seconds  # noqa: E402
 
 ROWS = [[(7 * row + 3 * at) % 29 + 1 for at in range(9)] for row in range(3)]
 KINDS = {"float16": torch.float16, "float32": torch.float32, "bool": torch.bool}
@@ -238,7 +238,7 @@ def test_a_load_that_fails_half_way_goes_back_to_the_delta_before(scene, opened,
     applied(follower, 2)
     good = {name: tensor.clone() for name, tensor in state_of(hook).items()}
     scene.delta(3)
-    real, calls = syncd.transports.files.fill_changes._put, []
+    real, calls = syncd.transports.delta.fill_changes._put, []
 
     def failing(*given):
         calls.append(1)
@@ -246,7 +246,7 @@ def test_a_load_that_fails_half_way_goes_back_to_the_delta_before(scene, opened,
             raise RuntimeError("half way")
         real(*given)
 
-    monkeypatch.setattr(syncd.transports.files.fill_changes, "_put", failing)
+    monkeypatch.setattr(syncd.transports.delta.fill_changes, "_put", failing)
     assert follower.turn(20).kind == "failed"
     assert hook.current_version().label == scene.label(2)
     assert all(torch.equal(good[name], one) for name, one in state_of(hook).items())

@@ -16,29 +16,12 @@ from safetensors.torch import save_file  # noqa: E402
 from support.hook_contract import Bed, HookContract, bounded, load  # noqa: E402
 from support.targets import label as target_label  # noqa: E402
 from support.targets import target_of  # noqa: E402
-from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402
+from support.tied_qwen import log_probs, tiny  # noqa: E402
 
 from explorer_hooks.hook import HookOptions, Running  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
 from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError  # noqa: E402
 from syncd.protocol.version import UNKNOWN_LABEL  # noqa: E402
-
-PROMPT = torch.tensor([[1, 5, 3, 2, 8]])
-
-
-def tiny(seed, dtype=torch.float32, width=16):
-    """Return a model whose head is tied to its embedding, as small ones are."""
-    torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=32, hidden_size=width, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=True,
-    )  # fmt: skip
-    return Qwen2ForCausalLM(config).to(dtype).eval()
-
-
-@torch.no_grad()
-def log_probs(model):
-    return model(PROMPT).logits.float().log_softmax(-1)
 
 
 def seed_of(pair):

@@ -92,7 +92,7 @@ def plain(words):
     ("line", "expected"),
     [
         (["syncd", "st"], "status"),
-        (["trainer", ""], "train stages import config plot export"),
+        (["trainer", ""], "train stages import republish config plot export"),
         (["explorer", ""], "run serve bench config"),
         (["syncd", "--show-completion", ""], SHELLS),
         (["syncd", "pin", "JOB", ""], "12 5 1"),
@@ -126,7 +126,7 @@ def test_completion_offers_what_may_stand_there(complete, job, line, expected):
     ("line", "kind"),
     [
         ("syncd status", "dir"), ("syncd follow", "dir"), ("trainer plot", "dir"), ("trainer train", "file"),
-        ("explorer run", "file"), ("trainer import --watch", "dir"), ("syncd watch JOB --config", "file"),
+        ("explorer run", "file"), ("trainer republish", "dir"), ("syncd watch JOB --config", "file"),
         ("syncd publish JOB 1", "dir"),
     ],
 )  # fmt: skip

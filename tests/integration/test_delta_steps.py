@@ -29,7 +29,7 @@ from syncd.publishing import FollowingDisk, publish_export, read_export
 from syncd.synchronizer import Synchronizer
 from syncd.transports.delta.materialise import materialise
 from syncd.transports.delta.publish import publish_delta
-from syncd.transports.files.directory_receiver import DirectoryOptions
+from syncd.transports.files.directory import DirectoryOptions
 from syncd.transports.files.receive import FilesReceiver
 from syncd.transports.files.stage import HostStage
 
@@ -607,7 +607,7 @@ def test_what_a_killed_reader_left_below_tmpdir_is_removed_by_the_next_start(cha
 def test_a_follower_whose_stage_could_read_deltas_warns_once_without_the_packages(job, tmp_path, monkeypatch):
     heard = []
     options = DirectoryOptions(report=lambda *event, **fields: heard.append((*event, fields)))
-    found = "syncd.transports.files.packages.find_spec"
+    found = "syncd.extras.find_spec"
     monkeypatch.setattr(found, lambda name: None if name == "pyarrow" else name)
     with Client.open(job.root, "explorer", "e0") as client:
         stage = HostStage(str(tmp_path / "stage"), job.root)

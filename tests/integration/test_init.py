@@ -65,7 +65,7 @@ def test_the_loaders_read_what_is_written(tmp_path, model, recipe, engine):
         return
     file = load_file(str(place / "job.toml"))
     assert file.explorer.engine.kind == engine
-    assert len(open_tasks(file.task_sets)) >= job.data.groups
+    assert len(open_tasks(file.explorer.training_sets)) >= job.data.groups
     if engine != "transformers":
         assert not file.explorer.engine.address
         assert ("--enable-lora" in file.explorer.engine.command) == (recipe == "lora")
@@ -76,11 +76,11 @@ def test_the_loaders_read_what_is_written(tmp_path, model, recipe, engine):
 
 @pytest.mark.parametrize(("recipe", "engine"), COMBINATIONS)
 def test_the_batch_files_are_valid_and_the_reward_scores_its_tasks(tmp_path, model, recipe, engine):
-    from explorer_hooks.run.config import RewardSection
     from explorer_hooks.run.rewards import plain_task
     from explorer_hooks.run.scoring import ScoredGroup, ScoredText, open_scorer
-    from explorer_hooks.tasks.section import TaskSetSection
     from explorer_hooks.tasks.sources import open_tasks
+    from syncd.jobfile.explorer_sections import RewardSection
+    from syncd.jobfile.task_sets import TaskSetSection
 
     assert init(tmp_path, model, recipe, engine) == 0
     written = sorted(path.name for path in tmp_path.glob("*.sbatch"))

@@ -197,6 +197,19 @@ def test_a_path_that_the_output_cannot_spell_is_no_bug(tmp_path, words, code):
     assert ("\\u6f22" in done.stdout + done.stderr) == (words != ["ls"])
 
 
+def test_a_script_gets_a_path_that_is_not_utf_8_as_it_is(tmp_path):
+    place = os.fsencode(tmp_path) + b"/\xff"
+    os.mkdir(place)
+    job = Job.at(os.fsdecode(place))
+    write_step(job, 1)
+    daemon, _, _ = start(job)
+    daemon.tick()
+    daemon.close()
+    words = [sys.executable, "-m", "syncd", "wait", place, "--print", "path"]
+    done = subprocess.run(words, capture_output=True, env=environment(PYTHONIOENCODING="utf-8"), check=True)
+    assert done.stdout == place + b"/global_step_1/actor\n"
+
+
 @pytest.mark.parametrize("program", ["syncd", "trainer", "explorer"])
 def test_no_program_fails_at_a_name_that_its_output_cannot_spell(program):
     text = (

@@ -79,6 +79,9 @@ TABLES = {
     "trainer import FILE --to JOB.TOML": (
         "parts/importing/test_importing.py::test_a_file_becomes_one_that_trainer_and_explorer_read"
     ),
+    "trainer republish JOB --to DIR": (
+        "parts/importing/test_republish.py::test_steps_are_served_while_the_job_runs_and_after_it_was_rewound"
+    ),
     "trainer export JOB STEP OUT [--critic]": _ONE_MACHINE,
     "trainer config schema": _CONFIG,
     "trainer config docs": _CONFIG,

@@ -39,7 +39,7 @@ def explore(options, follower, engine):
     from syncd.experience.writer import ExperienceWriter
 
     style = SyncStyle(options.style)
-    with ExperienceWriter(follower.sync.job, options.name) as writer:
+    with ExperienceWriter(follower.client.job, options.name) as writer:
         for step in range(1, options.steps + 1):
             writer.write(rollouts(options.name, step, follower.applied or BEFORE_THE_FIRST, engine))
             time.sleep(options.pause)

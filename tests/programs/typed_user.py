@@ -21,7 +21,7 @@ from syncd.synchronizer import AsyncSynchronizer, Synchronizer
 from syncd.transports.base import WeightDirectory
 
 if TYPE_CHECKING:
-    from trainer.config.model import JobConfig
+    from syncd.jobfile.model import JobFile
 
 
 class OwnHook(Hook):
@@ -91,7 +91,7 @@ async def follow(job: str) -> None:
                 assert_type(leased, Leased)
 
 
-def trained(config: "JobConfig") -> None:
+def trained(config: "JobFile") -> None:
     """Train as a program of its own does; nothing calls it here."""
     made = trainer.Trainer.get_actor(config)
     assert_type(made, trainer.Trainer)

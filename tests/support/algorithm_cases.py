@@ -14,9 +14,9 @@ from support import samples
 from support.verl_cases import STILL, learn
 from support.verl_release import USABLE_LOSSES
 from syncd.errors import ConfigError
+from syncd.jobfile.trainer_sections import AlgorithmSection
 from syncd.transports.ranks import Ranks
 from trainer.config.algorithms import ADVANTAGES, ALGORITHMS, LOSSES, SFT
-from trainer.config.model import AlgorithmSection
 from trainer.config.options import correction
 from trainer.engines.verl import settings
 from trainer.engines.verl.advantages import advantages

@@ -11,7 +11,7 @@ import transformers
 from support import samples
 from support.engine_cases import content_of, equal, refusal, weights_of, write_state
 from support.verl_cases import _chosen, _distribution
-from trainer.config.model import AlgorithmSection
+from syncd.jobfile.trainer_sections import AlgorithmSection
 from trainer.engines.verl.rows import rollout_rows
 
 PPO = {

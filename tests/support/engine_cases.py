@@ -18,7 +18,7 @@ from syncd.transports.host_memory import HostMemory
 from syncd.transports.ranks import Ranks
 from trainer.checkpoints import TrainerState
 from trainer.engines.base import make_engine
-from trainer.engines.state_copy import StateArena
+from trainer.engines.state_copy import StateBuffer
 from trainer.engines.verl.rows import rollout_rows
 from trainer.resume import find_state
 
@@ -69,7 +69,7 @@ def trained(engine, seeds, *, mixed):
 
 def write_state(engine, directory):
     """Write this rank's part of a training state, from a copy of it."""
-    arena = StateArena(HostMemory(1 << 30))
+    arena = StateBuffer(HostMemory(1 << 30))
     captured = arena.capture(engine.training_state())
     assert not captured.live
     captured.write(directory)

@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from explorer_hooks.follower.checksums import Moved, moved
 from explorer_hooks.hook import Running
+from explorer_hooks.proof.parameter_check import Moved, moved
 from support import small_qwen
 from support.hook_contract import IMPATIENCE, bounded, load, needs
 from syncd.errors import EngineUnreachableError, LoadFailedError

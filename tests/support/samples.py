@@ -7,8 +7,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 from syncd.experience.model import Experience
+from syncd.jobfile.model import JobFile
 from syncd.protocol.layout import Job
-from trainer.config.model import JobConfig
 from trainer.experience.batch import Batch
 from trainer.experience.cursor import Origin
 from trainer.experience.sft import Example
@@ -29,7 +29,7 @@ def configured(path, job_dir="/nowhere", /, **tables):
     for name, table in tables.items():
         base[name] = base.get(name, {}) | table
     base["algorithm"] = base["algorithm"] | {"optimizer": optimizer}
-    return JobConfig.model_validate(base)
+    return JobFile.model_validate(base)
 
 
 def context_of(config, ranks, device="cpu"):

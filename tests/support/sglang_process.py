@@ -3,8 +3,8 @@
 import shutil
 from typing import ClassVar
 
-from explorer_hooks.follower.checksums import Moved
 from explorer_hooks.hooks.sglang import SGLangHook
+from explorer_hooks.proof.parameter_check import Moved
 from support.engine_process import EngineProcess
 from support.real_bed import RealBed, asked, told
 

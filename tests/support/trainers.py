@@ -10,10 +10,10 @@ from support.paths import PYTHONPATH, TESTS, TINY_ENGINE
 from syncd.errors import NonFiniteError, StorageError
 from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
+from syncd.jobfile.model import JobFile
 from syncd.protocol.layout import Job
 from syncd.synchronizer import Synchronizer
 from syncd.transports.ranks import Ranks
-from trainer.config.model import JobConfig
 from trainer.engines.base import EngineContext, make_engine
 from trainer.loop import Trainer
 from trainer.rank0 import Rank0
@@ -30,7 +30,7 @@ def small_config(job, **sections):
     """Return the file of a job that trains the tiny engine; sections are updated by keyword."""
     data = {"consumed": "archive", "wait_timeout": 30.0} | sections.pop("data", {})
     trainer = {"total_steps": 4} | sections.pop("trainer", {})
-    return JobConfig.model_validate(tiny_job(job, data=data, trainer=trainer, **sections))
+    return JobFile.model_validate(tiny_job(job, data=data, trainer=trainer, **sections))
 
 
 def rollout(step, group, number, *, generation=1):

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from support import samples
 from support.engine_cases import content_of, equal, gradients, log_probs, refusal, weights_of, write_state
 from support.verl_release import USABLE_LOSSES
+from syncd.jobfile.trainer_sections import AlgorithmSection
 from trainer.config.algorithms import ALGORITHMS
-from trainer.config.model import AlgorithmSection
 from trainer.engines.verl.checks import resolve
 
 STILL = {"optimizer": {"lr": 1e-30}}

@@ -4,8 +4,8 @@ import os
 import shutil
 from typing import ClassVar
 
-from explorer_hooks.follower.checksums import Moved
 from explorer_hooks.hooks.vllm import VllmHook
+from explorer_hooks.proof.parameter_check import Moved
 from support.engine_process import ROOT, EngineProcess
 from support.real_bed import RealBed, asked, told
 

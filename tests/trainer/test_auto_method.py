@@ -5,7 +5,8 @@ import math
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trainer.auto_method import AGAIN, ORDER, RARELY, STICKS, Measured, Measurements, choose_method, due_after
+from syncd.transports.measured import AGAIN, RARELY, STICKS, due_after
+from trainer.auto_method import ORDER, Measured, Measurements, choose_method
 
 FILES, MEMORY, BROADCAST = ORDER
 LACKING = {MEMORY: "no explorer is on this host", BROADCAST: "no explorer takes part"}
@@ -53,7 +54,7 @@ def test_measurements_are_scaled_to_the_size_of_the_next_weights():
 
 
 def test_a_failed_method_is_retried_with_exponential_backoff():
-    ages = [due_after(Measured(1, 100, None, failures), None, 1.0) for failures in range(1, 8)]
+    ages = [due_after(None, 1.0, failures) for failures in range(1, 8)]
     assert ages == [AGAIN, 2 * AGAIN, 4 * AGAIN, 8 * AGAIN, 16 * AGAIN, 16 * AGAIN, 16 * AGAIN]
     ways = {FILES: Measured(AGAIN, 100, 1.0), MEMORY: Measured(1, 100, None, 1)}
     for number, method in ((AGAIN, FILES), (AGAIN + 1, MEMORY)):

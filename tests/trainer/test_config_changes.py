@@ -12,13 +12,13 @@ pytest.importorskip("torch", reason="the trainer needs torch")
 from support.trainers import make_trainer, small_config, write_experiences
 
 from syncd.errors import ConfigError, CorruptDataError, UsageError
+from syncd.jobfile.model import KEYS
 from syncd.synchronizer import Synchronizer
 from syncd.transports.ranks import Ranks
 from trainer.cli.main import run as trainer
 from trainer.config.changes import UNSOUND, check_allowed
 from trainer.config.job_config import enter_job_dir
 from trainer.config.load import load_config
-from trainer.config.model import KEYS
 from trainer.launch.process_group import share_config
 from trainer.launch.rank_env import RankEnv
 from trainer.stages import load_stages, run_stages

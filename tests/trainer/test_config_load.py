@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from syncd.client.sync_policy import SyncMethod, SyncStyle
 from syncd.errors import ConfigError, UsageError
+from syncd.jobfile.model import KEYS
 from trainer.config.algorithms import clip_bounds
 from trainer.config.load import load_config
-from trainer.config.model import KEYS
 
 LEAST = """
 [job]
@@ -153,7 +153,6 @@ def test_an_unknown_key_is_reported_with_its_file_and_the_closest_key(write):
 
 ADAPTERS = "[model.lora]\nrank = 8\n"
 MERGED = ADAPTERS + 'publish = "merged"\n'
-TINKER = '[engine]\nname = "tinker"\noptions = {url = "http://127.0.0.1:1"}\n'
 
 
 @pytest.mark.parametrize(
@@ -161,7 +160,6 @@ TINKER = '[engine]\nname = "tinker"\noptions = {url = "http://127.0.0.1:1"}\n'
     [
         ("", "stream", 'with sync.mode = "stream"', 'sync.mode = "background", or sync.delta = "auto"'),
         (ADAPTERS, "background", "steps that are adapters", 'model.lora.publish = "merged", or sync.delta'),
-        (TINKER, "background", 'engine.name = "tinker"', 'sync.delta = "auto"'),
     ],
 )
 def test_deltas_are_refused_where_no_step_could_be_one(write, table, mode, why, hint):
@@ -275,7 +273,7 @@ def test_a_wrong_value_is_reported_with_the_accepted_values(write, table, said):
         (["--algorithm.kl_type", "full"], 'algorithm.kl_type = "full" is not one of'),
         (
             ["--engine.strategy", "deepspeed"],
-            'engine.strategy = "deepspeed" is not one of fsdp, fsdp2, megatron',
+            'engine.strategy = "deepspeed" is not one of fsdp, fsdp2',
         ),
         (
             ["--algorithm.name", "grpo_passk", "--data.group_size", "1"],

@@ -29,7 +29,7 @@ from syncd.protocol.request import Pin, Request, remove_pin, write_pin, write_re
 from syncd.protocol.version import write_marker  # noqa: E402
 from syncd.protocol.writer import StepWriter  # noqa: E402
 from syncd.transports.base import StepContent  # noqa: E402
-from syncd.transports.files.shard import StepCopy  # noqa: E402
+from syncd.transports.files.step_copy import StepCopy  # noqa: E402
 from syncd.transports.host_memory import HostMemory  # noqa: E402
 from trainer.checkpoints import begin_training, complete, latest_hf_directory  # noqa: E402
 
@@ -283,9 +283,7 @@ def test_an_explorer_without_a_stage_is_named_once_with_the_key_that_gives_it_on
 
 
 def test_missing_packages_are_named_at_the_start(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "syncd.transports.files.packages.find_spec", lambda name: None if name == "pyarrow" else name
-    )
+    monkeypatch.setattr("syncd.extras.find_spec", lambda name: None if name == "pyarrow" else name)
     with capture_logs() as logs:
         trainer = DeltaTrainer(str(tmp_path))
     assert [(log["reason"], log["hint"]) for log in logs if log["event"] == "deltas_disabled"] == [

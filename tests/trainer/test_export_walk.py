@@ -10,8 +10,8 @@ from safetensors.torch import load  # noqa: E402
 
 from syncd.errors import UsageError  # noqa: E402
 from syncd.protocol.safetensors import ALIGN, DTYPE_BITS, METADATA, aligned, parse_header  # noqa: E402
+from syncd.transports.files.buffers import PinnedBuffer  # noqa: E402
 from syncd.transports.files.export_walk import ExportWalk, ShardLayout, TensorSpec, tied_names  # noqa: E402
-from syncd.transports.files.pinned_buffer import PinnedBuffer  # noqa: E402
 from syncd.transports.torch_tensors import FROM_TORCH, view  # noqa: E402
 
 sizes = st.lists(st.integers(0, 10_000), max_size=80)

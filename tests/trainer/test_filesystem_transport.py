@@ -15,7 +15,7 @@ from support.saving import absent, config_of, index_of, load, log_probs, new_job
 
 from syncd.errors import NonFiniteError, StorageError, SyncdError, TimedOutError, UsageError  # noqa: E402
 from syncd.transports.files import shard as shard_module  # noqa: E402
-from syncd.transports.files.pinned_buffer import TensorCopies  # noqa: E402
+from syncd.transports.files.buffers import TensorCopies  # noqa: E402
 from syncd.transports.files.save_outcome import SaveFailedError  # noqa: E402
 from syncd.transports.files.shard import BUFFERED, DIRECT, PIECE, UNCACHED, NewFile, find_write_mode  # noqa: E402
 from syncd.transports.files.step_saver import StepSaver  # noqa: E402
@@ -314,7 +314,7 @@ class TestBackground:
         saver.save(0, "a", [("w", weight)])
         events.append("train")
         weight.fill_(7)  # the optimizer's next step must not reach what is being saved
-        assert not saver._pending[1].done()
+        assert not saver._pending[2].done()
         assert absent(job, 0)
         gate.set()
         saver.wait()
@@ -350,7 +350,7 @@ class TestBackground:
             saver.prepare(
                 [("a", torch.empty(20_480, device="meta")), ("b", torch.empty(4096, device="meta"))]
             )
-            assert saver._arenas.next().capacity == size
+            assert saver._buffers.next().capacity == size
             saver.close()
 
     def test_a_save_larger_than_prepared_succeeds(self, job):
@@ -382,7 +382,7 @@ class TestBackground:
 
 def _place(saver):
     """Return where a saver's memory is, and its size."""
-    arena = saver._arenas.next()
+    arena = saver._buffers.next()
     return arena.bytes.data_ptr(), arena.capacity
 
 

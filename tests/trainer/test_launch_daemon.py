@@ -10,9 +10,9 @@ from support import checker
 from support.jobs import write_step
 from support.launching import OWN, alive, until
 
+from syncd.jobfile.model import JobFile
 from syncd.protocol.layout import Job
 from syncd.protocol.leadership import latest_token, read_leader
-from trainer.config.model import JobConfig
 from trainer.launch import daemon as beside
 from trainer.launch.daemon import options, start_daemon
 
@@ -24,7 +24,7 @@ def _often(monkeypatch):
 
 def configured(path, **sections):
     os.makedirs(path, exist_ok=True)
-    return JobConfig.model_validate({"job": {"dir": str(path)}, "model": {"path": "none"}, **sections})
+    return JobFile.model_validate({"job": {"dir": str(path)}, "model": {"path": "none"}, **sections})
 
 
 def leads(job, pid):
@@ -88,8 +88,8 @@ def test_a_killed_trainer_leaves_no_daemon(tmp_path):
     config = configured(tmp_path / "job")
     program = (
         "import sys, time; from trainer.launch.daemon import start_daemon\n"
-        "from trainer.config.model import JobConfig\n"
-        "print(start_daemon(JobConfig.model_validate_json(sys.argv[1])).pid, flush=True); time.sleep(60)"
+        "from syncd.jobfile.model import JobFile\n"
+        "print(start_daemon(JobFile.model_validate_json(sys.argv[1])).pid, flush=True); time.sleep(60)"
     )
     trainer = subprocess.Popen(
         [sys.executable, "-c", program, config.model_dump_json()],

@@ -186,14 +186,14 @@ def test_a_disk_that_stays_full_ends_the_run(job, monkeypatch):
 
 def fail_at(monkeypatch, steps):
     """Let the storage fail for some steps."""
-    place = StepWriter.place
+    add_file = StepWriter.add_file
 
     def full(writer, name, fill, tensors=0):
         if writer.step in steps:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), writer.path)
-        return place(writer, name, fill, tensors)
+        return add_file(writer, name, fill, tensors)
 
-    monkeypatch.setattr(StepWriter, "place", full)
+    monkeypatch.setattr(StepWriter, "add_file", full)
 
 
 @pytest.mark.parametrize("probe", [True, False])

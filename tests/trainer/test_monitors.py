@@ -20,8 +20,8 @@ from support.synchronizers import eventually
 
 from syncd.errors import ConfigError, FencedError
 from syncd.extras import install_command
+from syncd.jobfile.model import JobFile
 from trainer import plugins
-from trainer.config.model import JobConfig
 from trainer.monitors import several
 from trainer.monitors.base import MonitoredRun, RolloutSample, job_identity
 from trainer.monitors.jsonl import Jsonl, read_history
@@ -32,7 +32,7 @@ LONG = 60.0
 
 
 def config_of(directory, *kinds, options=None, **monitor):
-    return JobConfig.model_validate(
+    return JobFile.model_validate(
         {
             "job": {"dir": str(directory), "name": "run-1"},
             "model": {"path": "/model"},

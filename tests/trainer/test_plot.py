@@ -83,8 +83,9 @@ def test_the_suffix_sets_the_format_of_the_picture(new_job, tmp_path, suffix, st
         assert file.read(len(start)) == start
 
 
-def test_a_job_whose_name_the_font_cannot_spell_is_drawn_without_a_warning(new_job, tmp_path):
-    assert plot(new_job("漢字", (1, FULL)), f"{tmp_path}/picture.png")
+@pytest.mark.parametrize("name", ["漢字", os.fsdecode(b"\xff")])
+def test_a_job_whose_name_the_font_cannot_spell_is_drawn_without_a_warning(new_job, tmp_path, name):
+    assert plot(new_job(name, (1, FULL)), f"{tmp_path}/picture.png")
 
 
 def test_every_panel_shows_its_metrics(new_job):

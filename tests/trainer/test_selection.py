@@ -11,13 +11,13 @@ pytest.importorskip("torch", reason="the trainer needs torch")
 from support.trainers import make_trainer, prepared_trainer, small_config, write_experiences
 
 from syncd.errors import CorruptDataError
+from syncd.jobfile.trainer_sections import SelectionSection
 from syncd.jsonl import append
 from syncd.protocol.job_end import read_end
 from syncd.protocol.layout import Job
 from syncd.protocol.request import Pin, read_pins, write_pin
 from syncd.synchronizer import Synchronizer
 from trainer.checkpoints import read_state
-from trainer.config.model import SelectionSection
 from trainer.launch.daemon import start_daemon
 from trainer.parts.evaluation.watch import EVERY, EvaluationWatch
 from trainer.selection import Selection

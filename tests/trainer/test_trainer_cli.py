@@ -15,10 +15,10 @@ from support.cli import environment
 from support.stand_ins import leave_model
 
 from syncd.errors import StorageError
+from syncd.jobfile.model import KEYS
 from trainer.cli.main import run, trainer
 from trainer.config.job_config import enter_job_dir
 from trainer.config.load import load_config
-from trainer.config.model import documentation
 
 
 @pytest.fixture
@@ -245,8 +245,8 @@ def test_every_command_has_help(shell):
 
 
 def test_the_config_command_prints_schema_docs_and_algorithms(shell):
-    assert json.loads(shell("config", "schema")[1])["title"] == "JobConfig"
-    assert shell("config", "docs")[1] == documentation()
+    assert json.loads(shell("config", "schema")[1])["title"] == "JobFile"
+    assert shell("config", "docs")[1] == KEYS.documentation(without="explorer")
     out = shell("config", "algorithms")[1].splitlines()
     assert out[0].split() == ["name", "advantage", "loss", "clip", "loss_agg_mode"]
     gspo = next(line for line in out if line.startswith("gspo"))

@@ -147,7 +147,7 @@ def test_a_wait_for_a_daemon_says_who_could_end_it_and_how(abandoned):
     job, clock = abandoned
     with asking(job, clock) as client, capture_logs() as logs:
         with pytest.raises(TimedOutError, match="waiting for step 1 to be vacated") as caught:
-            Rank0.vacate(SimpleNamespace(sync=client), 1)
+            Rank0.vacate(SimpleNamespace(client=client), 1)
         assert clock.now - 1000.0 < DAEMON + 60
     texts = [line["text"] for line in logs if line["event"] == "daemon_awaited"]
     assert len(texts) == DAEMON / EVERY

@@ -83,8 +83,12 @@ def module_of(dotted):
 def bound_in(file):
     """Return the names that a module defines or imports at its top level."""
     body = ast.parse(file.read_text()).body
+    typed = [inner for node in body if isinstance(node, ast.If) for inner in node.body]  # TYPE_CHECKING
     imported = {
-        name.asname or name.name for node in body if isinstance(node, ast.ImportFrom) for name in node.names
+        name.asname or name.name
+        for node in (*body, *typed)
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
     }
     assigned = {name.id for node in body for name in ast.walk(node) if isinstance(name, ast.Name)}
     return names_in(file) | imported | assigned

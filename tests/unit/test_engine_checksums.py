@@ -8,7 +8,7 @@ import pytest
 from support.jobs import ManualClock, shard_bytes
 from support.targets import target_of
 
-from explorer_hooks.follower.checksums import (
+from explorer_hooks.proof.parameter_check import (
     Moved,
     ParameterCheck,
     distance,

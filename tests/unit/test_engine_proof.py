@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from support.jobs import ManualClock
 
-from explorer_hooks.follower.proof import (
+from explorer_hooks.hook import ProbeAnswer
+from explorer_hooks.proof.judgement import (
     KEPT,
     START,
     EarlierProbes,
@@ -20,8 +21,7 @@ from explorer_hooks.follower.proof import (
     tolerance,
     worst_of,
 )
-from explorer_hooks.follower.prover import Prover
-from explorer_hooks.hook import ProbeAnswer
+from explorer_hooks.proof.prover import Prover
 from syncd.errors import LoadFailedError
 from syncd.protocol.engine_state import Proof
 from syncd.protocol.probe import Probe

@@ -6,23 +6,24 @@ import pytest
 
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import Presence
-from syncd.transports.files.storage_choice import (
-    AGAIN,
-    Parent,
-    ShareState,
+from syncd.transports.delta.keyframes import chain_problem
+from syncd.transports.delta.storage_choice import (
+    ReaderTimes,
     StorageFacts,
     choose_storage,
-)
-from syncd.transports.files.storage_chooser import StorageChooser
-from syncd.transports.files.storage_times import (
-    ReaderTimes,
-    ShareTimes,
-    StorageTimes,
-    TimedBytes,
     estimate,
     reader_seconds,
 )
-from syncd.transports.keyframes import ChainLength, chain_problem
+from syncd.transports.delta.storage_chooser import StorageChooser
+from syncd.transports.files.storage import (
+    ChainLength,
+    Parent,
+    ShareState,
+    ShareTimes,
+    StorageTimes,
+    TimedBytes,
+)
+from syncd.transports.measured import AGAIN
 
 MIB = 1 << 20
 TIMES = ShareTimes(TimedBytes(100 * MIB, 1.0), TimedBytes(100 * MIB, 0.05), TimedBytes(MIB, 0.01))

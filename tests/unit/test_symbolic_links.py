@@ -138,7 +138,7 @@ def test_a_step_is_not_written_through_a_link(job, tmp_path):
     with pytest.raises(OSError, match="symbolic link"):
         writer.write("actor/model-00001-of-00001.safetensors", b"x")
     with pytest.raises(OSError, match="symbolic link"):
-        writer.place("actor/model.safetensors", lambda path: (Path(path).write_bytes(b"x"), "xxh3_128:0"))
+        writer.add_file("actor/model.safetensors", lambda path: (Path(path).write_bytes(b"x"), "xxh3_128:0"))
     assert sorted(os.listdir(tmp_path / "outside")) == ["below", "file", "stray.safetensors"]
 
 

@@ -11,7 +11,7 @@ def config() -> None:
 @config.command()
 def schema() -> None:
     """Print the JSON Schema of the file, for editors and other tools."""
-    from trainer.config.model import json_schema  # noqa: PLC0415
+    from syncd.jobfile.model import json_schema  # noqa: PLC0415
 
     click.echo(json_schema())
 
@@ -19,9 +19,9 @@ def schema() -> None:
 @config.command()
 def docs() -> None:
     """Print docs/configuration.md: every key, what it takes, its default and what it means."""
-    from trainer.config.model import documentation  # noqa: PLC0415
+    from syncd.jobfile.model import KEYS  # noqa: PLC0415
 
-    click.echo(documentation(), nl=False)
+    click.echo(KEYS.documentation(without="explorer"), nl=False)
 
 
 @config.command()

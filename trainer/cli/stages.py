@@ -9,7 +9,7 @@ from syncd.errors import UsageError
 from trainer.cli.train import job_command, show
 
 if TYPE_CHECKING:
-    from trainer.config.model import JobConfig
+    from syncd.jobfile.model import JobFile
 
 _LAUNCHED = ("RANK", "SLURM_PROCID")
 
@@ -53,7 +53,7 @@ def stages(
 
     named = {stage.config.model.path for stage in plan.stages if not stage.follows}
 
-    def run(job: "JobConfig") -> int:
+    def run(job: "JobFile") -> int:
         recorded = job.model.path not in named
         check_model(
             job, trust=trust, recorded=recorded

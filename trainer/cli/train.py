@@ -15,9 +15,8 @@ from syncd.jobfile.overrides import (
 )
 
 if TYPE_CHECKING:
-    from syncd.jobfile.keys import Keys
+    from syncd.jobfile.model import JobFile
     from trainer.config.changes import Contradiction
-    from trainer.config.model import JobConfig
 
 
 def job_command(work: Callable[..., None]) -> click.Command:
@@ -42,14 +41,7 @@ def job_command(work: Callable[..., None]) -> click.Command:
         config_argument(check_file),
     ):
         work = add(work)
-    return click.command(cls=JobFileCommand, keys=job_keys, names=plugin_names)(work)
-
-
-def job_keys() -> "Keys":
-    """Return the keys of a job's file."""
-    from trainer.config.model import KEYS  # noqa: PLC0415
-
-    return KEYS
+    return click.command(cls=JobFileCommand, names=plugin_names)(work)
 
 
 def plugin_names(key: str) -> Iterable[str]:
@@ -59,7 +51,7 @@ def plugin_names(key: str) -> Iterable[str]:
     return (name for registry in REGISTRIES if registry.key == key for name in sorted(registry.installed))
 
 
-def show(config: "JobConfig", found: "Sequence[Contradiction]", allowed: Collection[str] = ()) -> None:
+def show(config: "JobFile", found: "Sequence[Contradiction]", allowed: Collection[str] = ()) -> None:
     """Print a resolved configuration, and on stderr its job directory and what contradicts the job there."""
     from trainer.config.job_config import to_toml  # noqa: PLC0415
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from syncd.jobfile.loader import merged
-from trainer.config.model import AlgorithmSection
+from syncd.jobfile.trainer_sections import AlgorithmSection
 from trainer.plugins import POLICY_LOSSES
 
 VERL = "verl"

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from syncd.errors import ConfigError
+from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem
-from trainer.config.model import JobConfig
 from trainer.config.options import is_whole
 
 FLASH = frozenset({"flash_attention_2", "flash_attention_3", "flash_attention_4"})
@@ -22,13 +22,13 @@ DEGREE = "ulysses_sequence_parallel_size"
 _KEY = f"engine.options.{DEGREE}"
 
 
-def degree_of(config: JobConfig) -> int:
+def degree_of(config: JobFile) -> int:
     """Return over how many ranks each row is split, 1 where none is."""
     given = config.engine.options.get(DEGREE, 1)
     return given if is_whole(given) else 1
 
 
-def attention_problems(config: JobConfig) -> Iterator[Problem]:
+def attention_problems(config: JobFile) -> Iterator[Problem]:
     """Yield what does not go together with flash attention, and what sequence parallelism needs."""
     attention, dtype, degree = (
         config.model.attn_implementation,
@@ -45,7 +45,7 @@ def attention_problems(config: JobConfig) -> Iterator[Problem]:
         yield Problem(_KEY, text, 'model.attn_implementation = "flash_attention_2"')
 
 
-def require_groups(config: JobConfig, ranks: int) -> None:
+def require_groups(config: JobFile, ranks: int) -> None:
     """Refuse a number of ranks that cannot be divided into groups that share rows."""
     degree = degree_of(config)
     if ranks % degree:
@@ -55,7 +55,7 @@ def require_groups(config: JobConfig, ranks: int) -> None:
         )
 
 
-def check_heads(config: JobConfig, model: Mapping[str, Any], path: str) -> None:
+def check_heads(config: JobFile, model: Mapping[str, Any], path: str) -> None:
     """Refuse a model whose heads cannot be divided among the ranks that share a row.
 
     Args:

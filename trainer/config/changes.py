@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from syncd.errors import SyncdError, UsageError
+from syncd.jobfile.model import KEYS
 from syncd.jobfile.problems import shown
 from syncd.protocol.disk import MISSING, Disk
 from syncd.protocol.documents import encode, read_document
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.version import read_marker
-from trainer.config.model import KEYS
 
 RECORD = "changes.json"
 

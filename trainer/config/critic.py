@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator
 
+from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem
+from syncd.jobfile.trainer_sections import AlgorithmSection, CriticSection
 from trainer.config.algorithms import GAE, SFT, VERL, estimator_and_loss
-from trainer.config.model import AlgorithmSection, CriticSection, JobConfig
 
 PPO = "ppo"
 """The algorithm whose estimator is gae where there is a critic."""
 
 
-def algorithm_of(config: JobConfig) -> AlgorithmSection:
+def algorithm_of(config: JobFile) -> AlgorithmSection:
     """Return the table `algorithm`, in which ppo with a critic has the estimator gae unless the file has another."""
     section = config.algorithm
     if not config.critic.enabled or section.name != PPO or section.advantage:
@@ -18,22 +19,22 @@ def algorithm_of(config: JobConfig) -> AlgorithmSection:
     return section.model_copy(update={"advantage": GAE})
 
 
-def critic_path(config: JobConfig) -> str:
+def critic_path(config: JobFile) -> str:
     """Return the model directory whose weights the critic starts from."""
     return config.critic.path or config.model.path
 
 
-def critic_epochs(config: JobConfig) -> int:
+def critic_epochs(config: JobFile) -> int:
     """Return the critic's passes over each batch."""
     return config.critic.epochs or config.algorithm.epochs
 
 
-def critic_mini_batches(config: JobConfig) -> int:
+def critic_mini_batches(config: JobFile) -> int:
     """Return the critic's updates of one pass over a batch."""
     return config.critic.mini_batches or config.algorithm.mini_batches
 
 
-def critic_problems(config: JobConfig) -> Iterator[Problem]:
+def critic_problems(config: JobFile) -> Iterator[Problem]:
     """Yield what is wrong with [critic] and the estimator that it belongs to."""
     name, (advantage, _) = config.algorithm.name, estimator_and_loss(algorithm_of(config))
     if not config.critic.enabled:
@@ -50,7 +51,7 @@ def critic_problems(config: JobConfig) -> Iterator[Problem]:
     yield from _mini_batches(config)
 
 
-def _without(config: JobConfig, advantage: str) -> Iterator[Problem]:
+def _without(config: JobFile, advantage: str) -> Iterator[Problem]:
     """Yield what needs a critic and has none; sft may have keys for other stages."""
     if advantage == GAE and config.engine.name == VERL:
         text = f'algorithm.advantage = "{GAE}" needs a critic'
@@ -61,7 +62,7 @@ def _without(config: JobConfig, advantage: str) -> Iterator[Problem]:
         yield Problem(key, f"{key} means nothing without a critic", "critic.enabled = true, or leave it out")
 
 
-def _mini_batches(config: JobConfig) -> Iterator[Problem]:
+def _mini_batches(config: JobFile) -> Iterator[Problem]:
     rows, parts = config.data.groups * config.data.group_size, config.critic.mini_batches
     if parts and rows % parts:
         text = f"data.groups x data.group_size = {rows} rows cannot be split evenly into"

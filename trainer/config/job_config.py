@@ -12,12 +12,12 @@ import tomli_w
 from syncd.errors import DOCS, ConfigError, storage_error, storage_errors
 from syncd.jobfile.keys import Key
 from syncd.jobfile.loader import values_at
+from syncd.jobfile.model import KEYS, JobFile, plain
 from syncd.protocol.layout import STATE, read_config_file
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.permissions import modes_in
 from trainer.config.changes import UNSOUND, Contradiction, check_allowed, record_changes, split
 from trainer.config.load import FIRST_LINE, read_table
-from trainer.config.model import KEYS, JobConfig, plain
 
 _HEAD = f"""{FIRST_LINE}
 # `syncd watch` reads its [daemon] table here. Later starts must agree with it:
@@ -31,7 +31,7 @@ def kept_path(directory: str) -> str:
     return f"{directory}/config.toml"
 
 
-def enter_job_dir(config: JobConfig, allowed: Collection[str] = ()) -> JobConfig:
+def enter_job_dir(config: JobFile, allowed: Collection[str] = ()) -> JobFile:
     """Make or reuse the job directory, keep the configuration there, and return it.
 
     One process of a job calls this, before any other uses the job directory.
@@ -46,7 +46,7 @@ def enter_job_dir(config: JobConfig, allowed: Collection[str] = ()) -> JobConfig
     return settled
 
 
-def make_job_dir(config: JobConfig) -> JobConfig:
+def make_job_dir(config: JobFile) -> JobFile:
     """Make the job directory, and return the configuration for it; a second call changes nothing.
 
     With `continue_from_checkpoint = false` it is the first of `DIR`, `DIR-2`, ... that is not there or empty, and no
@@ -61,7 +61,7 @@ def make_job_dir(config: JobConfig) -> JobConfig:
         return next(one for one in moved if _claim(disk, one.job.dir, config.job.source))
 
 
-def next_job_dir(config: JobConfig) -> JobConfig:
+def next_job_dir(config: JobFile) -> JobFile:
     """Return the configuration as `make_job_dir` would return it now; nothing is made."""
     if config.trainer.continue_from_checkpoint:
         return config
@@ -70,7 +70,7 @@ def next_job_dir(config: JobConfig) -> JobConfig:
         return next(one for one in moved if _is_free(one.job.dir, config.job.source))
 
 
-def _moved(config: JobConfig, suffix: str) -> JobConfig:
+def _moved(config: JobFile, suffix: str) -> JobFile:
     """Return the configuration for `job.dir` with a suffix."""
     state_dir = f"{config.job.state_dir}{suffix}" if config.job.state_dir else ""
     return config.with_values(
@@ -79,7 +79,7 @@ def _moved(config: JobConfig, suffix: str) -> JobConfig:
     )
 
 
-def contradictions(config: JobConfig, *, besides: Collection[str] = ()) -> tuple[Contradiction, ...]:
+def contradictions(config: JobFile, *, besides: Collection[str] = ()) -> tuple[Contradiction, ...]:
     """Return the fixed keys that differ from the copy in the job directory; none without a copy.
 
     Args:
@@ -112,7 +112,7 @@ def refuse(found: Sequence[Contradiction]) -> None:
         )
 
 
-def keep_config(config: JobConfig, allowed: Collection[str] = ()) -> None:
+def keep_config(config: JobFile, allowed: Collection[str] = ()) -> None:
     """Write the copy durably unless this start contradicts it; record the allowed changes."""
     path = kept_path(config.job.dir)
     before, after = _read(path), (_HEAD + to_toml(config)).encode()
@@ -128,7 +128,7 @@ def keep_config(config: JobConfig, allowed: Collection[str] = ()) -> None:
             _disk(config).replace(path, after)
 
 
-def to_toml(config: JobConfig) -> str:
+def to_toml(config: JobFile) -> str:
     """Return the configuration as TOML, with all keys; it reads as the same configuration."""
     return tomli_w.dumps(plain(config))
 
@@ -152,7 +152,7 @@ def _claim(disk: LocalDisk, directory: str, source: str) -> bool:
     return True
 
 
-def _disk(config: JobConfig) -> LocalDisk:
+def _disk(config: JobFile) -> LocalDisk:
     """Return the disk that makes files by the job's policy, before the job directory holds that policy."""
     job = config.job
     policy = {"daemon": config.daemon, "job": {"permissions": job.permissions, "group": job.group}}

@@ -1,13 +1,13 @@
-"""Reads the trainer's configuration: from a file and the command line to a checked model, or to one error."""
+"""Reads the job's file as the trainer needs it, and checks what no single key shows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from syncd.config import load as load_daemon
-from syncd.errors import ConfigError
 from syncd.jobfile.evaluation import PREFIX, produced_by
 from syncd.jobfile.loader import Layer, Loader, TomlFile, read_toml
+from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem, nearest
+from syncd.jobfile.trainer_sections import AlgorithmSection
 from syncd.protocol.layout import is_identity
 from syncd.protocol.permissions import policy_problem
 from syncd.registered import registered
@@ -35,7 +35,6 @@ from trainer.config.algorithms import (
 from trainer.config.attention import attention_problems
 from trainer.config.critic import algorithm_of, critic_problems
 from trainer.config.lora import lora_problems
-from trainer.config.model import KEYS, AlgorithmSection, JobConfig
 from trainer.config.options import algorithm_problems, engine_problems
 from trainer.config.schedule import optimizer_problems
 from trainer.config.selected import metric_problems
@@ -64,7 +63,7 @@ _CLIPPED_BELOW = frozenset({"vanilla", "gspo"})
 """Losses for which a lower bound of 0 or less would be a mistake; cispo, for one, is used with such a bound."""
 
 
-def load_config(path: str, overrides: Sequence[str] = (), *, trust: bool = False) -> JobConfig:
+def load_config(path: str, overrides: Sequence[str] = (), *, trust: bool = False) -> JobFile:
     """Return the configuration of a file with the command line's `--section.key value` on top.
 
     Relative paths of the file are relative to its directory, those of the command line to the current one;
@@ -74,7 +73,7 @@ def load_config(path: str, overrides: Sequence[str] = (), *, trust: bool = False
     return resolved(LOADER.load(layers, path, trust=trust))
 
 
-def resolved(config: JobConfig) -> JobConfig:
+def resolved(config: JobFile) -> JobFile:
     """Return the configuration with the values of the algorithm's publication where the user gives none."""
     return config.model_copy(update={"algorithm": with_published(algorithm_of(config))})
 
@@ -117,7 +116,7 @@ def _forget_unread(table: dict[str, Any]) -> None:
         section.pop(key, None)
 
 
-def check(config: JobConfig) -> Iterator[Problem]:
+def check(config: JobFile) -> Iterator[Problem]:
     """Yield the problems that no single key shows: keys that do not go together."""
     yield from _names(config)
     yield from _plugins(config)
@@ -129,10 +128,9 @@ def check(config: JobConfig) -> Iterator[Problem]:
     elif (point := registered(ENGINE_CHECKS).get(config.engine.name)) is not None:
         yield from point.load()(config)
     yield from sync_problems(config)
-    yield from _daemon(config.daemon)
 
 
-def _names(config: JobConfig) -> Iterator[Problem]:
+def _names(config: JobFile) -> Iterator[Problem]:
     for key, value in (("job.dir", config.job.dir), ("model.path", config.model.path)):
         if not value:
             yield Problem(key, f"{key} is empty", "name a directory; is a shell variable unset?")
@@ -146,7 +144,7 @@ def _names(config: JobConfig) -> Iterator[Problem]:
         )
 
 
-def _plugins(config: JobConfig) -> Iterator[Problem]:
+def _plugins(config: JobFile) -> Iterator[Problem]:
     name = config.data.strategy
     if name and name not in SAMPLE_STRATEGY.installed:
         error = unknown_name(f'data.strategy = "{name}" is not installed', name, SAMPLE_STRATEGY.installed)
@@ -156,7 +154,7 @@ def _plugins(config: JobConfig) -> Iterator[Problem]:
         yield Problem("data.strategy_options", text, "leave it out")
 
 
-def _data(config: JobConfig) -> Iterator[Problem]:
+def _data(config: JobFile) -> Iterator[Problem]:
     data, rows = config.data, config.data.groups * config.data.group_size
     if config.algorithm.name == SFT and not data.sft_path:
         yield Problem("data.sft_path", 'algorithm.name = "sft" needs data.sft_path')
@@ -188,7 +186,7 @@ def _data(config: JobConfig) -> Iterator[Problem]:
         yield Problem("data.max_age", 'data.beyond = "weight" needs data.max_age')
 
 
-def _selection(config: JobConfig) -> Iterator[Problem]:
+def _selection(config: JobFile) -> Iterator[Problem]:
     section = config.selection
     if section.patience and not section.metric:
         yield Problem(
@@ -208,7 +206,7 @@ def _selection(config: JobConfig) -> Iterator[Problem]:
         yield Problem("selection.metric", text, hint)
 
 
-def verl_problems(config: JobConfig) -> Iterator[Problem]:
+def verl_problems(config: JobFile) -> Iterator[Problem]:
     """Yield what verl cannot do here, without importing verl."""
     section = algorithm_of(config)
     yield from _one_of("engine.strategy", config.engine.strategy, strategy_names())
@@ -265,7 +263,7 @@ def _unread(section: AlgorithmSection) -> Iterator[Problem]:
             yield Problem(f"algorithm.{name}", f"algorithm.{name} means nothing to {reader}", "leave it out")
 
 
-def _pair(config: JobConfig) -> Iterator[Problem]:
+def _pair(config: JobFile) -> Iterator[Problem]:
     section = config.algorithm
     _, loss = estimator_and_loss(section)
     low, _ = clip_bounds(with_published(section)) or (0.0, 0.0)
@@ -297,13 +295,9 @@ def _supported(key: str, value: str, known: frozenset[str], lacking: Mapping[str
         yield from _one_of(key, value, known)
 
 
-def _daemon(table: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield the problems that the daemon finds in its table, key by key."""
-    for name, value in table.items():
-        try:
-            load_daemon(None, {name: value})
-        except ConfigError as error:
-            yield Problem(f"daemon.{name}", f"daemon.{name}: {error.message}", error.hint)
-
-
-LOADER = Loader(KEYS, JobConfig, required=("job", "model"), check=check, hint="trainer config docs")
+LOADER = Loader(
+    tables=("job", "model", "critic", "data", "sync"),
+    required=("job", "model"),
+    check=check,
+    hint="trainer config docs",
+)

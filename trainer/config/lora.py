@@ -10,10 +10,10 @@ from typing import Any
 
 from syncd.client.sync_policy import SyncMethod
 from syncd.errors import ConfigError, CorruptDataError, StorageError, storage_error
+from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem, shown
 from syncd.jobfile.sections import LoraSection
 from syncd.protocol.layout import ADAPTER, ADAPTER_CONFIG
-from trainer.config.model import JobConfig
 
 _METHODS = frozenset({SyncMethod.CHECKPOINT.value, SyncMethod.AUTO.value})
 _PLACE = f"model.lora.adapter is a directory with {ADAPTER_CONFIG} and {ADAPTER}, as peft's save_pretrained writes it"
@@ -45,7 +45,7 @@ class AdapterConfig:
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
 
-def lora_problems(config: JobConfig) -> Iterator[Problem]:
+def lora_problems(config: JobFile) -> Iterator[Problem]:
     """Yield what is wrong with `[model.lora]`, without reading a file."""
     section, method = config.model.lora, config.sync.method
     if section.rank == 0:

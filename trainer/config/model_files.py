@@ -10,11 +10,11 @@ from types import MappingProxyType
 from typing import Any
 
 from syncd.errors import ConfigError, storage_errors
+from syncd.jobfile.model import JobFile
 from syncd.jobfile.trust import require_own_model
 from trainer.config.algorithms import SFT, VERL
 from trainer.config.attention import check_heads
 from trainer.config.lora import check_rank, check_start_adapter
-from trainer.config.model import JobConfig
 
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -27,7 +27,7 @@ _LENGTH = 8
 """Bytes of the length of a header, with which a safetensors file begins."""
 
 
-def check_model(config: JobConfig, *, trust: bool = False, recorded: bool = False) -> None:
+def check_model(config: JobFile, *, trust: bool = False, recorded: bool = False) -> None:
     """Refuse a model that cannot be loaded, whose code others could have written, or that lacks a tokenizer.
 
     Other engines than verl's check their models' files themselves. With `trust` anybody's code may run; `recorded` is
@@ -49,7 +49,7 @@ def check_model(config: JobConfig, *, trust: bool = False, recorded: bool = Fals
             raise _incomplete(path, f"the model has no tokenizer, and {why}", lacking)
 
 
-def check_configs(config: JobConfig) -> None:
+def check_configs(config: JobFile) -> None:
     """Refuse a policy or a critic without a config, or whose heads cannot be divided as the file says."""
     model, path = read_model_config(config.model.path), config.model.path
     check_heads(config, model, path)
@@ -137,7 +137,7 @@ def _data_size(header: bytes) -> int:
     return 0
 
 
-def _needs_tokenizer(config: JobConfig) -> str:
+def _needs_tokenizer(config: JobFile) -> str:
     """Return why the run needs a tokenizer, empty where it does not."""
     if config.algorithm.name != SFT:
         return "explorers load it from the steps"

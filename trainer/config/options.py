@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from syncd.jobfile.problems import Problem, nearest, shown
+from syncd.jobfile.trainer_sections import AlgorithmSection, EngineSection
 from trainer.config.algorithms import LOSSES, OWN_LOSS, SFT, estimator_and_loss, find_loss, with_published
-from trainer.config.model import AlgorithmSection, EngineSection
 
 Accept = Callable[[Any], bool]
 

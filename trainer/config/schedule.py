@@ -2,24 +2,25 @@
 
 from collections.abc import Iterator
 
+from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem
+from syncd.jobfile.trainer_sections import OptimizerSection
 from trainer.config.critic import critic_epochs, critic_mini_batches
-from trainer.config.model import JobConfig, OptimizerSection
 
 CONSTANT, COSINE = "constant", "cosine"
 
 
-def schedule_steps(config: JobConfig) -> int:
+def schedule_steps(config: JobFile) -> int:
     """Return the updates after which the learning rate's schedule ends, -1 if it has no end."""
     return _end(config.algorithm.optimizer, _updates(config))
 
 
-def critic_schedule_steps(config: JobConfig) -> int:
+def critic_schedule_steps(config: JobFile) -> int:
     """Return the same of the critic, in its own updates."""
     return _end(config.critic.optimizer, _critic_updates(config))
 
 
-def optimizer_problems(config: JobConfig) -> Iterator[Problem]:
+def optimizer_problems(config: JobFile) -> Iterator[Problem]:
     """Yield what is wrong with the schedules of the learning rates."""
     yield from _problems("algorithm.optimizer", config.algorithm.optimizer, _updates(config))
     if not config.critic.enabled:
@@ -32,13 +33,13 @@ def optimizer_problems(config: JobConfig) -> Iterator[Problem]:
         yield Problem(key, text, f"{key} = {total // 10}")
 
 
-def _updates(config: JobConfig) -> int | None:
+def _updates(config: JobFile) -> int | None:
     """Return the updates of the run, None if it has no end."""
     total, algorithm = config.trainer.total_steps, config.algorithm
     return None if total is None else total * algorithm.epochs * algorithm.mini_batches
 
 
-def _critic_updates(config: JobConfig) -> int | None:
+def _critic_updates(config: JobFile) -> int | None:
     total = config.trainer.total_steps
     return None if total is None else total * critic_epochs(config) * critic_mini_batches(config)
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from syncd.figures import RENAMED
 from syncd.jobfile.evaluation import PREFIX
+from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem, nearest
 from trainer.config.algorithms import LOSSES, SFT, VERL, estimator_and_loss, needs_start_model
-from trainer.config.model import JobConfig
 from trainer.config.options import correction
 
 _FAMILIES = (PREFIX, "reward/parts/", "tools/", "experience/")
@@ -45,7 +45,7 @@ timing_s/critic_backward timing_s/critic_optimizer
 """
 
 
-def metric_problems(config: JobConfig) -> Iterator[Problem]:
+def metric_problems(config: JobFile) -> Iterator[Problem]:
     """Yield why no step of the run could have the figure that `selection.metric` names."""
     metric, produced = config.selection.metric, _produced(config)
     if metric in RENAMED:
@@ -58,12 +58,12 @@ def metric_problems(config: JobConfig) -> Iterator[Problem]:
     yield Problem("selection.metric", text, nearest(metric, produced) or "eval/reward, or critic/score/mean")
 
 
-def _is_known_before(config: JobConfig) -> bool:
+def _is_known_before(config: JobFile) -> bool:
     loss = estimator_and_loss(config.algorithm)[1]
     return config.engine.name == VERL and not config.data.strategy and (not loss or loss in LOSSES)
 
 
-def _produced(config: JobConfig) -> frozenset[str]:
+def _produced(config: JobFile) -> frozenset[str]:
     algorithm, is_sft = config.algorithm, config.algorithm.name == SFT
     tables = {
         _OF_ALL: True,

@@ -6,9 +6,9 @@ A part registers a `Strategy` under `trainer.strategies`. Imports no torch.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem
 from syncd.registered import registered
-from trainer.config.model import JobConfig
 
 STRATEGIES = "trainer.strategies"
 """The group of entry points, by the value of `engine.strategy`."""
@@ -18,23 +18,15 @@ FSDP = ("fsdp", "fsdp2")
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A way to spread a model that is not FSDP's. Paths `module:name` are imported when a run begins.
+    """A way to spread a model that is not FSDP's. Paths `module:name` are imported when a run begins."""
 
-    Args:
-        noun: What it is called in messages.
-        problems: Yields what is wrong with its keys in the job's file.
-        packages: The packages that it needs besides verl, with the command that installs each.
-        releases: The releases of verl with which it runs.
-        engine: The path of the engine.
-        model: The path of what builds the model, as `trainer.engines.verl.models.build_model` does.
-    """
-
-    noun: str
-    problems: Callable[[JobConfig], Iterator[Problem]]
+    noun: str  # what it is called in messages
+    problems: Callable[[JobFile], Iterator[Problem]]  # yields what is wrong with its keys in the job's file
+    # The packages that it needs besides verl, with the command that installs each.
     packages: Mapping[str, str]
-    releases: frozenset[str]
-    engine: str
-    model: str
+    releases: frozenset[str]  # the releases of verl with which it runs
+    engine: str  # the path of the engine
+    model: str  # the path of what builds the model, as `trainer.engines.verl.models.build_model` does
 
 
 def strategy_names() -> frozenset[str]:
@@ -42,7 +34,7 @@ def strategy_names() -> frozenset[str]:
     return frozenset({*FSDP, *registered(STRATEGIES)})
 
 
-def strategy_of(config: JobConfig) -> Strategy | None:
+def strategy_of(config: JobFile) -> Strategy | None:
     """Return the strategy of a job's file, None for FSDP."""
     name = config.engine.strategy
     if name in FSDP:

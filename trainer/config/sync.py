@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
+from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem
-from trainer.config.model import JobConfig
 
 KEY = "sync.delta"
 
 
-def sync_problems(config: JobConfig) -> Iterator[Problem]:
+def sync_problems(config: JobFile) -> Iterator[Problem]:
     """Yield why no step of such a job could be a delta although the file asks for deltas."""
     if config.sync.delta != "on":
         return

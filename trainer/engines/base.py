@@ -14,10 +14,10 @@ import torch
 
 from syncd.client.client import Client
 from syncd.errors import ConfigError, UsageError
+from syncd.jobfile.model import JobFile
 from syncd.protocol.layout import Job
 from syncd.transports.base import Sent, WeightSender
 from syncd.transports.ranks import Ranks
-from trainer.config.model import JobConfig
 from trainer.experience.batch import Batch
 from trainer.experience.limits import UNLIMITED, Limits
 from trainer.plugins import ENGINES
@@ -35,15 +35,15 @@ class EngineContext:
         job: The job.
         ranks: The ranks of this trainer; `torch.distributed` is initialised where there is more than one.
         device: The device of this rank, `cpu` or `cuda:<n>`.
-        sync: The trainer's connection to the job; None on all ranks but the first.
+        client: The trainer's connection to the job; None on all ranks but the first.
         fence: The directory through which this trainer seals and announces; it is removed when another takes over.
     """
 
-    config: JobConfig
+    config: JobFile
     job: Job
     ranks: Ranks
     device: torch.device
-    sync: Client | None = None
+    client: Client | None = None
     fence: str = ""
 
 

@@ -116,8 +116,8 @@ class CheckpointSave:
     def _write(self) -> None:
         if self._attempt:
             self._wait_for(self._is_sealed)
-        sync = self._context.sync
-        with sync.lease(self.step) if sync else nullcontext():
+        client = self._context.client
+        with client.lease(self.step) if client else nullcontext():
             if self._captured is not None:
                 self._write_training(self._captured)
             if self._context.ranks.rank == 0:

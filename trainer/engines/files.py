@@ -30,7 +30,7 @@ from trainer.auto_method import senders_of
 from trainer.checkpoints import training_directory
 from trainer.engines.base import EngineContext, Metrics, TrainEngineWrapper
 from trainer.engines.checkpoint_save import CheckpointSave
-from trainer.engines.state_copy import CapturedState, StateArena, TrainingState
+from trainer.engines.state_copy import CapturedState, StateBuffer, TrainingState
 from trainer.experience.batch import Batch
 from trainer.plain_loads import only_plain_data
 from trainer.probe import Tokens, make_probe, non_finite_error, probe_tokens
@@ -58,8 +58,8 @@ class FileEngine(TrainEngineWrapper):
         self._sender: WeightSender | None = None  # of the last sync
         self._attempt = ""  # the save of those weights
         self._saving: CheckpointSave | None = None
-        self._arena: StateArena | None = None
-        self._is_arena_ready = False
+        self._state_buffer: StateBuffer | None = None
+        self._is_state_buffer_ready = False
         self._files: Mapping[str, bytes] | None = None
         self._probe_tokens: Tokens = ()
         self._sync_metrics: Metrics = {}
@@ -120,7 +120,7 @@ class FileEngine(TrainEngineWrapper):
         self._memory = memory = self._host_memory()
         self.senders = self.open_senders(memory)
         live = "sync.mode is stream" if settings.mode == "stream" else ""
-        self._arena = StateArena(memory, live)
+        self._state_buffer = StateBuffer(memory, live)
         if settings.probe and type(self).token_logprobs is not TrainEngineWrapper.token_logprobs:
             self._probe_tokens = self._find_probe_tokens()
 
@@ -136,7 +136,7 @@ class FileEngine(TrainEngineWrapper):
             context.job,
             context.ranks,
             settings,
-            context.sync,
+            context.client,
             self.tied,
             context.fence,
             base=base,
@@ -186,7 +186,7 @@ class FileEngine(TrainEngineWrapper):
         """Train on the whole batch."""
         metrics = self.train(batch, self.train_step_num + 1)
         self.train_step_num += 1
-        self._prepare_arena()
+        self._prepare_state_buffer()
         self._sync_metrics = {}
         return metrics
 
@@ -251,8 +251,8 @@ class FileEngine(TrainEngineWrapper):
     def shutdown(self) -> None:
         """Finish the save in flight, then give threads and memory back."""
         with ExitStack() as closing:
-            if self._arena is not None:
-                closing.callback(self._arena.close)
+            if self._state_buffer is not None:
+                closing.callback(self._state_buffer.close)
             if self._saving is not None:
                 closing.callback(self._saving.close)
             closing.callback(close_senders, list(self.senders.values()))
@@ -275,14 +275,18 @@ class FileEngine(TrainEngineWrapper):
         assert base is not None, "rank 0 has found it"
         return base
 
-    def _prepare_arena(self) -> None:
+    def _prepare_state_buffer(self) -> None:
         """Allocate the memory for the copy of the training state, once there is one of its full size."""
-        if self._is_arena_ready or self._arena is None or not self.context.config.trainer.save_interval:
+        if (
+            self._is_state_buffer_ready
+            or self._state_buffer is None
+            or not self.context.config.trainer.save_interval
+        ):
             return
         if not self.copies_training_state:
             return
-        self._is_arena_ready = True
-        self._arena.prepare(self.training_state())
+        self._is_state_buffer_ready = True
+        self._state_buffer.prepare(self.training_state())
 
     def _find_probe_tokens(self) -> Tokens:
         model, limits, tokens = self.context.config.model, self.limits, Tokens()
@@ -321,8 +325,8 @@ class FileEngine(TrainEngineWrapper):
         return self.context.ranks.broadcast(uuid.uuid4().hex)
 
     def _captured(self) -> CapturedState:
-        assert self._arena is not None, "call prepare first"
-        return self._arena.capture(self.training_state())
+        assert self._state_buffer is not None, "call prepare first"
+        return self._state_buffer.capture(self.training_state())
 
     def _wait_if_live(self, captured: CapturedState | None) -> None:
         """Wait for the save if a rank could not copy its training state: training would change what is written."""

@@ -19,7 +19,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from syncd.errors import StorageError, storage_error
-from syncd.transports.files.pinned_buffer import PinnedBuffer, TensorCopies
+from syncd.transports.files.buffers import PinnedBuffer, TensorCopies
 from syncd.transports.host_memory import HostMemory
 
 TrainingState = Mapping[str, Any]
@@ -40,7 +40,7 @@ class CapturedState:
     live: str = ""
 
 
-class StateArena:
+class StateBuffer:
     """Memory for one copy of a training state, allocated by the first and kept for the next ones.
 
     Args:

@@ -21,8 +21,7 @@ from syncd.transports.files.export_walk import (
     cast_of,
     encode_index,
 )
-from syncd.transports.files.shard import THREADS, Ring, ShardWriter, find_write_mode
-from syncd.transports.files.shard_digest import ShardDigest
+from syncd.transports.files.shard import THREADS, Ring, ShardDigest, ShardWriter, find_write_mode
 from syncd.transports.torch_tensors import FROM_TORCH
 from trainer.export.source import (
     CONFIG,

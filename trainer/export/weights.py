@@ -40,8 +40,6 @@ def split_weights(disk: Disk, directory: str, config: str) -> ModelWeights | Non
     """Return the weights of a distributed checkpoint as a part reads them, None if the directory is none.
 
     Args:
-        disk: Where it is.
-        directory: The checkpoint.
         config: The path of the model's config.json.
     """
     openers: list[Callable[[Disk, str, str], ModelWeights | None]]

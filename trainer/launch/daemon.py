@@ -14,12 +14,12 @@ from typing import BinaryIO
 import structlog
 
 from syncd.errors import SyncdError
+from syncd.jobfile.model import JobFile
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.takeover import Candidate
 from syncd.protocol.version import read_marker, read_version
 from syncd.safe_open import open_append
-from trainer.config.model import JobConfig
 from trainer.launch.die_with_parent import dying_with_parent
 
 EVERY = 5.0
@@ -39,7 +39,7 @@ _STOPPING = 30.0
 _LOG_BYTES = 8 << 20
 
 
-def start_daemon(config: JobConfig) -> "DaemonProcess | None":
+def start_daemon(config: JobFile) -> "DaemonProcess | None":
     """Return the daemon process of the job, None if the configuration wants none.
 
     Call it, and `check`, in the main thread of rank 0: the daemon ends with the thread that started it.
@@ -54,7 +54,7 @@ def start_daemon(config: JobConfig) -> "DaemonProcess | None":
     return daemon
 
 
-def options(config: JobConfig) -> list[str]:
+def options(config: JobFile) -> list[str]:
     """Return the options of `syncd watch` that the job's `[daemon]` table does not give."""
     found = policy_options(config)
     if "log_level" not in config.daemon:
@@ -62,7 +62,7 @@ def options(config: JobConfig) -> list[str]:
     return found
 
 
-def policy_options(config: JobConfig) -> list[str]:
+def policy_options(config: JobFile) -> list[str]:
     """Return the options that name the job and its retention, which `syncd prune` takes too."""
     found = ["--state-dir", config.job.state_dir] if config.job.state_dir else []
     if "keep_full" not in config.daemon and config.trainer.max_checkpoints_to_keep:
@@ -73,7 +73,7 @@ def policy_options(config: JobConfig) -> list[str]:
 class DaemonProcess:
     """A daemon that this process starts whenever no other process leads the job."""
 
-    def __init__(self, config: JobConfig) -> None:
+    def __init__(self, config: JobFile) -> None:
         self._config, self._clock = config, SystemClock()
         self._job = Job.at(config.job.dir, config.job.state_dir or None)
         self._candidate = Candidate(self._job, self._clock)

@@ -13,9 +13,9 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore  # torch.distr
 from torch.distributed.rendezvous import rendezvous
 
 from syncd.errors import DOCS, ConfigError, SyncdError, TimedOutError, TryAgainError, storage_error
+from syncd.jobfile.model import JobFile
 from syncd.transports.ranks import RankGroup, Ranks
 from trainer.config import job_config
-from trainer.config.model import JobConfig
 from trainer.launch.rank_env import LISTENING, RankEnv
 
 MEETING = 600.0
@@ -102,13 +102,13 @@ def _not_met(place: RankEnv, error: RuntimeError) -> SyncdError:
 class Joined:
     """What a rank knows once it has joined."""
 
-    config: JobConfig  # the configuration, the same on all ranks: `job.dir` is the directory of this run
+    config: JobFile  # the configuration, the same on all ranks: `job.dir` is the directory of this run
     device: torch.device  # what this rank computes on
     ranks: Ranks  # talks to the others
 
 
 @contextlib.contextmanager
-def join(config: JobConfig, place: RankEnv, allowed: Collection[str] = ()) -> Iterator[Joined]:
+def join(config: JobFile, place: RankEnv, allowed: Collection[str] = ()) -> Iterator[Joined]:
     """Join the ranks for as long as the block lasts."""
     device = pick_device(config.engine.device, place.local_rank)
     ranks = open_ranks(place, device, config.engine.collective_timeout)
@@ -118,7 +118,7 @@ def join(config: JobConfig, place: RankEnv, allowed: Collection[str] = ()) -> It
         ranks.close()
 
 
-def share_config(config: JobConfig, place: RankEnv, ranks: Ranks, allowed: Collection[str] = ()) -> JobConfig:
+def share_config(config: JobFile, place: RankEnv, ranks: Ranks, allowed: Collection[str] = ()) -> JobFile:
     """Return the configuration on all ranks; rank 0 enters the job directory, unless `trainer train` has done it."""
     if place.origin == "trainer":
         return config
@@ -130,7 +130,7 @@ def share_config(config: JobConfig, place: RankEnv, ranks: Ranks, allowed: Colle
     return outcome
 
 
-def _enter_job_dir(config: JobConfig, allowed: Collection[str]) -> JobConfig | SyncdError:
+def _enter_job_dir(config: JobFile, allowed: Collection[str]) -> JobFile | SyncdError:
     try:
         return job_config.enter_job_dir(config, allowed)
     except SyncdError as error:

@@ -12,23 +12,21 @@ from collections.abc import Collection
 from syncd.console import print_error
 from syncd.errors import SyncdError, UsageError, storage_error
 from syncd.extras import not_installed
+from syncd.jobfile.model import JobFile
 from trainer.config import job_config
-from trainer.config.model import JobConfig
 from trainer.launch.machine import count_ranks
 from trainer.launch.rank_env import RankEnv, read_rank_env
 from trainer.launch.supervisor import start_ranks
 from trainer.stopping import INTERRUPTED, end_at_once
 
 RUN = "trainer.run:run_rank"
-"""The function that is one rank: `(config: JobConfig, place: Place) -> int`, imported when it is called."""
+"""The function that is one rank: `(config: JobFile, place: Place) -> int`, imported when it is called."""
 
 HANDED = "TRAINER_CONFIG"
 """Environment variable in which ranks find the configuration, as JSON."""
 
 
-def train(
-    config: JobConfig, nproc: int | None = None, *, run: str = RUN, allowed: Collection[str] = ()
-) -> int:
+def train(config: JobFile, nproc: int | None = None, *, run: str = RUN, allowed: Collection[str] = ()) -> int:
     """Train as the configuration says and return the exit code.
 
     Args:
@@ -44,7 +42,7 @@ def train(
     return run_here(config, place, run, allowed)
 
 
-def run_here(config: JobConfig, place: RankEnv, run: str, allowed: Collection[str] = ()) -> int:
+def run_here(config: JobFile, place: RankEnv, run: str, allowed: Collection[str] = ()) -> int:
     """Be one rank and return its exit code."""
     end_at_once()
     more = {"allowed": allowed} if allowed else {}
@@ -52,19 +50,21 @@ def run_here(config: JobConfig, place: RankEnv, run: str, allowed: Collection[st
     return code
 
 
-def _start(config: JobConfig, nproc: int | None, run: str, allowed: Collection[str]) -> int:
+def _start(config: JobFile, nproc: int | None, run: str, allowed: Collection[str]) -> int:
     settled = job_config.enter_job_dir(config, allowed)
     count = count_ranks(nproc or settled.trainer.nproc, settled.engine.device, os.environ)
     # The directory is for people who read a list of processes.
     rank = [sys.executable, "-P", "-m", "syncd.trainer_program", "trainer.launch.train"]
     return start_ranks(
-        [*rank, run, settled.job.dir], count, {**os.environ, HANDED: settled.model_dump_json()}
+        [*rank, run, settled.job.dir],
+        count,
+        {**os.environ, HANDED: settled.model_dump_json(exclude_unset=True)},
     )
 
 
 def main(run: str) -> int:
     """Run this rank and return its exit code; errors are printed as the command line prints them."""
-    config = JobConfig.model_validate_json(os.environ[HANDED])
+    config = JobFile.model_validate_json(os.environ[HANDED])
     try:
         return run_here(config, read_rank_env(os.environ), run)
     except SyncdError as error:

@@ -21,7 +21,7 @@ from queue import SimpleQueue
 import structlog
 
 from syncd.errors import ConfigError, FencedError
-from trainer.config.model import JobConfig
+from syncd.jobfile.model import JobFile
 from trainer.monitors.base import Monitor, MonitoredRun, RolloutSample
 from trainer.monitors.jsonl import Jsonl
 from trainer.plugins import MONITORS, unknown_name
@@ -43,9 +43,7 @@ class Monitors:
         self._behind = tuple(behind)
 
     @classmethod
-    def open(
-        cls, config: JobConfig, resumed_from: int, check: Callable[[], None] = lambda: None
-    ) -> "Monitors":
+    def open(cls, config: JobFile, resumed_from: int, check: Callable[[], None] = lambda: None) -> "Monitors":
         """Start the monitors of a job.
 
         Args:
@@ -103,7 +101,7 @@ def _plain(metrics: Mapping[str, float]) -> dict[str, float]:
     return figures
 
 
-def _run(config: JobConfig, kind: str, resumed_from: int) -> MonitoredRun:
+def _run(config: JobFile, kind: str, resumed_from: int) -> MonitoredRun:
     directory = os.path.abspath(config.job.dir)
     return MonitoredRun(
         directory=directory,

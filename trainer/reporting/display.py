@@ -17,7 +17,7 @@ from rich.text import Text
 from trainer.reporting.figures import Fact, RunFigures, groups, head
 
 if TYPE_CHECKING:
-    from trainer.config.model import JobConfig
+    from syncd.jobfile.model import JobFile
 
 
 class Display(Protocol):
@@ -50,7 +50,7 @@ class Progress:
         self._figures, self._display, self._clock = figures, display, clock
 
     @classmethod
-    def open(cls, config: "JobConfig", total_steps: int | None, step: int) -> "Progress":
+    def open(cls, config: "JobFile", total_steps: int | None, step: int) -> "Progress":
         """Start the display that the configuration asks for.
 
         Args:

@@ -108,7 +108,8 @@ def draw(job_dirs: Sequence[str]) -> "Figure":
 
 def _path(directory: str) -> str:
     """Return the path of a job as matplotlib shows it."""
-    return os.path.abspath(directory).replace("$", r"\$")
+    path = os.fsencode(os.path.abspath(directory)).decode(errors="backslashreplace")
+    return path.replace("$", r"\$")
 
 
 def _names(paths: Sequence[str]) -> Sequence[str]:

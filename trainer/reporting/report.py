@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from syncd.errors import ConfigError
-from trainer.config.model import JobConfig
+from syncd.jobfile.model import JobFile
 from trainer.experience.batch import Batch
 from trainer.monitors.base import RolloutSample
 from trainer.monitors.several import Monitors
@@ -19,7 +19,7 @@ class Screen:
         check: Raises FencedError once another trainer has taken over.
     """
 
-    def __init__(self, config: JobConfig, step: int, check: Callable[[], None]) -> None:
+    def __init__(self, config: JobFile, step: int, check: Callable[[], None]) -> None:
         self._config = config
         self._monitors = Monitors.open(config, step, check)
         self._progress = Progress.open(config, config.trainer.total_steps, step)
@@ -44,7 +44,7 @@ class Screen:
         self._monitors.close()
 
 
-def _decoder(config: JobConfig) -> Callable[[Sequence[int]], str] | None:
+def _decoder(config: JobFile) -> Callable[[Sequence[int]], str] | None:
     """Return what makes text of tokens, None for a model without a tokenizer."""
     try:
         tokenizer = load_tokenizer(config.model.path, trust=config.model.trust_remote_code)

@@ -4,20 +4,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from explorer_hooks.cli.options import checked_config, config_keys
+from explorer_hooks.cli.options import checked_config
 from syncd.extras import install_command
 from syncd.jobfile.overrides import JobFileCommand, config_argument, overrides_argument, trust_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from explorer_hooks.run.config import ExplorerFile
+    from syncd.jobfile.model import JobFile
 
 AFTER = "run"
 """The verb behind which `--help` lists this one."""
 
 
-@click.command(cls=JobFileCommand, keys=config_keys)
+@click.command(cls=JobFileCommand)
 @config_argument(checked_config)
 @overrides_argument
 @trust_option
@@ -60,12 +60,12 @@ def serve(
     click.echo(f"explorer ended: {_gateway_function('serve', 'serve')(file, health)}", err=True)
 
 
-def run_agents(file: "ExplorerFile", health: str | None) -> str:
+def run_agents(file: "JobFile", health: str | None) -> str:
     """Have agents play the tasks of a file with [explorer.agent], and return why that ended."""
     return _gateway_function("run_agents", "run_agents")(file, health)
 
 
-def _gateway_function(module: str, name: str) -> "Callable[[ExplorerFile, str | None], str]":
+def _gateway_function(module: str, name: str) -> "Callable[[JobFile, str | None], str]":
     """Return a function of the gateway, which needs what not everybody has."""
     import importlib  # noqa: PLC0415
 
@@ -75,5 +75,5 @@ def _gateway_function(module: str, name: str) -> "Callable[[ExplorerFile, str | 
         found = importlib.import_module(f"explorer_hooks.parts.agents.{module}")
     except ImportError as error:
         raise ConfigError(f"the gateway needs {error.name}", hint=install_command("gateway")) from error
-    called: Callable[[ExplorerFile, str | None], str] = getattr(found, name)
+    called: Callable[[JobFile, str | None], str] = getattr(found, name)
     return called

@@ -16,7 +16,6 @@ from explorer_hooks.parts.agents.run_record import PlayedTasks
 from explorer_hooks.parts.agents.schedule import AgentSchedule, Attempt, ScheduleLimits
 from explorer_hooks.parts.agents.serve import model_name, opened_gateway
 from explorer_hooks.parts.agents.service import GatewayParts, GatewayService
-from explorer_hooks.run.config import ENVIRONMENTS, ExplorerFile
 from explorer_hooks.run.curriculum import DIFFICULTY, Curriculum, TaskMean
 from explorer_hooks.run.held_out import EvaluationSets, VersionWatcher, open_evaluation
 from explorer_hooks.run.opening import open_reward
@@ -27,6 +26,8 @@ from explorer_hooks.stopping import Stop
 from explorer_hooks.tasks.order import Tasks
 from explorer_hooks.tasks.sources import open_tasks
 from syncd.errors import ConfigError, SyncdError
+from syncd.jobfile.explorer_sections import ENVIRONMENTS
+from syncd.jobfile.model import JobFile
 from syncd.observe import log
 
 _LISTEN = "127.0.0.1:0"
@@ -34,7 +35,7 @@ _PAUSE = 0.1
 """Seconds until it is asked again whether there is an attempt to play."""
 
 
-def run_agents(file: ExplorerFile, health: str | None = None) -> str:
+def run_agents(file: JobFile, health: str | None = None) -> str:
     """Have agents play the tasks of a file, and return why that ended.
 
     Args:
@@ -56,13 +57,13 @@ def run_agents(file: ExplorerFile, health: str | None = None) -> str:
         tasks = (
             player.tasks
             if isinstance(player, EnvironmentPlayer)
-            else open_tasks(file.task_sets, file.directory)
+            else open_tasks(file.explorer.training_sets, file.directory)
         )
         return _played(file, tasks, player, judge, sets, stop, health)
 
 
 def _played(
-    file: ExplorerFile,
+    file: JobFile,
     tasks: Tasks,
     player: Player,
     judge: Scorer | None,
@@ -86,9 +87,7 @@ def _played(
 
 
 @contextmanager
-def _evaluation(
-    file: ExplorerFile, sets: EvaluationSets, parts: GatewayParts
-) -> Iterator[VersionWatcher | None]:
+def _evaluation(file: JobFile, sets: EvaluationSets, parts: GatewayParts) -> Iterator[VersionWatcher | None]:
     """Yield what measures versions, with players of its own: those of the training may all be busy."""
     if not sets.scorers:
         yield None
@@ -98,7 +97,7 @@ def _evaluation(
         yield sets.watcher(AgentEvaluator(parts, player, file.explorer.agent), records)
 
 
-def _open_player(file: ExplorerFile, stop: Stop) -> Player:
+def _open_player(file: JobFile, stop: Stop) -> Player:
     """Return what plays rollouts."""
     agent, directories = file.explorer.agent, directories_of(file.job.source)
     if agent.environment:

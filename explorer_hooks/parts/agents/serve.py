@@ -19,7 +19,6 @@ from explorer_hooks.parts.agents.service import GatewayParts, GatewayService, Gr
 from explorer_hooks.parts.agents.splice import Splicer, end_tokens
 from explorer_hooks.parts.agents.tool_formats import ToolFormat, written_format
 from explorer_hooks.parts.agents.turns import TurnMaker
-from explorer_hooks.run.config import ExplorerFile
 from explorer_hooks.run.engine_gate import EngineVersions
 from explorer_hooks.run.opening import FollowedEngine, followed_engine
 from explorer_hooks.run.pacing import ahead_of
@@ -28,6 +27,7 @@ from explorer_hooks.stopping import Stop
 from syncd.errors import ConfigError
 from syncd.experience.writer import ExperienceWriter
 from syncd.extras import install_command
+from syncd.jobfile.model import JobFile
 
 LISTEN = "127.0.0.1:8100"
 """Where `explorer serve` answers unless the file says otherwise."""
@@ -35,7 +35,7 @@ LISTEN = "127.0.0.1:8100"
 _LOG = structlog.get_logger()
 
 
-def serve(file: ExplorerFile, health: str | None = None) -> str:
+def serve(file: JobFile, health: str | None = None) -> str:
     """Serve agents as a file says, and return why that ended.
 
     Args:
@@ -47,7 +47,7 @@ def serve(file: ExplorerFile, health: str | None = None) -> str:
 
 @contextmanager
 def opened_gateway(
-    file: ExplorerFile, stop: Stop, health: str | None, listen: str, tasks: PlayedTasks | None = None
+    file: JobFile, stop: Stop, health: str | None, listen: str, tasks: PlayedTasks | None = None
 ) -> Iterator[GatewayParts]:
     """Open the gateway of a file, which answers while the block lasts.
 
@@ -65,14 +65,16 @@ def opened_gateway(
     with ExitStack() as opened:
         listener = opened.enter_context(closing(listening(file.explorer.gateway.listen or listen)))
         followed = opened.enter_context(followed_engine(_with_spans(file), stop, health))
-        job, name = followed.follower.sync.job, followed.follower.sync.identity or ""
+        job, name = followed.follower.client.job, followed.follower.client.identity or ""
         writer = opened.enter_context(ExperienceWriter(job, name))
         directory = file.explorer.gateway.directory or _default_directory(file, name)
         journal = opened.enter_context(TurnJournal(directory))
         run = GatewayRun(writer, journal, tasks or PlayedTasks())
         sessions = run.resumed()
         versions, demand = _versions(followed, writer), GroupDemand()
-        maker = opened.enter_context(closing(open_maker(followed, tokens, versions, stop, file.temperature)))
+        maker = opened.enter_context(
+            closing(open_maker(followed, tokens, versions, stop, file.algorithm.temperature))
+        )
         limits, model = limits_of(file), model_name(file)
         gateway = Gateway(sessions, journal, tokens, splicer, parser, maker, limits, demand.allows, model)
         journal.start(sessions.needs, sessions.rest)
@@ -81,13 +83,13 @@ def opened_gateway(
         http = opened.enter_context(HttpThread.serving(app.application(), listener))
         token_file = os.path.join(directory, TOKEN)
         _LOG.info("gateway_serving", url=http.url, token_file=token_file, **run.told(sessions))
-        followed.follower.sync.describe({"gateway": {"url": http.url}})
+        followed.follower.client.describe({"gateway": {"url": http.url}})
         yield GatewayParts(followed, tokens, versions, demand, writer, run, gateway, http, stop)
 
 
 def _versions(followed: FollowedEngine, writer: ExperienceWriter) -> EngineVersions:
     file = followed.file
-    batches_per_step = file.data.groups / file.groups
+    batches_per_step = file.data.groups / file.explorer_groups
     return EngineVersions(followed.source, lambda: writer.upcoming - 1, batches_per_step, ahead_of(file))
 
 
@@ -114,7 +116,7 @@ def open_maker(
     )
 
 
-def _open_parts(file: ExplorerFile, tokens: Tokens) -> tuple[Splicer, AnswerParser]:
+def _open_parts(file: JobFile, tokens: Tokens) -> tuple[Splicer, AnswerParser]:
     """Return what makes prompts, and what reads answers."""
     path, template = file.model.path, str(tokens.tokenizer.chat_template or "")
     if not template:
@@ -129,7 +131,7 @@ def _open_parts(file: ExplorerFile, tokens: Tokens) -> tuple[Splicer, AnswerPars
     return Splicer(tokens, ends, most), AnswerParser(_tool_format(file, tokens, ends.values()), template)
 
 
-def _tool_format(file: ExplorerFile, tokens: Tokens, ends: Iterable[str]) -> ToolFormat:
+def _tool_format(file: JobFile, tokens: Tokens, ends: Iterable[str]) -> ToolFormat:
     """Return how the model writes calls of tools: as the file says, or as the chat template does."""
     told = file.explorer.gateway.tool_format
     chosen = written_format(tokens, ends) if told == "auto" else told
@@ -142,7 +144,7 @@ def _tool_format(file: ExplorerFile, tokens: Tokens, ends: Iterable[str]) -> Too
     return chosen
 
 
-def limits_of(file: ExplorerFile) -> GatewayLimits:
+def limits_of(file: JobFile) -> GatewayLimits:
     """Return what a file allows."""
     section, agent = file.explorer, file.explorer.agent
     # Agents that the explorer starts are bounded by their own timeout, and so are their groups.
@@ -161,12 +163,12 @@ def limits_of(file: ExplorerFile) -> GatewayLimits:
     )
 
 
-def model_name(file: ExplorerFile) -> str:
+def model_name(file: JobFile) -> str:
     """Return what answers call the model."""
     return file.explorer.engine.model or os.path.basename(file.model.path.rstrip("/"))
 
 
-def _with_spans(file: ExplorerFile) -> ExplorerFile:
+def _with_spans(file: JobFile) -> JobFile:
     """Return the file with the demand that servers name the version of each token: a session spans several."""
     section = file.explorer.engine
     if section.kind not in ("vllm", "sglang") or file.model.publishes_adapters:
@@ -175,7 +177,7 @@ def _with_spans(file: ExplorerFile) -> ExplorerFile:
     return file.model_copy(update={"explorer": file.explorer.model_copy(update={"engine": engine})})
 
 
-def _default_directory(file: ExplorerFile, name: str) -> str:
+def _default_directory(file: JobFile, name: str) -> str:
     base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     place = uuid.uuid5(uuid.NAMESPACE_URL, os.path.realpath(file.job.dir)).hex[:12]
     return f"{base}/syncd/gateway/{os.path.basename(file.job.dir.rstrip('/'))}-{place}/{name}"

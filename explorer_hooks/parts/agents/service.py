@@ -103,7 +103,7 @@ class GatewayService:
         self._began = self._looked_at = time.monotonic()
         self._evaluates = evaluation is not None
         self._play: Play | None = None
-        rollouts = self._file.groups * self._file.data.group_size
+        rollouts = self._file.explorer_groups * self._file.data.group_size
         self._progress = RolloutProgress(parts.gateway, parts.http, rollouts)
         self._equal_dropped = self._skipped_before = 0
 
@@ -127,7 +127,7 @@ class GatewayService:
             self._gate.evaluate()
             self._renew_allowance()
             is_over = play is not None and play.is_over()
-            self._write(self._file.groups)
+            self._write(self._file.explorer_groups)
             self._run.note(len(self._gateway.sessions.groups))
             if is_over and not self._write(1):
                 reason = "all tasks are done"
@@ -150,7 +150,7 @@ class GatewayService:
         return is_full and self._file.sync.style is SyncStyle.EXPLORER_DRIVEN
 
     def _measure_room(self) -> None:
-        self._demand.groups = self._versions.room() * self._file.groups
+        self._demand.groups = self._versions.room() * self._file.explorer_groups
 
     def _reason_to_end(self, watch: JobWatch) -> str:
         if self._stop():
@@ -171,7 +171,9 @@ class GatewayService:
 
         Groups that cannot be written are dropped.
         """
-        groups = self._http.call(self._gateway.whole_groups(least, self._file.groups, self._source.unproven))
+        groups = self._http.call(
+            self._gateway.whole_groups(least, self._file.explorer_groups, self._source.unproven)
+        )
         equal = [group for group in groups if are_equal(group.rewards)]
         if equal and self._drop_equal(equal):
             return True
@@ -200,7 +202,7 @@ class GatewayService:
     def _drop_equal(self, groups: Sequence[SessionGroup]) -> bool:
         """Drop groups of equal rewards, as many as may be dropped for one batch; return whether any was."""
         reward = self._file.explorer.reward
-        most = reward.most_equal * self._file.groups if reward.equal_groups == "drop" else 0
+        most = reward.most_equal * self._file.explorer_groups if reward.equal_groups == "drop" else 0
         chosen = groups[: max(most - self._equal_dropped, 0)]
         self._equal_dropped += len(chosen)
         self._drop([group.name for group in chosen], "equal")
@@ -233,7 +235,7 @@ class GatewayService:
     def _task_sets(self, groups: Sequence[SessionGroup]) -> dict[str, dict[str, float]]:
         """Return the figures of each set of tasks, nothing if there are not several sets."""
         found: dict[str, list[float]] = {}
-        for group in groups if len(self._file.task_sets) > 1 else ():
+        for group in groups if len(self._file.explorer.training_sets) > 1 else ():
             # The ids of several sets begin with the set's name.
             found.setdefault(group.task.partition("/")[0], []).append(statistics.fmean(group.rewards))
         return set_figures(found)
@@ -279,7 +281,7 @@ class GatewayService:
         self._progress.restart()
         self._run.note(len(self._gateway.sessions.groups), now=True)
         shown = {key: value for key, value in line.items() if key != "at"}
-        self._source.sync.describe({"explorer": shown}, now=False)
+        self._source.client.describe({"explorer": shown}, now=False)
         _LOG.info("batch_written", path=path, **shown)
 
 

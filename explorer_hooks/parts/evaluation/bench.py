@@ -12,7 +12,6 @@ import structlog
 from explorer_hooks.follower.policy import TurnOutcome
 from explorer_hooks.parts.evaluation.evaluation import PromptEvaluator, measure
 from explorer_hooks.parts.evaluation.sets import open_sets
-from explorer_hooks.run.config import ExplorerFile
 from explorer_hooks.run.generation import BEFORE_THE_FIRST, Sampling
 from explorer_hooks.run.held_out import Evaluator, HeldOut
 from explorer_hooks.run.opening import FollowedEngine, followed_engine, open_reward
@@ -20,6 +19,7 @@ from explorer_hooks.run.own_files import EVALUATIONS, Records, own_path
 from explorer_hooks.run.tokens import hide_progress_bars, open_tokens
 from explorer_hooks.stopping import Stop
 from syncd.errors import CorruptDataError, SyncdError, TryAgainError
+from syncd.jobfile.model import JobFile
 from syncd.jsonl import read
 from syncd.observe import log
 from syncd.protocol.disk import MISSING
@@ -73,7 +73,7 @@ class BenchStep:
     known: set[str] = field(default_factory=set)
 
 
-def bench(file: ExplorerFile, request: BenchRequest) -> list[BenchStep]:
+def bench(file: JobFile, request: BenchRequest) -> list[BenchStep]:
     """Measure steps as a file says, and return what was found, in the order of steps."""
     log.configure(file.explorer.log, sys.stderr)
     hide_progress_bars()
@@ -96,7 +96,7 @@ def bench(file: ExplorerFile, request: BenchRequest) -> list[BenchStep]:
 
 @contextmanager
 def _opened(
-    file: ExplorerFile, request: BenchRequest, stop: Stop
+    file: JobFile, request: BenchRequest, stop: Stop
 ) -> Iterator[tuple[FollowedEngine, Sequence[HeldOut], Evaluator]]:
     """Yield the engine, the sets, and what has the engine work on them."""
     tokens = open_tokens(file.model.path, trust_remote_code=file.model.trust_remote_code)
@@ -106,7 +106,7 @@ def _opened(
         followed_engine(file, stop, None, checks_first=True) as followed,
     ):
         follower = followed.follower
-        draws = f"{file.job.seed}/{follower.sync.identity}/bench"
+        draws = f"{file.job.seed}/{follower.client.identity}/bench"
         generator = followed.generator(tokens, lambda: follower.applied or BEFORE_THE_FIRST, draws, stop)
         generator.check()
         yield followed, sets, PromptEvaluator(Sampling(followed.file, tokens, generator, scorer, stop))
@@ -124,9 +124,9 @@ class BenchRun:
     ) -> None:
         self._follower, self._sets, self._evaluator = followed.follower, sets, evaluator
         self._request, self._retries = request, followed.file.explorer.follow.retries
-        sync = followed.follower.sync
-        self._job = sync.job
-        self._records = Records(own_path(self._job, sync.identity or "", EVALUATIONS), self._job.disk)
+        client = followed.follower.client
+        self._job = client.job
+        self._records = Records(own_path(self._job, client.identity or "", EVALUATIONS), self._job.disk)
         self._known = {} if request.again else known_lines(self._job)
 
     def steps(self) -> list[int]:
@@ -155,7 +155,7 @@ class BenchRun:
         if pair is None:
             _LOG.warning("step_skipped", step=found.step, state=found.state, reason=found.reason)
             return
-        digest = "" if found.step == BASE else self._follower.sync.confirmed_digest
+        digest = "" if found.step == BASE else self._follower.client.confirmed_digest
         base = self._request.base_path if found.step == BASE else ""
         more = {"bench": True, **({"base": base} if base else {})}
         for held_out in left:
@@ -194,7 +194,7 @@ class BenchRun:
     def _digest(self, step: int) -> str:
         """Return the digest of a step, empty if it is not complete or was removed."""
         with suppress(*MISSING, SyncdError):
-            newest = self._follower.sync.latest_version()
+            newest = self._follower.client.latest_version()
             if newest is not None and newest.step == step:
                 return newest.digest
             return read_manifest(self._job.disk, self._job.step(step)).digest

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import click
 
-from explorer_hooks.cli.options import config_keys
 from syncd.arguments import job_argument, step_names
 from syncd.console import UncheckedPath
 from syncd.jobfile.overrides import JobFileCommand, overrides_argument, trust_option
@@ -28,7 +27,7 @@ def _steps(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...] 
     return tuple(int(word) for word in words)
 
 
-@click.command(cls=JobFileCommand, keys=config_keys)
+@click.command(cls=JobFileCommand)
 @job_argument
 @overrides_argument
 @trust_option

@@ -6,11 +6,11 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from explorer_hooks.parts.evaluation.sets import figures_of, open_sets
-from explorer_hooks.run.config import ExplorerFile
 from explorer_hooks.run.generation import GroupRequest, GroupResult, Response, Sampling, scored_group
 from explorer_hooks.run.held_out import Evaluator, HeldOut, Outcomes, TaskOutcome, warn_skipped
 from explorer_hooks.run.own_files import Records
 from explorer_hooks.run.scoring import Scorer
+from syncd.jobfile.model import JobFile
 from syncd.protocol.version import Pair
 
 _ATTEMPTS = 3
@@ -84,11 +84,7 @@ class Evaluation:
 
 
 class RunSets:
-    """The evaluation sets that a run measures.
-
-    Args:
-        sets: The sets, opened.
-    """
+    """The evaluation sets that a run measures."""
 
     def __init__(self, sets: Sequence[HeldOut]) -> None:
         self._sets = sets
@@ -108,12 +104,8 @@ class RunSets:
 
 
 @contextmanager
-def open_run_sets(file: ExplorerFile, scorer: Scorer) -> Iterator[RunSets]:
-    """Yield the sets of a file that are measured in a run: those with `every` above 0.
-
-    Raises:
-        ConfigError: A file of tasks cannot be used, or a reward function not be imported.
-    """
+def open_run_sets(file: JobFile, scorer: Scorer) -> Iterator[RunSets]:
+    """Yield the sets of a file that are measured in a run: those with `every` above 0."""
     with open_sets(file, scorer, lambda _, section: bool(section.every)) as sets:
         yield RunSets(sets)
 

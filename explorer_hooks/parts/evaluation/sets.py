@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 
-from explorer_hooks.run.config import ExplorerFile
 from explorer_hooks.run.held_out import HeldOut, TaskOutcome
 from explorer_hooks.run.opening import open_reward
 from explorer_hooks.run.scoring import Scorer
 from explorer_hooks.tasks.sources import open_tasks
+from explorer_hooks.tasks.task import Columns
 from syncd.jobfile.evaluation import EvaluationSet, best_name, pass_name
+from syncd.jobfile.model import JobFile
 from syncd.protocol.digest import hasher
 
 _KEY = 16
@@ -20,7 +21,7 @@ _KEY = 16
 
 @contextmanager
 def open_sets(
-    file: ExplorerFile, scorer: Scorer, is_wanted: Callable[[str, EvaluationSet], bool]
+    file: JobFile, scorer: Scorer, is_wanted: Callable[[str, EvaluationSet], bool]
 ) -> Iterator[tuple[HeldOut, ...]]:
     """Yield the sets of a file that are wanted, with their tasks read.
 
@@ -37,9 +38,9 @@ def open_sets(
         yield tuple(_held_out(file, name, one, scorers[one.reward]) for name, one in wanted.items())
 
 
-def _held_out(file: ExplorerFile, name: str, section: EvaluationSet, scorer: Scorer) -> HeldOut:
+def _held_out(file: JobFile, name: str, section: EvaluationSet, scorer: Scorer) -> HeldOut:
     explorer = file.explorer
-    task_set, agent = file.held_out(section.tasks, section.limit), explorer.agent
+    task_set, agent = explorer.held_out_set(section.tasks, section.limit), explorer.agent
     tasks = open_tasks([task_set], file.directory)
     most = section.max_tokens or explorer.sampling.max_tokens
     measured = {
@@ -50,7 +51,7 @@ def _held_out(file: ExplorerFile, name: str, section: EvaluationSet, scorer: Sco
         "reward": section.reward or explorer.reward.functions or explorer.reward.function,
         "correct": section.correct,
         "k": section.ks,
-        "columns": asdict(task_set.columns),
+        "columns": asdict(Columns.of(task_set)),
         "agent": [agent.command, agent.function, agent.reward],
     }
     digest = hasher()

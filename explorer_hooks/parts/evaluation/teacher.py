@@ -13,13 +13,14 @@ from typing import TypeVar
 
 import structlog
 
-from explorer_hooks.hooks.probing import CompletionsProbe, GenerateProbe, ServerProbe
 from explorer_hooks.http_client import HttpClient
-from explorer_hooks.run.config import ExplorerFile, TeacherSection
+from explorer_hooks.proof.server_probes import CompletionsProbe, GenerateProbe, ServerProbe
 from explorer_hooks.run.generation import Generator, GroupRequest, GroupResult, Sampling
 from explorer_hooks.run.served import ASK, MAX_ANSWER, api_key, backoff, served_model
 from explorer_hooks.run.tokens import Tokens
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError
+from syncd.jobfile.explorer_sections import TeacherSection
+from syncd.jobfile.model import JobFile
 
 _TICK = 0.05
 """Seconds between two polls for results."""
@@ -95,13 +96,8 @@ class Teacher:
         raise AssertionError("the loop returns or raises")
 
 
-def open_teacher(file: ExplorerFile, tokens: Tokens) -> Callable[[Sampling], Sampling] | None:
-    """Return what has the teacher of a file read all that is sampled; None if the file has none.
-
-    Raises:
-        ConfigError: The teacher cannot be used.
-        EngineUnreachableError: It does not answer.
-    """
+def open_teacher(file: JobFile, tokens: Tokens) -> Callable[[Sampling], Sampling] | None:
+    """Return what has the teacher of a file read all that is sampled; None if the file has none."""
     section = file.explorer.teacher
     if not section.address:
         return None

@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 
 from explorer_hooks.hook import Running
 from explorer_hooks.hooks.callback import CallbackHook
-from explorer_hooks.hooks.probing import Rows
-from explorer_hooks.run.config import ExplorerFile
+from explorer_hooks.proof.server_probes import Rows
 from explorer_hooks.run.generation import (
     Generator,
     GeneratorContext,
@@ -26,6 +25,7 @@ from explorer_hooks.run.generation import (
     version_of,
 )
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError
+from syncd.jobfile.model import JobFile
 from syncd.parts.tinker.session import SCHEME, TinkerSession, api_key
 from syncd.protocol.version import Pair
 from syncd.transports.base import WeightDirectory
@@ -216,7 +216,7 @@ class TinkerInference(InferenceEngine):
         file: The configuration, which names it.
     """
 
-    def __init__(self, file: ExplorerFile) -> None:
+    def __init__(self, file: JobFile) -> None:
         self._section, directory = file.explorer.engine, file.model.path
         self.name = f"tinker={self._section.address}"
         key = api_key(self._section.token_env or _KEY)

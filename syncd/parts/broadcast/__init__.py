@@ -5,5 +5,5 @@ from syncd.transports.base import Transport
 TRANSPORT = Transport(
     sender="syncd.parts.broadcast.send:BroadcastSender",
     receiver="syncd.parts.broadcast.receive:BroadcastReceiver",
-    yields="tensors",
+    source="explorer_hooks.parts.broadcast.source:BroadcastSource",
 )

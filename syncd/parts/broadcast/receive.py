@@ -29,7 +29,7 @@ from syncd.protocol.buckets import BucketPlan, plan_buckets
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.round import OPEN, Round
 from syncd.protocol.version import Version
-from syncd.transports.base import Announcement, EarlyReceiver, ReceiveContext, WeightTensors
+from syncd.transports.base import Announcement, ReceiveContext, WeightReceiver, WeightTensors
 from syncd.transports.tensors import TensorMeta, compare, require_fit
 from syncd.transports.torch_tensors import TO_TORCH, assign, release_free_memory, target_tensors
 
@@ -37,7 +37,7 @@ BACKEND = GLOO
 """What every explorer takes; one whose parameters are on a GPU also says that it could take NCCL."""
 
 
-class BroadcastReceiver(BroadcastMembership, EarlyReceiver):
+class BroadcastReceiver(BroadcastMembership, WeightReceiver):
     """Receives broadcasts. While it is open, the trainer counts on calls of `wait`.
 
     Args:
@@ -75,6 +75,15 @@ class BroadcastReceiver(BroadcastMembership, EarlyReceiver):
         return cls(context.client, context.parameters or {}, context.check_fit, context.allocate)
 
     def wait(self, current: int, timeout: float) -> WeightTensors | Version | None:
+        """Wait for newer weights, whether they are broadcast or published.
+
+        Args:
+            current: The step that the engine runs; -1 for none.
+            timeout: Seconds to wait; a broadcast that has begun by then may take its own time on top.
+
+        Returns:
+            The tensors; or a version to load from files; or None if nothing newer came.
+        """
         deadline = Deadline(SystemClock(), timeout)
         while True:
             came = self.wait_for_weights(current, max(deadline.left(), 0.0))
@@ -97,12 +106,16 @@ class BroadcastReceiver(BroadcastMembership, EarlyReceiver):
             return None
 
     def load(self, weights: WeightTensors) -> None:
+        """Give the parameters what was received, and report it."""
+        self.fill(weights)
+        self.report_running(weights)
+
+    def fill(self, weights: WeightTensors) -> None:
         if assign(self._parameters, weights.tensors):
             if self._in_use is None:
                 release_free_memory()  # the parameters have left the memory that they began with
             # The next weights go into what the parameters used before.
             self._memory, self._in_use = self._in_use, self._memory
-        self.report_running(weights)
 
     def report_running(self, weights: WeightTensors) -> None:
         """Report in the presence that the engine runs what was received last."""

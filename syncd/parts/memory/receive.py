@@ -12,8 +12,13 @@ from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import Manifest
 from syncd.protocol.memory import HeldCopy, hold_copy, memory_directory_of
 from syncd.protocol.presence import read_presences
-from syncd.transports.files.directory import HeldDirectory, LoadTimings, payload_of
-from syncd.transports.files.directory_receiver import DirectoryOptions, DirectoryReceiver
+from syncd.transports.files.directory import (
+    DirectoryOptions,
+    DirectoryReceiver,
+    HeldDirectory,
+    LoadTimings,
+    payload_of,
+)
 
 if TYPE_CHECKING:
     from syncd.client.client import Client

@@ -27,14 +27,14 @@ from syncd.publishing import (
 from syncd.publishing.finite import FiniteCheck
 from syncd.transports.delta.chain import Chain, explain_removal
 from syncd.transports.delta.container import NewContainer
-from syncd.transports.delta.ulp1 import encode
-from syncd.transports.keyframes import (
+from syncd.transports.delta.keyframes import (
     KEYFRAME_EVERY,
     LARGEST_SHARE,
-    ChainLength,
     chain_problem,
     is_too_large,
 )
+from syncd.transports.delta.ulp1 import encode
+from syncd.transports.files.storage import ChainLength
 
 
 class DeltaPublished(NamedTuple):

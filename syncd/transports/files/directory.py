@@ -1,19 +1,80 @@
-"""Directories of versions on this host: the files that an engine loads, and what keeps them. Imports no torch."""
+"""Versions as directories on this host: leased, checked, and held as long as an engine may need them.
+
+Everything is checked before an engine is touched: engines that meet a wrong shape or a short file are left half
+loaded, or crash. Imports no torch.
+"""
 
 import contextlib
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Self
+from enum import StrEnum
+from typing import TYPE_CHECKING, Self
 
-from syncd.errors import SyncdError
+from syncd.errors import CorruptDataError, RefusedError, SyncdError, TryAgainError
 from syncd.protocol.adapter_base import AdapterBase
-from syncd.protocol.disk import Clock
-from syncd.protocol.manifest import Manifest
+from syncd.protocol.disk import MISSING, Clock, Disk
+from syncd.protocol.manifest import Manifest, missing_files, read_manifest
 from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import FileRecord
-from syncd.protocol.version import Pair
-from syncd.transports.base import WeightDirectory
+from syncd.protocol.version import Pair, Version
+from syncd.transports.base import (
+    FILES,
+    Announcement,
+    ReceiveContext,
+    WeightDirectory,
+    WeightReceiver,
+    find_transport,
+    transport_names,
+)
+from syncd.transports.files.copy_files import check_files
+from syncd.transports.tensors import first_of, read_tensors, require_tensors
+
+if TYPE_CHECKING:
+    from syncd.client.client import Client
+    from syncd.client.follow import Leased
+
+
+class Verification(StrEnum):
+    """How closely a version is checked before an engine is given it.
+
+    size: every file is there with its size. header: every safetensors header parses and describes every byte of its
+    file. content: every byte is read and matches its digest.
+    """
+
+    SIZE = "size"
+    HEADER = "header"
+    CONTENT = "content"
+
+
+ReportEvent = Callable[..., None]
+"""Hears an event: its level, its name, and its fields as keywords."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryOptions:
+    """What a receiver of directories is asked for."""
+
+    kinds: frozenset[str] = frozenset({"weights"})  # the kinds of version that can be loaded
+    # How closely a version is checked. Copies in a stage are always checked in full.
+    verify: Verification = Verification.CONTENT
+    # Polled while files are read; once it returns true, the receiver gives up.
+    stop: Callable[[], bool] = lambda: False
+    report: ReportEvent = lambda *_, **__: None  # hears what the receiver could not use
+    # Whether versions that are stored as changes are taken as such where there is no stage.
+    changes: bool = False
+
+
+@contextlib.contextmanager
+def refuse_damage() -> Iterator[None]:
+    """Refuse what is found damaged in the block."""
+    try:
+        yield
+    except RefusedError:
+        raise
+    except CorruptDataError as error:
+        raise RefusedError(error.message, path=error.path, hint=error.hint) from None
 
 
 @dataclass(slots=True, eq=False)
@@ -126,3 +187,100 @@ class LoadTimings(dict[str, float]):
             yield
         finally:
             self[name] = round(self.get(name, 0.0) + self._clock.monotonic() - begin, 6)
+
+
+class DirectoryReceiver(WeightReceiver):
+    """The explorer's end of a transport that yields directories.
+
+    Args:
+        client: The explorer's connection to the job.
+        options: What it is asked for.
+    """
+
+    def __init__(self, client: "Client", options: DirectoryOptions | None = None) -> None:
+        self._client, self._options = client, options or DirectoryOptions()
+        self._disk = client.job.disk
+        self._received: HeldDirectory | None = None
+
+    @classmethod
+    def open(cls, context: ReceiveContext) -> Self:
+        """Return a receiver that loads from the job directory, and checks every byte."""
+        return cls(context.client, DirectoryOptions(stop=context.stop))
+
+    def receive(self, announcement: Announcement, timeout: float) -> WeightDirectory | None:
+        """Return the directory of a published version. It is valid until the next call or `close`."""
+        del timeout
+        DirectoryReceiver.close(self)
+        if not isinstance(announcement, Version):
+            return None
+        with contextlib.ExitStack() as lease, refuse_damage():
+            leased = lease.enter_context(self._client.lease(announcement))
+            found = self.find(leased, LoadTimings(self._client.clock))
+            if found is None:
+                return None
+            self._received = found.keep_lease(lease)
+        return self._received.directory
+
+    def close(self) -> None:
+        """Give up the directory that was received last."""
+        received, self._received = self._received, None
+        if received is not None:
+            received.close()
+
+    def reject(self) -> bool:
+        """Never use again what was found last; return whether another receiver can be asked instead."""
+        return False
+
+    def find(self, leased: "Leased", timings: LoadTimings) -> HeldDirectory | None:
+        """Return the directory of a leased version, checked; None if this transport does not have it here."""
+        try:
+            return self._find(leased, timings)
+        except MISSING as error:
+            raise self._missing(leased, error) from None
+
+    @abstractmethod
+    def _find(self, leased: "Leased", timings: LoadTimings) -> HeldDirectory | None:
+        """Return the directory of a leased version, checked; None if this transport does not have it here."""
+
+    def _require_sizes(self, leased: "Leased", manifest: Manifest) -> None:
+        """Return if each file of a step is there with its size; nothing is read."""
+        step = self._client.job.step(leased.version.step)
+        if wrong := missing_files(self._disk, step, manifest):
+            raise RefusedError(first_of(wrong), path=step)
+
+    def _checked(self, version: Version, disk: Disk, path: str, payload: PayloadFiles) -> WeightDirectory:
+        """Return files as a version that hooks load, checked as closely as is asked for."""
+        require_tensors(payload.shards, path)
+        if self._options.verify is Verification.SIZE:
+            return WeightDirectory(version, path, payload.shards, probe=payload.probe, base=payload.base)
+        tensors = read_tensors(disk, path, payload.shards)
+        check = self._content_check(disk, path, payload, self._options.stop)
+        if check is not None:
+            self._options.report("debug", "hash_started", step=version.step, path=path, bytes=payload.size)
+            check()
+        verified = check is not None
+        return WeightDirectory(version, path, payload.shards, tensors, verified, payload.probe, payload.base)
+
+    def _content_check(
+        self, disk: Disk, path: str, payload: PayloadFiles, stop: Callable[[], bool]
+    ) -> Callable[[], None] | None:
+        """Return a function that compares every byte with its digest, None if that is not wanted."""
+        if self._options.verify is not Verification.CONTENT:
+            return None
+        return lambda: check_files(disk, path, payload.records, stop)
+
+    def _missing(self, leased: "Leased", error: OSError) -> SyncdError:
+        """Return the error for a missing file: the whole step was removed, or the step is damaged."""
+        step = leased.version.step
+        try:
+            read_manifest(self._disk, self._client.job.step(step))
+        except MISSING:
+            return TryAgainError(f"step {step} was removed", hint="load the newest version")
+        return RefusedError(f"a file of step {step} is missing", path=error.filename)
+
+
+def open_nearer_receivers(client: "Client", options: DirectoryOptions) -> list[DirectoryReceiver]:
+    """Return the receivers of transports that may have a version nearer than the job directory, as in memory."""
+    transports = (find_transport(name) for name in transport_names() if name != FILES)
+    classes = [transport.receiver_class() for transport in transports if not transport.source]
+    return [receiver(client, options) for receiver in classes if issubclass(receiver, DirectoryReceiver)]

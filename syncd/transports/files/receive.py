@@ -7,10 +7,11 @@ import contextlib
 import os
 from dataclasses import replace
 from functools import partial
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from syncd.errors import ConfigError, CorruptDataError, RefusedError
-from syncd.extras import install_command
+from syncd.extras import install_command, missing_packages
 from syncd.protocol.layout import ACTOR
 from syncd.protocol.lineage import ancestors, materialise_hint
 from syncd.protocol.local_disk import LocalDisk
@@ -23,13 +24,13 @@ from syncd.transports.base import (
 )
 from syncd.transports.files.copy_files import check_copy
 from syncd.transports.files.directory import (
+    DirectoryOptions,
+    DirectoryReceiver,
     HeldDirectory,
     LoadTimings,
     PayloadFiles,
     payload_of,
 )
-from syncd.transports.files.directory_receiver import DirectoryOptions, DirectoryReceiver
-from syncd.transports.files.packages import missing_packages
 from syncd.transports.files.stage import (
     HostStage,
     StagedCopy,
@@ -43,6 +44,9 @@ from syncd.transports.tensors import list_tensors, read_tensors
 if TYPE_CHECKING:
     from syncd.client.client import Client
     from syncd.client.follow import Leased
+
+_DELTA_SOURCE = "syncd.transports.delta.source:DeltaSource"
+"""Imported when the first delta is staged: it needs the extra `delta`."""
 
 
 class FilesReceiver(DirectoryReceiver):
@@ -72,7 +76,7 @@ class FilesReceiver(DirectoryReceiver):
         has_room = self._options.changes if self._stage is None else not self._is_full
         if not has_room or "weights" not in self._options.kinds:
             return ()
-        if missing := missing_packages():
+        if missing := missing_packages("delta"):
             self._warn(missing)
             return ()
         return (READS_DELTA,)
@@ -241,9 +245,8 @@ class FilesReceiver(DirectoryReceiver):
         given = self._disk, leased.version, leased.path, payload.records
         if manifest is None or manifest.changes is None or stage is None or not can_decode():
             return StageSource(*given)
-        from syncd.transports.files.delta_source import DeltaSource  # noqa: PLC0415 - imports numpy
-
-        return DeltaSource(*given, self._client, manifest, stage, report)
+        source: StageSource = resolve_name(_DELTA_SOURCE)(*given, self._client, manifest, stage, report)
+        return source
 
     def _staged(self, source: StageSource, timings: LoadTimings) -> StagedCopy | None:
         if self._stage is None:
@@ -267,4 +270,4 @@ class FilesReceiver(DirectoryReceiver):
 
 def can_decode() -> bool:
     """Return whether the packages that decode deltas are installed."""
-    return not missing_packages()
+    return not missing_packages("delta")

@@ -7,9 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING
-
-import torch
 
 from syncd.protocol.adapter_base import AdapterBase
 from syncd.protocol.delta import ENCODING, DeltaTable, Target
@@ -20,25 +17,20 @@ from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import Changes, FileRecord, ShardRoots
 from syncd.protocol.roots import shard_roots
 from syncd.protocol.writer import StepWriter
-from syncd.transports.files.arenas import SealedShare
+from syncd.transports.files.buffers import SealedShare, Share
 from syncd.transports.files.export_walk import ExportWalk, ShardLayout, encode_index
-from syncd.transports.files.pinned_buffer import PinnedBuffer
 from syncd.transports.files.shard import (
     PIECE,
     THREADS,
+    ShardDigest,
     ShardWriter,
-    StepCopy,
     WriteMode,
     find_write_mode,
     put_all,
 )
-from syncd.transports.files.shard_digest import ShardDigest
-from syncd.transports.files.storage_choice import WHOLE, Storage
-from syncd.transports.files.storage_times import ShareTimes, TimedBytes
+from syncd.transports.files.step_copy import StepCopy
+from syncd.transports.files.storage import WHOLE, ShardChanges, ShareTimes, Storage, TimedBytes
 from syncd.transports.torch_tensors import view
-
-if TYPE_CHECKING:
-    from syncd.transports.delta.container import NewContainer
 
 INDEX = "model.safetensors.index.json"
 
@@ -46,36 +38,24 @@ _ENCODE = "syncd.transports.delta.share:encode_shard"
 """Imported when changes are stored first: it needs the extra `delta`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShareSave:
+@dataclass(slots=True)
+class StepSave:
     """One save of this rank."""
 
     writer: StepWriter  # of the step
+    walk: ExportWalk  # over the weights
     companions: Mapping[str, bytes] = field(default_factory=dict)  # the files beside the weights by name
     copy: StepCopy | None = None  # gets the same files as this rank's part of the step
     probe: Probe | None = None  # what the model answers with these weights
     begun: float = 0.0  # when it began
-
-
-@dataclass(frozen=True, slots=True)
-class CopiedShare:
-    """One rank's share of a step, copied into memory."""
-
-    layout: ShardLayout  # of its shard
-    buffer: PinnedBuffer  # the memory that begins with the data of the shard
-    sealed: SealedShare | None = None  # the share of the step whose changes are stored; None if none are
-
-    @property
-    def data(self) -> torch.Tensor:
-        """Return the memory as bytes: void once it grows or is renewed."""
-        return self.buffer.bytes
+    share: Share | None = None  # what this rank has copied; None if the weights are streamed
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedShare:
     """The changes of one rank's share."""
 
-    container: "NewContainer"
+    container: ShardChanges
     seconds: float
 
 
@@ -112,47 +92,49 @@ class SaveFiles:
         self._writers.shutdown()
         self._encoders.shutdown()
 
-    def write_streamed(
-        self, save: ShareSave, walk: ExportWalk, layout: ShardLayout, put: Callable[[ShardWriter], None]
-    ) -> bool:
+    def write_streamed(self, save: StepSave, layout: ShardLayout, put: Callable[[ShardWriter], None]) -> bool:
         """Write a step whole while its tensors are walked; return whether it is sealed and announced."""
         save.writer.begin()
         digest = ShardDigest(layout, check=self._check)
         shards = self._write_shard(save, layout, put, digest)
-        return self._seal(save, shards, self._companions(save, walk)[0])
+        return self._seal(save, shards, self._companions(save)[0])
 
-    def write(self, save: ShareSave, walk: ExportWalk, share: CopiedShare, storage: Storage = WHOLE) -> bool:
-        """Write a step as it is to be stored; return whether it is sealed and announced."""
+    def write(
+        self, save: StepSave, share: Share, sealed: SealedShare | None = None, storage: Storage = WHOLE
+    ) -> bool:
+        """Write a share as its step is to be stored; return whether the step is sealed and announced.
+
+        Args:
+            sealed: The share of the step whose changes are stored; None if none are.
+        """
         save.writer.begin()
-        if share.sealed is None or storage.parent is None:
-            return self._write_whole(save, walk, share, has_root=storage.keeps)
-        with self._encoding(share, share.sealed) as encoding:
+        if sealed is None or storage.parent is None:
+            return self._write_whole(save, share, has_root=storage.keeps)
+        with self._encoding(share, sealed.share) as encoding:
             work = self._write_delta if storage.is_delta else self._write_with_shortcut
-            return work(save, walk, share, storage, encoding)
+            return work(save, share, storage, encoding)
 
-    def _write_whole(self, save: ShareSave, walk: ExportWalk, share: CopiedShare, *, has_root: bool) -> bool:
+    def _write_whole(self, save: StepSave, share: Share, *, has_root: bool) -> bool:
         shards, roots = self._write_copied(save, share, has_root=has_root)
-        return self._seal(save, shards, self._companions(save, walk)[0], roots=roots)
+        return self._seal(save, shards, self._companions(save)[0], roots=roots)
 
     def _write_with_shortcut(
         self,
-        save: ShareSave,
-        walk: ExportWalk,
-        share: CopiedShare,
+        save: StepSave,
+        share: Share,
         storage: Storage,
         encoding: "Future[EncodedShare]",
     ) -> bool:
         shards, _ = self._write_copied(save, share, has_root=False)
-        files, _ = self._companions(save, walk)
+        files, _ = self._companions(save)
         container, record = self._write_container(save, share, encoding, SHORTCUT)
         changes = self._changes(storage, container, containers=(record,))
         return self._seal(save, shards, files, _roots(self._target(share), container), changes)
 
     def _write_delta(
         self,
-        save: ShareSave,
-        walk: ExportWalk,
-        share: CopiedShare,
+        save: StepSave,
+        share: Share,
         storage: Storage,
         encoding: "Future[EncodedShare]",
     ) -> bool:
@@ -161,13 +143,13 @@ class SaveFiles:
             digest.add(share.data[start : min(start + PIECE, share.layout.data_size)], start)
         made = FileRecord(self._shard_path(), share.layout.size, digest.text, len(share.layout.specs))
         container, record = self._write_container(save, share, encoding, ACTOR)
-        stored, files = self._companions(save, walk, storage)
+        stored, files = self._companions(save, storage)
         changes = self._changes(storage, container, shards=(made,), files=tuple(files))
         return self._seal(save, [record], stored, _roots(self._target(share), container), changes)
 
     def _seal(
         self,
-        save: ShareSave,
+        save: StepSave,
         shards: list[FileRecord],
         files: list[FileRecord],
         roots: list[ShardRoots] | None = None,
@@ -181,13 +163,11 @@ class SaveFiles:
         return save.writer.publish_if_whole()
 
     def _write_copied(
-        self, save: ShareSave, share: CopiedShare, *, has_root: bool
+        self, save: StepSave, share: Share, *, has_root: bool
     ) -> tuple[list[FileRecord], list[ShardRoots]]:
         """Write a shard that is in memory; return its record and its roots."""
-        digest, begun = (
-            ShardDigest(share.layout, check=self._check, has_root=has_root),
-            self._clock.monotonic(),
-        )
+        digest = ShardDigest(share.layout, check=self._check, has_root=has_root)
+        begun = self._clock.monotonic()
         put = partial(put_all, share.data, share.layout.data_size)
         shards = self._write_shard(save, share.layout, put, digest)
         whole = TimedBytes(share.layout.size, self._clock.monotonic() - begun)
@@ -195,12 +175,12 @@ class SaveFiles:
         return shards, [ShardRoots(record.name, digest.root) for record in shards if digest.root]
 
     def _write_shard(
-        self, save: ShareSave, layout: ShardLayout, put: Callable[[ShardWriter], None], digest: ShardDigest
+        self, save: StepSave, layout: ShardLayout, put: Callable[[ShardWriter], None], digest: ShardDigest
     ) -> list[FileRecord]:
         if not (name := self._shard_path()):
             return []
         fill = partial(self._fill, layout, put, digest, save.copy, name.removeprefix(f"{ACTOR}/"))
-        return [save.writer.place(name, fill, tensors=len(layout.specs))]
+        return [save.writer.add_file(name, fill, tensors=len(layout.specs))]
 
     def _fill(
         self,
@@ -225,62 +205,64 @@ class SaveFiles:
             return f"{ACTOR}/{shard_name(self._number, self._world_size)}"
         return f"{ACTOR}/{ADAPTER}" if self._rank == 0 else ""
 
-    def _target(self, share: CopiedShare) -> Target:
+    def _target(self, share: Share) -> Target:
         return Target(self._shard_path(), share.layout.size)
 
     def _companions(
-        self, save: ShareSave, walk: ExportWalk, storage: Storage = WHOLE
+        self, save: StepSave, storage: Storage = WHOLE
     ) -> tuple[list[FileRecord], list[FileRecord]]:
         """Write the files beside the weights that a delta does not inherit; return their records, and all records."""
         if self._rank != 0:
             return [], []
         files = dict(save.companions)
         if self._base is None:
-            files[INDEX] = encode_index(walk.weight_map, walk.total_size)
+            files[INDEX] = encode_index(save.walk.weight_map, save.walk.total_size)
         if save.copy is not None:
             for name, content in files.items():
                 save.copy.write(name, content)
         inherited = storage.parent.files if storage.parent and storage.is_delta else ()
-        found = {_record(f"{ACTOR}/{name}", content): content for name, content in files.items()}
+        contents = {_record(f"{ACTOR}/{name}", content): content for name, content in files.items()}
         stored = [
-            save.writer.write(record.name, data) for record, data in found.items() if record not in inherited
+            save.writer.write(record.name, content)
+            for record, content in contents.items()
+            if record not in inherited
         ]
-        return stored, list(found)
+        return stored, list(contents)
 
     @contextmanager
-    def _encoding(self, share: CopiedShare, sealed: SealedShare) -> Iterator["Future[EncodedShare]"]:
+    def _encoding(self, share: Share, before: Share) -> Iterator["Future[EncodedShare]"]:
         """Begin to encode a share; at the end nothing reads its memory, and what was encoded is given up."""
-        future = self._encoders.submit(self._encode, share, sealed)
+        future = self._encoders.submit(self._encode, share, before)
         try:
             yield future
         finally:
             if future.exception() is None:
                 future.result().container.close()
 
-    def _encode(self, share: CopiedShare, sealed: SealedShare) -> EncodedShare:
+    def _encode(self, share: Share, before: Share) -> EncodedShare:
         begun, layout = self._clock.monotonic(), share.layout
         target, size = self._target(share), layout.data_size
-        old, new = view(sealed.buffer.bytes[:size]), view(share.data[:size])
+        old, new = view(before.data[:size]), view(share.data[:size])
         encode = resolve_name(_ENCODE)
         container = encode(target, layout.header, old, new, self._number, self._encoders)
         return EncodedShare(container, self._clock.monotonic() - begun)
 
     def _write_container(
-        self, save: ShareSave, share: CopiedShare, encoding: "Future[EncodedShare]", directory: str
-    ) -> tuple["NewContainer", FileRecord]:
-        found, begun = encoding.result(), self._clock.monotonic()
+        self, save: StepSave, share: Share, encoding: "Future[EncodedShare]", directory: str
+    ) -> tuple[ShardChanges, FileRecord]:
+        encoded, begun = encoding.result(), self._clock.monotonic()
         name = f"{directory}/{delta_name(self._number, self._world_size)}"
-        record = save.writer.write(name, found.container.pieces(), tensors=3)
+        record = save.writer.write(name, encoded.container.pieces(), tensors=3)
         self.times = self.times._replace(
-            encoded=TimedBytes(share.layout.size, found.seconds),
+            encoded=TimedBytes(share.layout.size, encoded.seconds),
             container=TimedBytes(record.size, self._clock.monotonic() - begun),
         )
-        return found.container, record
+        return encoded.container, record
 
     def _changes(
         self,
         storage: Storage,
-        container: "NewContainer",
+        container: ShardChanges,
         shards: tuple[FileRecord, ...] = (),
         files: tuple[FileRecord, ...] = (),
         containers: tuple[FileRecord, ...] = (),
@@ -296,5 +278,5 @@ def _record(name: str, content: bytes) -> FileRecord:
     return FileRecord(name, len(content), digest_bytes(content))
 
 
-def _roots(target: Target, container: "NewContainer") -> list[ShardRoots]:
+def _roots(target: Target, container: ShardChanges) -> list[ShardRoots]:
     return list(shard_roots([DeltaTable((target,), tuple(container.frames), 0)]).values())

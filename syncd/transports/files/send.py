@@ -2,25 +2,26 @@
 
 import contextlib
 from dataclasses import replace
+from pkgutil import resolve_name
 from typing import Self
 
 import structlog
 import torch
 
 from syncd.errors import SyncdError
-from syncd.extras import install_command
+from syncd.extras import install_command, missing_packages
 from syncd.protocol.layout import Job
 from syncd.protocol.writer import StepWriter
 from syncd.transports.base import FILES, Export, SendContext, Sent, StepContent, WeightSender
-from syncd.transports.files.packages import missing_packages
-from syncd.transports.files.shard import StepCopy
+from syncd.transports.files.step_copy import StepCopy
 from syncd.transports.files.step_saver import StepSaver
-from syncd.transports.files.storage_choice import WHOLE, Storage
-from syncd.transports.files.storage_chooser import StorageChooser
+from syncd.transports.files.storage import WHOLE, ChoosesStorage, Storage
 from syncd.transports.ranks import Ranks, all_or_error
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "keep": None}
 """What `sync.dtype` casts floating-point tensors to; None keeps each as it is."""
+
+_CHOOSER = "syncd.transports.delta.storage_chooser:StorageChooser"
 
 
 class FilesSender(WeightSender):
@@ -42,7 +43,7 @@ class FilesSender(WeightSender):
         saver: StepSaver,
         *,
         stores_deltas: bool = False,
-        chooser: StorageChooser | None = None,
+        chooser: ChoosesStorage | None = None,
     ) -> None:
         self.ranks = ranks
         self._job, self._saver = job, saver
@@ -70,7 +71,7 @@ class FilesSender(WeightSender):
         stores_deltas = _stores_deltas(context)
         chooser = None
         if stores_deltas and context.client is not None:
-            chooser = StorageChooser(
+            chooser = resolve_name(_CHOOSER)(
                 context.job,
                 context.client,
                 settings.keyframe_every,
@@ -169,7 +170,7 @@ def _stores_deltas(context: SendContext) -> bool:
     settings = context.settings
     if settings.delta == "off" or settings.mode == "stream" or context.base is not None:
         return False
-    missing = next(filter(None, context.ranks.gather(missing_packages())), None)
+    missing = next(filter(None, context.ranks.gather(missing_packages("delta"))), None)
     if missing and context.ranks.rank == 0:
         reason = f"not installed: {', '.join(missing)}"
         structlog.get_logger().warning("deltas_disabled", reason=reason, hint=install_command("delta"))

@@ -10,27 +10,25 @@ import ctypes
 import errno
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 import torch
 
-from syncd.errors import SyncdError, UsageError
+from syncd.errors import UsageError
+from syncd.protocol.digest import DEFAULT, hasher
 from syncd.protocol.disk import temporary_name
-from syncd.protocol.layout import ACTOR
-from syncd.protocol.local_disk import LocalDisk
-from syncd.protocol.receipt import FileRecord, Receipt, write_receipt
-from syncd.protocol.safetensors import ALIGN, aligned
+from syncd.protocol.roots import TileHasher
+from syncd.protocol.safetensors import ALIGN, aligned, parse_header
+from syncd.transports.files.buffers import PinnedBuffer, copy_tensor
 from syncd.transports.files.export_walk import ExportedTensor, ExportWalk, ShardLayout, TensorSpec
-from syncd.transports.files.pinned_buffer import PinnedBuffer, copy_tensor
-from syncd.transports.files.shard_digest import ShardDigest
-from syncd.transports.torch_tensors import view
+from syncd.transports.torch_tensors import TO_TORCH, check_finite, view
 
-P = ParamSpec("P")
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from syncd.transports.files.step_copy import StepCopy
 
 PIECE = 16 << 20
 """Bytes handed to a thread at once: enough that neither the device nor Python's lock is asked often."""
@@ -57,7 +55,7 @@ BUFFERED = WriteMode("buffered", limit=1 << 20)
 WRITE_MODES = (DIRECT, UNCACHED, BUFFERED)
 """In the order of preference."""
 
-_IN_MEMORY = WriteMode("memory", limit=PIECE)
+IN_MEMORY = WriteMode("memory", limit=PIECE)
 
 
 class NewFile:
@@ -127,63 +125,48 @@ def _allocate(descriptor: int, size: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-class StepCopy:
-    """One rank's side of a second copy of a step, in memory.
-
-    A failure is reported once and never raised; the copy is then never whole.
+class ShardDigest:
+    """Checks and hashes one shard, whose data comes in pieces: for NaN, its digest, its root.
 
     Args:
-        path: Its directory.
-        step: The trainer's step.
-        report_failure: Called with the reason if there will be no copy.
+        check: Whether what is not finite is refused.
+        has_root: Whether the root is computed too.
     """
 
-    def __init__(
-        self, path: str, step: int, attempt: str, world_size: int, report_failure: Callable[[str], None]
-    ) -> None:
-        self._path, self._step, self._attempt, self._world_size = path, step, attempt, world_size
-        self._report_failure, self._disk = report_failure, LocalDisk()
-        self._file: NewFile | None = None
-        self.failed = False
+    def __init__(self, layout: ShardLayout, *, check: bool, has_root: bool = False) -> None:
+        self._check, self._tensors = check, layout.tensors()
+        self._tensor = next(self._tensors, None)
+        self._state, self._tiles = hasher(DEFAULT), None
+        self._state.update(layout.header)
+        if has_root:
+            self._tiles = TileHasher(parse_header(layout.header, layout.size))
+            self._tiles.feed(layout.header)
 
-    def begin(self, name: str, size: int) -> None:
-        """Begin this rank's shard, and allocate its memory at once."""
-        self._file = self._tried(NewFile, f"{self._path}/{ACTOR}/{name}", size, _IN_MEMORY)
+    def add(self, content: torch.Tensor, start: int) -> None:
+        """Take the next bytes of data, which begin at `start`."""
+        self._check_finite(content, start)
+        self._state.update(view(content))
+        if self._tiles is not None:
+            self._tiles.feed(view(content))
 
-    def put(self, piece: memoryview, offset: int) -> None:
-        if self._file is not None:
-            self._tried(self._file.write, piece, offset)
+    @property
+    def text(self) -> str:
+        """Return the digest of the file as `name:hex`."""
+        return f"{DEFAULT}:{self._state.hexdigest()}"
 
-    def finish(self) -> None:
-        """Give the shard its length."""
-        if self._file is not None:
-            self._tried(self._file.finish)
-        self.close()
+    @property
+    def root(self) -> str:
+        """Return the root of the file in hexadecimal, empty if none is computed."""
+        return self._tiles.hexdigest() if self._tiles is not None else ""
 
-    def close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
-
-    def write(self, name: str, content: bytes) -> None:
-        """Write a file beside the weights."""
-        self._tried(self._disk.replace, f"{self._path}/{ACTOR}/{name}", content)
-
-    def seal(self, writer: int, shards: list[FileRecord], files: list[FileRecord]) -> None:
-        """Confirm that this rank's files are whole, by the records of its receipt in the step."""
-        receipt = Receipt(self._step, self._attempt, writer, self._world_size, tuple(shards), tuple(files))
-        self._tried(write_receipt, self._disk, self._path, receipt)
-
-    def _tried(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        if self.failed:
-            return None
-        try:
-            return work(*args, **kwargs)
-        except (OSError, SyncdError) as error:
-            self.failed = True
-            self.close()
-            self._report_failure(str(error))
-            return None
+    def _check_finite(self, content: torch.Tensor, start: int) -> None:
+        end = start + content.numel()
+        while self._check and (tensor := self._tensor) is not None and tensor.start < end:
+            part = content[max(tensor.start, start) - start : min(tensor.end, end) - start]
+            check_finite(tensor.name, part, TO_TORCH[tensor.dtype])
+            if tensor.end > end:
+                break
+            self._tensor = next(self._tensors, None)
 
 
 class ShardWriter:
@@ -202,7 +185,7 @@ class ShardWriter:
         mode: WriteMode,
         pool: ThreadPoolExecutor,
         digest: ShardDigest,
-        copy: StepCopy | None = None,
+        copy: "StepCopy | None" = None,
     ) -> None:
         self._layout, self._digest, self._copy = layout, digest, copy
         self._header = PinnedBuffer(layout.data_offset)

@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 
@@ -25,24 +25,16 @@ from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.probe import Probe
 from syncd.protocol.writer import StepWriter
 from syncd.transports.base import FILES, Sent
-from syncd.transports.files.arenas import Arenas
+from syncd.transports.files.buffers import SaveBuffers, Share, TensorCopies
 from syncd.transports.files.export_walk import AnyExport, ExportWalk, ShardLayout, can_repeat
-from syncd.transports.files.pinned_buffer import TensorCopies
-from syncd.transports.files.save_files import CopiedShare, SaveFiles, ShareSave
+from syncd.transports.files.save_files import SaveFiles, StepSave
 from syncd.transports.files.save_outcome import leave_failure_note, wait_until_whole
-from syncd.transports.files.shard import Ring, StepCopy, WriteMode, pour
-from syncd.transports.files.storage_choice import WHOLE, ShareState, Storage
+from syncd.transports.files.shard import Ring, WriteMode, pour
+from syncd.transports.files.step_copy import StepCopy
+from syncd.transports.files.storage import WHOLE, ShareState, Storage
 from syncd.transports.host_memory import HostMemory, unlimited
 
 Mode = Literal["background", "stream"]
-
-
-class _UnwrittenSave(NamedTuple):
-    """A save of which nothing is written yet: what was copied, by which walk, or the tensors to stream."""
-
-    save: ShareSave
-    copied: tuple[ExportWalk, ShardLayout] | None
-    tensors: AnyExport
 
 
 class StepSaver:
@@ -87,14 +79,14 @@ class StepSaver:
         self._timeout, self._clock = timeout, clock or SystemClock()
         self._fence, self._base = fence, base
         self._behind = ThreadPoolExecutor(1, "save")
-        self._arenas = Arenas(memory or unlimited(), self._behind)
+        self._buffers = SaveBuffers(memory or unlimited(), self._behind)
         self._files = SaveFiles(
             rank, world_size, self._clock, base=base, check=check_finite, write_mode=write_mode
         )
         self._ring: Ring | None = None
         self._layout: ShardLayout | None = None
-        self._begun: _UnwrittenSave | None = None
-        self._pending: tuple[ShareSave, Future[bool], ShardLayout] | None = None
+        self._begun: StepSave | None = None  # nothing of it is written yet
+        self._pending: tuple[StepSave, Share, Future[bool]] | None = None
         self._encoded_ago = 0
         self.sent: Sent | None = None
         """The result of the last save that this rank has finished."""
@@ -118,12 +110,12 @@ class StepSaver:
             return ""
         walk = self._walk(tensors)
         walk.plan()
-        return self._arenas.prepare(ShardLayout(walk.specs).data_size)
+        return self._buffers.prepare(ShardLayout(walk.specs).data_size)
 
     def stream(self) -> None:
         """Save in mode `stream` from now on and give the buffer back; call it between saves."""
         self._mode = "stream"
-        self._arenas.close()
+        self._buffers.close()
 
     def planned_size(self, tensors: AnyExport) -> int:
         """Return the bytes of all ranks' tensors, by a walk that reads no weight."""
@@ -168,31 +160,34 @@ class StepSaver:
         writer = StepWriter(
             self._job, step, self._world_size, attempt, self._clock, fence=self._fence, base=self._base
         )
-        save = ShareSave(writer, companions or {}, copy, probe, self._clock.monotonic())
-        copied = self._copy(save, tensors) if self._mode == "background" else None
-        self._begun = _UnwrittenSave(save, copied, tensors)
+        begun = self._clock.monotonic()
+        if self._mode == "stream":
+            self._plan(tensors)
+        save = StepSave(writer, self._walk(tensors), companions or {}, copy, probe, begun)
+        if self._mode == "background":
+            save.share = self._copied(save)
+        self._begun = save
 
     def write(self, storage: Storage = WHOLE) -> None:
         """Do the second part of `save`: write what was copied, as all ranks have agreed to store it."""
-        begun, self._begun = self._begun, None
-        if begun is None:
+        save, self._begun = self._begun, None
+        if save is None:
             raise UsageError("nothing was copied", hint="call copy first")
-        if begun.copied is None:
-            self._stream(begun.save, begun.tensors)
-            return
-        walk, layout = begun.copied
-        work = self._behind.submit(self._write_behind, begun.save, walk, layout, storage)
-        self._pending = begun.save, work, layout
+        if save.share is None:
+            self._stream(save)
+        else:
+            work = self._behind.submit(self._write_behind, save, save.share, storage)
+            self._pending = save, save.share, work
 
     def state(self) -> ShareState:
         """Return what this rank knows before a step is stored, once its share is copied."""
-        sealed = self._arenas.sealed
-        copied = self._begun.copied if self._begun else None
-        layout = copied[1] if copied else None
+        sealed = self._buffers.sealed
+        share = self._begun.share if self._begun else None
+        layout = share.layout if share else None
         return ShareState(
             (sealed.step, sealed.attempt) if sealed else None,
-            self._arenas.refused or "no step was sealed since this trainer started",
-            bool(sealed and layout and sealed.layout.header == layout.header),
+            self._buffers.refused or "no step was sealed since this trainer started",
+            bool(sealed and layout and sealed.share.layout.header == layout.header),
             layout.size if layout else 0,
             self._files.times,
             self._encoded_ago,
@@ -202,10 +197,10 @@ class StepSaver:
         """Return once the save in flight is a whole step on disk, written by all ranks and announced."""
         if self._pending is None:
             return
-        (save, future, layout), self._pending = self._pending, None
+        (save, share, future), self._pending = self._pending, None
         if not future.result():
             wait_until_whole(save.writer, self._rank, self._clock, self._timeout)
-        self._arenas.keep(save.writer.step, save.writer.attempt, layout)
+        self._buffers.keep(save.writer.step, save.writer.attempt, share)
 
     @property
     def is_writing(self) -> bool:
@@ -217,7 +212,7 @@ class StepSaver:
         """Return whether this rank's part of the save in flight has failed; `wait` raises why."""
         if self._pending is None:
             return False
-        future = self._pending[1]
+        future = self._pending[2]
         return future.done() and future.exception() is not None
 
     def close(self) -> None:
@@ -227,78 +222,77 @@ class StepSaver:
         finally:
             self._behind.shutdown()
             self._files.close()
-            self._arenas.close()
+            self._buffers.close()
 
-    def _copy(self, save: ShareSave, tensors: AnyExport) -> tuple[ExportWalk, ShardLayout]:
+    def _copied(self, save: StepSave) -> Share:
         """Copy this rank's share into the buffer: training is blocked for this alone."""
-        walk = self._walk(tensors)
-        with self._guarded(save, walk):
-            self._gather(walk)
-            _require(walk)
-        return walk, ShardLayout(walk.specs)
+        with self._guarded(save, save.walk):
+            self._gather(save.walk)
+            _require(save.walk)
+        return Share(ShardLayout(save.walk.specs), self._buffers.next())
 
     def _gather(self, walk: ExportWalk) -> None:
-        buffer, end = self._arenas.next(), 0
+        buffer, end = self._buffers.next(), 0
         with TensorCopies(self._behind) as copies:
             for spec, tensor, dtype, lasts in walk.in_file_order():
                 if end + spec.size > buffer.capacity:
                     copies.finish()  # growing may move the memory
                     buffer.reserve(end + spec.size)
-                    self._arenas.record_growth()
-                place = buffer.bytes[end : end + spec.size].view(dtype).view(spec.shape)
-                copies.add(place, tensor, lasts=lasts)
+                    self._buffers.record_growth()
+                target = buffer.bytes[end : end + spec.size].view(dtype).view(spec.shape)
+                copies.add(target, tensor, lasts=lasts)
                 end += spec.size
 
-    def _write_behind(self, save: ShareSave, walk: ExportWalk, layout: ShardLayout, storage: Storage) -> bool:
+    def _write_behind(self, save: StepSave, share: Share, storage: Storage) -> bool:
         try:
             with self._guarded(save):
-                share = CopiedShare(layout, self._arenas.next(), self._arenas.sealed)
-                is_sealed = self._files.write(save, walk, share, storage)
+                is_sealed = self._files.write(save, share, self._buffers.sealed, storage)
             self._encoded_ago = 0 if storage.parent else self._encoded_ago + 1
-            self._note_sent(save, walk, begins_deltas=storage.keeps and not storage.is_delta)
+            self._note_sent(save, begins_deltas=storage.keeps and not storage.is_delta)
             return is_sealed
         finally:
-            self._arenas.tidy(layout.data_size, keeps=storage.keeps)
+            self._buffers.tidy(share.layout.data_size, keeps=storage.keeps)
 
-    def _note_sent(self, save: ShareSave, walk: ExportWalk, *, begins_deltas: bool = False) -> None:
+    def _note_sent(self, save: StepSave, *, begins_deltas: bool = False) -> None:
         seconds, step = self._clock.monotonic() - save.begun, save.writer.step
-        self.sent = Sent(FILES, step, walk.total_size, seconds, is_done=True, begins_deltas=begins_deltas)
+        self.sent = Sent(
+            FILES, step, save.walk.total_size, seconds, is_done=True, begins_deltas=begins_deltas
+        )
 
-    def _stream(self, save: ShareSave, tensors: AnyExport) -> None:
-        layout = self._planned(tensors)
-        walk = self._walk(tensors)
-        self._ring = self._ring or Ring()
-        with self._guarded(save, walk):
+    def _stream(self, save: StepSave) -> None:
+        layout, self._ring = self._layout, self._ring or Ring()
+        assert layout is not None, "copy has planned it"
+        with self._guarded(save, save.walk):
             try:
-                put = partial(pour, walk, layout, self._ring)
-                is_sealed = self._files.write_streamed(save, walk, layout, put)
+                put = partial(pour, save.walk, layout, self._ring)
+                is_sealed = self._files.write_streamed(save, layout, put)
             except UsageError:  # the export has changed: plan it again
                 self._layout = None
                 raise
-            self._note_sent(save, walk)
+            self._note_sent(save)
         if not is_sealed:
             wait_until_whole(save.writer, self._rank, self._clock, self._timeout)
 
-    def _planned(self, tensors: AnyExport) -> ShardLayout:
-        """Return the layout of this rank's shard; the first time, by a walk that reads no weight."""
-        if self._layout is None:
-            if not can_repeat(tensors):
-                raise UsageError(
-                    "the first streamed save needs tensors that can be walked twice",
-                    hint="pass the function that begins the export, not what it returns",
-                )
-            walk = self._walk(tensors)
-            walk.plan()
-            _require(walk)
-            self._layout = ShardLayout(walk.specs)
-        return self._layout
+    def _plan(self, tensors: AnyExport) -> None:
+        """Learn the layout of this rank's shard; the first time, by a walk that reads no weight."""
+        if self._layout is not None:
+            return
+        if not can_repeat(tensors):
+            raise UsageError(
+                "the first streamed save needs tensors that can be walked twice",
+                hint="pass the function that begins the export, not what it returns",
+            )
+        walk = self._walk(tensors)
+        walk.plan()
+        _require(walk)
+        self._layout = ShardLayout(walk.specs)
 
     def _walk(self, tensors: AnyExport) -> ExportWalk:
         writers = self._world_size if self._base is None else 1
         return ExportWalk(tensors, self._rank, writers, self._dtype, self._tied)
 
     @contextlib.contextmanager
-    def _guarded(self, save: ShareSave, walk: ExportWalk | None = None) -> Iterator[None]:
+    def _guarded(self, save: StepSave, walk: ExportWalk | None = None) -> Iterator[None]:
         """Tell the other ranks of a failure, and take part in their collectives to the end."""
         try:
             yield

@@ -1,7 +1,7 @@
 """What another package adds to the trainer: a sample strategy of its own, and a policy loss."""
 
+from syncd.jobfile.model import JobFile
 from syncd.protocol.layout import Job
-from trainer.config.model import JobConfig
 from trainer.experience.batch import SampleStrategy
 from trainer.sampling import fifo
 
@@ -34,7 +34,7 @@ class NewestFirst(SampleStrategy):
         return self._inner.commit(state["inner"])
 
 
-def newest_first(config: JobConfig, job: Job) -> NewestFirst:
+def newest_first(config: JobFile, job: Job) -> NewestFirst:
     """Return the strategy `own-newest`."""
     return NewestFirst(fifo(config, job), int(config.data.strategy_options.get("depth", 1)))
 

@@ -15,10 +15,10 @@ from support.engine_models import model_of, write_start
 from support.engine_process import python_of
 from support.sglang_process import LORA, sglang
 
-from explorer_hooks.follower import checksums
 from explorer_hooks.hook import HookOptions
 from explorer_hooks.hooks.sglang import SGLangHook
 from explorer_hooks.hooks.sglang_lora import SGLangLoraHook
+from explorer_hooks.proof import parameter_check as checksums
 
 PYTHON = python_of("SYNCD_SGLANG_PYTHON", ".venv-sglang/bin/python")
 

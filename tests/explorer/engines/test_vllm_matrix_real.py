@@ -18,10 +18,10 @@ from support.engine_process import python_of
 from support.real_bed import asked
 from support.vllm_process import vllm
 
-from explorer_hooks.follower import checksums
 from explorer_hooks.hook import HookOptions
 from explorer_hooks.hooks.lora import LoraHook
 from explorer_hooks.hooks.vllm import VllmHook
+from explorer_hooks.proof import parameter_check as checksums
 
 PYTHON = python_of("SYNCD_VLLM_PYTHON", ".venv-vllm/bin/python")
 

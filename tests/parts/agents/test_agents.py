@@ -36,14 +36,12 @@ from explorer_hooks.parts.agents.run_agents import AgentThreads, run_agents
 from explorer_hooks.parts.agents.schedule import AgentSchedule, ScheduleLimits
 from explorer_hooks.parts.agents.serve import limits_of
 from explorer_hooks.parts.agents.turns import TurnMaker
-from explorer_hooks.run.config import AgentSection, CurriculumSection, RewardSection
 from explorer_hooks.run.curriculum import DIFFICULTY, Curriculum
 from explorer_hooks.run.held_out import HeldOut
 from explorer_hooks.run.load import load_file
 from explorer_hooks.run.own_files import EVALUATIONS, METRICS, Records, own_path
 from explorer_hooks.run.rewards import Score
 from explorer_hooks.run.scoring import BuiltInScorer, open_scorer
-from explorer_hooks.tasks.section import TaskSetSection
 from explorer_hooks.tasks.sources import open_tasks
 from explorer_hooks.tasks.task import Task
 from syncd.cli.main import run as syncd_command
@@ -51,6 +49,8 @@ from syncd.errors import ConfigError, EngineDeadError
 from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
 from syncd.jobfile.evaluation import EvaluationSet
+from syncd.jobfile.explorer_sections import AgentSection, CurriculumSection, RewardSection
+from syncd.jobfile.task_sets import TaskSetSection
 from syncd.synchronizer import Synchronizer
 
 ASK = """

@@ -17,7 +17,6 @@ from explorer_hooks.parts.agents.environment import EnvironmentPlayer
 from explorer_hooks.parts.agents.environment_process import EnvironmentSettings
 from explorer_hooks.parts.agents.run_agents import AgentThreads
 from explorer_hooks.parts.agents.schedule import AgentSchedule, ScheduleLimits
-from explorer_hooks.run.config import CurriculumSection
 from explorer_hooks.run.curriculum import Curriculum
 from explorer_hooks.run.load import load_file
 from explorer_hooks.run.own_files import Records
@@ -25,6 +24,7 @@ from explorer_hooks.run.rewards import Score
 from explorer_hooks.tasks.order import NamedSet, Tasks
 from explorer_hooks.tasks.task import ReadTasks, Task
 from syncd.errors import ConfigError
+from syncd.jobfile.explorer_sections import CurriculumSection
 
 JOB = """
 [job]

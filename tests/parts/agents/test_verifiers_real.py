@@ -17,9 +17,9 @@ from explorer_hooks.parts.agents.environment_process import EnvironmentSettings
 from explorer_hooks.parts.agents.rows import experiences_of
 from explorer_hooks.parts.agents.run_agents import AgentThreads
 from explorer_hooks.parts.agents.schedule import AgentSchedule, ScheduleLimits
-from explorer_hooks.run.config import CurriculumSection
 from explorer_hooks.run.curriculum import Curriculum
 from explorer_hooks.run.own_files import Records
+from syncd.jobfile.explorer_sections import CurriculumSection
 
 pytestmark = pytest.mark.slow
 

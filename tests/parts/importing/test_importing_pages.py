@@ -9,10 +9,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from explorer_hooks.run.load import KEYS as OF_EXPLORERS
-from explorer_hooks.tasks.section import TaskSetSection
 from explorer_hooks.tasks.sources import open_tasks
-from trainer.config.model import KEYS
+from syncd.jobfile.model import KEYS
+from syncd.jobfile.task_sets import TaskSetSection
 from trainer.parts.importing.table import PROJECTS, read_table
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -91,7 +90,7 @@ def test_no_page_or_message_denies_what_the_product_does(name: str, text: str) -
 
 
 def test_every_key_and_page_that_a_message_names_is_there() -> None:
-    known = {*OF_EXPLORERS.all, *KEYS.all}
+    known = set(KEYS.all)
     sections = {key.rpartition(".")[0] for key in known} | {"explorer.task_sets"}
     for table in map(read_table, PROJECTS):
         for row in table.rows:

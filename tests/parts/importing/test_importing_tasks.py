@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from explorer_hooks.run.config import ExplorerFile
 from explorer_hooks.run.load import load_file
+from syncd.jobfile.model import JobFile
 from trainer.cli.main import run
 from trainer.parts.importing.run import flat
 
@@ -60,7 +60,7 @@ class Importer:
         assert not self.job.exists()
         return self.capsys.readouterr().err
 
-    def explorer(self, name: str, text: str, *arguments: str) -> ExplorerFile:
+    def explorer(self, name: str, text: str, *arguments: str) -> JobFile:
         """Return what explorers read."""
         assert self.run(name, text, *arguments) == 0, self.capsys.readouterr().err
         server = ("--explorer.engine.address", "http://x:1", "--explorer.engine.processed_logprobs", "true")
@@ -100,7 +100,9 @@ def test_several_of_verls_files_are_sets_with_names_of_their_own(importer: Impor
     file = importer.explorer(
         "run.sh", _verl(data__train_files=str(files).replace("'", '"'), data__prompt_key="q")
     )
-    assert [(one.source, one.shown_name, one.prompt_key, one.weight) for one in file.task_sets] == [
+    assert [
+        (one.source, one.shown_name, one.prompt_key, one.weight) for one in file.explorer.training_sets
+    ] == [
         (files[0], "gsm8k-train", "q", None),
         (files[1], "math-train", "q", None),
     ]
@@ -185,7 +187,7 @@ def test_a_task_set_of_trinity_is_a_data_set(
     prompt = f", system_prompt: {system}" if system else ""
     text = _trinity("{path: openai/gsm8k, subset_name: main, split: train,"
                     f" format: {{prompt_key: question, response_key: answer{prompt}}}}}", workflow)  # fmt: skip
-    (one,) = importer.explorer("rft.yaml", text).task_sets
+    (one,) = importer.explorer("rft.yaml", text).explorer.training_sets
     assert (one.source, one.subset, one.split) == ("datasets:openai/gsm8k", "main", "train")
     assert (one.prompt_key, one.answer_key) == ("question", "answer")
     assert (one.system, one.chat) == expected
@@ -279,12 +281,12 @@ def test_a_data_set_of_trl_is_tasks_and_held_out_tasks(importer: Importer) -> No
     text = _trl(dataset_name="org/sums", dataset_config="easy", eval_strategy="steps", eval_steps=4,
                 num_generations_eval=2, temperature=0.8)  # fmt: skip
     file = importer.explorer("grpo.yaml", text)
-    (one,) = file.task_sets
+    (one,) = file.explorer.training_sets
     assert (one.source, one.subset, one.split) == ("datasets:org/sums", "easy", "train")
     evaluation = file.explorer.evaluation
     assert (evaluation.tasks, evaluation.every) == ("set:sums-test", 4)
     assert (evaluation.samples, evaluation.temperature) == (2, 0.8)
-    held_out = file.held_out(evaluation.tasks, 0)
+    held_out = file.explorer.held_out_set(evaluation.tasks, 0)
     assert (held_out.source, held_out.subset, held_out.split) == ("datasets:org/sums", "easy", "test")
 
 
@@ -292,7 +294,7 @@ def test_without_evaluations_trl_has_no_held_out_tasks(importer: Importer) -> No
     text = _trl(dataset_name="org/sums", dataset_prompt_column="problem", system_prompt="Think.")
     file = importer.explorer("grpo.yaml", text)
     assert (file.explorer.evaluation.tasks, len(file.explorer.task_sets)) == ("", 1)
-    (one,) = file.task_sets
+    (one,) = file.explorer.training_sets
     assert (one.prompt_key, one.chat, one.system) == ("problem", True, "Think.")
 
 

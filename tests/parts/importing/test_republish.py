@@ -1,4 +1,4 @@
-"""`trainer import --watch`: steps of a running foreign job become safetensors in a job of ours, bit for bit."""
+"""`trainer republish`: steps of a running foreign job become safetensors in a job of ours, bit for bit."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def verl_step(job: Path, step: int, value: float) -> None:
 
 
 def command(job: Path, out: Path, *more: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "trainer", "import", "--watch", str(job), "--to", str(out), *more]
+    return [sys.executable, "-P", "-m", "trainer", "republish", str(job), "--to", str(out), *more]
 
 
 def until(holds: Callable[[], bool], process: "subprocess.Popen[str]", seconds: float = 120.0) -> None:
@@ -102,12 +102,12 @@ def test_steps_are_served_while_the_job_runs_and_after_it_was_rewound(tmp_path: 
 
 def test_what_does_not_go_together_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "job").mkdir()
+    assert run(["republish", str(tmp_path / "job")]) == 2
     assert run(["import", "--watch", str(tmp_path / "job")]) == 2
-    assert (
-        run(["import", "--watch", str(tmp_path / "job"), "--to", str(tmp_path / "job/inside"), "--once"]) == 2
-    )
-    assert "beside it" in capsys.readouterr().err
     assert run(["import", "--watch", str(tmp_path / "none"), "--to", str(tmp_path / "out")]) == 74
+    assert run(["republish", str(tmp_path / "job"), "--to", str(tmp_path / "job/inside"), "--once"]) == 2
+    assert "beside it" in capsys.readouterr().err
+    assert run(["republish", str(tmp_path / "none"), "--to", str(tmp_path / "out")]) == 74
 
 
 def test_a_new_job_starts_from_the_weights_of_a_step(

@@ -1,4 +1,4 @@
-"""`trainer import --watch`, killed at random again and again: nothing that it published is lost, torn or mixed."""
+"""`trainer republish`, killed at random again and again: nothing that it published is lost, torn or mixed."""
 
 import hashlib
 import json

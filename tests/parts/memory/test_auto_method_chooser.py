@@ -13,9 +13,10 @@ from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.process import Process
 from syncd.synchronizer import Synchronizer
 from syncd.transports.base import SendContext, Sent
+from syncd.transports.measured import ExplorerLoad, load_of
 from syncd.transports.ranks import Ranks
 from trainer import auto_method
-from trainer.auto_method import BEGINNING, ORDER, ExplorerLoad, Measured, MethodChooser, load_of, measured
+from trainer.auto_method import BEGINNING, ORDER, Measured, MethodChooser, measured
 
 FILES, MEMORY, BROADCAST = ORDER
 

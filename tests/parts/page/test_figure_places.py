@@ -12,10 +12,10 @@ pytest.importorskip("tensorboard", reason="a monitor that can be read back")
 from support.paths import ROOT
 
 from syncd.figures import METRICS, PANELS
+from syncd.jobfile.model import JobFile
 from syncd.jsonl import append
 from syncd.parts.page.charts import ChartReader
 from syncd.protocol.layout import Job
-from trainer.config.model import JobConfig
 from trainer.monitors.jsonl import read_history
 from trainer.monitors.several import Monitors
 from trainer.reporting.plot import draw
@@ -48,7 +48,7 @@ def job(tmp_path_factory):
     """A job of one step that has all figures, a value of its own each."""
     directory = str(tmp_path_factory.mktemp("job"))
     document = {"job": {"dir": directory}, "model": {"path": "/m"}, "monitor": {"kinds": ["tensorboard"]}}
-    monitors = Monitors.open(JobConfig.model_validate(document), 0)
+    monitors = Monitors.open(JobFile.model_validate(document), 0)
     figures = {recorded(figure): value for figure, value in VALUES.items()}
     monitors.log(figures, 1)
     monitors.close(60.0)

@@ -16,10 +16,10 @@ from support import samples  # noqa: E402
 from support.paths import PYTHONPATH, TESTS  # noqa: E402
 
 from syncd.errors import ConfigError, CorruptDataError  # noqa: E402
+from syncd.jobfile.trainer_sections import OptimizerSection  # noqa: E402
 from syncd.parts.tinker.session import api_key, import_sdk  # noqa: E402
 from syncd.transports.ranks import Ranks  # noqa: E402
 from trainer.config.load import load_config  # noqa: E402
-from trainer.config.model import OptimizerSection  # noqa: E402
 from trainer.engines.base import make_engine  # noqa: E402
 from trainer.engines.verl.rows import TokenRow  # noqa: E402
 from trainer.parts.tinker import adapter, rows  # noqa: E402
@@ -103,6 +103,18 @@ def test_a_file_with_what_it_cannot_do_is_refused_when_it_is_read(tmp_path):
 
 class TwoRanks(Ranks):
     world_size = 2
+
+
+def test_deltas_are_refused_for_addresses_and_adapters(tmp_path):
+    (tmp_path / "job.toml").write_text(
+        '[job]\ndir = "job"\n[model]\npath = "model"\n[engine]\nname = "tinker"\noptions = {url = "http://127.0.0.1:1"}\n'
+    )
+    path = str(tmp_path / "job.toml")
+    with pytest.raises(ConfigError, match="means nothing to engine") as refused:
+        load_config(path, ["--sync.delta", "on"])
+    assert refused.value.hint == 'sync.delta = "auto"'
+    for delta in ("auto", "off"):
+        assert load_config(path, ["--sync.delta", delta]).sync.delta == delta
 
 
 def test_more_than_one_rank_is_refused(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from support.engine_cases import content_of, equal
 
 from syncd.errors import StorageError
 from syncd.transports.host_memory import HostMemory
-from trainer.engines.state_copy import StateArena, write_files
+from trainer.engines.state_copy import StateBuffer, write_files
 
 MIB = 1 << 20
 
@@ -30,7 +30,7 @@ def state_of(model):
 
 @pytest.fixture
 def arena():
-    made = StateArena(HostMemory(MIB))
+    made = StateBuffer(HostMemory(MIB))
     yield made
     made.close()
 
@@ -90,7 +90,7 @@ def test_empty_and_strided_tensors_and_bytes_are_copied(arena, tmp_path):
 def test_a_state_beyond_the_budget_is_not_copied_and_the_reason_names_both(tmp_path):
     memory = HostMemory(MIB)
     memory.record("the buffer for weights", MIB // 2)
-    arena, weight = StateArena(memory), torch.zeros(MIB // 4)
+    arena, weight = StateBuffer(memory), torch.zeros(MIB // 4)
     captured = arena.capture({"a.pt": weight})
     assert captured.live == "no room for the copy of the training state: 1 MiB where 0 of 1 are free"
     weight.add_(1)
@@ -115,7 +115,7 @@ def test_a_full_disk_is_a_storage_error_with_its_cause(arena):
 
 def test_a_closed_arena_gives_its_share_of_the_budget_back():
     memory = HostMemory(MIB)
-    arena = StateArena(memory)
+    arena = StateBuffer(memory)
     arena.capture({"a.pt": torch.zeros(1000)})
     assert memory.used > 4000
     arena.close()

@@ -9,7 +9,7 @@ from support import samples
 from support.case_runs import assert_close
 from support.verl_release import LACKS
 
-from trainer.config.model import JobConfig
+from syncd.jobfile.model import JobFile
 from trainer.config.selected import metric_problems
 from trainer.engines.verl.figures import MISMATCH, OF_ROLLOUTS
 
@@ -292,7 +292,7 @@ def test_selection_may_name_every_figure_of_a_step(one):
     algorithm = {"name": "rloo", "reward_kl_coef": 0.2, "kl_coef": 0.1}
     table = {"job": {"dir": "/job"}, "model": {"path": "/model"}, "algorithm": algorithm}
     for name in {name for case in ("reward_kl", "many_updates") for name in _figures(one[case][0])}:
-        config = JobConfig.model_validate(table | {"selection": {"metric": name}})
+        config = JobFile.model_validate(table | {"selection": {"metric": name}})
         assert not list(metric_problems(config)), name
 
 

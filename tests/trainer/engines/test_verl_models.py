@@ -49,11 +49,11 @@ def test_what_is_no_fault_of_the_model_stays_what_it_is(error):
 def test_a_model_type_that_transformers_does_not_know_is_refused(tmp_path):
     from support.stand_ins import leave_model
 
-    from trainer.config.model import JobConfig
+    from syncd.jobfile.model import JobFile
     from trainer.engines.verl.models import build_model
 
     path = leave_model(tmp_path / "model")
     (tmp_path / "model/config.json").write_text('{"architectures": ["New"], "model_type": "new"}')
-    config = JobConfig.model_validate({"job": {"dir": str(tmp_path)}, "model": {"path": path}})
+    config = JobFile.model_validate({"job": {"dir": str(tmp_path)}, "model": {"path": path}})
     with pytest.raises(ConfigError, match="model type `new`"):
         build_model(config, "cpu")

@@ -18,8 +18,8 @@ with warnings.catch_warnings():
 import transformers  # noqa: E402
 from support import samples  # noqa: E402
 
+from syncd.jobfile.trainer_sections import AlgorithmSection  # noqa: E402
 from syncd.transports.ranks import Ranks  # noqa: E402
-from trainer.config.model import AlgorithmSection  # noqa: E402
 from trainer.engines.verl import utilization  # noqa: E402
 from trainer.engines.verl.checks import resolve  # noqa: E402
 from trainer.engines.verl.figures import advantage_metrics, batch_metrics, value_metrics  # noqa: E402

@@ -6,7 +6,7 @@ pytest.importorskip("torch", reason="the trainer needs torch")
 
 import torch
 
-from trainer.config.model import OptimizerSection
+from syncd.jobfile.trainer_sections import OptimizerSection
 from trainer.engines.verl.state import apply_settings
 
 pytestmark = pytest.mark.group("engines")

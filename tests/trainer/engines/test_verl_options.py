@@ -6,8 +6,8 @@ torch = pytest.importorskip("torch", reason="the trainer needs torch")
 
 from support.verl_release import LACKS, USABLE_LOSSES  # noqa: E402
 
+from syncd.jobfile.trainer_sections import AlgorithmSection, EngineSection  # noqa: E402
 from trainer.config.algorithms import LOSSES, NORMALISED  # noqa: E402
-from trainer.config.model import AlgorithmSection, EngineSection  # noqa: E402
 from trainer.config.options import (  # noqa: E402
     OF_ALL,
     OF_ENGINE,

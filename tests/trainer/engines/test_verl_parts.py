@@ -12,8 +12,8 @@ from hypothesis import strategies as st  # noqa: E402
 from support import samples  # noqa: E402
 
 from syncd.errors import ConfigError, CorruptDataError, UsageError  # noqa: E402
+from syncd.jobfile.trainer_sections import AlgorithmSection  # noqa: E402
 from trainer.config.algorithms import ALGORITHMS  # noqa: E402
-from trainer.config.model import AlgorithmSection  # noqa: E402
 from trainer.config.model_files import companions, read_model_config  # noqa: E402
 from trainer.config.schedule import schedule_steps  # noqa: E402
 from trainer.engines.verl import figures, rows  # noqa: E402

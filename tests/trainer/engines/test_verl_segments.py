@@ -16,16 +16,14 @@ need("verl", "losses are verl's")
 
 from support import samples  # noqa: E402
 from support.experiences import fifo, write  # noqa: E402
-from support.gateway_bed import GatewayBed, ScriptedEngine  # noqa: E402
 from support.jobs import ManualClock  # noqa: E402
 
-from explorer_hooks.parts.agents.rows import experiences_of  # noqa: E402
 from syncd.errors import ConfigError  # noqa: E402
 from syncd.experience.model import TurnReward  # noqa: E402
+from syncd.jobfile.trainer_sections import AlgorithmSection  # noqa: E402
 from syncd.protocol.layout import Job  # noqa: E402
 from syncd.transports.ranks import Ranks  # noqa: E402
 from trainer.config.algorithms import ALGORITHMS, SFT  # noqa: E402
-from trainer.config.model import AlgorithmSection  # noqa: E402
 from trainer.engines.verl import segments  # noqa: E402
 from trainer.engines.verl.checks import resolve  # noqa: E402
 from trainer.engines.verl.figures import StepMetrics, measure_rollouts  # noqa: E402
@@ -280,6 +278,9 @@ def test_a_token_gets_the_rewards_from_its_own_turn_on(verl):
 
 def test_rewards_that_an_agent_gives_its_turns_reach_its_tokens(verl, tmp_path):
     """Two rollouts through gateway, batch and sampler; without values, lambda 1 leaves the rewards still to come."""
+    rows = pytest.importorskip("explorer_hooks.parts.agents.rows")
+    from support.gateway_bed import GatewayBed, ScriptedEngine
+
     bed = GatewayBed(tmp_path / "state", ScriptedEngine(lambda prompt: [10, 11, 0]))
     (tmp_path / "job").mkdir()
     job = Job.at(tmp_path / "job")
@@ -290,7 +291,7 @@ def test_rewards_that_an_agent_gives_its_turns_reach_its_tokens(verl, tmp_path):
             _, history = await bed.ask(session, [{"role": "user", "content": "hello"}])
             await bed.ask(session, [*history, {"role": "user", "content": "go on"}])
             await bed.gateway.reward(session, {"reward": sum(its), "turn_rewards": its})
-        return experiences_of(bed.sessions.groups["g"], "g", 1.0)
+        return rows.experiences_of(bed.sessions.groups["g"], "g", 1.0)
 
     write(job, "e0", bed.run(main))
     batch = fifo(job, ManualClock(), groups=1).sample(1, generation=1)

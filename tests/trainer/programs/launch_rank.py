@@ -13,8 +13,8 @@ import sys
 import time
 
 from syncd.errors import SyncdError
+from syncd.jobfile.model import JobFile
 from trainer.config import job_config
-from trainer.config.model import JobConfig
 from trainer.launch.train import train
 from trainer.stopping import StopSignals
 
@@ -121,7 +121,7 @@ def main():
     parser.add_argument("--rank", default="meet")
     parser.add_argument("--timeout", type=float, default=60)
     given = parser.parse_args()
-    config = JobConfig.model_validate(
+    config = JobFile.model_validate(
         {
             "job": {"dir": given.job},
             "model": {"path": "none"},

@@ -6,17 +6,15 @@ import time
 
 import structlog
 
+from syncd.jobfile.model import JobFile
 from syncd.observe import log
-from trainer.config.model import JobConfig
 from trainer.reporting.display import Progress
 
 kind, steps = sys.argv[1], int(sys.argv[2])
 log.configure("info", sys.stderr)
 logging.basicConfig(stream=sys.stderr)
 progress = Progress.open(
-    JobConfig.model_validate(
-        {"job": {"dir": "/job"}, "model": {"path": "/m"}, "monitor": {"progress": kind}}
-    ),
+    JobFile.model_validate({"job": {"dir": "/job"}, "model": {"path": "/m"}, "monitor": {"progress": kind}}),
     1000,
     100,
 )

@@ -11,8 +11,8 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn, kl_penalty
 
 from syncd.errors import ConfigError
 from syncd.experience.model import Experience
+from syncd.jobfile.trainer_sections import AlgorithmSection
 from trainer.config.algorithms import GAE
-from trainer.config.model import AlgorithmSection
 from trainer.experience.batch import Batch
 
 Rows = Sequence[torch.Tensor]

@@ -3,20 +3,21 @@
 import importlib.util
 
 from syncd.errors import ConfigError
+from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import error_of
+from syncd.jobfile.trainer_sections import AlgorithmSection
 from trainer.config.algorithms import SFT, estimator_and_loss, with_published
 from trainer.config.attention import FLASH, degree_of, require_groups
 from trainer.config.critic import critic_problems
 from trainer.config.load import LOADER, verl_problems
 from trainer.config.lora import check_start_adapter
-from trainer.config.model import AlgorithmSection, JobConfig
 from trainer.config.model_files import check_configs
 from trainer.config.schedule import optimizer_problems
 from trainer.config.strategies import Strategy, strategy_of
 from trainer.engines.verl.release import release_problems
 
 
-def check(config: JobConfig, device: str, ranks: int = 1) -> None:
+def check(config: JobFile, device: str, ranks: int = 1) -> None:
     """Refuse a configuration that verl cannot run here; one that was not loaded from a file is checked here first.
 
     Args:
@@ -34,7 +35,7 @@ def check(config: JobConfig, device: str, ranks: int = 1) -> None:
     check_start_adapter(config.model.lora)
 
 
-def _refuse_on_processors(config: JobConfig) -> None:
+def _refuse_on_processors(config: JobFile) -> None:
     """Refuse what needs GPUs: other strategies than FSDP2, flash attention, and with it sequence parallelism."""
     strategy, attention = config.engine.strategy, config.model.attn_implementation
     if strategy != "fsdp2":

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from syncd.errors import ConfigError
+from syncd.jobfile.trainer_sections import AlgorithmSection
 from trainer.checkpoints import CRITIC, HUGGINGFACE
 from trainer.config.critic import critic_epochs, critic_mini_batches, critic_path
-from trainer.config.model import AlgorithmSection
 from trainer.config.model_files import companions
 from trainer.engines.base import EngineContext, Metrics
 from trainer.engines.verl.advantages import gae

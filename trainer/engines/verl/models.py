@@ -15,8 +15,9 @@ from verl.trainer.config import CheckpointConfig
 from verl.workers.config import EngineConfig, HFModelConfig, OptimizerConfig
 from verl.workers.engine import EngineRegistry
 
+from syncd.jobfile.model import JobFile
+from syncd.jobfile.trainer_sections import OptimizerSection
 from trainer.config.critic import critic_path
-from trainer.config.model import JobConfig, OptimizerSection
 from trainer.config.schedule import critic_schedule_steps, schedule_steps
 from trainer.config.strategies import strategy_of
 from trainer.engines.verl import settings
@@ -57,13 +58,13 @@ class Model(Answering, Protocol):
     def disable_adapter(self) -> contextlib.AbstractContextManager[None]: ...
 
 
-def build_model(config: JobConfig, device: str, *, forward_only: bool = False) -> Model:
+def build_model(config: JobFile, device: str, *, forward_only: bool = False) -> Model:
     """Return the model of `model.path`, spread over the ranks, with its optimizer."""
     with refusals(config.model.path, has_adapters=config.model.lora.rank > 0):
         return _policy(config, device, forward_only=forward_only)
 
 
-def _policy(config: JobConfig, device: str, *, forward_only: bool) -> Model:
+def _policy(config: JobFile, device: str, *, forward_only: bool) -> Model:
     strategy = strategy_of(config)
     if strategy is not None:
         build: Callable[..., Model] = resolve_name(strategy.model)
@@ -78,7 +79,7 @@ def _policy(config: JobConfig, device: str, *, forward_only: bool) -> Model:
     return _falling(model, config.algorithm.optimizer, schedule_steps(config))
 
 
-def build_critic(config: JobConfig, device: str) -> Model:
+def build_critic(config: JobFile, device: str) -> Model:
     """Return the critic, spread over the ranks, with its optimizer."""
     # torch says so of any head with a bias; nothing changes its output in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)

@@ -15,9 +15,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from syncd.errors import ConfigError
+from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem
 from trainer.config.algorithms import estimator_and_loss, with_published
-from trainer.config.model import JobConfig
 from trainer.config.strategies import strategy_of
 
 _INSTALL = "pip install 'verl>=0.8,<0.10'"
@@ -70,13 +70,13 @@ def installed_release() -> str:
     return release
 
 
-def release_problems(config: JobConfig) -> Iterator[Problem]:
+def release_problems(config: JobFile) -> Iterator[Problem]:
     """Yield what the installed release of verl cannot do of a configuration that others can."""
     release = installed_release()
     yield from lacking_problems(config, release, RELEASES[release])
 
 
-def lacking_problems(config: JobConfig, release: str, lacks: Lacks) -> Iterator[Problem]:
+def lacking_problems(config: JobFile, release: str, lacks: Lacks) -> Iterator[Problem]:
     """Yield what a release lacks of what a configuration asks for."""
     section = with_published(config.algorithm)
     _, loss = estimator_and_loss(section)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from syncd.errors import CorruptDataError, UsageError
+from syncd.jobfile.trainer_sections import AlgorithmSection
 from trainer.config.algorithms import GAE, SFT
-from trainer.config.model import AlgorithmSection
 from trainer.config.options import correction
 from trainer.engines.base import Metrics
 from trainer.engines.verl.figures import MISMATCH, OF_ROLLOUTS, StepMetrics, batch_metrics

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from syncd.jobfile.trainer_sections import AlgorithmSection
 from syncd.transports.ranks import Ranks
-from trainer.config.model import AlgorithmSection
 from trainer.engines.verl.figures import measure_difference, measure_rollouts
 from trainer.engines.verl.rows import Found, TokenRow, TrainingStep
 

@@ -15,10 +15,11 @@ from verl.workers.config import (
 )
 
 from syncd.errors import ConfigError
+from syncd.jobfile.model import JobFile
 from syncd.jobfile.sections import LoraSection
+from syncd.jobfile.trainer_sections import AlgorithmSection, OptimizerSection
 from trainer.config.algorithms import OWN_LOSS, clip_bounds, find_loss
 from trainer.config.critic import critic_path
-from trainer.config.model import AlgorithmSection, JobConfig, OptimizerSection
 from trainer.config.model_files import read_model_config
 from trainer.config.schedule import CONSTANT, COSINE
 
@@ -26,7 +27,7 @@ VALUE_HEAD = {"num_labels": 1, "classifier_dropout": 0.0}
 """What makes a token classification of transformers a critic, in its config."""
 
 
-def model_config(config: JobConfig) -> HFModelConfig:
+def model_config(config: JobFile) -> HFModelConfig:
     return HFModelConfig(
         path=config.model.path,
         load_tokenizer=False,
@@ -52,7 +53,7 @@ def _lora_settings(section: LoraSection) -> dict[str, Any]:
     }
 
 
-def critic_model_config(config: JobConfig) -> HFModelConfig:
+def critic_model_config(config: JobFile) -> HFModelConfig:
     """Return where the critic's first weights are: the same kind of model with one number for each token.
 
     verl has its own loader of critics, for `model_type="value_model"`, which knows flash attention alone. Its loader
@@ -80,7 +81,7 @@ def critic_model_config(config: JobConfig) -> HFModelConfig:
     )
 
 
-def engine_config(config: JobConfig, device: str, *, forward_only: bool = False) -> FSDPEngineConfig:
+def engine_config(config: JobFile, device: str, *, forward_only: bool = False) -> FSDPEngineConfig:
     """Return how the model is spread and in what it computes."""
     engine = config.engine
     precision = {"param_dtype": engine.compute_dtype, "reduce_dtype": "float32", "buffer_dtype": "float32"}
@@ -116,7 +117,7 @@ def optimizer_config(section: OptimizerSection, total_steps: int) -> FSDPOptimiz
     )
 
 
-def critic_config(config: JobConfig) -> FSDPCriticConfig:
+def critic_config(config: JobFile) -> FSDPCriticConfig:
     """Return the value loss: a mean over the tokens of an update."""
     return FSDPCriticConfig(
         strategy=config.engine.strategy,
@@ -126,7 +127,7 @@ def critic_config(config: JobConfig) -> FSDPCriticConfig:
     )
 
 
-def actor_config(config: JobConfig, algorithm: AlgorithmSection, horizon: int) -> FSDPActorConfig:
+def actor_config(config: JobFile, algorithm: AlgorithmSection, horizon: int) -> FSDPActorConfig:
     """Return the policy loss.
 
     Args:

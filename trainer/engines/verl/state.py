@@ -11,8 +11,8 @@ import structlog
 from torch.distributed.fsdp import ShardedOptimStateDictConfig, ShardedStateDictConfig, StateDictType
 
 from syncd.errors import ConfigError, CorruptDataError, SyncdError
+from syncd.jobfile.trainer_sections import OptimizerSection
 from syncd.transports.ranks import Ranks
-from trainer.config.model import OptimizerSection
 from trainer.engines.verl.reshard import fill_model, fill_optimizer
 from trainer.plain_loads import load_plain, only_plain_data
 

@@ -9,9 +9,10 @@ import structlog
 import torch
 
 from syncd.errors import CorruptDataError
+from syncd.jobfile.model import JobFile
+from syncd.jobfile.trainer_sections import AlgorithmSection
 from syncd.transports.ranks import Ranks
 from trainer.config.algorithms import OF_SEQUENCES
-from trainer.config.model import AlgorithmSection, JobConfig
 from trainer.engines.base import Metrics
 from trainer.engines.verl.batches import MicroBatch, forward, tensors
 from trainer.engines.verl.figures import StepMetrics
@@ -111,7 +112,7 @@ class PolicyUpdates:
     """Makes the updates of the policy, on rollouts and examples."""
 
     def __init__(
-        self, config: JobConfig, algorithm: AlgorithmSection, ranks: Ranks, model: Model, times: PassTimes
+        self, config: JobFile, algorithm: AlgorithmSection, ranks: Ranks, model: Model, times: PassTimes
     ) -> None:
         self._config, self._algorithm, self._ranks, self._model = config, algorithm, ranks, model
         self._updates = Updates(model, ranks, "actor", "algorithm.optimizer", times)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from syncd.client.client import Client
 from syncd.jobfile.evaluation import produced_by
-from trainer.config.model import JobConfig
+from syncd.jobfile.model import JobFile
 from trainer.parts.evaluation.watch import EvaluationWatch
 from trainer.reporting.figures import span
 
@@ -20,13 +20,13 @@ class LastEvaluation:
     """Waits for the evaluation of the last version.
 
     Args:
-        sync: The trainer's connection to the job.
+        client: The trainer's connection to the job.
         watch: Knows the evaluations of the job.
     """
 
-    def __init__(self, config: JobConfig, sync: Client, watch: EvaluationWatch) -> None:
+    def __init__(self, config: JobFile, client: Client, watch: EvaluationWatch) -> None:
         self._configured = set(produced_by(config.explorer) or ())
-        self._sync, self._watch, self._limit = sync, watch, config.trainer.evaluation_wait
+        self._client, self._watch, self._limit = client, watch, config.trainer.evaluation_wait
 
     def wait(self, step: int, is_stopped: Callable[[], bool], note: Callable[[str], None]) -> bool:
         """Wait while an explorer may still evaluate a version; return false if one may when the time is over.
@@ -54,7 +54,7 @@ class LastEvaluation:
         measured = {name for figures in known if figures["eval/step"] == step for name in figures}
         if sets <= measured:
             return False
-        living, evaluators = self._sync.explorers.living().keys(), self._watch.evaluators()
+        living, evaluators = self._client.explorers.living().keys(), self._watch.evaluators()
         return bool(living & evaluators if evaluators else living)
 
 
@@ -62,11 +62,10 @@ class JobEvaluations(EvaluationWatch):
     """The evaluations of a trainer's own job: the figures that come later than their steps.
 
     Args:
-        config: The job's file.
         sync: The trainer's connection to the job.
     """
 
-    def __init__(self, config: JobConfig, sync: Client) -> None:
+    def __init__(self, config: JobFile, sync: Client) -> None:
         super().__init__(sync.job.root)
         self._config, self._sync = config, sync
 

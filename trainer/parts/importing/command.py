@@ -4,7 +4,8 @@ import click
 
 from syncd.console import UncheckedPath
 from syncd.jobfile.overrides import JobFileCommand, overrides_argument
-from trainer.cli.train import check_file, job_keys, plugin_names
+from trainer.cli.train import check_file, plugin_names
+from trainer.parts.importing.republish_command import DTYPES, republish
 
 AFTER = "stages"
 """The verb behind which `--help` lists this one."""
@@ -12,14 +13,14 @@ AFTER = "stages"
 SOURCES = ("trinity", "verl", "prime-rl", "trl")
 
 
-@click.command("import", cls=JobFileCommand, keys=job_keys, names=plugin_names)
+@click.command("import", cls=JobFileCommand, names=plugin_names)
 @click.argument("file", metavar="[FILE]", required=False, default=None, type=UncheckedPath())
 @overrides_argument
 @click.option(
     "--to",
     metavar="FILE",
     type=UncheckedPath(),
-    help="Where the job's file goes; with --watch the second job.",
+    help="Where the job's file goes.",
 )
 @click.option(
     "--from",
@@ -52,26 +53,11 @@ SOURCES = ("trinity", "verl", "prime-rl", "trl")
     type=click.Choice(SOURCES),
     help="Print what becomes of each key of a project, and end.",
 )
-@click.option(
-    "--watch",
-    metavar="JOB",
-    type=UncheckedPath(file_okay=False),
-    help="Republish each step of a running job as safetensors in the job --to.",
-)
-@click.option("--once", is_flag=True, help="With --watch: end after the newest step.")
-@click.option(
-    "--state-dir",
-    metavar="DIR",
-    type=UncheckedPath(file_okay=False),
-    show_default="JOB/.syncd",
-    help="With --watch: where the state of JOB is.",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(["keep", "bfloat16", "float16", "float32"]),
-    default="bfloat16",
-    help="With --watch: of weights that are no safetensors.",
-)
+# What `trainer republish` is now.
+@click.option("--watch", metavar="JOB", type=UncheckedPath(file_okay=False), hidden=True)
+@click.option("--once", is_flag=True, hidden=True)
+@click.option("--state-dir", metavar="DIR", type=UncheckedPath(file_okay=False), hidden=True)
+@click.option("--dtype", type=click.Choice(DTYPES), default="bfloat16", hidden=True)
 @click.pass_context
 def import_(
     ctx: click.Context,
@@ -89,14 +75,11 @@ def import_(
     state_dir: str | None,
     dtype: str,
 ) -> None:
-    """Turn FILE, a configuration of Trinity-RFT, verl, prime-rl or TRL, into a job's file; or serve its job's steps.
+    """Turn FILE, a configuration of Trinity-RFT, verl, prime-rl or TRL, into a job's file.
 
     FILE is YAML, TOML, JSON, or a script (.sh, .txt) with verl's key=value or TRL's --key value; it is never run.
     Nothing is guessed: while a key that changes training has no counterpart, nothing is written (exit code 78), and
     each such key is named with what to do.
-
-    With --watch, steps that a running job of Trinity-RFT or verl writes as files of FSDP's ranks or of Megatron
-    become safetensors in a second job, which any hook follows.
 
     \b
     Examples:
@@ -106,7 +89,6 @@ def import_(
       trainer import config.yaml --to job.toml --from-checkpoint /ckpt/verl-job/global_step_200
       trainer import config.yaml --to job.toml --from-checkpoint /ckpt/verl-job/global_step_200 --resume
       trainer import --keys verl
-      trainer import --watch /ckpt/verl-job --to /ckpt/verl-job-syncd
     """  # noqa: D301 - click's mark is one backspace
     from trainer.parts.importing.report import markdown, report  # noqa: PLC0415
     from trainer.parts.importing.run import import_config  # noqa: PLC0415
@@ -117,15 +99,13 @@ def import_(
         return
     if watch is not None:
         if file or overrides or to is None:
-            raise click.UsageError("--watch JOB goes with --to DIR and with no FILE")
-        from trainer.parts.importing.republish import republish  # noqa: PLC0415
-
-        republish(
-            watch, to, click.echo, state_dir=state_dir, dtype=None if dtype == "keep" else dtype, once=once
-        )
+            raise click.UsageError(
+                "--watch JOB goes with --to DIR and with no FILE: trainer republish JOB --to DIR"
+            )
+        ctx.invoke(republish, job=watch, to=to, once=once, state_dir=state_dir, dtype=dtype)
         return
     path = check_file("FILE", file or "")
-    found = import_config(
+    imported = import_config(
         path,
         to,
         source=source,
@@ -136,7 +116,7 @@ def import_(
         resume=resume,
     )
     if to is None:
-        click.echo(found.text, nl=False)
-    for line in report(found, to):
+        click.echo(imported.text, nl=False)
+    for line in report(imported, to):
         click.echo(line, err=True)
-    ctx.exit(78 if found.outcome.refusals else 0)
+    ctx.exit(78 if imported.outcome.refusals else 0)

@@ -92,7 +92,6 @@ def as_flag(value: Any) -> bool:
 
 
 def as_text(value: Any) -> str:
-    """Return text."""
     if isinstance(value, str):
         return value
     raise CannotMapError("is not text")

@@ -17,10 +17,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from syncd.errors import ConfigError, CorruptDataError, UsageError, storage_errors
+from syncd.jobfile.model import JobFile
 from syncd.protocol.disk import list_if_there
 from syncd.protocol.layout import ACTOR, Job
 from trainer.checkpoints import TrainerState, begin_training, complete, sync_files
-from trainer.config.model import JobConfig
 from trainer.engines.state_copy import write_files
 from trainer.export import export
 from trainer.export.fsdp import rank_files, without_warning
@@ -30,7 +30,7 @@ _KINDS = ("model", "optim", "extra_state")
 _WEIGHTS_ONLY = "for the weights alone: leave out --resume"
 
 
-def write_full_checkpoint(config: JobConfig, source: str, step: int) -> None:
+def write_full_checkpoint(config: JobFile, source: str, step: int) -> None:
     """Write a step of verl's as a full checkpoint into the directory of a new job, or nothing.
 
     Args:
@@ -80,7 +80,7 @@ class RankFiles:
         except (RuntimeError, EOFError, OSError) as error:
             raise CorruptDataError("not a whole file of torch.save", path=path) from error
 
-    def check(self, config: JobConfig) -> None:
+    def check(self, config: JobFile) -> None:
         """Check that all files fit the configuration."""
         for name in self.names():
             found = self.load(name)
@@ -89,7 +89,7 @@ class RankFiles:
             elif name.startswith("optim"):
                 self._check_optimizer(found, name)
 
-    def _check_weights(self, found: Any, config: JobConfig, name: str) -> None:
+    def _check_weights(self, found: Any, config: JobFile, name: str) -> None:
         if any("lora_" in key for key in found):
             self._refuse(name, "adapters are not resumed")
         dtypes = {str(one.dtype).removeprefix("torch.") for one in found.values() if one.is_floating_point()}
@@ -110,7 +110,7 @@ class RankFiles:
         raise ConfigError(why, path=f"{self._directory}/{name}", hint=_WEIGHTS_ONLY)
 
 
-def _check_config(config: JobConfig, source: str) -> None:
+def _check_config(config: JobFile, source: str) -> None:
     if config.engine.name != "verl" or config.engine.strategy != "fsdp2":
         what = f"{config.engine.name} with {config.engine.strategy}"
         raise ConfigError(
@@ -121,7 +121,7 @@ def _check_config(config: JobConfig, source: str) -> None:
         raise ConfigError(f"{what} are not resumed", path=source, hint=_WEIGHTS_ONLY)
 
 
-def _publish(config: JobConfig, source: str, step: int) -> None:
+def _publish(config: JobFile, source: str, step: int) -> None:
     """Publish the weights of the step as the job will publish its own, so that explorers begin with them."""
     root = config.job.dir
     scratch = f"{os.path.dirname(root)}/.{os.path.basename(root)}.import"

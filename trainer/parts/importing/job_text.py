@@ -6,7 +6,7 @@ from typing import Any
 
 import tomli_w
 
-from trainer.config.model import KEYS, JobConfig
+from syncd.jobfile.model import KEYS, JobFile
 from trainer.parts.importing.apply import Entry
 
 _WIDTH = 44
@@ -37,7 +37,7 @@ def _table(key: str) -> str:
 
 def _place(name: str) -> tuple[int, int, str]:
     """Return where a key or table stands: as in the documentation, what is not there last in its section."""
-    sections, keys = list(JobConfig.model_fields), list(KEYS.all)
+    sections, keys = list(JobFile.model_fields), list(KEYS.all)
     place = keys.index(name) if name in keys else len(keys)
     return sections.index(name.partition(".")[0]), place, name
 

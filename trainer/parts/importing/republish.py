@@ -19,11 +19,11 @@ from syncd.client.client import Client
 from syncd.client.follow import NATIVE, Leased, missing_job
 from syncd.client.state_dict import foreign_shards
 from syncd.errors import CorruptDataError, NotReadyError, TryAgainError, UsageError
+from syncd.jobfile.model import JobFile
 from syncd.protocol.disk import DOCUMENT_LIMIT, MISSING, exists, is_below
 from syncd.protocol.documents import encode
 from syncd.protocol.layout import MANIFEST, Job
 from syncd.protocol.version import Version
-from trainer.config.model import JobConfig
 from trainer.export import export
 from trainer.launch.daemon import DaemonProcess
 from trainer.launch.die_with_parent import dying_with_parent
@@ -42,7 +42,7 @@ _FIRST = 120.0
 Say = Callable[[str], None]
 
 
-def republish(
+def republish_steps(
     job_dir: str,
     out: str,
     say: Say,
@@ -93,7 +93,7 @@ def _daemons(*jobs: tuple[str, str | None]) -> Iterator[Callable[[], None]]:
         running = []
         for directory, state in jobs:
             section = {"dir": os.path.abspath(directory), "state_dir": state or ""}
-            config = JobConfig.model_validate({"job": section, "model": {"path": "-"}})
+            config = JobFile.model_validate({"job": section, "model": {"path": "-"}})
             running.append(DaemonProcess(config))
             stack.callback(running[-1].close)
 

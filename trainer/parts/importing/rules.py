@@ -170,8 +170,6 @@ def groups(size: int, what: str, rows: int | None = None, tasks: int | None = No
     """Return groups of a step, rollouts of a group, and groups of an explorer's batch where they differ.
 
     Args:
-        size: Rollouts of a group.
-        rows: Rollouts of a step.
         tasks: Tasks of an explorer's batch, and without `rows` of a step.
         what: What is divided.
     """
@@ -246,8 +244,6 @@ def of_chosen(config: Configuration, part: str, name: str, differs: Mapping[str,
     """Return the part, advantage or loss, of the algorithm that the user names in place of another project's.
 
     Args:
-        config: The configuration.
-        part: advantage or loss.
         name: What the other project calls its algorithm.
         differs: How algorithms of that name differ from ours.
     """

@@ -10,9 +10,9 @@ from typing import Any
 from syncd.errors import DOCS, ConfigError, UsageError, storage_errors
 from syncd.experience.table import MAX_ROWS
 from syncd.jobfile.loader import COMMAND_LINE, Layer, parse_overrides
+from syncd.jobfile.model import KEYS, JobFile
 from trainer.config.algorithms import SFT
 from trainer.config.load import LOADER, load_config, resolved
-from trainer.config.model import KEYS, JobConfig
 from trainer.parts.importing.apply import Entry, Outcome, Refusal, apply, is_below
 from trainer.parts.importing.job_text import job_text
 from trainer.parts.importing.read_source import read_setting, read_source, resolve
@@ -211,7 +211,7 @@ def _head(table: Table, path: str) -> str:
     )
 
 
-def _checked(text: str, path: str) -> JobConfig:
+def _checked(text: str, path: str) -> JobFile:
     """Return the text as our own loader reads it."""
     try:
         return resolved(

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from syncd.errors import UsageError
+from syncd.jobfile.model import JobFile
 from syncd.protocol.layout import parse_step_name
-from trainer.config.model import JobConfig
 from trainer.parts.importing.apply import Entry, Outcome
 
 
 class Start(Protocol):
     """What a new job starts from."""
 
-    def export(self, config: JobConfig) -> None:
+    def export(self, config: JobFile) -> None:
         """Write it, given the new job's configuration."""
 
 
@@ -26,7 +26,7 @@ class StartWeights:
     out: str  # where the weights go
     critic: bool  # whether the critic's go there too, with `-critic` at the end of the name
 
-    def export(self, config: JobConfig) -> None:
+    def export(self, config: JobFile) -> None:
         """Write the weights as Hugging Face directories, in float32 as they are trained."""
         from trainer.export import export  # noqa: PLC0415 - it imports torch
 
@@ -43,7 +43,7 @@ class StartResumed:
     job: str  # the directory of the other trainer's job
     step: int
 
-    def export(self, config: JobConfig) -> None:
+    def export(self, config: JobFile) -> None:
         """Write the full checkpoint into the job directory."""
         from trainer.parts.importing.full_checkpoint import write_full_checkpoint  # noqa: PLC0415 - it imports torch
 

@@ -83,11 +83,7 @@ def _tuple(value: str | list[str]) -> tuple[str, ...]:
 
 
 def table_of(values: Mapping[str, Any], name: str | None, path: str) -> Table:
-    """Return the table of a file, by the name that the user gives, else by the keys.
-
-    Raises:
-        UsageError: The keys are of no project, or of several.
-    """
+    """Return the table of a file, by the name that the user gives, else by the keys."""
     if name is not None:
         return read_table(name)
     marked = [table for table in map(read_table, PROJECTS) if table.is_marked(values)]

@@ -6,9 +6,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem
 from trainer.config.algorithms import SFT
-from trainer.config.model import JobConfig
 from trainer.config.options import (
     ENGINE_REFUSED,
     FIXED_HERE,
@@ -92,7 +92,7 @@ _NEEDS: Mapping[str, str] = {
 _TABLE = "engine.options"
 
 
-def megatron_problems(config: JobConfig) -> Iterator[Problem]:
+def megatron_problems(config: JobFile) -> Iterator[Problem]:
     """Yield what verl's Megatron engine cannot do here."""
     given = config.engine.options
     for name, value in given.items():
@@ -128,7 +128,7 @@ def _packing(given: Mapping[str, Any], *, packs: bool) -> Iterator[Problem]:
         yield _problem("pad_to_length", "does nothing without engine.packing = true")
 
 
-def _others(config: JobConfig) -> Iterator[Problem]:
+def _others(config: JobFile) -> Iterator[Problem]:
     """Yield what other keys ask for."""
     model, own = config.model, f'with engine.strategy = "{MEGATRON}"'
     dtypes = {"model.dtype": model.dtype, "engine.compute_dtype": config.engine.compute_dtype}

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from verl.workers.config import HFModelConfig, McoreEngineConfig, McoreOptimizerConfig
 
-from trainer.config.model import JobConfig, OptimizerSection
+from syncd.jobfile.model import JobFile
+from syncd.jobfile.trainer_sections import OptimizerSection
 from trainer.config.schedule import schedule_steps
 from trainer.engines.verl.models import build_part
 from trainer.engines.verl.settings import model_config
@@ -26,7 +27,7 @@ _RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "
 """Gradient checkpointing, by Megatron's names."""
 
 
-def build_megatron(config: JobConfig, *, forward_only: bool) -> "MegatronModel":
+def build_megatron(config: JobFile, *, forward_only: bool) -> "MegatronModel":
     """Return the model of `model.path`, split by Megatron, with its optimizer."""
     return MegatronModel(
         build_part(
@@ -39,14 +40,14 @@ def build_megatron(config: JobConfig, *, forward_only: bool) -> "MegatronModel":
     )
 
 
-def megatron_model_config(config: JobConfig) -> HFModelConfig:
+def megatron_model_config(config: JobFile) -> HFModelConfig:
     """Return where the model is and how it is loaded."""
     found = model_config(config)
     found.tokenizer = SimpleNamespace(pad_token_id=0)  # all that the engine asks of one
     return found
 
 
-def megatron_engine_config(config: JobConfig, *, forward_only: bool = False) -> McoreEngineConfig:
+def megatron_engine_config(config: JobFile, *, forward_only: bool = False) -> McoreEngineConfig:
     """Return how the model is spread and in what it computes."""
     engine = config.engine
     given = dict(engine.options)
@@ -92,7 +93,7 @@ def megatron_optimizer_config(section: OptimizerSection, total_steps: int) -> Mc
     )
 
 
-def sizes_of(config: JobConfig) -> dict[str, int]:
+def sizes_of(config: JobFile) -> dict[str, int]:
     """Return into how many parts each kind of parallelism splits the model, by verl's names."""
     return {name: config.engine.options.get(name) or 1 for name in MEGATRON_SIZES}
 

@@ -5,8 +5,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from syncd.client.sync_policy import SyncMethod
+from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem, nearest, shown
 from syncd.jobfile.sections import Section
+from syncd.jobfile.trainer_sections import AlgorithmSection
 from trainer.config.algorithms import (
     ADVANTAGES,
     AGGREGATIONS,
@@ -17,7 +19,6 @@ from trainer.config.algorithms import (
     estimator_and_loss,
     unread,
 )
-from trainer.config.model import AlgorithmSection, JobConfig
 
 TINKER = "tinker"
 """The engine that this is about."""
@@ -73,7 +74,7 @@ _LACKING_KEYS: Mapping[str, tuple[str, str]] = {
 """Keys of [algorithm] that no such server can do anything with, with the reason, and what to write."""
 
 
-def tinker_problems(config: JobConfig) -> Iterator[Problem]:
+def tinker_problems(config: JobFile) -> Iterator[Problem]:
     """Yield what a tinker server cannot do, by the key that asks for it."""
     yield from _option_problems(config.engine.options)
     yield from _algorithm_problems(config)
@@ -101,7 +102,7 @@ def tinker_problems(config: JobConfig) -> Iterator[Problem]:
         )
 
 
-def options_of(config: JobConfig) -> TinkerOptions:
+def options_of(config: JobFile) -> TinkerOptions:
     """Return `engine.options`, once `tinker_problems` finds nothing wrong."""
     return TinkerOptions(**config.engine.options)
 
@@ -132,7 +133,7 @@ def _is_good(name: str, value: Any) -> bool:
     return isinstance(value, str) and (name != "url" or value.startswith(("http://", "https://")))
 
 
-def _algorithm_problems(config: JobConfig) -> Iterator[Problem]:
+def _algorithm_problems(config: JobFile) -> Iterator[Problem]:
     section = config.algorithm
     advantage, loss = estimator_and_loss(section)
     if section.name not in ALGORITHMS:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import structlog
 import torch
 
+from syncd.jobfile.model import JobFile
+from syncd.jobfile.trainer_sections import AlgorithmSection, OptimizerSection
 from syncd.transports.ranks import Ranks
 from trainer.config.algorithms import SFT, clip_bounds
-from trainer.config.model import AlgorithmSection, JobConfig, OptimizerSection
 from trainer.config.schedule import COSINE, schedule_steps
 from trainer.engines.base import Metrics
 from trainer.engines.verl.advantages import advantages
@@ -36,7 +37,7 @@ class TinkerUpdates:
     """
 
     def __init__(
-        self, config: JobConfig, algorithm: AlgorithmSection, server: TrainingServer, reduction: str
+        self, config: JobFile, algorithm: AlgorithmSection, server: TrainingServer, reduction: str
     ) -> None:
         self.algorithm, self._server, self._reduction = algorithm, server, reduction
         self.made = 0

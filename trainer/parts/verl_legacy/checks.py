@@ -6,11 +6,12 @@ from typing import Any
 
 from syncd.errors import ConfigError
 from syncd.extras import install_command
+from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem, error_of
+from syncd.jobfile.trainer_sections import AlgorithmSection
 from trainer.config.algorithms import GAE, LOSSES, SFT, estimator_and_loss
 from trainer.config.critic import critic_problems
 from trainer.config.load import LOADER, verl_problems
-from trainer.config.model import AlgorithmSection, JobConfig
 from trainer.config.model_files import read_model_config
 from trainer.config.options import CORRECTION
 from trainer.config.schedule import optimizer_problems
@@ -19,7 +20,7 @@ from trainer.engines.verl.release import LEGACY, RELEASES, lacking_problems
 _OTHER = 'engine.name = "verl" has it'
 
 
-def check(config: JobConfig) -> None:
+def check(config: JobFile) -> None:
     """Refuse a configuration that verl 0.7.1's worker cannot run here."""
     installed = version("verl")
     if installed != LEGACY:
@@ -31,7 +32,7 @@ def check(config: JobConfig) -> None:
     _check_rotary(config.model.path)
 
 
-def _problems(config: JobConfig) -> Iterator[Problem]:
+def _problems(config: JobFile) -> Iterator[Problem]:
     """Yield what other releases of verl can do and this one cannot, or not exactly."""
     engine, section = config.engine, config.algorithm
     yield from lacking_problems(config, LEGACY, RELEASES["0.8"])  # it lacks as much

@@ -13,9 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 from verl.workers.fsdp_workers import ActorRolloutRefWorker  # type: ignore[import-not-found]
 
 from syncd.errors import ConfigError
+from syncd.jobfile.model import JobFile
+from syncd.jobfile.trainer_sections import AlgorithmSection
 from syncd.transports.ranks import Ranks
 from trainer.config.algorithms import OWN_LOSS, SFT, clip_bounds, find_loss
-from trainer.config.model import AlgorithmSection, JobConfig
 from trainer.config.schedule import schedule_steps
 
 
@@ -41,7 +42,7 @@ class LegacyModel:
             self._worker.load_checkpoint(local_path, del_local_after_load=del_local_after_load)
 
 
-def build_model(config: JobConfig, algorithm: AlgorithmSection, ranks: Ranks) -> LegacyModel:
+def build_model(config: JobFile, algorithm: AlgorithmSection, ranks: Ranks) -> LegacyModel:
     """Return the model of `model.path`, spread over the ranks, with its optimizer."""
     # The worker reads them; the process group is there already.
     given = {"RANK": ranks.rank, "WORLD_SIZE": ranks.world_size, "MASTER_ADDR": "localhost", "MASTER_PORT": 0}
@@ -57,7 +58,7 @@ def build_model(config: JobConfig, algorithm: AlgorithmSection, ranks: Ranks) ->
     return LegacyModel(worker)
 
 
-def _worker_config(config: JobConfig, algorithm: AlgorithmSection, ranks: int) -> DictConfig:
+def _worker_config(config: JobFile, algorithm: AlgorithmSection, ranks: int) -> DictConfig:
     with initialize_config_dir(str(files("verl.trainer").joinpath("config")), version_base=None):
         whole = compose("ppo_trainer")
     OmegaConf.set_struct(whole, False)  # noqa: FBT003 - omegaconf takes it by place
@@ -84,7 +85,7 @@ def _worker_config(config: JobConfig, algorithm: AlgorithmSection, ranks: int) -
     return found
 
 
-def _optimizer(config: JobConfig) -> Mapping[str, Any]:
+def _optimizer(config: JobFile) -> Mapping[str, Any]:
     optimizer = config.algorithm.optimizer
     return {
         "lr": optimizer.lr,
@@ -98,7 +99,7 @@ def _optimizer(config: JobConfig) -> Mapping[str, Any]:
     }
 
 
-def _spread(config: JobConfig) -> Mapping[str, Any]:
+def _spread(config: JobFile) -> Mapping[str, Any]:
     dtype = config.engine.compute_dtype
     return {
         "strategy": "fsdp2",

@@ -18,10 +18,10 @@ from support.trainers import make_trainer
 from transformers import AutoModelForCausalLM
 
 from syncd.client.broadcast_control import BroadcastControl
+from syncd.jobfile.model import JobFile
 from syncd.parts.broadcast.send import BroadcastSender
 from syncd.synchronizer import Synchronizer
 from trainer import auto_method
-from trainer.config.model import JobConfig
 from trainer.engines.files import FileEngine
 
 LONG = 120.0
@@ -80,7 +80,7 @@ class Teacher(FileEngine):
 def main(file, job, members):
     torch.set_num_threads(1)
     with open(file, "rb") as opened:
-        config = JobConfig.model_validate(tomllib.load(opened))
+        config = JobFile.model_validate(tomllib.load(opened))
     ends, send = [], BroadcastSender.broadcast
     BroadcastSender.broadcast = lambda self, step, *rest: ends.append([step, send(self, step, *rest)])
     ways, choose = [], auto_method.choose_method

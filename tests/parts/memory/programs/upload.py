@@ -9,7 +9,7 @@ import signal
 import sys
 
 from syncd.parts.memory.send import MemoryCopies
-from syncd.transports.files.shard import StepCopy
+from syncd.transports.files.step_copy import StepCopy
 from trainer.cli.main import main
 
 

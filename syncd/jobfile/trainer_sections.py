@@ -1,30 +1,23 @@
-"""Every key of the trainer's configuration with its type, default and meaning, and the configuration as text.
+"""The tables of the job's file that trainers read: the engine, the algorithm, the loop, what is measured and shown.
 
-Sections that explorers read too are in `syncd.jobfile.sections`. `trainer config schema` and docs/configuration.md
-are made of the descriptions.
+Tables that explorers read too are in `sections`. A key's description is its only documentation: the schema and
+docs/configuration.md are made of it.
 """
 
-import json
-from collections.abc import Mapping
-from enum import Enum
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from syncd.config import key_table
-from syncd.jobfile.keys import Keys
 from syncd.jobfile.sections import (
     FIXED,
+    FIXED_PATH,
     Above0,
     Count,
-    DataSection,
-    JobFile,
     NoneText,
     Positive,
     Seconds,
     Section,
     Share,
-    SyncSection,
 )
 
 
@@ -143,7 +136,7 @@ class CriticSection(Section):
 
     enabled: bool = Field(default=False, json_schema_extra=FIXED)
     """Train a critic beside the policy; it needs the estimator gae, which algorithm.name = "ppo" then has."""
-    path: str = Field(default="", json_schema_extra=FIXED)
+    path: str = Field(default="", json_schema_extra=FIXED_PATH)
     """A model directory whose weights the critic starts from; `model.path` unless given."""
     warmup_steps: Count = Field(default=0, json_schema_extra=FIXED)
     """Steps at the start in which only the critic learns."""
@@ -222,74 +215,3 @@ class StageSection(Section):
     model_config = ConfigDict(extra="allow")
     name: str
     """The stage's directory below the job directory."""
-
-
-class JobConfig(JobFile):
-    """The whole file."""
-
-    engine: EngineSection = EngineSection()
-    """The engine."""
-    algorithm: AlgorithmSection = AlgorithmSection()
-    """What is learnt from experiences."""
-    critic: CriticSection = CriticSection()
-    """The critic of PPO."""
-    data: DataSection = DataSection()
-    """Where samples come from."""
-    sync: SyncSection = SyncSection()
-    """How weights reach explorers."""
-    trainer: TrainerSection = TrainerSection()
-    """The loop."""
-    selection: SelectionSection = SelectionSection()
-    """Which steps are best by a figure."""
-    monitor: MonitorSection = MonitorSection()
-    """Where metrics go."""
-    explorer: dict[str, Any] = Field(default_factory=dict)
-    """What explorers read: explorer-run.md has its keys, and `explorer config docs` prints them."""
-    daemon: dict[str, Any] = Field(default_factory=dict)
-    """What `syncd watch` reads, checked by its rules; keep_full is trainer.max_checkpoints_to_keep unless given."""
-    stages: tuple[StageSection, ...] = Field(default=(), strict=False)
-    """What `trainer stages` runs one after the other."""
-
-
-_PATHS = (
-    "job.dir",
-    "job.state_dir",
-    "model.path",
-    "model.lora.adapter",
-    "critic.path",
-    "data.sft_path",
-    "data.validation_path",
-    "sync.memory_dir",
-)
-KEYS = Keys(JobConfig, _PATHS)
-"""The keys of the file, and those of them that name a file or directory."""
-
-
-def documentation() -> str:
-    """Return the last part of docs/configuration.md: every key but those of explorers."""
-    return f"{KEYS.documentation()}\n{key_table()}"
-
-
-def plain(config: JobConfig) -> dict[str, Any]:
-    """Return the configuration as TOML has it: every key, `"none"` where nothing is set, and `daemon.keep_full`."""
-    table: dict[str, Any] = _plain(config.model_dump())
-    if not table["stages"]:
-        del table["stages"]
-    table["daemon"] = {"keep_full": config.trainer.max_checkpoints_to_keep, **table["daemon"]}
-    return table
-
-
-def json_schema() -> str:
-    """Return the JSON Schema of the file; keys that later starts must agree with have `"fixed": true`."""
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **JobConfig.model_json_schema()}
-    return json.dumps(schema, indent=2)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _plain(below) for name, below in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(below) for below in value]
-    if isinstance(value, Enum):
-        return value.value
-    return "none" if value is None else value

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from explorer_hooks.answers import listed, log_prob, member, typed
 from explorer_hooks.hook import ProbeAnswer
-from explorer_hooks.hooks.answers import listed, log_prob, member, typed
 from explorer_hooks.http_client import HttpClient
 from syncd.errors import LoadFailedError
 

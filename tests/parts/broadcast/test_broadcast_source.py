@@ -7,12 +7,13 @@ pytest.importorskip("transformers", reason="needs transformers")
 
 from safetensors.torch import save  # noqa: E402
 from support.followers import Scene  # noqa: E402
-from test_transformers_hook import log_probs, tiny  # noqa: E402
+from support.tied_qwen import log_probs, tiny  # noqa: E402
 
 from explorer_hooks.hook import Unproven, UntouchedError  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
-from explorer_hooks.run import weight_sources  # noqa: E402
-from explorer_hooks.run.weight_sources import EarlySource, WeightSource  # noqa: E402
+from explorer_hooks.parts.broadcast import source  # noqa: E402
+from explorer_hooks.parts.broadcast.source import BroadcastSource  # noqa: E402
+from explorer_hooks.run.weight_sources import WeightSource  # noqa: E402
 from syncd.client.broadcast_control import BroadcastControl  # noqa: E402
 from syncd.errors import LoadFailedError  # noqa: E402
 from syncd.parts.broadcast.receive import BroadcastReceiver  # noqa: E402
@@ -35,9 +36,9 @@ class Bed:
         self.follower = self.scene.follow("e0", self.hook, verify="header", retries=1)
         self.trainer = Synchronizer.open(self.scene.root, "trainer")
         self.stopped, self.coming = False, []
-        self.receiver = BroadcastReceiver(self.follower.sync, self.hook.model.state_dict(keep_vars=True))
+        self.receiver = BroadcastReceiver(self.follower.client, self.hook.model.state_dict(keep_vars=True))
         self.receiver.wait = lambda current, timeout: self.coming.pop(0)() if self.coming else None
-        self.source = EarlySource(
+        self.source = BroadcastSource(
             self.follower,
             self.receiver,
             self.hook,
@@ -161,8 +162,8 @@ def test_work_that_ends_before_received_weights_are_proven_is_known_to_be_doubtf
     assert bed.source.update(0.0).kind == "applied"
     before, seen, load = bed.follower.running(), [], bed.hook.load_received
 
-    def watched(weights, receiver):
-        load(weights, receiver)
+    def watched(weights, fill):
+        load(weights, fill)
         seen.append(bed.follower.running())
 
     bed.hook.load_received = watched
@@ -179,7 +180,7 @@ def test_received_weights_that_an_engine_never_took_leave_no_work_in_doubt(bed, 
     bed.publish(1, "first")
     assert bed.source.update(0.0).kind == "applied"
 
-    def refuse(weights, receiver):
+    def refuse(weights, fill):
         raise error("no")
 
     bed.hook.load_received = refuse
@@ -255,7 +256,7 @@ def overdue(bed, told):
 
 @pytest.mark.parametrize("why", [withdrawn, gone, began_anew, overdue])
 def test_a_received_step_that_is_never_published_is_rolled_back(bed, monkeypatch, why):
-    monkeypatch.setattr(weight_sources, "_GONE", 0.05)
+    monkeypatch.setattr(source, "_GONE", 0.05)
     told = ahead(bed)
     why(bed, told)
     assert not bed.source.are_published({(1, 2)})
@@ -278,7 +279,7 @@ def test_work_of_an_unpublished_first_version_belongs_to_no_version(bed):
 def test_received_weights_that_cannot_be_loaded_fall_back_to_files(bed):
     bed.publish(1, "first")
     assert bed.source.update(0.0).kind == "applied"
-    bed.receiver.load = lambda received: 1 / 0
+    bed.receiver.fill = lambda received: 1 / 0
     told = Round(2, "a", 1, 1, "", 1.0, {"e0": 1}, COMMITTED, "sum")
     bed.coming.append(lambda: bed.received(told, state(2)))
     assert bed.source.update(0.01).kind == "applied"

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from explorer_hooks.follower.checksums import ParameterCheck
-from explorer_hooks.follower.ended_probes import EndedProbes
-from explorer_hooks.follower.proof import (
+from explorer_hooks.hook import ProbeAnswer, ProbingHook, Unproven
+from explorer_hooks.proof.ended_probes import EndedProbes
+from explorer_hooks.proof.judgement import (
     START,
     EarlierProbes,
     UnprovenError,
@@ -17,7 +17,7 @@ from explorer_hooks.follower.proof import (
     tolerance,
     worst_of,
 )
-from explorer_hooks.hook import ProbeAnswer, ProbingHook, Unproven
+from explorer_hooks.proof.parameter_check import ParameterCheck
 from syncd.errors import DOCS, LoadFailedError
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import Proof

@@ -5,7 +5,6 @@ from typing import Any
 
 from pydantic import Field
 
-from explorer_hooks.tasks.task import Columns
 from syncd.jobfile.sections import Above0, Count, NoneText, Positive, Section
 
 HUGGING_FACE = "datasets"
@@ -53,11 +52,6 @@ class TaskSetSection(Section):
     """reasoning_gym: the seed of the tasks."""
     options: dict[str, Any] = Field(default_factory=dict)
     """reasoning_gym: the generator's settings: { min_terms = 2, max_terms = 2 }."""
-
-    @property
-    def columns(self) -> Columns:
-        """Return what the fields of a row are called."""
-        return Columns(self.prompt_key, self.answer_key, self.id_key)
 
     @property
     def shown_name(self) -> str:

@@ -1,6 +1,6 @@
 """When the next step must be a keyframe, a step stored whole: pure rules, for everything that writes deltas."""
 
-from typing import NamedTuple
+from syncd.transports.files.storage import ChainLength
 
 KEYFRAME_EVERY = 32
 """The most deltas after a keyframe unless a limit is given; the next step is whole."""
@@ -10,14 +10,6 @@ LARGEST_SHARE = 1 / 4
 
 LARGEST_CHAIN = 1 / 2
 """The share of a whole step that the deltas after a keyframe may have together before the next step is whole."""
-
-
-class ChainLength(NamedTuple):
-    """What lies between a step and its keyframe."""
-
-    keyframe: int  # the step that is stored whole
-    deltas: int = 0  # number of deltas after it, the step itself included
-    size: int = 0  # bytes of these deltas
 
 
 def chain_problem(chain: ChainLength, whole: int, every: int = KEYFRAME_EVERY, limit: int = 0) -> str:

@@ -1,26 +1,24 @@
 """How the next step is stored: whole, or as the changes of the last one. Pure functions over what rank 0 knows.
 
 A step that is stored whole may have a shortcut: the changes of the last one beside it. docs/delta.md has the rules.
+What `sync.delta = "auto"` weighs is how long it takes until explorers have the step, estimated from what was measured
+last: the trainer measures what it writes and what it takes to encode changes; explorers say in their presences what
+it took to make a step whole on their host, or to put it into a model of their process. What nobody has measured yet
+follows from the bandwidth of the trainer's writes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from syncd.protocol.receipt import FileRecord
-from syncd.transports.files.storage_times import (
-    NOT_MEASURED,
-    NOT_TOLD,
-    STICKS,
-    ReaderTimes,
-    ShareTimes,
-    StorageTimes,
-    estimate,
-)
-from syncd.transports.keyframes import KEYFRAME_EVERY, LARGEST_SHARE, ChainLength, chain_problem, is_too_large
+from syncd.errors import CorruptDataError
+from syncd.protocol.documents import Fields
+from syncd.transports.delta.keyframes import KEYFRAME_EVERY, LARGEST_SHARE, chain_problem, is_too_large
+from syncd.transports.files.storage import Parent, ShareState, ShareTimes, Storage, StorageTimes
+from syncd.transports.measured import AGAIN, fastest, load_of
 
-AGAIN = 16
-"""Steps after which changes that did not pay are stored again, as a shortcut, to see what they take now."""
-
+APPLY_RATE = 1.5e9
+"""Bytes of whole files per second that a host makes of changes, until one has said what it took."""
 
 _ALL_READ = "every explorer reads deltas"
 _STAGE_HINT = (
@@ -30,26 +28,17 @@ _STAGE_HINT = (
 _SLOWER = "explorers have whole weights earlier than changes"
 
 
-@dataclass(frozen=True, slots=True)
-class ShareState:
-    """What one rank knows before a step is stored."""
+class ReaderTimes(NamedTuple):
+    """What explorers need."""
 
-    sealed: tuple[int, str] | None  # step and attempt of the share that it has kept; None if it has none
-    why: str  # why it has kept none
-    is_same_layout: bool  # whether the share to be stored has the layout of the one that was kept
-    whole: int  # bytes of its shard
-    times: ShareTimes = NOT_MEASURED  # what it has measured
-    encoded_ago: int = 0  # steps since it has stored changes
+    hosts: int = 1  # number of their hosts, which read at the same time
+    # Seconds in which the slowest has its copy of a step that is stored whole, or a model filled with it;
+    # None if unknown.
+    whole: float | None = None
+    changes: float | None = None  # the same of a delta
 
 
-@dataclass(frozen=True, slots=True)
-class Parent:
-    """The last sealed step, as it is in the job now."""
-
-    step: int
-    digest: str  # of its manifest
-    files: tuple[FileRecord, ...]  # the records of its files beside the weights
-    chain: ChainLength
+NOT_TOLD = ReaderTimes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,30 +57,6 @@ class StorageFacts:
     weighs_time: bool = False
     readers_times: ReaderTimes = NOT_TOLD  # what explorers need
     was_slower: bool = True  # whether changes would have taken longer the last time
-
-
-@dataclass(frozen=True, slots=True)
-class Storage:
-    """How a step is stored."""
-
-    parent: Parent | None = None  # the step whose changes are stored; None if none are
-    is_delta: bool = False  # whether they are all that is stored of the weights; if not, they are a shortcut
-    # Whether each rank keeps its share, so that the next step can be stored as changes of this one.
-    keeps: bool = False
-    why: str = ""  # why the step is stored so
-    times: StorageTimes | None = None  # what was expected; None if not all of it was measured
-    is_slower: bool = True  # whether changes would take longer than whole weights
-    hint: str = ""  # what makes explorers read deltas; empty where they do, or where there is none
-
-    @property
-    def form(self) -> str:
-        """Return how the step is stored in one word: `whole`, `shortcut` or `delta`."""
-        if self.parent is None:
-            return "whole"
-        return "delta" if self.is_delta else "shortcut"
-
-
-WHOLE = Storage()
 
 
 def choose_storage(now: StorageFacts) -> Storage:
@@ -120,7 +85,8 @@ def _pays(now: StorageFacts, times: StorageTimes, *, is_slower: bool) -> bool:
 
 def _is_slower(times: StorageTimes, *, was_slower: bool) -> bool:
     """Return whether a delta takes longer than a whole step; a change of the answer is by more than noise."""
-    return times.delta > STICKS * times.whole if was_slower else STICKS * times.delta > times.whole
+    expected = {"whole": times.whole, "delta": times.delta}
+    return fastest(expected, "whole" if was_slower else "delta") == "whole"
 
 
 def _no_changes(shares: Sequence[ShareState]) -> str:
@@ -154,3 +120,35 @@ def _measured(shares: Sequence[ShareState]) -> tuple[int, int]:
     """Return the bytes of the last changes, and of the shards that they make."""
     containers = [share.times.container.size for share in shares if share.times.container]
     return sum(containers), sum(share.times.encoded.size for share in shares if share.times.encoded)
+
+
+def estimate(shares: Sequence[ShareTimes], readers: ReaderTimes) -> StorageTimes | None:
+    """Return the estimate; None while a rank has not measured all of it."""
+    wholes = [share.whole for share in shares if share.whole]
+    encoded = [share.encoded for share in shares if share.encoded]
+    containers = [share.container for share in shares if share.container]
+    if not len(wholes) == len(encoded) == len(containers) == len(shares):
+        return None
+    write, encode, store = (max(one.seconds for one in each) for each in (wholes, encoded, containers))
+    size, changes = sum(one.size for one in wholes), sum(one.size for one in containers)
+    second = write / size if size else 0.0  # of a byte on the mount
+    read = readers.hosts * size * second if readers.whole is None else readers.whole
+    applied = size / APPLY_RATE + readers.hosts * changes * second
+    applied = applied if readers.changes is None else readers.changes
+    return StorageTimes(write + read, max(write, encode) + store + applied, encode + store + applied)
+
+
+def reader_seconds(info: Mapping[str, Any], step: int) -> float | None:
+    """Return what an explorer's presence says that a step took it; None if it does not say.
+
+    That is its host's copy, or where there is none, what it took to read the step and to fill a model with it.
+    """
+    load = load_of(info)
+    if load is None or load.step != step:
+        return None
+    if load.source == "files":
+        return load.filled
+    try:
+        return Fields(info, "info").record("timings").number("stage")
+    except CorruptDataError:
+        return None

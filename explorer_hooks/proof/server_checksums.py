@@ -9,8 +9,8 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
+from explorer_hooks.answers import member, typed
 from explorer_hooks.hook import Checksums
-from explorer_hooks.hooks.answers import member, typed
 from explorer_hooks.http_client import HttpClient
 from syncd.errors import ConfigError, LoadFailedError
 

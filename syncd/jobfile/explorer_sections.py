@@ -1,31 +1,30 @@
-"""Every key of the [explorer] table, with its type, its default and what it means. Frozen once it is read.
+"""The table [explorer] of the job's file and the tables in it.
 
-docs/explorer-run.md is made of the descriptions by `explorer config docs`.
+A key's description is its only documentation: the schema and docs/explorer-run.md are made of it.
 """
 
 import math
-import os
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from explorer_hooks.tasks.section import SET, TaskSetSection
 from syncd.errors import ConfigError
 from syncd.jobfile.evaluation import EvaluationSection
 from syncd.jobfile.problems import nearest
 from syncd.jobfile.sections import (
     CODE,
     CODE_BY_NAME,
+    PATH,
+    TASKS,
     Count,
-    DataSection,
-    JobFile,
     Names,
     NoneText,
     Positive,
     Seconds,
     Section,
-    SyncSection,
+    with_tables_of_parts,
 )
+from syncd.jobfile.task_sets import SET, TaskSetSection
 
 
 class InferenceSection(Section):
@@ -66,7 +65,7 @@ class InferenceSection(Section):
 class FollowSection(Section):
     """How versions are loaded."""
 
-    stage: str = ""
+    stage: str = Field(default="", json_schema_extra=PATH)
     """A directory of this host for one copy of each version, shared by all explorers on it: /dev/shm/syncd."""
     verify: Literal["size", "header", "content"] = "content"
     """The check of a version before the engine is touched; content: every byte against its digest."""
@@ -158,7 +157,7 @@ class GatewaySection(Section):
 
     listen: str = ""
     """HOST:PORT; serve: 127.0.0.1:8100 unless given, run: a free port; the log names it."""
-    directory: str = ""
+    directory: str = Field(default="", json_schema_extra=PATH)
     """Of the journal and the token, on a disk of this host; below ~/.local/state/syncd unless given."""
     hold: Seconds = 300.0
     """Seconds that a turn waits for an engine that is away or loads a version; then the answer is 503."""
@@ -234,12 +233,13 @@ class AgentSection(Section):
         return self.reward_range if is_bound else (-math.inf, math.inf)
 
 
+@with_tables_of_parts("explorer")
 class ExplorerSection(Section):
     """What `explorer run` reads."""
 
     name: str = ""
     """The explorer's identity, unique in the job; host and process unless given. A restart needs the same one."""
-    tasks: str = ""
+    tasks: str = Field(default="", json_schema_extra=TASKS)
     """`explorer run`: a JSONL or Parquet file; a directory or datasets:NAME (Hugging Face); reasoning_gym:NAME."""
     prompt_key: str = "prompt"
     """The key of the prompt, text or messages; `messages` is also accepted."""
@@ -286,67 +286,20 @@ class ExplorerSection(Section):
         given = {key: value for key, value in columns.items() if key in self.model_fields_set}
         return TaskSetSection.model_validate({"source": source, "limit": limit, **given})
 
-
-Free = Annotated[dict[str, Any], Field(default_factory=dict)]
-"""A table that others read and check."""
-
-
-class ExplorerFile(JobFile):
-    """The whole file, as an explorer sees it."""
-
-    data: DataSection = DataSection()
-    """Where samples come from."""
-    sync: SyncSection = SyncSection()
-    """How weights reach explorers."""
-    explorer: ExplorerSection
-    """What `explorer run` reads."""
-    algorithm: Free
-    """The trainer's; of it explorers read `temperature`."""
-    critic: Free
-    """The trainer's."""
-    engine: Free
-    """The trainer's."""
-    trainer: Free
-    """The trainer's."""
-    selection: Free
-    """The trainer's."""
-    monitor: Free
-    """The trainer's."""
-    daemon: Free
-    """The daemon's."""
-    stages: tuple[dict[str, Any], ...] = Field(default=(), strict=False)
-    """The trainer's."""
-
     @property
-    def task_sets(self) -> tuple[TaskSetSection, ...]:
-        """Return the sets of tasks; none if drivers say what is played."""
-        section = self.explorer
-        if section.tasks:
-            return (section.set_of(section.tasks),)
-        return tuple(one for one in section.task_sets if not one.held_out)
+    def training_sets(self) -> tuple[TaskSetSection, ...]:
+        """Return the sets of tasks that are played; none if drivers say what is."""
+        if self.tasks:
+            return (self.set_of(self.tasks),)
+        return tuple(task_set for task_set in self.task_sets if not task_set.held_out)
 
-    def held_out(self, tasks: str, limit: int) -> TaskSetSection:
+    def held_out_set(self, tasks: str, limit: int) -> TaskSetSection:
         """Return the keys of held-out tasks: a source, or `set:` and the name of a set."""
         if not tasks.startswith(SET):
-            return self.explorer.set_of(tasks, limit)
-        sets = {one.shown_name: one for one in self.explorer.task_sets if one.held_out}
+            return self.set_of(tasks, limit)
+        sets = {task_set.shown_name: task_set for task_set in self.task_sets if task_set.held_out}
         name = tasks.removeprefix(SET)
         if name not in sets:
             hint = nearest(name, sets) or f'[[explorer.task_sets]] name = "{name}", held_out = true'
             raise ConfigError(f"no held-out set of tasks is called {name}", hint=hint)
         return sets[name].model_copy(update={"limit": limit or sets[name].limit})
-
-    @property
-    def directory(self) -> str:
-        """Return the directory of the file, to which relative paths are relative."""
-        return os.path.dirname(self.job.source)
-
-    @property
-    def groups(self) -> int:
-        """Return the groups of a batch."""
-        return self.explorer.groups or self.data.groups
-
-    @property
-    def temperature(self) -> float:
-        """Return the temperature that the trainer expects; checked when the file is read."""
-        return float(self.algorithm.get("temperature", 1.0))

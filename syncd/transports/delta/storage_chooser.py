@@ -13,15 +13,8 @@ from syncd.protocol.layout import Job
 from syncd.protocol.lineage import read_chain
 from syncd.protocol.manifest import missing_files
 from syncd.protocol.presence import READS_DELTA, Presence
-from syncd.transports.files.storage_choice import (
-    Parent,
-    ShareState,
-    Storage,
-    StorageFacts,
-    choose_storage,
-)
-from syncd.transports.files.storage_times import ReaderTimes, reader_seconds
-from syncd.transports.keyframes import ChainLength
+from syncd.transports.delta.storage_choice import ReaderTimes, StorageFacts, choose_storage, reader_seconds
+from syncd.transports.files.storage import ChainLength, Parent, ShareState, Storage
 
 if TYPE_CHECKING:
     from syncd.client.client import Client

@@ -1,0 +1,200 @@
+"""The results of loads: which versions are tried again, and what the presence and the events say of the engine."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from explorer_hooks.follower.engine_status import EngineStatus
+from explorer_hooks.follower.policy import FollowOptions, TurnOutcome, is_within
+from explorer_hooks.follower.reporter import Reporter
+from explorer_hooks.follower.versions import FailedVersions, KnownVersions
+from explorer_hooks.proof.judgement import UnprovenError, has_grown
+from explorer_hooks.proof.prover import Prover
+from syncd.errors import (
+    EngineDeadError,
+    EngineUnreachableError,
+    LoadFailedError,
+    RefusedError,
+    StorageError,
+    SyncdError,
+    TryAgainError,
+)
+from syncd.protocol.disk import Clock
+from syncd.protocol.engine_state import EngineState, GivenUp, Proof
+from syncd.protocol.version import Pair, label_of
+from syncd.transports.files.directory import HeldDirectory, LoadTimings
+
+NOTICED = "noticed"
+"""The age of a version when it was read: a part of the timings, but not of the load."""
+
+
+class InterruptedLoadError(LoadFailedError):
+    """The connection to the engine was lost during a load, and nothing shows that the engine ended: load it again."""
+
+    code = "load_interrupted"
+
+
+_MAY_PASS = (InterruptedLoadError, StorageError, OSError)
+"""What may be the fault of a network, a mount or a full disk: it says nothing about the version."""
+
+
+class LoadResults:
+    """Keeps the results of an engine's loads, and reports them.
+
+    Args:
+        status: What is known of the engine.
+        versions: The versions of the job.
+        prover: Has the last proof.
+    """
+
+    def __init__(
+        self,
+        status: EngineStatus,
+        versions: KnownVersions,
+        reporter: Reporter,
+        prover: Prover,
+        clock: Clock,
+        options: FollowOptions,
+    ) -> None:
+        self._status, self._versions, self._reporter, self._prover = status, versions, reporter, prover
+        self._max_lag, self._bytes = options.max_lag, 0
+        self.failed = FailedVersions(clock, options.retries, options.backoff)
+        self._trouble: GivenUp | None = None
+        """Why the newest version that was tried does not run, None if it does."""
+        self._troubled: Pair | None = None
+        """That version."""
+
+    def is_troubled(self, pair: Pair) -> bool:
+        """Return whether it is the newest version that was tried, and does not run."""
+        return pair == self._troubled
+
+    def clear_trouble(self) -> None:
+        """Note that the newest version that was tried runs."""
+        self._trouble = self._troubled = None
+
+    def publish(self, more: Mapping[str, Any] | None = None, **changes: Any) -> None:
+        """Publish the state that the engine is in now, and the version that it has confirmed, in one write."""
+        applied, (state, reason) = self._status.applied, self._state()
+        is_same = self._reporter.applied == applied
+        is_ready, proof = self._is_ready(), self._prover.last
+        if not is_ready:
+            self._reporter.ready.show(None)  # before the presence: writing that may take long
+        self._reporter.publish(state, reason, now=is_same, more=more, ready=is_ready, proof=proof, **changes)
+        if not is_same:
+            self._reporter.confirm(applied)
+        self.show_ready()
+
+    def show_ready(self) -> None:
+        """Update the ready file."""
+        served = self._status.applied if self._is_ready() else None
+        self._reporter.ready.show(label_of(served) if served else None)
+
+    def publish_loading(self, held: HeldDirectory) -> None:
+        """Report that the engine is not ready: it is about to change, and has yet to prove what it runs then."""
+        version = label_of(held.pair)
+        self._reporter.ready.show(None)
+        self._reporter.publish(EngineState.LOADING, version, now=False, ready=False)
+        self._reporter.event("debug", "load_started", version=version, path=held.directory.path)
+
+    def publish_applied(self, held: HeldDirectory, timings: LoadTimings, filled: float | None) -> None:
+        """Publish that the engine runs a version.
+
+        Args:
+            timings: What each part of the load took.
+            filled: What reading and filling took where no copy was staged, which the trainer weighs; else None.
+        """
+        self.clear_trouble()
+        self._bytes += held.size
+        self.failed.clear()
+        seconds = round(sum(spent for part, spent in timings.items() if part != NOTICED), 6)
+        more = {} if filled is None else {"filled": round(filled, 6)}
+        loaded = {"step": held.pair[1], "source": held.source, "seconds": seconds, **more}
+        facts = {"staged": held.staged_at, "loaded": loaded, "timings": dict(timings), "bytes": self._bytes}
+        self.publish(facts, loads=self._reporter.report.loads + 1, load_seconds=seconds)
+
+    def report_applied(self, held: HeldDirectory, timings: LoadTimings) -> TurnOutcome:
+        """Report the event that the engine runs a version, and return the outcome."""
+        version, is_proven = label_of(held.pair), self._status.is_proven
+        proof = self._prover.last if is_proven else None
+        figures = figures_of(proof) if proof else {}
+        fields = {"version": version, "proven": is_proven, "source": held.source, **figures, **timings}
+        self._reporter.event("info", "version_applied", **fields)
+        if proof and has_grown(proof):
+            self._reporter.event("warning", "proof_difference_grew", version=version, **figures)
+        return TurnOutcome("applied", held.pair, timings=dict(timings))
+
+    def report_failure(self, pair: Pair, error: SyncdError | OSError) -> TurnOutcome:
+        """Report why a version was not loaded, and decide whether it is tried again."""
+        reason, version = str(error), label_of(pair)
+        event = {"version": version, "reason": reason}
+        if isinstance(error, EngineUnreachableError):
+            self._status.lose(error)
+            self._publish_event("warning", "engine_connection_failed", {"reason": reason})
+            return TurnOutcome("unreachable", pair, reason)
+        if isinstance(error, TryAgainError):
+            self.failed.miss(pair)
+            self._publish_event("info", "version_skipped", event)
+            return TurnOutcome("gone", pair, reason)
+        if isinstance(error, EngineDeadError):
+            self._give_up(pair, reason)
+            self._publish_event("error", "engine_died", event)
+            raise error
+        if isinstance(error, RefusedError):
+            self._give_up(pair, reason, refused=True)
+            self._publish_event("error", "load_refused", {**event, "hint": error.hint})
+            return TurnOutcome("refused", pair, reason)
+        return self._report_retry(pair, error, event)
+
+    def _report_retry(self, pair: Pair, error: SyncdError | OSError, event: Mapping[str, Any]) -> TurnOutcome:
+        is_answer = not isinstance(error, _MAY_PASS)
+        again = self.failed.fail(pair) if is_answer else self.failed.interrupt(pair)
+        self._note_trouble(pair, str(error), is_given_up=not again)
+        failure = {**event, "again": again, "hint": getattr(error, "hint", None)}
+        if isinstance(error, UnprovenError):
+            self._publish_event("warning", "proof_failed", {**failure, **figures_of(error.proof)})
+        else:
+            self._publish_event("warning", "load_failed", failure)
+        return TurnOutcome("failed", pair, str(error))
+
+    def note_death(self, pair: Pair) -> None:
+        """Note that the engine ended while it loaded a version."""
+        again = self.failed.fail(pair)
+        self._note_trouble(pair, "the engine ended while it loaded it", is_given_up=not again)
+
+    def _give_up(self, pair: Pair, reason: str, *, refused: bool = False) -> None:
+        self.failed.give_up(pair)
+        self._note_trouble(pair, reason, refused=refused)
+
+    def _note_trouble(
+        self, pair: Pair, reason: str, *, refused: bool = False, is_given_up: bool = True
+    ) -> None:
+        """Note why a version does not run, and that a load failed."""
+        report, newest = self._reporter.report, self._versions.newest
+        digest = newest.digest if newest is not None and newest.pair == pair else ""
+        self._trouble, self._troubled = GivenUp(pair[1], digest, reason, refused), pair
+        given_up = (*report.given_up, self._trouble) if is_given_up else report.given_up
+        self._reporter.report = replace(report, failures=report.failures + 1, given_up=given_up)
+
+    def _publish_event(self, level: str, name: str, event: Mapping[str, Any]) -> None:
+        self.publish()
+        self._reporter.event(level, name, **event)
+
+    def _state(self) -> tuple[EngineState, str]:
+        status, trouble = self._status, self._trouble
+        if (disorder := status.disorder()) is not None:
+            return disorder
+        if trouble is not None:
+            return (EngineState.REFUSED if trouble.refused else EngineState.FAILED), trouble.reason
+        if status.applied is None:
+            return EngineState.WAITING, ""
+        return (EngineState.PROVEN if status.is_proven else EngineState.LOADED), ""
+
+    def _is_ready(self) -> bool:
+        status = self._status
+        is_good = status.is_reachable and not status.is_suspect and status.applied is not None
+        return is_good and is_within(status.applied, self._versions.pair, self._max_lag)
+
+
+def figures_of(proof: Proof) -> dict[str, float]:
+    """Return the figures of a proof for an event."""
+    return {"mean": proof.mean, "tolerance": proof.tolerance}

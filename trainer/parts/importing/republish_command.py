@@ -1,0 +1,48 @@
+"""`trainer republish`: republish the steps of a running job of another trainer as safetensors."""
+
+import click
+
+from syncd.console import UncheckedPath
+
+AFTER = "import"
+"""The verb behind which `--help` lists this one."""
+
+DTYPES = ("keep", "bfloat16", "float16", "float32")
+
+
+@click.command()
+@click.argument("job", metavar="JOB", type=UncheckedPath(file_okay=False))
+@click.option(
+    "--to",
+    metavar="DIR",
+    required=True,
+    type=UncheckedPath(file_okay=False),
+    help="The job of ours that gets the steps; made if it is not there.",
+)
+@click.option("--once", is_flag=True, help="End after the newest step.")
+@click.option(
+    "--state-dir",
+    metavar="DIR",
+    type=UncheckedPath(file_okay=False),
+    show_default="JOB/.syncd",
+    help="Where the state of JOB is.",
+)
+@click.option(
+    "--dtype", type=click.Choice(DTYPES), default="bfloat16", help="Of weights that are no safetensors."
+)
+def republish(job: str, to: str, once: bool, state_dir: str | None, dtype: str) -> None:  # noqa: FBT001
+    """Publish each step of JOB, a running job of Trinity-RFT or verl, as safetensors in a second job.
+
+    Steps that are files of FSDP's ranks or of Megatron become safetensors, which any hook follows. Daemons of both
+    jobs are started where none leads. It ends on SIGTERM.
+
+    \b
+    Examples:
+      trainer republish /ckpt/verl-job --to /ckpt/verl-job-syncd
+      trainer republish /ckpt/verl-job --to /ckpt/verl-job-syncd --dtype keep --once
+    """  # noqa: D301 - click's mark is one backspace
+    from trainer.parts.importing.republish import republish_steps  # noqa: PLC0415 - it imports torch
+
+    republish_steps(
+        job, to, click.echo, state_dir=state_dir, dtype=None if dtype == "keep" else dtype, once=once
+    )
