@@ -44,8 +44,8 @@ class Scheduling(LoadScopeScheduling):
         return self._groups.get(nodeid, nodeid)
 
     def _reschedule(self, node: WorkerController) -> None:
-        # A worker that takes the place of one that died asks again once it has collected; pytest-xdist 3.8 gives it work
-        # before, if another one has collected meanwhile, and ends the whole run by a KeyError.
+        # A worker that takes the place of a dead one asks again once it has collected. If another one has collected
+        # before, pytest-xdist 3.8 gives both work then, and a KeyError ends the whole run.
         if node in self.registered_collections:
             super()._reschedule(node)
 
