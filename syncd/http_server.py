@@ -90,7 +90,6 @@ class QuietHandler(BaseHTTPRequestHandler):
     """Answers one request, and neither logs it nor says which software answers."""
 
     def version_string(self) -> str:
-        """Return what the answer calls its server."""
         return "syncd"
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's signature

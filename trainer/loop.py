@@ -153,8 +153,8 @@ class Trainer:
         """Return what this rank knows for a decision."""
         return replace(self._facts, step=self.train_step_num)
 
-    def _note_fact(self, **known: Any) -> None:
-        self._facts = replace(self._facts, **known)
+    def _note_fact(self, **facts: Any) -> None:
+        self._facts = replace(self._facts, **facts)
 
     def need_sync(self) -> bool:
         """Return whether the weights of this step are due."""

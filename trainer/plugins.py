@@ -69,18 +69,18 @@ def load_plugins(registries: Iterable[Registry] = REGISTRIES) -> dict[str, tuple
     Raises:
         ConfigError: A plugin cannot be loaded.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    names: dict[str, tuple[str, ...]] = {}
     for registry in registries:
         others = [name for name, point in registry.installed.items() if not point.value.startswith(_OURS)]
         for name in others:
             registry.get(name)
-        found[registry.group] = tuple(sorted(others))
-    return found
+        names[registry.group] = tuple(sorted(others))
+    return names
 
 
-def unknown_name(message: str, name: str, known: Iterable[str]) -> ConfigError:
+def unknown_name(message: str, name: str, registered: Iterable[str]) -> ConfigError:
     """Return the error for a name that is not known, with the nearest name and all others."""
-    names = sorted(known)
+    names = sorted(registered)
     near = nearest_name(name, names)
     choices = f"there are {', '.join(names)}" if names else "there are none"
     return ConfigError(message, hint=f"did you mean {near!r}? {choices}" if near else choices)

@@ -45,10 +45,10 @@ def probe_tokens(
     length = LENGTH if limit is None else min(LENGTH, limit)
     if not vocabulary or length < _LEAST:
         return ()
-    found = _texts_as_tokens(model, length, trust=trust)
-    flat = [token for row in found for token in row]
-    is_usable = len(set(flat)) >= _DIFFERENT and max(flat) < vocabulary and min(map(len, found)) >= _LEAST
-    return found if is_usable else _spread(vocabulary, length)
+    rows = _texts_as_tokens(model, length, trust=trust)
+    flat = [token for row in rows for token in row]
+    is_usable = len(set(flat)) >= _DIFFERENT and max(flat) < vocabulary and min(map(len, rows)) >= _LEAST
+    return rows if is_usable else _spread(vocabulary, length)
 
 
 def make_probe(
@@ -64,9 +64,9 @@ def non_finite_error(weights: Iterable[tuple[str, torch.Tensor]]) -> NonFiniteEr
     """Return the error for a model whose answer is not finite, with the first of its weights that is not, if any."""
     # To the end of the walk, which may gather each tensor from all ranks.
     names = [name for name, tensor in weights if not tensor.float().isfinite().all()]
-    found = f"tensor {names[0]} is not finite" if names else "its weights are, so its outputs overflow"
+    reason = f"tensor {names[0]} is not finite" if names else "its weights are, so its outputs overflow"
     return NonFiniteError(
-        f"the model's log-probs are not finite: {found}",
+        f"the model's log-probs are not finite: {reason}",
         hint="resume from an earlier checkpoint with a lower algorithm.optimizer.lr",
     )
 
@@ -83,10 +83,10 @@ def probe_directory(directory: str, compute_dtype: str, *, trust: bool = False) 
     tokens = probe_tokens(directory, model.config.get_text_config().vocab_size, trust=trust)
     with torch.inference_mode():
         answers = [_answer(model(torch.tensor([row])).logits[0], row) for row in tokens]
-    found = make_probe(tokens, answers, compute_dtype, "keep")
-    if found is None:
+    probe = make_probe(tokens, answers, compute_dtype, "keep")
+    if probe is None:
         raise non_finite_error(model.state_dict().items())
-    return found
+    return probe
 
 
 def _load_model(directory: str, dtype: str, *, trust: bool) -> Any:
@@ -107,8 +107,8 @@ def _load_model(directory: str, dtype: str, *, trust: bool) -> Any:
 
 def _answer(logits: torch.Tensor, tokens: tuple[int, ...]) -> list[float]:
     chosen = torch.tensor(tokens[1:])[:, None]
-    found: list[float] = logits[:-1].float().log_softmax(-1).gather(-1, chosen)[:, 0].tolist()
-    return found
+    logprobs: list[float] = logits[:-1].float().log_softmax(-1).gather(-1, chosen)[:, 0].tolist()
+    return logprobs
 
 
 def _texts_as_tokens(model: str, length: int, *, trust: bool) -> Tokens:
@@ -122,5 +122,5 @@ def _texts_as_tokens(model: str, length: int, *, trust: bool) -> Tokens:
 
 def _spread(vocabulary: int, length: int) -> Tokens:
     count = len(TEXTS) * LENGTH
-    ids = [place * _STRIDE % count * vocabulary // count for place in range(count)]
+    ids = [index * _STRIDE % count * vocabulary // count for index in range(count)]
     return tuple(tuple(ids[row * LENGTH :][:length]) for row in range(len(TEXTS)))

@@ -17,9 +17,9 @@ FRESH = TrainerState(step=0, generation=0, world_size=1)
 
 def find_state(job: Job) -> TrainerState:
     """Return the loop's state of the checkpoint to resume from: the tracker's, or an older one if that is damaged."""
-    named, found = _tracked(job), full_checkpoints(job)
+    named, steps = _tracked(job), full_checkpoints(job)
     # Steps above the tracker were rolled back, or the run was killed before the tracker was written.
-    candidates = [step for step in found if named is None or step <= named]
+    candidates = [step for step in steps if named is None or step <= named]
     for step in reversed(candidates):
         try:
             return read_state(job, step)

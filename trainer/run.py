@@ -28,16 +28,16 @@ from trainer.stopping import StopSignals
 from trainer.waiting import DaemonWait
 
 
-def run_rank(config: JobFile, place: RankEnv, allowed: Collection[str] = ()) -> int:
+def run_rank(config: JobFile, rank_env: RankEnv, allowed: Collection[str] = ()) -> int:
     """Train as one rank; return its exit code.
 
     Args:
         config: The job's file, its job directory settled.
-        place: Which rank this is, and where the others are.
+        rank_env: Which rank this is, and where the others are.
         allowed: Fixed keys that the user lets change, where the job directory is not settled yet.
     """
-    configure("warning" if place.rank else "info", sys.stderr)
-    with StopSignals() as stop, join(config, place, allowed) as joined:
+    configure("warning" if rank_env.rank else "info", sys.stderr)
+    with StopSignals() as stop, join(config, rank_env, allowed) as joined:
         try:
             with _trainer_of(joined, stop) as trainer:
                 trainer.prepare()

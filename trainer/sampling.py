@@ -105,7 +105,7 @@ class Encoder:
         return tokenizer.encode(prompt), [*learnt, tokenizer.eos_token_id]
 
     def _messages(self, row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-        messages, tokenizer = [_as_templates_take(one) for one in row["messages"]], self._tokenizer
+        messages, tokenizer = [_as_templates_take(message) for message in row["messages"]], self._tokenizer
         options = {"tokenize": True, "return_dict": False, "tools": _parsed(row.get("tools"), list) or None}
         prompt = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, **options)
         whole = tokenizer.apply_chat_template(messages, **options)
@@ -133,13 +133,13 @@ def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
     return {**function, "arguments": _parsed(function.get("arguments"), dict)}
 
 
-def _parsed(found: Any, kind: type) -> Any:
+def _parsed(value: Any, kind: type) -> Any:
     """Return what a JSON text says if that is of a kind, else the value as it is."""
     try:
-        parsed = json.loads(found) if isinstance(found, str) else found
+        parsed = json.loads(value) if isinstance(value, str) else value
     except ValueError:
-        return found
-    return parsed if isinstance(parsed, kind) else found
+        return value
+    return parsed if isinstance(parsed, kind) else value
 
 
 def _turn(tokenizer: Any, response: list[int]) -> list[int]:
@@ -147,10 +147,10 @@ def _turn(tokenizer: Any, response: list[int]) -> list[int]:
     added = tokenizer.added_tokens_decoder.items()
     special = {*tokenizer.all_special_ids, *(number for number, token in added if token.special)}
     end = len(response)
-    for place in reversed(range(len(response))):
-        if response[place] in special:
-            end = place + 1
-        elif tokenizer.decode([response[place]]).strip():
+    for index in reversed(range(len(response))):
+        if response[index] in special:
+            end = index + 1
+        elif tokenizer.decode([response[index]]).strip():
             break
     return response[:end]
 

@@ -82,8 +82,8 @@ class Selection:
         if not self._section.metric:
             return {}
         values = [{"step": step, "value": value} for step, value in sorted(self._values.items())]
-        known = {"metric": self._section.metric, "best": self._best, "since": self._since}
-        return known | {"values": values, "compared": sorted(self._compared)}
+        state = {"metric": self._section.metric, "best": self._best, "since": self._since}
+        return state | {"values": values, "compared": sorted(self._compared)}
 
     def load_state_dict(
         self, state: Mapping[str, Any], evaluations: Iterable[Mapping[str, float]] = ()
@@ -101,7 +101,9 @@ class Selection:
             fields = Fields(state, "trainer.json: selection")
             self._best = None if state.get("best") is None else fields.number("best")
             self._since = fields.integer("since")
-            self._values = {one.integer("step"): one.number("value") for one in fields.records("values")}
+            self._values = {
+                record.integer("step"): record.number("value") for record in fields.records("values")
+            }
             self._compared = set(fields.integers("compared"))
         self.observe_all(evaluations)
         self._since = self._since if is_of_figure else 0

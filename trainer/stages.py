@@ -47,10 +47,10 @@ def load_stages(path: str, overrides: Sequence[str] = (), *, trust: bool = False
     stages: list[TrainingStage] = []
     for entry in entries:
         layers = [*whole.of_stage(entry), command]
-        config, found = LOADER.validate(layers)
+        config, stage_problems = LOADER.validate(layers)
         if not trust:
             LOADER.require_own_code(layers)
-        problems += [problem for problem in found if problem not in problems]
+        problems += [problem for problem in stage_problems if problem not in problems]
         if config:
             follows = bool(stages) and "path" not in entry.get("model", {})
             if follows and stages[-1].config.model.publishes_adapters:
@@ -152,9 +152,9 @@ def pending(plan: StagedRun) -> Iterator[TrainingStage]:
     """Yield the stages that are not done and whose model is known; nothing is made."""
     plan, record = _planned(plan)
     for stage in plan.stages:
-        known = _with_model(stage, record)
-        if known.config.model.path and stage.name not in record.done:
-            yield known
+        resolved = _with_model(stage, record)
+        if resolved.config.model.path and stage.name not in record.done:
+            yield resolved
 
 
 def _planned(plan: StagedRun) -> tuple[StagedRun, StagesRecord]:
@@ -172,8 +172,10 @@ def check_against(plan: StagedRun, record: StagesRecord, allowed: Collection[str
             path=f"{plan.whole.job.dir}/{STAGES}",
             hint="add stages at the end, or give --trainer.continue_from_checkpoint false to start again",
         )
-    found = [found for stage in plan.stages for found in _contradictions(stage, record)]
-    refuse(split(found, allowed)[1])
+    contradictions = [
+        contradictions for stage in plan.stages for contradictions in _contradictions(stage, record)
+    ]
+    refuse(split(contradictions, allowed)[1])
 
 
 def newest_model(directory: str) -> str:

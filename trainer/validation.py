@@ -22,9 +22,9 @@ def validation_examples(config: JobFile, limits: Limits) -> tuple[Example, ...]:
     if not data.validation_path:
         return ()
     encode = Encoder(config.model.path, trust=config.model.trust_remote_code)
-    found = read_examples(data.validation_path, encode, max_length=data.max_length)
-    Examples(found).check(limits)
-    return found
+    examples = read_examples(data.validation_path, encode, max_length=data.max_length)
+    Examples(examples).check(limits)
+    return examples
 
 
 def validation_metrics(examples: Sequence[Example], ask: LogProbs) -> Metrics:
@@ -37,8 +37,8 @@ def validation_metrics(examples: Sequence[Example], ask: LogProbs) -> Metrics:
     total, tokens = 0.0, 0
     for start in range(0, len(examples), MOST_ROWS):
         part = examples[start : start + MOST_ROWS]
-        for one, values in zip(part, ask([one.tokens for one in part]), strict=True):
-            learnt = values[one.prompt_length - 1 :]
+        for example, values in zip(part, ask([example.tokens for example in part]), strict=True):
+            learnt = values[example.prompt_length - 1 :]
             total, tokens = total - math.fsum(learnt), tokens + len(learnt)
     loss = total / tokens
     return {"validation/loss": loss, "validation/tokens": float(tokens)}

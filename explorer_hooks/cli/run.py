@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 
     from syncd.jobfile.model import JobFile
 
-RUNNERS = "explorer.runners"
-"""The group of entry points of what explores in place of prompts, by the table of [explorer] that asks for it."""
-
 
 @click.command(cls=JobFileCommand)
 @config_argument(checked_config)
@@ -74,6 +71,8 @@ def run(
 
 def _runner_of(file: "JobFile") -> "Callable[[JobFile, str | None], str]":
     """Return what explores: a part's runner if the file has its table, else that of prompts."""
+    from explorer_hooks.run.extensions import RUNNERS  # noqa: PLC0415 - needs pydantic
+
     runners = registered(RUNNERS)
     table = next((name for name in runners if getattr(file.explorer, name).is_given), None)
     if table is not None:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import structlog
 
+from explorer_hooks.run.extensions import EVALUATION
 from explorer_hooks.run.generation import Sampling
 from explorer_hooks.run.own_files import Records
 from explorer_hooks.run.scoring import Scorer
@@ -18,9 +19,6 @@ from syncd.jobfile.evaluation import EvaluationSet
 from syncd.jobfile.model import JobFile
 from syncd.protocol.version import Pair
 from syncd.registered import registered
-
-EVALUATION = "explorer.evaluation"
-"""The group of entry points of what opens evaluation sets: a function of a file and what scores."""
 
 _LOG = structlog.get_logger()
 

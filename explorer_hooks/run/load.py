@@ -7,6 +7,7 @@ from dataclasses import replace
 from operator import attrgetter
 
 from explorer_hooks.run.agent_checks import agent_problems, gateway_problems
+from explorer_hooks.run.extensions import lacking_problems
 from explorer_hooks.run.stages import stage_layers
 from explorer_hooks.run.task_checks import reward_problems, task_problems
 from syncd.errors import ConfigError
@@ -109,6 +110,7 @@ def _bench_checks(file: JobFile) -> Iterator[Problem]:
 def _checks(file: JobFile) -> Iterator[Problem]:
     """Yield the problems that no single key shows."""
     yield from _names(file)
+    yield from lacking_problems(file)
     yield from _engine(file)
     yield from _teacher(file)
     rows = file.explorer_groups * file.data.group_size

@@ -15,6 +15,7 @@ from explorer_hooks.follower.health import HealthServer
 from explorer_hooks.follower.policy import EventListener, FollowOptions
 from explorer_hooks.follower.service import log_listener
 from explorer_hooks.hook import TensorHook
+from explorer_hooks.run.extensions import ENGINES
 from explorer_hooks.run.generation import Generator, GeneratorContext, InferenceEngine, PermittedVersion
 from explorer_hooks.run.own_server import serving
 from explorer_hooks.run.scoring import Scorer, open_scorer
@@ -30,9 +31,6 @@ from syncd.transports.base import Transport, find_transport, transport_names
 
 _LOCAL = "explorer_hooks.run.local:LocalEngine"
 """What generates in this process; it is loaded only then, because it needs torch."""
-
-ENGINES = "explorer.engines"
-"""The group of entry points of further inference engines, by `explorer.engine.kind`: functions of the job's file."""
 
 _SERVERS = ("vllm", "sglang")
 _LOG = structlog.get_logger()

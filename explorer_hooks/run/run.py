@@ -8,6 +8,7 @@ from explorer_hooks.run.batches import BatchMaker
 from explorer_hooks.run.curriculum import DIFFICULTY, Curriculum
 from explorer_hooks.run.engine_gate import EngineGate, EngineVersions
 from explorer_hooks.run.explorer import Explorer
+from explorer_hooks.run.extensions import READERS
 from explorer_hooks.run.generation import Sampling
 from explorer_hooks.run.held_out import open_evaluation
 from explorer_hooks.run.opening import followed_engine, open_reward
@@ -20,9 +21,6 @@ from syncd.experience.writer import ExperienceWriter
 from syncd.jobfile.model import JobFile
 from syncd.observe import log
 from syncd.registered import registered
-
-READERS = "explorer.readers"
-"""The group of entry points of what reads all that is sampled for training, such as a teacher."""
 
 Reader = Callable[[Sampling], Sampling]
 

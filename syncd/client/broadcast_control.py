@@ -96,7 +96,7 @@ class BroadcastControl(BroadcastSide):
     def members(self, backend: str) -> dict[str, Presence]:
         """Return the living explorers that take part in broadcasts over a backend."""
         living = self._client.explorers.living().items()
-        return {name: one for name, one in living if one.info.get(TAKES_PART) == backend}
+        return {name: presence for name, presence in living if presence.info.get(TAKES_PART) == backend}
 
     @guarded
     def agree(
@@ -241,13 +241,13 @@ class BroadcastControl(BroadcastSide):
         """Return the ask of each living explorer, None while one of them does not ask."""
         before = agreed_asks(self._client.own("trainer", "an agreement").info)
         explorers = self._client.explorers.living().items()
-        living = {name: one for name, one in explorers if only is None or name in only}
+        living = {name: presence for name, presence in explorers if only is None or name in only}
         if any(
-            one.status is not RunningStatus.REQUIRE_SYNC or one.asked <= before.get(name, 0)
-            for name, one in living.items()
+            presence.status is not RunningStatus.REQUIRE_SYNC or presence.asked <= before.get(name, 0)
+            for name, presence in living.items()
         ):
             return None
-        return {name: one.asked for name, one in living.items()}
+        return {name: presence.asked for name, presence in living.items()}
 
     def _record(self, agreement: Mapping[str, Any]) -> None:
         own = self._client.own("trainer", "an agreement")

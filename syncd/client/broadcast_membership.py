@@ -40,7 +40,10 @@ class BroadcastMembership(BroadcastSide):
     def is_wanted(self) -> bool:
         """Return whether a trainer that broadcasts waits for explorers now."""
         living = self._client.trainers.living().values()
-        return any(one.status is RunningStatus.REQUIRE_SYNC and TAKES_PART in one.info for one in living)
+        return any(
+            presence.status is RunningStatus.REQUIRE_SYNC and TAKES_PART in presence.info
+            for presence in living
+        )
 
     @guarded
     def agree(self, timeout: float | None = None) -> int | None:
@@ -74,14 +77,14 @@ class BroadcastMembership(BroadcastSide):
         with own.asking() as asked:
             try:
                 what = f"waiting for weights after {current}"
-                found = client.poller.until(lambda: self._weights(current, asked), what, timeout)[0]
+                weights = client.poller.until(lambda: self._weights(current, asked), what, timeout)[0]
             except TimedOutError:
-                found = None
-        if isinstance(found, Round):
-            return found
+                weights = None
+        if isinstance(weights, Round):
+            return weights
         # The ask is withdrawn. What the trainer was writing until then is there after one poll.
         client.poller.pause()
-        return self._late_round(asked) or found
+        return self._late_round(asked) or weights
 
     @guarded
     def join_group(self, timeout: float | None = None) -> Offer:
@@ -164,7 +167,14 @@ class BroadcastMembership(BroadcastSide):
         if ahead is None:
             return None
         rounds = (round_of(trainer.info) for trainer in self._client.trainers.living().values())
-        return next((one for one in rounds if one is not None and one.attempt == ahead.attempt), None)
+        return next(
+            (
+                candidate
+                for candidate in rounds
+                if candidate is not None and candidate.attempt == ahead.attempt
+            ),
+            None,
+        )
 
     def _decision(self, asked: int) -> tuple[int | None] | None:
         """Return the agreed step, (None,) if the trainer is gone, None while neither is known."""
@@ -174,16 +184,18 @@ class BroadcastMembership(BroadcastSide):
     def _agreed_step(self, asked: int) -> int | None:
         self._client.trainers.read()
         trainers = self._client.trainers.last().values()
-        return next((agreed_step(one.info) for one in trainers if self._is_agreed(asked, [one])), None)
+        return next(
+            (agreed_step(trainer.info) for trainer in trainers if self._is_agreed(asked, [trainer])), None
+        )
 
     def _weights(self, current: int, asked: int) -> tuple[Round | Version | None] | None:
         """Return what has come, (None,) if nothing will come, None while neither is known."""
         follower, versions = self._client.follower, self._client.versions
         answers = follower.answers(asked)
         living = self._client.trainers.living().values()
-        found = self._round_for(asked, living)
-        if found is not None:
-            return (found,)
+        opened = self._round_for(asked, living)
+        if opened is not None:
+            return (opened,)
         if self._is_agreed(asked, living):
             return None
         # Read the version after the answer, so that nothing announced before the answer is missed.
@@ -196,29 +208,31 @@ class BroadcastMembership(BroadcastSide):
         """Return the round of an agreement that names an ask which is withdrawn by now."""
         trainers = self._client.trainers
         living = trainers.living().values()
-        found = self._round_for(asked, living)
-        if found is None and self._is_agreed(asked, living):
+        opened = self._round_for(asked, living)
+        if opened is None and self._is_agreed(asked, living):
             with contextlib.suppress(TimedOutError):
                 poll = lambda: self._round_for(asked, trainers.living().values())  # noqa: E731
                 return self._client.poller.until(poll, "waiting for the round", _SOON)
-        return found
+        return opened
 
     def _round_for(self, asked: int, trainers: Iterable[Presence]) -> Round | None:
         rounds = [round_of(trainer.info) for trainer in trainers]
         me = self._client.identity or ""
-        return next((one for one in rounds if one is not None and one.is_of(me, asked)), None)
+        return next(
+            (candidate for candidate in rounds if candidate is not None and candidate.is_of(me, asked)), None
+        )
 
     def _is_agreed(self, asked: int, trainers: Iterable[Presence]) -> bool:
         """Return whether a trainer counts on this explorer: its round follows at once."""
         me = self._client.identity or ""
-        return any(agreed_asks(one.info).get(me) == asked for one in trainers)
+        return any(agreed_asks(trainer.info).get(me) == asked for trainer in trainers)
 
     def _end_of(self, opened: Round) -> bool | None:
         """Return whether a round counts, None while it is open."""
         for trainer in self._client.trainers.living().values():
-            found = round_of(trainer.info)
-            if found is not None and (found.epoch, found.attempt) == (opened.epoch, opened.attempt):
-                return None if found.state == OPEN else found.state == COMMITTED
+            current = round_of(trainer.info)
+            if current is not None and (current.epoch, current.attempt) == (opened.epoch, opened.attempt):
+                return None if current.state == OPEN else current.state == COMMITTED
         return False
 
     def _post(

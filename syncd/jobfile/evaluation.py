@@ -66,12 +66,10 @@ class EvaluationSection(EvaluationSet):
 
 
 def pass_name(k: int) -> str:
-    """Return the name of the figure pass@k."""
     return f"pass_at_{k}"
 
 
 def best_name(k: int) -> str:
-    """Return the name of the figure best@k."""
     return f"best_at_{k}"
 
 
@@ -83,8 +81,14 @@ def produced_by(explorer: Section) -> tuple[str, ...] | None:
     if "evaluation" not in explorer.model_fields_set:
         return None
     named = explorer.part(EvaluationSection).named()
-    sets = ((f"{PREFIX}{name}/" if name else PREFIX, one) for name, one in named.items() if one.every)
-    return tuple(f"{prefix}{figure}" for prefix, one in sets for figure in one.figure_names())
+    sets = (
+        (f"{PREFIX}{name}/" if name else PREFIX, evaluation_set)
+        for name, evaluation_set in named.items()
+        if evaluation_set.every
+    )
+    return tuple(
+        f"{prefix}{figure}" for prefix, evaluation_set in sets for figure in evaluation_set.figure_names()
+    )
 
 
 def set_problems(section: EvaluationSection) -> Iterator[Problem]:

@@ -283,8 +283,8 @@ class ExplorerSection(Section):
     def set_of(self, source: str, limit: int = 0) -> TaskSetSection:
         """Return the keys of a set of which only the source was given."""
         columns = {"prompt_key": self.prompt_key, "answer_key": self.answer_key}
-        given = {key: value for key, value in columns.items() if key in self.model_fields_set}
-        return TaskSetSection.model_validate({"source": source, "limit": limit, **given})
+        named = {key: value for key, value in columns.items() if key in self.model_fields_set}
+        return TaskSetSection.model_validate({"source": source, "limit": limit, **named})
 
     @property
     def training_sets(self) -> tuple[TaskSetSection, ...]:

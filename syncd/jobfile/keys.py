@@ -118,6 +118,10 @@ class Keys:
         """Return the values of a key that takes one of a few, nothing for another one."""
         return tuple(_choices(self._resolved(self._at(key)), self._resolved))
 
+    def example(self, key: str) -> str:
+        """Return an example of a key's values, empty if its model has none."""
+        return str(next(iter(self._at(key).get("examples", ())), ""))
+
     def documentation(self, only: str = "", without: str = "") -> str:
         """Return the keys of each table in Markdown, as the last part of a page.
 
@@ -208,6 +212,8 @@ class Keys:
             return f"one of {', '.join(schema['enum'])}"
         if schema["type"] == "array":
             return self._list(schema)
+        if "examples" in schema:
+            return f"text such as {schema['examples'][0]}"
         bounds = [f"{word} {schema[bound]:g}" for bound, word in _BOUNDS.items() if bound in schema]
         return " ".join([_KINDS[schema["type"]], " and ".join(bounds)]).strip()
 

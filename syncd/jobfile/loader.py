@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from syncd.config import load as load_daemon
 from syncd.errors import ConfigError, UsageError
+from syncd.jobfile.engine_options import options_keys
 from syncd.jobfile.keys import NAME, Key, Keys
 from syncd.jobfile.model import KEYS, JobFile
 from syncd.jobfile.problems import Problem, error_of, shown
@@ -93,6 +94,7 @@ class Loader:
             more += self._check(file)
         except ValidationError as error:
             problems += _schema_problems(KEYS, error, layers)
+        problems += _engine_problems(table.get("engine"), layers)
         return file, [*problems, *(replace(problem, where=_where(problem.key, layers)) for problem in more)]
 
     def load(self, layers: Sequence[Layer], path: str, *, trust: bool = False) -> JobFile:
@@ -225,9 +227,24 @@ def _schema_problem(keys: Keys, path: Sequence[str | int], kind: str, layers: Se
         near = keys.nearest(whole)
         return Problem(whole, f"unknown key {whole}", f"did you mean {near}?" if near else None)
     if kind == "missing" and path[-1] == key.rpartition(".")[2]:
-        return Problem(key, f"{key} is missing")
+        example = keys.example(owner)
+        hint = f'{path[-1]} = "{example}"' if example else None
+        return Problem(key, f"{key} is missing", hint)
     wrong = next((value for layer in reversed(layers) for value in values_at(layer.table, key, path)), None)
     return Problem(key, f"{key} = {shown(wrong)} is not {keys.expected(owner)}")
+
+
+def _engine_problems(engine: object, layers: Sequence[Layer]) -> list[Problem]:
+    """Return what is wrong with the options of the engine that the file names, if that registers what it takes."""
+    table = {"options": {}, **engine} if isinstance(engine, dict) else {}
+    keys = options_keys(str(table.get("name")))
+    if keys is None or not isinstance(table["options"], dict):
+        return []
+    try:
+        keys.model.model_validate({"engine": table})
+    except ValidationError as error:
+        return _schema_problems(keys, error, layers)
+    return []
 
 
 def _where(key: str, layers: Sequence[Layer]) -> str:
@@ -275,10 +292,10 @@ def _with_absolute_paths(keys: Mapping[str, Key], layer: Layer) -> dict[str, Any
     table: dict[str, Any] = dict(layer.table)
     for name, path in _given_paths(keys, layer):
         expanded = os.path.expandvars(os.path.expanduser(path))
-        place: Any = os.path.normpath(os.path.join(layer.directory, expanded))
+        nested: Any = os.path.normpath(os.path.join(layer.directory, expanded))
         for part in reversed(name.split(".")):
-            place = {part: place}
-        table = merged(table, place)
+            nested = {part: nested}
+        table = merged(table, nested)
     return table
 
 

@@ -38,13 +38,13 @@ class JobFileCommand(click.Command):
     def values(self, key: str, incomplete: str) -> list[CompletionItem[str]]:
         """Return the values of a key that begin with what was typed, as far as there are few of them."""
         keys = _keys()
-        known = (*keys.choices(key), *self._names(key)) if key in keys.all else ()
-        return matching(known, incomplete)
+        choices = (*keys.choices(key), *self._names(key)) if key in keys.all else ()
+        return matching(choices, incomplete)
 
     def _options(self) -> Mapping[str, str]:
         keys = _keys().all.items()
-        given = {name: key.about for name, key in keys if "." in name and not key.is_repeated}
-        return {f"--{name}": about for name, about in given.items() if f".{NAME}." not in name}
+        descriptions = {name: key.about for name, key in keys if "." in name and not key.is_repeated}
+        return {f"--{name}": about for name, about in descriptions.items() if f".{NAME}." not in name}
 
 
 def config_argument(check: Callable[[str, str], str]) -> Callable[[F], F]:

@@ -46,7 +46,6 @@ class AdapterBase:
         return AdapterBase(fields.text("digest"), fields.text("model"), step)
 
     def document(self) -> dict[str, object]:
-        """Return it as plain JSON."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 

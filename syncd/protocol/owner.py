@@ -35,7 +35,6 @@ class JobPlace:
         return self.host == other.host and self.path != other.path
 
     def document(self) -> dict[str, str | int]:
-        """Return the JSON form."""
         return {"host": self.host, "path": self.path, "inode": self.inode, "born": str(self.born)}
 
     @staticmethod

@@ -84,7 +84,6 @@ class Probe:
 
 
 def probe_document(probe: Probe) -> Document:
-    """Return the JSON form of a probe."""
     return as_document(probe) | {"digest": probe.digest}
 
 

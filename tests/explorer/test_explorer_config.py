@@ -10,6 +10,7 @@ pytest.importorskip("pydantic", reason="explorers need pydantic")
 from explorer_hooks.cli.main import explorer
 from explorer_hooks.cli.main import run as command
 from explorer_hooks.hooks.restarting import RestartingHook
+from explorer_hooks.run import extensions
 from explorer_hooks.run.load import load_file, load_served_file
 from explorer_hooks.run.pacing import (
     Allowance,
@@ -348,3 +349,18 @@ def test_each_program_needs_only_the_variables_of_its_own_paths(write, monkeypat
     assert load_file(trainers).data.validation_path == "$NOT_SET/held-out.jsonl"
     with pytest.raises(ConfigError, match="names \\$NOT_SET, which is not set"):
         load_config(trainers)
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        ('[explorer.agent]\nfunction = "m:f"', "explorer.agent"),
+        ('[explorer.evaluation]\ntasks = "held.jsonl"', "explorer.evaluation"),
+        ('[explorer.teacher]\naddress = "http://127.0.0.1:1"', "explorer.teacher"),
+    ],
+)
+def test_a_table_that_nothing_installed_reads_is_refused(write, monkeypatch, table, key):
+    path = write(f"{LEAST}{table}\n")
+    monkeypatch.setattr(extensions, "registered", lambda _: {})
+    with pytest.raises(ConfigError, match=rf"nothing that reads \[{key}\] is installed"):
+        load_file(path)

@@ -70,7 +70,7 @@ class Child:
 def _serve():
     from safetensors.torch import load_file  # noqa: F401
 
-    import syncd.parts.broadcast.send  # noqa: F401
+    importlib.import_module("syncd.parts.broadcast.send")
 
     started = {}
     for line in sys.stdin:

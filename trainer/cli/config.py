@@ -31,8 +31,8 @@ def algorithms() -> None:
 
     rows = [("name", "advantage", "loss", "clip", "loss_agg_mode", "")]
     rows += [
-        (name, known.advantage or "-", known.loss or "-", *published(known.loss), known.about)
-        for name, known in ALGORITHMS.items()
+        (name, algorithm.advantage or "-", algorithm.loss or "-", *published(algorithm.loss), algorithm.about)
+        for name, algorithm in ALGORITHMS.items()
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     for *cells, about in rows:

@@ -40,9 +40,9 @@ def stages(
     plan = load_stages(config, overrides, trust=trust)
     check_allowed(allowed)
     if dry_run:
-        for stage, found in preview_stages(plan):
+        for stage, contradictions in preview_stages(plan):
             click.echo(f"# stage {stage.name}")
-            show(stage.config, found, allowed)
+            show(stage.config, contradictions, allowed)
     else:
         _refuse_ranks()
     for stage in pending(plan):

@@ -51,13 +51,13 @@ def plugin_names(key: str) -> Iterable[str]:
     return (name for registry in REGISTRIES if registry.key == key for name in sorted(registry.installed))
 
 
-def show(config: "JobFile", found: "Sequence[Contradiction]", allowed: Collection[str] = ()) -> None:
+def show(config: "JobFile", contradictions: "Sequence[Contradiction]", allowed: Collection[str] = ()) -> None:
     """Print a resolved configuration, and on stderr its job directory and what contradicts the job there."""
     from trainer.config.job_config import to_toml  # noqa: PLC0415
 
     click.echo(to_toml(config), nl=False)
     click.echo(f"job directory: {config.job.dir}", err=True)
-    for contradiction in found:
+    for contradiction in contradictions:
         kind = "change" if contradiction.key in allowed else "contradiction"
         click.echo(f"{kind}: {contradiction}", err=True)
 

@@ -181,8 +181,8 @@ def needs_start_model(section: AlgorithmSection) -> bool:
 
 def estimator_and_loss(section: AlgorithmSection) -> tuple[str, str]:
     """Return verl's advantage estimator and policy loss, empty where there is none (sft) or the name is unknown."""
-    known = ALGORITHMS.get(section.name, Algorithm("", "", ""))
-    return section.advantage or known.advantage, section.loss or known.loss
+    algorithm = ALGORITHMS.get(section.name, Algorithm("", "", ""))
+    return section.advantage or algorithm.advantage, section.loss or algorithm.loss
 
 
 def find_loss(name: str) -> Loss | None:
@@ -198,12 +198,12 @@ def loss_names() -> frozenset[str]:
 def unread(section: AlgorithmSection) -> tuple[str, ...]:
     """Return the keys of [algorithm] that the loss and the estimator do not read; none for sft, which has neither."""
     estimator, policy = estimator_and_loss(section)
-    known = find_loss(policy)
-    if estimator not in ADVANTAGES | {GAE} or known is None:
+    policy_loss = find_loss(policy)
+    if estimator not in ADVANTAGES | {GAE} or policy_loss is None:
         return ()
     return (
-        *(() if known.clip else _CLIPS),
-        *(() if known.has_modes else ("loss_agg_mode",)),
+        *(() if policy_loss.clip else _CLIPS),
+        *(() if policy_loss.has_modes else ("loss_agg_mode",)),
         *(() if estimator in NORMALISED else ("norm_advantage",)),
         *(() if estimator == GAE else OF_GAE),
         *(() if estimator in OF_TURNS else ("turn_rewards",)),
@@ -213,26 +213,26 @@ def unread(section: AlgorithmSection) -> tuple[str, ...]:
 def with_published(section: AlgorithmSection) -> AlgorithmSection:
     """Return the table with the values of the publication wherever it says nothing; a second call changes nothing."""
     advantage, loss = estimator_and_loss(section)
-    known, found = find_loss(loss), dict[str, Any]()
-    if known is None:
+    policy_loss, updates = find_loss(loss), dict[str, Any]()
+    if policy_loss is None:
         return section
     if section.clip_ratio is None:
-        found |= {key: value for key, value in known.clip.items() if getattr(section, key) is None}
-    if known.has_modes and not section.loss_agg_mode:
-        found["loss_agg_mode"] = known.mode
+        updates |= {key: value for key, value in policy_loss.clip.items() if getattr(section, key) is None}
+    if policy_loss.has_modes and not section.loss_agg_mode:
+        updates["loss_agg_mode"] = policy_loss.mode
     if advantage in NORMALISED and section.norm_advantage is None:
-        found["norm_advantage"] = True
-    found["options"] = merged(known.options, section.options)
-    return section.model_copy(update=found)
+        updates["norm_advantage"] = True
+    updates["options"] = merged(policy_loss.options, section.options)
+    return section.model_copy(update=updates)
 
 
 def published(loss: str) -> tuple[str, str]:
     """Return the clip and the aggregation of a loss's publication, for people; `-` where there is none."""
-    known = find_loss(loss)
-    if known is None:
+    policy_loss = find_loss(loss)
+    if policy_loss is None:
         return "-", "-"
-    bounds = sorted(known.clip.items(), reverse=True)  # low, high
-    return "/".join(f"{value:g}" for _, value in bounds) or "-", known.mode
+    bounds = sorted(policy_loss.clip.items(), reverse=True)  # low, high
+    return "/".join(f"{value:g}" for _, value in bounds) or "-", policy_loss.mode
 
 
 def clip_bounds(section: AlgorithmSection) -> tuple[float, float] | None:

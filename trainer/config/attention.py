@@ -24,8 +24,8 @@ _KEY = f"engine.options.{DEGREE}"
 
 def degree_of(config: JobFile) -> int:
     """Return over how many ranks each row is split, 1 where none is."""
-    given = config.engine.options.get(DEGREE, 1)
-    return given if is_whole(given) else 1
+    degree = config.engine.options.get(DEGREE, 1)
+    return degree if is_whole(degree) else 1
 
 
 def attention_problems(config: JobFile) -> Iterator[Problem]:
@@ -67,5 +67,5 @@ def check_heads(config: JobFile, model: Mapping[str, Any], path: str) -> None:
     keys = own.get("num_key_value_heads", heads)
     if heads % degree or (keys % degree and degree % keys):  # keys of fewer heads than ranks are repeated
         text = f"{heads} heads ({keys} of keys) cannot be divided by {_KEY} = {degree}"
-        found = (size for size in range(degree - 1, 1, -1) if not heads % size and not keys % size)
-        raise ConfigError(text, path=path, hint=f"{_KEY} = {next(found, 1)}")
+        divisors = (size for size in range(degree - 1, 1, -1) if not heads % size and not keys % size)
+        raise ConfigError(text, path=path, hint=f"{_KEY} = {next(divisors, 1)}")

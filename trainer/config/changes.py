@@ -70,9 +70,9 @@ def check_allowed(names: Iterable[str]) -> None:
             raise UsageError(f"--allow-change {name}: it cannot change: {UNSOUND[name]}", hint=hint)
 
 
-def record_changes(disk: Disk, directory: str, found: Sequence[Contradiction]) -> None:
+def record_changes(disk: Disk, directory: str, contradictions: Sequence[Contradiction]) -> None:
     """Add changes to the record durably; call it before the configuration is replaced, so that none is lost."""
-    if not found:
+    if not contradictions:
         return
     who = {
         "at": SystemClock().time(),
@@ -80,7 +80,10 @@ def record_changes(disk: Disk, directory: str, found: Sequence[Contradiction]) -
         "host": socket.gethostname(),
         "step": _step(directory),
     }
-    added = [{**who, "key": one.key, "old": one.kept, "new": one.now} for one in found]
+    added = [
+        {**who, "key": contradiction.key, "old": contradiction.kept, "new": contradiction.now}
+        for contradiction in contradictions
+    ]
     changes = [*read_changes(disk, directory), *added]
     disk.replace(f"{directory}/{RECORD}", encode({"protocol": 1, "changes": changes}))
 
@@ -94,10 +97,12 @@ def read_changes(disk: Disk, directory: str) -> list[Any]:
 
 
 def split(
-    found: Sequence[Contradiction], allowed: Collection[str]
+    contradictions: Sequence[Contradiction], allowed: Collection[str]
 ) -> tuple[list[Contradiction], list[Contradiction]]:
     """Return the allowed contradictions, and the others."""
-    return [one for one in found if one.key in allowed], [one for one in found if one.key not in allowed]
+    return [contradiction for contradiction in contradictions if contradiction.key in allowed], [
+        contradiction for contradiction in contradictions if contradiction.key not in allowed
+    ]
 
 
 def _user() -> str:

@@ -56,9 +56,9 @@ def _without(config: JobFile, advantage: str) -> Iterator[Problem]:
     if advantage == GAE and config.engine.name == VERL:
         text = f'algorithm.advantage = "{GAE}" needs a critic'
         yield Problem("algorithm.advantage", text, "critic.enabled = true")
-    given = [key for key, value in CriticSection() if getattr(config.critic, key) != value]
-    if given and config.algorithm.name != SFT:
-        key = f"critic.{given[0]}"
+    keys = [key for key, value in CriticSection() if getattr(config.critic, key) != value]
+    if keys and config.algorithm.name != SFT:
+        key = f"critic.{keys[0]}"
         yield Problem(key, f"{key} means nothing without a critic", "critic.enabled = true, or leave it out")
 
 

@@ -58,7 +58,7 @@ def make_job_dir(config: JobFile) -> JobFile:
             disk.make_directory(config.job.dir)
             return config
         moved = map(partial(_moved, config), _suffixes())
-        return next(one for one in moved if _claim(disk, one.job.dir, config.job.source))
+        return next(candidate for candidate in moved if _claim(disk, candidate.job.dir, config.job.source))
 
 
 def next_job_dir(config: JobFile) -> JobFile:
@@ -67,7 +67,7 @@ def next_job_dir(config: JobFile) -> JobFile:
         return config
     moved = map(partial(_moved, config), _suffixes())
     with storage_errors(config.job.dir):
-        return next(one for one in moved if _is_free(one.job.dir, config.job.source))
+        return next(candidate for candidate in moved if _is_free(candidate.job.dir, config.job.source))
 
 
 def _moved(config: JobFile, suffix: str) -> JobFile:
@@ -100,10 +100,10 @@ def _value(table: Mapping[str, Any], key: Key) -> Any:
     return next(iter(values_at(table, key.name)), default)
 
 
-def refuse(found: Sequence[Contradiction]) -> None:
-    if found:
-        lines = "".join(f"\n  {contradiction}" for contradiction in found)
-        names = " ".join(f"--allow-change {one.key}" for one in found if one.key not in UNSOUND)
+def refuse(contradictions: Sequence[Contradiction]) -> None:
+    if contradictions:
+        lines = "".join(f"\n  {contradiction}" for contradiction in contradictions)
+        names = " ".join(f"--allow-change {item.key}" for item in contradictions if item.key not in UNSOUND)
         allowing = f", allow it with {names}" if names else ""
         raise ConfigError(
             f"the job in this directory was started with other values:{lines}",
@@ -120,8 +120,10 @@ def keep_config(config: JobFile, allowed: Collection[str] = ()) -> None:
     refuse(refused)
     with storage_errors(path):
         record_changes(_disk(config), config.job.dir, changed)
-        for one in changed:
-            structlog.get_logger().warning("config_changed", key=one.key, old=one.kept, new=one.now)
+        for contradiction in changed:
+            structlog.get_logger().warning(
+                "config_changed", key=contradiction.key, old=contradiction.kept, new=contradiction.now
+            )
         if before is not None and not _is_ours(before):
             _move_aside(path, before, config.job.source)
         if before != after:

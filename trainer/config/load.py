@@ -275,24 +275,26 @@ def _pair(config: JobFile) -> Iterator[Problem]:
     if section.loss_options and loss in LOSSES:
         text = f"algorithm.loss_options means nothing to the loss {loss}"
         yield Problem("algorithm.loss_options", text, "algorithm.options has what verl's losses read")
-    given = [key for key in ("advantage", "loss", "options", "loss_options") if getattr(section, key)]
-    if section.name == SFT and given:
-        key = f"algorithm.{given[0]}"
+    keys = [key for key in ("advantage", "loss", "options", "loss_options") if getattr(section, key)]
+    if section.name == SFT and keys:
+        key = f"algorithm.{keys[0]}"
         yield Problem(key, f'{key} means nothing to algorithm.name = "sft"')
 
 
-def _one_of(key: str, value: str, known: Mapping[str, object] | frozenset[str]) -> Iterator[Problem]:
-    if value not in known:
-        text = f'{key} = "{value}" is not one of {", ".join(sorted(known))}'
-        yield Problem(key, text, nearest(value, known))
+def _one_of(key: str, value: str, choices: Mapping[str, object] | frozenset[str]) -> Iterator[Problem]:
+    if value not in choices:
+        text = f'{key} = "{value}" is not one of {", ".join(sorted(choices))}'
+        yield Problem(key, text, nearest(value, choices))
 
 
-def _supported(key: str, value: str, known: frozenset[str], lacking: Mapping[str, str]) -> Iterator[Problem]:
+def _supported(
+    key: str, value: str, choices: frozenset[str], lacking: Mapping[str, str]
+) -> Iterator[Problem]:
     if value in lacking:
-        hint = f"one of {', '.join(sorted(known))}"
+        hint = f"one of {', '.join(sorted(choices))}"
         yield Problem(key, f'{key} = "{value}" is not supported: {lacking[value]}', hint)
     elif value:
-        yield from _one_of(key, value, known)
+        yield from _one_of(key, value, choices)
 
 
 LOADER = Loader(

@@ -75,7 +75,7 @@ def check_start_adapter(section: LoraSection) -> None:
         return
     path = section.adapter
     try:
-        found = read_adapter_config(path)
+        adapter = read_adapter_config(path)
     except (CorruptDataError, StorageError) as error:
         if isinstance(error, StorageError) and error.errno not in (errno.ENOENT, errno.ENOTDIR):
             raise
@@ -83,11 +83,11 @@ def check_start_adapter(section: LoraSection) -> None:
         raise ConfigError(text, path=error.path, hint=_PLACE) from error
     if not os.path.isfile(f"{path}/{ADAPTER}"):
         raise ConfigError(f"the adapter to start from has no {ADAPTER}", path=path, hint=_PLACE)
-    for key, value, its in (("rank", section.rank, found.rank), ("alpha", section.alpha, found.alpha)):
+    for key, value, its in (("rank", section.rank, adapter.rank), ("alpha", section.alpha, adapter.alpha)):
         if value != its:
             text = f"the adapter to start from has {key} {its:g}, and model.lora.{key} = {value}"
             raise ConfigError(text, path=path, hint=f"{key} = {its:g}")
-    if found.rslora:
+    if adapter.rslora:
         hint = "merge it into model.path by peft's merge_and_unload"
         raise ConfigError(
             "the adapter to start from uses rsLoRA, which is not supported", path=path, hint=hint
@@ -112,30 +112,30 @@ def read_adapter_config(directory: str) -> AdapterConfig:
     path = f"{directory}/{ADAPTER_CONFIG}"
     try:
         with open(path, encoding="utf-8") as file:
-            found = json.load(file)
+            document = json.load(file)
     except OSError as error:
         raise storage_error(error, path) from error
     except ValueError as error:
         raise CorruptDataError("not a JSON object", path=path) from error
-    return adapter_config(found, path)
+    return adapter_config(document, path)
 
 
-def adapter_config(found: Any, path: str) -> AdapterConfig:
+def adapter_config(document: Any, path: str) -> AdapterConfig:
     """Return what a configuration of peft's says.
 
     Args:
         path: Its file, for errors.
     """
-    if not isinstance(found, dict) or found.get("peft_type") != "LORA":
+    if not isinstance(document, dict) or document.get("peft_type") != "LORA":
         raise CorruptDataError("not an adapter_config.json of LoRA", path=path)
-    rank, alpha = found.get("r"), found.get("lora_alpha")
+    rank, alpha = document.get("r"), document.get("lora_alpha")
     if type(rank) is not int or rank < 1 or not isinstance(alpha, int | float) or isinstance(alpha, bool):
         raise CorruptDataError(
             f"r = {shown(rank)} and lora_alpha = {shown(alpha)} are no rank and alpha", path=path
         )
-    changes = [words for name, words in _CHANGES.items() if found.get(name)]
-    if changes or found.get("bias", "none") != "none":
+    changes = [words for name, words in _CHANGES.items() if document.get(name)]
+    if changes or document.get("bias", "none") != "none":
         raise CorruptDataError(f"an adapter with {(*changes, 'biases')[0]} is not supported", path=path)
     return AdapterConfig(
-        rank, alpha, bool(found.get("use_rslora")), str(found.get("base_model_name_or_path"))
+        rank, alpha, bool(document.get("use_rslora")), str(document.get("base_model_name_or_path"))
     )

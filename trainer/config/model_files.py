@@ -75,17 +75,17 @@ def read_model_config(path: str, key: str = "model.path") -> dict[str, Any]:
     file_path = os.path.join(path, "config.json")
     try:
         with open(file_path, encoding="utf-8") as file:
-            found = json.load(file)
+            document = json.load(file)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
             f"not a model directory: {reason}", path=path, hint=_where_from(path, key)
         ) from error
-    architectures = found.get("architectures") if isinstance(found, dict) else None
+    architectures = document.get("architectures") if isinstance(document, dict) else None
     if not isinstance(architectures, list) or len(architectures) != 1:
         hint = 'write, for example, "architectures": ["Qwen2ForCausalLM"]'
         raise ConfigError("the model's config does not name one architecture", path=file_path, hint=hint)
-    return dict(found)
+    return dict(document)
 
 
 def _missing_weights(path: str) -> Iterator[str]:
@@ -185,10 +185,14 @@ def _where_from(path: str, key: str) -> str:
 def _cached(name: str) -> str | None:
     """Return the newest snapshot of a model in the hub's cache, None where there is none."""
     home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
-    place = f"{os.environ.get('HF_HUB_CACHE') or f'{home}/hub'}/models--{name.replace('/', '--')}/snapshots"
+    directory = (
+        f"{os.environ.get('HF_HUB_CACHE') or f'{home}/hub'}/models--{name.replace('/', '--')}/snapshots"
+    )
     try:
-        found = [entry.path for entry in os.scandir(place) if os.path.isfile(f"{entry.path}/config.json")]
-        return max(found, key=os.path.getmtime, default=None)
+        snapshots = [
+            entry.path for entry in os.scandir(directory) if os.path.isfile(f"{entry.path}/config.json")
+        ]
+        return max(snapshots, key=os.path.getmtime, default=None)
     except OSError:
         return None
 
@@ -212,12 +216,12 @@ def companions(
         changes: What else config.json says, by name.
     """
     config = read_model_config(path) | {"dtype": dtype, "torch_dtype": dtype, **changes}
-    found = {"config.json": json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"}
+    files = {"config.json": json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"}
     with storage_errors(path):
         for name in companion_names(path, code=code):
             with open(os.path.join(path, name), "rb") as file:
-                found[name] = file.read()
-    return found
+                files[name] = file.read()
+    return files
 
 
 def companion_names(path: str, *, code: bool) -> list[str]:

@@ -165,22 +165,22 @@ OF_FSDP1: Mapping[str, Accept] = {
 def algorithm_problems(section: AlgorithmSection) -> Iterator[Problem]:
     """Yield what is wrong with `algorithm.options`: names that do nothing with this loss, and refused values."""
     _, loss = estimator_and_loss(section)
-    found = find_loss(loss)
-    if section.name == SFT or found is None:
+    policy_loss = find_loss(loss)
+    if section.name == SFT or policy_loss is None:
         return
-    table, given = "algorithm.options", dict(_flat(section.options))
-    known = {name: OF_LOSSES[name] for name in found.reads} | dict(OF_ALL)
-    for name, value in given.items():
-        if name in OF_LOSSES and name not in known:
+    table, options = "algorithm.options", dict(_flat(section.options))
+    accepted = {name: OF_LOSSES[name] for name in policy_loss.reads} | dict(OF_ALL)
+    for name, value in options.items():
+        if name in OF_LOSSES and name not in accepted:
             yield _problem(table, name, f"the loss {loss} does not read {table}.{name}", _readers(name))
-        elif name in known and (why := _useless(name, section)):
+        elif name in accepted and (why := _useless(name, section)):
             yield _problem(table, name, f"{table}.{name} does nothing: {why}")
         else:
-            yield from option_problems(table, name, value, known, ACTOR_ELSEWHERE, ACTOR_REFUSED)
+            yield from option_problems(table, name, value, accepted, ACTOR_ELSEWHERE, ACTOR_REFUSED)
     if correction(section.options) is not None and section.old_logprobs == "rollout":
         why = 'with old_logprobs = "rollout" the ratio is already taken against the log-probs of explorers'
         yield _problem(table, CORRECTION, f"{table}.{CORRECTION} does nothing: {why}")
-    if loss == "dro" and "policy_loss.dro_beta" not in given:
+    if loss == "dro" and "policy_loss.dro_beta" not in options:
         yield _problem(
             table, "policy_loss.dro_beta", "dro needs a penalty", f"set {table}.policy_loss.dro_beta"
         )
@@ -188,18 +188,18 @@ def algorithm_problems(section: AlgorithmSection) -> Iterator[Problem]:
 
 def engine_problems(section: EngineSection) -> Iterator[Problem]:
     """Yield what is wrong with `engine.options` of verl's FSDP engines."""
-    table, given = "engine.options", section.options
-    known = {**OF_ENGINE, **(OF_FSDP1 if section.strategy == "fsdp" else {})}
-    for name, value in given.items():
-        if name in OF_FSDP1 and name not in known:
+    table, options = "engine.options", section.options
+    accepted = {**OF_ENGINE, **(OF_FSDP1 if section.strategy == "fsdp" else {})}
+    for name, value in options.items():
+        if name in OF_FSDP1 and name not in accepted:
             yield _problem(
                 table, name, f'{table}.{name} does nothing with engine.strategy = "{section.strategy}"'
             )
-        elif name.endswith("max_token_len_per_gpu") and not given.get("use_dynamic_bsz"):
+        elif name.endswith("max_token_len_per_gpu") and not options.get("use_dynamic_bsz"):
             yield _problem(table, name, f"{table}.{name} does nothing without {table}.use_dynamic_bsz = true")
         else:
-            yield from option_problems(table, name, value, known, ENGINE_ELSEWHERE, ENGINE_REFUSED)
-    if given.get("use_dynamic_bsz") is True and "max_token_len_per_gpu" not in given:
+            yield from option_problems(table, name, value, accepted, ENGINE_ELSEWHERE, ENGINE_REFUSED)
+    if options.get("use_dynamic_bsz") is True and "max_token_len_per_gpu" not in options:
         hint = f"set {table}.max_token_len_per_gpu"
         yield _problem(table, "use_dynamic_bsz", "use_dynamic_bsz needs a bound", hint)
 
@@ -207,10 +207,10 @@ def engine_problems(section: EngineSection) -> Iterator[Problem]:
 def correction(options: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the table of rollout correction in `algorithm.options` with verl's defaults, None where it is off."""
     policy = options.get("policy_loss", {})
-    given = policy.get("rollout_correction") if isinstance(policy, Mapping) else None
-    if not isinstance(given, Mapping):
+    settings = policy.get("rollout_correction") if isinstance(policy, Mapping) else None
+    if not isinstance(settings, Mapping):
         return None
-    return {"rollout_is": "sequence", "rollout_is_threshold": 2.0, **given}
+    return {"rollout_is": "sequence", "rollout_is_threshold": 2.0, **settings}
 
 
 def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -227,14 +227,14 @@ def option_problems(
     table: str,
     name: str,
     value: Any,
-    known: Mapping[str, Accept],
+    accepted: Mapping[str, Accept],
     elsewhere: Mapping[str, str],
     refused: Mapping[str, str],
 ) -> Iterator[Problem]:
     """Yield what is wrong with one option.
 
     Args:
-        known: The options of the table, with the values that they take.
+        accepted: The options of the table, with the values that they take.
         elsewhere: Those that a key of the configuration sets, with the key.
         refused: Those that are not supported, with the reason.
     """
@@ -243,17 +243,17 @@ def option_problems(
         yield _problem(table, name, f"{whole} is not set here", elsewhere[name])
     elif name in refused:
         yield _problem(table, name, f"{whole} is not supported: {refused[name]}")
-    elif name not in known:
-        choices = f"{table} takes {', '.join(sorted(known))}"
-        yield _problem(table, name, f"verl has no {whole}", nearest(name, known) or choices)
-    elif not known[name](value):
+    elif name not in accepted:
+        choices = f"{table} takes {', '.join(sorted(accepted))}"
+        yield _problem(table, name, f"verl has no {whole}", nearest(name, accepted) or choices)
+    elif not accepted[name](value):
         yield _problem(table, name, f"{whole} = {shown(value)} is not a value that it takes")
 
 
 def _useless(name: str, section: AlgorithmSection) -> str:
     """Return why an option that every loss takes does nothing here, empty where it does something."""
-    known = find_loss(estimator_and_loss(section)[1]) or OWN_LOSS
-    mode = with_published(section).loss_agg_mode if known.has_modes else known.mode
+    policy_loss = find_loss(estimator_and_loss(section)[1]) or OWN_LOSS
+    mode = with_published(section).loss_agg_mode if policy_loss.has_modes else policy_loss.mode
     if name == "loss_scale_factor" and mode != "seq-mean-token-sum-norm":
         return 'it divides with loss_agg_mode = "seq-mean-token-sum-norm" only'
     if name == "calculate_entropy" and (section.old_logprobs == "recompute" or section.entropy_coeff):

@@ -32,12 +32,12 @@ class Batch:
     @property
     def rollouts(self) -> tuple[int, ...]:
         """Return the number of the rollout of each row, from 0."""
-        return tuple(accumulate((one.segment == 0 for one in self.experiences), initial=-1))[1:]
+        return tuple(accumulate((segment.segment == 0 for segment in self.experiences), initial=-1))[1:]
 
     @property
     def firsts(self) -> tuple[Experience, ...]:
         """Return the first segment of each rollout, for values that a rollout has once."""
-        return tuple(one for one in self.experiences if one.segment == 0)
+        return tuple(segment for segment in self.experiences if segment.segment == 0)
 
     def over_rollouts(self, counts: Sequence[int]) -> list[int]:
         """Return the sums of counts of rows by rollout."""

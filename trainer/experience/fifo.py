@@ -66,12 +66,12 @@ class Fifo(SampleStrategy):
         experiences = tuple(experience for group in groups for experience in group.experiences)
         origins: tuple[Origin, ...] = tuple(origin for group in groups for origin in group.origins)
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        found = [staleness.oldest(rollout, now) for rollout in rollouts]
-        ages = tuple(age for age, rollout in zip(found, rollouts, strict=True) for _ in rollout)
+        oldest = [staleness.oldest(rollout, now) for rollout in rollouts]
+        ages = tuple(age for age, rollout in zip(oldest, rollouts, strict=True) for _ in rollout)
         numbers = tuple(number for number, group in enumerate(groups) for _ in group.experiences)
-        self._ages = [age for age in found if age is not None]
-        disputed = [one for one in experiences if one.unproven is not None]
-        self._unproven = sum(sum(one.action_mask) - sum(one.learnt) for one in disputed)
+        self._ages = [age for age in oldest if age is not None]
+        disputed = [segment for segment in experiences if segment.unproven is not None]
+        self._unproven = sum(sum(segment.action_mask) - sum(segment.learnt) for segment in disputed)
         return Batch(experiences, numbers, tuple(map(staleness.weight, ages)), ages, origins)
 
     def state_dict(self) -> dict[str, Any]:
@@ -102,9 +102,9 @@ class Fifo(SampleStrategy):
 
     def metrics(self) -> dict[str, float]:
         """Return ages and unproven tokens of the last batch, and counts of waiting, dropped and rejected rollouts."""
-        known = {f"experience/{name}": float(count) for name, count in sorted(self.counts.items())}
+        counts = {f"experience/{name}": float(count) for name, count in sorted(self.counts.items())}
         return {
-            **known,
+            **counts,
             "experience/waiting": float(self._pool.waiting(whole=True)),
             "experience/waiting_incomplete": float(self._pool.waiting(whole=False)),
             "experience/waiting_batches": float(self.reader.waiting_files),

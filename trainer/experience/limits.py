@@ -26,8 +26,8 @@ class Limits:
     def problem(self, experiences: Sequence[Experience]) -> str:
         """Return why a batch of experiences cannot be trained on, empty where it can."""
         for number, experience in enumerate(experiences):
-            if found := self.problem_of(experience.tokens) or _number_problem(experience):
-                return f"row {number}: {found}"
+            if problem := self.problem_of(experience.tokens) or _number_problem(experience):
+                return f"row {number}: {problem}"
         return ""
 
     def problem_of(self, tokens: Sequence[int]) -> str:

@@ -66,12 +66,12 @@ class ReadAhead:
     def _fill(self, through: Mapping[str, int], rows: int, stop: Event) -> None:
         # Whatever fails here is met again, and dealt with, where the batch is asked for.
         with contextlib.suppress(OSError, SyncdError):
-            found = self._found
+            held = self._found
             for file in self._due(through):
-                if stop.is_set() or sum(map(len, list(found.values()))) >= rows:
+                if stop.is_set() or sum(map(len, list(held.values()))) >= rows:
                     return
-                if file not in found:
-                    found[file] = self._read(file)
+                if file not in held:
+                    held[file] = self._read(file)
 
     def _due(self, through: Mapping[str, int]) -> Iterator[BatchFile]:
         """Yield the batches that are there, one of each explorer in turn, up to the first that is missing."""

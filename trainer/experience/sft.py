@@ -59,11 +59,11 @@ def read_examples(
 def _bounded(examples: Sequence[Example], max_length: int, path: str) -> tuple[Example, ...]:
     """Return the examples that have room for a response, cut to `max_length`."""
     kept = tuple(
-        Example(one.tokens[:max_length], one.prompt_length)
-        for one in examples
-        if one.prompt_length < max_length
+        Example(example.tokens[:max_length], example.prompt_length)
+        for example in examples
+        if example.prompt_length < max_length
     )
-    longest, shortest = (pick(one.prompt_length for one in examples) for pick in (max, min))
+    longest, shortest = (pick(example.prompt_length for example in examples) for pick in (max, min))
     if not kept:
         raise ConfigError(
             f"no row of the SFT data set has room for a response within data.max_length = {max_length}:"
@@ -112,7 +112,6 @@ class Examples:
                 raise ConfigError(f"example {number} of the SFT data set: {problem}", hint=hint)
 
     def draw(self, count: int) -> tuple[Example, ...]:
-        """Return the next examples."""
         return tuple(self._one() for _ in range(count))
 
     def state_dict(self) -> dict[str, Any]:

@@ -191,11 +191,11 @@ class ExperienceReader:
         except OSError as error:
             self._note("unreachable", explorer=explorer, reason=str(error))
             return set()
-        found = {entry.name: batch_paths.parse_batch(entry.name) for entry in entries}
-        for name, seq in found.items():
+        numbers = {entry.name: batch_paths.parse_batch(entry.name) for entry in entries}
+        for name, seq in numbers.items():
             if seq is None and name.endswith(batch_paths.SUFFIX) and not name.startswith("."):
                 self._reject(explorer, name, "its name is not the number of a batch")
-        return {seq for seq in found.values() if seq is not None}
+        return {seq for seq in numbers.values() if seq is not None}
 
     def _next(self, explorer: str, seqs: set[int]) -> LoadedBatch | None:
         """Read one batch, or skip what is not a batch; empty `seqs` if nothing more can be read now."""

@@ -59,13 +59,13 @@ class MergedWeights:
 
 def _parts_of(adapter: ModelWeights) -> dict[str, dict[str, str]]:
     """Return the names of A and B in the adapter by the name of the weight that they change."""
-    found: dict[str, dict[str, str]] = {}
+    parts: dict[str, dict[str, str]] = {}
     for name in adapter.kinds:
         part = _PART.fullmatch(name)
         if part is None:
             raise CorruptDataError(f"tensor {name!r} of the adapter is neither A nor B of a linear layer")
-        found.setdefault(f"{part[1]}.weight", {})[part[2]] = name
-    return found
+        parts.setdefault(f"{part[1]}.weight", {})[part[2]] = name
+    return parts
 
 
 def find_base_directory(

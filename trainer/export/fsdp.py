@@ -45,8 +45,8 @@ class FsdpFiles:
         paths = [f"{directory}/{name}" for name in rank_files(disk, directory)]
         self._ranks = [_load(path) for path in paths]
         first = self._ranks[0]
-        for path, found in zip(paths, self._ranks, strict=True):
-            if found.keys() != first.keys():
+        for path, tensors in zip(paths, self._ranks, strict=True):
+            if tensors.keys() != first.keys():
                 raise CorruptDataError("its tensors are not those of rank 0", path=path)
         if adapters and not all(_ADAPTER in name for name in first):
             raise CorruptDataError("the ranks' files hold more than adapters", path=directory)
@@ -72,14 +72,14 @@ class FsdpFiles:
 
 def rank_files(disk: Disk, directory: str) -> list[str]:
     """Return the names of all ranks' files, in the order of the ranks."""
-    found: dict[int, dict[int, str]] = {}
+    by_world_size: dict[int, dict[int, str]] = {}
     for entry in list_if_there(disk, directory):
         if match := _FILE.fullmatch(entry.name):
-            found.setdefault(int(match[1]), {})[int(match[2])] = entry.name
-    if len(found) != 1:
-        sizes = ", ".join(map(str, sorted(found))) or "none"
+            by_world_size.setdefault(int(match[1]), {})[int(match[2])] = entry.name
+    if len(by_world_size) != 1:
+        sizes = ", ".join(map(str, sorted(by_world_size))) or "none"
         raise CorruptDataError(f"rank files of one world size are needed; there are: {sizes}", path=directory)
-    ((world_size, names),) = found.items()
+    ((world_size, names),) = by_world_size.items()
     if len(names) < world_size:
         raise NotReadyError(f"only {len(names)} of {world_size} ranks' files are there", path=directory)
     return [names[rank] for rank in range(world_size)]
@@ -91,7 +91,7 @@ def _load(path: str) -> Mapping[str, torch.Tensor]:
             raise CorruptDataError("not a whole file of torch.save", path=path)
     try:
         with without_warning():
-            found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+            tensors = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except pickle.UnpicklingError as error:
         raise ConfigError(
             RUNS_CODE,
@@ -100,13 +100,13 @@ def _load(path: str) -> Mapping[str, torch.Tensor]:
         ) from error
     except (RuntimeError, EOFError) as error:
         raise CorruptDataError("not a whole file of torch.save", path=path) from error
-    if not isinstance(found, Mapping) or not found or not _all_tensors(found):
+    if not isinstance(tensors, Mapping) or not tensors or not _all_tensors(tensors):
         raise CorruptDataError("the file holds no tensors by name", path=path)
-    return found
+    return tensors
 
 
-def _all_tensors(found: Mapping[object, object]) -> bool:
-    return all(isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items())
+def _all_tensors(tensors: Mapping[object, object]) -> bool:
+    return all(isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in tensors.items())
 
 
 @contextlib.contextmanager

@@ -130,9 +130,9 @@ def _rewrite(disk: Disk, source: ExportSource, directory: str, dtype: torch.dtyp
     if not source.shards:
         leave_out_tied(source.weights, directory)
     write_weights(disk, directory, source.weights, dtype)
-    found = _dtypes(source.weights, dtype)
-    if len(found) == 1:
-        disk.replace(config, config_with_dtype(content, source.companions[CONFIG], *found))
+    dtypes = _dtypes(source.weights, dtype)
+    if len(dtypes) == 1:
+        disk.replace(config, config_with_dtype(content, source.companions[CONFIG], *dtypes))
 
 
 def _dtypes(weights: ModelWeights, dtype: torch.dtype | None) -> set[str]:

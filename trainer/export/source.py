@@ -90,7 +90,7 @@ def find_critic(job: Job, step: int) -> ExportSource:
     disk, path = job.disk, job.step(step)
     _require_there(job, step)
     own, foreign = f"{path}/{TRAINING}/{CRITIC}", f"{path}/{CRITIC}"
-    directory = next((place for place in (own, foreign) if has_fsdp_files(disk, place)), None)
+    directory = next((candidate for candidate in (own, foreign) if has_fsdp_files(disk, candidate)), None)
     if directory is None:
         hint = "full checkpoints of jobs with critic.enabled = true have one"
         raise UsageError(f"step {step} holds no critic", path=path, hint=hint)
@@ -104,7 +104,7 @@ def _require_there(job: Job, step: int) -> None:
         names = [entry.name for entry in job.disk.list(job.root)]
     except MISSING:
         raise JobMissingError("the job directory is not there", path=job.root) from None
-    steps = sorted(found for found in map(parse_step_name, names) if found is not None)
+    steps = sorted(number for number in map(parse_step_name, names) if number is not None)
     if step not in steps and step in map(parse_attempt_name, names):
         raise NotReadyError(f"step {step} is not complete: it is being written", path=job.root)
     if step not in steps:
@@ -177,9 +177,13 @@ def _native(disk: Disk, path: str, manifest: Manifest, *, full_precision: bool) 
             path, FsdpFiles(disk, training), beside or _companions(disk, f"{training}/huggingface"), records
         )
     split = f"{training}/{_DIST_CKPT}"
-    if not manifest.shards and CONFIG in beside and (found := split_weights(disk, split, beside[CONFIG])):
+    if (
+        not manifest.shards
+        and CONFIG in beside
+        and (split_files := split_weights(disk, split, beside[CONFIG]))
+    ):
         _require_full(disk, path, manifest)
-        return ExportSource(path, found, beside, records)
+        return ExportSource(path, split_files, beside, records)
     weights = SafetensorsFiles(disk, [f"{path}/{record.name}" for record in manifest.shards])
     return ExportSource(path, weights, beside, records, tuple(map(_exported, manifest.shards)))
 
@@ -206,10 +210,10 @@ def _foreign(disk: Disk, path: str, step: int) -> ExportSource:
             if shards := [name for name in _files(disk, directory) if name.endswith(_SHARD)]:
                 weights = SafetensorsFiles(disk, [f"{directory}/{name}" for name in sorted(shards)])
                 return ExportSource(path, weights, _companions(disk, directory))
-        for place in (_DIST_CKPT, "dist_ckpt"):
-            beside = _companions(disk, f"{actor}/{place}".removesuffix("dist_ckpt") + "huggingface")
-            if CONFIG in beside and (found := split_weights(disk, f"{actor}/{place}", beside[CONFIG])):
-                return ExportSource(path, found, beside)
+        for folder in (_DIST_CKPT, "dist_ckpt"):
+            beside = _companions(disk, f"{actor}/{folder}".removesuffix("dist_ckpt") + "huggingface")
+            if CONFIG in beside and (split_files := split_weights(disk, f"{actor}/{folder}", beside[CONFIG])):
+                return ExportSource(path, split_files, beside)
     raise NotReadyError(f"step {step} is not complete: it has no manifest", path=path)
 
 

@@ -56,18 +56,18 @@ def start_daemon(config: JobFile) -> "DaemonProcess | None":
 
 def options(config: JobFile) -> list[str]:
     """Return the options of `syncd watch` that the job's `[daemon]` table does not give."""
-    found = policy_options(config)
+    arguments = policy_options(config)
     if "log_level" not in config.daemon:
-        found += ["--log-level", "warning"]  # all events are in events.jsonl, which is bounded
-    return found
+        arguments += ["--log-level", "warning"]  # all events are in events.jsonl, which is bounded
+    return arguments
 
 
 def policy_options(config: JobFile) -> list[str]:
     """Return the options that name the job and its retention, which `syncd prune` takes too."""
-    found = ["--state-dir", config.job.state_dir] if config.job.state_dir else []
+    arguments = ["--state-dir", config.job.state_dir] if config.job.state_dir else []
     if "keep_full" not in config.daemon and config.trainer.max_checkpoints_to_keep:
-        found += ["--keep-full", str(config.trainer.max_checkpoints_to_keep)]
-    return found
+        arguments += ["--keep-full", str(config.trainer.max_checkpoints_to_keep)]
+    return arguments
 
 
 class DaemonProcess:

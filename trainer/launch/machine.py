@@ -45,11 +45,11 @@ def settings(nproc: int, environ: Mapping[str, str]) -> dict[str, str]:
     so that a save blocks the loop for less time (docs/saving.md).
     """
     cores = len(os.sched_getaffinity(0))
-    found = {"OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS") or str(max(cores // nproc, 1))}
+    variables = {"OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS") or str(max(cores // nproc, 1))}
     tunables = environ.get("GLIBC_TUNABLES", "")
     if _TUNABLE not in tunables:
-        found["GLIBC_TUNABLES"] = ":".join(filter(None, [tunables, f"{_TUNABLE}=0x80000"]))
-    return found
+        variables["GLIBC_TUNABLES"] = ":".join(filter(None, [tunables, f"{_TUNABLE}=0x80000"]))
+    return variables
 
 
 def _listed_gpus() -> int:

@@ -40,60 +40,60 @@ def pick_device(name: Literal["auto", "cpu", "cuda"], local_rank: int) -> torch.
     return torch.device("cuda", local_rank if count > 1 else 0)
 
 
-def open_ranks(place: RankEnv, device: torch.device, timeout: float) -> Ranks:
+def open_ranks(rank_env: RankEnv, device: torch.device, timeout: float) -> Ranks:
     """Initialise `torch.distributed`, also for one rank, and return the ranks.
 
     Args:
         device: What `pick_device` returned.
         timeout: Seconds after which a collective that a rank does not join is an error.
     """
-    os.environ.update(place.variables() if place.world_size > 1 else {})
+    os.environ.update(rank_env.variables() if rank_env.world_size > 1 else {})
     if device.type == "cuda":
         torch.cuda.set_device(device)
     try:
-        store = _meet(place, min(timeout, MEETING))
+        store = _meet(rank_env, min(timeout, MEETING))
         store.set_timeout(timedelta(seconds=timeout))
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             store=store,
-            rank=place.rank,
-            world_size=place.world_size,
+            rank=rank_env.rank,
+            world_size=rank_env.world_size,
             timeout=timedelta(seconds=timeout),
             device_id=device if device.type == "cuda" else None,
         )
-        return RankGroup(timeout) if place.world_size > 1 else Ranks()
+        return RankGroup(timeout) if rank_env.world_size > 1 else Ranks()
     except RuntimeError as error:
-        raise _not_met(place, error) from error
+        raise _not_met(rank_env, error) from error
 
 
-def _meet(place: RankEnv, seconds: float) -> Store:
+def _meet(rank_env: RankEnv, seconds: float) -> Store:
     """Return the store through which ranks find each other."""
     timeout = timedelta(seconds=seconds)
-    if place.world_size == 1:
+    if rank_env.world_size == 1:
         return HashStore()
-    if place.origin != "trainer":
+    if rank_env.origin != "trainer":
         # torchrun runs the store and names it in the environment.
-        store: Store = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))[0]
+        store: Store = next(rendezvous("env://", rank_env.rank, rank_env.world_size, timeout=timeout))[0]
         return store
     return TCPStore(
-        place.master_addr,
-        place.master_port,
-        place.world_size,
-        is_master=place.rank == 0,
+        rank_env.master_addr,
+        rank_env.master_port,
+        rank_env.world_size,
+        is_master=rank_env.rank == 0,
         timeout=timeout,
-        master_listen_fd=int(os.environ[LISTENING]) if place.rank == 0 else None,
+        master_listen_fd=int(os.environ[LISTENING]) if rank_env.rank == 0 else None,
     )
 
 
-def _not_met(place: RankEnv, error: RuntimeError) -> SyncdError:
-    where = f"{place.master_addr}:{place.master_port}"
+def _not_met(rank_env: RankEnv, error: RuntimeError) -> SyncdError:
+    where = f"{rank_env.master_addr}:{rank_env.master_port}"
     reason = str(error).splitlines()[0]
     if "EADDRINUSE" in reason:
         return TryAgainError(
             f"rank 0 cannot listen at {where}: another process does", hint="MASTER_PORT=<a free port>"
         )
     return TimedOutError(
-        f"rank {place.rank} of {place.world_size} did not reach the others at {where}: {reason}",
+        f"rank {rank_env.rank} of {rank_env.world_size} did not reach the others at {where}: {reason}",
         hint=f"all ranks must start within ten minutes and reach MASTER_ADDR:MASTER_PORT ({DOCS}/launch.md)",
     )
 
@@ -108,19 +108,19 @@ class Joined:
 
 
 @contextlib.contextmanager
-def join(config: JobFile, place: RankEnv, allowed: Collection[str] = ()) -> Iterator[Joined]:
+def join(config: JobFile, rank_env: RankEnv, allowed: Collection[str] = ()) -> Iterator[Joined]:
     """Join the ranks for as long as the block lasts."""
-    device = pick_device(config.engine.device, place.local_rank)
-    ranks = open_ranks(place, device, config.engine.collective_timeout)
+    device = pick_device(config.engine.device, rank_env.local_rank)
+    ranks = open_ranks(rank_env, device, config.engine.collective_timeout)
     try:
-        yield Joined(share_config(config, place, ranks, allowed), device, ranks)
+        yield Joined(share_config(config, rank_env, ranks, allowed), device, ranks)
     finally:
         ranks.close()
 
 
-def share_config(config: JobFile, place: RankEnv, ranks: Ranks, allowed: Collection[str] = ()) -> JobFile:
+def share_config(config: JobFile, rank_env: RankEnv, ranks: Ranks, allowed: Collection[str] = ()) -> JobFile:
     """Return the configuration on all ranks; rank 0 enters the job directory, unless `trainer train` has done it."""
-    if place.origin == "trainer":
+    if rank_env.origin == "trainer":
         return config
     outcome = ranks.broadcast(_enter_job_dir(config, allowed) if ranks.rank == 0 else None)
     if isinstance(outcome, SyncdError):

@@ -97,12 +97,12 @@ def first_host(nodelist: str) -> str:
 
 def tasks_per_node(text: str) -> list[int]:
     """Return the tasks of each node of a step: `4(x2),3` is 4, 4, 3."""
-    found = [_TASKS.fullmatch(item) for item in text.split(",")]
-    if not all(found):
+    matches = [_TASKS.fullmatch(item) for item in text.split(",")]
+    if not all(matches):
         raise ConfigError(
             f"not a list of tasks per node: {text!r}", hint="torchrun can start the ranks instead"
         )
-    return [int(match[1]) for match in found if match for _ in range(int(match[2] or 1))]
+    return [int(match[1]) for match in matches if match for _ in range(int(match[2] or 1))]
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> RankEnv:
@@ -130,20 +130,20 @@ def _is_task(environ: Mapping[str, str]) -> bool:
 
 
 def _from_slurm(environ: Mapping[str, str]) -> RankEnv:
-    known = _current_names(environ)
-    _require(known, _SLURM, "srun sets them all; torchrun can start the ranks instead")
-    tasks, node = tasks_per_node(known["SLURM_STEP_TASKS_PER_NODE"]), _integer(known, "SLURM_NODEID")
+    variables = _current_names(environ)
+    _require(variables, _SLURM, "srun sets them all; torchrun can start the ranks instead")
+    tasks, node = tasks_per_node(variables["SLURM_STEP_TASKS_PER_NODE"]), _integer(variables, "SLURM_NODEID")
     if node >= len(tasks):
         raise ConfigError(f"SLURM_NODEID is {node}, of {len(tasks)} nodes in SLURM_STEP_TASKS_PER_NODE")
-    job, step = _integer(known, "SLURM_JOB_ID"), _integer(known, "SLURM_STEP_ID")
+    job, step = _integer(variables, "SLURM_JOB_ID"), _integer(variables, "SLURM_STEP_ID")
     return RankEnv(
-        rank=_integer(known, "SLURM_PROCID"),
-        local_rank=_integer(known, "SLURM_LOCALID"),
-        world_size=_integer(known, "SLURM_STEP_NUM_TASKS"),
+        rank=_integer(variables, "SLURM_PROCID"),
+        local_rank=_integer(variables, "SLURM_LOCALID"),
+        world_size=_integer(variables, "SLURM_STEP_NUM_TASKS"),
         local_world_size=tasks[node],
-        master_addr=known.get("MASTER_ADDR") or first_host(known["SLURM_STEP_NODELIST"]),
-        master_port=_port(known)
-        if known.get("MASTER_PORT")
+        master_addr=variables.get("MASTER_ADDR") or first_host(variables["SLURM_STEP_NODELIST"]),
+        master_port=_port(variables)
+        if variables.get("MASTER_PORT")
         else _FIRST_PORT + (job * _STRIDE + step) % _PORTS,
         origin="slurm",
     )
@@ -177,9 +177,9 @@ def _port(environ: Mapping[str, str]) -> int:
     return port
 
 
-def _checked(place: RankEnv) -> RankEnv:
-    ranks = place.rank < place.world_size and place.local_rank < place.local_world_size
-    if not ranks or place.local_world_size > place.world_size:
-        shown = ", ".join(f"{name}={value}" for name, value in list(place.variables().items())[:4])
+def _checked(rank_env: RankEnv) -> RankEnv:
+    ranks = rank_env.rank < rank_env.world_size and rank_env.local_rank < rank_env.local_world_size
+    if not ranks or rank_env.local_world_size > rank_env.world_size:
+        shown = ", ".join(f"{name}={value}" for name, value in list(rank_env.variables().items())[:4])
         raise ConfigError(f"no rank can be {shown}", hint="ranks count from 0")
-    return place
+    return rank_env

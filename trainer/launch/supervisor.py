@@ -63,8 +63,8 @@ def start_ranks(command: Sequence[str], nproc: int, environ: Mapping[str, str]) 
             listener.listen(_BACKLOG)
             port = listener.getsockname()[1]
             for rank in range(nproc):
-                place = RankEnv(rank, rank, nproc, nproc, "127.0.0.1", port, "trainer")
-                supervisor.start(command, place, {**environ, **settings(nproc, environ)}, listener)
+                rank_env = RankEnv(rank, rank, nproc, nproc, "127.0.0.1", port, "trainer")
+                supervisor.start(command, rank_env, {**environ, **settings(nproc, environ)}, listener)
         return supervisor.wait()
 
 
@@ -107,14 +107,14 @@ class RankSupervisor:
         self._selector.close()
 
     def start(
-        self, command: Sequence[str], place: RankEnv, environ: Mapping[str, str], listener: socket.socket
+        self, command: Sequence[str], rank_env: RankEnv, environ: Mapping[str, str], listener: socket.socket
     ) -> None:
         """Start one rank in a new process group, so that Ctrl-C reaches it once, through us."""
-        source, entry = os.pipe() if place.rank else (None, None)
+        source, entry = os.pipe() if rank_env.rank else (None, None)
         process = subprocess.Popen(  # noqa: S603 - the caller's command
             dying_with_parent(signal.SIGKILL, command),
-            env={**environ, **place.variables(), STARTED_BY: "trainer", LISTENING: str(listener.fileno())},
-            pass_fds=[] if place.rank else [listener.fileno()],
+            env={**environ, **rank_env.variables(), STARTED_BY: "trainer", LISTENING: str(listener.fileno())},
+            pass_fds=[] if rank_env.rank else [listener.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=entry,
             stderr=entry,
@@ -123,14 +123,14 @@ class RankSupervisor:
         output = None
         if source is not None and entry is not None:
             os.close(entry)
-            prefix = f"[rank {place.rank}] "
+            prefix = f"[rank {rank_env.rank}] "
             arguments = (source, prefix.encode())
             output = threading.Thread(
                 target=_copy_lines, args=arguments, name=f"output {prefix}", daemon=True
             )
             output.start()
-        rank = _Rank(place.rank, process, os.pidfd_open(process.pid), output)
-        self._living[place.rank] = rank
+        rank = _Rank(rank_env.rank, process, os.pidfd_open(process.pid), output)
+        self._living[rank_env.rank] = rank
         self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
 
     def wait(self) -> int:

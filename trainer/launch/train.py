@@ -34,19 +34,19 @@ def train(config: JobFile, nproc: int | None = None, *, run: str = RUN, allowed:
         run: The function of one rank, as `module:name`.
         allowed: Fixed keys that the user lets change.
     """
-    place = read_rank_env(os.environ)
-    if place.origin == "alone":
+    rank_env = read_rank_env(os.environ)
+    if rank_env.origin == "alone":
         return _start(config, nproc, run, allowed)
     if nproc is not None:
-        raise UsageError(f"--nproc {nproc}: {place.origin} started the {place.world_size} ranks")
-    return run_here(config, place, run, allowed)
+        raise UsageError(f"--nproc {nproc}: {rank_env.origin} started the {rank_env.world_size} ranks")
+    return run_here(config, rank_env, run, allowed)
 
 
-def run_here(config: JobFile, place: RankEnv, run: str, allowed: Collection[str] = ()) -> int:
+def run_here(config: JobFile, rank_env: RankEnv, run: str, allowed: Collection[str] = ()) -> int:
     """Be one rank and return its exit code."""
     end_at_once()
     more = {"allowed": allowed} if allowed else {}
-    code: int = pkgutil.resolve_name(run)(config, place, **more)
+    code: int = pkgutil.resolve_name(run)(config, rank_env, **more)
     return code
 
 

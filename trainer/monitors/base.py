@@ -82,10 +82,10 @@ def job_identity(directory: str) -> str:
     """
     disk, path = LocalDisk(), monitor_directory(directory, "id")
     try:
-        found = disk.read(path, limit=64).decode().strip()
+        identity = disk.read(path, limit=64).decode().strip()
     except (FileNotFoundError, CorruptDataError, UnicodeDecodeError):
-        found = ""
-    return found if _is_id(found) else _make_identity(disk, path)
+        identity = ""
+    return identity if _is_id(identity) else _make_identity(disk, path)
 
 
 def _is_id(text: str) -> bool:
@@ -99,14 +99,14 @@ def _make_identity(disk: LocalDisk, path: str) -> str:
     return fresh
 
 
-def check_options(options: Mapping[str, Any], known: Mapping[str, type], kind: str) -> None:
+def check_options(options: Mapping[str, Any], types: Mapping[str, type], kind: str) -> None:
     """Check the options of a kind.
 
     Raises:
         ConfigError: An option is not known, or of another type.
     """
     for name, value in options.items():
-        if name not in known:
-            raise unknown_name(f"monitor.options.{kind} has no {name!r}", name, known)
-        if type(value) is not known[name]:
-            raise ConfigError(f"monitor.options.{kind}.{name} = {value!r} is not a {known[name].__name__}")
+        if name not in types:
+            raise unknown_name(f"monitor.options.{kind} has no {name!r}", name, types)
+        if type(value) is not types[name]:
+            raise ConfigError(f"monitor.options.{kind}.{name} = {value!r} is not a {types[name].__name__}")

@@ -88,8 +88,8 @@ class History:
     def series(self, *names: str) -> tuple[list[int], list[float]]:
         """Return steps and values of a metric, the first of the names that a step has."""
         chosen = {step: [has[name] for name in names if name in has] for step, has in self.steps.items()}
-        found = {step: values[0] for step, values in chosen.items() if values}
-        return list(found), list(found.values())
+        points = {step: values[0] for step, values in chosen.items() if values}
+        return list(points), list(points.values())
 
 
 def read_history(path: str) -> History:

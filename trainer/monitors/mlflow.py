@@ -66,8 +66,8 @@ def _uri(run: MonitoredRun) -> str:
 
 def _run_id(client: MlflowClient, run: MonitoredRun) -> str:
     name, job = run.options.get("experiment") or run.project, job_identity(run.directory)
-    found = client.get_experiment_by_name(name)
-    experiment = found.experiment_id if found else client.create_experiment(name)
+    existing = client.get_experiment_by_name(name)
+    experiment = existing.experiment_id if existing else client.create_experiment(name)
     earlier = client.search_runs([experiment], filter_string=f"tags.`{JOB_TAG}` = '{job}'", max_results=1)
     if earlier:
         client.update_run(earlier[0].info.run_id, status="RUNNING")

@@ -49,8 +49,8 @@ def head(figures: RunFigures) -> list[Fact]:
 
 def groups(figures: RunFigures) -> list[list[Fact]]:
     """Return all that belongs below the first line, what is not known left out."""
-    found = ([(label, text) for label, show in group if (text := show(figures))] for group in _GROUPS)
-    return [group for group in found if group]
+    shown = ([(label, text) for label, show in group if (text := show(figures))] for group in _GROUPS)
+    return [group for group in shown if group]
 
 
 def short(value: float) -> str:

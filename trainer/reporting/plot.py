@@ -137,8 +137,8 @@ def _figure(jobs: Sequence[_Job]) -> "Figure":
     columns = min(COLUMNS, max(len(drawings), 1))
     rows = max(math.ceil(len(drawings) / columns), 1)
     figure = _new_figure((max(columns, 2) * SIZE[0], rows * SIZE[1] + 0.4))
-    for place, drawing in enumerate(drawings, 1):
-        _draw(figure.add_subplot(rows, columns, place), drawing, jobs)
+    for number, drawing in enumerate(drawings, 1):
+        _draw(figure.add_subplot(rows, columns, number), drawing, jobs)
     if not drawings:
         figure.text(0.5, 0.5, "no figure that is drawn was recorded", ha="center", color="0.4")
     if len(jobs) > 1:
@@ -266,13 +266,13 @@ def _moving_mean(values: Sequence[float], reach: int) -> list[float]:
 
 
 def _save(figure: "Figure", out: str) -> None:
-    known = sorted(figure.canvas.get_supported_filetypes())
+    formats = sorted(figure.canvas.get_supported_filetypes())
     suffix = os.path.splitext(out)[1].lstrip(".").lower()
-    if suffix not in known:
+    if suffix not in formats:
         raise UsageError(
             f"a picture is not written as {suffix or 'a file without a suffix'!r}",
             path=out,
-            hint=", ".join(known),
+            hint=", ".join(formats),
         )
     with storage_errors(out), warnings.catch_warnings():
         # Of a name that matplotlib's font cannot spell, boxes are drawn.

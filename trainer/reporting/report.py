@@ -35,7 +35,6 @@ class Screen:
             self._monitors.log_rollouts(pick_rollouts(batch, count, self._decode), step)
 
     def note(self, text: str) -> None:
-        """Show a line of text."""
         self._progress.note(text)
 
     def close(self) -> None:
@@ -69,8 +68,8 @@ def pick_rollouts(batch: Batch, count: int, decode: Decode | None = None) -> lis
         decode: Makes text of token ids; without it, or where it fails, the ids themselves are the text.
     """
     experiences = batch.experiences
-    firsts = [place for place, one in enumerate(experiences) if one.segment == 0]
-    order = sorted(firsts, key=lambda place: (-experiences[place].reward, place))
+    firsts = [index for index, experience in enumerate(experiences) if experience.segment == 0]
+    order = sorted(firsts, key=lambda index: (-experiences[index].reward, index))
     return [_rollout(batch, order[at], decode) for at in _spread(len(order), count)]
 
 
@@ -83,10 +82,10 @@ def _spread(length: int, count: int) -> list[int]:
     return [round(at * (length - 1) / (count - 1)) for at in range(count)]
 
 
-def _rollout(batch: Batch, place: int, decode: Decode | None) -> RolloutSample:
-    experience = batch.experiences[place]
-    segments = batch.experiences[place : place + experience.segments]
-    responses = [_text(one.tokens[one.prompt_length :], decode) for one in segments]
+def _rollout(batch: Batch, index: int, decode: Decode | None) -> RolloutSample:
+    experience = batch.experiences[index]
+    segments = batch.experiences[index : index + experience.segments]
+    responses = [_text(segment.tokens[segment.prompt_length :], decode) for segment in segments]
     return RolloutSample(
         prompt=_text(experience.tokens[: experience.prompt_length], decode),
         response=_cut(_BETWEEN.join(responses)),
@@ -95,7 +94,7 @@ def _rollout(batch: Batch, place: int, decode: Decode | None) -> RolloutSample:
         step=experience.step,
         group=experience.group,
         task=experience.task,
-        explorer=batch.origins[place].explorer,
+        explorer=batch.origins[index].explorer,
     )
 
 

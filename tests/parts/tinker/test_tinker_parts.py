@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch", reason="the trainer needs torch")
 from support import samples  # noqa: E402
 from support.paths import PYTHONPATH, TESTS  # noqa: E402
 
+from explorer_hooks.run.load import load_file  # noqa: E402
 from syncd.errors import ConfigError, CorruptDataError  # noqa: E402
 from syncd.jobfile.trainer_sections import OptimizerSection  # noqa: E402
 from syncd.parts.tinker.session import api_key, import_sdk  # noqa: E402
@@ -66,12 +67,6 @@ def problems_of(**tables):
         ("sync.method", {"sync": {"method": "auto"}}),
         ("trainer.nproc", {"trainer": {"nproc": 2}}),
         ("trainer.save_hf_checkpoint", {"trainer": {"save_hf_checkpoint": "always"}}),
-        ("engine.options.rnak", {"options": {"rnak": 8}}),
-        ("engine.options.rank", {"options": {"rank": 0}}),
-        ("engine.options.publish", {"options": {"publish": "weights"}}),
-        ("engine.options.reduction", {"options": {"reduction": "token-mean"}}),
-        ("engine.options.timeout", {"options": {"timeout": 0}}),
-        ("engine.options.url", {"options": {"url": "localhost:8000"}}),
     ],
 )
 def test_what_a_tinker_server_cannot_do_is_refused_by_its_key(key, tables):
@@ -84,11 +79,30 @@ def test_algorithms_with_its_losses_are_accepted(name):
     assert problems_of(algorithm={"name": "grpo", "loss": "importance_sampling"}) == {}
 
 
-def test_a_missing_server_is_named_with_an_example():
-    config = samples.configured("model", engine={"name": "tinker"})
-    (problem,) = tinker_problems(config)
-    assert problem.key == "engine.options.url"
-    assert "http://" in problem.hint
+@pytest.mark.parametrize("load", [load_config, load_file])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("rnak = 8", "unknown key engine.options.rnak (did you mean engine.options.rank?)"),
+        ("rank = 0", "engine.options.rank = 0 is not a whole number at least 1"),
+        ("publish = 'weights'", 'engine.options.publish = "weights" is not one of remote, lora'),
+        ("reduction = 'token-mean'", 'engine.options.reduction = "token-mean" is not one of mean, sum'),
+        ("timeout = 0", "engine.options.timeout = 0 is not a number above 0"),
+        ("url = 'localhost:8000'", '"localhost:8000" is not text such as http://127.0.0.1:8000'),
+        ("rank = 8", 'engine.options.url is missing (url = "http://127.0.0.1:8000")'),
+    ],
+)
+def test_a_wrong_option_is_named_by_whoever_reads_the_file_first(tmp_path, load, options, said):
+    path = tmp_path / "grpo.toml"
+    url = "" if "missing" in said or "url" in options else f"url = '{URL}'\n"
+    path.write_text(
+        f'[job]\ndir = "job"\n[model]\npath = "model"\n[explorer]\ntasks = "tasks.jsonl"\n'
+        f'[engine]\nname = "tinker"\n[engine.options]\n{url}{options}\n'
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(str(path))
+    assert said in f"{caught.value.message} ({caught.value.hint})"
+    assert str(path) in str(caught.value)
 
 
 def test_a_file_with_what_it_cannot_do_is_refused_when_it_is_read(tmp_path):

@@ -42,7 +42,9 @@ class Adapter:
     def __init__(self, model: Model) -> None:
         self._model = model
         modules = model.module.named_modules()
-        self._layers: dict[str, Any] = {name: one for name, one in modules if isinstance(one, LoraLayer)}
+        self._layers: dict[str, Any] = {
+            name: module for name, module in modules if isinstance(module, LoraLayer)
+        }
         tied = {name.rpartition(".")[0] for name in model.module.all_tied_weights_keys}
         for name, layer in self._layers.items():
             own = name.removeprefix(_OUTSIDE)
@@ -121,7 +123,6 @@ class WithoutAdapter:
 
     @property
     def engine_config(self) -> Any:
-        """Return the configuration of verl's engine."""
         return self._model.engine_config
 
     @contextlib.contextmanager
@@ -139,8 +140,8 @@ class WithoutAdapter:
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    found = tensor.detach()
-    return found.full_tensor() if isinstance(found, DTensor) else found
+    detached = tensor.detach()
+    return detached.full_tensor() if isinstance(detached, DTensor) else detached
 
 
 def is_of_adapter(name: str) -> bool:

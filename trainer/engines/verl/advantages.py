@@ -33,13 +33,13 @@ def advantages(
     normed = bool(algorithm.norm_advantage)
     rollouts = _Rollouts(batch, penalties, turns=algorithm.turn_rewards)
     groups = [group for group, row in zip(batch.groups, batch.experiences, strict=True) if row.segment == 0]
-    found, _ = rollouts.estimate(
+    estimated, _ = rollouts.estimate(
         algorithm.advantage,
         index=np.array([str(group) for group in groups], dtype=object),
         norm_adv_by_std_in_grpo=normed,
         config=AlgoConfig(adv_estimator=algorithm.advantage, norm_adv_by_std_in_grpo=normed),
     )
-    return _weighted(algorithm, batch, rollouts.spread(found))
+    return _weighted(algorithm, batch, rollouts.spread(estimated))
 
 
 def gae(
@@ -56,9 +56,9 @@ def gae(
         penalties: What the reward of each token loses: `reward_penalties`.
     """
     rollouts = _Rollouts(batch, penalties, turns=algorithm.turn_rewards)
-    given = {"values": rollouts.joined(values), "gamma": algorithm.gamma, "lam": algorithm.lam}
-    found, returns = rollouts.estimate(GAE, **given)
-    return _weighted(algorithm, batch, rollouts.spread(found)), rollouts.spread(returns)
+    arguments = {"values": rollouts.joined(values), "gamma": algorithm.gamma, "lam": algorithm.lam}
+    estimated, returns = rollouts.estimate(GAE, **arguments)
+    return _weighted(algorithm, batch, rollouts.spread(estimated)), rollouts.spread(returns)
 
 
 def reward_penalties(
@@ -73,10 +73,10 @@ def reward_penalties(
         policy: Log-probs of the model before the update.
     """
     pairs = zip(policy, start, strict=True)
-    found = [kl_penalty(own, first, algorithm.reward_kl_type) for own, first in pairs]
+    penalties = [kl_penalty(own, first, algorithm.reward_kl_type) for own, first in pairs]
     rollouts = _Rollouts(batch)
-    means = rollouts.joined(found).sum(1) / rollouts.mask.sum(1).clamp(min=1)
-    return [algorithm.reward_kl_coef * values for values in found], float(means.mean())
+    means = rollouts.joined(penalties).sum(1) / rollouts.mask.sum(1).clamp(min=1)
+    return [algorithm.reward_kl_coef * values for values in penalties], float(means.mean())
 
 
 class _Rollouts:
@@ -100,30 +100,30 @@ class _Rollouts:
 
     def joined(self, values: Rows) -> torch.Tensor:
         """Return values of response tokens as a matrix of rollouts."""
-        found, taken = torch.zeros_like(self.mask), [0] * len(self.mask)
+        joined, taken = torch.zeros_like(self.mask), [0] * len(self.mask)
         for rollout, mask, row in zip(self._batch.rollouts, self.masks, values, strict=True):
             learnt = row[mask]
-            found[rollout, taken[rollout] : taken[rollout] + len(learnt)] = learnt
+            joined[rollout, taken[rollout] : taken[rollout] + len(learnt)] = learnt
             taken[rollout] += len(learnt)
-        return found
+        return joined
 
-    def spread(self, found: torch.Tensor) -> list[torch.Tensor]:
+    def spread(self, values_of_rollouts: torch.Tensor) -> list[torch.Tensor]:
         """Return a matrix of rollouts as values of response tokens, 0 at those that are not learnt."""
-        taken, spread = [0] * len(found), []
+        taken, spread = [0] * len(values_of_rollouts), []
         for rollout, mask in zip(self._batch.rollouts, self.masks, strict=True):
-            values = found[rollout, taken[rollout] : taken[rollout] + int(mask.sum())].float()
+            values = values_of_rollouts[rollout, taken[rollout] : taken[rollout] + int(mask.sum())].float()
             taken[rollout] += len(values)
             spread.append(torch.zeros(len(mask)).masked_scatter(mask, values))
         return spread
 
-    def estimate(self, name: str, **given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def estimate(self, name: str, **arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Return advantages and returns by one of verl's estimators; zeros where nothing is learnt."""
         if not self.mask.any():
             return self.mask, self.mask
         rewards = self._turn_rewards() if self._turns else _rewards(self._batch, self.mask)
         if self._penalties is not None:
             rewards = rewards - self.joined(self._penalties)
-        return _call(name, {"token_level_rewards": rewards, "response_mask": self.mask, **given})
+        return _call(name, {"token_level_rewards": rewards, "response_mask": self.mask, **arguments})
 
     def _turn_rewards(self) -> torch.Tensor:
         """Return the reward of each turn at the last learnt token up to its end; no token has earned an earlier one.
@@ -137,20 +137,24 @@ class _Rollouts:
                 if row.segment == 0:
                     rewards[rollout] = 0.0
                 for turn in row.turn_rewards:
-                    place = taken[rollout] + int(mask[: turn.end].sum()) - 1
-                    if place >= 0:
-                        rewards[rollout, place] += turn.reward
+                    index = taken[rollout] + int(mask[: turn.end].sum()) - 1
+                    if index >= 0:
+                        rewards[rollout, index] += turn.reward
             taken[rollout] += int(mask.sum())
         return rewards
 
 
-def _weighted(algorithm: AlgorithmSection, batch: Batch, found: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _weighted(
+    algorithm: AlgorithmSection, batch: Batch, values_of_rows: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
     """Return advantages times the weights of their rows."""
-    found = _toward_teacher(algorithm.teacher_coef, batch, found)
-    return [values * weight for values, weight in zip(found, batch.weights, strict=True)]
+    values_of_rows = _toward_teacher(algorithm.teacher_coef, batch, values_of_rows)
+    return [values * weight for values, weight in zip(values_of_rows, batch.weights, strict=True)]
 
 
-def _toward_teacher(coef: float, batch: Batch, found: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+def _toward_teacher(
+    coef: float, batch: Batch, values_of_rows: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor]:
     """Return advantages less `coef` times the log of each token's probability here over that of the teacher.
 
     Its mean over tokens that the policy chose is an estimate of the KL divergence from the teacher, so this rewards
@@ -158,7 +162,7 @@ def _toward_teacher(coef: float, batch: Batch, found: Sequence[torch.Tensor]) ->
     has not read stay as they are.
     """
     if not coef:
-        return found
+        return values_of_rows
     if all(row.teacher_logprobs is None for row in batch.experiences):
         raise ConfigError(
             "algorithm.teacher_coef needs log-probs of a teacher, and no experience of the batch has any",
@@ -166,7 +170,7 @@ def _toward_teacher(coef: float, batch: Batch, found: Sequence[torch.Tensor]) ->
         )
     return [
         values if row.teacher_logprobs is None else values - coef * _above_teacher(row)
-        for values, row in zip(found, batch.experiences, strict=True)
+        for values, row in zip(values_of_rows, batch.experiences, strict=True)
     ]
 
 
@@ -179,19 +183,19 @@ def _above_teacher(row: Experience) -> torch.Tensor:
     return (own - teacher).masked_fill(learnt == 0, 0.0)
 
 
-def _call(name: str, given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+def _call(name: str, arguments: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     estimator = get_adv_estimator_fn(name)
     taken = inspect.signature(estimator).parameters
     try:
-        found, returns = estimator(**{key: value for key, value in given.items() if key in taken})
+        estimated, returns = estimator(**{key: value for key, value in arguments.items() if key in taken})
     except (ValueError, AssertionError) as error:
         raise ConfigError(f"{name} cannot take this batch: {error}", hint="see data.group_size") from error
-    return found, returns
+    return estimated, returns
 
 
 def _rewards(batch: Batch, mask: torch.Tensor) -> torch.Tensor:
     """Return the reward of each rollout at its last token; one of which nothing is learnt has it for its group."""
     rewards = torch.zeros_like(mask)
     last = mask.sum(1).long().sub(1).clamp(min=0)
-    rewards[torch.arange(len(mask)), last] = torch.tensor([one.reward for one in batch.firsts])
+    rewards[torch.arange(len(mask)), last] = torch.tensor([segment.reward for segment in batch.firsts])
     return rewards

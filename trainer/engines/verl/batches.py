@@ -12,7 +12,7 @@ from verl.workers.config import FSDPEngineConfig
 from syncd.errors import ConfigError
 from trainer.config.attention import DEGREE
 from trainer.engines.verl.models import Answering
-from trainer.engines.verl.rows import PADDING, Columns, Found, Slots, TokenRow, fill, token_row
+from trainer.engines.verl.rows import PADDING, Columns, RowTensors, Slots, TokenRow, fill, token_row
 
 _STRIDE = 37
 _NOISE, _ROUNDED = {"float32": 1e-3}, 0.1
@@ -127,16 +127,16 @@ def _positions(offsets: torch.Tensor) -> torch.Tensor:
 
 def forward(
     model: Answering, rows: Sequence[TokenRow], slots: Slots, temperature: float, *, entropy: bool = False
-) -> tuple[Found, Found]:
+) -> tuple[RowTensors, RowTensors]:
     """Return log-probs, and entropies if asked for, of this rank's rows; all ranks have as many slots."""
     budget = MicroBatch.inference(model.engine_config)
     output = _infer(model, rows, slots, budget, temperature=temperature, calculate_entropy=entropy)
     names = ("log_probs", "entropy") if entropy else ("log_probs",)
-    found = [_of_rows(output[name], rows, slots) for name in names]
-    return found[0], found[1] if entropy else {}
+    outputs = [_of_rows(output[name], rows, slots) for name in names]
+    return outputs[0], outputs[1] if entropy else {}
 
 
-def forward_values(model: Answering, rows: Sequence[TokenRow], slots: Slots) -> Found:
+def forward_values(model: Answering, rows: Sequence[TokenRow], slots: Slots) -> RowTensors:
     """Return a critic's values of this rank's rows: before each response token, the reward that it expects."""
     budget = MicroBatch.inference(model.engine_config)
     output = _infer(model, rows, slots, budget, temperature=1.0, calculate_entropy=False)
@@ -185,6 +185,6 @@ def _infer(
     return output
 
 
-def _of_rows(values: torch.Tensor, rows: Sequence[TokenRow], slots: Slots) -> Found:
+def _of_rows(values: torch.Tensor, rows: Sequence[TokenRow], slots: Slots) -> RowTensors:
     pairs = zip(slots, values.float().cpu().unbind(), strict=False)  # padding comes last
     return {slot: rows[slot].response(value) for slot, value in pairs if slot is not None}

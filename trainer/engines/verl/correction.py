@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from trainer.engines.verl.figures import MOST, StepMetrics
-from trainer.engines.verl.rows import Found, TokenRow
+from trainer.engines.verl.rows import RowTensors, TokenRow
 
 SEQUENCE = "sequence"
 
@@ -23,11 +23,11 @@ SEQUENCE = "sequence"
 def correction_weights(
     settings: Mapping[str, Any],
     rows: Sequence[TokenRow],
-    own: Found,
-    recorded: Found,
+    own: RowTensors,
+    recorded: RowTensors,
     of_rollouts: Mapping[int, float],
     figures: StepMetrics,
-) -> Found:
+) -> RowTensors:
     """Return the weight of each response token of this rank's rows; 0 of those that are not learnt.
 
     A weight depends on the token's rollout alone, whatever ranks and micro-batches have its segments.
@@ -39,7 +39,7 @@ def correction_weights(
         of_rollouts: For each row the sum of log r over the learnt tokens of its rollout.
         figures: Collects the mean weight, and the share of tokens whose ratio is out of bounds.
     """
-    found: Found = {}
+    weights_by_row: RowTensors = {}
     for number, log_probs in own.items():
         mask = rows[number].mask
         apart = (log_probs.double() - recorded[number].double()) * mask
@@ -47,13 +47,13 @@ def correction_weights(
             apart = torch.full_like(apart, of_rollouts[number])
         ratios = apart.clamp(-MOST, MOST).exp()
         weights = bounded(ratios, settings["rollout_is_threshold"])
-        found[number] = (weights * mask).float()
+        weights_by_row[number] = (weights * mask).float()
         if tokens := int(mask.sum()):
             chosen = mask.bool()
             figures.mean("rollout_corr/rollout_is_mean", float(weights[chosen].mean()), tokens)
             out = (weights != ratios)[chosen].double()
             figures.mean("rollout_corr/rollout_is_oob_ratio", float(out.mean()), tokens)
-    return found
+    return weights_by_row
 
 
 def bounded(ratios: torch.Tensor, threshold: float | str) -> torch.Tensor:

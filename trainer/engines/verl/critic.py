@@ -19,7 +19,7 @@ from trainer.engines.verl.losses import ValueLoss
 from trainer.engines.verl.models import build_critic
 from trainer.engines.verl.pass_times import PassTimes
 from trainer.engines.verl.rows import (
-    Found,
+    RowTensors,
     TokenRow,
     TrainingStep,
     UpdateRows,
@@ -107,12 +107,12 @@ class Critic:
 
     def _values(self, rows: Sequence[TokenRow]) -> Rows:
         """Return the value before each response token of all rows, on all ranks."""
-        found: Found = {}
-        place, places = self.model.get_data_parallel_rank(), self.model.get_data_parallel_size()
-        slots = deal(rows, range(len(rows)), place, places)
+        values: RowTensors = {}
+        data_rank, data_ranks = self.model.get_data_parallel_rank(), self.model.get_data_parallel_size()
+        slots = deal(rows, range(len(rows)), data_rank, data_ranks)
         for part in self._ranks.gather(forward_values(self.model, rows, slots)):
-            found |= part
-        return [found[number] for number in range(len(rows))]
+            values |= part
+        return [values[number] for number in range(len(rows))]
 
     def _learn(self, step: TrainingStep, values: Rows, returns: Rows, number: int) -> Metrics:
         parts = split_updates(step.rollouts, [], critic_mini_batches(self._config))

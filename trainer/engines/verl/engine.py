@@ -29,7 +29,7 @@ from trainer.engines.verl.pass_times import OLD_LOG_PROBS, REFERENCE, PassTimes
 from trainer.engines.verl.release import whole_weights
 from trainer.engines.verl.rows import (
     Columns,
-    Found,
+    RowTensors,
     Slots,
     TokenRow,
     TrainingStep,
@@ -84,7 +84,6 @@ class VerlEngine(FileEngine):
 
     @property
     def limits(self) -> Limits:
-        """Return what of a row the model can take."""
         budgets = [
             make(self.model.engine_config).longest for make in (MicroBatch.training, MicroBatch.inference)
         ]
@@ -122,7 +121,6 @@ class VerlEngine(FileEngine):
 
     @property
     def tied(self) -> Collection[str]:
-        """Return names in the export that repeat another tensor."""
         if self.context.config.model.publishes_adapters:
             return ()
         module = getattr(self.model.module, "_fsdp_wrapped_module", self.model.module)
@@ -162,7 +160,6 @@ class VerlEngine(FileEngine):
             self._critic.load(directory)
 
     def token_logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Return the log-prob of each token after the first of each row, at temperature 1, on all ranks."""
         return self._answer(self.model, rows)
 
     def start_logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -173,10 +170,10 @@ class VerlEngine(FileEngine):
         asked = list(map(token_row, rows))
         self._check(asked)
         own, _ = forward(model, asked, self._deal(asked, range(len(asked))), 1.0)
-        found: Found = {}
+        answers: RowTensors = {}
         for part in self.context.ranks.gather(own):
-            found |= part
-        return [found[number].tolist() for number in range(len(asked))]
+            answers |= part
+        return [answers[number].tolist() for number in range(len(asked))]
 
     def _start_model(self, device: str) -> Answering:
         """Return the model at `model.path` to compare with: a second one, unless this one has it below an adapter."""
@@ -188,23 +185,23 @@ class VerlEngine(FileEngine):
     def _text_config(self) -> Any:
         return self.model.model_config.hf_config.get_text_config()
 
-    def _check(self, found: Sequence[TokenRow]) -> None:
-        check_vocabulary(found, self._text_config.vocab_size)
-        MicroBatch.training(self.model.engine_config).check(found)
+    def _check(self, rows: Sequence[TokenRow]) -> None:
+        check_vocabulary(rows, self._text_config.vocab_size)
+        MicroBatch.training(self.model.engine_config).check(rows)
 
     def _columns(self, step: TrainingStep, number: int) -> tuple[Columns, Metrics]:
         """Return what the policy loss needs of each token of this rank's rows, and metrics of the critic."""
         columns = self._log_probs(step)
         penalties, measured = self._penalties(step, columns)
         if self._critic is None:
-            found, done = advantages(self._algorithm, step.batch, penalties), Metrics()
+            row_advantages, done = advantages(self._algorithm, step.batch, penalties), Metrics()
         else:
-            found, done = self._critic.train(step, self._algorithm, number, penalties)
-        measured |= figures.advantage_metrics(found, step.masks)
-        return {**columns, "advantages": dict(enumerate(found))}, done | measured
+            row_advantages, done = self._critic.train(step, self._algorithm, number, penalties)
+        measured |= figures.advantage_metrics(row_advantages, step.masks)
+        return {**columns, "advantages": dict(enumerate(row_advantages))}, done | measured
 
     def _penalties(
-        self, step: TrainingStep, columns: dict[str, Found]
+        self, step: TrainingStep, columns: dict[str, RowTensors]
     ) -> tuple[list[torch.Tensor] | None, Metrics]:
         """Return what KL in the reward takes of each token, None without it; all ranks have it of all rollouts."""
         if not self._algorithm.reward_kl_coef:
@@ -215,11 +212,11 @@ class VerlEngine(FileEngine):
         for part in self.context.ranks.gather(own):
             both |= part
         policy, first = zip(*(both[at] for at in range(len(step.rollouts))), strict=True)
-        found, kl = reward_penalties(self._algorithm, step.batch, policy, first)
-        return found, {"actor/reward_kl_penalty": kl}
+        penalties, kl = reward_penalties(self._algorithm, step.batch, policy, first)
+        return penalties, {"actor/reward_kl_penalty": kl}
 
-    def _log_probs(self, step: TrainingStep) -> dict[str, Found]:
-        columns: dict[str, Found] = {}
+    def _log_probs(self, step: TrainingStep) -> dict[str, RowTensors]:
+        columns: dict[str, RowTensors] = {}
         slots = [slot for part in step.parts for slot in self._deal(step.rollouts, part.rollouts)]
         if not slots:
             return columns
@@ -235,7 +232,7 @@ class VerlEngine(FileEngine):
                 columns["ref_log_prob"], _ = self._forward(self._reference, step.rollouts, slots)
         return columns
 
-    def _recomputed(self, step: TrainingStep, slots: Slots, recorded: Found) -> dict[str, Found]:
+    def _recomputed(self, step: TrainingStep, slots: Slots, recorded: RowTensors) -> dict[str, RowTensors]:
         """Return this model's log-probs before the updates, with the weights that correct for those of explorers."""
         wanted = not entropy_in_updates(self._algorithm)
         with self._times.measure(OLD_LOG_PROBS):
@@ -245,21 +242,21 @@ class VerlEngine(FileEngine):
             if mask.any():
                 step.figures.mean("actor/entropy", float(values[mask].mean()), float(mask.sum()))
         whole = measure_mismatch(self.context.ranks, step, own, recorded)
-        found, settings = {"old_log_probs": own}, correction(self._algorithm.options)
+        columns, settings = {"old_log_probs": own}, correction(self._algorithm.options)
         if settings is not None:
-            found["rollout_is_weights"] = correction_weights(
+            columns["rollout_is_weights"] = correction_weights(
                 settings, step.rollouts, own, recorded, whole, step.figures
             )
-        return found
+        return columns
 
     def _forward(
         self, model: Answering, rollouts: Sequence[TokenRow], slots: Slots, *, entropy: bool = False
-    ) -> tuple[Found, Found]:
+    ) -> tuple[RowTensors, RowTensors]:
         return forward(model, rollouts, slots, self._algorithm.temperature, entropy=entropy)
 
     def _deal(self, rollouts: Sequence[TokenRow], numbers: Sequence[int]) -> Slots:
-        place, places = self.model.get_data_parallel_rank(), self.model.get_data_parallel_size()
-        return deal(rollouts, numbers, place, places)
+        data_rank, data_ranks = self.model.get_data_parallel_rank(), self.model.get_data_parallel_size()
+        return deal(rollouts, numbers, data_rank, data_ranks)
 
 
 def _seed(seed: int) -> None:

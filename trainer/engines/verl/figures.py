@@ -44,12 +44,12 @@ class StepMetrics:
     def over(self, ranks: Ranks) -> Metrics:
         """Return the metrics over all ranks, the same on all of them."""
         whole = StepMetrics()
-        for one in ranks.gather(self):
-            for name, value in one.sums.items():
+        for part in ranks.gather(self):
+            for name, value in part.sums.items():
                 whole.add(name, value)
-            for name, weight in one.weights.items():
+            for name, weight in part.weights.items():
                 whole.weights[name] = whole.weights.get(name, 0.0) + weight
-            for name, value in one.tops.items():
+            for name, value in part.tops.items():
                 whole.top(name, value)
         means = {name: value / (whole.weights.get(name) or 1.0) for name, value in whole.sums.items()}
         return means | whole.tops | _spreads(means, whole.weights)
@@ -75,7 +75,7 @@ MOST = 20.0
 
 
 def measure_difference(
-    figures: StepMetrics, found: torch.Tensor, recorded: torch.Tensor, mask: torch.Tensor
+    figures: StepMetrics, computed: torch.Tensor, recorded: torch.Tensor, mask: torch.Tensor
 ) -> None:
     """Record how far this model's log-probs are from those of explorers, at tokens that are learnt.
 
@@ -83,7 +83,7 @@ def measure_difference(
     estimates of KL(explorer || this model), Schulman's k1 and k3; r ** 2 - 1 is one of the chi-squared divergence of
     this model from the explorer.
     """
-    apart = (found.double() - recorded.double())[mask.bool()]
+    apart = (computed.double() - recorded.double())[mask.bool()]
     if not len(apart):
         return
     ratio = apart.clamp(-MOST, MOST).exp()
@@ -101,7 +101,7 @@ def measure_rollouts(figures: StepMetrics, log_ratios: Sequence[float]) -> None:
             figures.mean(name, float(values.mean()), len(log_ratios))
 
 
-def _spreads(found: Mapping[str, float], weights: Mapping[str, float]) -> Metrics:
+def _spreads(sums: Mapping[str, float], weights: Mapping[str, float]) -> Metrics:
     """Return how much importance weights differ, of tokens and of rollouts, from the means of r and of r ** 2.
 
     chi2: mean(r ** 2) - 1, of which only the square was gathered: less 1, small squares would all be 0. ess: the
@@ -110,22 +110,22 @@ def _spreads(found: Mapping[str, float], weights: Mapping[str, float]) -> Metric
     pairs = {"rollout_corr/ess_token": (MISMATCH[1], MISMATCH[4]), "rollout_corr/ess_seq": OF_ROLLOUTS}
     made: Metrics = {}
     for name, (ratio, chi2) in pairs.items():
-        if ratio in found:
+        if ratio in sums:
             is_measured = weights.get(chi2, 0.0) > 0
-            made[chi2] = found[chi2] - 1 if is_measured else 0.0
-            made[name] = found[ratio] ** 2 / found[chi2] if is_measured else 0.0
+            made[chi2] = sums[chi2] - 1 if is_measured else 0.0
+            made[name] = sums[ratio] ** 2 / sums[chi2] if is_measured else 0.0
     return made
 
 
 def spread_of(name: str, values: torch.Tensor | Sequence[float]) -> Metrics:
     """Return the mean and the extremes of values, by verl's names; not numbers if there are none."""
-    found = torch.as_tensor(values, dtype=torch.float64)
-    if not found.numel():
+    tensor = torch.as_tensor(values, dtype=torch.float64)
+    if not tensor.numel():
         return dict.fromkeys((f"{name}/mean", f"{name}/max", f"{name}/min"), math.nan)
     return {
-        f"{name}/mean": float(found.mean()),
-        f"{name}/max": float(found.max()),
-        f"{name}/min": float(found.min()),
+        f"{name}/mean": float(tensor.mean()),
+        f"{name}/max": float(tensor.max()),
+        f"{name}/min": float(tensor.min()),
     }
 
 
@@ -147,11 +147,11 @@ def value_metrics(
     The explained variance is 1 less the variance of what values missed, divided by that of the returns: 1 for exact
     values, 0 for a constant, and not a number where all returns are the same.
     """
-    expected, found = (learnt_values(rows, masks) for rows in (values, returns))
-    missed, spread = (found - expected).var(correction=0), found.var(correction=0)
+    expected, returned = (learnt_values(rows, masks) for rows in (values, returns))
+    missed, spread = (returned - expected).var(correction=0), returned.var(correction=0)
     return {
         **spread_of("critic/values", expected),
-        **spread_of("critic/returns", found),
+        **spread_of("critic/returns", returned),
         "critic/vf_explained_var": float(1 - missed / spread) if spread else math.nan,
     }
 
@@ -185,33 +185,33 @@ def _equal_groups(batch: Batch) -> float:
     rewards: dict[int, set[float]] = {}
     for row, group in zip(batch.experiences, batch.groups, strict=True):
         rewards.setdefault(group, set()).add(row.reward)
-    return sum(len(found) == 1 for found in rewards.values()) / max(len(rewards), 1)
+    return sum(len(values) == 1 for values in rewards.values()) / max(len(rewards), 1)
 
 
 def _equal_groups_dropped(batch: Batch) -> Metrics:
     """Return the share of groups that explorers dropped because all rewards were the same, if they say it."""
     said = [row.info.get("equal_dropped") for row in batch.firsts]
-    told = [float(one) for one in said if isinstance(one, int | float) and 0 <= one < math.inf]
-    dropped = sum(told)
-    return {"reward/equal_groups_dropped": dropped / (dropped + len(told))} if told else {}
+    counts = [float(count) for count in said if isinstance(count, int | float) and 0 <= count < math.inf]
+    dropped = sum(counts)
+    return {"reward/equal_groups_dropped": dropped / (dropped + len(counts))} if counts else {}
 
 
 def _parts(batch: Batch) -> Metrics:
     """Return the means of the numbers in `info.score`, each over the rollouts that have it."""
-    found: dict[str, list[float]] = {}
+    parts: dict[str, list[float]] = {}
     for row in batch.firsts:
         score = row.info.get("score")
         for name, value in score.items() if isinstance(score, Mapping) else ():
-            if isinstance(value, int | float) and (name in found or len(found) < MOST_PARTS):
-                found.setdefault(name, []).append(float(value))
-    return {f"reward/parts/{name}": statistics.fmean(values) for name, values in sorted(found.items())}
+            if isinstance(value, int | float) and (name in parts or len(parts) < MOST_PARTS):
+                parts.setdefault(name, []).append(float(value))
+    return {f"reward/parts/{name}": statistics.fmean(values) for name, values in sorted(parts.items())}
 
 
 def _truncated(batch: Batch) -> Metrics:
     """Return the share of rollouts that were cut off, of those of which explorers say it in `info.truncated`."""
     last = [row for row in batch.experiences if row.segment == row.segments - 1]
-    told = [row.info["truncated"] for row in last if isinstance(row.info.get("truncated"), bool)]
-    return {"response/truncated": statistics.fmean(told)} if told else {}
+    flags = [row.info["truncated"] for row in last if isinstance(row.info.get("truncated"), bool)]
+    return {"response/truncated": statistics.fmean(flags)} if flags else {}
 
 
 def _tools(batch: Batch) -> Metrics:
@@ -219,8 +219,8 @@ def _tools(batch: Batch) -> Metrics:
     counts: dict[str, int] = {}
     seconds: dict[str, float] = {}
     for row in batch.firsts:
-        told = row.info.get("tools")
-        for name, pair in told.items() if isinstance(told, Mapping) else ():
+        tools = row.info.get("tools")
+        for name, pair in tools.items() if isinstance(tools, Mapping) else ():
             if _is_time(pair) and (name in counts or len(counts) < MOST_PARTS):
                 counts[name] = counts.get(name, 0) + pair[0]
                 seconds[name] = seconds.get(name, 0.0) + pair[1]

@@ -77,8 +77,8 @@ class PolicyLoss:
         if "segment_shares" in data:
             values = values * _padded(data, "segment_shares")
         mode, mask = self.config.loss_agg_mode, _padded(data, "response_mask").bool()
-        found: torch.Tensor = agg_loss(values, mask, mode, **self.config.global_batch_info)
-        return found
+        loss: torch.Tensor = agg_loss(values, mask, mode, **self.config.global_batch_info)
+        return loss
 
     def _add(self, name: str, metric: Metric, tokens: float, ranks: int) -> None:
         value = float(metric.aggregate())
@@ -96,8 +96,8 @@ class PolicyLoss:
 
 
 def _padded(data: TensorDict, name: str) -> torch.Tensor:
-    found: torch.Tensor = data.select(name).to_padded_tensor()[name]
-    return found
+    tensor: torch.Tensor = data.select(name).to_padded_tensor()[name]
+    return tensor
 
 
 @dataclass(frozen=True, slots=True)

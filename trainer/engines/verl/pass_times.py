@@ -58,10 +58,10 @@ class PassTimes:
             yield loss
             return
 
-        def timed(*given: Any, **named: Any) -> Any:
-            found = loss(*given, **named)
+        def timed(*args: Any, **named: Any) -> Any:
+            result = loss(*args, **named)
             self.mark(BACKWARD)
-            return found
+            return result
 
         hook = module.register_forward_pre_hook(lambda *_: self.mark(FORWARD))
         try:
@@ -72,12 +72,12 @@ class PassTimes:
 
     def seconds(self) -> Metrics:
         """Return the seconds of this rank by name; of a GPU, once it has computed all that was marked."""
-        found: Metrics = {}
+        seconds: Metrics = {}
         for (name, begin), (_, end) in pairwise(self._marks):
             if name:
                 whole = f"{self._prefix}{name}"
-                found[whole] = found.get(whole, 0.0) + self._between(begin, end)
-        return found
+                seconds[whole] = seconds.get(whole, 0.0) + self._between(begin, end)
+        return seconds
 
     def _now(self) -> Any:
         if not self._is_cuda:

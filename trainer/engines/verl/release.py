@@ -64,9 +64,9 @@ def installed_release() -> str:
     whole = version("verl")
     release = ".".join(whole.split(".")[:2])
     if release not in RELEASES:
-        known = " and ".join(f"{name}.x" for name in RELEASES)
+        releases = " and ".join(f"{name}.x" for name in RELEASES)
         hint = 'engine.name = "verl_legacy"' if whole == LEGACY else _INSTALL
-        raise ConfigError(f"verl {whole} is installed; the engine verl runs {known}", hint=hint)
+        raise ConfigError(f"verl {whole} is installed; the engine verl runs {releases}", hint=hint)
     return release
 
 

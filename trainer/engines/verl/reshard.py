@@ -40,7 +40,7 @@ def fill_optimizer(model: "Model", saved: Sequence[Mapping[str, Any]], rank: int
         model: A model that FSDP2 has spread.
         saved: The optimizer's state in the file of each rank, in the order of ranks.
     """
-    parameters = [one for group in model.optimizer.param_groups for one in group["params"]]
+    parameters = [parameter for group in model.optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Any]] = {}
     for number, values in saved[0]["state"].items():
         if number >= len(parameters):
@@ -78,10 +78,10 @@ def _fill(target: torch.Tensor, parts: Sequence[torch.Tensor], rank: int) -> Non
 def _copy_overlap(local: torch.Tensor, wanted: Region, part: torch.Tensor, held: Region) -> None:
     source = part._local_tensor if isinstance(part, DTensor) else part.detach()  # noqa: SLF001
     both = [
-        slice(max(one.start, other.start), min(one.stop, other.stop))
-        for one, other in zip(wanted, held, strict=True)
+        slice(max(cut.start, other.start), min(cut.stop, other.stop))
+        for cut, other in zip(wanted, held, strict=True)
     ]
-    if any(one.start >= one.stop for one in both):
+    if any(cut.start >= cut.stop for cut in both):
         return
     local[_within(both, wanted)].copy_(source[_within(both, held)])
 
@@ -89,7 +89,7 @@ def _copy_overlap(local: torch.Tensor, wanted: Region, part: torch.Tensor, held:
 def _within(both: Sequence[slice], region: Region) -> Region:
     """Return a part of a whole tensor as a part of one of its regions."""
     return tuple(
-        slice(one.start - of.start, one.stop - of.start) for one, of in zip(both, region, strict=True)
+        slice(cut.start - of.start, cut.stop - of.start) for cut, of in zip(both, region, strict=True)
     )
 
 

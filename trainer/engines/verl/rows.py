@@ -24,7 +24,7 @@ from trainer.experience.sft import Example
 Columns = Mapping[str, Mapping[int, torch.Tensor]]
 """Values of response tokens, float32, by name and by the row's number."""
 
-Found = dict[int, torch.Tensor]
+RowTensors = dict[int, torch.Tensor]
 """Values of response tokens, float32 in main memory, by the row's number."""
 
 Slots = list[int | None]
@@ -66,9 +66,12 @@ def rollout_rows(batch: Batch) -> list[TokenRow]:
     """Return rollouts as rows; neither a tool's tokens are learnt nor those whose version is unproven."""
     return [
         TokenRow(
-            torch.tensor(list(one.tokens)), one.prompt_length, torch.tensor(list(one.learnt)).long(), number
+            torch.tensor(list(segment.tokens)),
+            segment.prompt_length,
+            torch.tensor(list(segment.learnt)).long(),
+            number,
         )
-        for one, number in zip(batch.experiences, batch.rollouts, strict=True)
+        for segment, number in zip(batch.experiences, batch.rollouts, strict=True)
     ]
 
 
@@ -76,11 +79,11 @@ def example_rows(examples: Iterable[Example]) -> list[TokenRow]:
     """Return examples as rows; the whole response is learnt."""
     return [
         TokenRow(
-            torch.tensor(list(one.tokens)),
-            one.prompt_length,
-            torch.ones(len(one.tokens) - one.prompt_length, dtype=torch.long),
+            torch.tensor(list(example.tokens)),
+            example.prompt_length,
+            torch.ones(len(example.tokens) - example.prompt_length, dtype=torch.long),
         )
-        for one in examples
+        for example in examples
     ]
 
 
@@ -102,16 +105,16 @@ def split_updates(rollouts: Sequence[TokenRow], examples: Sequence[TokenRow], pa
 
     All segments of a rollout are in one update.
     """
-    found, nothing = [], list[int]()
+    updates, nothing = [], list[int]()
     whole = [list(its) for _, its in groupby(range(len(rollouts)), key=lambda at: _sample(rollouts[at], at))]
-    pieces = ([number for place in piece for number in whole[place]] for piece in _pieces(len(whole), parts))
+    pieces = ([number for index in piece for number in whole[index]] for piece in _pieces(len(whole), parts))
     pairs = zip_longest(pieces, _pieces(len(examples), parts), fillvalue=nothing)
     for left, right in pairs:
         learnt = [number for number in left if rollouts[number].mask.any()]
         part = UpdateRows(left if learnt else [], right)
         if part.rollouts or part.examples:
-            found.append(part)
-    return found
+            updates.append(part)
+    return updates
 
 
 def count_samples(rows: Sequence[TokenRow], numbers: Iterable[int]) -> int:
@@ -129,8 +132,8 @@ def deal(rows: Sequence[TokenRow], numbers: Sequence[int], rank: int, ranks: int
     turns = [order[start : start + ranks] for start in range(0, len(order), ranks)]
     own: Slots = []
     for turn, row in enumerate(turns):
-        place = rank if turn % 2 == 0 else ranks - 1 - rank
-        own.append(row[place] if place < len(row) else None)
+        index = rank if turn % 2 == 0 else ranks - 1 - rank
+        own.append(row[index] if index < len(row) else None)
     return own
 
 
@@ -241,6 +244,6 @@ def _positions(module: torch.nn.Module, text_config: Any) -> int | None:
     """Return how many positions a model has learnt, None without a table of positions."""
     for name, part in module.named_modules():
         if name.rpartition(".")[2] in _POSITIONS and isinstance(part, torch.nn.Embedding):
-            known = getattr(text_config, "max_position_embeddings", None)
-            return known if isinstance(known, int) else part.num_embeddings
+            length = getattr(text_config, "max_position_embeddings", None)
+            return length if isinstance(length, int) else part.num_embeddings
     return None

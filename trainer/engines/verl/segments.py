@@ -11,7 +11,7 @@ import torch
 from syncd.jobfile.trainer_sections import AlgorithmSection
 from syncd.transports.ranks import Ranks
 from trainer.engines.verl.figures import measure_difference, measure_rollouts
-from trainer.engines.verl.rows import Found, TokenRow, TrainingStep
+from trainer.engines.verl.rows import RowTensors, TokenRow, TrainingStep
 
 
 def shares(rows: Sequence[TokenRow]) -> list[float]:
@@ -34,7 +34,7 @@ def is_mean_of_rollouts(algorithm: AlgorithmSection) -> bool:
     return algorithm.loss_agg_mode == "seq-mean-token-mean" or algorithm.loss == "sapo"
 
 
-def with_shares(rows: Sequence[TokenRow], columns: Mapping[str, Found]) -> dict[str, Found]:
+def with_shares(rows: Sequence[TokenRow], columns: Mapping[str, RowTensors]) -> dict[str, RowTensors]:
     """Return columns with which verl's mean over each row becomes that over its rollout.
 
     verl multiplies the loss of each token by `rollout_is_weights`, whatever the loss is.
@@ -42,11 +42,15 @@ def with_shares(rows: Sequence[TokenRow], columns: Mapping[str, Found]) -> dict[
     Args:
         columns: Those that there are, with `old_log_probs` of this rank's rows.
     """
-    found = shares(rows)
-    given = {number: torch.full_like(old, found[number]) for number, old in columns["old_log_probs"].items()}
+    share_of_row = shares(rows)
+    expanded = {
+        number: torch.full_like(old, share_of_row[number]) for number, old in columns["old_log_probs"].items()
+    }
     weights = columns.get("rollout_is_weights")
-    products = given if weights is None else {one: weights[one] * share for one, share in given.items()}
-    return {"segment_shares": given, "rollout_is_weights": products}
+    products = (
+        expanded if weights is None else {index: weights[index] * share for index, share in expanded.items()}
+    )
+    return {"segment_shares": expanded, "rollout_is_weights": products}
 
 
 def by_share(
@@ -68,13 +72,13 @@ def are_cut(rows: Sequence[TokenRow]) -> bool:
 
 def sums_of_rollouts(ranks: Ranks, rows: Sequence[TokenRow], own: Mapping[int, float]) -> dict[int, float]:
     """Return for each row the sum of its rollout's rows, from the numbers of the rows that each rank has."""
-    found: dict[int, float] = {}
+    sums: dict[int, float] = {}
     for part in ranks.gather(dict(own)):
-        found |= part
+        sums |= part
     totals = Counter[int | None]()
-    for number, value in found.items():
+    for number, value in sums.items():
         totals[rows[number].rollout] += value  # type: ignore[assignment]  # Counter adds floats too
-    return {number: float(totals[rows[number].rollout]) for number in found}
+    return {number: float(totals[rows[number].rollout]) for number in sums}
 
 
 def once_a_rollout(rows: Sequence[TokenRow], values: Mapping[int, float]) -> list[float]:
@@ -83,15 +87,17 @@ def once_a_rollout(rows: Sequence[TokenRow], values: Mapping[int, float]) -> lis
     return list({rows[number].rollout: values[number] for number in learnt}.values())
 
 
-def log_ratio_sums(rows: Sequence[TokenRow], one: Found, other: Found) -> dict[int, float]:
-    """Return for each row of `one` the sum of its log-probs less those of `other`, over the learnt tokens."""
+def log_ratio_sums(rows: Sequence[TokenRow], first: RowTensors, other: RowTensors) -> dict[int, float]:
+    """Return for each row of `first` the sum of its log-probs less those of `other`, over the learnt tokens."""
     return {
         number: float(((values.double() - other[number].double()) * rows[number].mask).sum())
-        for number, values in one.items()
+        for number, values in first.items()
     }
 
 
-def measure_mismatch(ranks: Ranks, step: TrainingStep, own: Found, recorded: Found) -> dict[int, float]:
+def measure_mismatch(
+    ranks: Ranks, step: TrainingStep, own: RowTensors, recorded: RowTensors
+) -> dict[int, float]:
     """Record how far this model is from explorers; return for each row the sum of log-ratios over its rollout.
 
     Args:
@@ -107,7 +113,9 @@ def measure_mismatch(ranks: Ranks, step: TrainingStep, own: Found, recorded: Fou
     return whole
 
 
-def with_ratio_of_rollouts(ranks: Ranks, rows: Sequence[TokenRow], old: Found, now: Found) -> Found:
+def with_ratio_of_rollouts(
+    ranks: Ranks, rows: Sequence[TokenRow], old: RowTensors, now: RowTensors
+) -> RowTensors:
     """Return old log-probs against which the mean log-ratio of each segment is that of its whole rollout.
 
     GSPO's ratio of a row is the exponential of that mean. All tokens of a row move by the same number, and over the

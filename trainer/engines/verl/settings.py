@@ -62,8 +62,8 @@ def critic_model_config(config: JobFile) -> HFModelConfig:
     path = critic_path(config)
     kind = str(read_model_config(path, "critic.path").get("model_type"))
     architecture = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES.get(kind, "")
-    known = getattr(transformers, architecture, None)
-    if known is None or not issubclass(known, GenericForTokenClassification):
+    model_class = getattr(transformers, architecture, None)
+    if model_class is None or not issubclass(model_class, GenericForTokenClassification):
         text = f'transformers has no decoder with a number for each token of the model type "{kind}"'
         hint = "critic.path names a model of another kind with the same tokens"
         raise ConfigError(text, path=path, hint=hint)

@@ -136,7 +136,7 @@ def _ranks_of(directory: str) -> int | None:
         names = sorted(os.listdir(directory))
     except OSError:
         return None
-    return next((int(found[1]) for found in map(_NAME.fullmatch, names) if found), None)
+    return next((int(match[1]) for match in map(_NAME.fullmatch, names) if match), None)
 
 
 def apply_settings(optimizer: Any, section: OptimizerSection, scheduler: Any = None) -> None:

@@ -19,7 +19,15 @@ from trainer.engines.verl.figures import StepMetrics
 from trainer.engines.verl.losses import ExampleLoss, Loss, PolicyLoss
 from trainer.engines.verl.models import Model
 from trainer.engines.verl.pass_times import OPTIMIZER, PassTimes
-from trainer.engines.verl.rows import Columns, Found, TokenRow, TrainingStep, UpdateRows, count_samples, deal
+from trainer.engines.verl.rows import (
+    Columns,
+    RowTensors,
+    TokenRow,
+    TrainingStep,
+    UpdateRows,
+    count_samples,
+    deal,
+)
 from trainer.engines.verl.segments import are_cut, with_ratio_of_rollouts
 from trainer.engines.verl.settings import actor_config, entropy_in_updates
 
@@ -62,8 +70,8 @@ class Updates:
         done = [norm for norm in norms if math.isfinite(norm)]
         norm = sum(done) / len(done) if done else sum(norms)
         skipped = float(len(norms) - len(done))
-        found = {"grad_norm": norm, "lr": rate, "updates_skipped": skipped}
-        return {f"{self._who}/{name}": value for name, value in found.items()}
+        metrics = {"grad_norm": norm, "lr": rate, "updates_skipped": skipped}
+        return {f"{self._who}/{name}": value for name, value in metrics.items()}
 
     def add_gradients(
         self,
@@ -125,10 +133,10 @@ class PolicyUpdates:
             number: The step's number.
         """
         parts = step.parts * self.epochs(number)
-        losses, given = self._losses(step, 1 / max(len(parts), 1)), dict(columns)
+        losses, prepared = self._losses(step, 1 / max(len(parts), 1)), dict(columns)
         return self._updates.run(
-            self._prepared(step, parts, given),
-            lambda part: self._add_gradients(step, part, given, losses),
+            self._prepared(step, parts, prepared),
+            lambda part: self._add_gradients(step, part, prepared, losses),
             number,
         )
 
@@ -138,20 +146,20 @@ class PolicyUpdates:
         return 0 if alone else self._algorithm.epochs
 
     def _prepared(
-        self, step: TrainingStep, parts: Sequence[UpdateRows], given: dict[str, Mapping[int, torch.Tensor]]
+        self, step: TrainingStep, parts: Sequence[UpdateRows], prepared: dict[str, Mapping[int, torch.Tensor]]
     ) -> Iterator[UpdateRows]:
         """Yield the updates; before each one, give segments the ratio of their rollout where the loss has one."""
-        old = dict(given.get("old_log_probs", {}))
+        old = dict(prepared.get("old_log_probs", {}))
         is_shared = self._algorithm.loss in OF_SEQUENCES and are_cut(step.rollouts)
         for at, part in enumerate(parts):
             if is_shared and (at or self._algorithm.old_logprobs == "rollout"):
                 now = self._log_probs(step, part)
-                given["old_log_probs"] = with_ratio_of_rollouts(self._ranks, step.rollouts, old, now)
+                prepared["old_log_probs"] = with_ratio_of_rollouts(self._ranks, step.rollouts, old, now)
             yield part
 
-    def _log_probs(self, step: TrainingStep, part: UpdateRows) -> Found:
-        place, places = self._model.get_data_parallel_rank(), self._model.get_data_parallel_size()
-        slots = deal(step.rollouts, part.rollouts, place, places)
+    def _log_probs(self, step: TrainingStep, part: UpdateRows) -> RowTensors:
+        data_rank, data_ranks = self._model.get_data_parallel_rank(), self._model.get_data_parallel_size()
+        slots = deal(step.rollouts, part.rollouts, data_rank, data_ranks)
         return forward(self._model, step.rollouts, slots, self._algorithm.temperature)[0] if slots else {}
 
     def _losses(self, step: TrainingStep, share: float) -> Losses:

@@ -48,10 +48,10 @@ class LastEvaluation:
 
     def is_awaited(self, step: int) -> bool:
         """Return whether some set has no figures of the last step yet, and an explorer that evaluates lives."""
-        known = self._watch.known()
-        sets = {name for figures in known for name in figures if name.endswith(_OF_A_SET)}
+        evaluations = self._watch.known()
+        sets = {name for figures in evaluations for name in figures if name.endswith(_OF_A_SET)}
         sets |= {name for name in self._configured if name.endswith(_OF_A_SET)}
-        measured = {name for figures in known if figures["eval/step"] == step for name in figures}
+        measured = {name for figures in evaluations if figures["eval/step"] == step for name in figures}
         if sets <= measured:
             return False
         living, evaluators = self._client.explorers.living().keys(), self._watch.evaluators()

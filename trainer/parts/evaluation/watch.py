@@ -75,18 +75,18 @@ def read_evaluations(directory: str) -> dict[MeasuredPlace, SetFigures]:
                 if line is not None:
                     lines[line.place, line.key, path] = line
     by_place = sorted(lines.values(), key=lambda line: line.place)
-    return {place: _joined(list(its)) for place, its in groupby(by_place, key=lambda line: line.place)}
+    return {key: _joined(list(its)) for key, its in groupby(by_place, key=lambda line: line.place)}
 
 
 def evaluation_history(directory: str) -> History:
     """Return the figures by the step of the version, under the names `eval/`; after a rewind, the newer versions'."""
-    found: dict[int, tuple[MeasuredPlace, Means]] = {}
-    for place, measured in read_evaluations(directory).items():
+    newest: dict[int, tuple[MeasuredPlace, Means]] = {}
+    for key, measured in read_evaluations(directory).items():
         if not measured.is_bench:  # it takes back this step and later ones of earlier generations
-            found = {step: its for step, its in found.items() if step < place.step or its[0][:2] == place[:2]}
-        before = found[place.step][1] if place.step in found else {}
-        found[place.step] = (place, before | measured.named(place.of_set))
-    return History({step: means for step, (_, means) in sorted(found.items())})
+            newest = {step: its for step, its in newest.items() if step < key.step or its[0][:2] == key[:2]}
+        before = newest[key.step][1] if key.step in newest else {}
+        newest[key.step] = (key, before | measured.named(key.of_set))
+    return History({step: means for step, (_, means) in sorted(newest.items())})
 
 
 class EvaluationWatch:
@@ -121,22 +121,22 @@ class EvaluationWatch:
         """
         there = set(read_evaluations(self._directory))
         # What is there beyond the step was measured by an earlier run, whatever its generation.
-        self._told = {place for place in there if place.step > step or (step and not state)}
+        self._told = {key for key in there if key.step > step or (step and not state)}
         if state:
             fields = Fields(state, "trainer.json: evaluations")
             self._told |= {_told_place(entry, fields) for entry in fields.items("told")}
             self._abandoned = {_abandoned_after(entry, fields) for entry in fields.items("abandoned")}
-        kept = {one for one in self._abandoned if one[0] > generation or one[1] < step}
+        kept = {version for version in self._abandoned if version[0] > generation or version[1] < step}
         self._abandoned = kept | {(generation, step)}
 
     def known(self) -> list[Means]:
         """Return the figures of all versions that the run has not abandoned, in order, given or not."""
         places = {
-            place: measured
-            for place, measured in read_evaluations(self._directory).items()
-            if not self._is_abandoned(place)
+            key: measured
+            for key, measured in read_evaluations(self._directory).items()
+            if not self._is_abandoned(key)
         }
-        return [_figures(dict(its)) for _, its in groupby(places.items(), key=lambda one: one[0][:2])]
+        return [_figures(dict(its)) for _, its in groupby(places.items(), key=lambda item: item[0][:2])]
 
     def next_figures(self) -> Means:
         """Return the figures of the oldest version of which some were not given, empty if there is none."""
@@ -159,7 +159,7 @@ class EvaluationWatch:
         if not self._pending:
             return {}
         oldest = min(self._pending)[:2]
-        its = {place: self._pending.pop(place) for place in sorted(self._pending) if place[:2] == oldest}
+        its = {key: self._pending.pop(key) for key in sorted(self._pending) if key[:2] == oldest}
         self._told.update(its)
         return _figures(its)
 
@@ -168,26 +168,26 @@ class EvaluationWatch:
         if sizes != self._sizes:
             self._sizes = sizes
             self._pending = {
-                place: measured
-                for place, measured in read_evaluations(self._directory).items()
-                if place not in self._told and not self._is_abandoned(place)
+                key: measured
+                for key, measured in read_evaluations(self._directory).items()
+                if key not in self._told and not self._is_abandoned(key)
             }
 
-    def _is_abandoned(self, place: MeasuredPlace) -> bool:
-        return any(place.generation <= newest and place.step > last for newest, last in self._abandoned)
+    def _is_abandoned(self, key: MeasuredPlace) -> bool:
+        return any(key.generation <= newest and key.step > last for newest, last in self._abandoned)
 
     def _seen(self) -> dict[str, int]:
-        found = {}
+        sizes = {}
         for path in _files(self._directory):
             with suppress(OSError):
-                found[path] = os.stat(path).st_size
-        return found
+                sizes[path] = os.stat(path).st_size
+        return sizes
 
 
 def _figures(version: Mapping[MeasuredPlace, SetFigures]) -> Means:
     figures = {"eval/step": float(next(iter(version)).step)}
-    for place, measured in version.items():
-        figures |= measured.named(place.of_set)
+    for key, measured in version.items():
+        figures |= measured.named(key.of_set)
     return figures
 
 

@@ -94,37 +94,37 @@ _TABLE = "engine.options"
 
 def megatron_problems(config: JobFile) -> Iterator[Problem]:
     """Yield what verl's Megatron engine cannot do here."""
-    given = config.engine.options
-    for name, value in given.items():
+    options = config.engine.options
+    for name, value in options.items():
         needed = _NEEDS.get(name)
-        if needed is not None and given.get(needed) is not True:
+        if needed is not None and options.get(needed) is not True:
             yield _problem(name, f"does nothing without {_TABLE}.{needed} = true")
         else:
             yield from option_problems(_TABLE, name, value, OF_MEGATRON, MEGATRON_ELSEWHERE, MEGATRON_REFUSED)
-    yield from _combinations(given)
-    yield from _packing(given, packs=config.engine.packing)
+    yield from _combinations(options)
+    yield from _packing(options, packs=config.engine.packing)
     yield from _others(config)
 
 
-def _combinations(given: Mapping[str, Any]) -> Iterator[Problem]:
+def _combinations(options: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield options that do not go together."""
-    is_dynamic = given.get("use_dynamic_bsz") is True
-    if is_dynamic and "max_token_len_per_gpu" not in given:
+    is_dynamic = options.get("use_dynamic_bsz") is True
+    if is_dynamic and "max_token_len_per_gpu" not in options:
         yield _problem("use_dynamic_bsz", "needs a bound", f"set {_TABLE}.max_token_len_per_gpu")
-    tensor, stages, chunks, *_ = (given.get(name, 1) for name in MEGATRON_SIZES)
+    tensor, stages, chunks, *_ = (options.get(name, 1) for name in MEGATRON_SIZES)
     if chunks != 1 and (stages == 1 or not is_dynamic):
         needs = f"{_TABLE}.pipeline_model_parallel_size above 1 and {_TABLE}.use_dynamic_bsz = true"
         yield _problem("virtual_pipeline_model_parallel_size", f"needs {needs}")
-    if given.get("sequence_parallel") is True and tensor == 1:
+    if options.get("sequence_parallel") is True and tensor == 1:
         needs = f"{_TABLE}.tensor_model_parallel_size above 1"
         yield _problem("sequence_parallel", f"does nothing without {needs}")
 
 
-def _packing(given: Mapping[str, Any], *, packs: bool) -> Iterator[Problem]:
+def _packing(options: Mapping[str, Any], *, packs: bool) -> Iterator[Problem]:
     """Yield options about the padding of rows that are packed, or the other way round."""
-    if packs and "pad_bshd_to_minibatch_max" in given:
+    if packs and "pad_bshd_to_minibatch_max" in options:
         yield _problem("pad_bshd_to_minibatch_max", "does nothing with engine.packing = true")
-    if given.get("pad_to_length") is True and not packs:
+    if options.get("pad_to_length") is True and not packs:
         yield _problem("pad_to_length", "does nothing without engine.packing = true")
 
 

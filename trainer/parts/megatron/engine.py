@@ -33,7 +33,6 @@ class MegatronVerlEngine(VerlEngine):
 
     @property
     def tied(self) -> Collection[str]:
-        """Return names in the export that repeat another tensor."""
         return ("lm_head.weight",) if self._text_config.tie_word_embeddings else ()
 
     def training_state(self) -> TrainingState:
@@ -47,8 +46,8 @@ class MegatronVerlEngine(VerlEngine):
             raise storage_error(error, scratch) from error
         except RuntimeError as error:
             raise StorageError(f"the training state cannot be written: {error}", path=scratch) from error
-        found: dict[str, Any] = {str(path.relative_to(scratch)): path for path in _files(Path(scratch))}
-        return found | {self._own_file: self._own_state()}
+        files: dict[str, Any] = {str(path.relative_to(scratch)): path for path in _files(Path(scratch))}
+        return files | {self._own_file: self._own_state()}
 
     def load_training_state(self, directory: str) -> None:
         """Resume where it was written, by as many ranks that split the model in the same way; all of it is exact."""

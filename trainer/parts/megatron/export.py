@@ -74,34 +74,34 @@ class MegatronFiles:
         self._metadata = _read_metadata(f"{directory}/{_METADATA}")
         self._heads = _read_heads(config)
         tensors = {
-            name: found
-            for name, found in self._metadata.state_dict_metadata.items()
-            if isinstance(found, TensorStorageMetadata) and not name.startswith("optimizer.")
+            name: metadata
+            for name, metadata in self._metadata.state_dict_metadata.items()
+            if isinstance(metadata, TensorStorageMetadata) and not name.startswith("optimizer.")
         }
         self._places = dict(self._named(tensors))
         self.kinds = {
-            name: TensorKind(tensors[place.name].properties.dtype, self._shape(tensors[place.name], place))
-            for name, place in self._places.items()
+            name: TensorKind(tensors[part.name].properties.dtype, self._shape(tensors[part.name], part))
+            for name, part in self._places.items()
         }
 
     def read(self, name: str) -> torch.Tensor:
         """Return one whole tensor."""
-        place = self._places[name]
-        found = self._metadata.state_dict_metadata[place.name]
-        assert isinstance(found, TensorStorageMetadata)
-        whole = self._stacked(place, found)
-        if place.parts == 1:
+        part = self._places[name]
+        metadata = self._metadata.state_dict_metadata[part.name]
+        assert isinstance(metadata, TensorStorageMetadata)
+        whole = self._stacked(part, metadata)
+        if part.parts == 1:
             return whole
-        lengths = self._lengths(whole.shape[0], place.parts)
-        if place.parts == len("qkv"):
+        lengths = self._lengths(whole.shape[0], part.parts)
+        if part.parts == len("qkv"):
             groups = whole.reshape(self._heads.groups, -1, *whole.shape[1:])
             cuts = [length // self._heads.groups for length in lengths]
-            return torch.split(groups, cuts, 1)[place.part].reshape(-1, *whole.shape[1:]).contiguous()
-        return torch.split(whole, lengths)[place.part].contiguous()
+            return torch.split(groups, cuts, 1)[part.part].reshape(-1, *whole.shape[1:]).contiguous()
+        return torch.split(whole, lengths)[part.part].contiguous()
 
     def _named(self, tensors: Mapping[str, TensorStorageMetadata]) -> Iterator[tuple[str, _Place]]:
         """Yield the place of each tensor by its Hugging Face name."""
-        for name, found in tensors.items():
+        for name, metadata in tensors.items():
             names = _OF_LAYER.get(name.removeprefix(_LAYERS)) if name.startswith(_LAYERS) else None
             if name in _WHOLE:
                 yield _WHOLE[name], _Place(name)
@@ -109,13 +109,13 @@ class MegatronFiles:
                 text = f"tensor {name!r} is not of Llama, Qwen2 or Qwen3"
                 raise ConfigError(text, path=self._directory, hint="python -m verl.model_merger merge")
             else:
-                for layer in range(found.size[0]):
+                for layer in range(metadata.size[0]):
                     for part, own in enumerate(names):
                         yield f"model.layers.{layer}.{own}", _Place(name, layer, part, len(names))
 
-    def _shape(self, found: TensorStorageMetadata, place: _Place) -> tuple[int, ...]:
-        shape = tuple(found.size) if place.layer is None else tuple(found.size)[1:]
-        return (self._lengths(shape[0], place.parts)[place.part], *shape[1:])
+    def _shape(self, metadata: TensorStorageMetadata, part: _Place) -> tuple[int, ...]:
+        shape = tuple(metadata.size) if part.layer is None else tuple(metadata.size)[1:]
+        return (self._lengths(shape[0], part.parts)[part.part], *shape[1:])
 
     def _lengths(self, rows: int, parts: int) -> list[int]:
         """Return how many rows of a tensor belong to each of those that are in it."""
@@ -126,23 +126,23 @@ class MegatronFiles:
             raise CorruptDataError("config.json has other heads than the weights", path=self._directory)
         return [size * heads for heads in (self._heads.queries, self._heads.groups, self._heads.groups)]
 
-    def _stacked(self, place: _Place, found: TensorStorageMetadata) -> torch.Tensor:
+    def _stacked(self, part: _Place, metadata: TensorStorageMetadata) -> torch.Tensor:
         """Return Megatron's tensor, of one layer if it is stacked, put together from all pieces."""
-        shape = found.size if place.layer is None else found.size[1:]
-        whole, filled = torch.empty(shape, dtype=found.properties.dtype), 0
-        for chunk in found.chunks:
+        shape = metadata.size if part.layer is None else metadata.size[1:]
+        whole, filled = torch.empty(shape, dtype=metadata.properties.dtype), 0
+        for chunk in metadata.chunks:
             offsets, layer = chunk.offsets, 0
-            if place.layer is not None:
-                layer, offsets = place.layer - chunk.offsets[0], chunk.offsets[1:]
+            if part.layer is not None:
+                layer, offsets = part.layer - chunk.offsets[0], chunk.offsets[1:]
                 if not 0 <= layer < chunk.sizes[0]:
                     continue
-            piece = self._piece(place.name, chunk.offsets).reshape(chunk.sizes)
-            piece = piece if place.layer is None else piece[layer]
+            piece = self._piece(part.name, chunk.offsets).reshape(chunk.sizes)
+            piece = piece if part.layer is None else piece[layer]
             region = tuple(slice(at, at + size) for at, size in zip(offsets, piece.shape, strict=True))
             whole[region].copy_(piece)
             filled += piece.numel()
         if filled != whole.numel():
-            raise CorruptDataError(f"tensor {place.name!r} is not whole", path=self._directory)
+            raise CorruptDataError(f"tensor {part.name!r} is not whole", path=self._directory)
         return whole
 
     def _piece(self, name: str, offsets: torch.Size) -> torch.Tensor:
@@ -152,13 +152,13 @@ class MegatronFiles:
             with open(path, "rb") as file:
                 file.seek(info.offset)
                 content = file.read(info.length)
-            found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            tensor = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         except OSError as error:
             raise storage_error(error, path) from error
         except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
             raise CorruptDataError(f"a piece of {name!r} cannot be read: {error}", path=path) from error
-        assert isinstance(found, torch.Tensor)
-        return found.detach()
+        assert isinstance(tensor, torch.Tensor)
+        return tensor.detach()
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,13 +194,13 @@ class _PlainUnpickler(pickle.Unpickler):
 def _read_metadata(path: str) -> Metadata:
     try:
         with open(path, "rb") as file:
-            found = _PlainUnpickler(file).load()
+            metadata = _PlainUnpickler(file).load()
     except OSError as error:
         raise storage_error(error, path) from error
     except NotImplementedError as error:
         raise ConfigError(f"{RUNS_CODE}: {error}", path=path) from error
     except Exception as error:
         raise CorruptDataError(f"not the metadata of a distributed checkpoint: {error}", path=path) from error
-    if not isinstance(found, Metadata):
+    if not isinstance(metadata, Metadata):
         raise CorruptDataError("not the metadata of a distributed checkpoint", path=path)
-    return found
+    return metadata

@@ -42,17 +42,17 @@ def build_megatron(config: JobFile, *, forward_only: bool) -> "MegatronModel":
 
 def megatron_model_config(config: JobFile) -> HFModelConfig:
     """Return where the model is and how it is loaded."""
-    found = model_config(config)
-    found.tokenizer = SimpleNamespace(pad_token_id=0)  # all that the engine asks of one
-    return found
+    model = model_config(config)
+    model.tokenizer = SimpleNamespace(pad_token_id=0)  # all that the engine asks of one
+    return model
 
 
 def megatron_engine_config(config: JobFile, *, forward_only: bool = False) -> McoreEngineConfig:
     """Return how the model is spread and in what it computes."""
     engine = config.engine
-    given = dict(engine.options)
-    own = dict(given.pop("override_transformer_config", {}))
-    parallel = given.get("sequence_parallel", given.get("tensor_model_parallel_size", 1) > 1)
+    options = dict(engine.options)
+    own = dict(options.pop("override_transformer_config", {}))
+    parallel = options.get("sequence_parallel", options.get("tensor_model_parallel_size", 1) > 1)
     # mbridge turns sequence parallelism on with tensor parallelism, whatever verl's configuration says.
     changes = {"sequence_parallel": parallel, **(_RECOMPUTED if config.model.gradient_checkpointing else {})}
     settings: dict[str, Any] = {
@@ -69,7 +69,7 @@ def megatron_engine_config(config: JobFile, *, forward_only: bool = False) -> Mc
         "sequence_parallel": parallel,
         "override_transformer_config": {**changes, **own},
     }
-    return McoreEngineConfig(**{**settings, **given})
+    return McoreEngineConfig(**{**settings, **options})
 
 
 def megatron_optimizer_config(section: OptimizerSection, total_steps: int) -> McoreOptimizerConfig:
@@ -141,9 +141,9 @@ class MegatronModel:
         output = self._engine.infer_batch(data).get("model_output")
         own = {name: [part.cpu() for part in value.unbind()] for name, value in (output or {}).items()}
         group = self._engine.get_model_parallel_group()
-        found: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(found, own, group=group)
-        whole = next(filter(None, found))
+        gathered: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(gathered, own, group=group)
+        whole = next(filter(None, gathered))
         nested = {
             name: torch.nested.as_nested_tensor(parts, layout=torch.jagged) for name, parts in whole.items()
         }
@@ -191,12 +191,12 @@ class MegatronModel:
 
     def _is_finite(self) -> bool:
         """Return whether the gradient is finite, the same on all ranks."""
-        found = [
+        sums = [
             buffer.grad_data.norm()
             for chunk in self._engine.module
             for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)
         ]
-        whole = torch.stack(found).sum().isfinite().float()
+        whole = torch.stack(sums).sum().isfinite().float()
         dist.all_reduce(whole, op=dist.ReduceOp.MIN)
         return bool(whole.item())
 

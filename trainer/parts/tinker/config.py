@@ -1,14 +1,14 @@
-"""Checks a configuration for the engine `tinker`, and reads its options. No torch, no SDK."""
+"""Checks what the engine `tinker` cannot do, and reads its options. No torch, no SDK."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
 from typing import Any
 
 from syncd.client.sync_policy import SyncMethod
 from syncd.jobfile.model import JobFile
-from syncd.jobfile.problems import Problem, nearest, shown
+from syncd.jobfile.problems import Problem
 from syncd.jobfile.sections import Section
 from syncd.jobfile.trainer_sections import AlgorithmSection
+from syncd.parts.tinker.options import TinkerOptions
 from trainer.config.algorithms import (
     ADVANTAGES,
     AGGREGATIONS,
@@ -29,24 +29,6 @@ UNCLIPPED = "importance_sampling"
 TINKER_LOSSES: Mapping[str, str] = {"vanilla": "ppo", "cispo": "cispo", UNCLIPPED: UNCLIPPED}
 """The policy losses of `algorithm.loss` with their names on a tinker server."""
 
-
-@dataclass(frozen=True, slots=True)
-class TinkerOptions:
-    """What `engine.options` holds for the engine `tinker`."""
-
-    url: str  # the server's address
-    key_env: str = "TINKER_API_KEY"  # the environment variable that holds the API key
-    base_model: str = ""  # what the server calls the model of `model.path`; its only one unless given
-    rank: int = 32  # the rank of the adapter that is trained
-    # What a step is: `remote`, the address of the weights on the server; `lora`, the adapter itself.
-    publish: str = "remote"
-    # How the server makes one number of the losses of tokens: `mean`, over the tokens of each row and then
-    # over rows; `sum`.
-    reduction: str = "mean"
-    timeout: float = 600.0  # seconds that one call to the server may take
-
-
-_CHOICES: Mapping[str, tuple[str, ...]] = {"publish": ("remote", "lora"), "reduction": ("mean", "sum")}
 
 _MEANINGLESS: Mapping[str, tuple[str, ...]] = {
     "engine": (
@@ -76,7 +58,6 @@ _LACKING_KEYS: Mapping[str, tuple[str, str]] = {
 
 def tinker_problems(config: JobFile) -> Iterator[Problem]:
     """Yield what a tinker server cannot do, by the key that asks for it."""
-    yield from _option_problems(config.engine.options)
     yield from _algorithm_problems(config)
     for table, names in _MEANINGLESS.items():
         section = getattr(config, table)
@@ -103,34 +84,8 @@ def tinker_problems(config: JobFile) -> Iterator[Problem]:
 
 
 def options_of(config: JobFile) -> TinkerOptions:
-    """Return `engine.options`, once `tinker_problems` finds nothing wrong."""
-    return TinkerOptions(**config.engine.options)
-
-
-def _option_problems(options: Mapping[str, Any]) -> Iterator[Problem]:
-    known = {field.name: field.type for field in fields(TinkerOptions)}
-    for name, value in options.items():
-        key = f"engine.options.{name}"
-        if name not in known:
-            choices = f"engine.options takes {', '.join(sorted(known))}"
-            yield Problem(key, f"the engine tinker has no {key}", nearest(name, known) or choices)
-        elif not _is_good(name, value):
-            hint = f"one of {', '.join(_CHOICES[name])}" if name in _CHOICES else None
-            yield Problem(key, f"{key} = {shown(value)} is not a value that it takes", hint)
-    if "url" not in options:
-        yield Problem(
-            "engine.options.url", 'engine.name = "tinker" needs a server', 'url = "http://127.0.0.1:8000"'
-        )
-
-
-def _is_good(name: str, value: Any) -> bool:
-    if name in _CHOICES:
-        return value in _CHOICES[name]
-    if name == "rank":
-        return type(value) is int and value > 0
-    if name == "timeout":
-        return type(value) in (int, float) and 0 < value < float("inf")
-    return isinstance(value, str) and (name != "url" or value.startswith(("http://", "https://")))
+    """Return `engine.options`, which the loader has checked."""
+    return TinkerOptions.model_validate(config.engine.options)
 
 
 def _algorithm_problems(config: JobFile) -> Iterator[Problem]:

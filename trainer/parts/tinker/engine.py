@@ -28,7 +28,7 @@ from trainer.parts.tinker.adapter import (
     adapter_tensors,
     download_adapter,
 )
-from trainer.parts.tinker.config import TinkerOptions, options_of
+from trainer.parts.tinker.config import options_of
 from trainer.parts.tinker.rows import TinkerRow, example_row
 from trainer.parts.tinker.server import TrainingServer
 from trainer.parts.tinker.updates import TinkerUpdates
@@ -41,7 +41,7 @@ class TinkerEngine(FileEngine):
 
     def __init__(self, context: EngineContext) -> None:
         super().__init__(context)
-        self._options: TinkerOptions = options_of(context.config)
+        self._options = options_of(context.config)
         self._key = api_key(self._options.key_env)  # now: a missing one is found before anything is built
         self._session: TinkerSession | None = None
 
@@ -67,7 +67,6 @@ class TinkerEngine(FileEngine):
 
     @property
     def limits(self) -> Limits:
-        """Return what of a row the model can take."""
         return self._limits
 
     @property
@@ -131,9 +130,9 @@ class TinkerEngine(FileEngine):
         """Continue from weights and optimizer that the server has kept."""
         path = f"{directory}/{_STATE}"
         with storage_errors(path):
-            found = read_document(self.context.job.disk, path)
+            document = read_document(self.context.job.disk, path)
         kept, here = (
-            (found.text("base_model"), found.integer("rank")),
+            (document.text("base_model"), document.integer("rank")),
             (self._server.base_model, self._server.rank),
         )
         if kept != here:
@@ -141,13 +140,12 @@ class TinkerEngine(FileEngine):
                 f"a training state of {kept[0]}, rank {kept[1]}, where {here[0]}, rank {here[1]} is trained"
             )
             raise ConfigError(text, path=path, hint="engine.options.base_model and engine.options.rank")
-        self._server.load_state(found.text("address"))
-        self._updates.made = found.integer("updates")
+        self._server.load_state(document.text("address"))
+        self._updates.made = document.integer("updates")
 
     def token_logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Return the log-prob of each token after the first of each row, at temperature 1."""
         asked: list[TinkerRow] = [example_row(token_row(row), 1.0) for row in rows]
-        return [one.tolist() for one in self._server.logprobs(asked)]
+        return [row_logprobs.tolist() for row_logprobs in self._server.logprobs(asked)]
 
     def shutdown(self) -> None:
         """Finish the save in flight, then end the session; what the server has kept stays there."""

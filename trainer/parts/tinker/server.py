@@ -56,9 +56,9 @@ class TrainingServer:
             "a gradient", lambda: self._client.forward_backward(data, loss, settings)
         )
         update = self.session.call("an update", lambda: self._client.optim_step(adam))
-        found = self.session.result("a gradient", gradient)
+        output = self.session.result("a gradient", gradient)
         metrics = dict(self.session.result("an update", update).metrics or {})
-        return _logprobs(found, rows), metrics
+        return _logprobs(output, rows), metrics
 
     def logprobs(self, rows: Sequence[TinkerRow]) -> list[torch.Tensor]:
         """Return the log-probs of each row's targets at temperature 1, float32; nothing on the server changes."""
@@ -82,8 +82,8 @@ class TrainingServer:
         model, _, name = address.removeprefix(SCHEME).partition("/")
         rest = self.session.call("opening a session", self.session.service.create_rest_client)
         name = name.removeprefix("sampler_weights/")
-        found = self.session.result("finding the adapter", rest.get_checkpoint_archive_url(model, name))
-        return str(found.url)
+        archive = self.session.result("finding the adapter", rest.get_checkpoint_archive_url(model, name))
+        return str(archive.url)
 
     def _do(self, what: str, send: Callable[[], Any]) -> Any:
         return self.session.result(what, self.session.call(what, send))
@@ -94,40 +94,43 @@ class TrainingServer:
             types.Datum(
                 model_input=self.session.tokens(list(row.tokens)),
                 loss_fn_inputs={
-                    one.name: types.TensorData(
-                        data=one.values.tolist(),
-                        dtype="int64" if one.values.dtype == torch.int64 else "float32",
-                        shape=[len(one.values)],
+                    column.name: types.TensorData(
+                        data=column.values.tolist(),
+                        dtype="int64" if column.values.dtype == torch.int64 else "float32",
+                        shape=[len(column.values)],
                     )
-                    for one in row.columns
+                    for column in row.columns
                 },
             )
             for row in rows
         ]
 
 
-def _logprobs(found: Any, rows: Sequence[TinkerRow]) -> list[torch.Tensor]:
-    values = [torch.tensor(one["logprobs"].tolist(), dtype=torch.float32) for one in found.loss_fn_outputs]
-    if [len(one) for one in values] != [len(row.tokens) for row in rows]:
+def _logprobs(output: Any, rows: Sequence[TinkerRow]) -> list[torch.Tensor]:
+    values = [
+        torch.tensor(row_logprobs["logprobs"].tolist(), dtype=torch.float32)
+        for row_logprobs in output.loss_fn_outputs
+    ]
+    if [len(row_logprobs) for row_logprobs in values] != [len(row.tokens) for row in rows]:
         raise CorruptDataError("the tinker server returned log-probs of other rows than it was sent")
-    if not all(one.isfinite().all() for one in values):
+    if not all(row_logprobs.isfinite().all() for row_logprobs in values):
         hint = "resume from an earlier checkpoint with a lower algorithm.optimizer.lr"
         raise NonFiniteError("the model on the tinker server has log-probs that are not finite", hint=hint)
     return values
 
 
-def _address(found: Any) -> str:
-    if not (isinstance(found.path, str) and found.path.startswith(SCHEME)):
+def _address(saved: Any) -> str:
+    if not (isinstance(saved.path, str) and saved.path.startswith(SCHEME)):
         raise CorruptDataError(
-            f"the tinker server keeps weights at {found.path!r}, which is no {SCHEME} address"
+            f"the tinker server keeps weights at {saved.path!r}, which is no {SCHEME} address"
         )
-    return found.path
+    return saved.path
 
 
 def finite_norm(metrics: Mapping[str, float]) -> float | None:
     """Return the norm of the gradient that a server says it has applied, None if it says none."""
-    found = next((value for name, value in metrics.items() if name.rpartition("/")[2] == "grad_norm"), None)
-    if found is not None and not math.isfinite(found):
+    norm = next((value for name, value in metrics.items() if name.rpartition("/")[2] == "grad_norm"), None)
+    if norm is not None and not math.isfinite(norm):
         hint = "resume from an earlier checkpoint with a lower algorithm.optimizer.lr"
         raise NonFiniteError("the tinker server applied a gradient that is not finite", hint=hint)
-    return found
+    return norm

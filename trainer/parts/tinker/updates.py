@@ -49,8 +49,8 @@ class TinkerUpdates:
     def run(self, step: TrainingStep) -> Metrics:
         """Make all updates of a step; return what the optimizer did. The rest is in the step's figures."""
         norms, rate = [], self._rate()
-        found = advantages(self.algorithm, step.batch) if step.rollouts else []
-        columns = self._columns(step, found) if step.rollouts else ({}, {})
+        row_advantages = advantages(self.algorithm, step.batch) if step.rollouts else []
+        columns = self._columns(step, row_advantages) if step.rollouts else ({}, {})
         parts = step.parts * self.algorithm.epochs
         for part in parts:
             rate = self._rate()
@@ -61,17 +61,17 @@ class TinkerUpdates:
             self.made += 1
             norms.append(finite_norm(metrics))
         self._warn_of(norms)
-        known = [norm for norm in norms if norm is not None]
-        measured = {"actor/grad_norm": sum(known) / len(known)} if known else {}
-        measured |= advantage_metrics(found, step.masks) if step.rollouts else {}
+        finite = [norm for norm in norms if norm is not None]
+        measured = {"actor/grad_norm": sum(finite) / len(finite)} if finite else {}
+        measured |= advantage_metrics(row_advantages, step.masks) if step.rollouts else {}
         return {"actor/lr": rate, **measured}
 
-    def _columns(self, step: TrainingStep, found: Sequence[torch.Tensor]) -> tuple[Values, Values]:
+    def _columns(self, step: TrainingStep, row_advantages: Sequence[torch.Tensor]) -> tuple[Values, Values]:
         """Return advantages and old log-probs of the response's tokens of each rollout."""
         recorded = {i: torch.tensor(list(row.logprobs)) for i, row in enumerate(step.batch.experiences)}
-        given = dict(enumerate(by_share(self.algorithm, step.rollouts, found)))
+        weighted = dict(enumerate(by_share(self.algorithm, step.rollouts, row_advantages)))
         if self.algorithm.old_logprobs == "rollout":
-            return given, recorded
+            return weighted, recorded
         rows = [example_row(row, 1.0) for row in step.rollouts]
         answered = self._server.logprobs(rows)
         own = {
@@ -79,22 +79,22 @@ class TinkerUpdates:
             for at, (row, values) in enumerate(zip(step.rollouts, answered, strict=True))
         }
         measure_mismatch(Ranks(), step, own, recorded)
-        return given, own
+        return weighted, own
 
     def _learn_rollouts(
         self, step: TrainingStep, numbers: Sequence[int], columns: tuple[Values, Values], share: float
     ) -> Metrics:
-        given, old = columns
+        weighted, old = columns
         rows = step.rollouts
         sent = [number for number in numbers if rows[number].mask.any()]
         mode = self.algorithm.loss_agg_mode or "token-mean"
         scales = row_scales(rows, sent, mode, step.horizon, self._reduction)
         loss, bounds = TINKER_LOSSES[self.algorithm.loss], self._bounds
         settings = {} if bounds == _UNBOUNDED else dict(zip(_THRESHOLDS, bounds, strict=True))
-        data = [policy_row(rows[one], given[one] * scales[one], old[one]) for one in sent]
-        found, metrics = self._server.update(data, loss, settings, self._adam())
+        data = [policy_row(rows[index], weighted[index] * scales[index], old[index]) for index in sent]
+        logprobs, metrics = self._server.update(data, loss, settings, self._adam())
         whole = row_scales(rows, sent, mode, step.horizon, "sum")
-        for number, values in zip(sent, found, strict=True):
+        for number, values in zip(sent, logprobs, strict=True):
             self._measure(step, number, rows[number].response(values), columns, whole[number] * share)
         return metrics
 
@@ -106,11 +106,16 @@ class TinkerUpdates:
         columns: tuple[Values, Values],
         scale: float,
     ) -> None:
-        (given, old), mask = columns, step.rollouts[number].mask.bool()
+        (weighted, old), mask = columns, step.rollouts[number].mask.bool()
         if self.algorithm.old_logprobs == "rollout":
             measure_difference(step.figures, new, old[number], mask)
         total = policy_figures(
-            self.algorithm.loss, self._bounds, new[mask], old[number][mask], given[number][mask], step.figures
+            self.algorithm.loss,
+            self._bounds,
+            new[mask],
+            old[number][mask],
+            weighted[number][mask],
+            step.figures,
         )
         step.figures.add("actor/pg_loss", total * scale)
 
@@ -118,8 +123,8 @@ class TinkerUpdates:
         rows = [step.examples[number] for number in numbers]
         weights = example_weights(rows, self._reduction)
         data = [example_row(row, weight) for row, weight in zip(rows, weights, strict=True)]
-        found, metrics = self._server.update(data, "cross_entropy", {}, self._adam())
-        for row, values in zip(rows, found, strict=True):
+        logprobs, metrics = self._server.update(data, "cross_entropy", {}, self._adam())
+        for row, values in zip(rows, logprobs, strict=True):
             step.figures.add(
                 "sft/loss", -float(row.response(values)[row.mask.bool()].mean()) * share / len(rows)
             )
@@ -205,5 +210,5 @@ def policy_figures(
 
 
 def _ratio_bounds(algorithm: AlgorithmSection) -> tuple[float, float]:
-    found = clip_bounds(algorithm)
-    return _UNBOUNDED if found is None else (max(0.0, 1 - found[0]), 1 + found[1])
+    bounds = clip_bounds(algorithm)
+    return _UNBOUNDED if bounds is None else (max(0.0, 1 - bounds[0]), 1 + bounds[1])

@@ -9,7 +9,7 @@ from verl.protocol import DataProto
 from trainer.engines.verl.rows import PADDING, Columns, Slots, TokenRow, fill
 from trainer.parts.verl_legacy.worker import LegacyModel
 
-Found = dict[int, torch.Tensor]
+RowTensors = dict[int, torch.Tensor]
 """Values of response tokens, float32 in main memory, by the row's number."""
 
 
@@ -27,7 +27,7 @@ def padded(rows: Sequence[TokenRow], slots: Slots, columns: Columns, **settings:
     tokens = _placed([row.tokens for row in chosen], prompt + length, [prompt - row.prompt for row in chosen])
     there = [torch.ones_like(row.tokens) for row in chosen]
     attention = _placed(there, prompt + length, [prompt - row.prompt for row in chosen])
-    found = {
+    tensors = {
         "input_ids": tokens,
         "attention_mask": attention,
         "position_ids": (attention.cumsum(1) - 1).clamp(min=0),
@@ -36,9 +36,9 @@ def padded(rows: Sequence[TokenRow], slots: Slots, columns: Columns, **settings:
     }
     for name, column in columns.items():
         values = [torch.zeros(1) if slot is None else column[slot] for slot in slots]
-        found[name] = _placed(values, length)
+        tensors[name] = _placed(values, length)
     return DataProto.from_dict(
-        tensors=found, meta_info={"pad_token_id": 0, "use_dynamic_bsz": False, **settings}
+        tensors=tensors, meta_info={"pad_token_id": 0, "use_dynamic_bsz": False, **settings}
     )
 
 
@@ -59,7 +59,7 @@ def forward(
     temperature: float,
     *,
     entropy: bool = False,
-) -> tuple[Found, Found]:
+) -> tuple[RowTensors, RowTensors]:
     """Return log-probs, and entropies if asked for, of this rank's rows; all ranks have as many slots.
 
     Args:
@@ -70,10 +70,10 @@ def forward(
     slots, size = fill(slots, size)
     data = padded(rows, slots, {}, temperature=temperature, micro_batch_size=size)
     output = model.actor.compute_log_prob(data, calculate_entropy=entropy)
-    found = [_of_rows(output[name], rows, slots) for name in ("log_probs", "entropys")[: 1 + entropy]]
-    return found[0], found[1] if entropy else {}
+    outputs = [_of_rows(output[name], rows, slots) for name in ("log_probs", "entropys")[: 1 + entropy]]
+    return outputs[0], outputs[1] if entropy else {}
 
 
-def _of_rows(values: torch.Tensor, rows: Sequence[TokenRow], slots: Slots) -> Found:
+def _of_rows(values: torch.Tensor, rows: Sequence[TokenRow], slots: Slots) -> RowTensors:
     pairs = zip(slots, values.float().cpu(), strict=True)
     return {slot: value[: len(rows[slot].mask)] for slot, value in pairs if slot is not None}

@@ -36,7 +36,7 @@ def _problems(config: JobFile) -> Iterator[Problem]:
     """Yield what other releases of verl can do and this one cannot, or not exactly."""
     engine, section = config.engine, config.algorithm
     yield from lacking_problems(config, LEGACY, RELEASES["0.8"])  # it lacks as much
-    given = {
+    values = {
         "engine.strategy": engine.strategy if engine.strategy != "fsdp2" else None,
         "engine.packing": engine.packing,
         "engine.offload_params": engine.offload_params,
@@ -51,7 +51,7 @@ def _problems(config: JobFile) -> Iterator[Problem]:
         'algorithm.optimizer.schedule = "linear"': section.optimizer.schedule == "linear",
         **_given_options(section),
     }
-    for key, value in given.items():
+    for key, value in values.items():
         if value:
             yield Problem(key, f"the engine verl_legacy has no {key}", _OTHER)
     advantage, loss = estimator_and_loss(section)
@@ -74,12 +74,12 @@ def _check_rotary(path: str) -> None:
 
     transformers 5 writes `rope_parameters`, which transformers 4 ignores without a word.
     """
-    found = read_model_config(path)
-    table = found.get("rope_parameters")
+    document = read_model_config(path)
+    table = document.get("rope_parameters")
     if not isinstance(table, dict):
         return
     kind, theta = table.get("rope_type", "default"), table.get("rope_theta")
-    if kind == "default" and found.get("rope_theta") == theta:
+    if kind == "default" and document.get("rope_theta") == theta:
         return
     hint = f'write "rope_theta": {theta} into its config.json' if kind == "default" else _OTHER
     message = f"transformers 4 does not read rope_parameters ({kind}, rope_theta {theta}) of this model"

@@ -36,7 +36,7 @@ from trainer.engines.verl.segments import by_share, measure_mismatch
 from trainer.engines.verl.state import apply_settings, load_state, training_files
 from trainer.experience.batch import Batch
 from trainer.experience.limits import Limits
-from trainer.parts.verl_legacy.batches import Found, forward, padded
+from trainer.parts.verl_legacy.batches import RowTensors, forward, padded
 from trainer.parts.verl_legacy.worker import LegacyModel, build_model
 
 MOST_SKIPPED = 10
@@ -56,7 +56,6 @@ class LegacyVerlEngine(FileEngine):
 
     @property
     def limits(self) -> Limits:
-        """Return what of a row the model can take."""
         return limits_of(self.model.module, self._text_config, ())
 
     def train(self, batch: Batch, step: int) -> Metrics:
@@ -82,7 +81,6 @@ class LegacyVerlEngine(FileEngine):
 
     @property
     def tied(self) -> Collection[str]:
-        """Return names in the export that repeat another tensor."""
         module = self.model.module
         is_tied = module.config.get_text_config().tie_word_embeddings
         return tuple(module._tied_weights_keys or ()) if is_tied else ()  # noqa: SLF001 - transformers 4 has no other
@@ -98,20 +96,18 @@ class LegacyVerlEngine(FileEngine):
         return training_files(self.model, self.context.ranks)
 
     def load_training_state(self, directory: str) -> None:
-        """Resume exactly where it was written."""
         load_state(self.model, directory, self.context.ranks)
         optimizer = self.context.config.algorithm.optimizer
         apply_settings(self.model.optimizer, optimizer, self.model.lr_scheduler)
 
     def token_logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Return the log-prob of each token after the first of each row, at temperature 1, on all ranks."""
         asked = list(map(token_row, rows))
         check_vocabulary(asked, self._text_config.vocab_size)
         own, _ = self._forward(self.model, asked, self._deal(asked, range(len(asked))), temperature=1.0)
-        found: Found = {}
+        answers: RowTensors = {}
         for part in self.context.ranks.gather(own):
-            found |= part
-        return [found[number].tolist() for number in range(len(asked))]
+            answers |= part
+        return [answers[number].tolist() for number in range(len(asked))]
 
     @property
     def _text_config(self) -> Any:
@@ -119,10 +115,10 @@ class LegacyVerlEngine(FileEngine):
 
     def _columns(self, step: TrainingStep) -> tuple[Columns, Metrics]:
         """Return what the policy loss needs of each token of this rank's rows, and figures of the advantages."""
-        found = advantages(self._algorithm, step.batch)
-        done = figures.advantage_metrics(found, step.masks)
-        given = by_share(self._algorithm, step.rollouts, found)
-        columns: dict[str, Found] = {"advantages": dict(enumerate(given))}
+        row_advantages = advantages(self._algorithm, step.batch)
+        done = figures.advantage_metrics(row_advantages, step.masks)
+        weighted = by_share(self._algorithm, step.rollouts, row_advantages)
+        columns: dict[str, RowTensors] = {"advantages": dict(enumerate(weighted))}
         recorded = {i: torch.tensor(list(row.logprobs)) for i, row in enumerate(step.batch.experiences)}
         if self._algorithm.old_logprobs == "rollout":
             # The worker does not show the log-probs of its updates, so there is nothing to compare with.
@@ -167,18 +163,18 @@ class LegacyVerlEngine(FileEngine):
             loss_scale_factor=self._algorithm.options.get("loss_scale_factor", step.horizon),
         )
         data = padded(rows, slots, columns, temperature=self._temperature)
-        found = self.model.actor.update_policy(data)
-        self._measure(step, found, data.batch["response_mask"].split(size), share)
-        return float(found["actor/grad_norm"][-1])
+        metrics = self.model.actor.update_policy(data)
+        self._measure(step, metrics, data.batch["response_mask"].split(size), share)
+        return float(metrics["actor/grad_norm"][-1])
 
     def _measure(
-        self, step: TrainingStep, found: Mapping[str, Any], masks: Sequence[torch.Tensor], share: float
+        self, step: TrainingStep, metrics: Mapping[str, Any], masks: Sequence[torch.Tensor], share: float
     ) -> None:
         """Record the figures of an update: the loss is a part of all ranks', others are means of micro-batches."""
         name = "actor/pg_loss" if step.rollouts else "sft/loss"
-        step.figures.add(name, found["actor/pg_loss"] / self.context.ranks.world_size * share)
+        step.figures.add(name, metrics["actor/pg_loss"] / self.context.ranks.world_size * share)
         for figure in ("actor/ppo_kl", "actor/pg_clipfrac"):
-            for value, mask in zip(found.get(figure, ()), masks, strict=False):
+            for value, mask in zip(metrics.get(figure, ()), masks, strict=False):
                 step.figures.mean(figure, value, float(mask.sum()))
 
     def _finish_update(self, norm: float, number: int) -> None:
@@ -211,7 +207,7 @@ class LegacyVerlEngine(FileEngine):
         *,
         temperature: float | None = None,
         entropy: bool = False,
-    ) -> tuple[Found, Found]:
+    ) -> tuple[RowTensors, RowTensors]:
         size = self.context.config.engine.infer_micro_batch_size
         chosen = self._temperature if temperature is None else temperature
         return forward(model, rows, slots, size, chosen, entropy=entropy)

@@ -45,8 +45,13 @@ class LegacyModel:
 def build_model(config: JobFile, algorithm: AlgorithmSection, ranks: Ranks) -> LegacyModel:
     """Return the model of `model.path`, spread over the ranks, with its optimizer."""
     # The worker reads them; the process group is there already.
-    given = {"RANK": ranks.rank, "WORLD_SIZE": ranks.world_size, "MASTER_ADDR": "localhost", "MASTER_PORT": 0}
-    for name, value in given.items():
+    variables = {
+        "RANK": ranks.rank,
+        "WORLD_SIZE": ranks.world_size,
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": 0,
+    }
+    for name, value in variables.items():
         os.environ.setdefault(name, str(value))
     try:
         with _quiet():
@@ -80,9 +85,9 @@ def _worker_config(config: JobFile, algorithm: AlgorithmSection, ranks: int) -> 
         "fsdp_config": _spread(config),
         **_loss(algorithm),
     }
-    given = {"actor_rollout_ref": {"model": model, "actor": actor, "rollout": {"n": 1}}}
-    found: DictConfig = OmegaConf.merge(whole, given).actor_rollout_ref
-    return found
+    overrides = {"actor_rollout_ref": {"model": model, "actor": actor, "rollout": {"n": 1}}}
+    merged_config: DictConfig = OmegaConf.merge(whole, overrides).actor_rollout_ref
+    return merged_config
 
 
 def _optimizer(config: JobFile) -> Mapping[str, Any]:
@@ -116,13 +121,13 @@ def _loss(algorithm: AlgorithmSection) -> Mapping[str, Any]:
     if algorithm.name == SFT:
         return {"policy_loss": {"loss_mode": "gpg"}, "loss_agg_mode": "token-mean"}
     options = dict(algorithm.options)
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "policy_loss": {"loss_mode": algorithm.loss, **options.pop("policy_loss", {})},
         "loss_agg_mode": algorithm.loss_agg_mode or (find_loss(algorithm.loss) or OWN_LOSS).mode,
     }
     if bounds := clip_bounds(algorithm):
-        found |= {"clip_ratio_low": bounds[0], "clip_ratio_high": bounds[1]}
-    return found | options
+        settings |= {"clip_ratio_low": bounds[0], "clip_ratio_high": bounds[1]}
+    return settings | options
 
 
 @contextlib.contextmanager
