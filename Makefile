@@ -181,7 +181,7 @@ lint: $(READY)
 test-without: $(READY)
 	$(BIN)/python tests/programs/without_part.py $(PART) $(PYTEST_ARGS)
 
-## test-without-each: the same for each part (half an hour)
+## test-without-each: the same for each part (15 minutes)
 test-without-each: $(READY)
 	$(RECORDED) sh -e -c 'for part in $(PARTS); do $(BIN)/python tests/programs/without_part.py $$part; done'
 
