@@ -226,6 +226,7 @@ def _problem(value: object, *, is_path: bool) -> str:
 
 
 def run(group: click.Group, program: str, args: Sequence[str]) -> int:
+    """Run one command line and return its exit code."""
     _prepare_streams()
     try:
         code = _invoke(group, program, list(args))
