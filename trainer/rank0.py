@@ -97,7 +97,7 @@ class Rank0:
         if state.sampler:
             self.strategy.load_state_dict(state.sampler)
         self.evaluations.resume(state.evaluations, state.step, self._abandoned_generation(state.step))
-        self.selection.load_state_dict(state.selection, self.evaluations.known())
+        self.selection.load_state_dict(state.selection, self.evaluations.all_figures())
         roll_back_explorers(self.client, state.step, self.config.model.path)
         self.client.set_status(RunningStatus.RUNNING)
 
@@ -134,7 +134,7 @@ class Rank0:
 
     def finish(self, step: int, reason: str, *, is_done: bool) -> None:
         """Note that the run has ended well, and tell explorers if the job is finished."""
-        self.selection.observe_all(self.evaluations.known())
+        self.selection.observe_all(self.evaluations.all_figures())
         self.selection.keep()
         if is_done:
             mark_finished(self.client.job, JobEnd(step, reason))
@@ -165,8 +165,8 @@ class Rank0:
     def state_at(self, step: int) -> dict[str, object]:
         """Return the loop's state, to be saved with this step; its samples are consumed once that is durable."""
         samples, critic = self.strategy.state_dict(), self.config.critic.enabled
-        told = self.selection.state_dict(), self.evaluations.state_dict()
-        self._uncommitted = TrainerState(step, self._generation, self._world_size, samples, critic, *told)
+        states = self.selection.state_dict(), self.evaluations.state_dict()
+        self._uncommitted = TrainerState(step, self._generation, self._world_size, samples, critic, *states)
         return self._uncommitted.document()
 
     def commit(self, saved_step: int) -> None:

@@ -196,8 +196,8 @@ class FileEngine(TrainEngineWrapper):
         if self._handed == self.train_step_num:
             return
         if method not in self.senders:
-            known = ", ".join(self.senders) or "none: call prepare first"
-            raise UsageError(f"this run opened no transport {method!r}", hint=f"opened: {known}")
+            opened = ", ".join(self.senders) or "none: call prepare first"
+            raise UsageError(f"this run opened no transport {method!r}", hint=f"opened: {opened}")
         self._sender = self.senders[method]
         if self._files is None:
             self._files = all_or_error(self.context.ranks, self.companions)
@@ -270,8 +270,8 @@ class FileEngine(TrainEngineWrapper):
         if not self.trains_adapters:
             name = context.config.engine.name
             raise ConfigError(f"the engine {name} trains no adapters", hint="leave out [model.lora]")
-        found = rank0_or_error(context.ranks, find_base, context.job, context.config.model.path)
-        base = context.ranks.broadcast(found)
+        base_or_error = rank0_or_error(context.ranks, find_base, context.job, context.config.model.path)
+        base = context.ranks.broadcast(base_or_error)
         assert base is not None, "rank 0 has found it"
         return base
 

@@ -121,8 +121,8 @@ def _offsets(lengths: Sequence[int]) -> torch.Tensor:
 
 
 def _positions(offsets: torch.Tensor) -> torch.Tensor:
-    places = torch.arange(int(offsets[-1]), device=offsets.device)
-    return places - torch.repeat_interleave(offsets[:-1], offsets.diff())
+    positions = torch.arange(int(offsets[-1]), device=offsets.device)
+    return positions - torch.repeat_interleave(offsets[:-1], offsets.diff())
 
 
 def forward(

@@ -48,7 +48,7 @@ class LastEvaluation:
 
     def is_awaited(self, step: int) -> bool:
         """Return whether some set has no figures of the last step yet, and an explorer that evaluates lives."""
-        evaluations = self._watch.known()
+        evaluations = self._watch.all_figures()
         sets = {name for figures in evaluations for name in figures if name.endswith(_OF_A_SET)}
         sets |= {name for name in self._configured if name.endswith(_OF_A_SET)}
         measured = {name for figures in evaluations if figures["eval/step"] == step for name in figures}
@@ -62,13 +62,13 @@ class JobEvaluations(EvaluationWatch):
     """The evaluations of a trainer's own job: the figures that come later than their steps.
 
     Args:
-        sync: The trainer's connection to the job.
+        client: The trainer's connection to the job.
     """
 
-    def __init__(self, config: JobFile, sync: Client) -> None:
-        super().__init__(sync.job.root)
-        self._config, self._sync = config, sync
+    def __init__(self, config: JobFile, client: Client) -> None:
+        super().__init__(client.job.root)
+        self._config, self._client = config, client
 
     def wait_for_last(self, step: int, is_stopped: Callable[[], bool], note: Callable[[str], None]) -> bool:
         """Wait while an explorer may still evaluate a version; return false if one may when the time is over."""
-        return LastEvaluation(self._config, self._sync, self).wait(step, is_stopped, note)
+        return LastEvaluation(self._config, self._client, self).wait(step, is_stopped, note)

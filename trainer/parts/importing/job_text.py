@@ -38,8 +38,8 @@ def _table(key: str) -> str:
 def _place(name: str) -> tuple[int, int, str]:
     """Return where a key or table stands: as in the documentation, what is not there last in its section."""
     sections, keys = list(JobFile.model_fields), list(KEYS.all)
-    place = keys.index(name) if name in keys else len(keys)
-    return sections.index(name.partition(".")[0]), place, name
+    rank = keys.index(name) if name in keys else len(keys)
+    return sections.index(name.partition(".")[0]), rank, name
 
 
 def _line(key: str, entry: Entry) -> str:
@@ -48,7 +48,7 @@ def _line(key: str, entry: Entry) -> str:
 
 
 def _is_tables(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
 
 
 def _tables(key: str, entry: Entry) -> Iterator[str]:
@@ -64,7 +64,7 @@ def _origin(entry: Entry) -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, dict):
-        pairs = ", ".join(f"{_key(name)} = {_value(one)}" for name, one in value.items())
+        pairs = ", ".join(f"{_key(name)} = {_value(item)}" for name, item in value.items())
         return f"{{ {pairs} }}" if pairs else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"

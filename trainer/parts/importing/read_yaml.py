@@ -33,8 +33,8 @@ class SourceLoader(yaml.SafeLoader):
 
 
 SourceLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if tag not in _LEFT_AS_TEXT]
-    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _LEFT_AS_TEXT]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 SourceLoader.add_implicit_resolver(_LEFT_AS_TEXT[0], _FLOAT, list("-+0123456789."))
 

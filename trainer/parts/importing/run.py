@@ -92,17 +92,17 @@ def import_config(
 
 def flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Return the values of nested tables by their dotted names."""
-    found = dict[str, Any]()
+    values = dict[str, Any]()
     for name, value in table.items():
         below = flat(value, f"{before}{name}.") if isinstance(value, dict) else {f"{before}{name}": value}
-        found |= below
-    return found
+        values |= below
+    return values
 
 
 def _check_without(without: Sequence[str], values: Mapping[str, Any], table: Table) -> None:
-    for one in without:
-        if not any(is_below(key, (one,)) for key in (*values, *table.defaults)):
-            raise UsageError(f"--without {one}: neither the file nor a default of {table.title} sets it")
+    for name in without:
+        if not any(is_below(key, (name,)) for key in (*values, *table.defaults)):
+            raise UsageError(f"--without {name}: neither the file nor a default of {table.title} sets it")
 
 
 def _missing(outcome: Outcome) -> list[Refusal]:

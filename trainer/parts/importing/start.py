@@ -75,7 +75,7 @@ def _start_weights(outcome: Outcome, path: str, step: int, to: str) -> StartWeig
     name, origin = f"{os.path.splitext(os.path.basename(to))[0]}-start", f"{path}, exported"
     enabled = outcome.entries.get("critic.enabled")
     critic = enabled is not None and enabled.value is True and os.path.isdir(f"{path}/critic")
-    outcome.refusals = [one for one in outcome.refusals if "--model.path" not in one.instead]
+    outcome.refusals = [refusal for refusal in outcome.refusals if "--model.path" not in refusal.instead]
     outcome.entries["model.path"] = Entry(name, origin)
     if critic:
         outcome.entries["critic.path"] = Entry(f"{name}-critic", origin)
