@@ -60,8 +60,6 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True)
 class MethodChoice:
-    """The transport of the next sync."""
-
     method: str
     reason: str  # why, for people
     expected: Mapping[str, float]  # seconds that each measured transport would take
@@ -69,11 +67,7 @@ class MethodChoice:
 
 
 class MethodChooser:
-    """Rank 0's side of `auto`.
-
-    Args:
-        client: The trainer's connection to the job.
-    """
+    """Rank 0's side of `auto`."""
 
     def __init__(self, client: Client) -> None:
         self._client, self._log = client, structlog.get_logger()
@@ -83,11 +77,7 @@ class MethodChooser:
         self._beginning = 0
 
     def next_method(self, senders: Mapping[str, WeightSender], sent: Sent | None) -> str:
-        """Return the transport of the next sync, and log why; if explorers' presences cannot be read, files.
-
-        Args:
-            sent: The result of the sync before.
-        """
+        """Return the transport of the next sync, and log why; if explorers' presences cannot be read, files."""
         try:
             return self._next_method(senders, sent)
         except (SyncdError, OSError) as error:
@@ -117,7 +107,6 @@ class MethodChooser:
         return self._beginning == 0 or self._beginning > BEGINNING
 
     def _collect(self, living: Collection[Presence]) -> None:
-        """Collect what has become known of the last syncs."""
         loads = [load for presence in living if (load := load_of(presence.info)) is not None]
         for step, (number, sent) in list(self._pending.items()):
             measurement = measured(number, sent, [load for load in loads if load.step == step])
@@ -139,12 +128,7 @@ def _unavailable(senders: Mapping[str, WeightSender], name: str) -> str:
 
 
 def measured(number: int, sent: Sent, loads: Collection[ExplorerLoad]) -> Measured | None:
-    """Return the measurement that a sync is, None while it is unknown.
-
-    Args:
-        sent: Its result on the trainer's side.
-        loads: The loads of its step by explorers.
-    """
+    """Return the measurement that a sync is, None while it is unknown."""
     failed = Measured(number, sent.size, None, failures=1)
     if not sent.is_done:
         return failed

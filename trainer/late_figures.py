@@ -69,7 +69,6 @@ class _NoFigures:
 
 
 def late_figures(config: JobFile, client: Client) -> LateFigures:
-    """Return what gives late figures in this run."""
     openers: list[Callable[[JobFile, Client], LateFigures]]
     openers = [point.load() for point in registered(FIGURES).values()]
     return openers[0](config, client) if openers else _NoFigures()

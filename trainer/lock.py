@@ -34,11 +34,7 @@ class _Locked(Job):
 
 
 class TrainerLock(Closing):
-    """This process's right to train a job; a thread renews it until it is closed.
-
-    Args:
-        term: The term that was claimed.
-    """
+    """This process's right to train a job; a thread renews it until it is closed."""
 
     def __init__(self, term: Term, clock: Clock) -> None:
         self._term = term

@@ -58,7 +58,6 @@ class Rank0:
     """Rank 0's side of the loop.
 
     Args:
-        client: The trainer's connection to the job, open.
         sink: Where figures go: monitors, the progress display.
         checks: Called each turn; each raises if what it checks beside the trainer has failed.
     """
@@ -129,7 +128,6 @@ class Rank0:
             self.failure = self.failure or _bug(error)
 
     def compare(self, figures: Metrics, step: int) -> None:
-        """Compare a step with those before by its figures."""
         self.selection.observe(figures, step)
 
     def finish(self, step: int, reason: str, *, is_done: bool) -> None:
@@ -143,9 +141,6 @@ class Rank0:
         """Report the evaluations that come after the last step, under that step; wait for those of its version.
 
         Nothing here fails a run that has ended well.
-
-        Args:
-            is_stopped: Once it returns true, nothing is waited for.
         """
         log = structlog.get_logger()
         try:

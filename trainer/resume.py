@@ -38,8 +38,6 @@ def roll_back_explorers(client: Client, step: int, base: str) -> None:
     """Roll back explorers that are ahead of the step; the generation grows.
 
     Args:
-        client: The trainer's connection to the job.
-        step: The step that the run resumes from.
         base: Where the weights of step 0 are, for a run that starts without a checkpoint.
     """
     job = client.job

@@ -36,7 +36,6 @@ class Waiting:
         return None if self._since is None else self._clock.monotonic() - self._since
 
     def begin(self) -> None:
-        """Record that there are no samples now."""
         if self._since is not None:
             return
         self._since, self.since = self._clock.monotonic(), self._clock.time()
@@ -44,7 +43,6 @@ class Waiting:
         self._has_begun = True
 
     def end(self) -> None:
-        """Record that there are samples."""
         self._since, self._has_begun = None, True
 
     def is_due(self) -> bool:
@@ -137,7 +135,6 @@ class ExplorerLiveness:
     """Counts the living explorers of a job.
 
     Args:
-        client: The trainer's connection to the job.
         grace: Seconds after which explorers that are gone have left for good.
     """
 

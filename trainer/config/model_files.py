@@ -67,11 +67,7 @@ def _check_weights(path: str, key: str = "model.path") -> None:
 
 
 def read_model_config(path: str, key: str = "model.path") -> dict[str, Any]:
-    """Return config.json of a model directory.
-
-    Args:
-        key: The key of the job's file that names it.
-    """
+    """Return config.json of a model directory."""
     file_path = os.path.join(path, "config.json")
     try:
         with open(file_path, encoding="utf-8") as file:

@@ -74,7 +74,6 @@ class StateBuffer:
         return CapturedState(partial(write_files, copies))
 
     def close(self) -> None:
-        """Give the memory back."""
         self._free()
         self._helper.shutdown()
         self._memory.take(_BUDGET, 0)
@@ -145,7 +144,6 @@ def _storage_error(error: OSError | RuntimeError, path: str) -> StorageError:
 
 
 def _tensors(tree: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors in nested mappings, lists and tuples."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, Mapping):

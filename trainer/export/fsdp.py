@@ -29,7 +29,6 @@ Region = tuple[slice, ...]
 
 
 def has_fsdp_files(disk: Disk, directory: str) -> bool:
-    """Return whether a directory holds the weights of FSDP's ranks."""
     return any(_FILE.fullmatch(entry.name) for entry in list_if_there(disk, directory))
 
 
@@ -62,7 +61,6 @@ class FsdpFiles:
         }
 
     def read(self, name: str) -> torch.Tensor:
-        """Return one whole tensor, put together from all ranks."""
         parts = [rank[name] for rank in self._ranks]
         try:
             return _whole(parts)

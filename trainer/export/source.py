@@ -32,8 +32,6 @@ _OTHER_WEIGHTS = (_SHARD, _INDEX, ".bin", ".bin.index.json", ".pt")
 
 @dataclass(frozen=True, slots=True)
 class ExportSource:
-    """The weights of a step and the files beside them."""
-
     path: str  # the step's directory
     weights: ModelWeights
     companions: Mapping[str, str]  # files beside them: the name in the export, and the path
@@ -116,7 +114,6 @@ def _require_there(job: Job, step: int) -> None:
 
 
 def find_adapter(job: Job, step: int) -> ExportSource:
-    """Return where to copy the adapter of a step from."""
     path = job.step(step)
     _require_there(job, step)
     try:

@@ -27,10 +27,7 @@ class TensorKind(NamedTuple):
 
 
 class ModelWeights(Protocol):
-    """The weights of one model, wherever they are."""
-
     kinds: dict[str, TensorKind]
-    """What each tensor is, by name."""
 
     def read(self, name: str) -> torch.Tensor:
         """Return one whole tensor in main memory, which is all the memory that it takes."""

@@ -41,7 +41,6 @@ class Jsonl:
         append(self._metrics, [_figures(metrics, step)])
 
     def log_rollouts(self, rollouts: Sequence[RolloutSample], step: int) -> None:
-        """Append rollouts, one a line."""
         if self._is_full():
             os.replace(self._rollouts, f"{self._rollouts}.1")
         now = _now()
@@ -93,7 +92,6 @@ class History:
 
 
 def read_history(path: str) -> History:
-    """Return the history of a metrics.jsonl."""
     history = History()
     for document in read(path):
         history.add(document)

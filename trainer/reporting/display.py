@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 
 class Display(Protocol):
-    """One way of showing the figures."""
-
     def changed(self, now: float) -> None:
         """Show what has changed, if it is time."""
 
@@ -55,7 +53,6 @@ class Progress:
 
         Args:
             total_steps: Steps after which the run is done; None for no end.
-            step: The step that the run resumes from.
         """
         figures = RunFigures(total_steps, step, time.monotonic())
         return cls(figures, _display(config.monitor.progress, figures))
@@ -67,7 +64,6 @@ class Progress:
         self._attempt(lambda display: display.changed(now))
 
     def note(self, text: str) -> None:
-        """Show a line of text."""
         self._attempt(lambda display: display.note(text))
 
     def close(self) -> None:
@@ -123,7 +119,6 @@ class PlainDisplay:
         self._events = marks
 
     def note(self, text: str) -> None:
-        """Write a line of text."""
         self._put(text)
 
     def close(self) -> None:
@@ -168,7 +163,6 @@ class LiveDisplay:
         """Do nothing: what changed is drawn with the next redraw."""
 
     def note(self, text: str) -> None:
-        """Print a line above the display."""
         self._console.print(Text(text))
 
     def close(self) -> None:

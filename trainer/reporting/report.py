@@ -15,7 +15,6 @@ class Screen:
     """Passes metrics to the monitors and the display. Nothing here can stop training.
 
     Args:
-        step: The step that the run resumes from.
         check: Raises FencedError once another trainer has taken over.
     """
 
@@ -30,16 +29,13 @@ class Screen:
         self._progress.update(metrics, step)
 
     def preview(self, batch: Batch, step: int) -> None:
-        """Log rollouts that were trained on."""
         if count := self._config.monitor.preview:
             self._monitors.log_rollouts(pick_rollouts(batch, count, self._decode), step)
 
     def note(self, text: str) -> None:
-        """Show a line of text."""
         self._progress.note(text)
 
     def close(self) -> None:
-        """Write out what is left."""
         self._progress.close()
         self._monitors.close()
 
@@ -65,7 +61,6 @@ def pick_rollouts(batch: Batch, count: int, decode: Decode | None = None) -> lis
     """Return rollouts of a batch, best first: evenly spread over the order of rewards, the same for the same batch.
 
     Args:
-        count: How many at most.
         decode: Makes text of token ids; without it, or where it fails, the ids themselves are the text.
     """
     experiences = batch.experiences

@@ -94,7 +94,6 @@ def _within(both: Sequence[slice], region: Region) -> Region:
 
 
 def _region(tensor: torch.Tensor, rank: int) -> Region:
-    """Return which part of the whole tensor a rank holds."""
     if not isinstance(tensor, DTensor):
         return tuple(slice(0, size) for size in tensor.shape)
     return region_of(tuple(tensor.shape), tensor.device_mesh.mesh, tensor.placements, rank)

@@ -49,8 +49,6 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class SetFigures:
-    """The figures of a version by a set."""
-
     means: Means  # the figures, without the names of sets
     # Whether only `explorer bench` has measured it. That measures steps as they are in the job, whichever
     # generation published them, so the generation says nothing of what came after.
@@ -108,7 +106,6 @@ class EvaluationWatch:
         self._at = -math.inf
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was given and what was abandoned, as plain JSON."""
         return {"told": sorted(map(list, self._reported)), "abandoned": sorted(map(list, self._abandoned))}
 
     def resume(self, state: Mapping[str, Any], step: int, generation: int) -> None:
@@ -116,7 +113,6 @@ class EvaluationWatch:
 
         Args:
             state: What `state_dict` returned; an empty one, before the first, knows what is there.
-            step: The step from which the run resumes.
             generation: The newest whose versions beyond that step do not belong to the run.
         """
         there = set(read_evaluations(self._directory))
@@ -130,7 +126,6 @@ class EvaluationWatch:
         self._abandoned = kept | {(generation, step)}
 
     def all_figures(self) -> list[Means]:
-        """Return the figures of all versions that the run has not abandoned, in order, given or not."""
         evaluations = {
             key: measured
             for key, measured in read_evaluations(self._directory).items()
@@ -139,20 +134,17 @@ class EvaluationWatch:
         return [_figures(dict(its)) for _, its in groupby(evaluations.items(), key=lambda item: item[0][:2])]
 
     def next_figures(self) -> Means:
-        """Return the figures of the oldest version of which some were not given, empty if there is none."""
         if self._clock() - self._at >= EVERY:
             self._at = self._clock()
             self._look()
         return self._oldest()
 
     def remaining(self) -> Iterator[Means]:
-        """Look at the files now, and yield the figures of each version of which some were not given."""
         self._look()
         while figures := self._oldest():
             yield figures
 
     def evaluators(self) -> set[str]:
-        """Return the explorers that have evaluated a version of this job."""
         return {os.path.basename(os.path.dirname(path)) for path in self._seen()}
 
     def _oldest(self) -> Means:
@@ -213,7 +205,6 @@ def _files(directory: str) -> Iterator[str]:
 
 
 def _line(document: Mapping[str, Any]) -> _Line | None:
-    """Return a line, None of one that is none."""
     generation, step, of_set = document.get("generation"), document.get("step"), document.get("set", "")
     if type(generation) is not int or type(step) is not int or not isinstance(of_set, str):
         return None

@@ -34,7 +34,6 @@ def write_full_checkpoint(config: JobFile, source: str, step: int) -> None:
     """Write a step of verl's as a full checkpoint into the directory of a new job, or nothing.
 
     Args:
-        config: The new job's configuration.
         source: The directory of verl's job.
         step: Its step, with the files of FSDP's ranks in `actor/`.
     """
@@ -81,7 +80,6 @@ class RankFiles:
             raise CorruptDataError("not a whole file of torch.save", path=path) from error
 
     def check(self, config: JobFile) -> None:
-        """Check that all files fit the configuration."""
         for name in self.names():
             state = self.load(name)
             if name.startswith("model"):

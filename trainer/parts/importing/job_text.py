@@ -14,12 +14,7 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def job_text(entries: Mapping[str, Entry], head: str) -> str:
-    """Return entries as TOML, table by table in the order of docs/configuration.md.
-
-    Args:
-        entries: By their dotted names.
-        head: The first lines, as comments.
-    """
+    """Return entries as TOML, table by table in the order of docs/configuration.md."""
     lines = [f"# {line}".rstrip() for line in head.splitlines()]
     for table in sorted({_table(key) for key in entries}, key=lambda name: (_place(name)[0], name)):
         lines += ["", f"[{table}]"]

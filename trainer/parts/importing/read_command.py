@@ -47,7 +47,6 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def read_command(text: str) -> dict[str, Any]:
-    """Return the settings of a script or of a command's arguments, by their names."""
     words = _words(text)
     overrides, variables = dict[str, Any](), dict[str, str | None]()
     for word in words:
@@ -76,7 +75,6 @@ def _flag_value(values: Sequence[Any]) -> Any:
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of a script without comments; a line that continues is one."""
     arithmetic = _SUM.sub(lambda match: match[0].replace(" ", ""), text.replace("\\\n", " "))
     spread = re.sub(r"=\(\s|(?<=\s)[();](?=\s|$)|;(?=\s)", " ", arithmetic)
     return [word for word in shlex.split(spread, comments=True) if word not in _SKIPPED]

@@ -78,7 +78,6 @@ def _text(path: str) -> str:
 
 
 def _flat(document: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each value with its dotted key."""
     if not isinstance(document, Mapping):
         raise YamlError("it is not a table of keys")
     for count, pair in enumerate(_below("", document, 0)):
@@ -111,7 +110,6 @@ def _check_leaf(name: str, value: Any) -> None:
 
 
 def read_setting(text: str) -> tuple[str, Any]:
-    """Return key and value of `--set KEY=VALUE`."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UsageError(f"--set {text}: not KEY=VALUE", hint="--set trainer.total_training_steps=200")
@@ -146,7 +144,6 @@ def _resolved(key: str, value: Any, references: Mapping[str, Any]) -> Any:
 
 
 def _target(key: str, reference: str, references: Mapping[str, Any]) -> Any:
-    """Return what a reference means."""
     kind, colon, rest = reference.partition(":")
     name, comma, default = (part.strip() for part in (rest if colon else reference).partition(","))
     if colon and kind.strip() not in ("oc.env", "oc.select"):

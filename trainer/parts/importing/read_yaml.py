@@ -20,7 +20,6 @@ class SourceLoader(yaml.SafeLoader):
     """PyYAML's safe loader with the number format of OmegaConf, and without duplicate keys and dates."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 - PyYAML's signature
-        """Return a table; refuse a key that is given twice or is not text."""
         seen = set[str]()
         for key, _ in node.value:
             name = str(key.value)
@@ -40,7 +39,6 @@ SourceLoader.add_implicit_resolver(_LEFT_AS_TEXT[0], _FLOAT, list("-+0123456789.
 
 
 def read_yaml(text: str) -> Any:
-    """Return what one YAML document says."""
     try:
         return yaml.load(text, SourceLoader)  # noqa: S506 - it is a safe loader
     except yaml.YAMLError as error:

@@ -48,7 +48,6 @@ def _notes(title: str, notes: Mapping[str, str]) -> Iterator[str]:
 
 
 def markdown(table: Table) -> str:
-    """Return the keys of a source, as the last part of its page."""
     parts = [f"## Keys\n\nOf {table.title} {table.read}. `*` stands for anything.\n"]
     for kind, title, head in (
         ("mapped", "Mapped", "| theirs | ours | |\n|---|---|---|"),

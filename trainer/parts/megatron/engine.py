@@ -33,11 +33,9 @@ class MegatronVerlEngine(VerlEngine):
 
     @property
     def tied(self) -> Collection[str]:
-        """Return names in the export that repeat another tensor."""
         return ("lm_head.weight",) if self._text_config.tie_word_embeddings else ()
 
     def training_state(self) -> TrainingState:
-        """Return this rank's files of weights and optimizer, its schedule and its RNG."""
         self._remove_scratch()  # of the save before, which is done
         scratch = self._scratch = tempfile.mkdtemp(prefix="training-state-")
         try:

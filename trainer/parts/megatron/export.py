@@ -52,12 +52,10 @@ class _TensorPart:
 
 
 def has_dist_ckpt(disk: Disk, directory: str) -> bool:
-    """Return whether a directory is a whole distributed checkpoint."""
     return exists(disk, f"{directory}/{_METADATA}")
 
 
 def open_split_weights(disk: Disk, directory: str, config: str) -> "MegatronFiles | None":
-    """Return the weights of a distributed checkpoint, None if the directory is no whole one."""
     return MegatronFiles(directory, config) if has_dist_ckpt(disk, directory) else None
 
 
@@ -65,7 +63,6 @@ class MegatronFiles:
     """Weights in a distributed checkpoint.
 
     Args:
-        directory: The checkpoint.
         config: The path of the model's config.json, which says how many heads an attention has.
     """
 
@@ -85,7 +82,6 @@ class MegatronFiles:
         }
 
     def read(self, name: str) -> torch.Tensor:
-        """Return one whole tensor."""
         part = self._parts[name]
         metadata = self._metadata.state_dict_metadata[part.name]
         assert isinstance(metadata, TensorStorageMetadata)
@@ -185,7 +181,6 @@ class _PlainUnpickler(pickle.Unpickler):
     """Opens what holds data alone."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a class of the list."""
         if name not in METADATA.get(module, ()):
             raise NotImplementedError(f"{module}.{name}")
         return super().find_class(module, name)

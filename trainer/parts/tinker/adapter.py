@@ -32,7 +32,6 @@ def download_adapter(url: str, base_model: str, timeout: float) -> TinkerAdapter
 
     Args:
         url: The address, which is enough to read it: it may be of another host, so the API key is not sent there.
-        base_model: The directory of the base model, which the adapter's configuration names.
         timeout: Seconds for which the server may be silent.
     """
     shown = url.partition("?")[0]  # what follows may be a signature

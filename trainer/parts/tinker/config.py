@@ -57,7 +57,6 @@ _LACKING_KEYS: Mapping[str, tuple[str, str]] = {
 
 
 def tinker_problems(config: JobFile) -> Iterator[Problem]:
-    """Yield what a tinker server cannot do, by the key that asks for it."""
     yield from _algorithm_problems(config)
     for table, names in _MEANINGLESS.items():
         section = getattr(config, table)

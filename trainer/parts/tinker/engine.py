@@ -46,7 +46,6 @@ class TinkerEngine(FileEngine):
         self._session: TinkerSession | None = None
 
     def build(self) -> None:
-        """Open a session with the server, and create an adapter there."""
         config, options = self.context.config, self._options
         if options.publish == "lora":
             self.base = find_base(self.context.job, config.model.path)
@@ -67,7 +66,6 @@ class TinkerEngine(FileEngine):
 
     @property
     def limits(self) -> Limits:
-        """Return what of a row the model can take."""
         return self._limits
 
     @property
@@ -145,7 +143,6 @@ class TinkerEngine(FileEngine):
         self._updates.made = document.integer("updates")
 
     def token_logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Return the log-prob of each token after the first of each row, at temperature 1."""
         asked: list[TinkerRow] = [example_row(token_row(row), 1.0) for row in rows]
         return [row_logprobs.tolist() for row_logprobs in self._server.logprobs(asked)]
 

@@ -43,8 +43,6 @@ class TrainingServer:
 
         Args:
             loss: The server's name of the loss.
-            bounds: Its settings.
-            optimizer: The settings of AdamW.
 
         Returns:
             The log-probs of each row's targets before the update, and what the server says of the update.
@@ -74,7 +72,6 @@ class TrainingServer:
         return _address(self._do("saving the training state", lambda: self._client.save_state(name)))
 
     def load_state(self, address: str) -> None:
-        """Have the server continue from weights and optimizer that it keeps."""
         self._do("loading the training state", lambda: self._client.load_state_with_optimizer(address))
 
     def archive_url(self, address: str) -> str:
