@@ -68,11 +68,7 @@ class LoopFacts:
 
 
 def end_of(config: JobFile, step: int, over: str) -> str:
-    """Return why no further step will be trained, empty while there will.
-
-    Args:
-        over: Why there will be no more samples, empty while there may be.
-    """
+    """Return why no further step will be trained, empty while there will; `over` is why there are no more samples."""
     total = config.trainer.total_steps
     return f"total_steps {total} reached" if total is not None and step >= total else over
 

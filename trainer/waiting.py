@@ -132,11 +132,7 @@ _COUNT_EVERY = 1.0
 
 
 class ExplorerLiveness:
-    """Counts the living explorers of a job.
-
-    Args:
-        grace: Seconds after which explorers that are gone have left for good.
-    """
+    """Counts the living explorers of a job; those that are gone for `grace` seconds have left for good."""
 
     def __init__(self, client: Client, clock: Clock, grace: float) -> None:
         self._client, self._clock, self._grace = client, clock, grace

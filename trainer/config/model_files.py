@@ -221,10 +221,6 @@ def companions(
 
 
 def companion_names(path: str, *, code: bool) -> list[str]:
-    """Return the names of a model directory's files beside the weights, all but config.json.
-
-    Args:
-        code: Whether to include the model's own code.
-    """
+    """Return the names of a model directory's files but weights and config.json; with `code`, its own code too."""
     suffixes = (*_COMPANION_SUFFIXES, ".py") if code else _COMPANION_SUFFIXES
     return [name for name in sorted(os.listdir(path)) if name in _COMPANIONS or name.endswith(suffixes)]

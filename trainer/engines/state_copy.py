@@ -44,7 +44,6 @@ class StateBuffer:
     """Memory for one copy of a training state, allocated by the first and kept for the next ones.
 
     Args:
-        memory: The rank's budget.
         live: Why no copies are made; empty to make them.
     """
 
@@ -55,10 +54,7 @@ class StateBuffer:
         self._helper = ThreadPoolExecutor(1, "state-copy")
 
     def prepare(self, files: TrainingState) -> None:
-        """Begin to allocate the memory for states like this one in a thread; then the first capture need not.
-
-        Optional, and no limit: a larger state is captured too.
-        """
+        """Begin to allocate memory for states like this one in a thread; optional, and larger ones are copied too."""
         sources = list(_tensors(files))
         size = sum(map(_room, sources))
         if not (self._live or _uncopied(sources) or self._memory.take(_BUDGET, size)):

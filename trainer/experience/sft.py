@@ -39,9 +39,6 @@ def read_examples(
 
     A row of more than `max_length` tokens is cut at its end. A row whose prompt alone has as many leaves nothing to
     learn: it is skipped, and a warning counts such rows.
-
-    Args:
-        max_length: Tokens of an example at most, None for no bound.
     """
     try:
         rows = _parquet(path) if path.endswith(".parquet") else _jsonl(path)

@@ -19,11 +19,7 @@ Parts = Mapping[str, str]
 
 
 class MergedWeights:
-    """The weights of a base, each with what an adapter adds to it.
-
-    Args:
-        wide: Whether sums stay float32; else they get the dtype of the base's weight.
-    """
+    """The weights of a base, each with what an adapter adds to it: float32 if `wide`, else of the base's dtype."""
 
     def __init__(
         self, base: ModelWeights, adapter: ModelWeights, config: AdapterConfig, *, wide: bool

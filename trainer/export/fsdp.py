@@ -33,11 +33,7 @@ def has_fsdp_files(disk: Disk, directory: str) -> bool:
 
 
 class FsdpFiles:
-    """Weights spread over `model_world_size_<W>_rank_<R>.pt`.
-
-    Args:
-        adapters: Whether they must hold adapters alone, as the training state of a run with LoRA does.
-    """
+    """Weights spread over `model_world_size_<W>_rank_<R>.pt`; with `adapters` they must be of adapters alone."""
 
     def __init__(self, disk: Disk, directory: str, *, adapters: bool = False) -> None:
         self._directory = directory
@@ -151,13 +147,7 @@ def _require_alike(first: DTensor, part: torch.Tensor, world_size: int) -> None:
 def region_of(
     shape: tuple[int, ...], mesh: torch.Tensor, placements: Sequence[Placement], rank: int
 ) -> Region:
-    """Return which part of a whole tensor a rank holds.
-
-    Args:
-        mesh: Ranks, as they are arranged.
-        placements: How the tensor is spread along each dimension of the mesh.
-        rank: The rank, which is in the mesh once.
-    """
+    """Return which part of a whole tensor, spread over the ranks of a mesh by placements, a rank holds."""
     starts, sizes = [0] * len(shape), list(shape)
     coordinates = (mesh == rank).nonzero()[0].tolist()
     for placement, count, position in zip(placements, mesh.shape, coordinates, strict=True):

@@ -73,11 +73,7 @@ def find_delta(job: Job, step: int) -> Manifest | None:
 
 
 def find_materialised(job: Job, manifest: Manifest, directory: str) -> ExportSource:
-    """Return where to export a delta from.
-
-    Args:
-        directory: Where its files were materialised, in `actor`.
-    """
+    """Return where to export a delta from, of which `directory` has the materialised files in `actor`."""
     shards, files = manifest.whole_shards, manifest.whole_files
     whole = replace(manifest, kind="weights", delta=None, shards=shards, files=files)
     return _native(job.disk, directory, whole, full_precision=False)

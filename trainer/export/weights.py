@@ -34,11 +34,7 @@ class ModelWeights(Protocol):
 
 
 def split_weights(disk: Disk, directory: str, config: str) -> ModelWeights | None:
-    """Return the weights of a distributed checkpoint as a part reads them, None if the directory is none.
-
-    Args:
-        config: The path of the model's config.json.
-    """
+    """Return the weights of a distributed checkpoint as a part reads them; `config` is the path of config.json."""
     openers: list[Callable[[Disk, str, str], ModelWeights | None]]
     openers = [point.load() for point in registered(SPLIT_WEIGHTS).values()]
     return next(

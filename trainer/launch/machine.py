@@ -1,7 +1,4 @@
-"""How many ranks this machine starts, and the environment variables that C libraries read at start.
-
-Nothing here imports torch: the process that starts ranks stays small.
-"""
+"""How many ranks this machine starts, and the environment that C libraries read at start. Imports no torch."""
 
 import os
 import shutil

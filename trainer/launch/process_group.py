@@ -41,11 +41,7 @@ def pick_device(name: Literal["auto", "cpu", "cuda"], local_rank: int) -> torch.
 
 
 def open_ranks(rank_env: RankEnv, device: torch.device, timeout: float) -> Ranks:
-    """Initialise `torch.distributed`, also for one rank, and return the ranks.
-
-    Args:
-        timeout: Seconds after which a collective that a rank does not join is an error.
-    """
+    """Initialise `torch.distributed`, also for one rank, with a timeout of collectives in seconds."""
     os.environ.update(rank_env.variables() if rank_env.world_size > 1 else {})
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -25,11 +25,7 @@ MAX_ROLLOUTS = 64 << 20
 
 
 class Jsonl:
-    """Appends to the job directory.
-
-    Args:
-        max_rollouts: Bytes of rollouts.jsonl beyond which it is rotated.
-    """
+    """Appends to the job directory; rollouts.jsonl is rotated beyond `max_rollouts` bytes."""
 
     def __init__(self, run: MonitoredRun, max_rollouts: int = MAX_ROLLOUTS) -> None:
         self._metrics = os.path.join(run.directory, METRICS)

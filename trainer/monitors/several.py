@@ -44,11 +44,7 @@ class Monitors:
 
     @classmethod
     def open(cls, config: JobFile, resumed_from: int, check: Callable[[], None] = lambda: None) -> "Monitors":
-        """Start the monitors of a job.
-
-        Args:
-            check: Raises FencedError once another trainer has taken over: nothing is reported from then on.
-        """
+        """Start the monitors of a job; they report nothing once `check` raises FencedError."""
         installed = MONITORS.installed
         for kind in config.monitor.options:  # those for kinds that are not configured are allowed
             if kind not in installed:

@@ -49,11 +49,7 @@ class Progress:
 
     @classmethod
     def open(cls, config: "JobFile", total_steps: int | None, step: int) -> "Progress":
-        """Start the display that the configuration asks for.
-
-        Args:
-            total_steps: Steps after which the run is done; None for no end.
-        """
+        """Start the display that the configuration asks for; `total_steps` is None for a run without an end."""
         figures = RunFigures(total_steps, step, time.monotonic())
         return cls(figures, _display(config.monitor.progress, figures))
 
@@ -98,11 +94,7 @@ _EVENTS = ("sync/step", "save/step")
 
 
 class PlainDisplay:
-    """Writes lines.
-
-    Args:
-        every: Seconds between two lines.
-    """
+    """Writes lines, `every` so many seconds."""
 
     def __init__(self, figures: RunFigures, stream: TextIO, every: float = EVERY) -> None:
         self._figures, self._stream, self._every = figures, stream, every

@@ -84,11 +84,7 @@ class _Drawing:
 
 
 def plot(job_dirs: Sequence[str] | str, out: str) -> str:
-    """Draw what the metrics.jsonl of jobs say, and return the path of the picture.
-
-    Args:
-        out: The picture: .png, .svg, .pdf, or what else matplotlib writes.
-    """
+    """Draw the metrics.jsonl of jobs as .png, .svg, .pdf, or what else matplotlib writes; return its path."""
     _save(draw([job_dirs] if isinstance(job_dirs, str) else job_dirs), out)
     return out
 

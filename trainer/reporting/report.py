@@ -12,11 +12,7 @@ from trainer.sampling import load_tokenizer
 
 
 class Screen:
-    """Passes metrics to the monitors and the display. Nothing here can stop training.
-
-    Args:
-        check: Raises FencedError once another trainer has taken over.
-    """
+    """Passes metrics to monitors and display, until `check` raises FencedError. Nothing here can stop training."""
 
     def __init__(self, config: JobFile, step: int, check: Callable[[], None]) -> None:
         self._config = config

@@ -65,7 +65,6 @@ def tensors(
 
     Args:
         slots: The rows of this rank; padded here to whole micro-batches.
-        columns: Further values of response tokens that the loss reads.
         settings: Of the pass, by verl's names.
     """
     slots, size = fill(slots, budget.rows)

@@ -126,10 +126,7 @@ class VerlEngine(FileEngine):
         return tuple(module.all_tied_weights_keys)
 
     def companions(self) -> Mapping[str, bytes]:
-        """Return config and tokenizer as they are at `model.path`, the config with the dtype of the steps.
-
-        Beside an adapter, its configuration alone.
-        """
+        """Return config, for the dtype of the steps, and tokenizer of `model.path`; of adapters, their configuration."""
         config = self.context.config
         if self._adapter is not None and config.model.publishes_adapters:
             return self._adapter.companions(config.model.path)

@@ -137,11 +137,7 @@ Loss = PolicyLoss | ValueLoss | ExampleLoss
 
 
 def register_own_loss(name: str, options: Mapping[str, Any]) -> None:
-    """Give verl a policy loss of the entry point group `trainer.losses`; nothing for verl's losses.
-
-    Args:
-        options: What it is called with besides what verl calls losses with, by its own names.
-    """
+    """Give verl a policy loss of `trainer.losses`, called with `options` too by its own names; nothing for verl's."""
     if name in LOSSES:
         return
     loss = POLICY_LOSSES.get(name)

@@ -126,11 +126,7 @@ def critic_config(config: JobFile) -> FSDPCriticConfig:
 
 
 def actor_config(config: JobFile, algorithm: AlgorithmSection, horizon: int) -> FSDPActorConfig:
-    """Return the policy loss.
-
-    Args:
-        horizon: What `seq-mean-token-sum-norm` divides by, unless `algorithm.options` has a `loss_scale_factor`.
-    """
+    """Return the policy loss; `seq-mean-token-sum-norm` divides by `horizon` unless options say by what."""
     mode = algorithm.loss_agg_mode or (find_loss(algorithm.loss) or OWN_LOSS).mode
     options = dict(algorithm.options)
     policy_loss = dict(options.pop("policy_loss", {}))

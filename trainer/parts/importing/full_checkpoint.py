@@ -31,12 +31,7 @@ _WEIGHTS_ONLY = "for the weights alone: leave out --resume"
 
 
 def write_full_checkpoint(config: JobFile, source: str, step: int) -> None:
-    """Write a step of verl's as a full checkpoint into the directory of a new job, or nothing.
-
-    Args:
-        source: The directory of verl's job.
-        step: Its step, with the files of FSDP's ranks in `actor/`.
-    """
+    """Write a step of verl's job with FSDP's files in `actor/` as a full checkpoint of a new job, or nothing."""
     _check_config(config, source)
     root, files = config.job.dir, RankFiles(f"{Job.at(source).step(step)}/{ACTOR}")
     files.check(config)

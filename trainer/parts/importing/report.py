@@ -12,11 +12,7 @@ _PAGE = re.compile(rf"{re.escape(DOCS)}/([\w-]+\.md(?:#[\w-]+)?)")
 
 
 def report(imported: Imported, to: str | None) -> Iterator[str]:
-    """Yield the lines that say what became of each key.
-
-    Args:
-        to: Where the job's file is; None for standard output.
-    """
+    """Yield the lines that say what became of each key; `to` is the job's file, None for standard output."""
     outcome = imported.outcome
     yield from _refusals(outcome)
     yield from _notes("left to you", outcome.by_hand)

@@ -164,7 +164,6 @@ def groups(size: int, what: str, rows: int | None = None, tasks: int | None = No
 
     Args:
         tasks: Tasks of an explorer's batch, and without `rows` of a step.
-        what: What is divided.
     """
     count = ratio(rows, size, what) if rows else tasks
     return {
@@ -232,7 +231,6 @@ def of_chosen(config: Configuration, part: str, name: str, differs: Mapping[str,
     """Return the part, advantage or loss, of the algorithm that the user names in place of another project's.
 
     Args:
-        name: What the other project calls its algorithm.
         differs: How algorithms of that name differ from ours.
     """
     if (chosen := ALGORITHMS.get(str(config.chosen.get("algorithm.name")))) is not None:

@@ -60,11 +60,7 @@ def open_split_weights(disk: Disk, directory: str, config: str) -> "MegatronFile
 
 
 class MegatronFiles:
-    """Weights in a distributed checkpoint.
-
-    Args:
-        config: The path of the model's config.json, which says how many heads an attention has.
-    """
+    """Weights in a distributed checkpoint; the model's config.json says how many heads an attention has."""
 
     def __init__(self, directory: str, config: str) -> None:
         self._directory = directory

@@ -22,7 +22,6 @@ class TrainingServer:
     Args:
         rank: The rank of the adapter. Attention and MLP layers get one, the unembedding none: servers that load
             adapters take no others.
-        seed: Of the adapter's first weights.
     """
 
     def __init__(self, session: TinkerSession, base_model: str, rank: int, seed: int) -> None:
@@ -40,9 +39,6 @@ class TrainingServer:
         optimizer: Mapping[str, float],
     ) -> tuple[list[torch.Tensor], dict[str, float]]:
         """Make one update with the gradient of a loss; both requests are on their way at once.
-
-        Args:
-            loss: The server's name of the loss.
 
         Returns:
             The log-probs of each row's targets before the update, and what the server says of the update.

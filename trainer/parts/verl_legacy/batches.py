@@ -18,7 +18,6 @@ def padded(rows: Sequence[TokenRow], slots: Slots, columns: Columns, **settings:
 
     Args:
         slots: The rows of this rank; None is a row in which nothing is learnt.
-        settings: Of the pass, by verl's names.
     """
     chosen = [PADDING if slot is None else rows[slot] for slot in slots]
     prompt = max(row.prompt for row in chosen)
