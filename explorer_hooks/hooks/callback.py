@@ -126,7 +126,6 @@ class CallbackHook(PhaseHook, ProbingHook, ChangesHook):
     def probe(
         self, target: WeightDirectory | WeightTensors | None, tokens: Sequence[Sequence[int]]
     ) -> ProbeAnswer:
-        """Return what the function `probe` returns, if that is an answer."""
         del target  # the function knows what it has loaded
         function = self._probe
         if function is None:

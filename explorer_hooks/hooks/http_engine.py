@@ -188,7 +188,6 @@ class HttpEngineHook(RestartableHook, TensorHook):
         return True
 
     def no_broadcasts(self) -> str:
-        """Return why the engine cannot take weights from this process's memory, empty if it can."""
         if self.name not in registered(PUSHES):
             return "nothing that pushes weights to it is installed"
         if find_spec("torch") is None:
@@ -240,13 +239,11 @@ class HttpEngineHook(RestartableHook, TensorHook):
         return push
 
     def set_label(self, label: str) -> None:
-        """Give the engine the label of its weights' files, once they are published."""
         if self._unpublished:
             self._unpublished = dict.fromkeys(self._unpublished, label)
             self._set_engine_label(label)
 
     def drop_label(self) -> None:
-        """Forget the label of weights that were not published: the engine runs unknown weights."""
         self._unpublished = {}
 
     def abort(self, last_good: WeightDirectory | None) -> None:

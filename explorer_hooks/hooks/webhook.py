@@ -56,7 +56,6 @@ class WebhookHook(PhaseHook):
 
     @classmethod
     def from_options(cls, options: HookOptions) -> Self:
-        """Return a hook for a URL."""
         return cls(options)
 
     def current_version(self) -> Running:

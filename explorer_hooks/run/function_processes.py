@@ -61,7 +61,6 @@ class FunctionProcesses:
             self._free.put(worker)
 
     def close(self) -> None:
-        """End the processes."""
         for worker in self._workers:
             worker.stop()
 

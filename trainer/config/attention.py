@@ -55,7 +55,7 @@ def require_groups(config: JobFile, ranks: int) -> None:
 
 
 def check_heads(config: JobFile, model: Mapping[str, Any], path: str) -> None:
-    """Refuse a model whose heads cannot be divided among the ranks of a row; verl refuses one that names none."""
+    """Refuse a model whose heads the ranks of a row cannot share; one that does not count them, verl refuses."""
     degree, own = degree_of(config), model.get("text_config", model)
     heads = own.get("num_attention_heads", degree)
     keys = own.get("num_key_value_heads", heads)

@@ -34,7 +34,7 @@ class ModelWeights(Protocol):
 
 
 def split_weights(disk: Disk, directory: str, config: str) -> ModelWeights | None:
-    """Return the weights of a distributed checkpoint as a part reads them; `config` is the path of config.json."""
+    """Return a distributed checkpoint's weights as a part reads them, else None; `config` is config.json's path."""
     openers: list[Callable[[Disk, str, str], ModelWeights | None]]
     openers = [point.load() for point in registered(SPLIT_WEIGHTS).values()]
     return next(

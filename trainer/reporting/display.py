@@ -94,7 +94,7 @@ _EVENTS = ("sync/step", "save/step")
 
 
 class PlainDisplay:
-    """Writes lines, `every` so many seconds."""
+    """Writes a line `every` so many seconds."""
 
     def __init__(self, figures: RunFigures, stream: TextIO, every: float = EVERY) -> None:
         self._figures, self._stream, self._every = figures, stream, every

@@ -63,7 +63,6 @@ class BroadcastSource(WeightSource):
 
     @property
     def is_published(self) -> bool:
-        """Return whether what runs is published."""
         return self._unpublished is None
 
     def may_work(self) -> bool:
