@@ -126,7 +126,7 @@ class VerlEngine(FileEngine):
         return tuple(module.all_tied_weights_keys)
 
     def companions(self) -> Mapping[str, bytes]:
-        """Return tokenizer and config of `model.path`, for the dtype of the steps; of an adapter, its configuration."""
+        """Return tokenizer and config of `model.path`, in the dtype of steps; of an adapter, its configuration."""
         config = self.context.config
         if self._adapter is not None and config.model.publishes_adapters:
             return self._adapter.companions(config.model.path)
