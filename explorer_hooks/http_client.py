@@ -295,11 +295,11 @@ def is_loopback(host: str) -> bool:
 def _message(document: dict[str, Any] | None) -> str | None:
     """Return the sentence in an error's document: engines put it under different names."""
     for key in _MESSAGES:
-        found = (document or {}).get(key)
-        if isinstance(found, dict):
-            return _message(found)
-        if isinstance(found, str) and found:
-            return found
+        message = (document or {}).get(key)
+        if isinstance(message, dict):
+            return _message(message)
+        if isinstance(message, str) and message:
+            return message
     return None
 
 

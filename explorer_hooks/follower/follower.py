@@ -226,10 +226,10 @@ class Follower(Closing):
         self._poll()
         last: TurnOutcome | None = None
         while True:
-            found = self._await_version(max(deadline.left(), 0.0), ask=ask)
-            if isinstance(found, TurnOutcome):
-                return last if last is not None and found.kind == "nothing" else found
-            last = self._loader.load(found)
+            answer = self._await_version(max(deadline.left(), 0.0), ask=ask)
+            if isinstance(answer, TurnOutcome):
+                return last if last is not None and answer.kind == "nothing" else answer
+            last = self._loader.load(answer)
             if last.kind in _LAST or last.pair in self._results.failed.given_up:
                 return last
 
@@ -301,20 +301,22 @@ class Follower(Closing):
         try:
             if ask and self._engine.is_reachable:
                 return self._await_answer(timeout)
-            found = self.client.wait_for(self._next, timeout)
+            version = self.client.wait_for(self._next, timeout)
         except TimedOutError:
             if self._engine.is_reachable:
                 return TurnOutcome("nothing", reason="no version was due in time")
             return TurnOutcome("unreachable", reason=self._engine.reason)
-        assert found is not None
-        return found
+        assert version is not None
+        return version
 
     def _await_answer(self, timeout: float) -> Version | int | TurnOutcome:
-        found = self._next()
-        if found is None:
+        version = self._next()
+        if version is None:
             self.client.wait_for_version(self.met, timeout=timeout)
-            found = self._next()
-        return found if found is not None else TurnOutcome("nothing", reason="the trainer has nothing newer")
+            version = self._next()
+        return (
+            version if version is not None else TurnOutcome("nothing", reason="the trainer has nothing newer")
+        )
 
     def _next(self) -> Version | int | TurnOutcome | None:
         """Return what is to be loaded now, why nothing will be, or None while that may change."""

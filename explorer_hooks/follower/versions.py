@@ -50,10 +50,10 @@ class KnownVersions:
 
     def read(self) -> None:
         """Read which version is published."""
-        found = self._client.latest_version()
+        latest = self._client.latest_version()
         # A mount may return a cached, older file: pairs only grow.
-        if found is not None and (self.newest is None or found.pair >= self.newest.pair):
-            self.newest = found
+        if latest is not None and (self.newest is None or latest.pair >= self.newest.pair):
+            self.newest = latest
 
     @property
     def last_good(self) -> Pair | None:
@@ -68,7 +68,7 @@ class KnownVersions:
         if newest is None:
             return frozenset()
         is_put_aside = (newest.step, newest.digest) in newest.quarantined
-        older = {one.step for one in newest.quarantine} - {newest.step}
+        older = {entry.step for entry in newest.quarantine} - {newest.step}
         return frozenset(older | {newest.step} if is_put_aside else older)
 
     def add_label(self, label: str) -> None:
@@ -260,6 +260,6 @@ class Fetcher:
         for receiver in self._nearer:
             if (nearer := receiver.find(leased, timings)) is not None:
                 return nearer
-        found = self._files.find(leased, timings)
-        assert found is not None, "the job directory has every version"
-        return found
+        directory = self._files.find(leased, timings)
+        assert directory is not None, "the job directory has every version"
+        return directory

@@ -178,17 +178,17 @@ class AdapterServerHook(ServerHook):
 
     def _versions(self) -> dict[str, Pair]:
         """Return the adapters that this hook names, those of earlier releases too, by name."""
-        found: dict[str, Pair] = {}
+        versions: dict[str, Pair] = {}
         for name in self._listed():
             prefix, dash, label = name.rpartition("-")
             version = _LABEL.fullmatch(label)
             if prefix == self._prefix and dash and version is not None:
-                found[name] = int(version[1]), int(version[2])
-        return found
+                versions[name] = int(version[1]), int(version[2])
+        return versions
 
     def _listed(self) -> dict[str, str]:
         """Return the path of each model and adapter by name."""
-        return {str(one.get("id")): str(one.get("root")) for one in self._models()}
+        return {str(model.get("id")): str(model.get("root")) for model in self._models()}
 
     def _models(self) -> list[dict[str, Any]]:
         """Return what the server says of its models and adapters; an adapter has a parent."""
@@ -196,7 +196,7 @@ class AdapterServerHook(ServerHook):
         if not isinstance(models, list):
             problem = f"/v1/models is not answered as {self.product} does"
             raise EngineUnreachableError(problem, path=self._server.address)
-        return [one for one in models if isinstance(one, dict)]
+        return [model for model in models if isinstance(model, dict)]
 
     def _base_name(self) -> str:
         """Return the directory on this host, or the name, of the model that the server was started with."""
@@ -211,5 +211,5 @@ class AdapterServerHook(ServerHook):
 
     def _base_directory(self) -> str:
         """Return the directory of the model that the server was started with, empty if it cannot be read here."""
-        found = self._base_name()
-        return found if os.path.isdir(found) else ""
+        name = self._base_name()
+        return name if os.path.isdir(name) else ""

@@ -94,9 +94,9 @@ def _require_fit(
     target: WeightDirectory, layer: str, halves: Halves, weight: TensorMeta, *, is_transposed: bool
 ) -> None:
     shape = [halves.b[0], halves.a[1]]
-    found = list(weight.shape)[::-1] if is_transposed else list(weight.shape)
-    if weight.dtype in _PLAIN and found != shape:
-        raise refused(target, f"B.A of {layer} has the shape {shape}, and its weight {found}")
+    weight_shape = list(weight.shape)[::-1] if is_transposed else list(weight.shape)
+    if weight.dtype in _PLAIN and weight_shape != shape:
+        raise refused(target, f"B.A of {layer} has the shape {shape}, and its weight {weight_shape}")
 
 
 def _is_named_otherwise(layer: str, start: StartModel) -> bool:

@@ -120,8 +120,8 @@ class CallbackHook(PhaseHook, ProbingHook, ChangesHook):
         """Return what `current` returns; without it, what was committed last."""
         if self._current is None:
             return Running(self._label)
-        found = self._ask(self._current)
-        return found if isinstance(found, Running) else Running(found)
+        version = self._ask(self._current)
+        return version if isinstance(version, Running) else Running(version)
 
     def probe(
         self, target: WeightDirectory | WeightTensors | None, tokens: Sequence[Sequence[int]]
@@ -201,17 +201,17 @@ class CallbackHook(PhaseHook, ProbingHook, ChangesHook):
 
 
 def _parameters_of(thing: Any, address: str) -> "ModelParameters | None":
-    found: Any = getattr(thing, "parameters", None)
-    if found is None or callable(found):  # a module of torch has a method of that name
+    parameters: Any = getattr(thing, "parameters", None)
+    if parameters is None or callable(parameters):  # a module of torch has a method of that name
         return None
-    if not hasattr(found, "takes_changes"):
-        raise ConfigError(f"parameters of {address} are {found!r}", hint=_PARAMETERS)
-    return found  # type: ignore[no-any-return]
+    if not hasattr(parameters, "takes_changes"):
+        raise ConfigError(f"parameters of {address} are {parameters!r}", hint=_PARAMETERS)
+    return parameters  # type: ignore[no-any-return]
 
 
-def _answer_of(found: Any, tokens: Rows) -> ProbeAnswer:
+def _answer_of(returned: Any, tokens: Rows) -> ProbeAnswer:
     """Return log-probs as an answer to a probe."""
-    answer = found if isinstance(found, ProbeAnswer) else ProbeAnswer(tuple(found))
+    answer = returned if isinstance(returned, ProbeAnswer) else ProbeAnswer(tuple(returned))
     rows = tuple(tuple(log_prob(float(value)) for value in row) for row in answer.logprobs)
     lengths = [len(row) + 1 for row in rows]
     if lengths != list(map(len, tokens)):

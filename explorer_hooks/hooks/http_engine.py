@@ -294,8 +294,8 @@ class HttpEngineHook(RestartableHook, TensorHook):
         tensors = target.tensors
         if not tensors and not target.shards:
             # A directory without a manifest is the model that a run began with.
-            found = start_model_of(target.path)
-            tensors = found.tensors if found else {}
+            start = start_model_of(target.path)
+            tensors = start.tensors if start else {}
         self._require_same_model(tensors, target.path)
 
     def _require_same_model(self, tensors: Tensors, where: str) -> None:
@@ -309,17 +309,17 @@ class HttpEngineHook(RestartableHook, TensorHook):
             self._start = start_model_of(self._paths.here(directory)) if directory else None
         return self._start
 
-    def _running(self, told: str, *, paused: bool) -> Running:
+    def _running(self, label: str, *, paused: bool) -> Running:
         """Return what the label of the engine means.
 
         Only this process knows which weights an unpublished label stands for, until `drop_label`. In any other
         process such an engine runs unknown weights and counts as paused.
         """
-        if told in self._unpublished:
-            return Running(self._unpublished[told], paused)
-        if is_unpublished(told):
-            return Running(told, paused=True)
-        return Running(None if told == UNTOLD else told, paused)
+        if label in self._unpublished:
+            return Running(self._unpublished[label], paused)
+        if is_unpublished(label):
+            return Running(label, paused=True)
+        return Running(None if label == UNTOLD else label, paused)
 
     def _not_taken(self, error: SyncdError | OSError) -> SyncdError:
         """Return the error for weights that the engine did not take; an engine with whole weights is resumed."""

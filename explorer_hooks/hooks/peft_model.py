@@ -37,10 +37,10 @@ class PeftHook(TransformersHook):
         """Refuse an adapter of another model, of other layers, or of another rank or alpha."""
         own = self._settings()
         if target.version.kind in self.kinds:
-            found = require_adapter(target)
+            adapter = require_adapter(target)
             for key, value in own.items():
-                if found.get(key) != value:
-                    text = f"the adapter has {key} = {found.get(key)}, and this explorer's file {value}"
+                if adapter.get(key) != value:
+                    text = f"the adapter has {key} = {adapter.get(key)}, and this explorer's file {value}"
                     raise RefusedError(text, path=target.path, hint="use the trainer's [model.lora]")
             self._base.require(target)
         super().prepare(target)
@@ -81,15 +81,15 @@ def with_adapter(model: Any, section: LoraSection) -> torch.nn.Module:
     """
     try:
         if section.adapter:
-            found: torch.nn.Module = peft.PeftModel.from_pretrained(
+            adapted: torch.nn.Module = peft.PeftModel.from_pretrained(
                 model, section.adapter, autocast_adapter_dtype=False
             )
         else:
-            found = peft.get_peft_model(model, _config(section), autocast_adapter_dtype=False)
+            adapted = peft.get_peft_model(model, _config(section), autocast_adapter_dtype=False)
     except (ValueError, OSError) as error:
         what = str(error).partition("\n")[0]
         raise ConfigError(f"the adapter cannot be made: {what}", hint="see [model.lora]") from error
-    return found
+    return adapted
 
 
 def _config(section: LoraSection) -> peft.LoraConfig:

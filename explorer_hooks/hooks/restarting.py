@@ -50,21 +50,21 @@ class RestartableHook(ServerHook):
     @classmethod
     def from_options(cls, options: HookOptions) -> ProbingHook:
         """Return a hook for the server at the address; with `reload=restart`, one that owns the server."""
-        given = dict(options.settings)
-        way = given.pop("reload", WAYS[0])
+        settings = dict(options.settings)
+        way = settings.pop("reload", WAYS[0])
         if way not in WAYS:
             raise ConfigError(
                 f"reload={way} of the hook {cls.name}", hint=f"reload is one of {', '.join(WAYS)}"
             )
-        own = {key: given.pop(key) for key in OWN if key in given}
+        own = {key: settings.pop(key) for key in OWN if key in settings}
         if way == "restart":
             return RestartingHook(
-                cls(replace(options, settings=given)), RestartOptions.read(cls.name, own, options)
+                cls(replace(options, settings=settings)), RestartOptions.read(cls.name, own, options)
             )
         if own or options.argv:
             unused = ", ".join(own) or "the command behind --"
             raise ConfigError(f"{unused}: the hook {cls.name} starts no server", hint=_HINT)
-        return cls(replace(options, settings=given))
+        return cls(replace(options, settings=settings))
 
     @abstractmethod
     def require_up(self) -> None:
@@ -75,7 +75,7 @@ class RestartableHook(ServerHook):
         """Give a server that works a label for its weights."""
 
     @property
-    def place(self) -> tuple[str, int]:
+    def address(self) -> tuple[str, int]:
         return self._server.host, self._server.port
 
 
@@ -112,7 +112,7 @@ class RestartOptions:
     def command(self, model: str, host: str, port: int) -> list[str]:
         """Return the command that starts the server on a model."""
         values = {"model": model, "host": host, "port": str(port)}
-        return [_PLACEHOLDER.sub(lambda found: values[found[1]], word) for word in self.argv]
+        return [_PLACEHOLDER.sub(lambda match: values[match[1]], word) for word in self.argv]
 
 
 class RestartingHook(ProbingHook):
@@ -125,7 +125,7 @@ class RestartingHook(ProbingHook):
     name: ClassVar[str] = "restart"
 
     def __init__(self, inner: RestartableHook, options: RestartOptions) -> None:
-        host, port = inner.place
+        host, port = inner.address
         if not is_loopback(host):
             raise ConfigError(
                 f"a server at {host} cannot be started from here", hint="--hook vllm=http://127.0.0.1:8000"

@@ -121,8 +121,8 @@ def _others_live(group: int) -> bool:
     """Return whether a group has processes besides a leader that has ended and was not reaped."""
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
-            state, _, found = file.read().rpartition(b")")[2].split()[:3]
-            if int(found) == group and state not in (b"Z", b"X"):
+            state, _, pgrp = file.read().rpartition(b")")[2].split()[:3]
+            if int(pgrp) == group and state not in (b"Z", b"X"):
                 return True
     return False
 

@@ -11,9 +11,9 @@ _FLAGS = ("true", "false")
 class HookSettings:
     """The settings of a hook, `--hook-option KEY=VALUE`: each value is checked, and an unknown key is refused."""
 
-    def __init__(self, hook: str, given: Mapping[str, str]) -> None:
+    def __init__(self, hook: str, settings: Mapping[str, str]) -> None:
         self._hook = hook
-        self._given = dict(given)
+        self._given = dict(settings)
         self._known: list[str] = []
 
     def text(self, key: str, default: str) -> str:

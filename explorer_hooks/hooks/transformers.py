@@ -88,10 +88,10 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
         direct, cast = settings.flag("direct", default=True), settings.flag("cast", default=True)
         probe = settings.flag("probe", default=True)
         settings.done()
-        found = imported(options.address)
-        if isinstance(found, cls):
-            return found
-        model = _model_of(found, options.address)
+        candidate = imported(options.address)
+        if isinstance(candidate, cls):
+            return candidate
+        model = _model_of(candidate, options.address)
         return cls(model, timeout=options.timeout, direct=direct, cast=cast, probe=probe)
 
     @contextmanager
@@ -144,8 +144,8 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
 
     def dtype(self) -> str | None:
         """Return the dtype of the parameters, None if they have several."""
-        found = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
-        return dtype_word(found.pop()) if len(found) == 1 else None
+        dtypes = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
+        return dtype_word(dtypes.pop()) if len(dtypes) == 1 else None
 
     def takes_changes(self) -> bool:
         """Return whether the model is in main memory, and of the dtypes of the version that runs."""
@@ -297,7 +297,7 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
 def _log_probs(model: torch.nn.Module, rows: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
     """Return the log-prob of each token after the first of its row; rows of one length are one batch."""
     device = next(model.parameters()).device
-    found: list[tuple[float, ...]] = [()] * len(rows)
+    log_probs: list[tuple[float, ...]] = [()] * len(rows)
     for length in {len(row) for row in rows}:
         places = [at for at, row in enumerate(rows) if len(row) == length]
         ids = torch.tensor([list(rows[at]) for at in places], device=device)
@@ -305,8 +305,8 @@ def _log_probs(model: torch.nn.Module, rows: Sequence[Sequence[int]]) -> tuple[t
         logits = getattr(output, "logits", output)[:, :-1].float()
         chosen = logits.log_softmax(-1).gather(-1, ids[:, 1:, None].to(logits.device))[..., 0]
         for at, values in zip(places, chosen.tolist(), strict=True):
-            found[at] = tuple(values)
-    return tuple(found)
+            log_probs[at] = tuple(values)
+    return tuple(log_probs)
 
 
 def _vocabulary_of(model: torch.nn.Module) -> int | None:
@@ -315,12 +315,12 @@ def _vocabulary_of(model: torch.nn.Module) -> int | None:
     return max((embedding.num_embeddings for embedding in embeddings), default=None)
 
 
-def _model_of(found: Any, address: str) -> torch.nn.Module:
+def _model_of(candidate: Any, address: str) -> torch.nn.Module:
     for _ in range(2):
-        if isinstance(found, torch.nn.Module):
-            return found
-        if isinstance(getattr(found, "model", None), torch.nn.Module):
-            return found.model  # type: ignore[no-any-return]
-        if callable(found):
-            found = found()
+        if isinstance(candidate, torch.nn.Module):
+            return candidate
+        if isinstance(getattr(candidate, "model", None), torch.nn.Module):
+            return candidate.model  # type: ignore[no-any-return]
+        if callable(candidate):
+            candidate = candidate()
     raise ConfigError(f"{address} is no model, has none and returns none", hint=f"--hook transformers={FORM}")

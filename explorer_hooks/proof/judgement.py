@@ -129,7 +129,7 @@ class EarlierProbes:
         """
         same = [(name, old) for name, old in (*self, (version, probe)) if old.digest == probe.digest]
         self._nearest = [
-            min(same, key=lambda one: math.fsum(differences(one[1], answer))) for answer in answers
+            min(same, key=lambda named: math.fsum(differences(named[1], answer))) for answer in answers
         ]
         if version == self._last:
             return
@@ -162,12 +162,12 @@ def answers_like(version: str, proof: Proof, answer: ProbeAnswer, earlier: Itera
     Returns:
         The name of the nearest such version, empty if there is none.
     """
-    found = [
+    distances = [
         (math.fsum(off) / len(off), name)
         for name, old in earlier
         if name != version and old.digest == probe.digest and (off := differences(old, answer))
     ]
-    mean, name = min(found, default=(math.inf, ""))
+    mean, name = min(distances, default=(math.inf, ""))
     return name if proof.mean > max(NEARER * mean, mean + LEAST) else ""
 
 
@@ -203,7 +203,7 @@ def worst_of(judged: Sequence[tuple[Proof, str]]) -> tuple[Proof, str]:
     """
     wrong = next((at for at, (_, reason) in enumerate(judged) if reason), None)
     where = f"replica {wrong} of {len(judged)}: " if len(judged) > 1 else ""
-    worst = max((proof for proof, _ in judged), key=lambda one: one.mean)
+    worst = max((proof for proof, _ in judged), key=lambda proof: proof.mean)
     return replace(worst, replicas=len(judged)), "" if wrong is None else f"{where}{judged[wrong][1]}"
 
 

@@ -145,8 +145,8 @@ class Prover:
         """Return why the engine's checksums show that it has not loaded a version, empty if they do not."""
         if self._parameters is None or self.last is None:
             return ""
-        found, reason = self._parameters.end(target)
-        self.last = replace(self.last, checksums=found.value if found else "")
+        movement, reason = self._parameters.end(target)
+        self.last = replace(self.last, checksums=movement.value if movement else "")
         return f"the engine's checksums are those of the version before: {reason}" if reason else ""
 
     def _answering(self, target: WeightDirectory | WeightTensors | None) -> ProbingHook | None:
@@ -165,9 +165,11 @@ class Prover:
         allowed = tolerance(probe, dtype, self.calibrated)
         earlier = self._earlier if target is not None and sees_drift(probe, dtype) else ()
         judged = []
-        for one in self._answers:
-            proof = compare(name, probe, one, allowed, self.calibrated, seconds)
-            reason = problem(proof, one) or stayed(answers_like(name, proof, one, earlier, probe), proof)
+        for replica in self._answers:
+            proof = compare(name, probe, replica, allowed, self.calibrated, seconds)
+            reason = problem(proof, replica) or stayed(
+                answers_like(name, proof, replica, earlier, probe), proof
+            )
             judged.append((proof, reason))
         self.last, reason = worst_of(judged)
         return self.last, reason

@@ -119,8 +119,8 @@ class CompletionsProbe(ServerProbe):
         with understood(self._server, self._path):
             (choice,) = listed(answer, "choices", 1)
             (token,) = listed(choice, "token_ids", 1)
-            (found,) = listed(member(choice, "logprobs", dict), "token_logprobs", 1)
-            return NextToken(typed(token, int), log_prob(found))
+            (logprob,) = listed(member(choice, "logprobs", dict), "token_logprobs", 1)
+            return NextToken(typed(token, int), log_prob(logprob))
 
     def _ask(self, prompt: list[Any], **more: object) -> dict[str, Any]:
         body = {**self._model, "prompt": prompt, "max_tokens": 1, **_GREEDY, **more}
@@ -139,8 +139,8 @@ class AdapterCompletionsProbe(CompletionsProbe):
         """Return the log-probs of the tokens that follow each beginning of each row."""
         asked = [(row[:at], row[at]) for row in rows for at in range(1, len(row))]
         parts = [asked[at : at + _MOST_IDS] for at in range(0, len(asked), _MOST_IDS)]
-        found = itertools.chain.from_iterable(map(self._following, parts))
-        return tuple(tuple(itertools.islice(found, len(row) - 1)) for row in rows)
+        values = itertools.chain.from_iterable(map(self._following, parts))
+        return tuple(tuple(itertools.islice(values, len(row) - 1)) for row in rows)
 
     def _fresh(
         self, tokens: Rows, prompt: Sequence[int], token: int
@@ -198,9 +198,9 @@ class GenerateProbe(ServerProbe):
         """Return if the replica that was asked has answered: what does not know the request's field ignores it."""
         if self._replica is None:
             return
-        found = member(member(answer, "meta_info", dict), "dp_rank", int)
-        if found != self._replica:
-            raise ValueError(f"replica {self._replica} was asked, and {found} has answered")
+        replica = member(member(answer, "meta_info", dict), "dp_rank", int)
+        if replica != self._replica:
+            raise ValueError(f"replica {self._replica} was asked, and {replica} has answered")
 
     def _ask(self, prompt: list[Any], **more: object) -> Any:
         if self._replica is not None:
@@ -234,9 +234,9 @@ def each_replica(server: HttpClient, replicas: int) -> list[HttpClient]:
     return [server.sending({_RANK: str(rank)}) for rank in range(replicas)]
 
 
-def dtype_word(found: object) -> str | None:
+def dtype_word(dtype: object) -> str | None:
     """Return the dtype that an engine names, by its name in torch; None if it is none."""
-    return _DTYPES.get(str(found).removeprefix("torch."))
+    return _DTYPES.get(str(dtype).removeprefix("torch."))
 
 
 def rounding_flags(dtype: object, quantization: object, cache: object) -> str:

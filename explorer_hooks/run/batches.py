@@ -77,7 +77,7 @@ class ExplorerBatch:
     @property
     def experiences(self) -> list[Experience]:
         """Return its experiences, whole groups in the order of the tasks."""
-        return [one for _, group in sorted(self.groups.items()) for one in group]
+        return [experience for _, group in sorted(self.groups.items()) for experience in group]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +160,8 @@ class BatchMaker:
         left = dict(enumerate(unfinished))
         file, most = self._file, self._file.explorer.sampling.max_tokens
         requests = [
-            GroupRequest(one.prompt, file.data.group_size, most, file.algorithm.temperature)
-            for one in unfinished
+            GroupRequest(task.prompt, file.data.group_size, most, file.algorithm.temperature)
+            for task in unfinished
         ]
         with closing(self._sampling.generator.generate(requests)) as results:
             for result in results:
@@ -181,17 +181,17 @@ class BatchMaker:
             self._drop(batch, "teacher", result.untaught)
             return
         group = self._scored(asked, result, batch)
-        if group and not self._is_dropped_as_equal(asked, [one.reward for one in group], batch):
+        if group and not self._is_dropped_as_equal(asked, [experience.reward for experience in group], batch):
             batch.groups[asked.epoch, asked.position] = group
             batch.tokens += sum(len(response.tokens) for response in result.responses)
-            batch.unproven += sum(sum(one.unproven or ()) for one in group)
+            batch.unproven += sum(sum(experience.unproven or ()) for experience in group)
             batch.unreadable_versions += result.unreadable_versions
             batch.untaught_groups += bool(result.untaught)
             if len(self._tasks.sets) > 1:
                 means = batch.task_sets.setdefault(asked.task.info[TASK_SET], [])
-                means.append(statistics.fmean(one.reward for one in group))
-            batch.versions.update(label_of((one.generation, one.step)) for one in group)
-            batch.pairs |= {result.first, result.last}.union(*(one.versions for one in group))
+                means.append(statistics.fmean(experience.reward for experience in group))
+            batch.versions.update(label_of((experience.generation, experience.step)) for experience in group)
+            batch.pairs |= {result.first, result.last}.union(*(experience.versions for experience in group))
 
     def _is_dropped_as_equal(self, asked: EpochTask, rewards: Sequence[float], batch: ExplorerBatch) -> bool:
         """Record the rewards of a group, and return whether it is dropped because all are the same."""

@@ -167,7 +167,7 @@ class Explorer:
     # --- the record -------------------------------------------------------------------------------------------
 
     def _record(self, batch: ExplorerBatch, path: str, seconds: float) -> None:
-        rewards = [one.reward for one in batch.experiences]
+        rewards = [experience.reward for experience in batch.experiences]
         line: dict[str, Any] = {
             "batch": self._ledger.cursor.batches,
             "at": time.time(),

@@ -65,7 +65,7 @@ class FunctionProcesses:
         for worker in self._workers:
             worker.stop()
 
-    def call(self, given: Mapping[str, Any], count: int | None = None) -> list[Score]:
+    def call(self, arguments: Mapping[str, Any], count: int | None = None) -> list[Score]:
         """Return what the function says of these arguments; wait for a free process.
 
         Args:
@@ -73,7 +73,7 @@ class FunctionProcesses:
         """
         worker = self._free.get()
         try:
-            return worker.scores(given, count)
+            return worker.scores(arguments, count)
         finally:
             self._free.put(worker)
 
@@ -122,14 +122,14 @@ class FunctionProcess:
             raise ConfigError(f"the function {self._function} cannot be used: {what}") from None
         return process
 
-    def scores(self, given: Mapping[str, Any], count: int | None) -> list[Score]:
+    def scores(self, arguments: Mapping[str, Any], count: int | None) -> list[Score]:
         """Return what one call says; the same problem for each response if there are several."""
         try:
             process = self.start()
         except ConfigError as error:
             return _failed(error.message, count)
         try:
-            answer = process.ask({"arguments": dict(given), "count": count}, self._timeout)
+            answer = process.ask({"arguments": dict(arguments), "count": count}, self._timeout)
         except TimeoutError:
             return _failed(f"it took more than {self._timeout:g} s", count)
         except (TypeError, ValueError, RecursionError) as error:

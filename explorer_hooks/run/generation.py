@@ -102,7 +102,7 @@ class Sampling:
 
 
 def scored_group(task: Task, responses: Sequence[Response]) -> ScoredGroup:
-    texts = (ScoredText(one.text, len(one.tokens), one.truncated) for one in responses)
+    texts = (ScoredText(response.text, len(response.tokens), response.truncated) for response in responses)
     return ScoredGroup(task.text, plain_task(task), tuple(texts))
 
 

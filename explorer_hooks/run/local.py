@@ -43,14 +43,14 @@ class SequenceLimits:
 def sequence_limits(model: Any, tokenizer: Any) -> SequenceLimits:
     """Return what ends sequences of a model, from its generation configuration, its own, and its tokenizer."""
     config = model.config
-    found: set[Any] = set()
-    for place in (getattr(model, "generation_config", None), config, tokenizer):
-        value = getattr(place, "eos_token_id", None)
-        found.update(value if isinstance(value, list | tuple) else [value])
+    ids: set[Any] = set()
+    for holder in (getattr(model, "generation_config", None), config, tokenizer):
+        value = getattr(holder, "eos_token_id", None)
+        ids.update(value if isinstance(value, list | tuple) else [value])
     pad, positions = getattr(config, "pad_token_id", None), getattr(config, "max_position_embeddings", None)
     known_pad = isinstance(pad, int) and 0 <= pad < config.vocab_size
     return SequenceLimits(
-        frozenset(one for one in found if isinstance(one, int)),
+        frozenset(token for token in ids if isinstance(token, int)),
         int(pad) if known_pad and pad is not None else 0,
         positions if isinstance(positions, int) else _ENDLESS,
     )
@@ -77,7 +77,7 @@ def draw(
     device = next(model.parameters()).device
     tokens, mask = _padded([request.prompt for request in requests], ends.pad, device)
     samples, temperature = requests[0].samples, requests[0].temperature
-    rooms = [min(requests[0].max_tokens, ends.positions - len(one.prompt)) for one in requests]
+    rooms = [min(requests[0].max_tokens, ends.positions - len(request.prompt)) for request in requests]
     room, steps = torch.tensor(rooms, device=device).repeat_interleave(samples), max(rooms)
     chosen, logprobs = [], []
     running = torch.ones(len(requests) * samples, dtype=torch.bool, device=device)
@@ -189,7 +189,7 @@ class LocalGenerator(Generator):
                 yield GroupResult(index + at, problem="the model runs no version", retry=True)
             return
         for at, group in zip(fits, groups, strict=True):
-            responses = tuple(replace(one, text=self._text(one.tokens)) for one in group)
+            responses = tuple(replace(response, text=self._text(response.tokens)) for response in group)
             yield GroupResult(index + at, responses, version, version)
 
     def _text(self, tokens: Sequence[int]) -> str:

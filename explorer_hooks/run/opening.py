@@ -137,8 +137,8 @@ def _open_source(
 def _tensor_transport(method: str) -> Transport | None:
     """Return the transport by which the trainer may deliver tensors, None if it uses files alone."""
     names = transport_names() if method == "auto" else (method,)
-    found = (find_transport(str(name)) for name in names)
-    return next((transport for transport in found if transport.source), None)
+    transports = (find_transport(str(name)) for name in names)
+    return next((transport for transport in transports if transport.source), None)
 
 
 def _takes_tensors(hook: TensorHook) -> bool:

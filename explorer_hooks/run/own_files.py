@@ -49,7 +49,7 @@ class Records:
     def all(self) -> list[dict[str, Any]]:
         """Return the records, without a line that a killed process left incomplete."""
         try:
-            return [found for found in jsonl.read(self.path) if found is not None]
+            return [record for record in jsonl.read(self.path) if record is not None]
         except FileNotFoundError:
             return []
 

@@ -44,9 +44,9 @@ def serving(file: JobFile, stop: Stop) -> Iterator[JobFile]:
     if not section.command or section.reload == "restart":
         yield file
         return
-    given = {key: section.options[key] for key in OWN if key in section.options}
+    settings = {key: section.options[key] for key in OWN if key in section.options}
     argv = HookOptions(argv=tuple(shlex.split(section.command)))
-    options = RestartOptions.read(section.kind, {"start_model": file.model.path, **given}, argv)
+    options = RestartOptions.read(section.kind, {"start_model": file.model.path, **settings}, argv)
     with _running(options, *_place(section.address), _PATHS[section.kind], stop) as address:
         rest = {key: value for key, value in section.options.items() if key not in OWN}
         changed = section.model_copy(update={"address": address, "command": "", "options": rest})
@@ -67,8 +67,8 @@ def _place(address: str) -> tuple[str, int]:
 def free_port() -> int:
     """Return a port of this host that nobody listens at."""
     with socket.create_server((_HOST, 0)) as listener:
-        found: int = listener.getsockname()[1]
-        return found
+        port: int = listener.getsockname()[1]
+        return port
 
 
 @contextmanager

@@ -107,7 +107,10 @@ class BuiltInScorer:
 
     def score(self, groups: Sequence[ScoredGroup]) -> list[list[Score]]:
         return [
-            [score_of(self._function(group.prompt, one.text, group.task)) for one in group.responses]
+            [
+                score_of(self._function(group.prompt, response.text, group.task))
+                for response in group.responses
+            ]
             for group in groups
         ]
 
@@ -137,8 +140,8 @@ class AutoScorer:
         """Return the scores of each group."""
         generated = [group for group in groups if _GYM in group.task]
         others = iter(self._plain.score([group for group in groups if _GYM not in group.task]))
-        found = iter(self._opened().score(generated) if generated else [])
-        return [next(found if _GYM in group.task else others) for group in groups]
+        scored = iter(self._opened().score(generated) if generated else [])
+        return [next(scored if _GYM in group.task else others) for group in groups]
 
     def close(self) -> None:
         """End the processes."""
@@ -180,8 +183,8 @@ class FunctionScorer:
     def score(self, groups: Sequence[ScoredGroup]) -> list[list[Score]]:
         """Return the scores of each group, in order."""
         calls = [call for group in groups for call in self._calls(group)]
-        found = iter([one for scores in self._threads.map(self._call, calls) for one in scores])
-        return [[next(found) for _ in group.responses] for group in groups]
+        in_order = iter([score for scores in self._threads.map(self._call, calls) for score in scores])
+        return [[next(in_order) for _ in group.responses] for group in groups]
 
     def close(self) -> None:
         """End the processes."""
@@ -193,25 +196,25 @@ class FunctionScorer:
         """Return the arguments of each call, and how many scores it returns in a list."""
         shared = {"prompt": group.prompt, "task": dict(group.task)}
         if self.needs_groups:
-            texts = [one.text for one in group.responses]
-            sizes = [one.tokens for one in group.responses]
-            cuts = [one.truncated for one in group.responses]
+            texts = [response.text for response in group.responses]
+            sizes = [response.tokens for response in group.responses]
+            cuts = [response.truncated for response in group.responses]
             whole = {**shared, "responses": texts, "tokens": sizes, "truncated": cuts}
             return [(self._chosen(whole), len(texts))]
         each = [
-            {"response": one.text, "tokens": one.tokens, "truncated": one.truncated}
-            for one in group.responses
+            {"response": response.text, "tokens": response.tokens, "truncated": response.truncated}
+            for response in group.responses
         ]
         return [(self._chosen({**shared, **own}), None) for own in each]
 
-    def _chosen(self, given: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in given.items() if name in self._named}
+    def _chosen(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in arguments.items() if name in self._named}
 
     def _call(self, call: tuple[dict[str, Any], int | None]) -> list[Score]:
         """Return what the function says, after as many attempts as it needs and has."""
         scores = self._processes.call(*call)
         for attempt in range(self._retries):
-            problem = next((one.problem for one in scores if one.problem), "")
+            problem = next((score.problem for score in scores if score.problem), "")
             pause = min(self._pause * 2**attempt, _LONGEST)
             if not problem or self._closed.wait(pause):
                 return scores
@@ -233,10 +236,10 @@ class WeightedScorer:
 
     def score(self, groups: Sequence[ScoredGroup]) -> list[list[Score]]:
         """Return the scores of each group; what each function says is in the info."""
-        found = {name: part.score(groups) for name, part in self._parts.items()}
+        by_part = {name: part.score(groups) for name, part in self._parts.items()}
         return [
             [
-                combined({name: scores[at][number] for name, scores in found.items()}, self._weights)
+                combined({name: scores[at][number] for name, scores in by_part.items()}, self._weights)
                 for number in range(len(group.responses))
             ]
             for at, group in enumerate(groups)

@@ -130,14 +130,14 @@ class ServerGenerator(Generator):
     ) -> Iterator[GroupResult | None]:
         while count and not self._context.stop():
             try:
-                one = done.get(timeout=_TICK)
+                result = done.get(timeout=_TICK)
             except Empty:
                 yield None
                 continue
-            if isinstance(one, SyncdError):
-                raise one
+            if isinstance(result, SyncdError):
+                raise result
             count -= 1
-            yield one
+            yield result
 
     def _work(
         self,
@@ -165,7 +165,7 @@ class ServerGenerator(Generator):
             first, began = before
             answers = self._answers(asked, began, given_up)
             if self._adapter_api is not None:
-                return GroupResult(index, tuple(one.response for one in answers), first, first)
+                return GroupResult(index, tuple(answer.response for answer in answers), first, first)
             after = self._context.running()
             last = version_after(after, first)
         except EngineUnreachableError as error:
@@ -195,13 +195,13 @@ class ServerGenerator(Generator):
             ended: What it said after it.
         """
         unproven, pending = ended.unproven_since(began), ended.pending_since(began)
-        found = [self._versions(one, first, last, unproven, pending) for one in answers]
-        problems = [one for one in found if isinstance(one, str)]
+        labelled = [self._versions(answer, first, last, unproven, pending) for answer in answers]
+        problems = [versions for versions in labelled if isinstance(versions, str)]
         if problems:
             _LOG.warning("token_versions_unreadable", responses=len(problems), reason=problems[0])
         responses = tuple(
-            replace(one.response, versions=None if isinstance(versions, str) else versions)
-            for one, versions in zip(answers, found, strict=True)
+            replace(answer.response, versions=None if isinstance(versions, str) else versions)
+            for answer, versions in zip(answers, labelled, strict=True)
         )
         return GroupResult(
             index,
@@ -240,10 +240,10 @@ class ServerGenerator(Generator):
         begin = time.monotonic()
         while True:
             running = self._context.running()
-            found = version_of(running, self._context.permitted())
+            pair = version_of(running, self._context.permitted())
             patience = self._settle if running.paused else min(self._settle, _CONFIRM)
-            if found is not None:
-                return found, running
+            if pair is not None:
+                return pair, running
             if time.monotonic() - begin > patience or given_up.wait(_PAUSE):
                 return None
 
@@ -266,8 +266,8 @@ class ServerGenerator(Generator):
 
     def _answered(self, api: ServerApi, asked: GroupRequest) -> tuple[ServerAnswer, ...]:
         """Return the responses of a group, asked for in as many requests as the server needs."""
-        found: list[ServerAnswer] = []
-        while missing := asked.samples - len(found):
+        answers: list[ServerAnswer] = []
+        while missing := asked.samples - len(answers):
             part = replace(asked, samples=min(missing, self._most_samples or missing))
             reply = self._server.post_any(api.path, api.body(part))
             most = api.most_samples(reply)
@@ -277,8 +277,8 @@ class ServerGenerator(Generator):
                     "groups_split", samples=asked.samples, most=most, reason="--max-num-seqs of the server"
                 )
                 continue
-            found += self._parsed(api, reply, part)
-        return tuple(found)
+            answers += self._parsed(api, reply, part)
+        return tuple(answers)
 
     def _parsed(self, api: ServerApi, reply: Reply, asked: GroupRequest) -> tuple[ServerAnswer, ...]:
         # A server that was restarted has no adapters until the follower has loaded one.
@@ -291,7 +291,7 @@ class ServerGenerator(Generator):
         if (
             self._adapter_api is None
             and self._choice.requires_spans
-            and any(one.versions is None for one in answers)
+            and any(answer.versions is None for answer in answers)
         ):
             raise UnsupportedServerError("the server does not say which version chose which token")
         return answers
@@ -308,8 +308,8 @@ def backoff(attempt: int) -> float:
 
 def served_model(server: HttpClient, key: str = "explorer.engine.model") -> str:
     """Return the name of a server's first model; `key` names one if the server does not."""
-    found = server.get_json("/v1/models").get("data")
-    first = found[0] if isinstance(found, list) and found else None
+    models = server.get_json("/v1/models").get("data")
+    first = models[0] if isinstance(models, list) and models else None
     name = first.get("id") if isinstance(first, dict) else None
     if not isinstance(name, str) or not name:
         raise ConfigError("the server names no model", path=server.address, hint=f"set {key}")

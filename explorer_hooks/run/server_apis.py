@@ -85,7 +85,7 @@ class ServerApi(ABC):
         Args:
             document: The answer as JSON, None if it is none.
         """
-        return tuple(self._answer(one, asked) for one in self._choices(document, asked))
+        return tuple(self._answer(choice, asked) for choice in self._choices(document, asked))
 
     @abstractmethod
     def _choices(self, document: object, asked: GroupRequest) -> Sequence[object]:
@@ -155,8 +155,8 @@ class VllmGenerateApi(ServerApi):
 
     def most_samples(self, reply: Reply) -> int | None:
         """Return `--max-num-seqs` of the server if its error names it; the other API of vLLM has no such bound."""
-        found = _MOST_SAMPLES.search(str(reply.json)) if reply.is_error else None
-        return int(found[1]) if found else None
+        match = _MOST_SAMPLES.search(str(reply.json)) if reply.is_error else None
+        return int(match[1]) if match else None
 
     def _choices(self, document: object, asked: GroupRequest) -> Sequence[object]:
         _require_prompt(_optional(document, "prompt_token_ids"), list(asked.prompt))
@@ -164,7 +164,7 @@ class VllmGenerateApi(ServerApi):
 
     def _answer(self, choice: object, asked: GroupRequest) -> ServerAnswer:
         content = _optional(_optional(choice, "logprobs"), "content")
-        values = [_optional(one, "logprob") for one in content] if isinstance(content, list) else None
+        values = [_optional(entry, "logprob") for entry in content] if isinstance(content, list) else None
         response = _response(choice, "token_ids", values, _optional(choice, "finish_reason"), asked)
         return ServerAnswer(response, _optional(choice, "weight_versions"))
 
@@ -200,12 +200,12 @@ class SGLangGenerateApi(ServerApi):
         return _counted([document] if isinstance(document, dict) else document, asked)
 
     def _answer(self, choice: object, asked: GroupRequest) -> ServerAnswer:
-        told = _optional(choice, "meta_info")
-        _require_prompt(_optional(told, "prompt_tokens"), len(asked.prompt))
-        pairs, reason = _optional(told, "output_token_logprobs"), _optional(told, "finish_reason")
+        meta = _optional(choice, "meta_info")
+        _require_prompt(_optional(meta, "prompt_tokens"), len(asked.prompt))
+        pairs, reason = _optional(meta, "output_token_logprobs"), _optional(meta, "finish_reason")
         values = [_first(pair) for pair in pairs] if isinstance(pairs, list) else None
         response = _response(choice, "output_ids", values, _optional(reason, "type"), asked)
-        return ServerAnswer(response, _optional(told, "weight_versions"))
+        return ServerAnswer(response, _optional(meta, "weight_versions"))
 
 
 class ApiChoice:
@@ -291,7 +291,9 @@ def _response(choice: object, ids: str, values: object, reason: object, asked: G
         raise UnsupportedServerError("the server does not return token ids: vLLM 0.16 and SGLang 0.5.23 do")
     if not isinstance(values, list) or not all(_is_logprob(value) for value in values):
         raise MalformedError("token_logprobs is not a list of log-probs")
-    if not (isinstance(tokens, list) and tokens and all(type(one) is int and one >= 0 for one in tokens)):
+    if not (
+        isinstance(tokens, list) and tokens and all(type(token) is int and token >= 0 for token in tokens)
+    ):
         raise MalformedError(f"{ids} is not a list of token ids")
     if len(values) != len(tokens) or len(tokens) > asked.max_tokens:
         raise MalformedError(

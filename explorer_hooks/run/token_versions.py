@@ -56,17 +56,19 @@ class TokenVersions:
         return TokenVersions(spans, unproven, self.pending, if_passed)
 
 
-def parse_spans(found: object, length: int) -> tuple[LabelSpan, ...]:
+def parse_spans(value: object, length: int) -> tuple[LabelSpan, ...]:
     """Return what an engine says of a response's tokens, nothing if it says nothing.
 
     Args:
-        found: Its `weight_versions`; None if there is none.
+        value: Its `weight_versions`; None if there is none.
     """
-    if found is None:
+    if value is None:
         return ()
     spans, covered = [], 0
-    for one in typed(found, list):
-        span = LabelSpan(member(one, "start", int), member(one, "end", int), member(one, "version", str))
+    for entry in typed(value, list):
+        span = LabelSpan(
+            member(entry, "start", int), member(entry, "end", int), member(entry, "version", str)
+        )
         if span.start != covered:
             raise ValueError(f"a span starts at token {span.start}, and those before it end at {covered}")
         if not span.start < span.end <= length:
@@ -106,7 +108,7 @@ def versions_of(
         span = Span(start, *(oldest if pair is None else pair))
         if not spans or spans[-1][1:] != span[1:]:
             spans.append(span)
-    found = TokenVersions(tuple(spans), mask if any(mask) else None)
+    versions = TokenVersions(tuple(spans), mask if any(mask) else None)
     if mask == if_passed:
-        return found
-    return replace(found, pending=pending, unproven_if_passed=if_passed if any(if_passed) else None)
+        return versions
+    return replace(versions, pending=pending, unproven_if_passed=if_passed if any(if_passed) else None)

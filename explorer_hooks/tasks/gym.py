@@ -53,8 +53,8 @@ class GymTasks:
         """Return the digest of what the tasks follow from."""
         made = hasher()
         release = getattr(_library(), "__version__", "")
-        told = [self.generator, release, self.seed, self.size, self.options]
-        made.update(json.dumps(told, sort_keys=True, default=str).encode())
+        identity = [self.generator, release, self.seed, self.size, self.options]
+        made.update(json.dumps(identity, sort_keys=True, default=str).encode())
         return str(made.hexdigest())
 
     def __len__(self) -> int:

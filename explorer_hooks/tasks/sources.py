@@ -82,9 +82,9 @@ def _check_answers(tasks: TaskSet, section: TaskSetSection) -> None:
     """Raise if a column of answers was named, and no task has one: every reward would be 0."""
     if section.answer_key == _ANSWER or any(tasks[at].answer is not None for at in range(len(tasks))):
         return
-    known = sorted(_fields(tasks[0]).keys() - {"answer"})
+    names = sorted(_fields(tasks[0]).keys() - {"answer"})
     text = f'no task has an answer in the column "{section.answer_key}" of answer_key'
-    raise ConfigError(text, path=section.source, hint=f"the first task has: {', '.join(known)}")
+    raise ConfigError(text, path=section.source, hint=f"the first task has: {', '.join(names)}")
 
 
 def _read(section: TaskSetSection, directory: str) -> TaskSet:
@@ -164,8 +164,8 @@ def _fields(task: Task) -> dict[str, Any]:
 
 
 def _check_columns(tasks: TaskSet, section: TaskSetSection) -> None:
-    known = sorted({name for at in range(len(tasks)) for name in _fields(tasks[at])})
+    columns = sorted({name for at in range(len(tasks)) for name in _fields(tasks[at])})
     for name in section.where:
-        if name not in known:
-            hint = f"where names some of: {', '.join(known)}"
+        if name not in columns:
+            hint = f"where names some of: {', '.join(columns)}"
             raise ConfigError(f'no task has the column "{name}" of where', path=section.source, hint=hint)

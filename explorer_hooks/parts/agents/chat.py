@@ -147,12 +147,12 @@ def _stop(value: object) -> tuple[str, ...]:
 
 
 def _template_arguments(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = body.get("chat_template_kwargs") or {}
-    if not isinstance(found, dict):
+    arguments = body.get("chat_template_kwargs") or {}
+    if not isinstance(arguments, dict):
         raise refused("chat_template_kwargs is not an object", "chat_template_kwargs")
-    if taken := [name for name in _RESERVED if name in found]:
+    if taken := [name for name in _RESERVED if name in arguments]:
         raise refused(f"chat_template_kwargs may not have {taken[0]}", "chat_template_kwargs")
-    return found
+    return arguments
 
 
 def read_tools(body: Mapping[str, Any], *, tolerates: bool) -> tuple[list[Mapping[str, Any]], list[str]]:

@@ -66,7 +66,7 @@ class GatewayLimits:
         low, high = self.reward_range
         most = max(abs(low), abs(high))
         wrong = [] if low <= reward <= high else [reward]
-        wrong += [one for one in turns if abs(one) > most]
+        wrong += [value for value in turns if abs(value) > most]
         where = f"explorer.agent.reward_range = [{low:g}, {high:g}]"
         return f"the reward {wrong[0]:g} is outside of {where}" if wrong else ""
 
@@ -136,8 +136,8 @@ class Gateway:
         if now is not None and (now.attempt > asked.attempt or now.state == "rewarded"):
             raise conflict(f"attempt {now.attempt} of the rollout is {now.state}")
         name = secrets.token_hex(16)
-        place = {"group": asked.group, "task": asked.task, "rollout": asked.rollout, "attempt": asked.attempt}
-        durable = self._applied({"kind": "session", "session": name, **place})
+        ids = {"group": asked.group, "task": asked.task, "rollout": asked.rollout, "attempt": asked.attempt}
+        durable = self._applied({"kind": "session", "session": name, **ids})
         session = self.sessions.by_id[name]
         await durable
         return described(session)
@@ -159,9 +159,9 @@ class Gateway:
             turns = asked.of_turns(session)
             if problem := self.limits.reward_problem(asked.reward, turns or ()):
                 raise refused(problem, "reward")
-            told = {"reward": asked.reward, "info": asked.info, "turn_rewards": turns}
-            place = {"session": name, "group": session.group, "turns": len(session.turns)}
-            await self._record({"kind": "reward", **place, **told})
+            rewards = {"reward": asked.reward, "info": asked.info, "turn_rewards": turns}
+            turn = {"session": name, "group": session.group, "turns": len(session.turns)}
+            await self._record({"kind": "reward", **turn, **rewards})
         else:
             await self._journal.barrier()
         return described(session)
@@ -187,7 +187,7 @@ class Gateway:
         before = time.monotonic() - self.limits.idle
         busy = {name for name, _ in self._pending}
         for group in list(self.sessions.groups.values()):
-            is_busy = not busy.isdisjoint(one.id for one in group.rollouts.values())
+            is_busy = not busy.isdisjoint(session.id for session in group.rollouts.values())
             if group.touched_at < before and not is_busy and not group.is_whole(self.limits.group_size):
                 await self.drop(group.name, "idle")
 
@@ -217,8 +217,8 @@ class Gateway:
         for turn, versions in self._undecided.values():
             turn.unproven = versions.settled(loads).unproven
         self._undecided.clear()
-        found = self.sessions.whole_groups(self.limits.group_size)[:most]
-        return found if len(found) >= least else []
+        groups = self.sessions.whole_groups(self.limits.group_size)[:most]
+        return groups if len(groups) >= least else []
 
     async def begin_batch(self, number: int, groups: list[str]) -> None:
         """Record that groups are about to be written."""
@@ -282,18 +282,18 @@ class Gateway:
         if request.tools and self._parser.tool_format == "untold":
             raise refused("the model's chat template tells it of no tools", "tools")
         self._note(request)
-        place = (session.id, key)
-        if place in self._pending:  # a branch: the same request again, and no retry
-            place = (session.id, f"{key}/{secrets.token_hex(4)}")
+        pending_key = (session.id, key)
+        if pending_key in self._pending:  # a branch: the same request again, and no retry
+            pending_key = (session.id, f"{key}/{secrets.token_hex(4)}")
         offered = {str(tool["function"]["name"]) for tool in request.tools}
         tools = session.tool_seconds(request.keys, offered, time.monotonic())
         task = asyncio.create_task(self._make(session, request, key, tools))
-        self._pending[place] = task
-        task.add_done_callback(lambda done: self._ended(place, done))
+        self._pending[pending_key] = task
+        task.add_done_callback(lambda done: self._ended(pending_key, done))
         return task
 
-    def _ended(self, place: tuple[str, str], task: "asyncio.Task[Turn]") -> None:
-        del self._pending[place]
+    def _ended(self, pending_key: tuple[str, str], task: "asyncio.Task[Turn]") -> None:
+        del self._pending[pending_key]
         if not task.cancelled():
             task.exception()  # whoever waits gets it; if nobody does, that is no error of the program
 
@@ -318,9 +318,9 @@ class Gateway:
         if session.state != "open" or session.id not in self.sessions.by_id:
             raise gone("the session has ended meanwhile")
         number = parent.number if parent else None
-        place = {"group": session.group, "number": len(session.turns), "parent": number}
-        place |= {"prompt": added, "earlier": earlier, "most": limit}
-        durable = self._applied({**record, **place, **({"tools": tools} if tools else {})})
+        fields = {"group": session.group, "number": len(session.turns), "parent": number}
+        fields |= {"prompt": added, "earlier": earlier, "most": limit}
+        durable = self._applied({**record, **fields, **({"tools": tools} if tools else {})})
         turn = session.turns[-1]
         versions = result.versions_of(result.responses[0]).first(len(turn.tokens))
         if versions.pending is not None:
@@ -339,13 +339,13 @@ class Gateway:
             raise refused(str(error), "messages", "template_error") from error
 
     def _spliced(self, session: Session, request: ChatRequest) -> tuple[Turn | None, list[int]]:
-        found = session.continued(request.keys)
-        if found is None:
+        continued = session.continued(request.keys)
+        if continued is None:
             return None, self._splicer.prompt(request)
-        at, turn = found
+        at, turn = continued
         if self.limits.history == "template":
-            whole, known = self._splicer.prompt(request), turn.whole
-            return (turn, whole[len(known) :]) if whole[: len(known)] == known else (None, whole)
+            whole, before = self._splicer.prompt(request), turn.whole
+            return (turn, whole[len(before) :]) if whole[: len(before)] == before else (None, whole)
         added = self._splicer.continuation(request, at, turn.tokens[-1])
         return (turn, added) if added else (None, self._splicer.prompt(request))
 
@@ -421,10 +421,10 @@ class Gateway:
 
     def _found(self, name: str) -> Session | None:
         """Return a session, None if its group is over."""
-        found = self.sessions.by_id.get(name)
-        if found is None and name not in self.sessions.ended:
+        session = self.sessions.by_id.get(name)
+        if session is None and name not in self.sessions.ended:
             raise missing("there is no such session")
-        return found
+        return session
 
 
 @contextmanager

@@ -135,15 +135,15 @@ def own_token(directory: str) -> str:
                 file.write(secrets.token_urlsafe(32))
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), encoding="ascii") as file:
             status = os.fstat(file.fileno())
-            found = file.read().strip()
+            token = file.read().strip()
         weak = weak_level(path, status)
     if weak:
         problem = f"others can replace the gateway's token: {weak.problem}"
         raise ConfigError(problem, path=weak.path, hint=weak.mend)
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise ConfigError("others can read the gateway's token", path=path, hint=f"chmod 600 {path}")
-    if not found:
+    if not token:
         raise StorageError(
             "the token is empty: the process that wrote it was killed", path=path, hint=f"rm {path}"
         )
-    return found
+    return token

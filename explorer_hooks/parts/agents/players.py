@@ -73,10 +73,10 @@ class CommandPlayer:
         variables = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key}
         if len(text) <= _MOST_VARIABLE:
             variables["SYNCD_TASK"] = text
-        told = f"{whole}\n".encode()
+        stdin = f"{whole}\n".encode()
         try:
             end = process.run(
-                self._argv, variables, self._timeout, self._stop, inherited=self._inherited, told=told
+                self._argv, variables, self._timeout, self._stop, inherited=self._inherited, stdin=stdin
             )
         except EngineUnreachableError as error:
             return Score(None, problem=error.message[:_SHOWN])

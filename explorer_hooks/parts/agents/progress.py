@@ -46,11 +46,11 @@ class RolloutProgress:
 
 async def _figures(sessions: Sessions) -> dict[str, int]:
     """Return figures of what is not written yet; in the event loop, which alone changes sessions."""
-    states = [one for group in sessions.groups.values() for one in group.rollouts.values()]
-    playing = [one for one in states if one.state == "open"]
+    states = [session for group in sessions.groups.values() for session in group.rollouts.values()]
+    playing = [session for session in states if session.state == "open"]
     return {
-        "ended": sum(one.state == "rewarded" for one in states),
+        "ended": sum(session.state == "rewarded" for session in states),
         "playing": len(playing),
-        "turns": sum(len(one.turns) for one in playing),
+        "turns": sum(len(session.turns) for session in playing),
         "dropped_groups": sum(sessions.dropped.values()),
     }

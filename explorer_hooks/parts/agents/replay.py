@@ -98,9 +98,9 @@ def _suspects(sessions: Sessions, damage: bytes) -> set[str]:
     is_scoped = bool(_SCOPED.search(damage))
     if not is_scoped and (_OVER.search(damage) or _RUN.search(damage)):
         return set()  # both are in the journal twice
-    ids = [one.decode() for one in _SESSION.findall(damage)]
+    ids = [name.decode() for name in _SESSION.findall(damage)]
     names = set(_names(damage.decode("utf-8", "replace")))
-    names |= {sessions.by_id[one].group for one in ids if one in sessions.by_id}
+    names |= {sessions.by_id[name].group for name in ids if name in sessions.by_id}
     is_known = bool(names) and names <= sessions.groups.keys()
     if is_scoped or is_known:
         return names
@@ -118,4 +118,4 @@ def _names(text: str) -> Iterator[str]:
             value, _ = json.JSONDecoder().raw_decode(text, key.end())
         except (ValueError, RecursionError):
             continue
-        yield from filter(lambda one: isinstance(one, str), value if isinstance(value, list) else [value])
+        yield from filter(lambda entry: isinstance(entry, str), value if isinstance(value, list) else [value])

@@ -179,11 +179,11 @@ class AgentThreads:
 
     def _play(self, attempts: Sequence[Attempt]) -> None:
         task = plain_task(attempts[0].task)
-        scores = self._player.play(self._http.url, [one.session for one in attempts], task)
+        scores = self._player.play(self._http.url, [attempt.session for attempt in attempts], task)
         if self._is_ended():
             return  # the agent may have been killed; the next start plays it anew
         failed = next((score for score in scores if score.reward is None), None)
-        causes = [one for one, score in zip(attempts, scores, strict=True) if score.reward is None]
+        causes = [attempt for attempt, score in zip(attempts, scores, strict=True) if score.reward is None]
         for attempt, score in zip(attempts, scores, strict=True):
             self._end(attempt, failed or score, task, causes)
 

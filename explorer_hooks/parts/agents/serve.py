@@ -82,7 +82,7 @@ def opened_gateway(
         app = GatewayApp(gateway, own_token(directory), partial(followed.follower.health, watched=False))
         http = opened.enter_context(HttpThread.serving(app.application(), listener))
         token_file = os.path.join(directory, TOKEN)
-        _LOG.info("gateway_serving", url=http.url, token_file=token_file, **run.told(sessions))
+        _LOG.info("gateway_serving", url=http.url, token_file=token_file, **run.figures(sessions))
         followed.follower.client.describe({"gateway": {"url": http.url}})
         yield GatewayParts(followed, tokens, versions, demand, writer, run, gateway, http, stop)
 
@@ -133,8 +133,8 @@ def _open_parts(file: JobFile, tokens: Tokens) -> tuple[Splicer, AnswerParser]:
 
 def _tool_format(file: JobFile, tokens: Tokens, ends: Iterable[str]) -> ToolFormat:
     """Return how the model writes calls of tools: as the file says, or as the chat template does."""
-    told = file.explorer.gateway.tool_format
-    chosen = written_format(tokens, ends) if told == "auto" else told
+    setting = file.explorer.gateway.tool_format
+    chosen = written_format(tokens, ends) if setting == "auto" else setting
     if chosen is None:
         raise ConfigError(
             "no format of explorer.gateway.tool_format reads the calls of tools that the chat template writes",
@@ -179,5 +179,5 @@ def _with_spans(file: JobFile) -> JobFile:
 
 def _default_directory(file: JobFile, name: str) -> str:
     base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    place = uuid.uuid5(uuid.NAMESPACE_URL, os.path.realpath(file.job.dir)).hex[:12]
-    return f"{base}/syncd/gateway/{os.path.basename(file.job.dir.rstrip('/'))}-{place}/{name}"
+    digest = uuid.uuid5(uuid.NAMESPACE_URL, os.path.realpath(file.job.dir)).hex[:12]
+    return f"{base}/syncd/gateway/{os.path.basename(file.job.dir.rstrip('/'))}-{digest}/{name}"

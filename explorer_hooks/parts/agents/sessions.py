@@ -70,12 +70,12 @@ class Turn:
     @property
     def path(self) -> "list[Turn]":
         """Return the turns from the beginning of the segment to this one."""
-        found: list[Turn] = []
+        turns: list[Turn] = []
         turn: Turn | None = self
         while turn is not None:
-            found.append(turn)
+            turns.append(turn)
             turn = turn.parent
-        return found[::-1]
+        return turns[::-1]
 
     @property
     def whole(self) -> list[int]:
@@ -164,10 +164,10 @@ class Session:
             keys: Of the request's history.
             now: When it came, on the monotonic clock.
         """
-        found = self.continued(keys)
-        if found is None:
+        continued = self.continued(keys)
+        if continued is None:
             return {}
-        turn = found[1]
+        turn = continued[1]
         answered_at, turn.answered_at = turn.answered_at, 0.0
         called = [name for name, _ in turn.answer.calls.values() if name in offered and _TOOL.fullmatch(name)]
         return dict.fromkeys(called[:MOST_TOOLS], round(now - answered_at, 6)) if answered_at else {}
@@ -185,7 +185,9 @@ class SessionGroup:
     touched_at: float = 0.0
 
     def is_whole(self, size: int) -> bool:
-        return len(self.rollouts) == size and all(one.state == "rewarded" for one in self.rollouts.values())
+        return len(self.rollouts) == size and all(
+            session.state == "rewarded" for session in self.rollouts.values()
+        )
 
     @property
     def rewards(self) -> list[float]:
@@ -248,9 +250,9 @@ class Sessions:
 
     def all_dropped(self) -> Counter[str]:
         """Return the groups that were dropped since the run began, by reason."""
-        found = self.forgotten + Counter(self.over.values())
-        del found[WRITTEN]
-        return found
+        dropped = self.forgotten + Counter(self.over.values())
+        del dropped[WRITTEN]
+        return dropped
 
     def settled(self, upcoming: int) -> dict[str, Any]:
         """Return the record of what became of groups that were about to be written when the process ended.

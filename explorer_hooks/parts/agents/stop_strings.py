@@ -26,12 +26,12 @@ def cut_at_stop(
         text_of: Returns the text of tokens.
     """
 
-    def place(count: int) -> int:
+    def first_stop(count: int) -> int:
         """Return where the first string begins in the text of so many tokens, -1 if none is in it."""
         text = text_of(tokens[:count])
         return min((at for string in stop if (at := text.find(string)) >= 0), default=-1)
 
-    if not stop or place(len(tokens)) < 0:
+    if not stop or first_stop(len(tokens)) < 0:
         return None
-    count = bisect_left(range(len(tokens)), 0, key=place)
-    return StopCut(count, text_of(tokens[:count])[: place(count)])
+    count = bisect_left(range(len(tokens)), 0, key=first_stop)
+    return StopCut(count, text_of(tokens[:count])[: first_stop(count)])

@@ -108,9 +108,9 @@ class TurnMaker:
             if self._closed:
                 return []
             most = self._waiting[0].request.max_tokens
-            taken = [one for one in self._waiting if one.request.max_tokens == most][: self._rows]
-            for one in taken:
-                self._waiting.remove(one)
+            taken = [turn for turn in self._waiting if turn.request.max_tokens == most][: self._rows]
+            for turn in taken:
+                self._waiting.remove(turn)
             return taken
 
     def _generate(self, turns: Sequence[WaitingTurn]) -> list[WaitingTurn]:

@@ -63,9 +63,9 @@ def _config(name: str, options: Mapping[str, Any]) -> Any:
     if kind:
         data["id"] = kind
     for role, default in _role_defaults(env_config_type(taskset, kind)):
-        given = data.setdefault(role, {})
+        table = data.setdefault(role, {})
         if (
-            "runtime" not in given
+            "runtime" not in table
             and "runtime" in default.model_fields_set
             and default.runtime.type != "subprocess"
         ):
@@ -73,7 +73,7 @@ def _config(name: str, options: Mapping[str, Any]) -> Any:
                 f"its role {role} is made for the runtime {default.runtime.type}",
                 f'if it works on this host too: [explorer.agent.options.{role}.runtime] type = "subprocess"',
             )
-        given.setdefault("runtime", _LOCAL)
+        table.setdefault("runtime", _LOCAL)
     harnesses = resolve_env_config(copy.deepcopy(data)).agent_harnesses()
     for role, harness in harnesses.items():
         if harness.id == "bash" and "harness" not in data[role]:
@@ -96,11 +96,11 @@ def _check_roles(config: Any) -> None:
 
     retries = [("", config.retries)]
     for role, harness in config.agent_harnesses().items():
-        found = getattr(config, role)
-        retries.append((f"{role}.", found.retries))
+        section = getattr(config, role)
+        retries.append((f"{role}.", section.retries))
         key = f"explorer.agent.options.{role}"
-        if found.runtime.type != "subprocess":
-            text = f"{key}.runtime.type = {found.runtime.type!r}: environments run on this host"
+        if section.runtime.type != "subprocess":
+            text = f"{key}.runtime.type = {section.runtime.type!r}: environments run on this host"
             raise UnusableError(text, 'type = "subprocess", or leave it out')
         if harness_class(harness.id).NEEDS_CONTAINER:
             text = f"its role {role} plays with the harness {harness.id}, which needs a container"
@@ -108,8 +108,8 @@ def _check_roles(config: Any) -> None:
         if harness.id in _CHAT_PROGRAMS and shutil.which("uv") is None:
             text = f"its role {role} plays with the harness {harness.id}, which needs uv"
             raise UnusableError(text, "pip install uv, or a harness of your own")
-    for where, found in retries:
-        if found.max_retries or found.rules:
+    for where, retry in retries:
+        if retry.max_retries or retry.rules:
             text = f"explorer.agent.options.{where}retries: the explorer tries again, in a new session"
             raise UnusableError(text, "explorer.agent.retries")
 
@@ -184,7 +184,9 @@ def _rewards(env: Any, played: Any, address: str, sessions: Sequence[str]) -> di
         said = _problem(errors[-1].type, errors[-1].message) if errors else "it did not complete its episode"
         return {"problem": said}
     return (
-        {"rollouts": [_rollout(trained[one]) for one in sessions]} if set(trained) == set(sessions) else wrong
+        {"rollouts": [_rollout(trained[name]) for name in sessions]}
+        if set(trained) == set(sessions)
+        else wrong
     )
 
 
@@ -207,9 +209,9 @@ async def serve(env: Any, tasks: Sequence[Any], requests: TextIO, answers: TextI
     loop, playing = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
     async def answer(asked: Mapping[str, Any]) -> None:
-        found = await episode(env, tasks[asked["task"]], asked)
+        result = await episode(env, tasks[asked["task"]], asked)
         try:
-            _say(answers, {"id": asked["id"], **found})
+            _say(answers, {"id": asked["id"], **result})
         except (TypeError, ValueError) as error:  # a metric that JSON does not have
             _say(answers, {"id": asked["id"], "problem": _problem(type(error).__name__, error)})
 

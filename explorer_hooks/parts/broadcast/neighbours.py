@@ -26,9 +26,9 @@ def require_shared_memory(port: int, workers: int, *, on_gpu: bool) -> None:
         workers: How many there are.
         on_gpu: Whether a GPU's memory is shared: then they must see the same GPUs as this process.
     """
-    found = [pid for pid in _family(_listeners(port)) if _read(pid, "cmdline").startswith(_WORKER)]
-    alike = [pid for pid in found if _sees_memory(pid) and (not on_gpu or _sees_gpus(pid))]
-    if len(alike) < workers or alike != found:
+    pids = [pid for pid in _family(_listeners(port)) if _read(pid, "cmdline").startswith(_WORKER)]
+    alike = [pid for pid in pids if _sees_memory(pid) and (not on_gpu or _sees_gpus(pid))]
+    if len(alike) < workers or alike != pids:
         raise LoadFailedError(
             f"of {workers} workers of the server at port {port}, {len(alike)} share this process's memory",
             hint="run SGLang on this host as this user (docker run --ipc=host --pid=host), or push=gloo",
@@ -74,8 +74,8 @@ def _processes() -> list[int]:
 
 
 def _parent(pid: int) -> int:
-    found = re.search(rb"^PPid:\s+(\d+)", _read(pid, "status"), re.MULTILINE)
-    return int(found[1]) if found else 0
+    match = re.search(rb"^PPid:\s+(\d+)", _read(pid, "status"), re.MULTILINE)
+    return int(match[1]) if match else 0
 
 
 def _sees_memory(pid: int) -> bool:
@@ -87,9 +87,9 @@ def _sees_memory(pid: int) -> bool:
 
 
 def _sees_gpus(pid: int) -> bool:
-    told = [one for one in _read(pid, "environ").split(b"\0") if one.startswith(_VISIBLE)]
+    visible = [variable for variable in _read(pid, "environ").split(b"\0") if variable.startswith(_VISIBLE)]
     own = os.environ.get(_VISIBLE[:-1].decode())
-    return told == ([] if own is None else [_VISIBLE + own.encode()])
+    return visible == ([] if own is None else [_VISIBLE + own.encode()])
 
 
 def _read(pid: int, name: str) -> bytes:

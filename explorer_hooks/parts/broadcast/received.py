@@ -59,4 +59,4 @@ def allocate(size: int) -> torch.Tensor:
 def segment_of(tensors: Iterable[torch.Tensor]) -> AllocatedSegment | None:
     """Return the memory that has all of some tensors, None if none has."""
     wanted = list(tensors)
-    return next((one for one in _allocated if all(map(one.has, wanted))), None)
+    return next((segment for segment in _allocated if all(map(segment.has, wanted))), None)

@@ -119,11 +119,11 @@ def open_segment(name: str) -> mmap.mmap:
         raise ValueError(f"{name!r} is not the name of a segment")
     descriptor = os.open(f"{DIRECTORY}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             raise ValueError(f"{DIRECTORY}/{name} is not a file of this user")
         return mmap.mmap(
-            descriptor, found.st_size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+            descriptor, status.st_size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
         )
     finally:
         os.close(descriptor)

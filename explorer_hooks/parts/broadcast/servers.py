@@ -89,7 +89,7 @@ class VllmIpcDelivery(VllmDelivery, IpcDelivery):
         return True  # its end is this package's: see `SyncdEngine.finish_weight_update`
 
     def _meet(self, first: SharedBucket) -> None:
-        self._connect_workers(first.place)
+        self._connect_workers(first.location)
 
     def _update(self, bucket: SharedBucket, label: str | None) -> None:
         del label
@@ -173,13 +173,13 @@ class SGLangIpcDelivery(SGLangDelivery, IpcDelivery):
         return self._server.get_json("/server_info").get("device") not in {"cpu", None}
 
     def _meet(self, first: SharedBucket) -> None:
-        require_shared_memory(self._server.port, first.workers, on_gpu="gpu" in first.place)
+        require_shared_memory(self._server.port, first.workers, on_gpu="gpu" in first.location)
 
     def _start(self) -> None:
         self._begin_update()
 
     def _update(self, bucket: SharedBucket, label: str | None) -> None:
-        body = {"serialized_named_tensors": [b64encode(one).decode() for one in bucket.as_pickles()]}
+        body = {"serialized_named_tensors": [b64encode(pickled).decode() for pickled in bucket.as_pickles()]}
         self._load_bucket("/update_weights_from_tensor", body, label)
 
 

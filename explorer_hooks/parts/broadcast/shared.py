@@ -38,7 +38,7 @@ class SharedBucket(ABC):
 
     @property
     @abstractmethod
-    def place(self) -> dict[str, str]:
+    def location(self) -> dict[str, str]:
         """Return what a worker must see to open it."""
 
     @abstractmethod
@@ -71,7 +71,7 @@ class SegmentBucket(SharedBucket):
         self._segment, self._offsets = segment, list(offsets)
 
     @property
-    def place(self) -> dict[str, str]:
+    def location(self) -> dict[str, str]:
         return {"segment": self._segment.name}
 
     def fill(self) -> None:
@@ -79,7 +79,7 @@ class SegmentBucket(SharedBucket):
 
     def as_json(self) -> dict[str, Any]:
         """Return the tensors, the segment's name, and the offset of each."""
-        return {**described(self.tensors), **self.place, "offsets": self._offsets}
+        return {**described(self.tensors), **self.location, "offsets": self._offsets}
 
     def as_pickles(self) -> list[bytes]:
         """Return a pickle for each worker, with a name of its own: torch removes a name that it has read."""
@@ -148,19 +148,20 @@ class GpuBucket(SharedBucket):
         self._gpu = str(torch.cuda.get_device_properties(device).uuid)
 
     @property
-    def place(self) -> dict[str, str]:
+    def location(self) -> dict[str, str]:
         """Return the GPU's UUID."""
         return {"gpu": self._gpu}
 
     def as_json(self) -> dict[str, Any]:
         """Return the tensors, the GPU's UUID, and for each worker a handle of each tensor."""
-        handles = [[_as_handle(args) for args in one] for one in self._shared]
-        return {**described(self.tensors), **self.place, "handles": handles}
+        handles = [[_as_handle(args) for args in exported] for exported in self._shared]
+        return {**described(self.tensors), **self.location, "handles": handles}
 
     def as_pickles(self) -> list[bytes]:
         """Return a pickle for each worker; in place of a device it has the GPU's UUID."""
         return [
-            _pickled(list(zip(self.tensors, map(self._rebuilt, one), strict=True))) for one in self._shared
+            _pickled(list(zip(self.tensors, map(self._rebuilt, exported), strict=True)))
+            for exported in self._shared
         ]
 
     def fill(self) -> None:
@@ -188,8 +189,10 @@ def share(tensors: Tensors, workers: int, *, in_place: bool) -> SharedBucket:
     devices = {tensor.device for tensor in tensors.values()}
     if len(devices) == 1 and next(iter(devices)).type == "cuda":
         return GpuBucket(tensors, workers)
-    if in_place and (found := segment_of(tensors.values())):
-        return SegmentBucket(tensors, workers, found.segment, list(map(found.offset, tensors.values())))
+    if in_place and (allocated := segment_of(tensors.values())):
+        return SegmentBucket(
+            tensors, workers, allocated.segment, list(map(allocated.offset, tensors.values()))
+        )
     return CopiedBucket(tensors, workers)
 
 

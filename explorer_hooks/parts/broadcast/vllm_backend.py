@@ -47,8 +47,8 @@ class SyncdEngine(WeightTransferEngine[Any, BucketInfo]):
     init_info_cls = GroupInfo
     update_info_cls = BucketInfo
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._source: Source | None = None
 
     @property

@@ -124,7 +124,7 @@ class Group:
         with _unwatched():
             group = _DIST.ProcessGroupNCCL(store, rank, info.world_size, options)
         store.set(f"here/{rank}", "1")
-        store.wait([f"here/{one}" for one in range(info.world_size)], self._left())
+        store.wait([f"here/{member}" for member in range(info.world_size)], self._left())
         met = torch.zeros(1, dtype=torch.uint8, device=self._device)
         self._broadcast(group, met).wait(self._left())
         return group
@@ -173,8 +173,8 @@ class SharedMemory:
             opened = _in_segment(bucket)
         else:
             device, handles = _device_of(bucket.gpu), bucket.handles[worker]
-            given = zip(bucket.dtypes, bucket.shapes, handles, strict=True)
-            opened = [_on_gpu(_dtype(name), shape, device, handle) for name, shape, handle in given]
+            entries = zip(bucket.dtypes, bucket.shapes, handles, strict=True)
+            opened = [_on_gpu(_dtype(name), shape, device, handle) for name, shape, handle in entries]
         self._opened += [tensor.untyped_storage() for tensor in opened]
         return opened
 
@@ -246,7 +246,7 @@ def _device_of(gpu: str) -> int:
 
 
 def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
         raise TypeError(f"torch has no dtype {name!r}")
-    return found
+    return dtype
