@@ -183,11 +183,9 @@ def _rewards(env: Any, played: Any, address: str, sessions: Sequence[str]) -> di
         errors = [*played.errors, *(error for trace in failed for error in trace.errors)]
         said = _problem(errors[-1].type, errors[-1].message) if errors else "it did not complete its episode"
         return {"problem": said}
-    return (
-        {"rollouts": [_rollout(trained[name]) for name in sessions]}
-        if set(trained) == set(sessions)
-        else wrong
-    )
+    if set(trained) != set(sessions):
+        return wrong
+    return {"rollouts": [_rollout(trained[name]) for name in sessions]}
 
 
 def _rollout(trace: Any) -> dict[str, Any]:
