@@ -18,7 +18,6 @@ def typed(value: object, kind: type[T]) -> T:
 
 
 def member(holder: object, key: str | int, kind: type[T]) -> T:
-    """Return a member of an object or a list."""
     if isinstance(holder, dict) and key in holder:
         return _named(key, holder[key], kind)
     if isinstance(holder, list) and type(key) is int and key < len(holder):
@@ -35,7 +34,6 @@ def listed(holder: object, key: str, count: int) -> list[Any]:
 
 
 def log_prob(answer: object) -> float:
-    """Return a log-prob."""
     value = typed(answer, float) if isinstance(answer, float) else float(typed(answer, int))
     if not math.isfinite(value) or value > _ROUNDING:
         raise ValueError(f"{value} is no log-prob")

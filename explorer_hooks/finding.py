@@ -46,7 +46,6 @@ def open_hook(
 
 
 def installed_hooks() -> list[str]:
-    """Return the names of the hooks that installed packages register."""
     return sorted(entry.name for entry in importlib.metadata.entry_points(group=GROUP))
 
 

@@ -26,11 +26,9 @@ class Stop:
 
     @property
     def is_signalled(self) -> bool:
-        """Return whether a signal asked for it."""
         return self._is_set
 
     def handle(self, number: int, _frame: FrameType | None = None) -> None:
-        """Handle a signal."""
         if self._is_set:
             raise self._at_once(number)
         self._is_set = True
@@ -41,7 +39,6 @@ class Stop:
 
     @contextmanager
     def on_signals(self) -> Iterator["Stop"]:
-        """Handle signals in the body."""
         before = {number: signal.signal(number, self.handle) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield self

@@ -37,8 +37,6 @@ class EngineLoader:
     """Loads versions into the engine behind a hook, and reports what it runs.
 
     Args:
-        versions: The versions of the job.
-        fetcher: Fetches the directories of versions.
         prover: Has the engine prove what it runs.
     """
 
@@ -95,7 +93,6 @@ class EngineLoader:
         self.results.publish()
 
     def load(self, wanted: Version | int) -> TurnOutcome:
-        """Fetch a version, load it, and report the result."""
         timings = LoadTimings(self._clock)
         pair = wanted.pair if isinstance(wanted, Version) else self._pair_of(wanted)
         if isinstance(wanted, Version) and wanted.published_at:
@@ -148,7 +145,6 @@ class EngineLoader:
         self.results.publish()
 
     def restore(self) -> None:
-        """Put the engine back on the last good version."""
         status = self.status
         with contextlib.suppress(EngineDeadError):  # the engine's status says it
             self._roll_back()
@@ -192,7 +188,6 @@ class EngineLoader:
             return held
 
     def _prepare(self, directory: WeightDirectory, timings: LoadTimings) -> None:
-        """Do everything that needs no change of the engine: a version that does not fit is refused."""
         with timings.part("prepare"):
             try:
                 self._require_fit(directory)
@@ -352,7 +347,6 @@ class EngineLoader:
     # --- what it runs ---------------------------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        """Read from the engine what it runs."""
         try:
             running = self.running()
         except EngineUnreachableError as error:
@@ -419,7 +413,6 @@ class EngineLoader:
             before.close()
 
     def _release(self) -> None:
-        """Give up the last good version."""
         good, self._good = self._good, None
         if good is not None:
             good.close()

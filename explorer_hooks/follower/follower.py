@@ -52,8 +52,6 @@ class Follower(Closing):
     """Follows the versions of a job with one engine. One thread uses it, except for `may_work` and `running`.
 
     Args:
-        client: The connection to the job, as an explorer.
-        hook: What loads versions into the engine.
         engine: The engine's name in presence and log, without secrets.
         listener: Hears each event; None for nobody.
         stop: Polled; once it returns true, waits and reads are given up. A load that has begun is finished.
@@ -102,11 +100,9 @@ class Follower(Closing):
         """Connect to a job as an explorer, and read from the engine what it runs.
 
         Args:
-            job_dir: The job directory; it must exist.
             hook: What loads versions into the engine; closed with the follower.
             identity: The explorer's name, unique among live explorers.
             engine: The engine's name in presence and log, without secrets.
-            listener: Hears each event.
             stop: Polled; once it returns true, waits and reads are given up.
         """
         chosen = options or FollowOptions()
@@ -140,7 +136,6 @@ class Follower(Closing):
         self._loader.adopt(pair)
 
     def add_label(self, label: str) -> None:
-        """Remember a label of weights that reach the engine by another way than from files."""
         self._versions.add_label(label)
 
     def running(self) -> Running:
@@ -297,7 +292,6 @@ class Follower(Closing):
         self._loader.poll()
 
     def _await_version(self, timeout: float, *, ask: bool) -> Version | int | TurnOutcome:
-        """Return what is to be loaded, or why nothing is."""
         try:
             if ask and self._engine.is_reachable:
                 return self._await_answer(timeout)

@@ -44,7 +44,6 @@ class HealthServer(BoundedServer):
     """Answers health checks from its own threads.
 
     Args:
-        address: IPv4 or IPv6 address to listen at.
         port: Port; 0 takes a free one, which `server_port` says.
     """
 

@@ -42,8 +42,6 @@ class LoadResults:
     """Keeps the results of an engine's loads, and reports them.
 
     Args:
-        status: What is known of the engine.
-        versions: The versions of the job.
         prover: Has the last proof.
     """
 
@@ -69,7 +67,6 @@ class LoadResults:
         return pair == self._troubled
 
     def clear_trouble(self) -> None:
-        """Note that the newest version that was tried runs."""
         self._trouble = self._troubled = None
 
     def publish(self, more: Mapping[str, Any] | None = None, **changes: Any) -> None:
@@ -85,7 +82,6 @@ class LoadResults:
         self.show_ready()
 
     def show_ready(self) -> None:
-        """Update the ready file."""
         served = self._status.applied if self._is_ready() else None
         self._reporter.ready.show(label_of(served) if served else None)
 
@@ -100,7 +96,6 @@ class LoadResults:
         """Publish that the engine runs a version.
 
         Args:
-            timings: What each part of the load took.
             filled: What reading and filling took where no copy was staged, which the trainer weighs; else None.
         """
         self.clear_trouble()
@@ -157,7 +152,6 @@ class LoadResults:
         return TurnOutcome("failed", pair, str(error))
 
     def note_death(self, pair: Pair) -> None:
-        """Note that the engine ended while it loaded a version."""
         again = self.failed.fail(pair)
         self._note_trouble(pair, "the engine ended while it loaded it", is_given_up=not again)
 
@@ -196,5 +190,4 @@ class LoadResults:
 
 
 def figures_of(proof: Proof) -> dict[str, float]:
-    """Return the figures of a proof for an event."""
     return {"mean": proof.mean, "tolerance": proof.tolerance}

@@ -32,11 +32,7 @@ _REMEMBERED = 256
 
 
 class KnownVersions:
-    """The versions of a job that this process has read.
-
-    Args:
-        client: The connection to the job.
-    """
+    """The versions of a job that this process has read."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -49,7 +45,6 @@ class KnownVersions:
         return self.newest.pair if self.newest else None
 
     def read(self) -> None:
-        """Read which version is published."""
         latest = self._client.latest_version()
         # A mount may return a cached, older file: pairs only grow.
         if latest is not None and (self.newest is None or latest.pair >= self.newest.pair):
@@ -72,7 +67,6 @@ class KnownVersions:
         return frozenset(older | {newest.step} if is_put_aside else older)
 
     def add_label(self, label: str) -> None:
-        """Remember that a label names weights of this job."""
         self._labels.add(label)
 
     def has_label(self, label: str | None) -> bool:
@@ -160,11 +154,9 @@ class FailedVersions:
         self._paused[pair] = self._clock.monotonic() + seconds
 
     def miss(self, pair: Pair) -> None:
-        """Note that a version was missing."""
         self._paused[pair] = self._clock.monotonic() + _MISSING_PAUSE
 
     def give_up(self, pair: Pair) -> None:
-        """Never try a version again."""
         self._failures.pop(pair, None)
         self._interruptions.pop(pair, None)
         self._paused.pop(pair, None)
@@ -195,8 +187,6 @@ class Fetcher:
     """Fetches versions for one hook: leases one and looks in memory, in the stage, then in the job directory.
 
     Args:
-        client: The follower's connection to the job.
-        hook: The hook that will load them.
         stop: Polled while files are read; once it returns true, the fetch is given up.
     """
 

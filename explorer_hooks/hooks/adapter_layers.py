@@ -31,7 +31,6 @@ def require_servable(target: WeightDirectory, config: Mapping[str, Any], start: 
     """Return if SGLang serves an adapter as peft does, and survives it.
 
     Args:
-        config: Its adapter_config.json.
         start: The model that the server was started with; None if this host cannot read it, then names and shapes are
             not compared with it.
     """

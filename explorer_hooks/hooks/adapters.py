@@ -31,7 +31,6 @@ def require_adapter(target: WeightDirectory) -> dict[str, Any]:
 
 
 def _document_of(path: str) -> dict[str, Any]:
-    """Return the JSON object of a small file."""
     try:
         with open(open_read(path), "rb") as file:
             document = json.loads(file.read(_MAX_CONFIG))

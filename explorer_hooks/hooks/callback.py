@@ -109,11 +109,9 @@ class CallbackHook(PhaseHook, ProbingHook, ChangesHook):
         return None if self._tensors is None else self._ask(self._tensors)
 
     def takes_changes(self) -> bool:
-        """Return whether the tensors can be read as the bytes of a file."""
         return self.parameters is not None and self.parameters.takes_changes()
 
     def fill_seconds(self) -> float | None:
-        """Return what it took to read the last version and to fill the parameters; None without them."""
         return self.parameters.seconds if self.parameters is not None else None
 
     def current_version(self) -> Running:
@@ -126,7 +124,6 @@ class CallbackHook(PhaseHook, ProbingHook, ChangesHook):
     def probe(
         self, target: WeightDirectory | WeightTensors | None, tokens: Sequence[Sequence[int]]
     ) -> ProbeAnswer:
-        """Return what the function `probe` returns, if that is an answer."""
         del target  # the function knows what it has loaded
         function = self._probe
         if function is None:
@@ -144,7 +141,6 @@ class CallbackHook(PhaseHook, ProbingHook, ChangesHook):
             ) from error
 
     def dtype(self) -> str | None:
-        """Return what the hook was made with."""
         return self._dtype
 
     def abort(self, last_good: WeightDirectory | None) -> None:
@@ -158,7 +154,6 @@ class CallbackHook(PhaseHook, ProbingHook, ChangesHook):
         self._keep(last_good.label if last_good else None)
 
     def close(self) -> None:
-        """End the thread after its current call."""
         self._caller.close()
 
     def _restore(self, last_good: WeightDirectory | None) -> None:
@@ -210,7 +205,6 @@ def _parameters_of(thing: Any, address: str) -> "ModelParameters | None":
 
 
 def _answer_of(returned: Any, tokens: Rows) -> ProbeAnswer:
-    """Return log-probs as an answer to a probe."""
     answer = returned if isinstance(returned, ProbeAnswer) else ProbeAnswer(tuple(returned))
     rows = tuple(tuple(log_prob(float(value)) for value in row) for row in answer.logprobs)
     lengths = [len(row) + 1 for row in rows]
@@ -224,9 +218,6 @@ class CallThread:
 
     A call that outlasts its time cannot be stopped; the next call waits for it, within its own bound. A call that has
     not begun when its time is over is not made.
-
-    Args:
-        name: The thread's name.
     """
 
     def __init__(self, name: str) -> None:
@@ -235,7 +226,6 @@ class CallThread:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def call(self, function: Callable[[], Any], timeout: float) -> Any:
-        """Return what a call returns, or raise what it raises."""
         future: Future[Any] = Future()
         self._calls.put((future, function))
         wait([future], timeout)

@@ -86,7 +86,7 @@ class CommandHook(PhaseHook):
         return cls(argv, current=current, state=state or None, phases=phases, timeout=options.timeout)
 
     def current_version(self) -> Running:
-        """Return what the second program prints; without it, what was committed last."""
+        """Return what `current` prints; without it, what was committed last."""
         if not self._current:
             return Running(self._label)
         finished = run(self._current, {"SYNCD_PHASE": "current"}, self._timeout)
@@ -156,7 +156,6 @@ def filled(word: str, values: Mapping[str, str]) -> str:
 
 
 def arguments(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """Return program and arguments with their placeholders replaced."""
     made = [filled(word, values) for word in words]
     for word, argument in zip(words, made, strict=True):
         if argument.startswith("-") and not word.startswith("-"):

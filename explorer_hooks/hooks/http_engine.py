@@ -46,8 +46,6 @@ UNTOLD = "default"
 
 
 class EnginePush(Protocol):
-    """One version from this process's memory into one engine."""
-
     touched: bool
     """Whether the engine's weights may have changed."""
 
@@ -70,9 +68,6 @@ class HttpEngineHook(RestartableHook, TensorHook):
     version is compared with the engine's start model; `check_version`: whether old releases are refused; `broadcast`:
     true, false, or the address of this host at which the engine's workers join a group; `push`: how weights in this
     process's memory reach them.
-
-    Args:
-        options: The hook's options.
     """
 
     kinds: ClassVar[frozenset[str]] = frozenset({"weights"})
@@ -155,11 +150,9 @@ class HttpEngineHook(RestartableHook, TensorHook):
         self._unpublished = {}
 
     def require_up(self) -> None:
-        """Return if the engine answers."""
         self._server.get(self.health_path)
 
     def name_version(self, label: str) -> None:
-        """Set the label of an engine that was started on a version."""
         self._set_engine_label(label)
 
     def probe(
@@ -188,7 +181,6 @@ class HttpEngineHook(RestartableHook, TensorHook):
         return True
 
     def no_broadcasts(self) -> str:
-        """Return why the engine cannot take weights from this process's memory, empty if it can."""
         if self.name not in registered(PUSHES):
             return "nothing that pushes weights to it is installed"
         if find_spec("torch") is None:
@@ -240,13 +232,11 @@ class HttpEngineHook(RestartableHook, TensorHook):
         return push
 
     def set_label(self, label: str) -> None:
-        """Give the engine the label of its weights' files, once they are published."""
         if self._unpublished:
             self._unpublished = dict.fromkeys(self._unpublished, label)
             self._set_engine_label(label)
 
     def drop_label(self) -> None:
-        """Forget the label of weights that were not published: the engine runs unknown weights."""
         self._unpublished = {}
 
     def abort(self, last_good: WeightDirectory | None) -> None:
@@ -303,7 +293,7 @@ class HttpEngineHook(RestartableHook, TensorHook):
             require_same_model(tensors, start, self._start_check, where)
 
     def _start_model(self) -> StartModel | None:
-        """Return the model that the engine was started from, None if this host cannot read it."""
+        """Return the start model, None if this host cannot read it."""
         if self._start is None:
             directory = self._started_from()
             self._start = start_model_of(self._paths.here(directory)) if directory else None

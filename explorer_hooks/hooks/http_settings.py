@@ -77,7 +77,6 @@ class ServerHook(ProbingHook):
 
     @classmethod
     def from_options(cls, options: HookOptions) -> ProbingHook:
-        """Return a hook for the server at the address."""
         return cls(options)
 
     def _restoring(self, label: str, hint: str) -> AbstractContextManager[None]:

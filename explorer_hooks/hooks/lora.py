@@ -51,7 +51,6 @@ class LoraHook(AdapterServerHook):
         return first._replace(others=tuple(others))
 
     def engine_kind(self) -> str:
-        """Return release and flags; it tells of those in development mode alone."""
         return self._kind_of(self.product, *release_and_flags(self._server))
 
     def _require_loadable(self, target: WeightDirectory, config: Mapping[str, Any]) -> None:
@@ -81,7 +80,7 @@ def in_use(server: HttpClient) -> frozenset[str] | None:
 
 
 def _metrics(server: HttpClient) -> str:
-    """Return a server's metrics in the text format, empty if it gives none."""
+    """Return metrics in the text format, empty if the server gives none."""
     try:
         return server.get("/metrics").body.decode("utf-8", "replace")
     except (ConfigError, EngineUnreachableError):

@@ -61,7 +61,6 @@ class ModelParameters:
             self._version.prepare(target, targets, check_fit(target, targets, cast=self._cast))
 
     def load(self, target: WeightDirectory) -> None:
-        """Fill the tensors with a version."""
         self.label = self._holds = None
         try:
             fit = check_fit(target, self._targets(), cast=self._cast)

@@ -56,7 +56,6 @@ class PeftHook(TransformersHook):
             return super().probe(target, tokens)
 
     def no_broadcasts(self) -> str:
-        """Return why broadcasts bring nothing."""
         return "the job's steps are adapters, which come through files"
 
     def _loadable_tensors(self) -> dict[str, torch.Tensor]:
@@ -73,12 +72,7 @@ class PeftHook(TransformersHook):
 
 
 def with_adapter(model: Any, section: LoraSection) -> torch.nn.Module:
-    """Return a model with the adapter that a job trains, as the training starts with it.
-
-    Args:
-        model: A model of transformers.
-        section: The job file's `[model.lora]`.
-    """
+    """Return a transformers model with the adapter that a job trains, as the training starts with it."""
     try:
         if section.adapter:
             adapted: torch.nn.Module = peft.PeftModel.from_pretrained(

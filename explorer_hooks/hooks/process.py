@@ -50,8 +50,6 @@ def run(
     Processes that it leaves behind keep running if it ends in time.
 
     Args:
-        argv: Program and arguments.
-        environment: Variables to add to those that it inherits.
         timeout: Seconds.
         stop: Polled; once it returns true, the command counts as timed out.
         inherited: Variables that it inherits; all of this process unless given.

@@ -81,8 +81,6 @@ class RestartableHook(ServerHook):
 
 @dataclass(frozen=True, slots=True)
 class RestartOptions:
-    """How a server is started and stopped."""
-
     # The command; `{model}` is replaced by the directory to load, `{host}` and `{port}` by the address's.
     argv: tuple[str, ...]
     start_model: str  # the directory that is loaded before the first version
@@ -92,7 +90,6 @@ class RestartOptions:
 
     @classmethod
     def read(cls, hook: str, own: dict[str, str], options: HookOptions) -> "RestartOptions":
-        """Return the options that a hook was given."""
         settings = HookSettings(hook, own)
         model, log = settings.text("start_model", ""), settings.text("server_log", "")
         start, stop = settings.seconds("start_timeout", 600.0), settings.seconds("stop_timeout", 30.0)
@@ -110,17 +107,12 @@ class RestartOptions:
         return cls(argv, model, start, stop, log or None)
 
     def command(self, model: str, host: str, port: int) -> list[str]:
-        """Return the command that starts the server on a model."""
         values = {"model": model, "host": host, "port": str(port)}
         return [_PLACEHOLDER.sub(lambda match: values[match[1]], word) for word in self.argv]
 
 
 class RestartingHook(ProbingHook):
-    """A server that is stopped, and started on the directory of each version.
-
-    Args:
-        options: How it is started and stopped.
-    """
+    """A server that is stopped, and started on the directory of each version."""
 
     name: ClassVar[str] = "restart"
 
@@ -168,30 +160,24 @@ class RestartingHook(ProbingHook):
         self._replace(target.path, target.label)
 
     def commit(self, target: WeightDirectory) -> None:
-        """Give the server the version's label."""
         self._name(target.label)
         self._state.commit()
 
     def probe(
         self, target: WeightDirectory | WeightTensors | None, tokens: Sequence[Sequence[int]]
     ) -> ProbeAnswer:
-        """Ask the server."""
         return self._inner.probe(target, tokens)
 
     def dtype(self) -> str | None:
-        """Ask the server."""
         return self._inner.dtype()
 
     def has_ended(self) -> bool | None:
-        """Return whether the server is not there any more."""
         return not self._process.is_running or self._inner.has_ended()
 
     def engine_kind(self) -> str:
-        """Ask the server."""
         return self._inner.engine_kind()
 
     def rounding(self) -> str:
-        """Ask the server."""
         return self._inner.rounding()
 
     def current_version(self) -> Running:
@@ -221,7 +207,6 @@ class RestartingHook(ProbingHook):
                 self._name(last_good.label)
 
     def close(self) -> None:
-        """Stop the server."""
         with self._lock:
             self._process.stop()
         self._inner.close()
@@ -283,7 +268,6 @@ class RestartingHook(ProbingHook):
                 self._process.stop()
 
     def _start(self, model: str) -> None:
-        """Stop the server, and start it on a model."""
         if not self._process.stop():
             raise EngineUnreachableError("the server does not end, not even by SIGKILL", hint="ps -ef")
         if is_taken(self._host, self._port):

@@ -37,7 +37,6 @@ class ServerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Return whether the server has been started and has not ended."""
         return self._guard is not None and self._guard.poll() is None
 
     @property

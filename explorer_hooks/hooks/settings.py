@@ -21,7 +21,6 @@ class HookSettings:
         return self._given.get(key, default)
 
     def choice(self, key: str, default: str, among: tuple[str, ...]) -> str:
-        """Return one of a few words."""
         return self._checked(key, default, f"one of {', '.join(among)}", lambda value: value in among)
 
     def flag(self, key: str, *, default: bool) -> bool:
@@ -32,7 +31,6 @@ class HookSettings:
         return float(self._checked(key, str(default), "a number of seconds above 0", _is_positive))
 
     def count(self, key: str, default: int) -> int:
-        """Return a whole number, at least 0."""
         is_count = re.compile("[0-9]+").fullmatch
         return int(self._checked(key, str(default), "a whole number", is_count))
 

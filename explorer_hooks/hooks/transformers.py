@@ -108,7 +108,6 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
         return self.parameters.metas
 
     def prepare(self, target: WeightDirectory) -> None:
-        """Refuse a version that does not fit the model."""
         require_loadable(target, self)
         self.parameters.prepare(target)
         self._state.prepare()
@@ -120,7 +119,6 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
         self.parameters.load(target)
 
     def commit(self, target: WeightDirectory) -> None:
-        """Let generations continue, with the new version."""
         if self._on_commit is not None:
             try:
                 self._on_commit(target)
@@ -148,15 +146,12 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
         return dtype_word(dtypes.pop()) if len(dtypes) == 1 else None
 
     def takes_changes(self) -> bool:
-        """Return whether the model is in main memory, and of the dtypes of the version that runs."""
         return self.parameters.takes_changes()
 
     def fill_seconds(self) -> float | None:
-        """Return what it took to read the last version and to fill the parameters."""
         return self.parameters.seconds
 
     def receive_context(self, client: Client, stop: Callable[[], bool]) -> ReceiveContext:
-        """Return a context with the model's parameters."""
         return ReceiveContext(client, stop, self.parameters.tensors)
 
     def load_received(self, weights: WeightTensors, fill: Callable[[], None]) -> None:
@@ -173,19 +168,15 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
         self._serve(weights.label)
 
     def set_label(self, label: str) -> None:
-        """Replace the label of the model's weights."""
         self._label = label
 
     def drop_label(self) -> None:
-        """Mark what the model runs as unknown."""
         self._label = UNKNOWN_LABEL
 
     def current_version(self) -> Running:
-        """Return what was committed last."""
         return Running(self._label, self._gate.is_shut)
 
     def abort(self, last_good: WeightDirectory | None) -> None:
-        """Read the last good version into the parameters again."""
         try:
             self._restore(last_good)
         except (LoadFailedError, EngineDeadError) as error:
@@ -195,7 +186,6 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
             raise dead from error
 
     def _loadable_tensors(self) -> Mapping[str, torch.Tensor]:
-        """Return the tensors that a version fills, by its names for them."""
         return self.model.state_dict(keep_vars=True)
 
     def _restore(self, last_good: WeightDirectory | None) -> None:
@@ -234,7 +224,6 @@ class LoadGate:
 
     @contextmanager
     def generating(self) -> Iterator[None]:
-        """Keep loads out during the block."""
         depth = getattr(self._own, "depth", 0)
         if not depth:
             self._enter()
@@ -257,7 +246,6 @@ class LoadGate:
         raise EngineUnreachableError(f"a generation has not ended within {self._timeout:g} s")
 
     def open(self) -> None:
-        """Let all generations in."""
         with self._changed:
             self.is_shut, self._reason = False, None
             self._changed.notify_all()
@@ -284,7 +272,6 @@ class LoadGate:
 
 @contextmanager
 def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Keep dropout out of the block."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -72,7 +72,6 @@ class VllmHook(HttpEngineHook):
         self._reset_external = settings.flag("reset_external", default=False)
 
     def current_version(self) -> Running:
-        """Return the label that the engine was given last and whether it is paused."""
         label = self._server.get_json("/weight_info").get("weight_version")
         paused = self._server.get_json("/is_paused").get("is_paused")
         if not isinstance(label, str) or not isinstance(paused, bool):
@@ -87,7 +86,6 @@ class VllmHook(HttpEngineHook):
         return None if _rounding(config) else dtype_word(_part(config, "model_config").get("dtype"))
 
     def rounding(self) -> str:
-        """Return the flags that quantise the model, or its keys and values."""
         return _rounding(_configuration(self._server))
 
     def engine_kind(self) -> str:

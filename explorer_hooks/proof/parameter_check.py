@@ -63,8 +63,6 @@ def is_needed(old: WeightDirectory, new: WeightDirectory, allowed: float) -> boo
     """Return whether checksums can show what the probe of a version cannot: that the engine stayed where it was.
 
     Args:
-        old: The version that the engine runs.
-        new: The version that it loads.
         allowed: The tolerance of the new one's probe, in nats.
     """
     if old.probe is None or new.probe is None or not old.shards or not new.shards:
@@ -74,7 +72,6 @@ def is_needed(old: WeightDirectory, new: WeightDirectory, allowed: float) -> boo
 
 
 def moved(before: Checksums, after: Checksums) -> Moved:
-    """Return what two answers of an engine say of the load between them."""
     still = stayed(before, after)
     if not still:
         return Moved.CHANGED
@@ -104,7 +101,6 @@ class ParameterCheck:
 
         Args:
             old: The version that the engine runs, None if it is not known.
-            new: The version that it is about to load.
             allowed: The tolerance of the new one's probe, in nats.
         """
         kept, self._kept, self._before, self._old = self._kept, None, None, old

@@ -110,7 +110,6 @@ class Prover:
         return proof
 
     def can_prove(self, target: WeightDirectory | WeightTensors) -> bool:
-        """Return whether there is a probe of a version, and the engine answers probes."""
         return target.probe is not None and self._answering(target) is not None
 
     def begin(self, running: WeightDirectory | None, target: WeightDirectory) -> None:
@@ -118,7 +117,6 @@ class Prover:
 
         Args:
             running: The version that it runs, None if that is not known.
-            target: The version that it is about to load.
         """
         hook = self._answering(target)
         if hook is None or self._parameters is None:

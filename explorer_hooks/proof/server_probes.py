@@ -187,7 +187,6 @@ class GenerateProbe(ServerProbe):
             return tuple(_row_of_answer(*pair) for pair in zip(answers, rows, strict=True))
 
     def next_token(self, prompt: Sequence[int]) -> NextToken:
-        """Return the next token of a generation."""
         answer = self._ask(list(prompt))
         with understood(self._server, self._path):
             self._require_replica(answer)
@@ -243,7 +242,6 @@ def rounding_flags(dtype: object, quantization: object, cache: object) -> str:
     """Return the flags by which an engine rounds further than its dtype does, empty if there are none.
 
     Args:
-        dtype: The dtype of its model as it names it.
         quantization: How its weights are quantised, None if they are not.
         cache: The dtype of its keys and values as it names it; None, or `auto`: that of the model.
     """
@@ -280,7 +278,6 @@ def understood(server: HttpClient, path: str) -> Iterator[None]:
 
 
 def _choices(answer: object, count: int) -> list[object]:
-    """Return vLLM's answers to so many prompts, in the order of the prompts."""
     choices = listed(answer, "choices", count)
     indices = [member(choice, "index", int) for choice in choices]
     if sorted(indices) != list(range(count)):

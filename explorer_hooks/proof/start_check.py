@@ -42,8 +42,6 @@ _PREDICTION = re.compile(r"mtp\..*")
 
 
 class StartModel(NamedTuple):
-    """The model that an engine was started from."""
-
     tensors: Tensors  # dtype and shape of each tensor, by name
     config: Mapping[str, Any]  # its config.json; empty if there is none
 
@@ -110,7 +108,6 @@ def require_same_model(tensors: Tensors, start: StartModel, check: str, path: st
     Args:
         tensors: The version's tensors; if there are none, nothing is checked.
         check: `full`, `shapes`, or `off`.
-        path: The version's directory, for messages.
     """
     if not tensors or check == "off":
         return

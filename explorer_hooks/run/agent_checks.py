@@ -103,7 +103,6 @@ def _environment(agent: AgentSection) -> Iterator[Problem]:
 
 
 def _agent_evaluation(file: JobFile) -> Iterator[Problem]:
-    """Yield what keeps an agent from playing evaluation sets."""
     agent = file.explorer.agent
     if agent.environment and file.explorer.evaluation.named():
         text = f"{agent.environment} has tasks of its own, and evaluation sets have others"

@@ -82,8 +82,6 @@ class ExplorerBatch:
 
 @dataclass(frozen=True, slots=True)
 class EpochTask:
-    """A task of an epoch."""
-
     epoch: int
     position: int  # its index in the order of that epoch
     task: Task
@@ -94,10 +92,7 @@ class BatchMaker:
     """Makes batches of the next tasks.
 
     Args:
-        ledger: Knows which tasks are done, and the seed of their order.
         sampling: Generates groups and scores responses; once it stops, an unfinished batch is given up.
-        gate: Keeps work waiting until the engine may be given some.
-        curriculum: Says which tasks are taken.
     """
 
     def __init__(
@@ -110,7 +105,6 @@ class BatchMaker:
 
     @property
     def is_over(self) -> bool:
-        """Return whether no task is left."""
         cursor = self._ledger.cursor
         return 0 < self._file.explorer.epochs <= cursor.epoch + (cursor.position >= self._tasks.epoch_length)
 
@@ -173,7 +167,6 @@ class BatchMaker:
         return list(left.values())
 
     def _add(self, asked: EpochTask, result: GroupResult, batch: ExplorerBatch) -> None:
-        """Add a group to a batch, or count it as dropped."""
         if result.problem:
             self._drop(batch, "engine", result.problem)
             return

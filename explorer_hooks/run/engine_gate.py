@@ -30,8 +30,6 @@ class EngineVersions:
     """Which version is published and which one the engine runs, and how many batches may still be written.
 
     Args:
-        source: Keeps the engine at a version.
-        batches: Returns how many batches were written.
         batches_per_step: Batches of this size that the trainer takes a step.
         ahead: Steps for which batches may wait, besides the trainer's next one.
     """
@@ -65,7 +63,6 @@ class EngineVersions:
         return self.source.may_work() and self.permitted() is not None
 
     def update(self, timeout: float, *, ask: bool = False) -> TurnOutcome:
-        """Wait for a version that is due, and load it."""
         outcome = self.source.update(timeout, ask=ask)
         if outcome.kind == "applied":
             self.mark_synced()
@@ -81,7 +78,6 @@ class EngineVersions:
         return self._allowance.room(self._step, pacing.written(self.source.client.job))
 
     def restart_allowance(self) -> None:
-        """Count batches from now on."""
         self._allowance = self._allowance.restarted(self._step, pacing.written(self.source.client.job))
 
     @property
@@ -103,9 +99,7 @@ class EngineGate:
     """Keeps work waiting until the engine may be given some, and evaluates versions as they arrive.
 
     Args:
-        versions: Which version the engine runs.
         evaluation: Evaluates versions; None for none.
-        settings: The job file's `[sync]`.
         stop: Once it returns true, nothing is waited for.
     """
 
@@ -122,7 +116,6 @@ class EngineGate:
 
     @property
     def unproven(self) -> Mapping[str, Unproven]:
-        """Return which weights are not proven on which the engine has worked, by label."""
         return self._versions.source.unproven
 
     def wait_until_usable(self, *, is_suspect: bool = False) -> bool:
@@ -148,7 +141,6 @@ class EngineGate:
         return False
 
     def update(self, timeout: float, *, ask: bool = False) -> TurnOutcome:
-        """Wait for a version that is due, load it, and evaluate it."""
         outcome = self._versions.update(timeout, ask=ask)
         if outcome.kind == "applied":
             self.evaluate()

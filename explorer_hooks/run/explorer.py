@@ -32,11 +32,7 @@ class Explorer:
     """Explores until the trainer is gone, the tasks are done, or it is told to stop.
 
     Args:
-        versions: Which version the engine runs.
-        gate: Brings the engine to versions.
-        ledger: Writes batches, and knows which tasks are done.
         file: The configuration: when it syncs, waits and ends.
-        metrics: Gets a line for each batch.
         stop: Once it returns true, the explorer ends.
     """
 
@@ -58,7 +54,6 @@ class Explorer:
         self._waited = 0.0
 
     def run(self) -> str:
-        """Explore, and return why it ended."""
         self._gate.update(0.0)
         while True:
             reason = self._reason_to_end()
@@ -84,7 +79,6 @@ class Explorer:
         )
 
     def _work(self) -> None:
-        """Make a batch and write it."""
         self._gate.evaluate()
         begin = time.monotonic()
         batch = self._batches.make()
@@ -153,7 +147,6 @@ class Explorer:
         return self._end.reason()
 
     def _finish(self) -> None:
-        """Load the last version, which may have come just before the end, and evaluate it."""
         self._gate.finish()
         runs = self._source.runs
         version = label_of(runs) if runs else None

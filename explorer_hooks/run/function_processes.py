@@ -61,7 +61,6 @@ class FunctionProcesses:
             self._free.put(worker)
 
     def close(self) -> None:
-        """End the processes."""
         for worker in self._workers:
             worker.stop()
 
@@ -79,14 +78,7 @@ class FunctionProcesses:
 
 
 class FunctionProcess:
-    """A process that calls a function, started when it is needed, and replaced once a call has spoilt it.
-
-    Args:
-        function: `package.module:function`.
-        timeout: Seconds that one call may take.
-        directories: Directories in which its module is looked for.
-        environment: All its variables; None for those of this process.
-    """
+    """A process that calls a function, started when it is needed, and replaced once a call has spoilt it."""
 
     def __init__(
         self,
@@ -153,7 +145,6 @@ def _failed(problem: str, count: int | None) -> list[Score]:
 
 
 def _signature(answer: Mapping[str, Any]) -> Signature:
-    """Return the arguments that a process names."""
     if problem := answer.get("problem"):
         raise ValueError(str(problem))
     names, required = (member(answer, key, list) for key in ("names", "required"))

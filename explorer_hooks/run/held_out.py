@@ -115,5 +115,4 @@ def open_evaluation(file: JobFile, scorer: Scorer) -> Iterator[EvaluationSets]:
 
 
 def warn_skipped(held_out: HeldOut, pair: Pair) -> None:
-    """Log that a set was not measured, because the engine did not keep to the version."""
     _LOG.warning("evaluation_skipped", generation=pair[0], step=pair[1], set=held_out.name)

@@ -17,7 +17,6 @@ class JobWatch:
     """Watches a job for its end.
 
     Args:
-        source: Knows the job and its newest version.
         timeout: Seconds in which a trainer must come.
     """
 

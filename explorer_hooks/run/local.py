@@ -33,8 +33,6 @@ _ENDLESS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SequenceLimits:
-    """What ends and pads sequences."""
-
     ends: frozenset[int]  # token ids that end a text
     pad: int  # the token id that fills rows; any that the model knows
     positions: int  # tokens of prompt and response that the model can hold
@@ -66,12 +64,10 @@ def draw(
     """Return the responses to each request, without their texts, all computed as one batch.
 
     Args:
-        model: A causal language model.
         requests: Prompts, none empty and all shorter than the model's positions; the first request says how many
             responses there are to each, of how many tokens, fewer if the model's positions run out behind a prompt,
             and at which temperature: logits are divided by it; 0 for the most probable token, whose log-prob is at
             temperature 1.
-        generator: Draws the tokens.
         stop: Called after each token; once it returns true, the tokens so far are returned.
     """
     device = next(model.parameters()).device
@@ -150,8 +146,6 @@ class LocalGenerator(Generator):
     """Generates with a model of this process.
 
     Args:
-        hook: Loads versions into the model.
-        context: The model's tokenizer, the seed of the draws, and when to stop.
         rows: Responses of one forward pass at most.
     """
 
@@ -198,18 +192,13 @@ class LocalGenerator(Generator):
 
 
 class LocalEngine(InferenceEngine):
-    """A model in this process, which is loaded and ready to generate.
-
-    Args:
-        file: The configuration, which names it.
-    """
+    """A model in this process, which is loaded and ready to generate."""
 
     def __init__(self, file: JobFile) -> None:
         self.name, self._rows = file.explorer.engine.kind, file.explorer.engine.rows
         self.hook: TransformersHook = open_hook(file)
 
     def generator(self, context: GeneratorContext) -> LocalGenerator:
-        """Return what generates groups with the model."""
         return LocalGenerator(self.hook, context, self._rows)
 
 

@@ -48,7 +48,6 @@ class FollowedEngine:
     def generator(
         self, tokens: Tokens, permitted: PermittedVersion, seed: str, stop: Callable[[], bool]
     ) -> Generator:
-        """Return what generates with it."""
         follower = self.follower
         return self.engine.generator(
             GeneratorContext(tokens, follower.running, follower.pair_named, permitted, seed, stop)
@@ -111,7 +110,6 @@ def _open_engine(file: JobFile) -> InferenceEngine:
 
 
 def _registered_engine(file: JobFile, kind: str) -> InferenceEngine:
-    """Return an engine that a part brings."""
     engines = registered(ENGINES)
     if kind not in engines:
         raise ConfigError(f'explorer.engine.kind = "{kind}" is not installed', hint='kind = "vllm"')

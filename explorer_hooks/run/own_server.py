@@ -117,7 +117,6 @@ def _answers(client: HttpClient, path: str) -> bool:
 
 
 def _watch(process: ServerProcess, stop: Stop, over: threading.Event) -> None:
-    """Have the explorer stop once the server has ended."""
     while not over.wait(_TICK):
         if not process.is_running:
             stop.request()

@@ -24,8 +24,6 @@ _SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The score of one response."""
-
     reward: float | None  # its reward; None if there is a `problem`
     info: Mapping[str, Any] = field(default_factory=dict)  # what else the function returned
     problem: str = ""  # why there is no reward: what was raised, not a number, timed out, died
@@ -139,11 +137,6 @@ def _only_json(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any, above: frozenset[int]) -> Any:
-    """Return a value as plain data.
-
-    Args:
-        above: The ids of the containers that it is in.
-    """
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError):
@@ -271,7 +264,6 @@ def _same_parts(left: str, right: str) -> bool:
 
 
 def _last_boxed(text: str) -> str | None:
-    """Return the content of the last box that is closed."""
     starts = [(text.rfind(mark), len(mark)) for mark in _BOXED]
     start, length = max(starts)
     if start < 0:

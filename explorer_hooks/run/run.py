@@ -26,11 +26,7 @@ Reader = Callable[[Sampling], Sampling]
 
 
 def run(file: JobFile, health: str | None = None) -> str:
-    """Explore as a file says, and return why the explorer ended.
-
-    Args:
-        health: `HOST:PORT` to answer health checks at; None for nowhere.
-    """
+    """Explore as a file says, and return why that ended; `health`: HOST:PORT of health checks, None for none."""
     section = file.explorer
     log.configure(section.log, sys.stderr)
     hide_progress_bars()

@@ -29,8 +29,6 @@ _LOG = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class ScoredText:
-    """A response that is scored."""
-
     text: str  # the response
     tokens: int = 0  # how many tokens it has
     truncated: bool = False  # whether it was cut off
@@ -38,8 +36,6 @@ class ScoredText:
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """The responses to one task."""
-
     prompt: str  # the prompt as text
     task: Mapping[str, Any]
     responses: tuple[ScoredText, ...]
@@ -60,12 +56,6 @@ class Scorer(Protocol):
 
 
 def open_scorer(section: RewardSection, directories: Sequence[str] = ()) -> Scorer:
-    """Return a scorer.
-
-    Args:
-        section: The functions, how long they may take, and how often they are tried.
-        directories: Directories in which modules are looked for besides those of Python.
-    """
     if not section.functions:
         return _open_one(section.function, section, directories)
     opened: dict[str, Scorer] = {}
@@ -122,10 +112,6 @@ class AutoScorer:
     """Scores tasks of reasoning_gym as it does, once there are some, and compares other responses with the answer.
 
     Several threads call it.
-
-    Args:
-        section: How long a function may take, and how often it is tried.
-        directories: Directories in which modules are looked for.
     """
 
     needs_groups = False
@@ -137,14 +123,12 @@ class AutoScorer:
         self._opening = threading.Lock()
 
     def score(self, groups: Sequence[ScoredGroup]) -> list[list[Score]]:
-        """Return the scores of each group."""
         generated = [group for group in groups if _GYM in group.task]
         others = iter(self._plain.score([group for group in groups if _GYM not in group.task]))
         scored = iter(self._opened().score(generated) if generated else [])
         return [next(scored if _GYM in group.task else others) for group in groups]
 
     def close(self) -> None:
-        """End the processes."""
         if self._gym is not None:
             self._gym.close()
 
@@ -160,7 +144,6 @@ class FunctionScorer:
 
     Args:
         function: `package.module:function`.
-        section: How long it may take, in how many processes, and how often it is tried.
         directories: Directories in which its module is looked for.
     """
 
@@ -181,13 +164,11 @@ class FunctionScorer:
         self._named = _named(signature, self._arguments)
 
     def score(self, groups: Sequence[ScoredGroup]) -> list[list[Score]]:
-        """Return the scores of each group, in order."""
         calls = [call for group in groups for call in self._calls(group)]
         in_order = iter([score for scores in self._threads.map(self._call, calls) for score in scores])
         return [[next(in_order) for _ in group.responses] for group in groups]
 
     def close(self) -> None:
-        """End the processes."""
         self._closed.set()
         self._processes.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -224,11 +205,7 @@ class FunctionScorer:
 
 
 class WeightedScorer:
-    """Adds up what several functions say.
-
-    Args:
-        weights: What each one's rewards are multiplied by.
-    """
+    """Adds up what several functions say."""
 
     def __init__(self, parts: Mapping[str, Scorer], weights: Mapping[str, float]) -> None:
         self._parts, self._weights = parts, weights
@@ -246,7 +223,6 @@ class WeightedScorer:
         ]
 
     def close(self) -> None:
-        """End the processes."""
         _close(self._parts.values())
 
 

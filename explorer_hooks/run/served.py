@@ -80,9 +80,6 @@ class ServerGenerator(Generator):
     """Generates by a server.
 
     Args:
-        context: What the engine runs, with which version work may be done, and when to stop.
-        concurrency: Groups that are requested at a time.
-        retries: Retries of one request.
         settle: Seconds that a group waits for an engine that loads a version.
         adapter_api: If versions are adapters, returns how the one with a label is asked, without a label the model
             below them: a request names its version, which answers it to its end. None if requests name no version.
@@ -105,12 +102,10 @@ class ServerGenerator(Generator):
         self._most_samples: int | None = None
 
     def check(self) -> None:
-        """Choose how the server is asked."""
         if self._adapter_api is None:
             self._choice.api()
 
     def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":
-        """Yield each result once, as it is ready, and None every so often."""
         waiting: SimpleQueue[tuple[int, GroupRequest]] = SimpleQueue()
         done: SimpleQueue[GroupResult | SyncdError] = SimpleQueue()
         for numbered in enumerate(requests):
@@ -188,7 +183,6 @@ class ServerGenerator(Generator):
         """Return a group, each response with the versions that the server names for its tokens if it does.
 
         Args:
-            index: The request's index.
             first: The version that ran before the group.
             last: The version that ran after it.
             began: What the engine said before it.
@@ -317,11 +311,7 @@ def served_model(server: HttpClient, key: str = "explorer.engine.model") -> str:
 
 
 class ServerEngine(InferenceEngine):
-    """A server.
-
-    Args:
-        file: The configuration, which names it.
-    """
+    """A server."""
 
     def __init__(self, file: JobFile) -> None:
         self._file, section = file, file.explorer.engine
@@ -340,7 +330,6 @@ class ServerEngine(InferenceEngine):
         )
 
     def generator(self, context: GeneratorContext) -> ServerGenerator:
-        """Return what generates groups by the server's API."""
         section = self._file.explorer.engine
         server = HttpClient(
             section.address,

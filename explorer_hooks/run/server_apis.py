@@ -80,11 +80,7 @@ class ServerApi(ABC):
         return None
 
     def parse(self, document: object, asked: GroupRequest) -> tuple[ServerAnswer, ...]:
-        """Return the responses of an answer.
-
-        Args:
-            document: The answer as JSON, None if it is none.
-        """
+        """Return the responses of an answer; `document` is None if it is no JSON."""
         return tuple(self._answer(choice, asked) for choice in self._choices(document, asked))
 
     @abstractmethod
@@ -97,11 +93,7 @@ class ServerApi(ABC):
 
 
 class CompletionsApi(ServerApi):
-    """The completions API of vLLM 0.32.0 and of SGLang 0.5.23.
-
-    Args:
-        model: What requests call the model.
-    """
+    """The completions API of vLLM 0.32.0 and of SGLang 0.5.23."""
 
     path: ClassVar[str] = "/v1/completions"
 
@@ -131,11 +123,7 @@ class CompletionsApi(ServerApi):
 
 
 class VllmGenerateApi(ServerApi):
-    """vLLM's `/inference/v1/generate`, which a server has that was started with `--enable-scale-out`.
-
-    Args:
-        model: What requests call the model.
-    """
+    """vLLM's `/inference/v1/generate`, which a server has that was started with `--enable-scale-out`."""
 
     path: ClassVar[str] = "/inference/v1/generate"
 
@@ -212,7 +200,6 @@ class ApiChoice:
     """Chooses how one server is asked, when it is asked for the first time. Any thread may use it.
 
     Args:
-        model: What requests call the model.
         spans: `auto`: the server is asked for the version of each token if it can name it; `required`: it is an error
             if it does not; `off`: it is not asked.
     """
@@ -226,11 +213,9 @@ class ApiChoice:
 
     @property
     def requires_spans(self) -> bool:
-        """Return whether a response without the versions of its tokens is an error."""
         return self._spans == "required"
 
     def api(self) -> ServerApi:
-        """Return how the server is asked."""
         with self._lock:
             self._chosen = self._chosen or self._choose()
             return self._chosen
@@ -279,10 +264,7 @@ def _response(choice: object, ids: str, values: object, reason: object, asked: G
     """Return a response, checked.
 
     Args:
-        choice: The response as the server has it.
         ids: Under which name it has the token ids.
-        values: The log-probs of the tokens, in order.
-        reason: Why it ended.
     """
     if not isinstance(reason, str) or reason not in _FINISHED:
         raise MalformedError(f"a response ended with {reason!r}")

@@ -24,8 +24,6 @@ class LabelSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenVersions:
-    """The version of each token of a response."""
-
     spans: tuple[Span, ...]  # the versions, as an experience has them
     # For each token, whether its version is not known or was not proven; None if that holds for none.
     unproven: Sequence[bool] | None = None
@@ -35,15 +33,10 @@ class TokenVersions:
 
     @property
     def oldest(self) -> Pair:
-        """Return the oldest version that chose a token."""
         return min((span.generation, span.step) for span in self.spans)
 
     def settled(self, loads: Mapping[str, Unproven]) -> "TokenVersions":
-        """Return the versions once a pending proof has passed; else, and while it has not, they stay doubted.
-
-        Args:
-            loads: What is not proven of the engine now, by label.
-        """
+        """Return the versions once a pending proof has passed; else, and while it has not, they stay doubted."""
         if self.pending is None or not self.pending.has_passed(loads):
             return self
         return TokenVersions(self.spans, self.unproven_if_passed)
@@ -57,11 +50,7 @@ class TokenVersions:
 
 
 def parse_spans(value: object, length: int) -> tuple[LabelSpan, ...]:
-    """Return what an engine says of a response's tokens, nothing if it says nothing.
-
-    Args:
-        value: Its `weight_versions`; None if there is none.
-    """
+    """Return what an engine says of a response's tokens, nothing if it says nothing."""
     if value is None:
         return ()
     spans, covered = [], 0
@@ -90,10 +79,8 @@ def versions_of(
     """Return the versions that labels name.
 
     Args:
-        labelled: The labels of all tokens of a response.
         named: Returns the version of this job that a label names, None if it names none.
         oldest: The oldest version that the engine may have run, which stands for labels that name none.
-        unproven: The labels of weights that were not proven.
         pending: The probe by which one of them may yet be.
     """
     spans: list[Span] = []

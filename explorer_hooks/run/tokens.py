@@ -83,7 +83,6 @@ class TransformersTokens(Tokens):
         return len(self.tokenizer)
 
     def ids_of(self, text: str) -> list[int]:
-        """Return the token ids of a text alone."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -100,7 +99,6 @@ class TransformersTokens(Tokens):
         *,
         answers: bool,
     ) -> str:
-        """Return the text that the chat template makes of messages."""
         if not self.tokenizer.chat_template:
             raise ConfigError(
                 "the tokenizer has no chat template for messages",
@@ -130,7 +128,6 @@ class PlainTokens(Tokens):
         return int(self.tokenizer.get_vocab_size())
 
     def ids_of(self, text: str) -> list[int]:
-        """Return the token ids of a text alone."""
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode(self, prompt: Prompt) -> list[int]:

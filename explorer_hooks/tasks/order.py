@@ -97,7 +97,6 @@ class Tasks(Sequence[Task]):
         return self._ends[number - 1] if number else 0
 
     def __hash__(self) -> int:
-        """Return the hash of the object: it is compared by identity alone."""
         return id(self)
 
     def mixed(self, seed: str | None, epoch: int) -> Iterator[int]:
@@ -155,8 +154,6 @@ def epochs(tasks: Tasks, seed: str | None, epoch: int, position: int) -> Iterato
 
     Args:
         seed: The seed of the orders; None for the order of the source.
-        epoch: The first epoch.
-        position: The first index in it.
     """
     while True:
         places = tasks.order(seed, epoch)

@@ -29,7 +29,6 @@ def open_tasks(sections: Sequence[TaskSetSection], directory: str = "") -> Tasks
     """Return the tasks of sets, which are read and checked.
 
     Args:
-        sections: The sets, at least one.
         directory: What relative paths are relative to; the working directory unless given.
     """
     names = _names(sections)
@@ -124,7 +123,6 @@ class ChosenTasks:
 
     @classmethod
     def of(cls, tasks: TaskSet, section: TaskSetSection) -> "ChosenTasks":
-        """Return the tasks that a section wants."""
         places: Sequence[int] = range(len(tasks))
         if section.where:
             places = [at for at in places if _fits(tasks[at], section.where)]
@@ -134,7 +132,6 @@ class ChosenTasks:
 
     @property
     def digest(self) -> str:
-        """Return the digest of the tasks."""
         made, section = hasher(), self.section
         chosen = list(self.places) if section.where else len(self.places)
         made.update(f"{self.tasks.digest}\n{chosen}\n{section.system!r}\n{section.makes_messages}".encode())

@@ -40,8 +40,6 @@ _LOG = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class PlayedRollout:
-    """A rollout that was played to its end."""
-
     reward: float
     turns: Sequence[Turn]  # its turns, at least one
 
@@ -155,7 +153,6 @@ class AgentEvaluator:
 
 
 def _is_away(gateway: Gateway) -> bool:
-    """Return whether a turn has waited in vain for the engine."""
     if gateway.failure is not None:
         raise gateway.failure
     return gateway.refused[AWAY] > 0

@@ -46,25 +46,17 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Reader(Protocol):
-    """Reads the request for a turn from a body."""
-
     def __call__(self, body: object, *, tolerates: bool) -> ChatRequest:
         """Return the request."""
 
 
 class GatewayApp:
-    """The application that serves a gateway.
-
-    Args:
-        token: What drivers show.
-        health: Whether the engine is ready, and why not.
-    """
+    """The application that serves a gateway."""
 
     def __init__(self, gateway: Gateway, token: str, health: Callable[[], Health]) -> None:
         self._gateway, self._token, self._health = gateway, token, health
 
     def application(self) -> Starlette:
-        """Return the application."""
         agents = [
             Route(f"{base}{path}", _guarded(handler), methods=[method])
             for base in ("/v1", "/s/{session}/v1")
@@ -231,7 +223,6 @@ def _bearer(request: Request) -> str:
 
 
 async def _body(request: Request) -> Any:
-    """Return the body as JSON."""
     whole = bytearray()
     async for part in _parts(request):
         whole += part

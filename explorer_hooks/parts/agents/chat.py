@@ -32,8 +32,6 @@ _MOST_STOPS, _MOST_STOP = 16, 256
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A request for a turn."""
-
     messages: tuple[Message, ...]  # the history, as chat templates take it
     tools: tuple[Mapping[str, Any], ...]  # the tools that the model may call
     template_arguments: Mapping[str, Any]  # further variables of the chat template
@@ -56,7 +54,6 @@ def read_request(body: object, *, tolerates: bool = True) -> ChatRequest:
     """Return the request of a body.
 
     Args:
-        body: The body, as JSON says it.
         tolerates: Whether harmless fields are taken, without effect.
     """
     with well_formed():
@@ -121,7 +118,6 @@ def made_request(
 
 
 def listed(body: Mapping[str, Any], name: str) -> list[Any]:
-    """Return a field that is a list."""
     value = body.get(name)
     if not isinstance(value, list):
         raise refused(f"{name} is not a list", name)

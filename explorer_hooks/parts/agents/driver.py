@@ -24,8 +24,6 @@ _ROUNDING = 5e-6
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """A driver's request for a session."""
-
     group: str  # the group of the rollout, by any name
     task: str
     rollout: int  # which rollout of the group
@@ -33,7 +31,6 @@ class SessionRequest:
 
     @classmethod
     def read(cls, body: object, group_size: int) -> "SessionRequest":
-        """Return the request of a body."""
         fields = body if isinstance(body, dict) else {}
         unknown = set(fields) - {"group", "task", "rollout", "attempt"}
         if unknown:
@@ -57,8 +54,6 @@ def described(session: Session) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RewardRequest:
-    """The end of a session."""
-
     reward: float  # the reward of the rollout
     info: Mapping[str, Any]  # what else goes into the experience
     # Rewards of turns: of all in the order in which they were recorded, or by the ids of answers, where one
@@ -67,7 +62,6 @@ class RewardRequest:
 
     @classmethod
     def read(cls, body: object) -> "RewardRequest":
-        """Return the request of a body."""
         fields = body if isinstance(body, dict) else {}
         reward, info = _number(fields.get("reward")), fields.get("info", {})
         if not abs(reward) <= MOST_REWARD or not isinstance(info, dict):

@@ -46,8 +46,6 @@ _LIMITS = {_TOO_LONG: "context", ENGINE_REFUSED: "context", _MAX_TURNS: "turns"}
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
-    """What is allowed."""
-
     group_size: int  # rollouts of a group
     max_tokens: int  # tokens of an answer
     max_prompt_tokens: int
@@ -75,7 +73,6 @@ class Gateway:
     """Answers agents and drivers.
 
     Args:
-        tokens: The model's tokenizer.
         has_room: Returns whether another group may begin when so many are open.
         model: What answers call the model.
     """
@@ -192,7 +189,6 @@ class Gateway:
                 await self.drop(group.name, "idle")
 
     def session(self, name: str) -> Mapping[str, Any]:
-        """Return what became of a session."""
         session = self._found(name)
         return described(session) if session else {"session": name, "state": self.sessions.ended[name]}
 
@@ -208,11 +204,6 @@ class Gateway:
 
         Which of their tokens are doubted is decided now. A version's proof runs in the thread that calls this, so
         none is pending here, and nothing that is generated waits for one.
-
-        Args:
-            least: How few of them are none.
-            most: How many, at most.
-            loads: What is not proven of the engine, by label.
         """
         for turn, versions in self._undecided.values():
             turn.unproven = versions.settled(loads).unproven
@@ -236,7 +227,6 @@ class Gateway:
         await self._record({"kind": "written", "groups": []})
 
     def dropped(self) -> dict[str, int]:
-        """Return the groups that were dropped since the run began, by reason."""
         return dict(self.sessions.all_dropped())
 
     # --- agents -----------------------------------------------------------------------------------------------
@@ -256,13 +246,7 @@ class Gateway:
                 del self._requests[name]
 
     async def turn(self, name: str, request: ChatRequest, key: str, *, is_retry: bool) -> Completion:
-        """Return the model's answer, which is recorded before this returns.
-
-        Args:
-            name: The session.
-            key: What requests for the same turn have in common.
-            is_retry: Whether the client has sent it before: then it gets the same answer.
-        """
+        """Return the answer, which is recorded; a retry, with the `key` of an earlier turn, gets the same answer."""
         session = self._opened(name)
         if is_retry and key in session.by_request:
             await self._journal.barrier()
@@ -379,7 +363,6 @@ class Gateway:
         }
 
     def _drawn(self, turn: Turn) -> GroupResult:
-        """Return what the engine answered when a turn was drawn."""
         _, versions = self._undecided.get(id(turn), (turn, TokenVersions(tuple(turn.spans), turn.unproven)))
         return GroupResult(0, (Response(turn.tokens, turn.logprobs, versions=versions),))
 
@@ -394,7 +377,6 @@ class Gateway:
         return list(map(TokenLogprob, texts, turn.logprobs))
 
     def _note(self, request: ChatRequest) -> None:
-        """Report the fields of a request that have not the effect that they ask for, each name once."""
         if new := set(request.replaced) - self._noted:
             _LOG.info("sampling_replaced", settings=sorted(new))
         if new_tolerated := set(request.tolerated) - self._noted:
@@ -405,7 +387,6 @@ class Gateway:
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, call, *args)
 
     async def _record(self, record: dict[str, Any]) -> None:
-        """Take a record, and wait until it is durable."""
         await self._applied(record)
 
     def _applied(self, record: dict[str, Any]) -> "asyncio.Future[None]":

@@ -31,11 +31,7 @@ _T = TypeVar("_T")
 
 
 class HttpThread:
-    """An application that is being served.
-
-    Args:
-        listener: Where: a socket that listens.
-    """
+    """An application that is being served."""
 
     def __init__(self, application: Starlette, listener: socket.socket) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -70,7 +66,6 @@ class HttpThread:
 
     @property
     def url(self) -> str:
-        """Return where it answers."""
         host, port = self._listener.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -91,7 +86,6 @@ class HttpThread:
             raise TimedOutError(f"the gateway did nothing for {_CALL:g} s", hint=hint) from error
 
     def stop(self) -> None:
-        """End the server."""
         self._server.should_exit = True
         self._thread.join(_STOP)
         if self._thread.is_alive():

@@ -51,7 +51,6 @@ def typed_value(text: str, types: frozenset[str] | None) -> object:
     """Return the value that a text stands for: what its JSON says if that has an allowed type, else the text.
 
     Args:
-        text: What the model wrote.
         types: The JSON types that the parameter may have; None if the tool does not declare it.
     """
     allowed = _ANY if types is None else types

@@ -34,7 +34,6 @@ class RolloutProgress:
         self._said_at = clock()
 
     def restart(self) -> None:
-        """Note that something else has said how far it is."""
         self._said_at = self._clock()
 
     def show(self) -> None:

@@ -32,8 +32,6 @@ _NAMES = re.compile(r'"(?:group|groups)":(?=["\[])')
 
 @dataclass(slots=True)
 class JournalReplay:
-    """What came of reading a journal."""
-
     sessions: Sessions  # what its records come to
     lines: int = 0  # how many lines are damaged
     gaps: set[str] = field(default_factory=set)  # groups of which a record is missing
@@ -112,7 +110,6 @@ def _suspects(sessions: Sessions, damage: bytes) -> set[str]:
 
 
 def _names(text: str) -> Iterator[str]:
-    """Yield the names of groups that a line has."""
     for key in _NAMES.finditer(text):
         try:
             value, _ = json.JSONDecoder().raw_decode(text, key.end())

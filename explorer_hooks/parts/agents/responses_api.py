@@ -34,7 +34,6 @@ def read_responses_request(body: object, *, tolerates: bool = True) -> ChatReque
     """Return the request of a body.
 
     Args:
-        body: The body, as JSON says it.
         tolerates: Whether harmless fields are taken, without effect.
     """
     with well_formed():
@@ -100,7 +99,6 @@ class ResponseAnswer:
 
     @property
     def document(self) -> dict[str, Any]:
-        """Return the answer to a request that is no stream."""
         cut = self.completion.answer.finish == "length"
         usage = self.completion.usage
         return self._head("incomplete" if cut else "completed", self._items()) | {

@@ -19,7 +19,6 @@ def experiences_of(
     """Return the rows of a whole group: its rollouts in order, the segments of each one after the other.
 
     Args:
-        group: The group; each of its sessions has a turn and a reward.
         now: Seconds since the epoch.
         segments: last: of each session the segment alone that ends in its last turn; no session has rewards of turns.
     """

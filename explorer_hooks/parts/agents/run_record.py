@@ -47,7 +47,6 @@ class GatewayRun:
     """The run of a gateway.
 
     Args:
-        writer: Writes under the gateway's identity.
         clock: Monotonic seconds.
     """
 
@@ -96,17 +95,12 @@ class GatewayRun:
         self._note(len(sessions.groups))
 
     def note(self, groups: int, *, now: bool = False) -> None:
-        """Record how many groups are open; what the storage refuses is tried again at the next call.
-
-        Args:
-            now: Whether to record it however soon after the last time.
-        """
+        """Record how many groups are open; what the storage refuses is tried again at the next call."""
         if groups != self._noted and (now or self._clock() - self._noted_at >= EVERY):
             with contextlib.suppress(StorageError):
                 self._note(groups)
 
     def figures(self, sessions: Sessions) -> dict[str, int]:
-        """Return the figures of what was resumed."""
         return {"groups": len(sessions.groups), "sessions": len(sessions.by_id)}
 
     def _journal_run(self) -> str:

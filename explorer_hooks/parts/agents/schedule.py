@@ -35,8 +35,6 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleLimits:
-    """How much is played."""
-
     epochs: int  # passes over the tasks; 0 for no end
     retries: int  # further attempts at a rollout whose agent failed
     max_failures: int  # groups in a row that may be dropped
@@ -71,7 +69,6 @@ class AgentSchedule:
         self._last = max(map(_place, [*sessions.groups, *sessions.over]), default=(0, -1))
 
     async def abandon_open(self) -> None:
-        """Abandon the sessions of agents that an earlier process had started."""
         sessions = self._gateway.sessions.by_id.values()
         for session in [session for session in sessions if session.state == "open"]:
             await self._gateway.abandon(session.id)
@@ -112,7 +109,6 @@ class AgentSchedule:
         return True
 
     def _end(self, attempt: Attempt) -> None:
-        """Note that an attempt has its reward."""
         self._playing.discard((attempt.group, attempt.rollout))
         self._failures.pop((attempt.group, attempt.rollout), None)
         group = self._gateway.sessions.groups.get(attempt.group)
@@ -128,7 +124,6 @@ class AgentSchedule:
         there: its group is dropped at once, counted as that, and no failure.
 
         Args:
-            problem: What went wrong.
             causes: Which attempts of its episode went wrong, if others than this one may have.
         """
         limit = self._limit_met(causes or (attempt,)) if why == "agent" else ""
@@ -160,7 +155,6 @@ class AgentSchedule:
         return next((session.limit for session in sessions if session.limit and session.turns), "")
 
     async def _give_up(self, group: str, why: str) -> None:
-        """Drop a group, and forget the failures of its rollouts."""
         await self._gateway.drop(group, why)
         for rollout in range(self._gateway.limits.group_size):
             self._failures.pop((group, rollout), None)

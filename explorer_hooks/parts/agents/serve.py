@@ -36,11 +36,7 @@ _LOG = structlog.get_logger()
 
 
 def serve(file: JobFile, health: str | None = None) -> str:
-    """Serve agents as a file says, and return why that ended.
-
-    Args:
-        health: `HOST:PORT` to answer health checks at; None for nowhere.
-    """
+    """Serve agents as a file says, and return why that ended; `health`: HOST:PORT of health checks, None for none."""
     with Stop().on_signals() as stop, opened_gateway(file, stop, health, LISTEN) as parts:
         return GatewayService(parts).run()
 
@@ -96,14 +92,7 @@ def _versions(followed: FollowedEngine, writer: ExperienceWriter) -> EngineVersi
 def open_maker(
     followed: FollowedEngine, tokens: Tokens, versions: EngineVersions, stop: Stop, temperature: float
 ) -> TurnMaker:
-    """Return what has the engine generate turns.
-
-    Args:
-        tokens: The model's tokenizer.
-        versions: Which version the engine runs.
-        stop: Once it returns true, pending turns are given up.
-        temperature: At which tokens are drawn.
-    """
+    """Return what has the engine generate turns; pending ones are given up once `stop` returns true."""
     section, is_local = followed.file.explorer, followed.file.explorer.engine.kind == "transformers"
     generator = followed.generator(tokens, versions.permitted, uuid.uuid4().hex, stop)
     generator.check()
@@ -145,7 +134,6 @@ def _tool_format(file: JobFile, tokens: Tokens, ends: Iterable[str]) -> ToolForm
 
 
 def limits_of(file: JobFile) -> GatewayLimits:
-    """Return what a file allows."""
     section, agent = file.explorer, file.explorer.agent
     # Agents that the explorer starts are bounded by their own timeout, and so are their groups.
     idle = math.inf if agent.is_given else section.gateway.idle

@@ -68,8 +68,6 @@ class Play(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GatewayParts:
-    """What a service consists of."""
-
     followed: FollowedEngine  # the engine, which follows the job
     tokens: Tokens  # the model's tokenizer
     versions: EngineVersions  # which version it runs
@@ -82,11 +80,7 @@ class GatewayParts:
 
 
 class GatewayService:
-    """Follows the job and writes whole groups.
-
-    Args:
-        evaluation: Measures versions as they are loaded; None for none.
-    """
+    """Follows the job and writes whole groups; `evaluation`, if any, measures versions as they are loaded."""
 
     def __init__(self, parts: GatewayParts, evaluation: VersionWatcher | None = None) -> None:
         writer = parts.writer
@@ -108,11 +102,7 @@ class GatewayService:
         self._equal_dropped = self._skipped_before = 0
 
     def run(self, play: Play | None = None) -> str:
-        """Follow the job and write groups, and return why that ended.
-
-        Args:
-            play: What plays sessions; None if others do.
-        """
+        """Follow the job and write groups, and return why that ended; `play` is None if others play sessions."""
         self._play = play
         watch = JobWatch(self._source, self._file.sync.timeout)
         self._gate.update(0.0)
@@ -215,7 +205,6 @@ class GatewayService:
         return with_dropped(batch, self._gateway.sessions.dropped["equal"]) if drops else batch
 
     def _measured(self, groups: Iterable[SessionGroup]) -> None:
-        """Tell what plays how difficult tasks were."""
         if self._play is not None:
             self._play.measured([(group.task, statistics.fmean(group.rewards)) for group in groups])
 
@@ -224,7 +213,6 @@ class GatewayService:
             self._http.call(self._gateway.drop(name, why))
 
     def _rows(self, group: SessionGroup) -> list[Experience]:
-        """Return the rows of a group, none if one of them cannot be stored."""
         try:
             name, segments = self._run.group(group.name), self._gateway.limits.segments
             return experiences_of(group, name, time.time(), segments)

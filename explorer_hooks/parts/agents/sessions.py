@@ -48,8 +48,6 @@ MOST_OVER = 100_000
 
 @dataclass(slots=True)
 class Turn:
-    """A recorded answer."""
-
     number: int  # its number in the session, from 0
     parent: "Turn | None"  # the turn that it continues token by token; None if it begins a segment
     prompt: Sequence[int]  # the tokens before the answer: behind those of the parent, or all of them
@@ -161,7 +159,6 @@ class Session:
         The first request that continues an answer says it, and only of tools that it offers.
 
         Args:
-            keys: Of the request's history.
             now: When it came, on the monotonic clock.
         """
         continued = self.continued(keys)
@@ -249,7 +246,6 @@ class Sessions:
         return [group for group in self.groups.values() if group.is_whole(size)]
 
     def all_dropped(self) -> Counter[str]:
-        """Return the groups that were dropped since the run began, by reason."""
         dropped = self.forgotten + Counter(self.over.values())
         del dropped[WRITTEN]
         return dropped
@@ -271,7 +267,6 @@ class Sessions:
         return name in self.by_id or name in self.replaced
 
     def rest(self) -> dict[str, Any]:
-        """Return the record of what is known of groups and sessions that are over."""
         return {
             "kind": "over",
             "run": self.run,

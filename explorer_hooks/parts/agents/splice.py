@@ -46,7 +46,6 @@ class Splicer:
     """Makes prompts for one model.
 
     Args:
-        template: Its tokenizer and chat template.
         ends: The text of each token that ends an answer, by its id.
         most: Characters of a text at most: a longer one would take seconds to cut, while others wait.
     """

@@ -23,7 +23,6 @@ def cut_at_stop(
 
     Args:
         tokens: The tokens of the answer, without the one that ends it.
-        text_of: Returns the text of tokens.
     """
 
     def first_stop(count: int) -> int:

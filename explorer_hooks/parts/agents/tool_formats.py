@@ -73,8 +73,6 @@ def _llama3(text: str, _tools: Tools) -> Calls:
 
 @dataclass(frozen=True, slots=True)
 class _CallFormat:
-    """A format."""
-
     mark: str  # what begins the calls; empty if a call is the whole answer
     read: Callable[[str, Tools], Calls]  # yields the calls of a text
 
@@ -92,7 +90,6 @@ def read_calls(name: ToolFormat, text: str, tools: Tools) -> tuple[str, list[tup
     """Return what a text says before its calls, and name and JSON arguments of each; no calls if one is unreadable.
 
     Args:
-        text: What a model wrote.
         tools: What it was told of, in OpenAI's form; they say which arguments are text.
     """
     used = _FORMATS.get(name)

@@ -30,7 +30,6 @@ class UnusableError(Exception):
 
 
 def loaded(asked: Mapping[str, Any]) -> tuple[Any, list[Any]]:
-    """Return the environment that is asked for, and its tasks."""
     try:
         import verifiers.v1 as vf  # noqa: PLC0415 - what it lacks is said in a line of JSON
     except ImportError as error:
@@ -203,7 +202,6 @@ def _problem(kind: str, said: object) -> str:
 
 
 async def serve(env: Any, tasks: Sequence[Any], requests: TextIO, answers: TextIO) -> None:
-    """Play what is asked for until the input ends."""
     loop, playing = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
     async def answer(asked: Mapping[str, Any]) -> None:
@@ -233,7 +231,6 @@ def _say(answers: TextIO, said: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Load what the first line asks for, and serve."""
     # What an environment prints must not mix with the answers, nor may its tools read what is asked.
     requests, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -74,7 +74,6 @@ class GroupDelivery(Delivery):
         """
 
     def close(self) -> None:
-        """End the group and make the engine drop it."""
         group, self._group = self._group, None
         ending = group.abort() if group is not None else None
         if ending is not None:
@@ -85,7 +84,7 @@ class GroupDelivery(Delivery):
             self._leave()
 
     def _form_group(self, workers: int) -> None:
-        """Form the group with so many workers: the engine is asked to join while this process connects."""
+        """Form the group: the engine is asked to join while this process connects."""
         joining = Deadline(SystemClock(), min(JOINING, max(self._deadline.left(), 0.0)))
         seconds, device = seconds_left(self._deadline), device_for(self.backend)
         self._group = group = ProcessGroup.listen(self._address, seconds, device)

@@ -23,7 +23,6 @@ def require_shared_memory(port: int, workers: int, *, on_gpu: bool) -> None:
     """Return if all workers of the server that listens at a port can open what this process shares.
 
     Args:
-        workers: How many there are.
         on_gpu: Whether a GPU's memory is shared: then they must see the same GPUs as this process.
     """
     pids = [pid for pid in _family(_listeners(port)) if _read(pid, "cmdline").startswith(_WORKER)]

@@ -28,7 +28,6 @@ class AllocatedSegment:
         return tensor.data_ptr() - self.start + HEADER if tensor.numel() else HEADER
 
     def remove(self) -> None:
-        """Remove it: no tensor uses it."""
         _allocated.remove(self)
         self.segment.remove()
 

@@ -59,7 +59,6 @@ class Segment:
             raise
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Write bytes to a place."""
         while data:
             written = os.pwrite(self._descriptor, data, offset)
             data, offset = data[written:], offset + written
@@ -76,7 +75,6 @@ class Segment:
         return name
 
     def remove_names(self) -> None:
-        """Remove the further names."""
         for name in self._names[1:]:
             self._unlink(name)
 
@@ -110,11 +108,7 @@ def places(sizes: Iterable[int]) -> tuple[list[int], int]:
 
 
 def open_segment(name: str) -> mmap.mmap:
-    """Return the memory of another process's segment; what is written to it stays in this process.
-
-    Args:
-        name: Its name, of whatever origin: only a segment of this user is opened.
-    """
+    """Return the memory of a segment of another process of this user; what is written to it stays in this process."""
     if _NAME.fullmatch(name) is None:
         raise ValueError(f"{name!r} is not the name of a segment")
     descriptor = os.open(f"{DIRECTORY}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

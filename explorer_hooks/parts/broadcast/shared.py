@@ -27,11 +27,7 @@ _DEVICE = 6
 
 
 class SharedBucket(ABC):
-    """A bucket that other processes of this host and user can open, until it is released.
-
-    Args:
-        workers: How many workers open it.
-    """
+    """A bucket that other processes of this host and user can open, until it is released."""
 
     def __init__(self, tensors: Tensors, workers: int) -> None:
         self.tensors, self.workers = tensors, workers
@@ -62,7 +58,6 @@ class SegmentBucket(SharedBucket):
     """A bucket in a segment of shared memory.
 
     Args:
-        workers: How many workers open it.
         offsets: Where each tensor begins in it, in bytes.
     """
 
@@ -78,7 +73,6 @@ class SegmentBucket(SharedBucket):
         """Do nothing: the tensors are in it."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the tensors, the segment's name, and the offset of each."""
         return {**described(self.tensors), **self.location, "offsets": self._offsets}
 
     def as_pickles(self) -> list[bytes]:
@@ -101,12 +95,7 @@ class SegmentBucket(SharedBucket):
 
 
 class CopiedBucket(SegmentBucket):
-    """A bucket in a segment of its own, into which the tensors are copied.
-
-    Args:
-        tensors: The tensors, wherever they are.
-        workers: How many workers open it.
-    """
+    """A bucket in a segment of its own, into which the tensors are copied."""
 
     def __init__(self, tensors: Tensors, workers: int) -> None:
         offsets, size = places(tensor.nbytes for tensor in tensors.values())
@@ -115,7 +104,6 @@ class CopiedBucket(SegmentBucket):
         super().__init__(tensors, workers, segment, offsets)
 
     def fill(self) -> None:
-        """Copy each tensor to its place."""
         with _as_load_error(self._segment.size):
             for tensor, offset in zip(self.tensors.values(), self._offsets, strict=True):
                 # Written, not mapped: new pages of a mapping would be cleared first, and come one by one.
@@ -149,11 +137,9 @@ class GpuBucket(SharedBucket):
 
     @property
     def location(self) -> dict[str, str]:
-        """Return the GPU's UUID."""
         return {"gpu": self._gpu}
 
     def as_json(self) -> dict[str, Any]:
-        """Return the tensors, the GPU's UUID, and for each worker a handle of each tensor."""
         handles = [[_as_handle(args) for args in exported] for exported in self._shared]
         return {**described(self.tensors), **self.location, "handles": handles}
 
@@ -182,7 +168,6 @@ def share(tensors: Tensors, workers: int, *, in_place: bool) -> SharedBucket:
     """Return a bucket of tensors as workers can open it: by handles if they are all on one GPU.
 
     Args:
-        workers: How many workers open it.
         in_place: Whether tensors in memory of `received.allocate` are shared where they are. A worker that keeps them
             would see what comes into that memory later.
     """
@@ -225,7 +210,6 @@ def _pickled(pairs: Sequence[tuple[str, _Rebuilt]]) -> bytes:
 
 
 def _strides(shape: torch.Size) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor."""
     return torch.empty(shape, device="meta").stride()
 
 

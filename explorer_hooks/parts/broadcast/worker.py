@@ -26,8 +26,6 @@ _UNWATCHED = "TORCH_NCCL_BLOCKING_WAIT"
 
 @dataclass(kw_only=True)
 class Bucket:
-    """The tensors of one bucket."""
-
     names: list[str]
     dtypes: list[str]  # as torch names them
     shapes: list[list[int]]
@@ -63,7 +61,6 @@ class Meeting:
     backend: str = "gloo"  # gloo or nccl
 
     def open(self, worker: int, device: torch.device) -> Source:
-        """Join the group."""
         return Group(self, worker, device)
 
 
@@ -92,7 +89,6 @@ class Group:
 
     Args:
         worker: This worker, counted over all of them.
-        device: The device of its weights.
     """
 
     def __init__(self, info: Meeting, worker: int, device: torch.device) -> None:
@@ -130,7 +126,6 @@ class Group:
         return group
 
     def tensors(self, bucket: Bucket, worker: int) -> list[torch.Tensor]:
-        """Receive all tensors of a bucket."""
         del worker
         made = [
             torch.empty(shape, dtype=_dtype(name), device=self._device)
@@ -144,7 +139,6 @@ class Group:
         """Do nothing: what was received is this worker's own."""
 
     def close(self) -> None:
-        """Leave the group."""
         with contextlib.suppress(RuntimeError):
             self._group.abort()
 
@@ -168,7 +162,6 @@ class SharedMemory:
         self._opened: list[torch.UntypedStorage] = []
 
     def tensors(self, bucket: Bucket, worker: int) -> list[torch.Tensor]:
-        """Open all tensors of a bucket."""
         if bucket.segment:
             opened = _in_segment(bucket)
         else:
@@ -205,7 +198,6 @@ def _unwatched() -> Iterator[None]:
 
 
 def _in_segment(bucket: Bucket) -> list[torch.Tensor]:
-    """Return the tensors of a bucket, as views of its segment."""
     memory, opened = open_segment(bucket.segment), []
     for name, shape, offset in zip(bucket.dtypes, bucket.shapes, bucket.offsets, strict=True):
         dtype, count = _dtype(name), prod(shape)

@@ -47,8 +47,6 @@ StepState = Literal["measured", "gone", "damaged", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """What is measured."""
-
     steps: Sequence[int] | None = None  # the steps; None for all that are complete
     base: bool = True  # whether the model that the job started from is measured, too
     sets: Collection[str] = ()  # the names of the sets; none for all
@@ -56,7 +54,6 @@ class BenchRequest:
     base_path: str = ""  # where the base is if that is not what the job's file says; empty if it is
 
     def wants(self, name: str) -> bool:
-        """Return whether a set is measured."""
         return not self.sets or name in self.sets
 
 
@@ -113,11 +110,7 @@ def _opened(
 
 
 class BenchRun:
-    """Measures step after step.
-
-    Args:
-        evaluator: Has the engine work on their tasks.
-    """
+    """Measures step after step."""
 
     def __init__(
         self, followed: FollowedEngine, sets: Sequence[HeldOut], evaluator: Evaluator, request: BenchRequest
@@ -130,7 +123,6 @@ class BenchRun:
         self._known = {} if request.again else known_lines(self._job)
 
     def steps(self) -> list[int]:
-        """Return the steps that are measured, in order."""
         asked = self._request.steps
         base = [BASE] if self._request.base else []
         if asked is None:

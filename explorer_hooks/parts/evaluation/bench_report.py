@@ -15,7 +15,6 @@ _OWN = ("generation", "step", "set", "key", "digest", "bench", "at")
 
 
 def document(job: str, steps: Sequence[BenchStep]) -> dict[str, Any]:
-    """Return what was found as plain JSON."""
     return {
         "schema_version": SCHEMA,
         "job": job,

@@ -17,17 +17,12 @@ _ATTEMPTS = 3
 
 
 class PromptEvaluator:
-    """Has the engine answer each prompt.
-
-    Args:
-        sampling: Generates responses; once it stops, the evaluation is given up.
-    """
+    """Has the engine answer each prompt."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
 
     def outcomes(self, held_out: HeldOut, pair: Pair) -> Outcomes | None:
-        """Return what became of each task of a set."""
         for _ in range(_ATTEMPTS):
             groups = self._groups(held_out)
             if groups is None:
@@ -56,7 +51,6 @@ class Evaluation:
 
     Args:
         records: Gets the lines; what it names already is not measured again.
-        evaluator: Has the engine work on their tasks.
     """
 
     def __init__(self, sets: Sequence[HeldOut], records: Records, evaluator: Evaluator) -> None:
@@ -66,12 +60,6 @@ class Evaluation:
         self._since = {held_out.name: held_out.section.every for held_out in sets}
 
     def applied(self, pair: Pair, digest: str, *, is_last: bool = False) -> None:
-        """Measure a version that was just applied by the sets that are due.
-
-        Args:
-            digest: The digest of its weights, empty for the model that the engine started with.
-            is_last: Whether no version comes after it: then all sets are due.
-        """
         for held_out in self._sets:
             visit = (*pair, held_out.name)
             if visit in self._visited:
@@ -91,15 +79,12 @@ class RunSets:
 
     @property
     def scorers(self) -> Sequence[Scorer]:
-        """Return what scores each set."""
         return [held_out.scorer for held_out in self._sets]
 
     def watcher(self, evaluator: Evaluator, records: Records) -> Evaluation | None:
-        """Return what measures versions, None without sets."""
         return Evaluation(self._sets, records, evaluator) if self._sets else None
 
     def watcher_by_prompts(self, sampling: Sampling, records: Records) -> Evaluation | None:
-        """Return what measures versions by answers to prompts, None without sets."""
         return self.watcher(PromptEvaluator(sampling), records)
 
 
@@ -122,8 +107,6 @@ def measure(
 
     Args:
         digest: The digest of its weights, empty for the model that the engine started with.
-        evaluator: Has the engine work on the tasks.
-        more: What else the line has.
     """
     begin = time.monotonic()
     outcomes = evaluator.outcomes(held_out, pair)

@@ -23,11 +23,7 @@ _KEY = 16
 def open_sets(
     file: JobFile, scorer: Scorer, is_wanted: Callable[[str, EvaluationSet], bool]
 ) -> Iterator[tuple[HeldOut, ...]]:
-    """Yield the sets of a file that are wanted, with their tasks read.
-
-    Args:
-        is_wanted: Returns whether a set is measured, given its name and keys.
-    """
+    """Yield the sets of a file that are wanted, by name and keys, with their tasks read."""
     wanted = {
         name: section
         for name, section in file.explorer.evaluation.named().items()

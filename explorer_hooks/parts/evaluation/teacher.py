@@ -31,12 +31,7 @@ T = TypeVar("T")
 
 
 class Teacher:
-    """A served model that reads responses.
-
-    Args:
-        section: The server, and how it is asked.
-        tokens: The policy's tokenizer.
-    """
+    """A served model that reads responses."""
 
     def __init__(self, section: TeacherSection, tokens: Tokens) -> None:
         self._section, self._known, at_start = section, tokens.size, threading.Event()
@@ -58,7 +53,6 @@ class Teacher:
 
     @property
     def concurrency(self) -> int:
-        """Return how many groups it reads at a time."""
         return self._section.concurrency
 
     def taught(self, result: GroupResult, prompt: Sequence[int], given_up: threading.Event) -> GroupResult:
@@ -151,7 +145,6 @@ class _Reading:
 
     @property
     def is_pending(self) -> bool:
-        """Return whether a group that was begun has not come back."""
         return self._pending > 0
 
     def begin(self, result: GroupResult, prompt: Sequence[int]) -> None:
@@ -173,7 +166,6 @@ class _Reading:
         return results
 
     def work(self) -> None:
-        """Read groups until they are given up."""
         while (asked := self._waiting.get()) is not None and not self._given_up.is_set():
             try:
                 self._done.put(self._teacher.taught(*asked, self._given_up))

@@ -58,8 +58,6 @@ class TinkerSamplers:
     """The versions that one explorer samples: the present one, and the one that is being loaded.
 
     Args:
-        session: A session with the server.
-        base_model: What the server calls the model that the job starts from.
         directory: That model's directory; a version may name it after a rollback to the start.
     """
 
@@ -80,7 +78,6 @@ class TinkerSamplers:
         self.logprobs([_CHECKED])
 
     def commit(self, target: WeightDirectory) -> None:
-        """Sample from the loaded version from now on."""
         assert self._loaded.label == target.label
         self.present = self._loaded
 
@@ -108,9 +105,7 @@ class TinkerGenerator(Generator):
     """Generates with the version that is present when a group begins.
 
     Args:
-        context: The tokenizer, with which version work may be done, and when to stop.
         ends: Token ids that end a text.
-        concurrency: Groups that are requested at a time.
         timeout: Seconds that one group may take.
     """
 
@@ -128,7 +123,6 @@ class TinkerGenerator(Generator):
         self._draws = random.Random(context.seed)  # noqa: S311 - seeds of samples
 
     def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":
-        """Yield each result once, as it is ready, and None every so often."""
         left = list(enumerate(requests))[::-1]
         running: dict[Future[Any], _PendingGroup] = {}
         try:
@@ -210,11 +204,7 @@ class _PendingGroup:
 
 
 class TinkerInference(InferenceEngine):
-    """A tinker server that samples.
-
-    Args:
-        file: The configuration, which names it.
-    """
+    """A tinker server that samples."""
 
     def __init__(self, file: JobFile) -> None:
         self._section, directory = file.explorer.engine, file.model.path
@@ -237,7 +227,6 @@ class TinkerInference(InferenceEngine):
         )
 
     def generator(self, context: GeneratorContext) -> TinkerGenerator:
-        """Return what generates groups with the server."""
         section = self._section
         return TinkerGenerator(
             self._samplers, context, self._ends, concurrency=section.concurrency, timeout=section.timeout
