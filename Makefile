@@ -68,7 +68,7 @@ test-fast: $(READY)
 publish-races: $(READY)
 	SYNCD_RACES=$(RACES) $(BIN)/python -m pytest tests/integration/test_publish_race.py $(PYTEST_ARGS)
 
-## test-gpu: the same loop on CUDA with NCCL, where there is a GPU
+## test-gpu: the trainer, files, whole jobs and broadcasts on CUDA, where there is a GPU
 test-gpu: $(READY)
 	$(BIN)/python -m pytest tests/gpu $(wildcard tests/parts/*/test_*_cuda.py) $(PYTEST_ARGS)
 
@@ -181,7 +181,7 @@ lint: $(READY)
 test-without: $(READY)
 	$(BIN)/python tests/programs/without_part.py $(PART) $(PYTEST_ARGS)
 
-## test-without-each: the same for each part (half an hour)
+## test-without-each: the same for each part (15 minutes)
 test-without-each: $(READY)
 	$(RECORDED) sh -e -c 'for part in $(PARTS); do $(BIN)/python tests/programs/without_part.py $$part; done'
 

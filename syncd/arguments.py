@@ -21,7 +21,6 @@ def step_argument(*, required: bool = True, completes: "StepNames | None" = None
     """Return a decorator that adds the argument STEP, a step of JOB.
 
     Args:
-        required: Whether it must be given.
         completes: Returns the steps that a shell offers; by default all of the job.
     """
     return click.argument(

@@ -115,7 +115,6 @@ def table_schema() -> dict[str, Any]:
 
 
 def _takes(name: str) -> dict[str, Any]:
-    """Return the schema of a key's values."""
     if name in CHOICES:
         return {"type": "string", "enum": list(CHOICES[name])}
     kind = {bool: "boolean", int: "integer", float: "number", str: "string"}[type(_FIELDS[name].default)]

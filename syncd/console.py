@@ -115,11 +115,9 @@ class LazyGroup(click.Group):
         return dict(lines)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Return the verbs, in their own order."""
         return list(self.verbs)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Import a verb and return its command."""
         if cmd_name in self.own:
             name = cmd_name.replace("-", "_")
             command = getattr(importlib.import_module(f"{self.package}.{name}"), name)
@@ -228,11 +226,7 @@ def _problem(value: object, *, is_path: bool) -> str:
 
 
 def run(group: click.Group, program: str, args: Sequence[str]) -> int:
-    """Run one command line and return its exit code.
-
-    Args:
-        args: What follows the name.
-    """
+    """Run one command line and return its exit code."""
     _prepare_streams()
     try:
         code = _invoke(group, program, list(args))

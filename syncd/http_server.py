@@ -17,7 +17,6 @@ class BoundedServer(ThreadingHTTPServer):
     Args:
         address: IPv4 or IPv6 address to listen at.
         port: Port; 0 takes a free one, which `server_port` says.
-        handler: Answers one request.
         limit: Seconds that a connection may last: a client that sends byte by byte is cut off too.
         hint: What helps if it cannot listen on the address.
     """
@@ -90,7 +89,6 @@ class QuietHandler(BaseHTTPRequestHandler):
     """Answers one request, and neither logs it nor says which software answers."""
 
     def version_string(self) -> str:
-        """Return what the answer calls its server."""
         return "syncd"
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's signature

@@ -53,7 +53,6 @@ def check_own_trainer() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line `trainer` of this process."""
     prefer_own_trainer()
     try:
         check_own_trainer()

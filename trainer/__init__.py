@@ -32,5 +32,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the names of this package."""
     return sorted([*globals(), *_NAMES])

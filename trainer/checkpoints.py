@@ -50,7 +50,6 @@ class TrainerState:
     evaluations: Mapping[str, Any] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
-        """Return it as plain JSON."""
         return {"protocol": 1, **asdict(self)}
 
 

@@ -5,12 +5,14 @@ A part registers what reads them under `trainer.late_figures`, and the curves of
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from syncd.client.client import Client
-from syncd.jobfile.model import JobFile
 from syncd.registered import registered
 from trainer.monitors.jsonl import History
+
+if TYPE_CHECKING:
+    from syncd.jobfile.model import JobFile  # needs pydantic, which `trainer plot` does without
 
 FIGURES = "trainer.late_figures"
 """The group of entry points of what reads them: a function of the job's file and the trainer's connection."""
@@ -68,7 +70,7 @@ class _NoFigures:
         return True
 
 
-def late_figures(config: JobFile, sync: Client) -> LateFigures:
+def late_figures(config: "JobFile", sync: Client) -> LateFigures:
     """Return what gives late figures in this run."""
     openers: list[Callable[[JobFile, Client], LateFigures]]
     openers = [point.load() for point in registered(FIGURES).values()]

@@ -68,9 +68,5 @@ def main() -> NoReturn:
 
 
 def run(args: Sequence[str]) -> int:
-    """Run one command line and return its exit code.
-
-    Args:
-        args: What follows `syncd`.
-    """
+    """Run one command line and return its exit code."""
     return console.run(syncd, "syncd", args)

@@ -46,7 +46,6 @@ def json_text(document: Mapping[str, Any], schema: int = SCHEMA_VERSION) -> str:
 
 
 def print_json(document: Mapping[str, Any], schema: int = SCHEMA_VERSION) -> None:
-    """Print a document as one line of JSON."""
     click.echo(json_text(document, schema))
 
 

@@ -50,7 +50,6 @@ def once(job: Job, overrides: Mapping[str, Any], *, empty_trash: bool = False) -
     """Lead the job for one cycle.
 
     Args:
-        overrides: Options that override the configuration.
         empty_trash: Wait until removed steps are deleted.
     """
     from syncd.daemon.run import run_once  # noqa: PLC0415

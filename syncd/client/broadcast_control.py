@@ -45,11 +45,7 @@ WEIGHTS = "weights"
 
 
 class BroadcastSide:
-    """What both sides of a broadcast have in common.
-
-    Args:
-        client: The process's connection to the job.
-    """
+    """What both sides of a broadcast have in common."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -208,7 +204,6 @@ class BroadcastControl(BroadcastSide):
 
     @guarded
     def open_round(self, opened: Round) -> None:
-        """Publish that a broadcast begins."""
         own = self._client.own("trainer", "a round")
         own.change(info={**own.info, KEY: opened.document()})
 
@@ -277,7 +272,6 @@ class BroadcastControl(BroadcastSide):
         return len(received) == len(offer.members)
 
     def _posted(self, offer: Offer, problem: str) -> dict[str, Acknowledgement]:
-        """Return what each member has posted."""
         posted = read_acknowledgements(self._client.job, offer.group, offer.epoch)
         members = {name: posted[name] for name in offer.members if name in posted}
         for name, posting in members.items():

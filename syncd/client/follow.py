@@ -78,7 +78,6 @@ class VersionReader:
         return self._recent.get(step)
 
     def resolve(self, version: int | Pair | Version) -> Version:
-        """Return the version that a caller names."""
         if isinstance(version, Version):
             return version
         newest = self.latest_or_none() if self._tolerant else self.latest()
@@ -186,7 +185,6 @@ class VersionFollower:
     """Knows which version an explorer runs, and which published version is news to it.
 
     Args:
-        trainers: The trainers of the job.
         own: The presence of the explorer; None for an observer.
     """
 

@@ -19,7 +19,6 @@ class VersionLookout:
         self._coming: list[str] = []
 
     def note(self, version: Version) -> None:
-        """Note the version that was read last."""
         if self._read is None or version.pair != self._read.pair:
             self._rhythm.note_version(self._clock.monotonic())
         self._read = version

@@ -59,7 +59,6 @@ class OwnPresence:
     """The presence of this process. Several threads may use it.
 
     Args:
-        directory: The directory of the presences of its kind.
         asked: The number that its asks continue from.
         status: What it publishes first; `STOPPED` for a process that takes no part in the job and only leases steps.
         fence: A directory through which it is written, which whoever takes over from this process removes; empty for
@@ -105,7 +104,6 @@ class OwnPresence:
 
     @property
     def info(self) -> dict[str, Any]:
-        """Return the `info` of the presence."""
         return self.presence.info
 
     def join(self) -> None:

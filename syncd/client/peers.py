@@ -18,7 +18,6 @@ class Peers:
     """The trainers, or the explorers, of a job. Several threads may use it.
 
     Args:
-        directory: The directory of their presences.
         ttl: Seconds of silence after which a peer counts as dead.
     """
 

@@ -57,7 +57,6 @@ class Rhythm:
     _changed_at: float | None = None
 
     def note_version(self, now: float) -> None:
-        """Note that a version came."""
         self._arrivals = [*self._arrivals, now][-_REMEMBERED:]
 
     def note_unpublished(self, now: float, steps: Collection[Hashable]) -> None:

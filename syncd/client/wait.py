@@ -74,11 +74,7 @@ class Pace:
 
 
 class Deadline:
-    """The end of a wait.
-
-    Args:
-        seconds: How long to wait.
-    """
+    """The end of a wait."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         if not 0 <= seconds < math.inf:
@@ -95,7 +91,6 @@ class Poller:
     """Polls for one process.
 
     Args:
-        pace: The time between two polls.
         timeout: Seconds that a wait lasts unless the caller says otherwise.
         hint: The command that an error of a timed out wait names.
         lookout: What ends a pause between two polls early.

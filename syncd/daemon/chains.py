@@ -32,7 +32,6 @@ def change_figures(steps: Steps, step: Step, counted: Lengths | None = None) -> 
     """Return the figures of the changes of a complete step, None if it has none that can be used.
 
     Args:
-        steps: The steps of the job.
         counted: As for `chain_length`.
     """
     if step.state is not StepState.COMPLETE:
@@ -50,7 +49,6 @@ def chain_length(steps: Steps, step: Step, counted: Lengths | None = None) -> in
     """Return how many deltas lead from a keyframe to a step, None where a link is missing or damaged.
 
     Args:
-        steps: The steps of the job.
         counted: What was counted before; it takes what is counted now, so that all steps together cost one pass.
     """
     counted = {} if counted is None else counted

@@ -63,9 +63,6 @@ def examine_attempt(disk: Disk, root: str, step: int, directory: str) -> Step | 
 
     Its size is that of what is written so far. `touched` shows what leaves the size as it was: a rename, or a
     temporary file that came and went between two looks.
-
-    Args:
-        step: The step that it is to become.
     """
     path = f"{root}/{directory}"
     try:
@@ -181,9 +178,6 @@ def problems_of(
 
     Foreign steps were checked by their layout. The lineage of a delta is proved at each level: from the manifests of
     its chain, and from `header` on also from its frames.
-
-    Args:
-        progress: Called again and again during the work.
     """
     if not step.is_native or step.kind == "remote" or (level is VerifyLevel.SIZE and step.kind != "delta"):
         return []
@@ -208,7 +202,6 @@ def shortcut_problem_of(
 
     Args:
         level: How closely to verify; at `size` the containers are not read.
-        progress: Called again and again during the work.
     """
     if step.shortcut is None or step.shortcut.problem:
         return step.shortcut.problem if step.shortcut else ""

@@ -25,7 +25,6 @@ class DaemonLeader:
 
     Args:
         config: The configuration at start; a later one changes neither the take-over time nor who may remove.
-        process: Which process this is, for the lock.
         gone: Returns whether a leader's process has certainly ended.
     """
 

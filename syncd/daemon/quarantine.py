@@ -126,7 +126,6 @@ def _given_up(snapshot: Snapshot, engines: list[_Engine]) -> Iterator[Quarantine
 
 
 def _engines(snapshot: Snapshot) -> list[_Engine]:
-    """Return the living explorers, each with what it says of its engine."""
     living = (module.presence for module in snapshot.explorers.values() if module.alive)
     return [
         _Engine(presence, engine_report_of(presence.info))

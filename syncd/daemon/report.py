@@ -56,11 +56,9 @@ class EventReporter:
         self._problems: set[Problem] = set()
 
     def publish(self, name: str, level: Level, **fields: Any) -> None:
-        """Hand an event to the observers."""
         self._observer.observe(Event(name, level, self._clock.time(), fields))
 
     def publish_differences(self, before: Snapshot, after: Snapshot) -> None:
-        """Publish what has changed between two snapshots."""
         for message in differences(before, after):
             self.publish(message.name, message.level, **message.fields)
 
@@ -184,7 +182,6 @@ def _shortcut(step: Step) -> Iterator[Message]:
 
 
 def describe(step: Step) -> dict[str, Any]:
-    """Return the log fields of a step."""
     fields: dict[str, Any] = {
         "step": step.step,
         "state": step.state.value,
@@ -246,7 +243,6 @@ def _lags(before: Snapshot, after: Snapshot) -> Iterator[Message]:
 
 
 def _engines(before: Mapping[str, Module], after: Mapping[str, Module]) -> Iterator[Message]:
-    """Yield what each live explorer reports of its engine whenever that changes."""
     if before is after:
         return
     for name, module in after.items():
@@ -316,7 +312,6 @@ def _moved(earlier: Module | None, module: Module) -> list[Any] | None:
 
 
 def _engine(module: Module | None) -> EngineReport | None:
-    """Return what a live explorer reports of its engine."""
     return engine_of(module.presence) if module and module.alive and not _has_left(module) else None
 
 

@@ -47,12 +47,7 @@ def decide(snapshot: Snapshot, policy: DaemonConfig) -> tuple[Decision, ...]:
 
 
 def removable(decisions: Iterable[Decision], steps: Mapping[int, Step]) -> list[Decision]:
-    """Return the decisions that remove, oldest chain first, each delta before what it is stored as changes of.
-
-    Args:
-        decisions: What is decided.
-        steps: The steps of the snapshot.
-    """
+    """Return the decisions that remove, oldest chain first, each delta before what it is stored as changes of."""
     roots: dict[int, int] = {}
     for number in sorted(steps):
         parent = steps[number].parent

@@ -148,7 +148,6 @@ class Scanner:
         self.floor = floor
 
     def reconcile(self) -> Snapshot:
-        """Examine everything."""
         began = self._clock.monotonic()
         self.check_root()
         self._read_hints()

@@ -60,11 +60,7 @@ class StepScanner:
         self._published: int | None = None
 
     def scan_all(self, version: Version | None) -> None:
-        """List the job and examine every step.
-
-        Args:
-            version: What is published.
-        """
+        """List the job and examine every step."""
         self._rejected = {
             key: rejected for key, rejected in self._rejected.items() if not rejected.is_retried
         }
@@ -75,7 +71,6 @@ class StepScanner:
         """Examine the steps that may have changed.
 
         Args:
-            version: What is published.
             announced: The step that the marker has just moved to, if it has moved.
             now: When the scan began, on this host's clock.
             listing: List the job now, although the last listing is recent.

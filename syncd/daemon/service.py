@@ -54,7 +54,6 @@ class Daemon:
 
     Args:
         background: Runs slow work that nothing waits for: emptying the trash.
-        process: Which process this is, for the lock.
         gone: Returns whether a leader's process has certainly ended.
     """
 
@@ -85,7 +84,6 @@ class Daemon:
 
     @property
     def leads(self) -> bool:
-        """Return whether this process leads the job."""
         return self.leader.term is not None
 
     @property
@@ -141,7 +139,6 @@ class Daemon:
         self.report(names.DAEMON_STOPPED, "info")
 
     def report(self, name: str, level: Level, **fields: Any) -> None:
-        """Publish an event."""
         self._reporter.publish(name, level, **fields)
 
     # --- one tick -----------------------------------------------------------------------------------------------

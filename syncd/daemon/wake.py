@@ -70,7 +70,6 @@ class WakePipe:
         return True
 
     def close(self) -> None:
-        """Close both ends."""
         os.close(self._read)
         os.close(self._write)
 
@@ -162,7 +161,6 @@ class Watcher:
             self._observer = observer
 
     def close(self) -> None:
-        """Stop watching."""
         if self._observer is not None:
             self._observer.unschedule_all()
             self._observer.stop()
@@ -194,11 +192,7 @@ def choose_watch_mode(mode: Mode | None, mount: Mount) -> tuple[Mode, str]:
 
 
 class Signals:
-    """SIGTERM and SIGINT ask to stop, SIGHUP to reload; each rings the pipes at once.
-
-    Args:
-        *pipes: What to ring.
-    """
+    """SIGTERM and SIGINT ask to stop, SIGHUP to reload; each rings the pipes at once."""
 
     def __init__(self, *pipes: WakePipe) -> None:
         self.stop = self.reload = False

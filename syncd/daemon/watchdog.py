@@ -73,11 +73,7 @@ class Watchdog:
         self._written_at = float("-inf")
 
     def check(self, daemon: Daemon, status: str) -> Stuck | None:
-        """Report what is stuck now, write the host's file, and return what is stuck.
-
-        Args:
-            status: What its service manager is told.
-        """
+        """Report what is stuck now, write the host's file, and return what is stuck."""
         stuck = self._find()
         if stuck is not None:
             fields = {"seconds": round(stuck.seconds, 1), "detail": str(stuck.call), "job": daemon.job.root}
@@ -95,7 +91,6 @@ class Watchdog:
         """End the daemon if it was asked to stop and what it waits for does not return.
 
         Args:
-            thread: The thread that works.
             asked: When the daemon was asked to stop, on this host's clock.
         """
         call = self.in_hand.oldest(thread)
@@ -154,7 +149,6 @@ def describe(daemon: Daemon, status: str, trouble: MountTrouble | None, since: f
     """Return what others on this host may know of a daemon.
 
     Args:
-        status: What its service manager is told.
         trouble: What is wrong with the file system.
         since: Since when that, or nothing, is wrong: seconds since the epoch.
     """

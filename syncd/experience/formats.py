@@ -100,7 +100,6 @@ def check_items(name: str, count: int) -> None:
 
 
 def column(name: str, kind: Any, experiences: Sequence[Experience]) -> Any:
-    """Return a field of all experiences as a column."""
     if name == "info":
         return pa.array([experience.info_text for experience in experiences], kind)
     values = [getattr(experience, name) for experience in experiences]
@@ -156,7 +155,6 @@ def _scalars(column: Any) -> Sequence[Any]:
 
 
 def _bytes(column: Any) -> memoryview:
-    """Return the memory of a column's values."""
     width = column.type.bit_width // 8
     whole = memoryview(column.buffers()[1] or b"").cast("B")
     return whole[column.offset * width : (column.offset + len(column)) * width]

@@ -44,7 +44,6 @@ class EvaluationSet(Section):
 
     @property
     def ks(self) -> tuple[int, ...]:
-        """Return the k of pass@k and best@k, in order."""
         return tuple(sorted({*self.k} or {1, self.samples}))
 
     def figure_names(self) -> tuple[str, ...]:
@@ -66,12 +65,10 @@ class EvaluationSection(EvaluationSet):
 
 
 def pass_name(k: int) -> str:
-    """Return the name of the figure pass@k."""
     return f"pass_at_{k}"
 
 
 def best_name(k: int) -> str:
-    """Return the name of the figure best@k."""
     return f"best_at_{k}"
 
 

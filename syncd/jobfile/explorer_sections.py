@@ -217,7 +217,6 @@ class AgentSection(Section):
 
     @property
     def is_given(self) -> bool:
-        """Return whether an agent plays the tasks."""
         return bool(self.command or self.function or self.environment)
 
     @property

@@ -60,7 +60,6 @@ class Keys:
 
     @cached_property
     def all(self) -> Mapping[str, Key]:
-        """Return all keys, in the order of the model."""
         return {key.name: key for _, part in self._walk() for key in part}
 
     @cached_property

@@ -146,7 +146,6 @@ class TomlFile:
 
 
 def read_toml(path: str) -> TomlFile:
-    """Return a file's keys and its text."""
     try:
         with open(path, "rb") as file:
             text, status = file.read().decode(), os.fstat(file.fileno())

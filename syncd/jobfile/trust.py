@@ -54,7 +54,6 @@ def require_own_file(
 
     Args:
         status: What `os.fstat` said of it when it was read.
-        directory: Where modules are looked for.
         is_kept: Whether a job was named, whose file it is; else it may not lie in one.
     """
     if not (is_kept or lies_in_job(path)):
@@ -71,7 +70,6 @@ def require_own_model(path: str, *, runs_code: bool, recorded: bool = False) -> 
     """Refuse to run code of a model that lies in a job, or that a job's record names, and others could have written.
 
     Args:
-        path: The model's directory.
         runs_code: Whether code that comes with it would run.
         recorded: Whether `stages.json` of a job named the directory, not the user.
     """

@@ -106,7 +106,6 @@ class Journal:
 
 
 def encode_event(event: Event) -> bytes:
-    """Return the line of an event."""
     frame = {"at": round(event.at, 6), "event": event.name, "level": event.level}
     fields = {key: value for key, value in event.fields.items() if value is not None}
     line = _line({**frame, **fields, **frame})

@@ -26,7 +26,6 @@ def configure(level: str, stream: TextIO, *, json: bool | None = None) -> None:
 
     Args:
         level: debug, info, warning or error.
-        stream: Where lines go.
         json: JSON lines or text; None for JSON unless the stream is a terminal.
     """
     terminal = stream.isatty()

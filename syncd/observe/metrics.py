@@ -167,7 +167,6 @@ class Metrics:
         return int(server.server_port)
 
     def write_to(self, path: str) -> None:
-        """Keep a textfile up to date."""
         self._textfile = os.path.abspath(path)
 
     def close(self) -> None:

@@ -40,18 +40,15 @@ class AdapterBase:
 
     @staticmethod
     def from_fields(fields: Fields) -> "AdapterBase":
-        """Return the base of one JSON object, checked."""
         step = None if fields.document.get("step") is None else fields.integer("step")
         name_of(fields.text("digest"), fields.path)
         return AdapterBase(fields.text("digest"), fields.text("model"), step)
 
     def document(self) -> dict[str, object]:
-        """Return it as plain JSON."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def find_base(job: Job, model: str) -> AdapterBase:
-    """Return the base that a model directory is, for adapters of a job."""
     return AdapterBase(model_digest(job.disk, model), model, _step_at(job, model))
 
 

@@ -72,7 +72,6 @@ class Frame(NamedTuple):
 
     @property
     def words(self) -> int:
-        """Return how many words the tile has."""
         return self.length // self.width
 
     @property
@@ -179,7 +178,6 @@ def frame_checksum(frame: Frame, streams: Iterable[bytes | memoryview]) -> int:
 
 
 def decode_frame_record(data: bytes | memoryview, path: object = None) -> Frame:
-    """Return the frame of one record."""
     if len(data) != RECORD.size:
         raise CorruptDataError(f"a frame's record of {len(data)} bytes", path=path)
     target, width, method, zero, offset, length, changed, gaps, *rest = RECORD.unpack(data)
@@ -242,11 +240,7 @@ def _parts(header: Header, path: str) -> tuple[Tensor, ...]:
 
 
 def require_weights(header: Header, path: str) -> Header:
-    """Return the header of a file of weights.
-
-    Args:
-        header: The header of a safetensors file.
-    """
+    """Return the header of a file of weights."""
     if not _is_container(header):
         return header
     actor = os.path.dirname(os.path.realpath(path))

@@ -31,7 +31,6 @@ class DeltaHeader:
 
     @staticmethod
     def from_fields(fields: Fields) -> "DeltaHeader":
-        """Return the header of one JSON object, checked."""
         header = record_from(DeltaHeader, fields, **file_records(fields))
         if header.changed > header.elements:
             raise fields.wrong("changed", "at most `elements`")
@@ -59,7 +58,6 @@ class Shortcut:
 
     @staticmethod
     def from_fields(fields: Fields) -> "Shortcut":
-        """Return the shortcut of one JSON object, checked."""
         return record_from(Shortcut, fields, containers=record_list(fields, "containers"))
 
     def document(self) -> Document:

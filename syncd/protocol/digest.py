@@ -34,7 +34,6 @@ _FORM = re.compile(rf"(?:{'|'.join(_HASHERS)}):[0-9a-f]+", re.ASCII)
 
 
 def hasher(name: str = DEFAULT) -> Hasher:
-    """Return a new hasher."""
     if name not in _HASHERS:
         raise CorruptDataError(f"unknown digest {name!r}", hint=upgrade_command())
     return _HASHERS[name]()

@@ -129,7 +129,6 @@ def temporary_name(name: str) -> str:
 
 
 def is_temporary(name: str) -> bool:
-    """Return whether a name was made by `temporary_name`."""
     return name.startswith(".") and name.endswith(".tmp")
 
 

@@ -64,14 +64,12 @@ class Fields:
         return value
 
     def flag(self, key: str, *, default: bool = False) -> bool:
-        """Return a boolean."""
         value = self.document.get(key, default)
         if type(value) is not bool:
             raise self.wrong(key, "true or false")
         return value
 
     def record(self, key: str) -> "Fields":
-        """Return a nested object."""
         value = self.document.get(key)
         if type(value) is not dict:
             raise self.wrong(key, "an object")
@@ -89,7 +87,6 @@ class Fields:
         return value
 
     def records(self, key: str) -> list["Fields"]:
-        """Return a list of objects."""
         values = self.items(key)
         if any(type(value) is not dict for value in values):
             raise self.wrong(key, "a list of objects")
@@ -103,7 +100,6 @@ class Fields:
         return tuple(values)
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """Return a list of strings."""
         values = self.items(key)
         if any(type(value) is not str for value in values):
             raise self.wrong(key, "a list of strings")

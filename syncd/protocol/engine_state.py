@@ -76,7 +76,6 @@ class Proof:
 
     @property
     def is_proven(self) -> bool:
-        """Return whether the engine runs the version."""
         return self.mean <= self.tolerance
 
 
@@ -105,7 +104,6 @@ class EngineReport:
     given_up: tuple[GivenUp, ...] = ()  # the newest versions that it gave up
 
     def document(self) -> dict[str, Any]:
-        """Return the report as fields of the presence's `info`."""
         given_up = [
             asdict(version) | {"reason": version.reason[:_LONGEST]} for version in self.given_up[-GIVEN_UP:]
         ]

@@ -68,7 +68,6 @@ def parse_token(name: str) -> int | None:
 
 
 def token_name(token: int) -> str:
-    """Return the directory name of a term."""
     return f"{token:0{_DIGITS}d}"
 
 
@@ -94,7 +93,6 @@ class Term:
     """The leadership of this process: its token, its heartbeat, its staging places.
 
     Args:
-        token: The fencing token.
         removes: Whether it has a place in the trash.
     """
 
@@ -190,5 +188,4 @@ class Term:
 
 
 def encode_leader(leader: Leader) -> bytes:
-    """Return the bytes of `leader.json`."""
     return encode({**asdict(leader), "floor": pair_document(leader.floor)})

@@ -115,7 +115,6 @@ def delta_problems(
 
     Args:
         tables: Whether the tables of the step's containers are read, so that its roots follow from its frames.
-        progress: Called again and again during the work.
     """
     if manifest.delta is None:
         return []
@@ -139,7 +138,6 @@ def shortcut_problems(
 
     Args:
         tables: Whether the tables of the containers are read, so that the roots follow from their frames.
-        progress: Called again and again during the work.
     """
     changes = manifest.changes
     if manifest.shortcut is None or changes is None:

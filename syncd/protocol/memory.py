@@ -73,7 +73,6 @@ class HeldCopy:
 
     Args:
         path: Its directory, laid out as the step's.
-        held: The reader's lock.
     """
 
     def __init__(self, path: str, memory: MemoryDirectory, held: FileLock) -> None:

@@ -35,12 +35,10 @@ class JobPlace:
         return self.host == other.host and self.path != other.path
 
     def document(self) -> dict[str, str | int]:
-        """Return the JSON form."""
         return {"host": self.host, "path": self.path, "inode": self.inode, "born": str(self.born)}
 
     @staticmethod
     def from_fields(fields: Fields) -> "JobPlace":
-        """Return the place of a JSON object, checked."""
         born = fields.text("born")
         if not (born.isascii() and born.isdecimal()):
             raise fields.wrong("born", "nanoseconds in decimal digits")

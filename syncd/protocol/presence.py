@@ -84,7 +84,6 @@ class Presence:
 
 
 def path_of(directory: str, identity: str) -> str:
-    """Return the file of a module in the directory of its kind."""
     return f"{directory}/{identity}.json"
 
 
@@ -193,7 +192,6 @@ class Publisher:
     """The one writer of one module's presence file.
 
     Args:
-        directory: The directory of the module's kind.
         presence: What to publish first; nothing is written before the first `update`.
         via: The directory through which it is renamed, if not that of its kind.
     """

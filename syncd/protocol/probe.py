@@ -84,7 +84,6 @@ class Probe:
 
 
 def probe_document(probe: Probe) -> Document:
-    """Return the JSON form of a probe."""
     return as_document(probe) | {"digest": probe.digest}
 
 
@@ -109,7 +108,6 @@ def write_base_probe(job: Job, probe: Probe, model: str) -> None:
     """Record the baseline, unless there is one already.
 
     Args:
-        probe: The probe of the start model.
         model: The path of that model, as the job's file has it.
     """
     if not exists(job.disk, job.base_probe):

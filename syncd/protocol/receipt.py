@@ -41,7 +41,6 @@ class FileRecord(NamedTuple):
 
     @staticmethod
     def from_fields(fields: Fields) -> "FileRecord":
-        """Return the record of one JSON object, checked."""
         name, content = fields.text("name"), fields.text("digest")
         if not is_relative_name(name):
             raise fields.wrong("name", "a path inside the step")
@@ -72,7 +71,6 @@ class ShardRoots(NamedTuple):
 
     @staticmethod
     def from_fields(fields: Fields) -> "ShardRoots":
-        """Return the roots of one JSON object, checked."""
         roots = ShardRoots(fields.text("name"), fields.text("after"), fields.text("before", ""))
         if not is_relative_name(roots.name):
             raise fields.wrong("name", "a path inside the step")
@@ -103,12 +101,10 @@ class Changes:
 
     @staticmethod
     def from_fields(fields: Fields) -> "Changes":
-        """Return the part of one JSON object, checked."""
         lists = file_records(fields) | {"containers": record_list(fields, "containers")}
         return record_from(Changes, fields, **lists)
 
     def document(self) -> Document:
-        """Return the part as a JSON object."""
         containers = [record._asdict() for record in self.containers]
         return as_document(self, containers=containers, **file_documents(self.shards, self.files))
 
@@ -158,7 +154,6 @@ def write_receipt(disk: Disk, step_path: str, receipt: Receipt) -> None:
 
 
 def read_receipt(disk: Disk, path: str) -> Receipt:
-    """Read one receipt."""
     fields = read_document(disk, path)
     writer = fields.integer("writer", least=1)
     roots = tuple(map(ShardRoots.from_fields, fields.records("roots")))

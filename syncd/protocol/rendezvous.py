@@ -58,7 +58,6 @@ class Acknowledgement:
 
 
 def epoch_path(job: Job, process_group: str, epoch: int) -> str:
-    """Return the directory of one epoch of a group."""
     return f"{job.rendezvous}/{check_identity(process_group)}/{epoch}"
 
 

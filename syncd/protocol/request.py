@@ -35,7 +35,6 @@ class Request:
 
 
 def request_path(job: Job, identity: str) -> str:
-    """Return the file of a request."""
     return f"{job.requests}/{identity}.json"
 
 
@@ -95,7 +94,6 @@ class Pin:
 
 
 def pin_path(job: Job, step: int) -> str:
-    """Return the file of a pin."""
     return f"{job.pins}/{step_name(step)}.json"
 
 

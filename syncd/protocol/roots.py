@@ -32,11 +32,7 @@ class FileRoot:
 
 
 class TileHasher:
-    """Computes the root of a file whose bytes come in pieces.
-
-    Args:
-        header: The header of the file.
-    """
+    """Computes the root of a file whose bytes come in pieces."""
 
     def __init__(self, header: Header) -> None:
         self._tiles, self._root = tiles(header), FileRoot()

@@ -36,7 +36,6 @@ class Round:
     probe: Probe | None = None
 
     def document(self) -> Document:
-        """Return the record as the trainer's presence holds it."""
         probe = self.probe and probe_document(self.probe)
         return without_none(as_document(self, members=dict(self.members), probe=probe), "probe")
 
@@ -46,7 +45,6 @@ class Round:
         return max(self.generation, 1), self.step
 
     def is_of(self, member: str, asked: int) -> bool:
-        """Return whether the round answers an ask of a member."""
         return self.members.get(member) == asked
 
 

@@ -122,11 +122,7 @@ Signature = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 def read_header(disk: Disk, path: str, progress: Progress = _nothing) -> Header:
-    """Read and check the header of a file, and its length against the file's.
-
-    Args:
-        progress: Called again and again while this takes its time.
-    """
+    """Read and check the header of a file, and its length against the file's."""
     size = disk.stat(path).size
     prefix = disk.read_at(path, 0, _FIRST_READ)
     end = _data_offset(prefix, size, path)
@@ -148,10 +144,7 @@ def parse_header(prefix: bytes, file_size: int, path: str = "", progress: Progre
     """Parse the first `8 + N` bytes of a file, or more of it.
 
     Args:
-        prefix: The beginning of the file.
         file_size: Length of the whole file in bytes.
-        path: The file, for the error.
-        progress: Called again and again while this takes its time.
     """
     end = _data_offset(prefix, file_size, path)
     if len(prefix) < end:

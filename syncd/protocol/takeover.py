@@ -47,7 +47,6 @@ class Candidate:
 
     Args:
         timeout: Seconds without a heartbeat after which the leader is replaced.
-        process: Who claims.
         gone: Returns whether a leader's process has certainly ended.
         removes: Whether the term may move things of the job into a trash; it needs a place there for that.
     """
@@ -214,7 +213,6 @@ def fence_below(
 
     Args:
         highest: The token of the new leader.
-        heir: The new leader's trash.
         gone: Returns whether a leader's process has certainly ended.
 
     Returns:
@@ -251,7 +249,6 @@ class _Fence:
         return is_below and f"{self._job.lock}/{name}" not in self.left
 
     def remove_term(self, name: str) -> None:
-        """Remove the directory of a term, or of a claim."""
         token, path = parse_token(name), f"{self._job.lock}/{_withdrawn(self._job, name)}"
         if token:
             self._ended[token] = self._has_ended(token)
@@ -259,7 +256,6 @@ class _Fence:
             remove_surely(self._job.disk, path)
 
     def empty_trash(self, token: int, path: str, heir: str) -> None:
-        """Empty the trash of a term into another one."""
         with self._leaving(token, path):
             _retry(partial(_empty, self._job.disk, path, heir), _NOT_TAKEN_OVER, path)
 

@@ -76,7 +76,6 @@ class StepWriter:
     """Writes one step as one of its `world_size` writers.
 
     Args:
-        step: The trainer's step.
         attempt: A name that the writers of this save share and no other save has.
         clock: Dates the receipts.
         digest: Name of the digest of the files.
@@ -109,7 +108,6 @@ class StepWriter:
         self._staged = f"{fence}/{attempt}" if fence else self.path
 
     def begin(self) -> None:
-        """Create the attempt's directory."""
         # This host may remember an absence that is no longer true: an early answer, the rename decides.
         self.job.disk.refresh(self.job.root)
         there = self._entries(self.sealed_path)
@@ -128,7 +126,6 @@ class StepWriter:
 
         Args:
             name: Path relative to the step's directory.
-            data: Its content, or the pieces of it.
         """
         pieces = _Pieces(data, hasher(self._digest))
         with self._explained():
@@ -169,9 +166,6 @@ class StepWriter:
         """Leave this writer's receipt: its files are durable.
 
         Args:
-            writer: This writer; writers count from 1.
-            shards: The safetensors files that it wrote.
-            files: What else it wrote.
             probe: What the trainer's model answers with these weights; that of writer 1 counts.
             roots: The roots of the shard files that it wrote, or that its container makes.
             changes: Its part of a delta, whose containers are its shards; or of a shortcut, whose containers lie

@@ -99,10 +99,8 @@ def publish_written(
     """Seal a step that stands for an export, and announce it; arguments and errors as those of `publish_export`.
 
     Args:
-        step: The step to become.
         write: Writes the files of the step into an attempt, and returns what they are.
         rewind: Whether the step may be lower than what the marker names.
-        probe: What the model answers with these weights.
     """
     _check(job, step, rewind=rewind)
     writer = StepWriter(job, step, 1, uuid.uuid4().hex)
@@ -176,11 +174,7 @@ def copy_file(
     name: str,
     see: Callable[[bytes], None] = lambda _: None,
 ) -> FileRecord:
-    """Copy a file of an export into the step.
-
-    Args:
-        see: Given each piece of the file.
-    """
+    """Copy a file of an export into the step."""
     path, header = f"{export.directory}/{name}", export.shards.get(name)
     pieces = _seen(chunks(disk, path), see)
     record = writer.write(f"{ACTOR}/{name}", pieces, len(header.tensors) if header else 0)

@@ -57,7 +57,6 @@ class Export:
 
     @property
     def kind(self) -> str:
-        """Return the kind of step that it makes: weights or lora."""
         return "lora" if ADAPTER in self.shards else "weights"
 
 

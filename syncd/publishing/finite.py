@@ -51,12 +51,7 @@ _FORMATS = {
 
 
 class FiniteCheck:
-    """Checks a shard in pieces, in order.
-
-    Args:
-        header: The header of the shard.
-        path: The shard, for the error.
-    """
+    """Checks a shard in pieces, in order."""
 
     def __init__(self, header: Header, path: str) -> None:
         self._path, self._at = path, -header.data_offset
@@ -65,7 +60,6 @@ class FiniteCheck:
         self._seen, self._rest = 0, b""
 
     def feed(self, piece: bytes) -> None:
-        """Check the next piece of the file."""
         begin, end = self._at, self._at + len(piece)
         while self._tensor is not None and self._tensor.start < end:
             tensor = self._tensor

@@ -85,11 +85,7 @@ class PendingCalls:
         self._calls[thread] = DiskCall(what, path, self._clock.monotonic(), allowance)
 
     def end(self, outer: DiskCall | None) -> None:
-        """Note that a call has returned.
-
-        Args:
-            outer: The call that it was a part of, as `begin` returned it.
-        """
+        """Note that a call has returned."""
         if outer is None:
             self._calls.pop(threading.get_ident(), None)
         else:
@@ -106,7 +102,6 @@ class PendingCalls:
         return min(mine, key=lambda call: call.since, default=None)
 
     def age(self, call: DiskCall) -> float:
-        """Return for how many seconds a call has been pending."""
         return self._clock.monotonic() - call.since
 
 

@@ -37,7 +37,6 @@ class HostFile:
 
     @property
     def is_current(self) -> bool:
-        """Return whether the daemon may still run."""
         return not self.process.is_gone()
 
 
@@ -59,7 +58,6 @@ class Writer:
 
         Args:
             at: Seconds since the epoch.
-            document: The document to keep.
         """
         data = encode({"at": at, "process": self._process, **document})
         with contextlib.suppress(OSError):

@@ -18,7 +18,6 @@ class WorkerThread(Generic[T]):
     """One piece of work in its own thread, which never keeps the process from ending.
 
     Args:
-        name: The thread's name.
         ended: Called in that thread at the end, however it ends.
     """
 
@@ -37,7 +36,6 @@ class WorkerThread(Generic[T]):
 
     @property
     def is_running(self) -> bool:
-        """Return whether the work has not ended."""
         return not self._done.is_set()
 
     def start(self) -> None:
@@ -82,8 +80,6 @@ def watch_calls(
     """Yield the wait for the oldest pending call, again and again until the work has ended.
 
     Args:
-        work: The work, which has begun.
-        calls: Where it notes its calls.
         every: Seconds between two polls.
     """
     began = last = clock.monotonic()
@@ -100,7 +96,6 @@ class StallGuard:
     """Runs work in a thread, one piece at a time, and raises when one call to the file system does not return.
 
     Args:
-        calls: Where the work notes its calls.
         patience: Seconds that one call may take.
     """
 
@@ -109,11 +104,7 @@ class StallGuard:
         self._unfinished: WorkerThread[Any] | None = None
 
     def __call__(self, work: Callable[[], T]) -> T:
-        """Return the result of the work, which may take any time as long as its calls return.
-
-        Args:
-            work: Calls the file system.
-        """
+        """Return the result of the work, which may take any time as long as its calls return."""
         if self._unfinished is not None:
             self._wait(self._unfinished)
         self._unfinished = thread = WorkerThread(work, "look")

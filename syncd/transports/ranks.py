@@ -54,14 +54,12 @@ class RankGroup(Ranks):
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
 
     def broadcast(self, value: T) -> T:
-        """Return rank 0's value on all ranks."""
         box: list[Any] = [value if self.rank == 0 else None]
         with _timeouts():
             dist.broadcast_object_list(box, src=0, group=self._group)
         return box[0]  # type: ignore[no-any-return]
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks on all ranks."""
         box: list[Any] = [None] * self.world_size
         with _timeouts():
             dist.all_gather_object(box, value, group=self._group)

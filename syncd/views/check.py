@@ -49,7 +49,6 @@ def check(document: Document, limits: CheckLimits) -> CheckResult:
     """Return the state of a job by its status document.
 
     Args:
-        document: What `data.status` returned.
         limits: Of the age of the newest version.
     """
     state, text = _judge(document, limits)

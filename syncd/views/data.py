@@ -169,7 +169,6 @@ def _version(view: JobView) -> Document | None:
 
 
 def _picked(item: object, names: str) -> Document:
-    """Return attributes of an object, by their names."""
     return {name: getattr(item, name) for name in names.split()}
 
 
@@ -252,12 +251,7 @@ def _disk(view: JobView) -> Document:
 
 
 def listing(view: JobView, decisions: Iterable[Decision], policy: DaemonConfig) -> Document:
-    """Return everything that `syncd ls` shows.
-
-    Args:
-        decisions: What retention decides for each step.
-        policy: The policy by which it decides.
-    """
+    """Return everything that `syncd ls` shows."""
     snapshot = view.snapshot
     row = _Rows(snapshot)
     decided = {decision.step: decision for decision in decisions}

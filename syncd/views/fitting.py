@@ -23,7 +23,6 @@ class FittingTable(Table):
     """A table without lines that fits the width of its console.
 
     Args:
-        *columns: The headings.
         drop: Headings of columns that may be left out, the first one first.
         wraps: Headings of columns whose texts may be broken over several lines.
     """
@@ -108,7 +107,6 @@ def _lines(console: Console, columns: Sequence[Column], widths: Sequence[int]) -
 
 
 def _broken(console: Console, cell: RenderableType, width: int) -> Sequence[str | Text]:
-    """Return the lines of a text."""
     assert isinstance(cell, str | Text)
     if cell_len(str(cell)) <= width:
         return [cell]

@@ -49,7 +49,6 @@ def status(document: Document, rows: int = 50, *, problems_first: bool = False) 
     """Return the tables of a status document.
 
     Args:
-        document: What `data.status` returned.
         rows: Explorers to show at most; those that need attention come first.
         problems_first: Show problems above all else: the end of a live view may be below the screen.
     """
@@ -76,11 +75,7 @@ def status(document: Document, rows: int = 50, *, problems_first: bool = False) 
 
 
 def last_report(document: Document) -> RenderableType:
-    """Return what is known of a job whose mount does not answer.
-
-    Args:
-        document: What `data.last_report` returned.
-    """
+    """Return what is known of a job whose mount does not answer."""
     report = document["known"]
     if report is None:
         nobody = Text("no daemon of this host has reported anything about this job", "yellow")
@@ -112,7 +107,6 @@ def _last(version: Any, now: float) -> Text:
 
 
 def steps(document: Document) -> RenderableType:
-    """Return the table of an `ls` document."""
     table = _table("step", "state", "shards", "bytes", "kind", "published", "leases", "kept", "by", "why")
     for number in (0, 2, 3):
         table.columns[number].justify = "right"

@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="the trainer needs torch")
 pytest.importorskip("pyarrow", reason="deltas need pyarrow")
 
 from support.delta_saves import form_of
+from support.job_file import tiny_job, write_job
 from support.trainers import write_experiences
 from support.whole_jobs import RANK, ended, free_port, logs, program
 
@@ -28,30 +29,13 @@ pytestmark = pytest.mark.slow
 LIMIT = 150.0
 STEPS = 16
 FIRST_DIES, SECOND_STOPS = 8, 10
-
-CONFIG = """
-[job]
-dir = "{job}"
-[model]
-path = "/nowhere"
-[engine]
-name = "tests.tiny"
-options = {{ pause = 0.3, vocab = 4000 }}
-[algorithm.optimizer]
-lr = 1e-5
-[data]
-groups = 2
-group_size = 2
-end_when_left = false
-[sync]
-delta = "on"
-keyframe_every = 4
-[trainer]
-nproc = 1
-save_interval = 6
-total_steps = {steps}
-start_daemon = false
-"""
+OWN = {
+    "engine": {"options": {"pause": 0.3, "vocab": 4000}},
+    "algorithm": {"optimizer": {"lr": 1e-5}},
+    "data": {"end_when_left": False},
+    "sync": {"delta": "on", "keyframe_every": 4},
+    "trainer": {"nproc": 1, "save_interval": 6, "total_steps": STEPS, "start_daemon": False},
+}
 
 
 def until(condition, place):
@@ -64,7 +48,7 @@ def until(condition, place):
 def test_a_follower_reads_what_a_trainer_that_is_killed_and_stopped_stores_as_deltas(tmp_path):
     path, place = str(tmp_path / "job"), str(tmp_path)
     os.mkdir(path)
-    (tmp_path / "job.toml").write_text(CONFIG.format(job=path, steps=STEPS))
+    write_job(tmp_path / "job.toml", tiny_job(path, **OWN))
     write_experiences(path, STEPS + 6)
     job = Job.at(path)
 

@@ -9,6 +9,7 @@ from collections import defaultdict
 
 import pytest
 from support import checker, matrices
+from support.job_file import tiny_job, write_job
 from support.paths import TESTS
 from support.whole_jobs import RANK, ended, free_port, journal_lines, logs, program
 
@@ -23,39 +24,15 @@ PAUSES = {"fast": 0.01, "slow": 0.15}
 LIMIT = 150.0
 STYLES = ("fixed", "trainer_driven", "explorer_driven", "fully_async")
 
-CONFIG = """
-[job]
-dir = "{job}"
-[model]
-path = "/nowhere"
-[engine]
-name = "tests.tiny"
-[algorithm.optimizer]
-lr = 0.01
-[data]
-groups = 2
-group_size = 2
-consumed = "archive"
-wait_timeout = 60.0
-[sync]
-style = "{style}"
-method = "{method}"
-memory_dir = "{memory}"
-interval = {interval}
-[trainer]
-nproc = 1
-total_steps = {steps}
-start_daemon = false
-"""
-
 
 def run(place, style, method, memory):
     """Run all of it until trainer and explorers have ended by themselves; return their exit codes."""
     job = f"{place}/job"
     os.mkdir(job)
-    with open(f"{place}/job.toml", "w", encoding="ascii") as file:
-        keys = {"method": method, "memory": memory, "style": style}
-        file.write(CONFIG.format(job=job, interval=INTERVAL, steps=STEPS, **keys))
+    sync = {"method": method, "memory_dir": str(memory), "style": style, "interval": INTERVAL}
+    trainer = {"nproc": 1, "total_steps": STEPS, "start_daemon": False}
+    data = {"consumed": "archive", "wait_timeout": 60.0}
+    write_job(f"{place}/job.toml", tiny_job(job, data=data, sync=sync, trainer=trainer))
     shared = ("--style", style, "--interval", str(INTERVAL), "--steps", str(STEPS), "--limit", str(LIMIT))
     deadline = time.monotonic() + LIMIT
     with contextlib.ExitStack() as running:

@@ -243,7 +243,7 @@ def test_comparing_directories_by_inode_in_a_recreated_job_is_caught(monkeypatch
     by_number_alone(monkeypatch)
     # Before a directory's birth was compared there was no such function, and this was how it was.
     monkeypatch.setattr(scan, "_is_another", lambda *_: False, raising=False)
-    assert_caught("I5 a term has one leader", "I2", first=7, deeds=frozenset({Deed.JOB_REPLACED}))
+    assert_caught("I5 a term has one leader", "I2", first=156, deeds=frozenset({Deed.JOB_REPLACED}))
 
 
 def test_pruning_a_link_of_a_kept_chain_is_caught(monkeypatch):

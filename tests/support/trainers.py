@@ -5,6 +5,7 @@ import sys
 
 import torch
 
+from support.job_file import tiny_job
 from support.paths import PYTHONPATH, TESTS, TINY_ENGINE
 from syncd.errors import NonFiniteError, StorageError
 from syncd.experience.model import Experience
@@ -27,17 +28,9 @@ ENVIRONMENT = {"PYTHONPATH": PYTHONPATH}
 
 def small_config(job, **sections):
     """Return the file of a job that trains the tiny engine; sections are updated by keyword."""
-    document = {
-        "job": {"dir": str(job)},
-        "model": {"path": "/nowhere"},
-        "engine": {"name": "tests.tiny"},
-        "algorithm": {"optimizer": {"lr": 0.01}},
-        "data": {"groups": 2, "group_size": 2, "consumed": "archive", "wait_timeout": 30.0},
-        "trainer": {"total_steps": 4},
-    }
-    for name, keys in sections.items():
-        document[name] = document.get(name, {}) | keys
-    return JobFile.model_validate(document)
+    data = {"consumed": "archive", "wait_timeout": 30.0} | sections.pop("data", {})
+    trainer = {"total_steps": 4} | sections.pop("trainer", {})
+    return JobFile.model_validate(tiny_job(job, data=data, trainer=trainer, **sections))
 
 
 def rollout(step, group, number, *, generation=1):

@@ -17,32 +17,13 @@ pytest.importorskip("torch", reason="the trainer needs torch")
 
 from support.checker import sealed
 from support.engine_process import free_port
+from support.job_file import tiny_job, write_job
 from support.trainers import ENVIRONMENT, write_experiences
 
 pytestmark = [pytest.mark.group("kills"), pytest.mark.slow, pytest.mark.timeout(900)]
 
 _LONG = 600.0
 STEPS = 40
-
-CONFIG = """
-[job]
-dir = "{job}"
-[model]
-path = "none"
-[engine]
-name = "tests.tiny"
-options = {{ pause = 0.3 }}
-[algorithm.optimizer]
-lr = 0.01
-[data]
-groups = 2
-group_size = 2
-[sync]
-save_timeout = 30.0
-[trainer]
-total_steps = {steps}
-save_interval = 3
-"""
 
 
 class Node:
@@ -98,7 +79,8 @@ def test_a_run_goes_on_with_fewer_ranks_when_torchrun_loses_a_node(tmp_path):
     job.mkdir()
     write_experiences(job, STEPS + 4)
     config = tmp_path / "job.toml"
-    config.write_text(CONFIG.format(job=job, steps=STEPS))
+    own = {"engine": {"options": {"pause": 0.3}}, "sync": {"save_timeout": 30.0}}
+    write_job(config, tiny_job(job, trainer={"total_steps": STEPS, "save_interval": 3}, **own))
     port = free_port()
     nodes = [Node(tmp_path, name, port, config) for name in ("first", "second")]
     try:

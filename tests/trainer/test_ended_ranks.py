@@ -12,29 +12,12 @@ import pytest
 pytest.importorskip("torch", reason="the trainer needs torch")
 
 from support.checker import marker
+from support.job_file import tiny_job, write_job
 from support.trainers import ENVIRONMENT, write_experiences
 
 from syncd.transports.ranks import lost_rank
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-CONFIG = """
-[job]
-dir = "{job}"
-[model]
-path = "{job}/model"
-[engine]
-name = "tests.tiny"
-options = {{ pause = 0.5 }}
-[algorithm.optimizer]
-lr = 0.01
-[data]
-groups = 2
-group_size = 2
-[trainer]
-nproc = 2
-total_steps = 50
-"""
 
 
 def rank_of(process, number):
@@ -54,7 +37,8 @@ def test_a_killed_rank_is_no_bug_of_the_other_one(tmp_path, number):
     job = str(tmp_path / "job")
     os.mkdir(job)
     write_experiences(job, 50)
-    Path(f"{job}.toml").write_text(CONFIG.format(job=job), encoding="utf-8")
+    engine, steps = {"options": {"pause": 0.5}}, {"nproc": 2, "total_steps": 50}
+    write_job(f"{job}.toml", tiny_job(job, engine=engine, trainer=steps))
     command = [sys.executable, "-m", "trainer", "train", f"{job}.toml"]
     process = subprocess.Popen(
         command, env=os.environ | ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

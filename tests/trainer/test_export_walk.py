@@ -10,6 +10,7 @@ from safetensors.torch import load  # noqa: E402
 
 from syncd.errors import UsageError  # noqa: E402
 from syncd.protocol.safetensors import ALIGN, DTYPE_BITS, METADATA, aligned, parse_header  # noqa: E402
+from syncd.transports.files import buffers  # noqa: E402
 from syncd.transports.files.buffers import PinnedBuffer  # noqa: E402
 from syncd.transports.files.export_walk import ExportWalk, ShardLayout, TensorSpec, tied_names  # noqa: E402
 from syncd.transports.torch_tensors import FROM_TORCH, view  # noqa: E402
@@ -106,6 +107,29 @@ class TestLayout:
         assert 0 <= aligned(size) - size < ALIGN
 
 
+class Cuda:
+    """As much of CUDA's runtime as pinned memory needs; the addresses that are registered."""
+
+    def __init__(self):
+        self.registered = set()
+
+    def cudaHostRegister(self, address, size, flags):  # noqa: N802 -- CUDA's name
+        self.registered.add(address)
+        return 0
+
+    def cudaHostUnregister(self, address):  # noqa: N802 -- CUDA's name
+        self.registered.remove(address)
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    made = Cuda()
+    monkeypatch.setattr(buffers, "_cudart", lambda: made)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return made
+
+
 class TestArena:
     def test_growing_a_pinned_buffer_keeps_its_bytes_and_renewing_clears_it(self):
         arena = PinnedBuffer()
@@ -123,6 +147,24 @@ class TestArena:
         address = arena.bytes.data_ptr()
         arena.renew(8 * ALIGN)
         assert arena.bytes.data_ptr() == address
+
+    def test_a_buffer_that_is_dropped_is_unregistered_while_its_memory_is_there(self, cuda):
+        arena = PinnedBuffer(pinned=True)
+        address = arena.bytes.data_ptr()
+        assert cuda.registered == {address}
+        piece = arena.piece(0, torch.uint8, torch.Size([4]))
+        del arena
+        assert not cuda.registered
+        assert piece.data_ptr() == address
+
+    def test_a_buffer_that_grows_renews_or_closes_is_registered_where_it_is(self, cuda):
+        arena = PinnedBuffer(pinned=True)
+        arena.reserve(1 << 20)
+        assert not cuda.registered
+        arena.renew(1 << 20)
+        assert cuda.registered == {arena.bytes.data_ptr()}
+        arena.close()
+        assert not cuda.registered
 
     def test_a_view_shares_the_tensor_s_memory(self):
         tensor = torch.zeros(8, dtype=torch.uint8)

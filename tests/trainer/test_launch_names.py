@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the trainer needs torch")
 
+from support.job_file import tiny_job, write_job
 from support.paths import PYTHONPATH, ROOT
 from support.trainers import write_experiences
 
@@ -22,22 +23,6 @@ HOSTILE = """
 with open({seen!r}, "a") as file:
     file.write(f"{{__file__}}\\n")
 raise SystemExit(99)
-"""
-CONFIG = """
-[job]
-dir = "{job}"
-[model]
-path = "none"
-[engine]
-name = "tests.tiny"
-device = "cpu"
-[algorithm.optimizer]
-lr = 0.01
-[data]
-groups = 2
-group_size = 2
-[trainer]
-total_steps = 2
 """
 
 
@@ -87,7 +72,7 @@ def new_job(place, name):
     job = place / name
     job.mkdir()
     write_experiences(job, 4)
-    (place / f"{name}.toml").write_text(CONFIG.format(job=job))
+    write_job(place / f"{name}.toml", tiny_job(job, engine={"device": "cpu"}, trainer={"total_steps": 2}))
     return job
 
 

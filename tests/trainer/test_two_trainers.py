@@ -9,38 +9,19 @@ from pathlib import Path
 
 import pytest
 from support.checker import marker
+from support.job_file import tiny_job, write_job
 from support.trainers import ENVIRONMENT, write_experiences
 
 from trainer.monitors.jsonl import read_history
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-CONFIG = """
-[job]
-dir = "{job}"
-[model]
-path = "{job}/model"
-[engine]
-name = "tests.tiny"
-options = {{ pause = {pause} }}
-[algorithm.optimizer]
-lr = 0.01
-[data]
-groups = 2
-group_size = 2
-consumed = "archive"
-[trainer]
-name = "{name}"
-nproc = 1
-total_steps = 6
-save_interval = {interval}
-"""
-
 
 def start(job, name="trainer", *, pause=0.0, interval=5):
     path = f"{job}.{name}.toml"
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(CONFIG.format(job=job, name=name, pause=pause, interval=interval))
+    trainer = {"name": name, "nproc": 1, "total_steps": 6, "save_interval": interval}
+    engine, data = {"options": {"pause": pause}}, {"consumed": "archive"}
+    write_job(path, tiny_job(job, engine=engine, data=data, trainer=trainer))
     command = [sys.executable, "-m", "trainer", "train", path]
     return subprocess.Popen(
         command, env=os.environ | ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

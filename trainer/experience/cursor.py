@@ -43,12 +43,10 @@ class BatchCursor:
         self.through[file.explorer], self.last = file.seq, file.explorer
 
     def document(self) -> dict[str, Any]:
-        """Return the cursor as plain JSON."""
         return {"through": dict(sorted(self.through.items())), "last": self.last}
 
 
 def cursor_from(fields: Fields) -> BatchCursor:
-    """Return the cursor of its document."""
     return record_from(BatchCursor, fields, "through", "last")
 
 

@@ -34,7 +34,6 @@ class RolloutGroup:
 
     @property
     def experiences(self) -> list[Experience]:
-        """Return the segments of all its rollouts."""
         return [experience for rollout in self.rollouts for experience in rollout]
 
     @property

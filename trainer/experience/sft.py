@@ -112,7 +112,6 @@ class Examples:
                 raise ConfigError(f"example {number} of the SFT data set: {problem}", hint=hint)
 
     def draw(self, count: int) -> tuple[Example, ...]:
-        """Return the next examples."""
         return tuple(self._one() for _ in range(count))
 
     def state_dict(self) -> dict[str, Any]:

@@ -123,7 +123,6 @@ class Mix(SampleStrategy):
         return self._strategy.preparing()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return both states."""
         return {
             "kind": self.KIND,
             "strategy": self._strategy.state_dict(),
@@ -131,7 +130,6 @@ class Mix(SampleStrategy):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from both states."""
         fields = fields_of(state, self.KIND)
         self._examples.load_state_dict(fields.record("examples").document)
         self._strategy.load_state_dict(fields.record("strategy").document)

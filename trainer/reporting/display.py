@@ -67,7 +67,6 @@ class Progress:
         self._attempt(lambda display: display.changed(now))
 
     def note(self, text: str) -> None:
-        """Show a line of text."""
         self._attempt(lambda display: display.note(text))
 
     def close(self) -> None:
@@ -123,7 +122,6 @@ class PlainDisplay:
         self._events = marks
 
     def note(self, text: str) -> None:
-        """Write a line of text."""
         self._put(text)
 
     def close(self) -> None:

@@ -35,7 +35,6 @@ class Screen:
             self._monitors.log_rollouts(pick_rollouts(batch, count, self._decode), step)
 
     def note(self, text: str) -> None:
-        """Show a line of text."""
         self._progress.note(text)
 
     def close(self) -> None:

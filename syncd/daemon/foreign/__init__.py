@@ -41,7 +41,6 @@ class ForeignLayouts:
 
         Args:
             name: The step's directory name, which a listing showed to be a directory.
-            progress: Called again and again during the work.
         """
         # Imported here: jobs that hold only this protocol's steps need none of it.
         from syncd.daemon.foreign.directory import StepDirectory, VerdictCache  # noqa: PLC0415

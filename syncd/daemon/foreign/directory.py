@@ -77,7 +77,6 @@ class StepDirectory:
 
     Args:
         path: The step's directory, which a listing of the job showed to be a directory.
-        progress: Called again and again during the work.
     """
 
     def __init__(
@@ -100,7 +99,6 @@ class StepDirectory:
         return self.names(parent).get(name) == "directory"
 
     def has_file(self, subdirectory: str, name: str) -> bool:
-        """Return whether there is a regular file of that name."""
         return self.names(subdirectory).get(name) == "file"
 
     def file(self, subdirectory: str, name: str, check: Check) -> WeightFile | None:

@@ -36,7 +36,6 @@ class StepWeights:
 
     @property
     def state(self) -> StepState:
-        """Return the state of all files together."""
         states = {file.verdict.state for file in self.files}
         if self.broken or StepState.DAMAGED in states:
             return StepState.DAMAGED

@@ -154,7 +154,6 @@ _LIMIT = 20
 
 @contextlib.contextmanager
 def lock_held(path: str, kind: Kind) -> Iterator[None]:
-    """Hold an exclusive lock."""
     with open(path, "ab") as file:
         _CALLS[kind](file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

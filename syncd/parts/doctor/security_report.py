@@ -240,7 +240,6 @@ class AccessReport:
         return verdict(self.findings)
 
     def document(self) -> dict[str, Any]:
-        """Return the report as the JSON output has it."""
         return {
             "schema_version": SCHEMA,
             "protocol": PROTOCOL,

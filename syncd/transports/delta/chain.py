@@ -90,7 +90,6 @@ class Chain:
 
     @property
     def manifest(self) -> Manifest:
-        """Return the manifest of the step."""
         return self.manifests[0]
 
     def head(self, record: FileRecord) -> bytes:

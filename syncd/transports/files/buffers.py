@@ -7,6 +7,7 @@ reaches.
 import contextlib
 import ctypes
 import mmap
+import weakref
 from collections import deque
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
@@ -43,7 +44,8 @@ class PinnedBuffer:
     """
 
     def __init__(self, size: int = ALIGN, *, pinned: bool = False) -> None:
-        self._grown = self._pinned = False
+        self._grown = False
+        self._pinned: weakref.finalize[Any, Any] | None = None
         self._map = _mapped(size)
         self._adopt(0)
         if pinned:
@@ -103,14 +105,15 @@ class PinnedBuffer:
             self.bytes[touched:].zero_()
 
     def _pin(self) -> None:
-        if torch.cuda.is_available():  # if it is refused, copies are only slower
-            self._pinned = int(_cudart().cudaHostRegister(self.bytes.data_ptr(), self.capacity, 0)) == 0
+        if torch.cuda.is_available() and _register(self.bytes):
+            # Memory that is given back while it is pinned fails whatever CUDA allocates at its address later.
+            self._pinned = weakref.finalize(self, _unregister, self.bytes.data_ptr())
+            self._pinned.atexit = False
 
     def _unpin(self) -> None:
-        if self._pinned:
-            torch.cuda.synchronize()  # a copy may still be on its way to where the memory is now
-            _cudart().cudaHostUnregister(self.bytes.data_ptr())
-            self._pinned = False
+        if self._pinned is not None:
+            self._pinned()
+            self._pinned = None
 
 
 class TensorCopies:
@@ -298,6 +301,20 @@ def _advise(memory: torch.Tensor, advice: int) -> bool:
     """Call madvise without Python's lock, which `mmap.madvise` would keep for as long as it takes."""
     address, length = ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(memory.nbytes)
     return bool(_LIBC.madvise(address, length, advice) == 0)
+
+
+def _register(memory: torch.Tensor) -> bool:
+    """Pin memory; return whether CUDA did it. If it is refused, copies are only slower."""
+    if int(_cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)) == 0:
+        return True
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device="cuda")  # raises, and so clears, what CUDA would tell the next kernel
+    return False
+
+
+def _unregister(address: int) -> None:
+    torch.cuda.synchronize()  # a copy may still be on its way to where the memory is now
+    _cudart().cudaHostUnregister(address)
 
 
 def _cudart() -> Any:

@@ -156,7 +156,6 @@ class ShardLayout:
 
     @property
     def size(self) -> int:
-        """Return the length of the file."""
         return len(self.header) + self.data_size
 
     def tensors(self) -> Iterator[Tensor]:

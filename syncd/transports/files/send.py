@@ -116,7 +116,6 @@ class FilesSender(WeightSender):
             raise
 
     def wait(self) -> None:
-        """Return once the step is whole and announced."""
         try:
             all_or_error(self.ranks, self._saver.wait)
         except SyncdError:

@@ -195,7 +195,6 @@ class HostStage:
         return None
 
     def has_copies(self) -> bool:
-        """Return whether there is any copy."""
         return bool(_newest(self._own))
 
     def discard(self, copy: StagedCopy) -> None:

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from support import matrices
+from support.job_file import tiny_job, write_job
 from support.paths import TESTS
 from support.whole_jobs import RANK, ended, free_port, journal_lines, logs, program
 
@@ -16,30 +17,11 @@ pytestmark = pytest.mark.slow
 
 LIMIT = 100.0
 STEPS = 4
-
-CONFIG = """
-[job]
-dir = "{job}"
-[model]
-path = "/nowhere"
-[engine]
-name = "tests.tiny"
-options = {{ pause = 0.05 }}
-[algorithm.optimizer]
-lr = 0.01
-[data]
-groups = 2
-group_size = 2
-end_when_left = false
-[sync]
-method = "memory"
-memory_dir = "{memory}"
-[trainer]
-nproc = 1
-save_interval = 1
-total_steps = {steps}
-start_daemon = false
-"""
+OWN = {
+    "engine": {"options": {"pause": 0.05}},
+    "data": {"end_when_left": False},
+    "trainer": {"nproc": 1, "save_interval": 1, "total_steps": STEPS, "start_daemon": False},
+}
 
 
 class Whole:
@@ -48,8 +30,8 @@ class Whole:
     def __init__(self, place, memory, running):
         self.place, self.job, self.memory, self._running = place, f"{place}/job", memory, running
         os.mkdir(self.job)
-        with open(f"{place}/job.toml", "w", encoding="ascii") as file:
-            file.write(CONFIG.format(job=self.job, memory=memory, steps=STEPS))
+        sync = {"method": "memory", "memory_dir": str(memory)}
+        write_job(f"{place}/job.toml", tiny_job(self.job, sync=sync, **OWN))
         write_experiences(self.job, STEPS + 2)
         self.daemon = self.start("daemon", "-m", "syncd", "watch", self.job, "--keep-last", "99")
 

@@ -123,7 +123,6 @@ class WithoutAdapter:
 
     @property
     def engine_config(self) -> Any:
-        """Return the configuration of verl's engine."""
         return self._model.engine_config
 
     @contextlib.contextmanager

@@ -84,7 +84,6 @@ class VerlEngine(FileEngine):
 
     @property
     def limits(self) -> Limits:
-        """Return what of a row the model can take."""
         budgets = [
             make(self.model.engine_config).longest for make in (MicroBatch.training, MicroBatch.inference)
         ]
@@ -122,7 +121,6 @@ class VerlEngine(FileEngine):
 
     @property
     def tied(self) -> Collection[str]:
-        """Return names in the export that repeat another tensor."""
         if self.context.config.model.publishes_adapters:
             return ()
         module = getattr(self.model.module, "_fsdp_wrapped_module", self.model.module)
@@ -162,7 +160,6 @@ class VerlEngine(FileEngine):
             self._critic.load(directory)
 
     def token_logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Return the log-prob of each token after the first of each row, at temperature 1, on all ranks."""
         return self._answer(self.model, rows)
 
     def start_logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:

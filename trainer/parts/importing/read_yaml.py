@@ -40,7 +40,6 @@ SourceLoader.add_implicit_resolver(_LEFT_AS_TEXT[0], _FLOAT, list("-+0123456789.
 
 
 def read_yaml(text: str) -> Any:
-    """Return what one YAML document says."""
     try:
         return yaml.load(text, SourceLoader)  # noqa: S506 - it is a safe loader
     except yaml.YAMLError as error:

@@ -201,7 +201,6 @@ def agreed(values: Iterable[Any], why: str) -> Any:
 
 
 def pair(first: Any, second: Any) -> list[Any]:
-    """Return two values."""
     return [first, second]
 
 

@@ -33,7 +33,6 @@ class MegatronVerlEngine(VerlEngine):
 
     @property
     def tied(self) -> Collection[str]:
-        """Return names in the export that repeat another tensor."""
         return ("lm_head.weight",) if self._text_config.tie_word_embeddings else ()
 
     def training_state(self) -> TrainingState:

@@ -67,7 +67,6 @@ class TinkerEngine(FileEngine):
 
     @property
     def limits(self) -> Limits:
-        """Return what of a row the model can take."""
         return self._limits
 
     @property
@@ -145,7 +144,6 @@ class TinkerEngine(FileEngine):
         self._updates.made = document.integer("updates")
 
     def token_logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Return the log-prob of each token after the first of each row, at temperature 1."""
         asked: list[TinkerRow] = [example_row(token_row(row), 1.0) for row in rows]
         return [row_logprobs.tolist() for row_logprobs in self._server.logprobs(asked)]
 

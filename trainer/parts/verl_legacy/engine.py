@@ -56,7 +56,6 @@ class LegacyVerlEngine(FileEngine):
 
     @property
     def limits(self) -> Limits:
-        """Return what of a row the model can take."""
         return limits_of(self.model.module, self._text_config, ())
 
     def train(self, batch: Batch, step: int) -> Metrics:
@@ -82,7 +81,6 @@ class LegacyVerlEngine(FileEngine):
 
     @property
     def tied(self) -> Collection[str]:
-        """Return names in the export that repeat another tensor."""
         module = self.model.module
         is_tied = module.config.get_text_config().tie_word_embeddings
         return tuple(module._tied_weights_keys or ()) if is_tied else ()  # noqa: SLF001 - transformers 4 has no other
@@ -98,13 +96,11 @@ class LegacyVerlEngine(FileEngine):
         return training_files(self.model, self.context.ranks)
 
     def load_training_state(self, directory: str) -> None:
-        """Resume exactly where it was written."""
         load_state(self.model, directory, self.context.ranks)
         optimizer = self.context.config.algorithm.optimizer
         apply_settings(self.model.optimizer, optimizer, self.model.lr_scheduler)
 
     def token_logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Return the log-prob of each token after the first of each row, at temperature 1, on all ranks."""
         asked = list(map(token_row, rows))
         check_vocabulary(asked, self._text_config.vocab_size)
         own, _ = self._forward(self.model, asked, self._deal(asked, range(len(asked))), temperature=1.0)

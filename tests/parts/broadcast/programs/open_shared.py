@@ -44,8 +44,9 @@ class Keeper(torch.nn.Module):
 def main():
     given = json.load(sys.stdin)
     model = Keeper()
-    worker = vllm_stub.worker(None, model)
     place = {key: given["bucket"][key] for key in ("segment", "gpu") if key in given["bucket"]}
+    device = f"cuda:{number_of(place['gpu'])}" if "gpu" in place else "cpu"
+    worker = vllm_stub.worker(None, model, device)
     worker.init_transfer_engine(worker.parse_init_info(place))
     worker.start_weight_update()
     worker.update_weights(given["bucket"])

@@ -35,7 +35,7 @@ def module(name, **content):
     sys.modules[name] = made
 
 
-def worker(load, model=None):
+def worker(load, model=None, device="cpu"):
     """Return a worker's end; what it receives is loaded by `load`, or by the model's own `load_weights`."""
     for name in ("vllm", "vllm.distributed", "vllm.model_executor", "vllm.model_executor.model_loader"):
         module(name, __path__=[])
@@ -52,4 +52,4 @@ def worker(load, model=None):
     parallel = SimpleNamespace(data_parallel_index=0, world_size=1, rank=0)
     config = SimpleNamespace(parallel_config=parallel, model_config=None)
     model = model or SimpleNamespace(load_weights=load, parameters=list, buffers=list)
-    return Factory.engines["syncd"](None, config, "cpu", model)
+    return Factory.engines["syncd"](None, config, device, model)
