@@ -116,19 +116,19 @@ def _end_group(server: "subprocess.Popen[bytes]", ended: int, stop_timeout: floa
         time.sleep(0.02)
 
 
-def _others_live(group: int) -> bool:
+def _others_live(process_group: int) -> bool:
     """Return whether a group has processes besides a leader that has ended and was not reaped."""
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
             state, _, pgrp = file.read().rpartition(b")")[2].split()[:3]
-            if int(pgrp) == group and state not in (b"Z", b"X"):
+            if int(pgrp) == process_group and state not in (b"Z", b"X"):
                 return True
     return False
 
 
-def _signal(group: int, number: int) -> None:
+def _signal(process_group: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, number)
+        os.killpg(process_group, number)
 
 
 if __name__ == "__main__":

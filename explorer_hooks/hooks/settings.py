@@ -13,12 +13,12 @@ class HookSettings:
 
     def __init__(self, hook: str, settings: Mapping[str, str]) -> None:
         self._hook = hook
-        self._given = dict(settings)
-        self._known: list[str] = []
+        self._settings = dict(settings)
+        self._read_keys: list[str] = []
 
     def text(self, key: str, default: str) -> str:
-        self._known.append(key)
-        return self._given.get(key, default)
+        self._read_keys.append(key)
+        return self._settings.get(key, default)
 
     def choice(self, key: str, default: str, among: tuple[str, ...]) -> str:
         return self._checked(key, default, f"one of {', '.join(among)}", lambda value: value in among)
@@ -35,10 +35,10 @@ class HookSettings:
         return int(self._checked(key, str(default), "a whole number", is_count))
 
     def done(self) -> None:
-        if unknown := sorted(set(self._given) - set(self._known)):
+        if unknown := sorted(set(self._settings) - set(self._read_keys)):
             raise ConfigError(
                 f"the hook {self._hook} has no setting {', '.join(unknown)}",
-                hint=f"it has {', '.join(sorted(self._known))}",
+                hint=f"it has {', '.join(sorted(self._read_keys))}",
             )
 
     def _checked(self, key: str, default: str, wanted: str, is_good: Callable[[str], object]) -> str:

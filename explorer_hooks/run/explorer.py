@@ -92,7 +92,7 @@ class Explorer:
         seconds = time.monotonic() - begin
         if not self._is_published(batch):
             return
-        path = self._ledger.write(self._told(batch), then)
+        path = self._ledger.write(self._with_dropped(batch), then)
         self._batches.done(batch)
         self._record(batch, path, seconds)
         self._gate.evaluate()
@@ -152,7 +152,7 @@ class Explorer:
         version = label_of(runs) if runs else None
         _LOG.info("explorer_finished", batches=self._ledger.cursor.batches, version=version)
 
-    def _told(self, batch: ExplorerBatch) -> list[Experience]:
+    def _with_dropped(self, batch: ExplorerBatch) -> list[Experience]:
         """Return the rows of a batch, which say what was dropped for it, if groups of equal rewards are."""
         drops = self._settings.reward.equal_groups == "drop"
         return with_dropped(batch.experiences, batch.dropped["equal"]) if drops else batch.experiences

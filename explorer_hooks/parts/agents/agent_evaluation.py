@@ -66,14 +66,14 @@ class AgentEvaluator:
         None if it was told to stop, if another version took part, or if a turn has waited in vain for the engine: who
         evaluates does not follow the job meanwhile, and so cannot bring the engine back.
         """
-        played = self._found(held_out)
+        played = self._rollouts(held_out)
         if played is not None and all(rollout.is_of(pair) for rollouts in played for rollout in rollouts):
             return [_outcome(rollouts, held_out.section.samples) for rollouts in played]
         if not self._parts.stop():
             warn_skipped(held_out, pair)
         return None
 
-    def _found(self, held_out: HeldOut) -> list[list[PlayedRollout]] | None:
+    def _rollouts(self, held_out: HeldOut) -> list[list[PlayedRollout]] | None:
         """Return the rollouts of each task, None if it was told to stop or the engine is away."""
         try:
             with self._gateway(held_out) as (gateway, http):

@@ -147,7 +147,7 @@ class Gateway:
                 'explorer.gateway.segments = "last" trains one segment, which has no rewards of other turns'
             )
             raise refused(text, "turn_rewards")
-        session = self._found(name)
+        session = self._session(name)
         if session is None:
             return {"session": name, "state": self.sessions.ended[name]}
         if session.state == "open":
@@ -165,7 +165,7 @@ class Gateway:
 
     async def abandon(self, name: str) -> dict[str, Any]:
         """End a session so that nothing of it is trained; one that has its reward keeps it."""
-        session = self._found(name)
+        session = self._session(name)
         if session is None:
             return {"session": name, "state": self.sessions.ended[name]}
         if session.state == "open":
@@ -189,7 +189,7 @@ class Gateway:
                 await self.drop(group.name, "idle")
 
     def session(self, name: str) -> Mapping[str, Any]:
-        session = self._found(name)
+        session = self._session(name)
         return described(session) if session else {"session": name, "state": self.sessions.ended[name]}
 
     # --- the writer -------------------------------------------------------------------------------------------
@@ -395,12 +395,12 @@ class Gateway:
         return durable
 
     def _opened(self, name: str) -> Session:
-        session = self._found(name)
+        session = self._session(name)
         if session is None or session.state != "open":
             raise gone(f"the session is {session.state if session else self.sessions.ended[name]}")
         return session
 
-    def _found(self, name: str) -> Session | None:
+    def _session(self, name: str) -> Session | None:
         """Return a session, None if its group is over."""
         session = self.sessions.by_id.get(name)
         if session is None and name not in self.sessions.ended:

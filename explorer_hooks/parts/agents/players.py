@@ -82,7 +82,7 @@ class CommandPlayer:
             return Score(None, problem=f"it took more than {self._timeout:g} s")
         if end.code:
             return Score(None, problem=f"it ended with {end.code}: {_last_line(end.err)}"[:_SHOWN])
-        return _told(_last_line(end.out)) if self._has_reward else Score(0.0)
+        return _printed_score(_last_line(end.out)) if self._has_reward else Score(0.0)
 
 
 class FunctionPlayer:
@@ -119,7 +119,7 @@ def _base_url(url: str, session: str) -> str:
     return f"{url}/s/{session}/v1"
 
 
-def _told(line: str) -> Score:
+def _printed_score(line: str) -> Score:
     try:
         return score_of(json.loads(line))
     except (ValueError, RecursionError):

@@ -72,7 +72,7 @@ class GatewayRun:
 
         A new one is the job's once `confirm` was called: until then a start finds the same again.
         """
-        recorded_run, lost = self._known()
+        recorded_run, lost = self._recorded()
         sessions = Sessions()
         journal_run = self._journal_run()
         if recorded_run and journal_run == recorded_run:
@@ -122,7 +122,7 @@ class GatewayRun:
             aside = self._journal.set_aside()
             _LOG.error("journal_damaged", lines=replay.lines, groups=groups, path=aside)
 
-    def _known(self) -> tuple[str, int]:
+    def _recorded(self) -> tuple[str, int]:
         """Return the job's run and how many groups it had open, an empty name if there is none."""
         try:
             document = read_document(self._writer.job.disk, self._path)

@@ -177,7 +177,7 @@ class GatewayService:
             return True
         self._http.call(self._gateway.begin_batch(self._writer.upcoming, list(rows_by_group)))
         try:
-            path = self._writer.write(self._told(batch))
+            path = self._writer.write(self._with_dropped(batch))
         except UsageError as error:
             _LOG.warning("batch_unusable", groups=list(rows_by_group), problem=str(error))
             self._http.call(self._gateway.give_up_batch())
@@ -199,7 +199,7 @@ class GatewayService:
         self._measured(chosen)
         return bool(chosen)
 
-    def _told(self, batch: list[Experience]) -> list[Experience]:
+    def _with_dropped(self, batch: list[Experience]) -> list[Experience]:
         """Return the rows of a batch, which say what was dropped for it, if groups of equal rewards are."""
         drops = self._file.explorer.reward.equal_groups == "drop"
         return with_dropped(batch, self._gateway.sessions.dropped["equal"]) if drops else batch

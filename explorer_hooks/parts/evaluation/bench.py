@@ -120,7 +120,7 @@ class BenchRun:
         client = followed.follower.client
         self._job = client.job
         self._records = Records(own_path(self._job, client.identity or "", EVALUATIONS), self._job.disk)
-        self._known = {} if request.again else known_lines(self._job)
+        self._recorded = {} if request.again else known_lines(self._job)
 
     def steps(self) -> list[int]:
         asked = self._request.steps
@@ -134,7 +134,7 @@ class BenchRun:
         bench_step, digest = BenchStep(step), self._request.base_path if step == BASE else self._digest(step)
         if step == BASE or digest:
             lines = {
-                held_out.name: self._known.get((held_out.name, held_out.key, step, digest))
+                held_out.name: self._recorded.get((held_out.name, held_out.key, step, digest))
                 for held_out in self._sets
             }
             bench_step.lines = {name: line for name, line in lines.items() if line is not None}

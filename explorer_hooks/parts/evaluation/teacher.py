@@ -34,7 +34,7 @@ class Teacher:
     """A served model that reads responses."""
 
     def __init__(self, section: TeacherSection, tokens: Tokens) -> None:
-        self._section, self._known, at_start = section, tokens.size, threading.Event()
+        self._section, self._vocabulary, at_start = section, tokens.size, threading.Event()
         self._server = server = HttpClient(
             section.address,
             token=api_key(section.token_env, "explorer.teacher.token_env"),
@@ -72,7 +72,7 @@ class Teacher:
         """Return the log-prob of each token of each response to a prompt, at temperature 1."""
         rows = [[*prompt, *tokens] for tokens in responses]
         largest = max(map(max, rows))
-        if largest >= self._known:  # SGLang 0.5.23 ends at a token beyond its embedding
+        if largest >= self._vocabulary:  # SGLang 0.5.23 ends at a token beyond its embedding
             raise LoadFailedError(f"the tokenizer has no token {largest}")
         answers = self._patiently(lambda: self._probe.log_probs(rows), given_up)
         return [values[len(prompt) - 1 :] for values in answers]
