@@ -112,7 +112,6 @@ class HttpClient:
 
     @property
     def port(self) -> int:
-        """Return its port, else that of its scheme."""
         return self._url.port or (443 if self._url.scheme == "https" else 80)
 
     def sending(self, headers: Mapping[str, str]) -> Self:
@@ -160,7 +159,6 @@ class HttpClient:
         return reply.document or {}
 
     def post_any(self, path: str, body: Mapping[str, Any] | None = None) -> Reply:
-        """Send a POST; return the answer, whatever its status."""
         reply = self.post_raw(path, body)
         if reply.has_no_route:
             raise self._no_route(reply)

@@ -403,7 +403,6 @@ class EngineLoader:
             self._prove_running(held.directory)
 
     def _keep(self, held: HeldDirectory) -> None:
-        """Make a version the one to restore; the previous one is given up."""
         held.keep_durable()
         before, self._good = self._good, held
         directory = held.directory

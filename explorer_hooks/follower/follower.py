@@ -242,7 +242,6 @@ class Follower(Closing):
         return self._loader.load(self._versions.to_lease(pair) if pair is not None and is_newest else step)
 
     def is_current(self) -> bool:
-        """Return whether the engine runs what the policy names."""
         return self.applied is not None and choose_version(self._policy, self._snapshot()) is None
 
     def run(

@@ -67,7 +67,6 @@ class HealthServer(BoundedServer):
 
     @property
     def url(self) -> str:
-        """Return where it answers."""
         host, port = self.server_address[:2]
         return (
             f"http://[{host!s}]:{port}/"

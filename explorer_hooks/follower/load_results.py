@@ -162,7 +162,6 @@ class LoadResults:
     def _note_trouble(
         self, pair: Pair, reason: str, *, refused: bool = False, is_given_up: bool = True
     ) -> None:
-        """Note why a version does not run, and that a load failed."""
         report, newest = self._reporter.report, self._versions.newest
         digest = newest.digest if newest is not None and newest.pair == pair else ""
         self._trouble, self._troubled = GivenUp(pair[1], digest, reason, refused), pair

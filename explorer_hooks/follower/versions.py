@@ -172,7 +172,6 @@ class FailedVersions:
 
     @property
     def given_up(self) -> frozenset[Pair]:
-        """Return the versions that are never tried again."""
         return frozenset(self._given_up)
 
     @property
@@ -212,7 +211,6 @@ class Fetcher:
         self._publish_reads()
 
     def fetch(self, wanted: Version | int, timings: LoadTimings) -> HeldDirectory:
-        """Return the directory of a version, checked."""
         with contextlib.ExitStack() as lease, refuse_damage():
             leased = lease.enter_context(self._client.lease(wanted))
             try:

@@ -177,7 +177,6 @@ class AdapterServerHook(ServerHook):
         return versions
 
     def _listed(self) -> dict[str, str]:
-        """Return the path of each model and adapter by name."""
         return {str(model.get("id")): str(model.get("root")) for model in self._models()}
 
     def _models(self) -> list[dict[str, Any]]:

@@ -115,7 +115,6 @@ class CallbackHook(PhaseHook, ProbingHook, ChangesHook):
         return self.parameters.seconds if self.parameters is not None else None
 
     def current_version(self) -> Running:
-        """Return what `current` returns; without it, what was committed last."""
         if self._current is None:
             return Running(self._label)
         version = self._ask(self._current)

@@ -199,7 +199,6 @@ class HttpEngineHook(RestartableHook, TensorHook):
         )
 
     def check_offered(self, tensors: Tensors) -> None:
-        """Compare the tensors of a broadcast with the model that the engine was started from."""
         if self._start_check != "off":
             self._require_same_model(tensors, "the broadcast")
 

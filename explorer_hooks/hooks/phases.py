@@ -16,7 +16,6 @@ RESTART = "restart the engine"
 
 @contextlib.contextmanager
 def restoring(failure: str, hint: str, path: object = None) -> Iterator[None]:
-    """Restore an engine in the block."""
     try:
         yield
     except LoadFailedError as error:

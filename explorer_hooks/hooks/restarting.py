@@ -251,7 +251,6 @@ class RestartingHook(ProbingHook):
         return True
 
     def _revive(self) -> None:
-        """Start the server on the start model if it does not run."""
         with self._lock:
             if self._process.is_running or self._busy:
                 return
@@ -280,7 +279,6 @@ class RestartingHook(ProbingHook):
 
 
 def is_taken(host: str, port: int) -> bool:
-    """Return whether something accepts connections at an address of this host."""
     try:
         with socket.create_connection((host, port), timeout=1.0):
             return True

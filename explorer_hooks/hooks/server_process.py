@@ -49,7 +49,6 @@ class ServerProcess:
         return f"{shown}, see {self._log}" if self._log else shown
 
     def start(self, argv: Sequence[str]) -> None:
-        """Start a server; return at once."""
         guard = [sys.executable, "-P", "-m", __name__, str(self._stop_timeout), *argv]
         with contextlib.ExitStack() as opened:
             out: BinaryIO | int = _STDERR

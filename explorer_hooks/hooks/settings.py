@@ -27,7 +27,6 @@ class HookSettings:
         return self._checked(key, str(default).lower(), "true or false", _FLAGS.__contains__) == "true"
 
     def seconds(self, key: str, default: float) -> float:
-        """Return a number of seconds above 0."""
         return float(self._checked(key, str(default), "a number of seconds above 0", _is_positive))
 
     def count(self, key: str, default: int) -> int:

@@ -143,7 +143,6 @@ class ParameterCheck:
 
 
 def stayed(before: Checksums, after: Checksums) -> list[str]:
-    """Return the replicas of which no parameter has another checksum."""
     return [
         replica
         for replica, checksums in after.items()

@@ -150,7 +150,6 @@ class BatchMaker:
                 self._drop(batch, "prompt", f"the prompt of task {task.id} has {len(prompt)} tokens")
 
     def _generate(self, unfinished: Sequence[EpochTask], batch: ExplorerBatch) -> list[EpochTask]:
-        """Add the groups of these tasks to a batch, and return the tasks to retry."""
         left = dict(enumerate(unfinished))
         file, most = self._file, self._file.explorer.sampling.max_tokens
         requests = [
@@ -203,7 +202,6 @@ class BatchMaker:
         return False
 
     def _scored(self, asked: EpochTask, result: GroupResult, batch: ExplorerBatch) -> list[Experience]:
-        """Return the experiences of a group, none if one of its responses has no reward."""
         (scores,) = self._sampling.scores([(asked.task, result.responses)])
         problem = next((score.problem for score in scores if score.reward is None), "")
         if problem:

@@ -152,7 +152,6 @@ def _signature(answer: Mapping[str, Any]) -> Signature:
 
 
 def _scores(answer: Mapping[str, Any], count: int) -> list[Score]:
-    """Return the scores of an answer, which the function may have written itself."""
     if problem := answer.get("problem"):
         raise ValueError(str(problem))
     scores = member(answer, "scores", list)

@@ -65,7 +65,6 @@ def _place(address: str) -> tuple[str, int]:
 
 
 def free_port() -> int:
-    """Return a port of this host that nobody listens at."""
     with socket.create_server((_HOST, 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
@@ -94,7 +93,6 @@ def _running(options: RestartOptions, host: str, port: int, path: str, stop: Sto
 
 
 def _await(process: ServerProcess, address: str, path: str, seconds: float, stop: Stop) -> None:
-    """Wait until the server answers, or the explorer is to stop."""
     client = HttpClient(address, token=None, timeout=_ASK, ask_timeout=_ASK, missing="")
     until = time.monotonic() + seconds
     while not stop() and not _answers(client, path):

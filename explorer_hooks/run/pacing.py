@@ -27,7 +27,6 @@ class Allowance:
         return self.room(step, written) > 0
 
     def restarted(self, step: int, written: int) -> "Allowance":
-        """Return the same allowance, counted from another moment."""
         return replace(self, step=step, written=written)
 
 

@@ -58,7 +58,6 @@ def run(file: JobFile, health: str | None = None) -> str:
 
 
 def _open_readers(file: JobFile, tokens: Tokens) -> list[Reader]:
-    """Return what the file asks to read all that is sampled."""
     readers = (point.load()(file, tokens) for point in registered(READERS).values())
     return [reader for reader in readers if reader is not None]
 

@@ -174,7 +174,6 @@ class FunctionScorer:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _calls(self, group: ScoredGroup) -> list[tuple[dict[str, Any], int | None]]:
-        """Return the arguments of each call, and how many scores it returns in a list."""
         shared = {"prompt": group.prompt, "task": dict(group.task)}
         if self.needs_groups:
             texts = [response.text for response in group.responses]

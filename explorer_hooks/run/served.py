@@ -259,7 +259,6 @@ class ServerGenerator(Generator):
         raise AssertionError("the loop returns or raises")
 
     def _answered(self, api: ServerApi, asked: GroupRequest) -> tuple[ServerAnswer, ...]:
-        """Return the responses of a group, asked for in as many requests as the server needs."""
         answers: list[ServerAnswer] = []
         while missing := asked.samples - len(answers):
             part = replace(asked, samples=min(missing, self._most_samples or missing))

@@ -67,7 +67,6 @@ class WeightSource:
         """Wait, within bounds, until what runs is published or given up."""
 
     def newest(self) -> Pair | None:
-        """Return the newest version, None before the first."""
         with contextlib.suppress(CorruptDataError):  # the daemon is about to replace it
             version = self.client.latest_version()
             return version.pair if version else None

@@ -100,13 +100,11 @@ class Tasks(Sequence[Task]):
         return id(self)
 
     def mixed(self, seed: str | None, epoch: int) -> Iterator[int]:
-        """Yield the order of an epoch of several sets."""
         places = [self._places(number, seed, epoch) for number in range(len(self.sets))]
         for number in _turns(self.quotas, f"{seed}/{epoch}" if seed is not None else None):
             yield self._start(number) + next(places[number])
 
     def _places(self, number: int, seed: str | None, epoch: int) -> Iterator[int]:
-        """Yield the places in a set of the tasks that an epoch takes from it."""
         task_set, quota = self.sets[number], self.quotas[number]
         of_set = f"{seed}/{task_set.name}" if seed is not None else None
         cycle, start = divmod(epoch * quota, len(task_set.tasks))

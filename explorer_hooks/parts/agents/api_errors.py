@@ -43,7 +43,6 @@ def refused(message: str, param: str | None = None, code: str = "unsupported") -
 
 
 def missing(message: str) -> ApiError:
-    """Return the error of a request for what is not there."""
     return ApiError(NOT_FOUND, message, code="not_found")
 
 

@@ -94,7 +94,6 @@ class RewardRequest:
 
 
 def _turns(rewards: object) -> list[float] | dict[str, float] | None:
-    """Return rewards of turns as they were given."""
     if rewards is None:
         return None
     values = list(rewards.values()) if isinstance(rewards, dict) else rewards

@@ -212,7 +212,6 @@ class Gateway:
         return groups if len(groups) >= least else []
 
     async def begin_batch(self, number: int, groups: list[str]) -> None:
-        """Record that groups are about to be written."""
         await self._record({"kind": "batch", "number": number, "groups": groups})
 
     async def end_batch(self, groups: list[str]) -> dict[str, dict[str, int]]:
@@ -223,7 +222,6 @@ class Gateway:
         return {**figures, "refused": refused}
 
     async def give_up_batch(self) -> None:
-        """Record that the groups that were about to be written are not."""
         await self._record({"kind": "written", "groups": []})
 
     def dropped(self) -> dict[str, int]:

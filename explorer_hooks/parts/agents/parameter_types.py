@@ -19,7 +19,6 @@ _PYTHON: Mapping[str, object] = {"True": True, "False": False, "None": None}
 
 
 def parameter_types(tools: Sequence[Mapping[str, Any]], name: str) -> dict[str, frozenset[str]]:
-    """Return of each parameter that a tool declares the JSON types that it may have."""
     for tool in tools:
         if tool["function"]["name"] == name:
             parameters = tool["function"].get("parameters")

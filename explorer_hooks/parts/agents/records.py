@@ -145,7 +145,6 @@ class DamagedLine(bytes):
 
 
 def encoded(record: Mapping[str, Any]) -> bytes:
-    """Return the line of a record."""
     body = json.dumps(record, separators=(",", ":"), allow_nan=False).encode()[:-1]
     return body + _KEY + xxhash.xxh3_64_hexdigest(body).encode() + b'"}\n'
 

@@ -39,7 +39,6 @@ class JournalReplay:
     suspects: set[str] = field(default_factory=set)
 
     def read(self, records: "Iterable[dict[str, Any] | DamagedLine]", now: float = 0.0) -> None:
-        """Take the records of a journal in order."""
         for is_damaged, run in groupby(records, lambda record: isinstance(record, DamagedLine)):
             if is_damaged:
                 self._skip([record for record in run if isinstance(record, DamagedLine)])

@@ -114,7 +114,6 @@ def check_fields(body: Mapping[str, Any], table: FieldTable, *, tolerates: bool,
 
 
 def unsupported(name: str, value: object) -> Exception:
-    """Return the error of a field whose value cannot be served."""
     why = _WHY.get(name, "")
     return refused(f"{name} = {_shown(value)} is not supported{': ' * bool(why)}{why}", name)
 

@@ -106,7 +106,6 @@ def open_maker(
 
 
 def _open_parts(file: JobFile, tokens: Tokens) -> tuple[Splicer, AnswerParser]:
-    """Return what makes prompts, and what reads answers."""
     path, template = file.model.path, str(tokens.tokenizer.chat_template or "")
     if not template:
         hint = "put chat_template.jinja into the model directory"
@@ -152,7 +151,6 @@ def limits_of(file: JobFile) -> GatewayLimits:
 
 
 def model_name(file: JobFile) -> str:
-    """Return what answers call the model."""
     return file.explorer.engine.model or os.path.basename(file.model.path.rstrip("/"))
 
 

@@ -45,7 +45,6 @@ class GroupDemand:
     groups = 0
 
     def allows(self, open_groups: int) -> bool:
-        """Return whether another group may begin besides those that are open."""
         return open_groups < self.groups
 
 

@@ -145,7 +145,6 @@ class Session:
         return [turn for turn in self.turns if id(turn) not in continued]
 
     def answer_id(self, turn: Turn) -> str:
-        """Return what agents know an answer as."""
         return f"chatcmpl-{self.id[:12]}-{turn.number}"
 
     def continued(self, keys: Sequence[str]) -> tuple[int, Turn] | None:

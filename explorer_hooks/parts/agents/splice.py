@@ -120,7 +120,6 @@ def _with_text(message: Message) -> Message:
 
 
 def _with_arguments(message: Message, change: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return a message with other arguments of its calls."""
     made = dict(message)
     if calls := message.get("tool_calls"):
         made["tool_calls"] = [

@@ -104,7 +104,6 @@ class TurnMaker:
             return taken
 
     def _generate(self, turns: Sequence[WaitingTurn]) -> list[WaitingTurn]:
-        """Answer turns, and return those that have to be tried again."""
         left = dict(enumerate(turns))
         problem = "the engine gave no answer"
         try:

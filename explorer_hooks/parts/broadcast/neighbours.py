@@ -59,7 +59,6 @@ def _links(pid: int) -> Iterator[str]:
 
 
 def _family(elders: list[int]) -> list[int]:
-    """Return processes and all their descendants."""
     parents = {pid: _parent(pid) for pid in _processes()}
     family, before = set(elders), 0
     while len(family) > before:

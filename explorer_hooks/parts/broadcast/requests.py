@@ -21,7 +21,6 @@ class EngineRequest:
         threading.Thread(target=self._run, name="engine-call", daemon=True).start()
 
     def is_healthy(self) -> bool:
-        """Return that it has not failed."""
         if self._ended.is_set():
             self._failure.raise_once()
         return True

@@ -209,7 +209,6 @@ def _in_segment(bucket: Bucket) -> list[torch.Tensor]:
 
 
 def _on_gpu(dtype: torch.dtype, shape: list[int], device: int, handle: Mapping[str, Any]) -> torch.Tensor:
-    """Return a tensor in the sender's memory of a GPU."""
     tensor: torch.Tensor = rebuild_cuda_tensor(  # type: ignore[no-untyped-call]
         torch.Tensor,
         torch.Size(shape),

@@ -95,7 +95,6 @@ def bench(file: JobFile, request: BenchRequest) -> list[BenchStep]:
 def _opened(
     file: JobFile, request: BenchRequest, stop: Stop
 ) -> Iterator[tuple[FollowedEngine, Sequence[HeldOut], Evaluator]]:
-    """Yield the engine, the sets, and what has the engine work on them."""
     tokens = open_tokens(file.model.path, trust_remote_code=file.model.trust_remote_code)
     with (
         closing(open_reward(file)) as scorer,

@@ -34,7 +34,6 @@ def document(job: str, steps: Sequence[BenchStep]) -> dict[str, Any]:
 
 
 def tables(steps: Sequence[BenchStep], sets: dict[str, EvaluationSet]) -> Iterator[str]:
-    """Yield the lines of the tables, then a line for each step that was not measured."""
     for name, section in sets.items():
         rows = [(step, step.lines[name]) for step in steps if name in step.lines]
         if rows:
