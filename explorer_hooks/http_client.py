@@ -121,11 +121,7 @@ class HttpClient:
         return other
 
     def get(self, path: str, seconds: float | None = None) -> Reply:
-        """Return the answer to a GET; an error status counts as an unreachable engine.
-
-        Args:
-            seconds: How long it may take; by default as long as a question.
-        """
+        """Return the answer to a GET, which by default may take as long as a question; an error status raises."""
         reply = self.get_any(path, seconds)
         if reply.has_no_route:
             raise self._no_route(reply)

@@ -9,11 +9,7 @@ _AT_ONCE = 128
 
 
 class Stop:
-    """Becomes true at the first signal; call it to read it.
-
-    Args:
-        at_once: Returns what the second signal raises; by default the end of the process.
-    """
+    """Becomes true at the first signal; the second one raises what `at_once` returns. Call it to read it."""
 
     def __init__(
         self, at_once: Callable[[int], BaseException] = lambda number: SystemExit(_AT_ONCE + number)

@@ -34,11 +34,7 @@ _ASK_PAUSE = 0.1
 
 
 class EngineLoader:
-    """Loads versions into the engine behind a hook, and reports what it runs.
-
-    Args:
-        prover: Has the engine prove what it runs.
-    """
+    """Loads versions into the engine behind a hook, and reports what it runs."""
 
     def __init__(
         self,
@@ -299,11 +295,7 @@ class EngineLoader:
                 self._prove_running(self._good.directory)
 
     def _regain(self, directory: WeightDirectory, before: str | None, error: EngineUnreachableError) -> None:
-        """Return if an engine whose connection was lost in a load has loaded the version all the same.
-
-        Args:
-            before: The label that the engine had before.
-        """
+        """Return if an engine whose connection was lost in a load has loaded the version all the same."""
         try:
             running = self._ask_again()
         except EngineUnreachableError as lost:

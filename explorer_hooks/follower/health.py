@@ -41,11 +41,7 @@ def health_address(text: str) -> tuple[str, int]:
 
 
 class HealthServer(BoundedServer):
-    """Answers health checks from its own threads.
-
-    Args:
-        port: Port; 0 takes a free one, which `server_port` says.
-    """
+    """Answers health checks from its own threads; port 0 takes a free one, which `server_port` says."""
 
     task = "answer health checks"
     most_connections = MOST_CONNECTIONS

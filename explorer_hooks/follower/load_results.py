@@ -39,11 +39,7 @@ _MAY_PASS = (InterruptedLoadError, StorageError, OSError)
 
 
 class LoadResults:
-    """Keeps the results of an engine's loads, and reports them.
-
-    Args:
-        prover: Has the last proof.
-    """
+    """Keeps the results of an engine's loads, and reports them."""
 
     def __init__(
         self,

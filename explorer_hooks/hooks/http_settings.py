@@ -22,11 +22,7 @@ _UNAVAILABLE = 503
 
 
 class PathMap:
-    """Translates paths between this host and an engine that sees them elsewhere, such as in a container.
-
-    Args:
-        text: `HERE:THERE`, empty if both are the same.
-    """
+    """Translates paths of this host to those of an engine elsewhere, by `HERE:THERE`; empty if both are the same."""
 
     def __init__(self, text: str) -> None:
         here, colon, there = text.partition(":")

@@ -60,11 +60,7 @@ def distance(probe: Probe, other: Probe) -> float:
 
 
 def is_needed(old: WeightDirectory, new: WeightDirectory, allowed: float) -> bool:
-    """Return whether checksums can show what the probe of a version cannot: that the engine stayed where it was.
-
-    Args:
-        allowed: The tolerance of the new one's probe, in nats.
-    """
+    """Return whether checksums can show that an engine stayed where it was and a probe cannot (`allowed` in nats)."""
     if old.probe is None or new.probe is None or not old.shards or not new.shards:
         return False
     is_same = sorted(shard.digest for shard in old.shards) == sorted(shard.digest for shard in new.shards)
@@ -97,12 +93,7 @@ class ParameterCheck:
         self._skipped = Moved.NOT_NEEDED
 
     def begin(self, old: WeightDirectory | None, new: WeightDirectory, allowed: float) -> None:
-        """Ask for the checksums before a load.
-
-        Args:
-            old: The version that the engine runs, None if it is not known.
-            allowed: The tolerance of the new one's probe, in nats.
-        """
+        """Ask for the checksums before a load; `old` is None if what runs is not known, `allowed` is in nats."""
         kept, self._kept, self._before, self._old = self._kept, None, None, old
         self._loading = new.label
         if old is None or not is_needed(old, new, allowed):

@@ -113,11 +113,7 @@ class Prover:
         return target.probe is not None and self._answering(target) is not None
 
     def begin(self, running: WeightDirectory | None, target: WeightDirectory) -> None:
-        """Note the engine's checksums before it loads a version, if the version's probe alone may not prove it.
-
-        Args:
-            running: The version that it runs, None if that is not known.
-        """
+        """Note the checksums before a load (`running`: None if unknown), if the probe alone may not prove it."""
         hook = self._answering(target)
         if hook is None or self._parameters is None:
             return

@@ -52,11 +52,7 @@ class NextToken(NamedTuple):
 
 
 class ServerProbe(ABC):
-    """Asks one server for log-probs.
-
-    Args:
-        block_size: How many tokens a block of its cache has at most.
-    """
+    """Asks one server for log-probs; a block of its cache has at most `block_size` tokens."""
 
     def __init__(self, server: HttpClient, block_size: int = _BLOCK) -> None:
         self._server, self._block_size = server, block_size
@@ -94,12 +90,7 @@ class ServerProbe(ABC):
 
 
 class CompletionsProbe(ServerProbe):
-    """Asks vLLM by its API for completions.
-
-    Args:
-        model: The adapter that answers; None for the model itself.
-        block_size: How many tokens a block of its cache has, 0 if that is not known.
-    """
+    """Asks vLLM by its API for completions: the adapter `model`, None for the model itself."""
 
     _path = "/v1/completions"
 
@@ -162,12 +153,7 @@ class AdapterCompletionsProbe(CompletionsProbe):
 
 
 class GenerateProbe(ServerProbe):
-    """Asks SGLang by its own API.
-
-    Args:
-        replica: The data-parallel replica that answers; None if there is one alone.
-        adapter: The adapter that answers; None for the model itself.
-    """
+    """Asks SGLang by its own API; `replica` is None if there is one alone, `adapter` for the model itself."""
 
     _path = "/generate"
 

@@ -89,11 +89,7 @@ class EpochTask:
 
 
 class BatchMaker:
-    """Makes batches of the next tasks.
-
-    Args:
-        sampling: Generates groups and scores responses; once it stops, an unfinished batch is given up.
-    """
+    """Makes batches of the next tasks; once `sampling` stops, an unfinished batch is given up."""
 
     def __init__(
         self, tasks: Tasks, ledger: TaskLedger, sampling: Sampling, gate: EngineGate, curriculum: Curriculum

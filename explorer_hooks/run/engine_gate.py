@@ -96,12 +96,7 @@ class EngineVersions:
 
 
 class EngineGate:
-    """Keeps work waiting until the engine may be given some, and evaluates versions as they arrive.
-
-    Args:
-        evaluation: Evaluates versions; None for none.
-        stop: Once it returns true, nothing is waited for.
-    """
+    """Keeps work waiting until the engine may be given some, and evaluates versions as they arrive."""
 
     def __init__(
         self,
@@ -119,11 +114,7 @@ class EngineGate:
         return self._versions.source.unproven
 
     def wait_until_usable(self, *, is_suspect: bool = False) -> bool:
-        """Wait until the engine may be given work; return false once `stop` returns true.
-
-        Args:
-            is_suspect: Whether the engine did not do its work: then it is first asked what it runs.
-        """
+        """Wait until the engine may be given work, a suspect one is asked first; false once `stop` returns true."""
         end = time.monotonic() + self._settings.timeout
         if is_suspect and not self._stop():
             self._versions.update(0.0)
@@ -154,11 +145,7 @@ class EngineGate:
             self._versions.update(0.0)
 
     def evaluate(self, *, is_last: bool = False) -> None:
-        """Evaluate the version that runs, if it is published and was not seen before.
-
-        Args:
-            is_last: Whether no version comes after it: then every set measures it, due or not.
-        """
+        """Evaluate the version that runs, if it is published and new; the last one by all sets, due or not."""
         pair = self._versions.source.runs or BEFORE_THE_FIRST
         if self._evaluation is None or self._stop() or (pair == self._evaluated and not is_last):
             return

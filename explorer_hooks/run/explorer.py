@@ -29,12 +29,7 @@ _LOG = structlog.get_logger()
 
 
 class Explorer:
-    """Explores until the trainer is gone, the tasks are done, or it is told to stop.
-
-    Args:
-        file: The configuration: when it syncs, waits and ends.
-        stop: Once it returns true, the explorer ends.
-    """
+    """Explores until the trainer is gone, the tasks are done, or it is told to stop."""
 
     def __init__(
         self,

@@ -65,11 +65,7 @@ class FunctionProcesses:
             worker.stop()
 
     def call(self, arguments: Mapping[str, Any], count: int | None = None) -> list[Score]:
-        """Return what the function says of these arguments; wait for a free process.
-
-        Args:
-            count: How many scores it returns in a list; None if it returns one score.
-        """
+        """Return what the function says, `count` scores as a list or one if None; wait for a free process."""
         worker = self._free.get()
         try:
             return worker.scores(arguments, count)

@@ -143,11 +143,7 @@ def _grouped(
 
 
 class LocalGenerator(Generator):
-    """Generates with a model of this process.
-
-    Args:
-        rows: Responses of one forward pass at most.
-    """
+    """Generates with a model of this process, `rows` responses at most in one forward pass."""
 
     def __init__(self, hook: TransformersHook, context: GeneratorContext, rows: int) -> None:
         self._hook, self._tokens, self._stop, self._rows = hook, context.tokens, context.stop, rows

@@ -84,11 +84,7 @@ def followed_engine(
 
 
 def open_reward(file: JobFile, function: str = "") -> Scorer:
-    """Return what scores; its functions are looked for beside the file, and in the working directory.
-
-    Args:
-        function: The function; what [explorer.reward] names unless given.
-    """
+    """Return what scores by `function`, else as [explorer.reward] says; modules may be beside the file."""
     section, here = file.explorer.reward, os.getcwd()
     if function:
         section = section.model_copy(update={"function": function, "functions": {}})

@@ -86,11 +86,7 @@ class LedgerState:
 
 
 class TaskLedger:
-    """Writes batches together with the position in the tasks behind them.
-
-    Args:
-        state: The content of state.json; `open` reads it.
-    """
+    """Writes batches together with the position in the tasks behind them."""
 
     def __init__(self, writer: ExperienceWriter, state: LedgerState) -> None:
         self.writer, self.state = writer, state

@@ -35,11 +35,7 @@ _LOG = structlog.get_logger()
 
 @contextmanager
 def serving(file: JobFile, stop: Stop) -> Iterator[JobFile]:
-    """Yield the file with the address of its engine; start the engine first if the file says how.
-
-    Args:
-        stop: Set if the server ends in the body.
-    """
+    """Yield the file with its engine's address, once that is started if the file says how; its end sets `stop`."""
     section = file.explorer.engine
     if not section.command or section.reload == "restart":
         yield file

@@ -140,12 +140,7 @@ class AutoScorer:
 
 
 class FunctionScorer:
-    """Scores with a function, in processes. It gets those arguments that it has by name.
-
-    Args:
-        function: `package.module:function`.
-        directories: Directories in which its module is looked for.
-    """
+    """Scores with `package.module:function`, in processes; the function gets those arguments that it has by name."""
 
     def __init__(self, function: str, section: RewardSection, directories: Sequence[str]) -> None:
         self._function, self._retries, self._pause = function, section.retries, section.pause

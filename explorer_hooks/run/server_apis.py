@@ -158,11 +158,7 @@ class VllmGenerateApi(ServerApi):
 
 
 class SGLangGenerateApi(ServerApi):
-    """SGLang's `/generate`.
-
-    Args:
-        adapter: The adapter that answers; None for the model itself.
-    """
+    """SGLang's `/generate`, for an adapter; None stands for the model itself."""
 
     path: ClassVar[str] = "/generate"
 
@@ -261,11 +257,7 @@ def _counted(choices: object, asked: GroupRequest) -> Sequence[object]:
 
 
 def _response(choice: object, ids: str, values: object, reason: object, asked: GroupRequest) -> Response:
-    """Return a response, checked.
-
-    Args:
-        ids: Under which name it has the token ids.
-    """
+    """Return a response, checked."""
     if not isinstance(reason, str) or reason not in _FINISHED:
         raise MalformedError(f"a response ended with {reason!r}")
     tokens = _optional(choice, ids)

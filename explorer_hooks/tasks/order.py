@@ -148,11 +148,7 @@ def set_figures(rewards: Mapping[str, Sequence[float]]) -> dict[str, dict[str, f
 
 
 def epochs(tasks: Tasks, seed: str | None, epoch: int, position: int) -> Iterator[tuple[int, int, Task]]:
-    """Yield tasks from a position on, without end: epoch, index in its order, and the task.
-
-    Args:
-        seed: The seed of the orders; None for the order of the source.
-    """
+    """Yield epoch, index and task from a position on, without end; seed None is the order of the source."""
     while True:
         places = tasks.order(seed, epoch)
         for at in range(position, len(places)):

@@ -26,11 +26,7 @@ _LOG = structlog.get_logger()
 
 
 def open_tasks(sections: Sequence[TaskSetSection], directory: str = "") -> Tasks:
-    """Return the tasks of sets, which are read and checked.
-
-    Args:
-        directory: What relative paths are relative to; the working directory unless given.
-    """
+    """Return the tasks of sets, read and checked; relative paths start at `directory`, or the working directory."""
     names = _names(sections)
     _check_weights(sections)
     opened = [_opened(section, name, directory) for section, name in zip(sections, names, strict=True)]

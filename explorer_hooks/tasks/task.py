@@ -82,12 +82,7 @@ class Columns:
 
 
 def task_of(row: dict[str, Any], where: str, unnamed: str, columns: Columns) -> Task:
-    """Return the task of a row, which is used up.
-
-    Args:
-        row: Its fields, as JSON has them.
-        unnamed: Its name if it has no id.
-    """
+    """Return the task of a row of JSON, which is used up; `unnamed` is its name if it has no id."""
     prompt = row.pop(columns.prompt, None) or row.pop(_MESSAGES, None)
     name = row.pop(columns.id, None)
     _check_prompt(prompt, where, columns.prompt)

@@ -41,11 +41,7 @@ class ModelAnswer:
 
 
 class AnswerParser:
-    """Parts the texts of one model's responses.
-
-    Args:
-        template: The text of its chat template.
-    """
+    """Parts the texts of one model's responses."""
 
     def __init__(self, tool_format: ToolFormat, template: str) -> None:
         self.tool_format, self._thinks = tool_format, _THOUGHT in template

@@ -51,11 +51,7 @@ class ChatRequest:
 
 
 def read_request(body: object, *, tolerates: bool = True) -> ChatRequest:
-    """Return the request of a body.
-
-    Args:
-        tolerates: Whether harmless fields are taken, without effect.
-    """
+    """Return the request of a body; `tolerates` says whether harmless fields are taken, without effect."""
     with well_formed():
         return _request(json_object(body), tolerates=tolerates)
 

@@ -40,11 +40,7 @@ class EnvironmentSettings:
 
 
 class EnvironmentProcess(WorkerProcess):
-    """A process with a loaded environment.
-
-    Args:
-        stop: Once it returns true, it is not waited for.
-    """
+    """A process with a loaded environment, which is not waited for once `stop` returns true."""
 
     def __init__(self, settings: EnvironmentSettings, stop: Callable[[], bool]) -> None:
         python = settings.python or sys.executable

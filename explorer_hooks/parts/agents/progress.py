@@ -16,12 +16,7 @@ _LOG = structlog.get_logger()
 
 
 class RolloutProgress:
-    """Says how many rollouts have ended.
-
-    Args:
-        http: The thread that changes them.
-        clock: Monotonic seconds.
-    """
+    """Says how many rollouts have ended; `http` is the thread that changes them, `clock` gives monotonic seconds."""
 
     def __init__(
         self,

@@ -31,11 +31,7 @@ _UNKNOWN = ("temperature", "top_p")
 
 
 def read_responses_request(body: object, *, tolerates: bool = True) -> ChatRequest:
-    """Return the request of a body.
-
-    Args:
-        tolerates: Whether harmless fields are taken, without effect.
-    """
+    """Return the request of a body; `tolerates` says whether harmless fields are taken, without effect."""
     with well_formed():
         asked = json_object(body)
         tolerated = check_fields(asked, RESPONSES, tolerates=tolerates)

@@ -44,11 +44,7 @@ class PlayedTasks:
 
 
 class GatewayRun:
-    """The run of a gateway.
-
-    Args:
-        clock: Monotonic seconds.
-    """
+    """The run of a gateway; `clock` gives monotonic seconds."""
 
     def __init__(
         self,

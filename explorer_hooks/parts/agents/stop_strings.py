@@ -19,11 +19,7 @@ class StopCut(NamedTuple):
 def cut_at_stop(
     tokens: Sequence[int], stop: Sequence[str], text_of: Callable[[Sequence[int]], str]
 ) -> StopCut | None:
-    """Return an answer up to the first string that it comes to, None if it comes to none.
-
-    Args:
-        tokens: The tokens of the answer, without the one that ends it.
-    """
+    """Return an answer, without the token that ends it, up to the first stop string in it; None if it has none."""
 
     def first_stop(count: int) -> int:
         """Return where the first string begins in the text of so many tokens, -1 if none is in it."""

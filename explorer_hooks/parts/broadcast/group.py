@@ -66,12 +66,7 @@ class GroupDelivery(Delivery):
 
     @abstractmethod
     def _update(self, tensors: Tensors, label: str | None) -> None:
-        """Request that the engine loads the tensors that are sent next, and wait until it has.
-
-        Args:
-            tensors: The tensors, in the order in which they are sent.
-            label: The label of the weights, with the last bucket only.
-        """
+        """Request a load of the tensors sent next, in order, and wait; `label` comes with the last bucket."""
 
     def close(self) -> None:
         group, self._group = self._group, None

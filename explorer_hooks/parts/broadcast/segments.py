@@ -34,11 +34,7 @@ _NAME = re.compile(r"syncd-push-[0-9a-f]{32}(\.[0-9]{1,9})?", re.ASCII)
 
 
 class Segment:
-    """Shared memory of this process, which others of this user can open by its name.
-
-    Args:
-        size: Its bytes, of which the first `HEADER` are torch's.
-    """
+    """Shared memory of this process that others of this user can open; the first `HEADER` bytes are torch's."""
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -55,11 +55,7 @@ class SharedBucket(ABC):
 
 
 class SegmentBucket(SharedBucket):
-    """A bucket in a segment of shared memory.
-
-    Args:
-        offsets: Where each tensor begins in it, in bytes.
-    """
+    """A bucket in a segment of shared memory, in which tensors begin at these offsets in bytes."""
 
     def __init__(self, tensors: Tensors, workers: int, segment: Segment, offsets: Sequence[int]) -> None:
         super().__init__(tensors, workers)

@@ -85,11 +85,7 @@ class Place:
 
 
 class Group:
-    """One worker's end of a group.
-
-    Args:
-        worker: This worker, counted over all of them.
-    """
+    """One worker's end of a group; workers are counted over all of them."""
 
     def __init__(self, info: Meeting, worker: int, device: torch.device) -> None:
         self._end = time.monotonic() + info.timeout

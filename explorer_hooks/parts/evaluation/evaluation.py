@@ -47,11 +47,7 @@ class PromptEvaluator:
 
 
 class Evaluation:
-    """Measures each set at every n-th applied version and at the last one, each version at most once.
-
-    Args:
-        records: Gets the lines; what it names already is not measured again.
-    """
+    """Measures each set at every n-th applied version and at the last one, but nothing that `records` has already."""
 
     def __init__(self, sets: Sequence[HeldOut], records: Records, evaluator: Evaluator) -> None:
         self._sets, self._records, self._evaluator = sets, records, evaluator
@@ -103,11 +99,7 @@ def measure(
     records: Records,
     more: Mapping[str, Any] | None = None,
 ) -> Mapping[str, Any] | None:
-    """Return the line of a set and a version, which is written; None if it could not be measured.
-
-    Args:
-        digest: The digest of its weights, empty for the model that the engine started with.
-    """
+    """Return the line of a set and a version, and write it; None if not measured. A start model has no digest."""
     begin = time.monotonic()
     outcomes = evaluator.outcomes(held_out, pair)
     if outcomes is None:

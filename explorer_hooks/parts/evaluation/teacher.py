@@ -105,11 +105,7 @@ def open_teacher(file: JobFile, tokens: Tokens) -> Callable[[Sampling], Sampling
 
 
 class TaughtGenerator(Generator):
-    """Gives each group that another generator makes to the teacher, while that makes the next ones.
-
-    Args:
-        stop: Once it returns true, groups that the teacher has not read are given up.
-    """
+    """Gives each group of another generator to the teacher; unread ones are given up once `stop` returns true."""
 
     def __init__(self, inner: Generator, teacher: Teacher, stop: Callable[[], bool]) -> None:
         self._inner, self._teacher, self._stop = inner, teacher, stop

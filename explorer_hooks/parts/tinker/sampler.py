@@ -102,12 +102,7 @@ class TinkerSamplers:
 
 
 class TinkerGenerator(Generator):
-    """Generates with the version that is present when a group begins.
-
-    Args:
-        ends: Token ids that end a text.
-        timeout: Seconds that one group may take.
-    """
+    """Generates with the version that is present when a group begins; a group may take `timeout` seconds."""
 
     def __init__(
         self,
