@@ -41,7 +41,6 @@ def load_file(
 
 
 def load_served_file(path: str, overrides: Sequence[str] = (), *, trust: bool = False) -> JobFile:
-    """Return what a file says to `explorer serve`, as `load_file` does."""
     return SERVE_LOADER.load(
         [read_toml(path).layer(), SERVE_LOADER.command_layer(overrides)], path, trust=trust
     )
@@ -53,9 +52,7 @@ def load_bench_file(
     """Return what a file says to `explorer bench`, with the command line's `--section.key value` on top.
 
     Args:
-        job: The job directory, whatever the file says.
         config: The file; None for the configuration that the trainer keeps in the job directory.
-        trust: Whether the code that the file names may run, whoever could have written it.
     """
     path = config or f"{job}/config.toml"
     if config is None and not os.path.exists(path):
@@ -108,7 +105,6 @@ def _bench_checks(file: JobFile) -> Iterator[Problem]:
 
 
 def _checks(file: JobFile) -> Iterator[Problem]:
-    """Yield the problems that no single key shows."""
     yield from _names(file)
     yield from lacking_problems(file)
     yield from _engine(file)
