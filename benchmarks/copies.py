@@ -24,7 +24,7 @@ from save import weights_of
 from syncd.parts.memory.send import MemoryCopies
 from syncd.protocol.layout import ACTOR, Job
 from syncd.protocol.manifest import read_manifest
-from syncd.protocol.memory import hold_copy
+from syncd.protocol.memory_copies import hold_copy
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Version
 from syncd.transports.base import WeightDirectory

@@ -168,7 +168,7 @@ def _fetcher(place: str, way: str, stage: str) -> Callable[[int], Sequence[objec
     from explorer_hooks.follower.versions import Fetcher  # noqa: PLC0415
     from syncd.client.client import Client  # noqa: PLC0415
     from syncd.protocol.local_disk import SystemClock  # noqa: PLC0415
-    from syncd.transports.files.directory import LoadTimings  # noqa: PLC0415
+    from syncd.transports.files.leased_directory import LoadTimings  # noqa: PLC0415
 
     client = Client.open(f"{place}/{way}", "explorer", Path(stage).name)
     options = FollowOptions(stage=f"{stage}/{way}")

@@ -19,7 +19,7 @@ from syncd.protocol.manifest import read_manifest
 from syncd.protocol.safetensors import encode_header
 from syncd.protocol.version import Version
 from syncd.protocol.writer import StepWriter
-from syncd.transports.files.directory import payload_of
+from syncd.transports.files.leased_directory import payload_of
 from syncd.transports.files.stage import HostStage, StageSource
 
 _SHARDS = 4

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from syncd.client.client import Client
 from syncd.protocol.adapter_base import AdapterBase, find_base
 from syncd.protocol.layout import ADAPTER_CONFIG, Job
-from syncd.transports.files.directory import DirectoryOptions
+from syncd.transports.files.leased_directory import DirectoryOptions
 from syncd.transports.files.receive import FilesReceiver
 from syncd.transports.files.stage import HostStage
 from syncd.transports.files.step_saver import StepSaver

@@ -44,7 +44,7 @@ from syncd.protocol.presence import TTL, RunningStatus
 from syncd.protocol.rendezvous import Offer, TensorInfo
 from syncd.protocol.safetensors import Header
 from syncd.protocol.version import Version
-from syncd.transports.files.directory import HeldDirectory, LoadTimings
+from syncd.transports.files.leased_directory import HeldDirectory, LoadTimings
 from syncd.transports.files.receive import FilesReceiver
 
 __all__ = [

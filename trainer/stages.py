@@ -9,7 +9,7 @@ from syncd.errors import ConfigError, CorruptDataError, StorageError, storage_er
 from syncd.jobfile.loader import Layer
 from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem, error_of, shown
-from syncd.jobfile.records import STAGES, StagesRecord, read_record
+from syncd.jobfile.stages_file import STAGES, StagesRecord, read_record
 from syncd.protocol.layout import Job, is_identity
 from syncd.protocol.local_disk import LocalDisk
 from trainer.checkpoints import latest_hf_directory

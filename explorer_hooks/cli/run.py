@@ -49,7 +49,7 @@ def run(
       explorer run grpo.toml --dry-run
     """  # noqa: D301 - click's mark is one backspace
     from explorer_hooks.run.load import load_file  # noqa: PLC0415
-    from syncd.jobfile.trust import require_own_model  # noqa: PLC0415
+    from syncd.jobfile.code_trust import require_own_model  # noqa: PLC0415
 
     named = (*overrides, f"--explorer.name={name}") if name is not None else overrides
     file = load_file(config, named, stage, trust=trust)

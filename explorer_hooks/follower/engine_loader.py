@@ -24,7 +24,7 @@ from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import EngineState, Proof
 from syncd.protocol.version import Pair, Version, label_of
 from syncd.transports.base import WeightDirectory, WeightTensors
-from syncd.transports.files.directory import HeldDirectory, LoadTimings
+from syncd.transports.files.leased_directory import HeldDirectory, LoadTimings
 from syncd.transports.tensors import Tensors, compare, require_fit
 
 _WHOLE = "weights"

@@ -22,7 +22,7 @@ from syncd.errors import (
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import EngineState, GivenUp, Proof
 from syncd.protocol.version import Pair, label_of
-from syncd.transports.files.directory import HeldDirectory, LoadTimings
+from syncd.transports.files.leased_directory import HeldDirectory, LoadTimings
 
 NOTICED = "noticed"
 """The age of a version when it was read: a part of the timings, but not of the load."""

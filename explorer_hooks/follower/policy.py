@@ -10,7 +10,7 @@ from syncd.errors import ConfigError
 from syncd.protocol.layout import MAX_STEP
 from syncd.protocol.presence import TTL
 from syncd.protocol.version import Pair
-from syncd.transports.files.directory import Verification
+from syncd.transports.files.leased_directory import Verification
 
 Which = Literal["newest", "every", "exact", "at-least"]
 

@@ -12,7 +12,7 @@ from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import parse_step_name
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.version import Pair, Version, engine_label, is_unpublished, pair_of
-from syncd.transports.files.directory import (
+from syncd.transports.files.leased_directory import (
     DirectoryOptions,
     HeldDirectory,
     LoadTimings,

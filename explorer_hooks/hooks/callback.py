@@ -7,11 +7,11 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from explorer_hooks.answers import log_prob
 from explorer_hooks.finding import FORM, imported
 from explorer_hooks.hook import ChangesHook, HookOptions, ProbeAnswer, ProbeTime, ProbingHook, Running
 from explorer_hooks.hooks.phases import RESTART, PhaseHook
 from explorer_hooks.proof.server_probes import Rows, dtype_word
+from explorer_hooks.strict_json import log_prob
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError, TimedOutError
 from syncd.protocol.version import UNKNOWN_LABEL
 from syncd.transports.base import WeightDirectory, WeightTensors

@@ -8,8 +8,8 @@ from syncd.errors import LoadFailedError, RefusedError
 from syncd.protocol.local_disk import SystemClock
 from syncd.transports.base import WeightDirectory
 from syncd.transports.delta.fill_changes import ParameterVersion
-from syncd.transports.files.directory import LoadTimings
 from syncd.transports.files.fill_tensors import LoadCounts, check_fit, offered
+from syncd.transports.files.leased_directory import LoadTimings
 from syncd.transports.tensors import TensorMeta
 from syncd.transports.torch_tensors import TargetTensors, is_straight, target_tensors
 

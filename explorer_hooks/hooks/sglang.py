@@ -6,13 +6,13 @@ directory once more. So every version is checked before it reaches the server.
 
 from collections.abc import Mapping, Sequence
 
-from explorer_hooks.answers import positive
 from explorer_hooks.hook import Checksums, Running, UntouchedError
 from explorer_hooks.hooks.http_engine import HttpEngineHook
 from explorer_hooks.hooks.settings import HookSettings
 from explorer_hooks.http_client import HttpClient
 from explorer_hooks.proof.server_checksums import sglang_checksums
 from explorer_hooks.proof.server_probes import GenerateProbe, dtype_word, rounding_flags
+from explorer_hooks.strict_json import positive
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 
 _LOG = "see the log of the SGLang server"

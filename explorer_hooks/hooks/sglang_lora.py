@@ -8,13 +8,13 @@ use. A request that names an adapter which was unloaded has SGLang read its dire
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from explorer_hooks.answers import positive
 from explorer_hooks.hook import ProbeAnswer
-from explorer_hooks.hooks.adapter_layers import require_servable
 from explorer_hooks.hooks.adapter_server import AdapterServerHook
 from explorer_hooks.hooks.sglang import release_and_flags
+from explorer_hooks.hooks.sglang_adapter_limits import require_servable
 from explorer_hooks.http_client import Reply
 from explorer_hooks.proof.server_probes import GenerateProbe, require_known_tokens
+from explorer_hooks.strict_json import positive
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 from syncd.transports.base import WeightDirectory, WeightTensors
 

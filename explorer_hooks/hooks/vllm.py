@@ -6,7 +6,6 @@ The engine must be started with `VLLM_SERVER_DEV_MODE=1`; docs/engines-vllm-sgla
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from explorer_hooks.answers import positive
 from explorer_hooks.hook import Checksums, Running
 from explorer_hooks.hooks.http_engine import HttpEngineHook
 from explorer_hooks.hooks.settings import HookSettings
@@ -19,6 +18,7 @@ from explorer_hooks.proof.server_probes import (
     each_replica,
     rounding_flags,
 )
+from explorer_hooks.strict_json import positive
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError
 
 BACKEND = "syncd"

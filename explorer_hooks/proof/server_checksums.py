@@ -9,9 +9,9 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
-from explorer_hooks.answers import member, typed
 from explorer_hooks.hook import Checksums
 from explorer_hooks.http_client import HttpClient
+from explorer_hooks.strict_json import member, typed
 from syncd.errors import ConfigError, LoadFailedError
 
 VLLM, SGLANG = "/weight_checker", "/weights_checker"

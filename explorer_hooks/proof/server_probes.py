@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from explorer_hooks.answers import listed, log_prob, member, typed
 from explorer_hooks.hook import ProbeAnswer
 from explorer_hooks.http_client import HttpClient
+from explorer_hooks.strict_json import listed, log_prob, member, typed
 from syncd.errors import LoadFailedError
 
 Rows = Sequence[Sequence[int]]

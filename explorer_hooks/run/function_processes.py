@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from explorer_hooks.answers import member
 from explorer_hooks.run.function_worker import SHOWN
 from explorer_hooks.run.rewards import Score, rebuilt
 from explorer_hooks.run.worker_process import WorkerProcess
+from explorer_hooks.strict_json import member
 from syncd.errors import ConfigError
 
 START = 120.0

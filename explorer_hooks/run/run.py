@@ -11,7 +11,7 @@ from explorer_hooks.run.explorer import Explorer
 from explorer_hooks.run.extensions import READERS
 from explorer_hooks.run.generation import Sampling
 from explorer_hooks.run.held_out import open_evaluation
-from explorer_hooks.run.opening import followed_engine, open_reward
+from explorer_hooks.run.open_explorer import followed_engine, open_reward
 from explorer_hooks.run.own_files import EVALUATIONS, METRICS, Records, TaskLedger, own_path
 from explorer_hooks.run.pacing import ahead_of
 from explorer_hooks.run.tokens import Tokens, hide_progress_bars, open_tokens

@@ -19,8 +19,8 @@ from explorer_hooks.finding import open_hook, shown
 from explorer_hooks.hook import PendingProof, Running
 from explorer_hooks.hooks.adapter_server import AdapterServerHook
 from explorer_hooks.hooks.http_engine import UNTOLD
-from explorer_hooks.hooks.lora import LoraHook
 from explorer_hooks.hooks.sglang_lora import SGLangLoraHook
+from explorer_hooks.hooks.vllm_lora import LoraHook
 from explorer_hooks.http_client import HttpClient, Reply
 from explorer_hooks.run.generation import (
     BEFORE_THE_FIRST,

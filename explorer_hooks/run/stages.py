@@ -11,7 +11,7 @@ from explorer_hooks.stopping import Stop
 from syncd.errors import ConfigError, TimedOutError
 from syncd.jobfile.loader import Layer
 from syncd.jobfile.model import JobFile
-from syncd.jobfile.records import STAGES, StagesRecord, read_record
+from syncd.jobfile.stages_file import STAGES, StagesRecord, read_record
 from syncd.observe import log
 from syncd.protocol.disk import Clock
 from syncd.protocol.local_disk import SystemClock

@@ -8,8 +8,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from explorer_hooks.answers import member, typed
 from explorer_hooks.hook import PendingProof, Unproven
+from explorer_hooks.strict_json import member, typed
 from syncd.experience.model import Span
 from syncd.protocol.version import Pair
 

@@ -16,8 +16,8 @@ from syncd.errors import ConfigError, JobMissingError, UsageError
 from syncd.extras import install_command
 from syncd.protocol.layout import CONFIG, Job, job_disk, parse_step_name
 from syncd.protocol.owner import check_owner, is_own
+from syncd.protocol.path_trust import weak_level
 from syncd.protocol.permissions import modes_of
-from syncd.protocol.trust import weak_level
 from syncd.stall.calls import PendingCalls, tracked
 from syncd.stall.verbs import pending_calls
 

@@ -133,16 +133,16 @@ class _StatusSource:
         Args:
             seconds: Seconds to watch heartbeats at most.
         """
-        from syncd.views import data  # noqa: PLC0415
+        from syncd.views import documents  # noqa: PLC0415
 
-        return data.status(self._guard(lambda: self._open().read_until_known(seconds)))
+        return documents.status(self._guard(lambda: self._open().read_until_known(seconds)))
 
     def last_report(self) -> dict[str, Any]:
         """Return what the daemons of this host reported last, without asking the mount."""
-        from syncd.stall import hostfile  # noqa: PLC0415
-        from syncd.views import data  # noqa: PLC0415
+        from syncd.stall import host_state  # noqa: PLC0415
+        from syncd.views import documents  # noqa: PLC0415
 
-        return data.last_report(hostfile.find(self.job), os.path.abspath(self.job), self.clock.time())
+        return documents.last_report(host_state.find(self.job), os.path.abspath(self.job), self.clock.time())
 
     def _open(self) -> "JobViewer":
         from syncd.views.job_view import JobViewer  # noqa: PLC0415
@@ -190,7 +190,7 @@ def _refresh_json(source: _StatusSource) -> None:
 
 
 def _print_json(document: dict[str, Any]) -> None:
-    from syncd.views.data import STATUS_SCHEMA  # noqa: PLC0415
+    from syncd.views.documents import STATUS_SCHEMA  # noqa: PLC0415
 
     options.print_json(document, STATUS_SCHEMA)
 

@@ -67,9 +67,9 @@ def _serve(name: str, state_dir: str | None, overrides: Mapping[str, Any]) -> No
     from syncd.daemon.run import Background, DaemonLoop  # noqa: PLC0415
     from syncd.daemon.service import Daemon  # noqa: PLC0415
     from syncd.daemon.watchdog import Watchdog  # noqa: PLC0415
-    from syncd.observe import names  # noqa: PLC0415
+    from syncd.observe import event_names  # noqa: PLC0415
     from syncd.observe.sd_notify import Notifier, watchdog_interval  # noqa: PLC0415
-    from syncd.stall import hostfile  # noqa: PLC0415
+    from syncd.stall import host_state  # noqa: PLC0415
     from syncd.stall.worker import StallGuard  # noqa: PLC0415
 
     clock, background = SystemClock(), Background()
@@ -87,8 +87,8 @@ def _serve(name: str, state_dir: str | None, overrides: Mapping[str, Any]) -> No
     heard, aside = _observers(job, config, calls)
     with heard as observers:
         daemon = Daemon(job, config, clock, observers, background)
-        daemon.report(names.DAEMON_STARTED, "info", job=job.root, state=job.state, version=__version__)
-        keeper = hostfile.Writer(job.root, os.path.abspath(name))
+        daemon.report(event_names.DAEMON_STARTED, "info", job=job.root, state=job.state, version=__version__)
+        keeper = host_state.Writer(job.root, os.path.abspath(name))
         watchdog = Watchdog(clock, calls, aside, keeper, watchdog_interval())
         DaemonLoop(daemon, clock, Notifier(), load, watchdog, background).run()
 

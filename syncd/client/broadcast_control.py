@@ -15,6 +15,17 @@ from syncd.client.client import Client, guarded
 from syncd.errors import TimedOutError, TryAgainError, UsageError
 from syncd.protocol.backend import KEY as GPU
 from syncd.protocol.backend import Gpu
+from syncd.protocol.broadcast_round import (
+    AGREED,
+    COMMITTED,
+    FAILED,
+    GROUP,
+    KEY,
+    TAKES_PART,
+    Round,
+    agreed_asks,
+    offered_epoch,
+)
 from syncd.protocol.disk import MISSING
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.rendezvous import (
@@ -27,17 +38,6 @@ from syncd.protocol.rendezvous import (
     read_acknowledgements,
     read_offer,
     write_offer,
-)
-from syncd.protocol.round import (
-    AGREED,
-    COMMITTED,
-    FAILED,
-    GROUP,
-    KEY,
-    TAKES_PART,
-    Round,
-    agreed_asks,
-    offered_epoch,
 )
 
 WEIGHTS = "weights"

@@ -13,9 +13,7 @@ from syncd.client.client import guarded
 from syncd.client.follow import has_caught_up
 from syncd.client.sync_policy import NOTHING
 from syncd.errors import TimedOutError
-from syncd.protocol.presence import Presence, RunningStatus
-from syncd.protocol.rendezvous import Acknowledgement, Offer, write_acknowledgement
-from syncd.protocol.round import (
+from syncd.protocol.broadcast_round import (
     COMMITTED,
     FAILED,
     OPEN,
@@ -27,6 +25,8 @@ from syncd.protocol.round import (
     offered_epoch,
     round_of,
 )
+from syncd.protocol.presence import Presence, RunningStatus
+from syncd.protocol.rendezvous import Acknowledgement, Offer, write_acknowledgement
 from syncd.protocol.version import Version
 
 _SOON = 5.0

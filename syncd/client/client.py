@@ -11,24 +11,24 @@ from dataclasses import asdict
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
 
 from syncd.client.announce import StepAnnouncer
+from syncd.client.early_wake import VersionLookout
 from syncd.client.follow import Leased, VersionFollower, VersionReader, missing_job
 from syncd.client.heartbeat import Heartbeat
-from syncd.client.lookout import VersionLookout
 from syncd.client.own_presence import OwnPresence, join
 from syncd.client.peers import Peers
 from syncd.client.sync_policy import NOTHING
 from syncd.client.wait import Pace, Poller, T
 from syncd.context import Closing
 from syncd.errors import UsageError, storage_errors
+from syncd.protocol.broadcast_round import agreed_asks
 from syncd.protocol.disk import Clock, Disk, exists, is_below
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.manifest import Manifest
-from syncd.protocol.memory import MEMORY_KEY, MemoryDirectory
+from syncd.protocol.memory_copies import MEMORY_KEY, MemoryDirectory
 from syncd.protocol.owner import check_owner, is_own
 from syncd.protocol.presence import TTL, RunningStatus
 from syncd.protocol.probe import Probe
-from syncd.protocol.round import agreed_asks
 from syncd.protocol.version import Pair, Version
 
 Role = Literal["trainer", "explorer", "observer"]

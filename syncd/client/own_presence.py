@@ -23,6 +23,7 @@ from syncd.errors import (
     storage_error,
     storage_errors,
 )
+from syncd.protocol.broadcast_round import agreed_asks
 from syncd.protocol.disk import MISSING, Clock, Disk
 from syncd.protocol.layout import Job, check_identity
 from syncd.protocol.presence import (
@@ -35,7 +36,6 @@ from syncd.protocol.presence import (
     read_presences,
 )
 from syncd.protocol.process import Process, host_name
-from syncd.protocol.round import agreed_asks
 from syncd.protocol.version import Pair
 
 CLAIM = 3 * HEARTBEAT

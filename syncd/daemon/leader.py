@@ -9,7 +9,7 @@ from syncd.config import DaemonConfig
 from syncd.daemon.report import EventReporter
 from syncd.daemon.trash import DeadLeadersTrash
 from syncd.errors import FencedError, storage_error
-from syncd.observe import names
+from syncd.observe import event_names
 from syncd.protocol.disk import MISSING, Clock, is_below
 from syncd.protocol.layout import Job
 from syncd.protocol.leadership import Term
@@ -82,7 +82,7 @@ class DaemonLeader:
         record_owner(job, term)
         self.term, self.floor, self.standing_by = term, term.floor, ""
         was_removed, self._was_removed = self._was_removed, False
-        self._reporter.publish(names.LEADERSHIP_ACQUIRED, "info", term=term.token)
+        self._reporter.publish(event_names.LEADERSHIP_ACQUIRED, "info", term=term.token)
         for entry_problem in term.left:
             self._reporter.publish_entry_problem(entry_problem)
         return term, was_removed
@@ -91,13 +91,13 @@ class DaemonLeader:
         """Stop leading, since another daemon leads."""
         self.term = None
         if why != self.standing_by:
-            self._reporter.publish(names.STANDBY_STARTED, "info", detail=why)
+            self._reporter.publish(event_names.STANDBY_STARTED, "info", detail=why)
         self.standing_by = why
 
     def lose(self, error: FencedError) -> None:
         """Stop leading, since a newer leader has fenced this one."""
         self.term = None
-        self._reporter.publish(names.LEADERSHIP_LOST, "warning", detail=error.message)
+        self._reporter.publish(event_names.LEADERSHIP_LOST, "warning", detail=error.message)
 
     def release(self) -> None:
         """End the term, so that a standby need not wait."""

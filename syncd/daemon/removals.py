@@ -13,7 +13,7 @@ from functools import partial
 from syncd.config import DaemonConfig
 from syncd.daemon.leader import DaemonLeader
 from syncd.daemon.leases import Beat, Dead
-from syncd.daemon.needed import NEEDED, Links
+from syncd.daemon.needed_links import NEEDED, Links
 from syncd.daemon.plan import Answer, Plan
 from syncd.daemon.report import EventReporter, describe
 from syncd.daemon.retention import Decision, removable
@@ -21,7 +21,7 @@ from syncd.daemon.scan import Scanner
 from syncd.daemon.snapshot import Snapshot
 from syncd.daemon.trash import Trash
 from syncd.errors import SyncdError, unexpected
-from syncd.observe import names
+from syncd.observe import event_names
 from syncd.protocol.disk import MISSING, Clock, Disk, exists, is_below, is_temporary, list_if_there
 from syncd.protocol.documents import SMALL_LIMIT, read_document
 from syncd.protocol.entry_problem import EntryProblem, move_problem
@@ -125,9 +125,9 @@ class Removals:
         request = answer.request
         fields = {"kind": request.kind, "step": request.step, "detail": answer.detail}
         if answer.done:
-            self._reporter.publish(names.REQUEST_COMPLETED, "info", **fields)
+            self._reporter.publish(event_names.REQUEST_COMPLETED, "info", **fields)
         else:
-            self._reporter.publish(names.REQUEST_REFUSED, "warning", **fields)
+            self._reporter.publish(event_names.REQUEST_REFUSED, "warning", **fields)
 
     # --- steps and attempts -------------------------------------------------------------------------------------
 
@@ -183,17 +183,17 @@ class Removals:
         if outcome:
             self._scanner.steps.doubt(step.step)
             rule = "chain" if outcome.endswith(NEEDED) else "leased"
-            self._reporter.publish(names.STEP_KEPT, "info", step=step.step, rule=rule, detail=outcome)
+            self._reporter.publish(event_names.STEP_KEPT, "info", step=step.step, rule=rule, detail=outcome)
             return
         fields = {"step": step.step, "rule": decision.rule, "detail": decision.detail, "bytes": step.size}
-        self._reporter.publish(names.STEP_PRUNED, "info", **fields)
+        self._reporter.publish(event_names.STEP_PRUNED, "info", **fields)
 
     def _note_rule(self, decision: Decision) -> None:
         """Report why a step is kept whenever the rule that keeps it changes."""
         noted = self._decisions.get(decision.step)
         if decision.keep and noted != (decision.keep, decision.rule):
             fields = {"step": decision.step, "rule": decision.rule, "detail": decision.detail}
-            self._reporter.publish(names.STEP_KEPT, "debug", **fields)
+            self._reporter.publish(event_names.STEP_KEPT, "debug", **fields)
         self._decisions[decision.step] = (decision.keep, decision.rule)
         if len(self._decisions) > 2 * len(self._noted) + 100:
             self._decisions = {item.step: (item.keep, item.rule) for item in self._noted}
@@ -206,7 +206,9 @@ class Removals:
 
     def _remove_attempt(self, attempt: Step) -> None:
         if self._trash.remove_attempt(attempt):
-            self._reporter.publish(names.ATTEMPT_PRUNED, "info", **describe(attempt), path=attempt.directory)
+            self._reporter.publish(
+                event_names.ATTEMPT_PRUNED, "info", **describe(attempt), path=attempt.directory
+            )
 
     def _path(self, step: Step) -> str:
         return f"{self._job.root}/{step.directory}"
@@ -279,7 +281,7 @@ class Removals:
         emptied = trash.empty(config.trash_grace, dead)
         self.trash_left = emptied.left
         if emptied.entries:
-            self._reporter.publish(names.TRASH_EMPTIED, "info", **emptied._asdict())
+            self._reporter.publish(event_names.TRASH_EMPTIED, "info", **emptied._asdict())
         before, stuck = self._stuck, dict[str, EntryProblem]()
         for path, error in trash.stuck.items():
             # A reader on this host may hold a file open, which keeps its directory on NFS: that ends by itself.

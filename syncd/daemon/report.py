@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 from syncd.daemon.chains import change_figures
 from syncd.daemon.snapshot import Module, Snapshot
 from syncd.errors import StorageError, SyncdError, calls_of, plain
-from syncd.observe import names
+from syncd.observe import event_names
 from syncd.observe.events import Event, Level, Observer
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import EngineReport, EngineState, engine_of
 from syncd.protocol.entry_problem import EntryProblem
 from syncd.protocol.mount import MountState, MountTrouble
 from syncd.protocol.presence import RunningStatus
-from syncd.protocol.recent import recent_of
+from syncd.protocol.recent_versions import recent_of
 from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import BELIEVED_GENERATION, MISSING_MARKER, Version
 
@@ -25,19 +25,19 @@ LASTING = 1.0
 """Seconds that a marker must be wrong before that is worth reporting."""
 
 _EVENT_OF_PROBLEM = {
-    "marker": names.MARKER_REJECTED,
-    "version": names.VERSION_FILE_REJECTED,
-    "unreadable_presence": names.ENTRY_READ_FAILED,
-    "unreadable_directory": names.ENTRY_READ_FAILED,
-    "tracker": names.ENTRY_READ_FAILED,
-    "obstacle": names.ENTRY_READ_FAILED,
-    "document": names.DOCUMENT_REJECTED,
+    "marker": event_names.MARKER_REJECTED,
+    "version": event_names.VERSION_FILE_REJECTED,
+    "unreadable_presence": event_names.ENTRY_READ_FAILED,
+    "unreadable_directory": event_names.ENTRY_READ_FAILED,
+    "tracker": event_names.ENTRY_READ_FAILED,
+    "obstacle": event_names.ENTRY_READ_FAILED,
+    "document": event_names.DOCUMENT_REJECTED,
 }
 
 _EVENT_OF_STATE = {
-    StepState.FILLING: names.STEP_PROGRESSED,
-    StepState.COMPLETE: names.STEP_COMPLETED,
-    StepState.DAMAGED: names.STEP_DAMAGED,
+    StepState.FILLING: event_names.STEP_PROGRESSED,
+    StepState.COMPLETE: event_names.STEP_COMPLETED,
+    StepState.DAMAGED: event_names.STEP_DAMAGED,
 }
 
 Problem = tuple[str, str]
@@ -68,8 +68,8 @@ class EventReporter:
         for name, detail in now:
             if (name, detail) in self._problems:
                 continue
-            event = _EVENT_OF_PROBLEM.get(name, names.STEP_DAMAGED)
-            if event == names.ENTRY_READ_FAILED:
+            event = _EVENT_OF_PROBLEM.get(name, event_names.STEP_DAMAGED)
+            if event == event_names.ENTRY_READ_FAILED:
                 self.publish(event, "error", code=StorageError.code, detail=detail)
             else:
                 self.publish(event, "warning", detail=detail)
@@ -80,10 +80,10 @@ class EventReporter:
         reported = before.quarantined if before else frozenset()
         for entry in after.quarantine if after else ():
             if (entry.step, entry.digest) not in reported:
-                self.publish(names.STEP_QUARANTINED, "error", **entry._asdict())
+                self.publish(event_names.STEP_QUARANTINED, "error", **entry._asdict())
 
     def publish_failure(
-        self, error: SyncdError, hint: str | None = None, name: str = names.OPERATION_FAILED
+        self, error: SyncdError, hint: str | None = None, name: str = event_names.OPERATION_FAILED
     ) -> None:
         """Publish what failed and is tried again; of a bug also the calls that led to it, the innermost last."""
         fields = {"code": error.code, "detail": str(error), "hint": hint or error.hint}
@@ -93,7 +93,7 @@ class EventReporter:
 
     def publish_entry_problem(self, entry_problem: EntryProblem) -> None:
         self.publish(
-            names.ENTRY_MOVE_FAILED,
+            event_names.ENTRY_MOVE_FAILED,
             "error",
             code=StorageError.code,
             path=entry_problem.path,
@@ -107,9 +107,9 @@ class EventReporter:
         was = before.state if before else MountState.OK
         if now is not None and now.state is not was:
             fields = {"state": now.state, "detail": now.message, "hint": now.hint}
-            self.publish(names.MOUNT_STATE_CHANGED, "error", **fields)
+            self.publish(event_names.MOUNT_STATE_CHANGED, "error", **fields)
         elif now is None and was is not MountState.OK:
-            self.publish(names.MOUNT_STATE_CHANGED, "info", state=MountState.OK, detail=f"it was {was}")
+            self.publish(event_names.MOUNT_STATE_CHANGED, "info", state=MountState.OK, detail=f"it was {was}")
 
 
 _MOST_CALLS = 12
@@ -160,7 +160,7 @@ def _steps(before: Mapping[int, Step], after: Mapping[int, Step]) -> Iterator[Me
             continue
         if earlier is None:
             yield Message(
-                names.STEP_FOUND, "info" if step.state is StepState.FILLING else "debug", describe(step)
+                event_names.STEP_FOUND, "info" if step.state is StepState.FILLING else "debug", describe(step)
             )
         was = (earlier.present, earlier.state) if earlier else (0, StepState.FILLING)
         if was != (step.present, step.state):
@@ -178,7 +178,7 @@ def _shortcut(step: Step) -> Iterator[Message]:
     """Yield that nobody can use the shortcut of a step, whose own files are whole."""
     if step.shortcut and step.shortcut.problem:
         fields = {"step": step.step, "parent": step.shortcut.parent, "detail": step.shortcut.problem}
-        yield Message(names.SHORTCUT_REJECTED, "warning", fields)
+        yield Message(event_names.SHORTCUT_REJECTED, "warning", fields)
 
 
 def describe(step: Step) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def _lags(before: Snapshot, after: Snapshot) -> Iterator[Message]:
         lag = lag_of(after, module)
         earlier = before.explorers.get(name)
         if lag is not None and module.alive and (earlier is None or lag != lag_of(before, earlier)):
-            yield Message(names.EXPLORER_LAG_CHANGED, "debug", {"explorer": name, "lag": lag})
+            yield Message(event_names.EXPLORER_LAG_CHANGED, "debug", {"explorer": name, "lag": lag})
 
 
 def _engines(before: Mapping[str, Module], after: Mapping[str, Module]) -> Iterator[Message]:
@@ -249,11 +249,13 @@ def _engines(before: Mapping[str, Module], after: Mapping[str, Module]) -> Itera
         now, was = _engine(module), _engine(before.get(name))
         if now is None or now == was:
             continue
-        yield Message(names.ENGINE_REPORTED, "debug", {"explorer": name, **_figures(now)})
+        yield Message(event_names.ENGINE_REPORTED, "debug", {"explorer": name, **_figures(now)})
         state = was.state if was else None
         if now.state is not state and (now.state.is_trouble or (state and state.is_trouble)):
             fields = {"explorer": name, "state": now.state.value, "before": state and state.value}
-            yield Message(names.ENGINE_STATE_CHANGED, _level(now.state), {**fields, "reason": now.reason})
+            yield Message(
+                event_names.ENGINE_STATE_CHANGED, _level(now.state), {**fields, "reason": now.reason}
+            )
 
 
 def _passed(before: Mapping[str, Module], after: Mapping[str, Module]) -> Iterator[Message]:
@@ -263,7 +265,7 @@ def _passed(before: Mapping[str, Module], after: Mapping[str, Module]) -> Iterat
     rows = [row for name, module in after.items() for row in _recent(before.get(name), module)]
     for start in range(0, len(rows), _MOST_ROWS):
         fields = {"explorers": [], "recent": rows[start : start + _MOST_ROWS]}
-        yield Message(names.VERSIONS_APPLIED, "debug", fields)
+        yield Message(event_names.VERSIONS_APPLIED, "debug", fields)
 
 
 def _recent(earlier: Module | None, module: Module) -> Iterator[list[Any]]:
@@ -288,7 +290,7 @@ def _applied(before: Mapping[str, Module], after: Mapping[str, Module]) -> Itera
         return
     rows = [row for name, module in after.items() if (row := _moved(before.get(name), module)) is not None]
     for start in range(0, len(rows), _MOST_ROWS):
-        yield Message(names.VERSIONS_APPLIED, "debug", {"explorers": rows[start : start + _MOST_ROWS]})
+        yield Message(event_names.VERSIONS_APPLIED, "debug", {"explorers": rows[start : start + _MOST_ROWS]})
 
 
 _MOST_ROWS = 400

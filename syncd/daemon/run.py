@@ -13,7 +13,7 @@ from syncd.daemon.service import Daemon
 from syncd.daemon.wake import Mode, Signals, WakePipe, Watcher
 from syncd.daemon.watchdog import Watchdog
 from syncd.errors import LockHeldError, StorageError, SyncdError
-from syncd.observe import names
+from syncd.observe import event_names
 from syncd.observe.sd_notify import Notifier
 from syncd.protocol.disk import Clock
 from syncd.protocol.entry_problem import EntryProblem
@@ -113,7 +113,7 @@ class DaemonLoop:
             self._clock,
             self._woken,
             None if daemon.config.watch == "auto" else cast("Mode", daemon.config.watch),
-            lambda: daemon.report(names.EMITTER_REBUILT, "warning"),
+            lambda: daemon.report(event_names.EMITTER_REBUILT, "warning"),
             self._watchdog.in_hand,
         )
         try:
@@ -153,7 +153,7 @@ class DaemonLoop:
         if watcher.mode != self._mode:
             changed, self._mode = self._mode != "", watcher.mode
             self._daemon.report(
-                names.WATCH_MODE_SELECTED,
+                event_names.WATCH_MODE_SELECTED,
                 "warning" if changed else "info",
                 mode=watcher.mode,
                 reason=watcher.reason,
@@ -166,7 +166,7 @@ class DaemonLoop:
             trouble = self._daemon.trouble
             state = trouble.state if trouble else MountState.OK
             self._daemon.report(
-                names.MOUNT_STATE_CHANGED,
+                event_names.MOUNT_STATE_CHANGED,
                 "warning",
                 state=state,
                 detail=f"{past.call} returned after {past.seconds:.0f} s",
@@ -188,7 +188,9 @@ class DaemonLoop:
         try:
             daemon.reload(self._load())
         except SyncdError as error:
-            daemon.report(names.CONFIG_REJECTED, "error", code=error.code, detail=str(error), hint=error.hint)
+            daemon.report(
+                event_names.CONFIG_REJECTED, "error", code=error.code, detail=str(error), hint=error.hint
+            )
         self._manager.ready(status_line(daemon))
 
 

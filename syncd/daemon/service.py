@@ -26,7 +26,7 @@ from syncd.errors import (
     storage_error,
     unexpected,
 )
-from syncd.observe import names
+from syncd.observe import event_names
 from syncd.observe.events import Level, Observer
 from syncd.protocol.disk import Clock, is_below
 from syncd.protocol.entry_problem import read_problem
@@ -131,12 +131,12 @@ class Daemon:
     def reload(self, config: DaemonConfig) -> None:
         """Use another configuration from now on; what only a start can change stays as it was."""
         self.config = config
-        self.report(names.CONFIG_RELOADED, "info")
+        self.report(event_names.CONFIG_RELOADED, "info")
 
     def close(self) -> None:
         """Release the lead, so that a standby need not wait."""
         self.leader.release()
-        self.report(names.DAEMON_STOPPED, "info")
+        self.report(event_names.DAEMON_STOPPED, "info")
 
     def report(self, name: str, level: Level, **fields: Any) -> None:
         self._reporter.publish(name, level, **fields)
@@ -191,7 +191,9 @@ class Daemon:
         counts = totals(self.snapshot) if due else {"steps": len(self.snapshot.steps)}
         version = self.snapshot.version
         put_aside = len(version.quarantine) if version else 0
-        self.report(names.SCAN_COMPLETED, "debug", seconds=seconds, full=due, quarantined=put_aside, **counts)
+        self.report(
+            event_names.SCAN_COMPLETED, "debug", seconds=seconds, full=due, quarantined=put_aside, **counts
+        )
 
     def _act(self, before: Snapshot) -> None:
         """Publish first, report then: nothing that explorers need not wait for comes before the version."""
@@ -246,7 +248,7 @@ class Daemon:
             damaged = self._rejected(self.snapshot.steps[version.step], level) if version else None
             if damaged is None:
                 return decided
-            self.report(names.STEP_DAMAGED, "error", **describe(damaged))
+            self.report(event_names.STEP_DAMAGED, "error", **describe(damaged))
             self.snapshot = replace(self.snapshot, steps={**self.snapshot.steps, damaged.step: damaged})
             decided = plan(self.snapshot, policy)
         return replace(decided, publish=None, reason="")
@@ -305,9 +307,11 @@ class Daemon:
         reason = self.plan.reason
         if reason in ("rewind", "rollback", "rewritten") and scanned.version:
             before = scanned.version.step
-            self.report(names.VERSION_REWOUND, "warning", reason=reason, step=version.step, before=before)
+            self.report(
+                event_names.VERSION_REWOUND, "warning", reason=reason, step=version.step, before=before
+            )
         self.report(
-            names.VERSION_PUBLISHED,
+            event_names.VERSION_PUBLISHED,
             "info",
             generation=version.generation,
             step=version.step,
@@ -334,7 +338,7 @@ class Daemon:
         trouble = mount_trouble_of(error, self.job.root, self._inodes(error))
         if self._is_news(error, trouble):
             missing = isinstance(error, JobMissingError)
-            name = names.JOB_DISAPPEARED if missing else names.OPERATION_FAILED
+            name = event_names.JOB_DISAPPEARED if missing else event_names.OPERATION_FAILED
             hint = error.hint or (trouble.hint if trouble else None)
             self._reporter.publish_mount(self.trouble, trouble)
             self._reporter.publish_failure(error, hint, name)
@@ -364,7 +368,7 @@ class Daemon:
     def _recover(self) -> None:
         if self.error is not None:
             self._reporter.publish_mount(self.trouble, None)
-            self.report(names.JOB_RECOVERED, "info", after=str(self.error))
+            self.report(event_names.JOB_RECOVERED, "info", after=str(self.error))
         self.error, self.trouble, self._retry = None, None, _RETRY_LEAST
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from syncd.daemon.leases import Claims, Dead, read_claims
-from syncd.daemon.needed import Links, links_in_trash, parents_of
+from syncd.daemon.needed_links import Links, links_in_trash, parents_of
 from syncd.errors import CorruptDataError, FencedError
 from syncd.protocol.disk import MISSING, Clock, Disk, exists, list_if_there, remove_tree
 from syncd.protocol.layout import FULL_CHECKPOINT, Job

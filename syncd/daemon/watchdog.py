@@ -11,13 +11,13 @@ from typing import Any
 from syncd.daemon.report import living
 from syncd.daemon.service import Daemon
 from syncd.errors import StuckError
-from syncd.observe import names
+from syncd.observe import event_names
 from syncd.observe.events import Event, Observer
 from syncd.protocol.disk import Clock
 from syncd.protocol.mount import MountState, MountTrouble, mount_trouble
 from syncd.protocol.process import host_name
 from syncd.protocol.version import pair_document
-from syncd.stall import hostfile
+from syncd.stall import host_state
 from syncd.stall.calls import MOUNT_HINT, STUCK_AFTER, DiskCall, PendingCalls
 
 Document = dict[str, Any]
@@ -57,7 +57,7 @@ class Watchdog:
         clock: Clock,
         in_hand: PendingCalls,
         aside: Observer,
-        keeper: hostfile.Writer,
+        keeper: host_state.Writer,
         interval: float | None = None,
     ) -> None:
         self.in_hand = in_hand
@@ -77,7 +77,7 @@ class Watchdog:
         stuck = self._find()
         if stuck is not None:
             fields = {"seconds": round(stuck.seconds, 1), "detail": str(stuck.call), "job": daemon.job.root}
-            self._publish(names.MOUNT_STUCK, "debug", fields)
+            self._publish(event_names.MOUNT_STUCK, "debug", fields)
         self._write(daemon, status, stuck)
         return stuck
 
@@ -122,7 +122,7 @@ class Watchdog:
         if call is not None and stuck is not None and before is None:
             trouble = mount_trouble(MountState.STUCK, call.path, str(stuck))
             fields = {"state": trouble.state, "detail": trouble.message, "hint": trouble.hint}
-            self._publish(names.MOUNT_STATE_CHANGED, "error", fields)
+            self._publish(event_names.MOUNT_STATE_CHANGED, "error", fields)
         return stuck
 
     def _publish(self, name: str, level: Any, fields: Mapping[str, Any]) -> None:

@@ -44,7 +44,7 @@ class Key:
     is_text: bool  # whether it takes text and nothing else
     is_free: bool  # whether it is a table of keys that are checked elsewhere
     is_repeated: bool  # whether it stands in a table of which there may be several: `[[table]]`
-    code: str  # what marks that its value may name code: `syncd.jobfile.trust`; empty if it names none
+    code: str  # what marks that its value may name code: `syncd.jobfile.code_trust`; empty if it names none
     path: str  # "file" if it names a file or directory, "tasks" if that or tasks with a scheme; else empty
 
 

@@ -17,12 +17,12 @@ from pydantic import ValidationError
 
 from syncd.config import load as load_daemon
 from syncd.errors import ConfigError, UsageError
+from syncd.jobfile.code_trust import names_code, require_own_file
 from syncd.jobfile.engine_options import options_keys
 from syncd.jobfile.keys import NAME, Key, Keys
 from syncd.jobfile.model import KEYS, JobFile
 from syncd.jobfile.problems import Problem, error_of, shown
 from syncd.jobfile.task_sets import SCHEMES
-from syncd.jobfile.trust import names_code, require_own_file
 
 COMMAND_LINE = "the command line"
 

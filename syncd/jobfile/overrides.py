@@ -8,8 +8,8 @@ from click.shell_completion import CompletionItem
 
 from syncd.completion import matching
 from syncd.console import UncheckedPath
+from syncd.jobfile.code_trust import OPTION
 from syncd.jobfile.keys import NAME, Keys
-from syncd.jobfile.trust import OPTION
 
 F = TypeVar("F", bound=Callable[..., Any])
 

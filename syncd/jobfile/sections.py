@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
 
 from syncd.client.sync_policy import TRANSPORTS, SyncMethod, SyncStyle
-from syncd.jobfile.trust import FUNCTION, KERNEL
+from syncd.jobfile.code_trust import FUNCTION, KERNEL
 from syncd.protocol.permissions import Permissions
 from syncd.registered import registered
 
@@ -23,7 +23,7 @@ FIXED: dict[str, Any] = {"fixed": True}
 """Goes into the JSON Schema of a key that may not change between two starts."""
 
 CODE: dict[str, Any] = {"code": "any"}
-"""The same for a key whose value makes a program run code: see `syncd.jobfile.trust`."""
+"""The same for a key whose value makes a program run code: see `syncd.jobfile.code_trust`."""
 
 CODE_BY_NAME: dict[str, Any] = {"code": FUNCTION}
 """The same for a key whose value does so if it is `module:function`."""

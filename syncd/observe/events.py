@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
-from syncd.observe import names
+from syncd.observe import event_names
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -17,7 +17,7 @@ GIVE_UP_AFTER = 10
 class Event:
     """Something that happened."""
 
-    name: str  # one of `names.EVENTS`
+    name: str  # one of `event_names.EVENTS`
     level: Level  # debug, info, warning or error
     at: float  # seconds since the epoch on the clock of whoever reports it
     # What is worth knowing of it; values that JSON has.
@@ -93,4 +93,4 @@ def _quietly(call: Any, *arguments: Any) -> Exception | None:
 
 def _failure(observer: Observer, error: Exception, at: float) -> Event:
     detail = f"{type(observer).__name__} failed: {type(error).__name__}: {error}"
-    return Event(names.OPERATION_FAILED, "error", at, {"code": "observer", "detail": detail})
+    return Event(event_names.OPERATION_FAILED, "error", at, {"code": "observer", "detail": detail})

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from syncd.jsonl import append_lines, document_in
-from syncd.observe import names
+from syncd.observe import event_names
 from syncd.observe.events import Event
 from syncd.safe_open import open_read
 from syncd.stall.calls import TrackCall, untracked
@@ -27,9 +27,14 @@ MAX_LINE = 64 << 10
 
 _WAITING = 64
 _MOST_READ = 16 << 20
-_ENDS = frozenset({names.STANDBY_STARTED, names.LEADERSHIP_LOST})
+_ENDS = frozenset({event_names.STANDBY_STARTED, event_names.LEADERSHIP_LOST})
 _TOO_MANY = frozenset(
-    {names.SCAN_COMPLETED, names.EXPLORER_LAG_CHANGED, names.ENGINE_REPORTED, names.MOUNT_STUCK}
+    {
+        event_names.SCAN_COMPLETED,
+        event_names.EXPLORER_LAG_CHANGED,
+        event_names.ENGINE_REPORTED,
+        event_names.MOUNT_STUCK,
+    }
 )
 
 
@@ -65,7 +70,7 @@ class Journal:
         if event.name in _ENDS:
             self._leads = False  # from here on another daemon may be writing
         self._waiting.append(encode_event(event))
-        self._leads |= event.name == names.LEADERSHIP_ACQUIRED
+        self._leads |= event.name == event_names.LEADERSHIP_ACQUIRED
         if self._leads:
             self._flush()
 
@@ -88,7 +93,7 @@ class Journal:
             return b""
         detail = f"{lost} events could not be written here"
         return encode_event(
-            Event(names.OPERATION_FAILED, "error", time.time(), {"code": "journal", "detail": detail})
+            Event(event_names.OPERATION_FAILED, "error", time.time(), {"code": "journal", "detail": detail})
         )
 
     def _is_full(self, more: int) -> bool:

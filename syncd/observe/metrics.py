@@ -14,7 +14,7 @@ from typing import Any
 from syncd._version import __version__
 from syncd.errors import ConfigError
 from syncd.extras import install_command
-from syncd.observe import names
+from syncd.observe import event_names
 from syncd.observe.events import Event
 from syncd.protocol.engine_state import EngineState
 from syncd.protocol.mount import MountState
@@ -79,10 +79,10 @@ _HISTOGRAMS = {
     "scan_duration_seconds": ("One scan of the job.", SCAN_BUCKETS, "full"),
 }
 _OF_FIELD = {
-    names.LEADERSHIP_ACQUIRED: {"term": "term"},
-    names.VERSION_PUBLISHED: {"generation": "version_generation", "step": "version_step"},
-    names.MOUNT_STUCK: {"seconds": "mount_stuck_seconds"},
-    names.SCAN_COMPLETED: {
+    event_names.LEADERSHIP_ACQUIRED: {"term": "term"},
+    event_names.VERSION_PUBLISHED: {"generation": "version_generation", "step": "version_step"},
+    event_names.MOUNT_STUCK: {"seconds": "mount_stuck_seconds"},
+    event_names.SCAN_COMPLETED: {
         "steps": "steps",
         "quarantined": "quarantined_steps",
         "bytes": "job_bytes",
@@ -105,11 +105,11 @@ _OF_EXPLORER = {
 """The gauges with the label `explorer`, by the field of an event."""
 
 _FAILURES = (
-    names.OPERATION_FAILED,
-    names.ENTRY_READ_FAILED,
-    names.ENTRY_MOVE_FAILED,
-    names.JOB_DISAPPEARED,
-    names.CONFIG_REJECTED,
+    event_names.OPERATION_FAILED,
+    event_names.ENTRY_READ_FAILED,
+    event_names.ENTRY_MOVE_FAILED,
+    event_names.JOB_DISAPPEARED,
+    event_names.CONFIG_REJECTED,
 )
 
 
@@ -152,7 +152,7 @@ class Metrics:
         for field, gauge in _OF_FIELD.get(event.name, {}).items():
             if event.fields.get(field) is not None:
                 self._all[gauge].set(event.fields[field])
-        self._write(at_once=event.name == names.DAEMON_STOPPED)
+        self._write(at_once=event.name == event_names.DAEMON_STOPPED)
 
     def serve(self, port: int, host: str = "127.0.0.1") -> int:
         """Answer `GET /metrics` from a thread, and return the port; 0 takes a free one."""
@@ -176,23 +176,23 @@ class Metrics:
             self._closers.pop(0)()
 
     def _table(self) -> dict[str, Callable[[Fields], None]]:
-        followers = (names.STANDBY_STARTED, names.LEADERSHIP_LOST, names.DAEMON_STOPPED)
+        followers = (event_names.STANDBY_STARTED, event_names.LEADERSHIP_LOST, event_names.DAEMON_STOPPED)
         return {
-            names.DAEMON_STARTED: self._on_start,
-            names.LEADERSHIP_ACQUIRED: lambda _: self._all["is_leader"].set(1),
+            event_names.DAEMON_STARTED: self._on_start,
+            event_names.LEADERSHIP_ACQUIRED: lambda _: self._all["is_leader"].set(1),
             **dict.fromkeys(followers, self._on_following),
-            **dict.fromkeys((names.STEP_FOUND, names.STEP_PROGRESSED), self._on_filling),
-            names.STEP_COMPLETED: self._on_filled,
-            names.STEP_DAMAGED: self._on_damage,
-            names.VERSION_PUBLISHED: self._on_published,
-            names.VERSION_REWOUND: lambda fields: self._counted("versions_rewound", fields, "reason"),
-            names.STEP_PRUNED: self._on_pruned,
-            names.EXPLORER_LAG_CHANGED: lambda fields: self._show_explorer(fields, ("lag",)),
-            names.ENGINE_REPORTED: self._on_engine,
-            **dict.fromkeys((names.EXPLORER_DIED, names.EXPLORER_LEFT), self._on_explorer_gone),
-            names.SCAN_COMPLETED: self._on_scan,
+            **dict.fromkeys((event_names.STEP_FOUND, event_names.STEP_PROGRESSED), self._on_filling),
+            event_names.STEP_COMPLETED: self._on_filled,
+            event_names.STEP_DAMAGED: self._on_damage,
+            event_names.VERSION_PUBLISHED: self._on_published,
+            event_names.VERSION_REWOUND: lambda fields: self._counted("versions_rewound", fields, "reason"),
+            event_names.STEP_PRUNED: self._on_pruned,
+            event_names.EXPLORER_LAG_CHANGED: lambda fields: self._show_explorer(fields, ("lag",)),
+            event_names.ENGINE_REPORTED: self._on_engine,
+            **dict.fromkeys((event_names.EXPLORER_DIED, event_names.EXPLORER_LEFT), self._on_explorer_gone),
+            event_names.SCAN_COMPLETED: self._on_scan,
             **dict.fromkeys(_FAILURES, lambda fields: self._counted("errors", fields, "code", "unknown")),
-            names.MOUNT_STATE_CHANGED: self._on_mount_state,
+            event_names.MOUNT_STATE_CHANGED: self._on_mount_state,
         }
 
     def _on_start(self, fields: Fields) -> None:

@@ -11,7 +11,7 @@ from syncd.errors import CorruptDataError
 from syncd.protocol.delta import Target
 from syncd.protocol.documents import Document, Fields, as_document, record_from
 from syncd.protocol.receipt import Changes, FileRecord, Receipt, file_documents, file_records, record_list
-from syncd.protocol.roots import step_root
+from syncd.protocol.tile_digests import step_root
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from syncd.protocol.disk import MISSING
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import Manifest, incompleteness, missing_files, missing_records, read_manifest
 from syncd.protocol.receipt import FileRecord
-from syncd.protocol.roots import roots_of
+from syncd.protocol.tile_digests import roots_of
 
 CHAIN_LIMIT = 1024
 """The most deltas between a step and its keyframe."""

@@ -14,7 +14,7 @@ from syncd.protocol.layout import ACTOR, MAX_STEP, Job
 from syncd.protocol.manifest import Manifest, read_manifest
 from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import Changes, FileRecord, ShardRoots
-from syncd.protocol.roots import TileHasher
+from syncd.protocol.tile_digests import TileHasher
 from syncd.protocol.version import read_marker
 from syncd.protocol.writer import StepWriter
 from syncd.publishing.export import Export, FollowingDisk, read_export

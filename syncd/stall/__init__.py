@@ -5,7 +5,7 @@ call that looks up, lists, opens or reads is killable: the thread can do nothing
 still end. A verb therefore works in a worker thread and notes each call to the file system before it makes it
 (`calls`). The main thread watches the calls; if one takes longer than `--patience`, it prints what is known
 and ends the process with `os._exit` (`verbs`). Views run each reading in a worker thread too, and fall back
-to the file that each daemon keeps outside the mount (`worker`, `hostfile`).
+to the file that each daemon keeps outside the mount (`worker`, `host_state`).
 
 What this cannot do: some waits are uninterruptible. Data that was written to an NFS file before the server
 went away must reach the server before the file is closed; a frozen local disk (`fsfreeze`) and a device that

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from syncd.client.sync_policy import TRANSPORTS
 from syncd.errors import ConfigError
 from syncd.protocol.adapter_base import AdapterBase
+from syncd.protocol.broadcast_round import Round
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import Manifest
 from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import FileRecord
-from syncd.protocol.round import Round
 from syncd.protocol.version import Pair, Version, engine_label, unpublished_label
 from syncd.transports.host_memory import HostMemory, unlimited
 from syncd.transports.tensors import TensorMeta

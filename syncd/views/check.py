@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import Any
 
 from syncd.errors import JobMissingError, StorageError, SyncdError, plain
-from syncd.views.attention import Severity, worst
+from syncd.views.problem_groups import Severity, worst
 
 Document = Mapping[str, Any]
 

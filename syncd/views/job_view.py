@@ -21,8 +21,8 @@ from syncd.protocol.mount import Mount, mount_of
 from syncd.protocol.permissions import parse_config
 from syncd.protocol.presence import TTL, Liveness, Presence, RunningStatus
 from syncd.protocol.process import Process
-from syncd.stall import hostfile
-from syncd.stall.hostfile import HostFile
+from syncd.stall import host_state
+from syncd.stall.host_state import HostFile
 
 RECONCILE = 60.0
 """Seconds between two readings of everything; between them only what may have changed is read."""
@@ -125,7 +125,7 @@ class JobViewer:
             hearts=hearts,
             mount=self._mount,
             problems={**problems, **wrong_trainers, **wrong_lead},
-            host_report=hostfile.find(self._job.root),
+            host_report=host_state.find(self._job.root),
             scanned=snapshot,
             end=None if _may_train(hearts) or not snapshot.steps else read_end(self._job),
             inodes=self._job.disk.inodes(self._job.root),

@@ -9,8 +9,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from syncd.views.data import has_engine_trouble
-from syncd.views.fitting import FittingTable
+from syncd.views.documents import has_engine_trouble
+from syncd.views.narrow_table import FittingTable
 
 Document = Mapping[str, Any]
 

@@ -19,7 +19,7 @@ from syncd.jobfile.sections import SyncSection, sync_methods  # noqa: E402
 from syncd.protocol.layout import Job, parse_attempt_name  # noqa: E402
 from syncd.protocol.local_disk import SystemClock  # noqa: E402
 from syncd.protocol.manifest import damaged_files, missing_files, read_manifest  # noqa: E402
-from syncd.protocol.memory import hold_copy  # noqa: E402
+from syncd.protocol.memory_copies import hold_copy  # noqa: E402
 from syncd.protocol.presence import RunningStatus  # noqa: E402
 from syncd.protocol.probe import Probe  # noqa: E402
 from syncd.protocol.receipt import read_receipts  # noqa: E402
@@ -38,7 +38,7 @@ from syncd.transports.base import (  # noqa: E402
     find_transport,
     open_senders,
 )
-from syncd.transports.files.directory import DirectoryOptions, Verification  # noqa: E402
+from syncd.transports.files.leased_directory import DirectoryOptions, Verification  # noqa: E402
 from syncd.transports.files.receive import FilesReceiver  # noqa: E402
 from syncd.transports.files.stage import HostStage  # noqa: E402
 from syncd.transports.ranks import Ranks  # noqa: E402

@@ -22,7 +22,7 @@ from syncd.protocol.local_disk import LocalDisk, SystemClock
 from syncd.protocol.manifest import read_manifest
 from syncd.publishing import FollowingDisk, publish_export, read_export
 from syncd.transports.delta.publish import publish_delta
-from syncd.transports.files.directory import LoadTimings
+from syncd.transports.files.leased_directory import LoadTimings
 from syncd.transports.files.stage import StageFullError
 
 CONTAINER = "actor/delta-00001-of-00001.safetensors"

@@ -8,7 +8,7 @@ from support.remembered import remember, shard_of
 
 from syncd.protocol.file_lock import lock_file
 from syncd.protocol.layout import ACTOR
-from syncd.protocol.memory import copies_in, lock_directory
+from syncd.protocol.memory_copies import copies_in, lock_directory
 from syncd.synchronizer import Synchronizer
 
 torch = pytest.importorskip("torch", reason="needs torch")

@@ -25,7 +25,7 @@ MODULES = [
     "explorer_hooks.follower.service",
     "explorer_hooks.hooks.callback",
     "explorer_hooks.hooks.command",
-    "explorer_hooks.hooks.lora",
+    "explorer_hooks.hooks.vllm_lora",
     "explorer_hooks.hooks.sglang",
     "explorer_hooks.hooks.sglang_lora",
     "explorer_hooks.hooks.vllm",

@@ -11,7 +11,7 @@ from support.jobs import shard_bytes
 from support.targets import label, target_of
 
 from explorer_hooks.hook import HookOptions, Running
-from explorer_hooks.hooks.lora import LoraHook, adapters_in
+from explorer_hooks.hooks.vllm_lora import LoraHook, adapters_in
 from syncd.errors import ConfigError, EngineDeadError, LoadFailedError, RefusedError
 
 

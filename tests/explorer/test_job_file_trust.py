@@ -11,8 +11,8 @@ pytest.importorskip("pydantic", reason="explorers need pydantic")
 from explorer_hooks.cli.main import run as explorer
 from explorer_hooks.run.load import load_bench_file
 from syncd.errors import ConfigError
+from syncd.jobfile.code_trust import require_own_model
 from syncd.jobfile.model import KEYS
-from syncd.jobfile.trust import require_own_model
 from trainer.cli.main import run as trainer
 
 ROOT = Path(__file__).parents[2]

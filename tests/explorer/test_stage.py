@@ -22,7 +22,7 @@ from syncd.protocol.manifest import read_manifest
 from syncd.protocol.mount import Mount
 from syncd.protocol.version import Version
 from syncd.protocol.writer import StepWriter
-from syncd.transports.files.directory import payload_of
+from syncd.transports.files.leased_directory import payload_of
 from syncd.transports.files.stage import HostStage, StageFullError, StageSource
 
 PROGRAM = Path(__file__).parent / "programs" / "take.py"

@@ -36,7 +36,7 @@ from syncd.protocol.local_disk import SystemClock  # noqa: E402
 from syncd.publishing import FollowingDisk, publish_export, read_export  # noqa: E402
 from syncd.transports.delta.publish import publish_delta  # noqa: E402
 from syncd.transports.delta.storage_choice import reader_seconds  # noqa: E402
-from syncd.transports.files.directory import LoadTimings  # noqa: E402
+from syncd.transports.files.leased_directory import LoadTimings  # noqa: E402
 
 ROWS = [[(7 * row + 3 * at) % 29 + 1 for at in range(9)] for row in range(3)]
 KINDS = {"float16": torch.float16, "float32": torch.float32, "bool": torch.bool}

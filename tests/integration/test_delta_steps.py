@@ -29,7 +29,7 @@ from syncd.publishing import FollowingDisk, publish_export, read_export
 from syncd.synchronizer import Synchronizer
 from syncd.transports.delta.materialise import materialise
 from syncd.transports.delta.publish import publish_delta
-from syncd.transports.files.directory import DirectoryOptions
+from syncd.transports.files.leased_directory import DirectoryOptions
 from syncd.transports.files.receive import FilesReceiver
 from syncd.transports.files.stage import HostStage
 

@@ -6,7 +6,7 @@ import pytest
 from support.foreign_jobs import SAMPLES
 from support.jobs import start, write_step
 
-from syncd.observe import names
+from syncd.observe import event_names
 from syncd.protocol.layout import Job
 from syncd.protocol.version import write_marker
 
@@ -25,7 +25,7 @@ def warnings(job):
         daemon.tick(woken=True)
         clock.at += 10.0
     assert daemon.error is None
-    return heard.of(names.MARKER_REJECTED)
+    return heard.of(event_names.MARKER_REJECTED)
 
 
 @pytest.mark.parametrize("sample", FAMILIES.values(), ids=lambda sample: sample.layout)

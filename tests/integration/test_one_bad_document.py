@@ -14,7 +14,7 @@ from support.jobs import explorer, start, write_step
 from support.users import DAEMON, as_user
 
 from syncd.errors import StorageError
-from syncd.observe import names
+from syncd.observe import event_names
 from syncd.protocol.disk import temporary_name
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
@@ -116,7 +116,7 @@ def test_a_version_file_that_cannot_be_read_stops_decisions_and_nothing_else(job
             daemon.tick()
             clock.at += 1.0
         assert (daemon.error, daemon.leads) == (None, True)
-        [told] = heard.of(names.VERSION_FILE_REJECTED)
+        [told] = heard.of(event_names.VERSION_FILE_REJECTED)
         assert job.version in told["detail"]
         assert "chmod" in told["detail"]
     assert read_version(job).step == 2

@@ -8,7 +8,7 @@ from support.jobs import start, steps_of, write_step
 
 from syncd.daemon import examine, removals, scan_steps, service, trash
 from syncd.errors import REPOSITORY
-from syncd.observe import names
+from syncd.observe import event_names
 from syncd.protocol.disk import remove_tree
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
@@ -56,7 +56,7 @@ def test_deep_trees_stop_neither_ticks_nor_the_emptying_of_the_trash(job, shell)
         daemon.tick()
         clock.at += MINUTE
     assert (daemon.error, steps_of(job), daemon.removals.trash_left) == (None, [2, 3], 0)
-    assert names.TRASH_EMPTIED in heard.names()
+    assert event_names.TRASH_EMPTIED in heard.names()
     daemon.close()
     for verb in ("status", "ls", "watch"):
         done = shell(verb, job.root, "--once" if verb == "watch" else "--json")
@@ -86,7 +86,7 @@ def test_a_bug_met_at_one_step_costs_that_step_and_ends_when_it_does(job, monkey
             daemon.tick(woken=True)
         assert daemon.error is None
         assert daemon.snapshot.version.step == 1
-        assert [event["step"] for event in heard.of(names.STEP_DAMAGED) if "step" in event] == [2]
+        assert [event["step"] for event in heard.of(event_names.STEP_DAMAGED) if "step" in event] == [2]
         assert all(word in daemon.snapshot.steps[2].problem for word in ("KeyError", "bug", REPOSITORY))
         clock.at += 10 * 3600
         daemon.tick()
@@ -105,9 +105,9 @@ def test_a_bug_met_while_a_step_is_verified_costs_that_step_until_the_next_full_
         for _ in range(4):
             daemon.tick(woken=True)
         assert daemon.snapshot.version.step == 1
-        assert len([event for event in heard.of(names.STEP_DAMAGED) if "TypeError" in str(event)]) <= 2, (
-            "not at each tick"
-        )
+        assert (
+            len([event for event in heard.of(event_names.STEP_DAMAGED) if "TypeError" in str(event)]) <= 2
+        ), "not at each tick"
     clock.at += MINUTE
     daemon.tick()
     assert daemon.snapshot.version.step == 2
@@ -122,7 +122,13 @@ def test_an_attempt_that_meets_a_bug_is_shown_and_the_rest_goes_on(job, monkeypa
     daemon.tick()
     assert (daemon.error, daemon.snapshot.version.step) == (None, 1)
     assert (
-        len([event for event in heard.of(names.ENTRY_READ_FAILED) if "RecursionError" in event["detail"]])
+        len(
+            [
+                event
+                for event in heard.of(event_names.ENTRY_READ_FAILED)
+                if "RecursionError" in event["detail"]
+            ]
+        )
         == 1
     )
 
@@ -133,13 +139,13 @@ def test_a_tick_that_fails_by_a_bug_says_so_once_and_the_next_one_works(job, mon
     with monkeypatch.context() as patch:
         patch.setattr(service, "plan", raising(ZeroDivisionError("by 0"), lambda *_: True, service.plan))
         assert daemon.tick() < daemon.tick()
-        [event] = heard.of(names.OPERATION_FAILED)
+        [event] = heard.of(event_names.OPERATION_FAILED)
         assert event["code"] == "bug"
         assert "ZeroDivisionError" in event["detail"]
         assert "_verified_plan" in event["calls"]
     daemon.tick()
     assert (daemon.error, daemon.snapshot.version.step) == (None, 1)
-    assert names.JOB_RECOVERED in heard.names()
+    assert event_names.JOB_RECOVERED in heard.names()
 
 
 def test_an_entry_of_the_trash_that_meets_a_bug_costs_itself_only(job, monkeypatch):
@@ -153,7 +159,7 @@ def test_an_entry_of_the_trash_that_meets_a_bug_costs_itself_only(job, monkeypat
             daemon.tick()
             clock.at += MINUTE
         assert (daemon.error, daemon.removals.trash_left) == (None, 1)
-        [event] = heard.of(names.ENTRY_MOVE_FAILED)
+        [event] = heard.of(event_names.ENTRY_MOVE_FAILED)
         assert "global_step_1." in event["path"]
         assert "MemoryError" in event["detail"]
         assert daemon.removals.entry_problem is not None
@@ -171,4 +177,4 @@ def test_a_bug_of_the_sweep_does_not_stop_the_emptying(job, monkeypatch):
         daemon.tick()
         clock.at += MINUTE
     assert daemon.removals.trash_left == 0
-    assert [event["code"] for event in heard.of(names.OPERATION_FAILED)] == ["bug"]
+    assert [event["code"] for event in heard.of(event_names.OPERATION_FAILED)] == ["bug"]

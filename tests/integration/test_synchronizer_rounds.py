@@ -9,10 +9,10 @@ from support.jobs import shard_bytes
 from support.synchronizers import LONG, eventually, stays
 
 from syncd.errors import TimedOutError, TryAgainError
+from syncd.protocol.broadcast_round import FAILED, Round
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.presence import RunningStatus
 from syncd.protocol.rendezvous import Acknowledgement, write_acknowledgement
-from syncd.protocol.round import FAILED, Round
 from syncd.protocol.version import Version
 from syncd.protocol.writer import StepWriter
 

@@ -17,7 +17,7 @@ from support.processes import PROGRAMS
 from support.users import DAEMON, OTHER, as_user
 
 from syncd.daemon.foreign import frameworks  # noqa: F401
-from syncd.observe import names
+from syncd.observe import event_names
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.presence import Presence, Publisher
@@ -109,7 +109,7 @@ def test_an_unreadable_presence_stops_removals_while_its_explorer_lives(job, led
         passes(MINUTE - 20)
         assert published(job) == step
     assert steps_of(job) == [1, 2, 3, 4, 5]
-    told = heard.of(names.ENTRY_READ_FAILED)
+    told = heard.of(event_names.ENTRY_READ_FAILED)
     assert len(told) == 1
     assert is_told(told[0]["detail"], presence, 0o600, "chmod -R a+rX")
     passes(MINUTE)
@@ -124,7 +124,9 @@ def test_an_unreadable_presence_directory_stops_removals(job, led):
         passes(MINUTE)
     assert published(job) == 3
     assert steps_of(job) == [1, 2, 3]
-    assert is_told(heard.of(names.ENTRY_READ_FAILED)[0]["detail"], job.explorers, 0o700, "chmod -R a+rX")
+    assert is_told(
+        heard.of(event_names.ENTRY_READ_FAILED)[0]["detail"], job.explorers, 0o700, "chmod -R a+rX"
+    )
     opened(job.explorers)
     passes(MINUTE)
     assert steps_of(job) == [3]
@@ -141,7 +143,7 @@ def test_an_unreadable_step_is_kept_and_does_not_delay_others(job, led):
         passes(MINUTE)
     assert published(job) == 5
     assert steps_of(job) == [2, 3, 5]
-    (told,) = heard.of(names.STEP_DAMAGED)
+    (told,) = heard.of(event_names.STEP_DAMAGED)
     assert is_told(told["problem"], job.step(3), 0o700, "chmod -R a+rX")
     os.chown(job.step(3), DAEMON, DAEMON)
     passes(MINUTE)
@@ -157,7 +159,7 @@ def test_a_step_with_an_unreadable_shard_is_published_once_readable(job, led):
     passes()
     passes()
     assert published(job) == 1
-    told = heard.of(names.STEP_DAMAGED)[0]
+    told = heard.of(event_names.STEP_DAMAGED)[0]
     assert is_told(told["problem"], shard, 0o600, "chmod -R a+rX")
     opened(shard)
     passes()
@@ -171,7 +173,7 @@ def test_an_immovable_step_is_reported_and_does_not_stop_other_removals(job, led
     passes()
     passes()
     assert steps_of(job) == [1, 3]
-    (told,) = heard.of(names.ENTRY_MOVE_FAILED)
+    (told,) = heard.of(event_names.ENTRY_MOVE_FAILED)
     assert told["path"] == job.step(1)
     assert f"uid {OTHER}" in told["owner"]
     assert told["hint"] == f"sudo chown -R {DAEMON} {job.step(1)}"
@@ -205,7 +207,7 @@ def test_an_unreadable_request_is_reported_and_ignored(job, led):
     write(job, 3)
     passes()
     assert published(job) == 3
-    told = heard.of(names.ENTRY_READ_FAILED)[0]["detail"]
+    told = heard.of(event_names.ENTRY_READ_FAILED)[0]["detail"]
     assert is_told(told, request_path(job, closed_request.identity), 0o600, "chmod -R a+rX")
 
 
@@ -226,7 +228,7 @@ def test_a_request_that_cannot_be_removed_is_carried_out_once(job):
                 daemon.tick()
             assert daemon.error is None
             assert published(job) == step
-        assert len(heard.of(names.ENTRY_MOVE_FAILED)) == 1 + restarts
+        assert len(heard.of(event_names.ENTRY_MOVE_FAILED)) == 1 + restarts
     assert read_version(job).generation == 3
 
 
@@ -241,7 +243,7 @@ def test_an_unreadable_marker_does_not_stop_publishing(job, led):
     assert published(job) == 2
     assert any(
         is_told(told["detail"], job.marker, 0o600, "chmod -R a+rX")
-        for told in heard.of(names.MARKER_REJECTED)
+        for told in heard.of(event_names.MARKER_REJECTED)
     )
 
 
@@ -256,7 +258,7 @@ def test_an_unreadable_tracker_keeps_every_full_checkpoint(job):
     assert daemon.error is None
     assert published(job) == 3
     assert steps_of(job) == [1, 2, 3]
-    assert is_told(heard.of(names.ENTRY_READ_FAILED)[0]["detail"], job.tracker, 0o600, "chmod -R a+rX")
+    assert is_told(heard.of(event_names.ENTRY_READ_FAILED)[0]["detail"], job.tracker, 0o600, "chmod -R a+rX")
 
 
 def test_an_old_presence_that_cannot_be_removed_is_reported_once(job, led):
@@ -270,7 +272,7 @@ def test_an_old_presence_that_cannot_be_removed_is_reported_once(job, led):
     write(job, 1)
     passes(MINUTE)
     assert published(job) == 1
-    assert len(heard.of(names.ENTRY_MOVE_FAILED)) == 1
+    assert len(heard.of(event_names.ENTRY_MOVE_FAILED)) == 1
 
 
 def led_before(job, *steps):
@@ -295,7 +297,7 @@ def test_unremovable_directories_of_an_ended_daemon_do_not_stop_a_new_leader(job
         daemon.tick()
     assert daemon.error is None
     assert published(job) == 4
-    told = {event["path"]: event for event in heard.of(names.ENTRY_MOVE_FAILED)}
+    told = {event["path"]: event for event in heard.of(event_names.ENTRY_MOVE_FAILED)}
     assert told.keys() == {f"{job.lock}/0000000001", f"{job.trash}/0000000001"}
     assert all(f"uid {OTHER}" in event["owner"] for event in told.values())
 
@@ -374,5 +376,5 @@ def test_an_unreadable_attempt_is_reported_and_kept(job, led):
     assert published(job) == 3
     assert steps_of(job) == [3]
     assert os.path.isdir(attempt)
-    told = next(event for event in heard.of(names.STEP_FOUND) if event["step"] == 9)
+    told = next(event for event in heard.of(event_names.STEP_FOUND) if event["step"] == 9)
     assert is_told(told["problem"], attempt, 0o700, "chmod -R a+rX")

@@ -19,7 +19,7 @@ from explorer_hooks.follower.versions import Fetcher
 from syncd.client.client import Client
 from syncd.errors import TryAgainError
 from syncd.protocol.local_disk import SystemClock
-from syncd.transports.files.directory import LoadTimings
+from syncd.transports.files.leased_directory import LoadTimings
 
 
 def main(job, stage, name, out):

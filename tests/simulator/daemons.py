@@ -7,8 +7,8 @@ from simulator.record import JOB, STATE
 from simulator.world import Process, World
 from syncd.config import DaemonConfig
 from syncd.daemon.service import Daemon
+from syncd.observe.event_names import STEP_DAMAGED
 from syncd.observe.events import Event
-from syncd.observe.names import STEP_DAMAGED
 from syncd.protocol.layout import Job
 
 _WOKEN = 0.2

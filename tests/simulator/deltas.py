@@ -12,8 +12,8 @@ from syncd.protocol.layout import ACTOR, SHORTCUT, Job, delta_name
 from syncd.protocol.lineage import read_chain
 from syncd.protocol.manifest import Manifest
 from syncd.protocol.receipt import Changes, FileRecord, Receipt
-from syncd.protocol.roots import shard_roots
 from syncd.protocol.safetensors import parse_header
+from syncd.protocol.tile_digests import shard_roots
 from syncd.protocol.writer import StepWriter
 from syncd.transports.delta import encode
 from syncd.transports.delta.publish import NewContainer

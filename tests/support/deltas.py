@@ -13,7 +13,7 @@ from syncd.protocol.layout import ACTOR, SHORTCUT, Job, delta_name
 from syncd.protocol.lineage import read_chain
 from syncd.protocol.manifest import Manifest, read_manifest
 from syncd.protocol.receipt import Changes, FileRecord, ShardRoots
-from syncd.protocol.roots import shard_roots
+from syncd.protocol.tile_digests import shard_roots
 from syncd.protocol.writer import StepWriter
 from syncd.transports.delta import encode
 from syncd.transports.delta.chain import Chain

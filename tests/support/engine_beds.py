@@ -6,10 +6,10 @@ import os
 from typing import ClassVar
 
 from explorer_hooks.hook import HookOptions
-from explorer_hooks.hooks.lora import LoraHook
 from explorer_hooks.hooks.sglang import SGLangHook
 from explorer_hooks.hooks.sglang_lora import SGLangLoraHook
 from explorer_hooks.hooks.vllm import VllmHook
+from explorer_hooks.hooks.vllm_lora import LoraHook
 from explorer_hooks.proof.parameter_check import Moved
 from support import small_qwen
 from support.fake_engines import START, FakeAdapters, FakeSglang, FakeVllm, fingerprint, fingerprint_of

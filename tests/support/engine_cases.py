@@ -13,7 +13,7 @@ from support import samples
 from syncd.errors import SyncdError
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, read_manifest
-from syncd.protocol.memory import MemoryDirectory, is_copy_of
+from syncd.protocol.memory_copies import MemoryDirectory, is_copy_of
 from syncd.transports.host_memory import HostMemory
 from syncd.transports.ranks import Ranks
 from trainer.checkpoints import TrainerState

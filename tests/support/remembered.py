@@ -4,7 +4,7 @@ import os
 import shutil
 
 from syncd.protocol.layout import ACTOR
-from syncd.protocol.memory import MemoryDirectory
+from syncd.protocol.memory_copies import MemoryDirectory
 
 
 def remember(job, manifest, root):

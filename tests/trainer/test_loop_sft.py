@@ -18,7 +18,7 @@ from syncd.protocol.job_end import read_end
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.synchronizer import RunningStatus, Synchronizer
-from syncd.views.data import status
+from syncd.views.documents import status
 from syncd.views.job_view import JobViewer
 from trainer import validation
 from trainer.launch import daemon as beside

@@ -22,8 +22,8 @@ from syncd.protocol.delta import (
 )
 from syncd.protocol.disk import FileStat
 from syncd.protocol.local_disk import LocalDisk
-from syncd.protocol.roots import FileRoot, TileHasher, roots_of, step_root
 from syncd.protocol.safetensors import encode_header, parse_header
+from syncd.protocol.tile_digests import FileRoot, TileHasher, roots_of, step_root
 from syncd.transports.delta import encode
 from syncd.transports.delta.container import NewContainer
 

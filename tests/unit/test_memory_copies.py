@@ -8,10 +8,10 @@ import pytest
 from support.jobs import write_step
 from support.remembered import remember, shard_of
 
-from syncd.protocol import memory
+from syncd.protocol import memory_copies
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
-from syncd.protocol.memory import (
+from syncd.protocol.memory_copies import (
     MEMORY_KEY,
     MemoryDirectory,
     clear_all,
@@ -137,14 +137,14 @@ def test_a_reader_that_closes_during_a_clear_leaves_no_copy(job, root, manifest,
     """It finds the place owned, so whoever clears has to look once more."""
     place = remember(job, manifest, root)
     held = hold_copy(place, manifest)
-    original = memory.discard
+    original = memory_copies.discard
 
     def released(directory, keep=()):
         found = original(directory, keep)
         held.close()
         return found
 
-    monkeypatch.setattr(memory, "discard", released)
+    monkeypatch.setattr(memory_copies, "discard", released)
     clear_directory(place.directory)
     assert os.listdir(root) == []
 

@@ -12,7 +12,7 @@ from support.jobs import ManualClock
 from syncd.errors import CorruptDataError, JobMissingError, JobReplacedError, StuckError, storage_error
 from syncd.protocol.local_disk import LocalDisk, SystemClock
 from syncd.protocol.mount import PATIENT, MountState, mount_trouble, mount_trouble_of
-from syncd.stall import hostfile
+from syncd.stall import host_state
 from syncd.stall.calls import PendingCalls, TrackedDisk
 from syncd.stall.worker import StallGuard
 
@@ -126,43 +126,43 @@ def runtime(tmp_path, monkeypatch):
 
 
 def test_the_host_file_of_a_daemon_is_found_by_the_job_path(runtime, tmp_path):
-    writer = hostfile.Writer("/really/j", "/link/j")
+    writer = host_state.Writer("/really/j", "/link/j")
     writer.write(5.0, {"status": "well"})
     for name in ("/really/j", "/link/j", "/link/../link/j/"):
-        found = hostfile.find(name)
+        found = host_state.find(name)
         assert (found.at, found.document, found.is_current) == (5.0, {"status": "well"}, True)
-    assert hostfile.find("/other/j") is None
+    assert host_state.find("/other/j") is None
     writer.remove()
-    assert hostfile.find("/really/j") is None
+    assert host_state.find("/really/j") is None
 
 
 def test_old_host_files_of_killed_daemons_are_removed_at_a_start(runtime):
-    hostfile.Writer("/old").write(1.0, {})
-    hostfile.Writer("/here").write(time.time(), {})
+    host_state.Writer("/old").write(1.0, {})
+    host_state.Writer("/here").write(time.time(), {})
     for name in ("/old", "/here"):
-        path = hostfile._path(hostfile.own_directory(), name)
+        path = host_state._path(host_state.own_directory(), name)
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
         document["process"] |= {"started": document["process"]["started"] + 1}
         with open(path, "w", encoding="utf-8") as file:
             json.dump(document, file)
-    hostfile.Writer("/new")
-    assert hostfile.find("/old") is None
-    assert hostfile.find("/here").is_current is False
+    host_state.Writer("/new")
+    assert host_state.find("/old") is None
+    assert host_state.find("/here").is_current is False
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"protocol":1}', b'{"protocol":1,"at":"x"}'])
 def test_a_damaged_host_file_is_ignored(runtime, content):
-    hostfile.Writer("/j").write(1.0, {})
+    host_state.Writer("/j").write(1.0, {})
     (path,) = (runtime / "syncd").iterdir()
     path.write_bytes(content)
-    assert hostfile.find("/j") is None
+    assert host_state.find("/j") is None
 
 
 def test_the_host_file_directory_follows_from_the_environment(monkeypatch):
     assert (
-        hostfile.own_directory({"RUNTIME_DIRECTORY": "/run/syncd/j", "XDG_RUNTIME_DIR": "/x"})
+        host_state.own_directory({"RUNTIME_DIRECTORY": "/run/syncd/j", "XDG_RUNTIME_DIR": "/x"})
         == "/run/syncd/j"
     )
-    assert hostfile.own_directory({"XDG_RUNTIME_DIR": "/x"}) == "/x/syncd"
-    assert str(os.getuid()) in hostfile.own_directory({})
+    assert host_state.own_directory({"XDG_RUNTIME_DIR": "/x"}) == "/x/syncd"
+    assert str(os.getuid()) in host_state.own_directory({})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.jobs import Recorder
 
-from syncd.observe import names
+from syncd.observe import event_names
 from syncd.observe.events import GIVE_UP_AFTER, Event, Observers
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -29,7 +29,7 @@ class Broken:
         raise RuntimeError("closing fails too")
 
 
-def event(name: str = names.LEADERSHIP_ACQUIRED, **fields) -> Event:
+def event(name: str = event_names.LEADERSHIP_ACQUIRED, **fields) -> Event:
     return Event(name, "info", 1.0, fields)
 
 
@@ -41,9 +41,9 @@ def test_an_event_is_frozen():
 def test_every_observer_receives_every_event_in_order():
     first, second = Recorder(), Recorder()
     observers = Observers(first, second)
-    for name in (names.LEADERSHIP_ACQUIRED, names.STEP_FOUND):
+    for name in (event_names.LEADERSHIP_ACQUIRED, event_names.STEP_FOUND):
         observers.observe(event(name))
-    assert first.names() == second.names() == [names.LEADERSHIP_ACQUIRED, names.STEP_FOUND]
+    assert first.names() == second.names() == [event_names.LEADERSHIP_ACQUIRED, event_names.STEP_FOUND]
 
 
 def test_a_failing_observer_is_reported_once_and_finally_dropped():
@@ -52,10 +52,10 @@ def test_a_failing_observer_is_reported_once_and_finally_dropped():
     for _ in range(GIVE_UP_AFTER + 5):
         observers.observe(event())
     assert broken.asked == GIVE_UP_AFTER
-    told = heard.of(names.OPERATION_FAILED)
+    told = heard.of(event_names.OPERATION_FAILED)
     assert [item["code"] for item in told] == ["observer"]
     assert "Broken failed: OSError" in told[0]["detail"]
-    assert heard.names().count(names.LEADERSHIP_ACQUIRED) == GIVE_UP_AFTER + 5
+    assert heard.names().count(event_names.LEADERSHIP_ACQUIRED) == GIVE_UP_AFTER + 5
 
 
 def test_an_observer_that_recovers_is_not_dropped():
@@ -86,9 +86,11 @@ def test_the_documented_events_are_exactly_the_existing_ones():
     text = (DOCS / "events.md").read_text()
     table = text.split("## Names")[1].split("| field |")[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
-    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == names.EVENTS
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == event_names.EVENTS
 
 
 def test_every_event_name_has_a_constant():
-    constants = {value for key, value in vars(names).items() if key.isupper() and isinstance(value, str)}
-    assert constants >= names.EVENTS
+    constants = {
+        value for key, value in vars(event_names).items() if key.isupper() and isinstance(value, str)
+    }
+    assert constants >= event_names.EVENTS

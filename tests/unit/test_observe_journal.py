@@ -6,12 +6,12 @@ import os
 
 import pytest
 
-from syncd.observe import names
+from syncd.observe import event_names
 from syncd.observe.events import Event
 from syncd.observe.journal import MAX_LINE, Journal, encode_event, read_events
 
 
-def event(name: str = names.STEP_COMPLETED, at: float = 1.0, **fields) -> Event:
+def event(name: str = event_names.STEP_COMPLETED, at: float = 1.0, **fields) -> Event:
     return Event(name, "info", at, fields)
 
 
@@ -24,7 +24,7 @@ def path(tmp_path):
 def journal(path):
     """Return a journal that leads."""
     leading = Journal(path)
-    leading.observe(event(names.LEADERSHIP_ACQUIRED, term=1))
+    leading.observe(event(event_names.LEADERSHIP_ACQUIRED, term=1))
     return leading
 
 
@@ -62,10 +62,10 @@ def test_an_oversized_event_is_shortened():
 
 def test_a_standby_writes_its_events_only_once_it_leads(path):
     journal = Journal(path)
-    journal.observe(event(names.DAEMON_STARTED))
-    journal.observe(event(names.STANDBY_STARTED))
+    journal.observe(event(event_names.DAEMON_STARTED))
+    journal.observe(event(event_names.STANDBY_STARTED))
     assert not os.path.exists(path)
-    journal.observe(event(names.LEADERSHIP_ACQUIRED, term=2))
+    journal.observe(event(event_names.LEADERSHIP_ACQUIRED, term=2))
     assert [item["event"] for item in read_events(path, 9)] == [
         "daemon_started",
         "standby_started",
@@ -74,7 +74,7 @@ def test_a_standby_writes_its_events_only_once_it_leads(path):
 
 
 def test_a_fenced_daemon_stops_writing_its_journal(path, journal):
-    journal.observe(event(names.LEADERSHIP_LOST))
+    journal.observe(event(event_names.LEADERSHIP_LOST))
     journal.observe(event(step=1))
     assert [item["event"] for item in read_events(path, 9)] == ["leadership_acquired"]
 
@@ -83,19 +83,19 @@ def test_the_number_of_events_a_standby_keeps_is_limited(path):
     journal = Journal(path)
     for step in range(1000):
         journal.observe(event(step=step))
-    journal.observe(event(names.LEADERSHIP_ACQUIRED))
+    journal.observe(event(event_names.LEADERSHIP_ACQUIRED))
     assert len(read_events(path, 1000)) == 64
 
 
 def test_scans_and_lag_changes_are_not_journaled(path, journal):
-    journal.observe(event(names.SCAN_COMPLETED))
-    journal.observe(event(names.EXPLORER_LAG_CHANGED))
+    journal.observe(event(event_names.SCAN_COMPLETED))
+    journal.observe(event(event_names.EXPLORER_LAG_CHANGED))
     assert len(read_events(path, 9)) == 1
 
 
 def test_rotation_keeps_three_old_files_without_gaps(path):
     journal = Journal(path, max_bytes=1000)
-    journal.observe(event(names.LEADERSHIP_ACQUIRED))
+    journal.observe(event(event_names.LEADERSHIP_ACQUIRED))
     for step in range(200):
         journal.observe(event(step=step))
     assert sorted(os.listdir(os.path.dirname(path))) == [
@@ -142,7 +142,7 @@ def test_a_partial_line_does_not_damage_the_next_one(path, journal, monkeypatch)
 
 def test_events_are_dropped_if_the_directory_is_missing(tmp_path):
     journal = Journal(str(tmp_path / "none" / "events.jsonl"))
-    journal.observe(event(names.LEADERSHIP_ACQUIRED))
+    journal.observe(event(event_names.LEADERSHIP_ACQUIRED))
     assert journal.dropped == 1
 
 
@@ -151,7 +151,7 @@ def test_a_symbolic_link_as_journal_is_not_followed(path, tmp_path):
     target.write_text("precious\n")
     os.symlink(target, path)
     journal = Journal(path)
-    journal.observe(event(names.LEADERSHIP_ACQUIRED))
+    journal.observe(event(event_names.LEADERSHIP_ACQUIRED))
     assert target.read_text() == "precious\n"
 
 

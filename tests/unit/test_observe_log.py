@@ -6,7 +6,7 @@ import json
 import pytest
 import structlog
 
-from syncd.observe import names
+from syncd.observe import event_names
 from syncd.observe.events import Event
 from syncd.observe.log import LogObserver, configure
 
@@ -24,7 +24,7 @@ def _restored():
 
 def told(stream, level="info", *, event_level="info", json=None, **fields):
     configure(level, stream, json=json)
-    LogObserver().observe(Event(names.VERSION_PUBLISHED, event_level, 1.5, fields))
+    LogObserver().observe(Event(event_names.VERSION_PUBLISHED, event_level, 1.5, fields))
     return stream.getvalue()
 
 
@@ -59,7 +59,7 @@ def test_event_fields_named_like_log_arguments_are_logged():
     stream = io.StringIO()
     configure("info", stream)
     fields = {"event": "other", "level": "loud", "self": 1, "value": object()}
-    LogObserver().observe(Event(names.VERSION_PUBLISHED, "info", 1.5, fields))
+    LogObserver().observe(Event(event_names.VERSION_PUBLISHED, "info", 1.5, fields))
     line = json.loads(stream.getvalue())
     assert line["level"] == "info"
     assert line["event"] == "version_published"

@@ -11,7 +11,7 @@ import pytest
 
 from syncd.errors import ConfigError
 from syncd.extras import install_command
-from syncd.observe import names
+from syncd.observe import event_names
 from syncd.observe.events import Event
 from syncd.observe.metrics import Metrics
 from syncd.protocol.engine_state import EngineState
@@ -36,9 +36,11 @@ def value(metrics, name, **labels):
 
 
 def test_published_versions_are_counted_with_bytes_and_latency(metrics):
-    tell(metrics, names.LEADERSHIP_ACQUIRED, term=4)
-    tell(metrics, names.VERSION_PUBLISHED, generation=2, step=7, bytes=100, reason="newer", latency=0.003)
-    tell(metrics, names.VERSION_PUBLISHED, generation=2, step=8, bytes=50, reason="newer")
+    tell(metrics, event_names.LEADERSHIP_ACQUIRED, term=4)
+    tell(
+        metrics, event_names.VERSION_PUBLISHED, generation=2, step=7, bytes=100, reason="newer", latency=0.003
+    )
+    tell(metrics, event_names.VERSION_PUBLISHED, generation=2, step=8, bytes=50, reason="newer")
     assert value(metrics, "versions_published_total", reason="newer") == 2
     assert value(metrics, "published_bytes_total") == 150
     assert (value(metrics, "version_generation"), value(metrics, "version_step")) == (2, 8)
@@ -50,43 +52,50 @@ def test_published_versions_are_counted_with_bytes_and_latency(metrics):
 def test_the_figures_of_a_delta_and_of_a_shortcut_are_shown_and_are_nan_without_one(metrics):
     told = {"generation": 1, "bytes": 10, "reason": "newer"}
     changes = {"density": 0.015, "chain": 3, "changes_bytes": 10, "whole_bytes": 1000}
-    tell(metrics, names.VERSION_PUBLISHED, step=7, kind="delta", **told, **changes)
+    tell(metrics, event_names.VERSION_PUBLISHED, step=7, kind="delta", **told, **changes)
     figures = ("density", "ratio", "chain_deltas")
     assert [value(metrics, f"version_{name}") for name in figures] == [0.015, 100, 3]
-    tell(metrics, names.VERSION_PUBLISHED, step=8, kind="weights", **told, **{**changes, "chain": 0})
+    tell(metrics, event_names.VERSION_PUBLISHED, step=8, kind="weights", **told, **{**changes, "chain": 0})
     assert [value(metrics, "saved_bytes_total", kind=kind) for kind in ("delta", "shortcut")] == [990, 990]
-    tell(metrics, names.VERSION_PUBLISHED, step=9, kind="weights", **told)
+    tell(metrics, event_names.VERSION_PUBLISHED, step=9, kind="weights", **told)
     assert all(math.isnan(value(metrics, f"version_{name}")) for name in figures)
     assert value(metrics, "saved_bytes_total", kind="delta") == 990
 
 
 def test_progress_shows_the_newest_filling_step(metrics):
     for step, present, expected in ((3, 1, 4), (5, 2, None), (5, 2, 8)):
-        tell(metrics, names.STEP_PROGRESSED, step=step, state="filling", present=present, expected=expected)
+        tell(
+            metrics,
+            event_names.STEP_PROGRESSED,
+            step=step,
+            state="filling",
+            present=present,
+            expected=expected,
+        )
     assert (value(metrics, "filling_step"), value(metrics, "shards_ratio")) == (5, 0.25)
-    tell(metrics, names.STEP_COMPLETED, step=5, state="complete", present=8, expected=8)
+    tell(metrics, event_names.STEP_COMPLETED, step=5, state="complete", present=8, expected=8)
     assert (value(metrics, "filling_step"), value(metrics, "shards_present")) == (3, 1)
-    tell(metrics, names.STEP_DAMAGED, step=3)
+    tell(metrics, event_names.STEP_DAMAGED, step=3)
     assert (value(metrics, "filling_step"), value(metrics, "shards_expected")) == (-1, 0)
 
 
 def test_problems_without_a_step_are_counted(metrics):
-    tell(metrics, names.STEP_DAMAGED, detail="step 9 is published and no longer complete")
+    tell(metrics, event_names.STEP_DAMAGED, detail="step 9 is published and no longer complete")
     assert value(metrics, "steps_damaged_total") == 1
 
 
 def test_removals_are_counted_by_rule(metrics):
     for rule in ("superseded", "superseded", "byte_budget"):
-        tell(metrics, names.STEP_PRUNED, step=1, rule=rule, bytes=10)
+        tell(metrics, event_names.STEP_PRUNED, step=1, rule=rule, bytes=10)
     assert value(metrics, "steps_pruned_total", rule="superseded") == 2
     assert value(metrics, "pruned_bytes_total", rule="byte_budget") == 10
 
 
 def test_the_lag_metric_of_an_explorer_is_removed_when_it_dies(metrics):
     for name in ("a", "b"):
-        tell(metrics, names.EXPLORER_LAG_CHANGED, explorer=name, lag=3)
-    tell(metrics, names.EXPLORER_DIED, explorer="a")
-    tell(metrics, names.EXPLORER_LEFT, explorer="never-seen")
+        tell(metrics, event_names.EXPLORER_LAG_CHANGED, explorer=name, lag=3)
+    tell(metrics, event_names.EXPLORER_DIED, explorer="a")
+    tell(metrics, event_names.EXPLORER_LEFT, explorer="never-seen")
     assert value(metrics, "explorer_lag_steps", explorer="a") is None
     assert value(metrics, "explorer_lag_steps", explorer="b") == 3
 
@@ -114,7 +123,7 @@ def engine_states(metrics, explorer="a"):
 
 
 def test_an_engines_state_and_its_figures_are_gauges_of_its_explorer(metrics):
-    tell(metrics, names.ENGINE_REPORTED, state="proven", **ENGINE)
+    tell(metrics, event_names.ENGINE_REPORTED, state="proven", **ENGINE)
     assert engine_gauges(metrics) == [1, 2, 1.5, 0.001, 0.005]
     assert engine_states(metrics) == {"proven": 1}
     restarted = {
@@ -125,24 +134,26 @@ def test_an_engines_state_and_its_figures_are_gauges_of_its_explorer(metrics):
         "mean": None,
         "tolerance": None,
     }
-    tell(metrics, names.ENGINE_REPORTED, state="wrong", **restarted)
+    tell(metrics, event_names.ENGINE_REPORTED, state="wrong", **restarted)
     assert engine_gauges(metrics) == [0, 0, None, None, None]
     assert engine_states(metrics) == {"wrong": 1}
 
 
-@pytest.mark.parametrize("gone", [names.EXPLORER_DIED, names.EXPLORER_LEFT, names.LEADERSHIP_LOST])
+@pytest.mark.parametrize(
+    "gone", [event_names.EXPLORER_DIED, event_names.EXPLORER_LEFT, event_names.LEADERSHIP_LOST]
+)
 def test_the_gauges_of_an_engine_are_removed_with_its_explorer_or_leader(metrics, gone):
-    tell(metrics, names.ENGINE_REPORTED, state="proven", **ENGINE)
+    tell(metrics, event_names.ENGINE_REPORTED, state="proven", **ENGINE)
     tell(metrics, gone, explorer="a")
     assert engine_gauges(metrics) == [None] * 5
     assert set(engine_states(metrics).values()) == {None}
 
 
 def test_a_deposed_leader_resets_its_gauges(metrics):
-    tell(metrics, names.LEADERSHIP_ACQUIRED, term=1)
-    tell(metrics, names.STEP_FOUND, step=3, state="filling", present=1, expected=2)
-    tell(metrics, names.EXPLORER_LAG_CHANGED, explorer="a", lag=3)
-    tell(metrics, names.LEADERSHIP_LOST)
+    tell(metrics, event_names.LEADERSHIP_ACQUIRED, term=1)
+    tell(metrics, event_names.STEP_FOUND, step=3, state="filling", present=1, expected=2)
+    tell(metrics, event_names.EXPLORER_LAG_CHANGED, explorer="a", lag=3)
+    tell(metrics, event_names.LEADERSHIP_LOST)
     assert value(metrics, "is_leader") == 0
     assert value(metrics, "filling_step") == -1
     assert value(metrics, "explorer_lag_steps", explorer="a") is None
@@ -152,7 +163,7 @@ def test_scan_events_set_the_gauges_of_the_job(metrics):
     assert math.isnan(value(metrics, "free_bytes")), "unknown is not zero"
     tell(
         metrics,
-        names.SCAN_COMPLETED,
+        event_names.SCAN_COMPLETED,
         seconds=0.002,
         full=True,
         steps=4,
@@ -162,7 +173,7 @@ def test_scan_events_set_the_gauges_of_the_job(metrics):
         explorers=3,
         quarantined=2,
     )
-    tell(metrics, names.SCAN_COMPLETED, seconds=0.0001, full=False, steps=5)
+    tell(metrics, event_names.SCAN_COMPLETED, seconds=0.0001, full=False, steps=5)
     assert value(metrics, "quarantined_steps") == 2
     assert value(metrics, "scan_duration_seconds_count", full="true") == 1
     assert (value(metrics, "steps"), value(metrics, "job_bytes"), value(metrics, "free_bytes")) == (
@@ -174,9 +185,9 @@ def test_scan_events_set_the_gauges_of_the_job(metrics):
 
 
 def test_errors_are_counted_by_code(metrics):
-    tell(metrics, names.OPERATION_FAILED, code="io")
-    tell(metrics, names.JOB_DISAPPEARED, code="job_missing")
-    tell(metrics, names.CONFIG_REJECTED, code="config")
+    tell(metrics, event_names.OPERATION_FAILED, code="io")
+    tell(metrics, event_names.JOB_DISAPPEARED, code="job_missing")
+    tell(metrics, event_names.CONFIG_REJECTED, code="config")
     assert [value(metrics, "errors_total", code=code) for code in ("io", "job_missing", "config")] == [
         1,
         1,
@@ -185,12 +196,12 @@ def test_errors_are_counted_by_code(metrics):
 
 
 def test_every_event_is_accepted_without_an_error(metrics):
-    for name in names.EVENTS - {
-        names.EXPLORER_LAG_CHANGED,
-        names.ENGINE_REPORTED,
-        names.EXPLORER_DIED,
-        names.EXPLORER_LEFT,
-        names.SCAN_COMPLETED,
+    for name in event_names.EVENTS - {
+        event_names.EXPLORER_LAG_CHANGED,
+        event_names.ENGINE_REPORTED,
+        event_names.EXPLORER_DIED,
+        event_names.EXPLORER_LEFT,
+        event_names.SCAN_COMPLETED,
     }:
         tell(metrics, name, step=1)
 
@@ -219,7 +230,7 @@ def test_metrics_without_the_library_are_refused_with_a_hint(monkeypatch):
 
 def test_the_directory_label_is_set_from_the_first_event(tmp_path):
     metrics = Metrics.start(0, "", str(tmp_path / "m.prom"))
-    tell(metrics, names.DAEMON_STARTED, job="/ckpt/job")
+    tell(metrics, event_names.DAEMON_STARTED, job="/ckpt/job")
     metrics.close()
     assert 'syncd_is_leader{directory="/ckpt/job"} 0.0' in (tmp_path / "m.prom").read_text()
 
@@ -227,12 +238,12 @@ def test_the_directory_label_is_set_from_the_first_event(tmp_path):
 def test_the_textfile_is_replaced_atomically_and_not_too_often(metrics, tmp_path):
     path = tmp_path / "job.prom"
     metrics.write_to(str(path))
-    tell(metrics, names.LEADERSHIP_ACQUIRED, term=1)
+    tell(metrics, event_names.LEADERSHIP_ACQUIRED, term=1)
     first = path.stat().st_ino
     for _ in range(50):
-        tell(metrics, names.SCAN_COMPLETED, seconds=0.1, full=False)
+        tell(metrics, event_names.SCAN_COMPLETED, seconds=0.1, full=False)
     assert path.stat().st_ino == first
-    tell(metrics, names.DAEMON_STOPPED)
+    tell(metrics, event_names.DAEMON_STOPPED)
     assert path.stat().st_ino != first
     assert 'syncd_is_leader{directory="/ckpt/job"} 0.0' in path.read_text()
     assert os.listdir(tmp_path) == ["job.prom"]
@@ -240,7 +251,7 @@ def test_the_textfile_is_replaced_atomically_and_not_too_often(metrics, tmp_path
 
 def test_a_textfile_that_cannot_be_written_is_counted(metrics, tmp_path):
     metrics.write_to(str(tmp_path / "none" / "job.prom"))
-    tell(metrics, names.LEADERSHIP_ACQUIRED, term=1)
+    tell(metrics, event_names.LEADERSHIP_ACQUIRED, term=1)
     assert value(metrics, "textfile_errors_total") == 1
 
 

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from syncd.protocol.trust import weak_level
+from syncd.protocol.path_trust import weak_level
 
 NOBODY = 65534
 

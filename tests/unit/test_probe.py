@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from support.memory import MemoryDisk, memory_job
 
 from syncd.errors import CorruptDataError, UsageError
+from syncd.protocol.broadcast_round import Round, round_of
 from syncd.protocol.digest import digest_bytes
 from syncd.protocol.documents import Fields, decode, encode, seal
 from syncd.protocol.layout import Job
@@ -26,7 +27,6 @@ from syncd.protocol.probe import (
     write_base_probe,
 )
 from syncd.protocol.receipt import FileRecord, Receipt, read_receipt, receipts_directory, write_receipt
-from syncd.protocol.round import Round, round_of
 from syncd.protocol.writer import StepWriter
 
 STEP = "/job/global_step_7"

@@ -25,10 +25,10 @@ from syncd.protocol.process import Process
 from syncd.protocol.takeover import Candidate
 from syncd.protocol.version import Version, encode_version
 from syncd.protocol.writer import StepWriter
-from syncd.views import data, table
-from syncd.views.data import listing
-from syncd.views.fitting import FittingTable
+from syncd.views import documents, table
+from syncd.views.documents import listing
 from syncd.views.job_view import Heart, JobViewer
+from syncd.views.narrow_table import FittingTable
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def shown(renderable, width=160):
 
 
 def test_the_status_of_an_empty_job_says_nothing_is_published(job, clock):
-    document = data.status(JobViewer(job, clock).read())
+    document = documents.status(JobViewer(job, clock).read())
     assert document["version"] is None
     assert document["daemon"] is None
     assert document["newest_complete"] is None
@@ -80,7 +80,7 @@ def test_viewing_a_missing_job_raises(tmp_path, clock):
 def test_viewing_a_job_writes_nothing(job, clock):
     write_step(job, 1)
     before = sorted(os.walk(job.root))
-    data.status(JobViewer(job, clock).read())
+    documents.status(JobViewer(job, clock).read())
     assert sorted(os.walk(job.root)) == before
 
 
@@ -92,7 +92,7 @@ def test_status_shows_the_published_and_the_filling_step(job, clock):
     for rank in (1, 2, 3):
         writer.receipt(rank, [writer.write(f"actor/model-0000{rank}-of-00004.safetensors", b"x" * 10)])
     clock.at += 90
-    document = data.status(JobViewer(job, clock).read())
+    document = documents.status(JobViewer(job, clock).read())
     assert document["version"]["path"] == f"{job.root}/global_step_5/actor"
     assert document["version"]["age"] == 90.0
     assert document["version"]["previous"] == {"generation": 1, "step": 3}
@@ -104,11 +104,11 @@ def test_status_shows_the_published_and_the_filling_step(job, clock):
 
 def test_a_single_reading_leaves_liveness_unknown(job, clock):
     explorer(job, clock, "e0")
-    document = data.status(JobViewer(job, clock).read())
+    document = documents.status(JobViewer(job, clock).read())
     (module,) = document["explorers"]
     assert (module["heart"], module["alive"], module["beat_age"]) == ("unknown", None, 0.0)
     clock.at += 12
-    text = shown(table.status(data.status(JobViewer(job, clock).read())))
+    text = shown(table.status(documents.status(JobViewer(job, clock).read())))
     assert "~ 12 s ago" in text
     assert "one reading cannot tell" in text
 
@@ -123,7 +123,7 @@ def test_a_changing_heartbeat_is_alive_and_a_silent_one_dead(job, clock):
         look = looker.read()
     assert look.hearts == {"explorer/beating": Heart.ALIVE, "explorer/silent": Heart.DEAD}
     assert look.snapshot.leases == {}
-    document = data.status(look)
+    document = documents.status(look)
     assert [module["alive"] for module in document["explorers"]] == [True, False]
     assert {"name": "dead", "detail": "explorer/silent"} in document["problems"]
     silent.update()
@@ -140,7 +140,7 @@ def test_a_module_that_appears_between_readings_is_alive(job, clock):
 
 def test_a_stopped_module_is_shown_as_left(job, clock):
     explorer(job, clock, "gone", status=RunningStatus.STOPPED)
-    document = data.status(JobViewer(job, clock).read())
+    document = documents.status(JobViewer(job, clock).read())
     assert (document["explorers"][0]["heart"], document["explorers"][0]["alive"]) == ("left", False)
     assert not [item for item in document["problems"] if item["name"] == "dead"]
 
@@ -167,20 +167,20 @@ def test_read_until_known_ends_early_or_at_its_time_limit(job, clock):
 )
 def test_the_state_of_a_daemon_on_this_host_is_known_at_once(job, clock, process, heart):
     Candidate(job, clock, process=process).claim()
-    document = data.status(JobViewer(job, clock).read())
+    document = documents.status(JobViewer(job, clock).read())
     assert (document["daemon"]["heart"], document["daemon"]["term"]) == (heart, 1)
 
 
 def test_an_ended_daemon_is_dead_and_a_released_one_has_left(job, clock):
     here = Process.current()
     Candidate(job, clock, process=Process(here.boot, here.namespace, 2**22 + 1, 5)).claim()
-    document = data.status(JobViewer(job, clock).read())
+    document = documents.status(JobViewer(job, clock).read())
     assert document["daemon"]["heart"] == "dead"
     assert {"name": "daemon", "detail": "no daemon leads this job"} in document["problems"]
     heir = Candidate(job, clock)
     assert heir.holder() is None
     heir.claim().release()
-    assert data.status(JobViewer(job, clock).read())["daemon"]["heart"] == "left"
+    assert documents.status(JobViewer(job, clock).read())["daemon"]["heart"] == "left"
 
 
 def test_a_silent_daemon_on_another_host_is_dead(job, clock):
@@ -200,7 +200,7 @@ def test_damaged_steps_and_presences_are_problems(job, clock):
     explorer(job, clock, "e0")
     with open(f"{job.explorers}/torn.json", "w") as file:
         file.write("{")
-    names = {item["name"] for item in data.status(JobViewer(job, clock).read())["problems"]}
+    names = {item["name"] for item in documents.status(JobViewer(job, clock).read())["problems"]}
     assert {"damaged_step", "published_step", "explorer/torn"} <= names
 
 
@@ -226,7 +226,7 @@ def test_each_step_is_listed_with_the_rule_that_keeps_it(job, clock):
 
 def test_presence_text_cannot_inject_control_characters_or_markup(job, clock):
     explorer(job, clock, "e0", host="[red]\x1b[2Jevil[/nope]", pid=7)
-    text = shown(table.status(data.status(JobViewer(job, clock).read())))
+    text = shown(table.status(documents.status(JobViewer(job, clock).read())))
     assert "\x1b" not in text
     assert "[red]?[2Jevil[/nope]:7" in text
 
@@ -236,14 +236,14 @@ def test_many_explorers_are_cut_with_the_worst_first(job, clock):
     publish(job, clock, 9)
     for number in range(20):
         explorer(job, clock, f"e{number:02d}", applied=(1, 9 - number % 5))
-    text = shown(table.status(data.status(JobViewer(job, clock).read()), rows=4))
+    text = shown(table.status(documents.status(JobViewer(job, clock).read()), rows=4))
     assert "and 16 more" in text
     assert "e04" in text
     assert "e00" not in text
 
 
 def test_json_is_one_line_with_a_schema_version(job, clock):
-    text = json_text(data.status(JobViewer(job, clock).read()))
+    text = json_text(documents.status(JobViewer(job, clock).read()))
     assert "\n" not in text
     assert json.loads(text)["schema_version"] == 1
 
@@ -280,7 +280,7 @@ def test_status_shows_the_state_of_each_engine_and_its_last_proof(job, clock):
     more = {"loads": 3, "failures": 2, "load_seconds": 1.25, "proof": PROOF, "given_up": given_up}
     engine(job, clock, "e0", "proven", **more)
     explorer(job, clock, "older")
-    document = data.status(JobViewer(job, clock).read())
+    document = documents.status(JobViewer(job, clock).read())
     (shown_engine, older) = (item["engine"] for item in document["explorers"])
     assert (shown_engine["state"], shown_engine["since"], shown_engine["ready"]) == (
         "proven",
@@ -291,7 +291,7 @@ def test_status_shows_the_state_of_each_engine_and_its_last_proof(job, clock):
     assert (shown_engine["proof"]["mean"], shown_engine["proof"]["tolerance"]) == (0.0001234, 0.005)
     assert shown_engine["given_up"][0]["reason"] == "it does not fit"
     assert older is None
-    assert json.loads(json_text(document, data.STATUS_SCHEMA))["schema_version"] == 2
+    assert json.loads(json_text(document, documents.STATUS_SCHEMA))["schema_version"] == 2
     text = shown(table.status(document))
     assert text.startswith("job  "), "problems are last"
     assert shown(table.status(document, problems_first=True)).startswith("! ")
@@ -307,7 +307,7 @@ def test_status_shows_the_state_of_each_engine_and_its_last_proof(job, clock):
 def test_explorers_that_report_no_engine_are_shown_as_before(job, clock):
     explorer(job, clock, "e0", info={"state": "serving", "engine": "vllm"})
     explorer(job, clock, "e1", info={"state": "proven", "since": "yesterday"})
-    document = data.status(JobViewer(job, clock).read())
+    document = documents.status(JobViewer(job, clock).read())
     assert [item["engine"] for item in document["explorers"]] == [None, None]
     assert "engine" not in shown(table.status(document))
     assert {item["name"] for item in document["problems"]} == {"daemon"}
@@ -317,7 +317,7 @@ def test_explorers_that_report_no_engine_are_shown_as_before(job, clock):
 def test_an_engine_in_trouble_is_a_problem_with_its_reason(job, clock, state):
     engine(job, clock, "a", "proven")
     engine(job, clock, "b", state, reason="it says why", ready=state == "refused")
-    document = data.status(JobViewer(job, clock).read())
+    document = documents.status(JobViewer(job, clock).read())
     assert {"name": f"engine_{state}", "detail": "b: it says why"} in document["problems"]
     text = shown(table.status(document))
     assert re.search(r"^! warning: .*b: it says why$", text, re.MULTILINE)
@@ -329,7 +329,7 @@ def test_an_engine_in_trouble_is_a_problem_with_its_reason(job, clock, state):
 def test_an_explorer_that_has_stopped_has_a_stopped_engine(job, clock):
     beating = engine(job, clock, "e0", "wrong", reason="stale head")
     beating.update(status=RunningStatus.STOPPED)
-    document = data.status(JobViewer(job, clock).read())
+    document = documents.status(JobViewer(job, clock).read())
     (item,) = document["explorers"]
     assert (item["engine"]["state"], item["engine"]["ready"], item["engine"]["reason"]) == (
         "stopped",
@@ -346,7 +346,7 @@ def test_the_engine_of_a_dead_explorer_is_not_ready_and_no_problem_of_its_own(jo
     looker = JobViewer(job, clock)
     looker.read()
     clock.at += 61
-    document = data.status(looker.read())
+    document = documents.status(looker.read())
     assert [item["engine"]["ready"] for item in document["explorers"]] == [False, False]
     assert {item["name"] for item in document["problems"]} == {"dead", "daemon"}
 
@@ -356,7 +356,7 @@ def test_texts_of_a_hostile_presence_are_bounded(job, clock):
     report = EngineReport(EngineState.WRONG, reason="short").document()
     one = {"step": 1, "digest": long, "reason": long, "refused": True}
     explorer(job, clock, "e0", info={**report, "reason": long, "given_up": [one] * 50})
-    document = data.status(JobViewer(job, clock).read())
+    document = documents.status(JobViewer(job, clock).read())
     assert len(json_text(document)) < 20_000
     assert len(document["explorers"][0]["engine"]["given_up"]) == 8
 
@@ -369,7 +369,7 @@ def test_a_narrow_terminal_leaves_columns_out_and_breaks_no_name(job, clock, wid
     publish(job, clock, 120000)
     for name in names:
         engine(job, clock, name, "proven")
-    document = data.status(JobViewer(job, clock).read())
+    document = documents.status(JobViewer(job, clock).read())
     lines = shown(table.status(document), width).splitlines()
     assert max(map(len, lines)) <= width
     assert all(sum(line.split()[:1] == [name] for line in lines) == 1 for name in names)

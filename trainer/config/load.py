@@ -34,10 +34,10 @@ from trainer.config.algorithms import (
 )
 from trainer.config.attention import attention_problems
 from trainer.config.critic import algorithm_of, critic_problems
+from trainer.config.known_figures import metric_problems
 from trainer.config.lora import lora_problems
 from trainer.config.options import algorithm_problems, engine_problems
 from trainer.config.schedule import optimizer_problems
-from trainer.config.selected import metric_problems
 from trainer.config.strategies import strategy_names, strategy_of
 from trainer.config.sync import sync_problems
 from trainer.plugins import SAMPLE_STRATEGY, unknown_name

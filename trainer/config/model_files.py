@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from syncd.errors import ConfigError, storage_errors
+from syncd.jobfile.code_trust import require_own_model
 from syncd.jobfile.model import JobFile
-from syncd.jobfile.trust import require_own_model
 from trainer.config.algorithms import SFT, VERL
 from trainer.config.attention import check_heads
 from trainer.config.lora import check_rank, check_start_adapter

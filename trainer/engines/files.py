@@ -32,8 +32,8 @@ from trainer.engines.base import EngineContext, Metrics, TrainEngineWrapper
 from trainer.engines.checkpoint_save import CheckpointSave
 from trainer.engines.state_copy import CapturedState, StateBuffer, TrainingState
 from trainer.experience.batch import Batch
-from trainer.plain_loads import only_plain_data
 from trainer.probe import Tokens, make_probe, non_finite_error, probe_tokens
+from trainer.safe_unpickle import only_plain_data
 
 _CHECKPOINT = "it is a full checkpoint"
 

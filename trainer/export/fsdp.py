@@ -19,7 +19,7 @@ from syncd.errors import ConfigError, CorruptDataError, NotReadyError
 from syncd.protocol.disk import Disk, list_if_there
 from syncd.transports.files.export_walk import tied_names
 from trainer.export.weights import TensorKind
-from trainer.plain_loads import RUNS_CODE
+from trainer.safe_unpickle import RUNS_CODE
 
 _FILE = re.compile(r"model_world_size_([1-9][0-9]{0,5})_rank_(0|[1-9][0-9]{0,5})\.pt", re.ASCII)
 _ADAPTER = "lora_"

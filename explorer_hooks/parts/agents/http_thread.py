@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 
 from explorer_hooks.follower.health import health_address
 from syncd.errors import ConfigError, StorageError, TimedOutError, storage_errors
-from syncd.protocol.trust import weak_level
+from syncd.protocol.path_trust import weak_level
 
 TOKEN = "token"  # noqa: S105 - the name of a file
 _PRIVATE = 0o600

@@ -18,7 +18,7 @@ from explorer_hooks.parts.agents.serve import model_name, opened_gateway
 from explorer_hooks.parts.agents.service import GatewayParts, GatewayService
 from explorer_hooks.run.curriculum import DIFFICULTY, Curriculum, TaskMean
 from explorer_hooks.run.held_out import EvaluationSets, VersionWatcher, open_evaluation
-from explorer_hooks.run.opening import open_reward
+from explorer_hooks.run.open_explorer import open_reward
 from explorer_hooks.run.own_files import EVALUATIONS, Records, own_path
 from explorer_hooks.run.rewards import Score, plain_task
 from explorer_hooks.run.scoring import ScoredGroup, Scorer

@@ -20,7 +20,7 @@ from explorer_hooks.parts.agents.splice import Splicer, end_tokens
 from explorer_hooks.parts.agents.tool_formats import ToolFormat, written_format
 from explorer_hooks.parts.agents.turns import TurnMaker
 from explorer_hooks.run.engine_gate import EngineVersions
-from explorer_hooks.run.opening import FollowedEngine, followed_engine
+from explorer_hooks.run.open_explorer import FollowedEngine, followed_engine
 from explorer_hooks.run.pacing import ahead_of
 from explorer_hooks.run.tokens import Tokens, TransformersTokens, hide_progress_bars, open_tokens
 from explorer_hooks.stopping import Stop

@@ -19,7 +19,7 @@ from explorer_hooks.run.curriculum import TaskMean, are_equal, with_dropped
 from explorer_hooks.run.engine_gate import EngineGate, EngineVersions
 from explorer_hooks.run.held_out import VersionWatcher
 from explorer_hooks.run.job_watch import JobWatch
-from explorer_hooks.run.opening import FollowedEngine
+from explorer_hooks.run.open_explorer import FollowedEngine
 from explorer_hooks.run.own_files import METRICS, Records, own_path
 from explorer_hooks.run.tokens import Tokens
 from explorer_hooks.stopping import Stop

@@ -14,7 +14,7 @@ import torch
 
 from explorer_hooks.http_client import HttpClient
 from explorer_hooks.parts.broadcast.delivery import Delivery, Tensors
-from explorer_hooks.parts.broadcast.requests import EngineRequest, wait_for_all
+from explorer_hooks.parts.broadcast.paired_calls import EngineRequest, wait_for_all
 from syncd.client.wait import Deadline
 from syncd.errors import LoadFailedError, SyncdError
 from syncd.parts.broadcast.group_calls import GroupError, make_in_time, seconds_left

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from explorer_hooks.http_client import HttpClient
 from explorer_hooks.parts.broadcast.delivery import Delivery, Tensors
-from explorer_hooks.parts.broadcast.requests import EngineRequest, wait_for_all
+from explorer_hooks.parts.broadcast.paired_calls import EngineRequest, wait_for_all
 from explorer_hooks.parts.broadcast.segments import remove_leftovers
 from explorer_hooks.parts.broadcast.shared import SharedBucket, share
 from syncd.errors import SyncdError

@@ -14,7 +14,7 @@ from explorer_hooks.parts.evaluation.evaluation import PromptEvaluator, measure
 from explorer_hooks.parts.evaluation.sets import open_sets
 from explorer_hooks.run.generation import BEFORE_THE_FIRST, Sampling
 from explorer_hooks.run.held_out import Evaluator, HeldOut
-from explorer_hooks.run.opening import FollowedEngine, followed_engine, open_reward
+from explorer_hooks.run.open_explorer import FollowedEngine, followed_engine, open_reward
 from explorer_hooks.run.own_files import EVALUATIONS, Records, own_path
 from explorer_hooks.run.tokens import hide_progress_bars, open_tokens
 from explorer_hooks.stopping import Stop

@@ -90,7 +90,7 @@ def bench(
     from explorer_hooks.parts.evaluation.bench_report import document, tables  # noqa: PLC0415
     from explorer_hooks.run.load import load_bench_file  # noqa: PLC0415
     from syncd.errors import UsageError  # noqa: PLC0415
-    from syncd.jobfile.trust import require_own_model  # noqa: PLC0415
+    from syncd.jobfile.code_trust import require_own_model  # noqa: PLC0415
 
     settings = (*overrides, f"--explorer.name={name}", *((f"--model.path={base}",) if base else ()))
     file = load_bench_file(job, config, settings, trust=trust)

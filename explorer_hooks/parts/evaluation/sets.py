@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 
 from explorer_hooks.run.held_out import HeldOut, TaskOutcome
-from explorer_hooks.run.opening import open_reward
+from explorer_hooks.run.open_explorer import open_reward
 from explorer_hooks.run.scoring import Scorer
 from explorer_hooks.tasks.sources import open_tasks
 from explorer_hooks.tasks.task import Columns

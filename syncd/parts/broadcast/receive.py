@@ -25,9 +25,9 @@ from syncd.parts.broadcast import process_group
 from syncd.parts.broadcast.packing import receive_buckets
 from syncd.parts.broadcast.process_group import CPU, FormedGroup, ProcessGroup
 from syncd.protocol.backend import GLOO, NCCL
+from syncd.protocol.broadcast_round import OPEN, Round
 from syncd.protocol.buckets import BucketPlan, plan_buckets
 from syncd.protocol.local_disk import SystemClock
-from syncd.protocol.round import OPEN, Round
 from syncd.protocol.version import Version
 from syncd.transports.base import Announcement, ReceiveContext, WeightReceiver, WeightTensors
 from syncd.transports.tensors import TensorMeta, compare, require_fit

@@ -20,11 +20,11 @@ from syncd.parts.broadcast import process_group
 from syncd.parts.broadcast.packing import Packer, send_buckets
 from syncd.parts.broadcast.process_group import CPU, FormedGroup, ProcessGroup
 from syncd.protocol.backend import GLOO, NCCL, BackendChoice, choose_backend, gpu_in
+from syncd.protocol.broadcast_round import Round
 from syncd.protocol.buckets import BucketPlan, plan_buckets
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.probe import Probe
-from syncd.protocol.round import Round
 from syncd.transports.base import Export, SendContext, Sent, StepContent, WeightSender
 from syncd.transports.files.export_walk import ExportWalk
 from syncd.transports.files.send import DTYPES

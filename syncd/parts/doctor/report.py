@@ -13,8 +13,7 @@ from rich.table import Table
 
 from syncd.errors import JobMissingError, StorageError, SyncdError, TimedOutError
 from syncd.parts.doctor import events, files, names
-from syncd.parts.doctor.between import Direction, Peer, converse
-from syncd.parts.doctor.expect import Expectation, expectation
+from syncd.parts.doctor.conclusions import Expectation, expectation
 from syncd.parts.doctor.peer import open_link
 from syncd.parts.doctor.probe import (
     SILENT,
@@ -31,6 +30,7 @@ from syncd.parts.doctor.probe import (
     scratch_directory,
     worst,
 )
+from syncd.parts.doctor.two_hosts import Direction, Peer, converse
 from syncd.protocol.documents import PROTOCOL
 from syncd.protocol.mount import Mount, mount_of
 

@@ -27,8 +27,8 @@ from syncd.protocol.documents import PROTOCOL
 from syncd.protocol.layout import CONFIG, STATE, Job, parse_step_name, read_config_file
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.mount import Mount, mount_of
+from syncd.protocol.path_trust import weak_level
 from syncd.protocol.permissions import modes_of, parse_config, policy_in
-from syncd.protocol.trust import weak_level
 
 ENTRIES = 2000
 """The most names that are checked in one directory: a job may have millions of files."""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from syncd.errors import CorruptDataError, SyncdError
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import Manifest
-from syncd.protocol.memory import HeldCopy, hold_copy, memory_directory_of
+from syncd.protocol.memory_copies import HeldCopy, hold_copy, memory_directory_of
 from syncd.protocol.presence import read_presences
-from syncd.transports.files.directory import (
+from syncd.transports.files.leased_directory import (
     DirectoryOptions,
     DirectoryReceiver,
     HeldDirectory,

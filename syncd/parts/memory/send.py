@@ -18,7 +18,7 @@ from syncd.errors import SyncdError, UsageError
 from syncd.protocol.disk import Clock
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
-from syncd.protocol.memory import (
+from syncd.protocol.memory_copies import (
     MemoryDirectory,
     clear_all,
     clear_directory,

@@ -11,14 +11,14 @@ from typing import Any
 
 from syncd.errors import JobMissingError, storage_errors
 from syncd.figures import METRICS, MOST_LINES, Curve, Panel, by_present_names
-from syncd.observe import names
+from syncd.observe import event_names
 from syncd.observe.journal import KEEP
 from syncd.parts.page.chart_table import CHARTS, EVENTS
 from syncd.parts.page.document import serving
-from syncd.parts.page.growing import GrowingFiles
 from syncd.parts.page.lanes import REPORTED_WITHIN, LaneCollector
 from syncd.parts.page.poller import PollResult
 from syncd.parts.page.series import Point, ThinnedSeries
+from syncd.parts.page.tail import GrowingFiles
 from syncd.protocol.disk import is_directory
 from syncd.protocol.engine_state import EngineState
 from syncd.protocol.layout import Job
@@ -110,9 +110,9 @@ class EventsCollector:
             return
         self.newest = max(self.newest, at)
         self.lanes.add(event, at, document)
-        if event == names.VERSION_PUBLISHED:
+        if event == event_names.VERSION_PUBLISHED:
             self._version(at, document)
-        elif event == names.LEADERSHIP_ACQUIRED:
+        elif event == event_names.LEADERSHIP_ACQUIRED:
             # The new leader reports every explorer that is there; others left while nobody led.
             self._unconfirmed, self._led_at = set(self._trouble), at
         elif event in _OF_EXPLORERS and isinstance(explorer := document.get("explorer"), str):
@@ -134,16 +134,21 @@ class EventsCollector:
             self._trouble = {
                 name: is_so for name, is_so in self._trouble.items() if name not in self._unconfirmed
             }
-        if event in (names.EXPLORER_LEFT, names.EXPLORER_DIED):
+        if event in (event_names.EXPLORER_LEFT, event_names.EXPLORER_DIED):
             self._trouble.pop(explorer, None)
         elif explorer in self._trouble or len(self._trouble) < MOST_NAMES:
-            self._trouble[explorer] = event == names.ENGINE_STATE_CHANGED and state in _TROUBLE
+            self._trouble[explorer] = event == event_names.ENGINE_STATE_CHANGED and state in _TROUBLE
         self.series["explorers",].add(Point(at, None, float(len(self._trouble))))
         self.series["trouble",].add(Point(at, None, float(sum(self._trouble.values()))))
 
 
 _OF_EXPLORERS = frozenset(
-    {names.EXPLORER_JOINED, names.EXPLORER_LEFT, names.EXPLORER_DIED, names.ENGINE_STATE_CHANGED}
+    {
+        event_names.EXPLORER_JOINED,
+        event_names.EXPLORER_LEFT,
+        event_names.EXPLORER_DIED,
+        event_names.ENGINE_STATE_CHANGED,
+    }
 )
 
 

@@ -13,13 +13,13 @@ from syncd._version import __version__
 from syncd.config import DaemonConfig
 from syncd.daemon.retention import Decision, decide
 from syncd.errors import ConfigError, StorageError
-from syncd.observe import names
+from syncd.observe import event_names
 from syncd.observe.journal import first_event_at, read_events
 from syncd.parts.page.poller import PollResult
 from syncd.protocol.disk import Clock
 from syncd.protocol.layout import Job
-from syncd.views import data
-from syncd.views.data import listing
+from syncd.views import documents
+from syncd.views.documents import listing
 from syncd.views.job_view import JobView, JobViewer
 
 Document = dict[str, Any]
@@ -35,20 +35,20 @@ _MOST_READ = 400
 _LONG_RUN = 3
 """Events of a kind in a row from which they are shown as one entry."""
 
-_COMINGS = frozenset({names.EXPLORER_JOINED, names.EXPLORER_LEFT, names.EXPLORER_DIED})
+_COMINGS = frozenset({event_names.EXPLORER_JOINED, event_names.EXPLORER_LEFT, event_names.EXPLORER_DIED})
 
 _MOST_FIELDS = 100
 _WORST = {"dead": 0, "unknown": 1, "alive": 2, "left": 3}
 _QUIET = frozenset(
     {
-        names.SCAN_COMPLETED,
-        names.EXPLORER_LAG_CHANGED,
-        names.ENGINE_REPORTED,
-        names.VERSIONS_APPLIED,
-        names.STEP_PROGRESSED,
-        names.STEP_FOUND,
-        names.STEP_COMPLETED,
-        names.TRASH_EMPTIED,
+        event_names.SCAN_COMPLETED,
+        event_names.EXPLORER_LAG_CHANGED,
+        event_names.ENGINE_REPORTED,
+        event_names.VERSIONS_APPLIED,
+        event_names.STEP_PROGRESSED,
+        event_names.STEP_FOUND,
+        event_names.STEP_COMPLETED,
+        event_names.TRASH_EMPTIED,
     }
 )
 
@@ -102,7 +102,7 @@ def view_document(
     Args:
         events: The newest events of the daemon's journal, oldest first.
     """
-    status, steps = data.status(view), listing(view, decisions, policy)
+    status, steps = documents.status(view), listing(view, decisions, policy)
     lists = {
         "steps": steps["steps"],
         **{name: status[name] for name in ("explorers", "trainers", "problems")},
@@ -128,7 +128,7 @@ def answer(poll: PollResult, every: float, overview: str | None = None) -> Docum
     """
     nothing: Document = {"status": None, "ls": None, "rules": [], "events": [], "left_out": {}, "ran": None}
     return {
-        "schema_version": data.STATUS_SCHEMA,
+        "schema_version": documents.STATUS_SCHEMA,
         "serving": {**serving(poll, every), "overview": overview},
         **(poll.document or nothing),
     }
@@ -162,7 +162,7 @@ def _worst(explorers: Sequence[Document]) -> list[Document]:
 
 def _attention(explorer: Document) -> tuple[int, bool, int, str]:
     heart = _WORST[explorer["heart"]]
-    return heart, not data.has_engine_trouble(explorer), -(explorer["lag"] or 0), explorer["id"]
+    return heart, not documents.has_engine_trouble(explorer), -(explorer["lag"] or 0), explorer["id"]
 
 
 def _rules(rows: Iterable[Mapping[str, Any]]) -> list[Document]:
@@ -184,7 +184,7 @@ def _decisive(events: Iterable[Mapping[str, Any]]) -> list[Document]:
     shown = [
         {key: value for key, value in event.items() if isinstance(value, str | int | float)}
         for event in events
-        if event["event"] in names.EVENTS - _QUIET and event.get("level") != "debug"
+        if event["event"] in event_names.EVENTS - _QUIET and event.get("level") != "debug"
     ]
     runs = groupby(shown[::-1], _kind)
     entries = chain.from_iterable(_collapsed(kind, list(run)) for kind, run in runs)
@@ -196,8 +196,8 @@ def _kind(event: Mapping[str, Any]) -> str:
     name: str = event["event"]
     if name in _COMINGS:
         return name
-    is_newer = name == names.VERSION_PUBLISHED and event.get("reason") == "newer"
-    return names.VERSION_PUBLISHED if is_newer or name == names.STEP_PRUNED else ""
+    is_newer = name == event_names.VERSION_PUBLISHED and event.get("reason") == "newer"
+    return event_names.VERSION_PUBLISHED if is_newer or name == event_names.STEP_PRUNED else ""
 
 
 def _collapsed(kind: str, run: list[Document]) -> list[Document]:
@@ -206,7 +206,7 @@ def _collapsed(kind: str, run: list[Document]) -> list[Document]:
     if len(same) < _LONG_RUN:
         return run
     figures = {"since": run[-1].get("at"), "count": len(same), "removed": len(run) - len(same)}
-    if kind == names.VERSION_PUBLISHED:
+    if kind == event_names.VERSION_PUBLISHED:
         figures["first"] = f"{same[-1].get('generation')}.{same[-1].get('step')}"
     return [{**same[0], "at": run[0].get("at"), "run": figures}]
 

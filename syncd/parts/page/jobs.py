@@ -15,7 +15,7 @@ from syncd.parts.page.routes import PATIENCE
 from syncd.parts.page.site import JobSite, PageContent, Query, Route, as_json, static_files
 from syncd.protocol.disk import Clock
 from syncd.protocol.layout import MARKER, STATE, STEP_PREFIX, TRACKER
-from syncd.views.attention import Severity, worst
+from syncd.views.problem_groups import Severity, worst
 
 MOST_JOBS = 64
 """Jobs that are served at most."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from syncd.observe import names
+from syncd.observe import event_names
 
 MOST_LANES = 40
 """Explorers in the answer: those that live first, then those that went last."""
@@ -68,17 +68,17 @@ class LaneCollector:
             for unseen in self._unconfirmed:
                 self._ended(self._led_at, unseen, "gone")
             self._unconfirmed = set()
-        if event == names.LEADERSHIP_ACQUIRED:
+        if event == event_names.LEADERSHIP_ACQUIRED:
             self._unconfirmed, self._led_at = (
                 {name for name, lane in self._lanes.items() if not lane.gone},
                 at,
             )
-        elif event == names.VERSIONS_APPLIED:
+        elif event == event_names.VERSIONS_APPLIED:
             for kind, take in (("recent", self._passed), ("explorers", self._applied)):
                 rows = document.get(kind)
                 for row in rows if isinstance(rows, list) else ():
                     take(at, row)
-        elif event == names.STEP_QUARANTINED and type(document.get("step")) is int:
+        elif event == event_names.STEP_QUARANTINED and type(document.get("step")) is int:
             self._quarantined.append(document["step"])
         elif event in _GONE and isinstance(explorer := document.get("explorer"), str):
             self._ended(at, explorer, _GONE[event])
@@ -142,7 +142,7 @@ _FIELDS = 4
 _OLDEST = 3600.0
 """Seconds that a version may have come before the event that tells it; more is a clock that was set."""
 
-_GONE: Mapping[str, str] = {names.EXPLORER_LEFT: "left", names.EXPLORER_DIED: "dead"}
+_GONE: Mapping[str, str] = {event_names.EXPLORER_LEFT: "left", event_names.EXPLORER_DIED: "dead"}
 
 
 def _lane(name: str, lane: _Lane) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from syncd.protocol.lineage import read_chain
 from syncd.protocol.manifest import Manifest
 from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import Changes, FileRecord
-from syncd.protocol.roots import shard_roots
+from syncd.protocol.tile_digests import shard_roots
 from syncd.protocol.writer import StepWriter
 from syncd.publishing import (
     Content,

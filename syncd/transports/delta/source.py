@@ -24,7 +24,7 @@ from syncd.transports.files.stage import HostStage, StagedCopy, StageSource
 
 if TYPE_CHECKING:
     from syncd.client.client import Client
-    from syncd.transports.files.directory import ReportEvent
+    from syncd.transports.files.leased_directory import ReportEvent
 
 
 class _Route(NamedTuple):

@@ -23,7 +23,7 @@ from syncd.transports.base import (
     WeightDirectory,
 )
 from syncd.transports.files.copy_files import check_copy
-from syncd.transports.files.directory import (
+from syncd.transports.files.leased_directory import (
     DirectoryOptions,
     DirectoryReceiver,
     HeldDirectory,

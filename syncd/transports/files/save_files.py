@@ -15,7 +15,7 @@ from syncd.protocol.disk import Clock
 from syncd.protocol.layout import ACTOR, ADAPTER, SHORTCUT, delta_name, shard_name
 from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import Changes, FileRecord, ShardRoots
-from syncd.protocol.roots import shard_roots
+from syncd.protocol.tile_digests import shard_roots
 from syncd.protocol.writer import StepWriter
 from syncd.transports.files.buffers import SealedShare, Share
 from syncd.transports.files.export_walk import ExportWalk, ShardLayout, encode_index

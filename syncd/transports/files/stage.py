@@ -27,11 +27,11 @@ from syncd.errors import ConfigError, CorruptDataError, StorageError
 from syncd.protocol.disk import Clock, Disk, is_temporary, remove_tree, temporary_name
 from syncd.protocol.file_lock import FileLock, lock_file
 from syncd.protocol.local_disk import LocalDisk, SystemClock
-from syncd.protocol.memory import is_private, size_of
+from syncd.protocol.memory_copies import is_private, size_of
 from syncd.protocol.mount import mount_of
+from syncd.protocol.path_trust import weak_level
 from syncd.protocol.process import Process
 from syncd.protocol.receipt import FileRecord
-from syncd.protocol.trust import weak_level
 from syncd.protocol.version import Version
 from syncd.transports.files.copy_files import check_copy, copy_files
 

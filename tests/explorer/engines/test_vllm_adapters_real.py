@@ -10,7 +10,7 @@ from support.real_adapters import LORA_FLAGS, AdapterBed, RealAdapters, named, s
 from support.real_bed import CLOSE, LIMIT
 from support.vllm_process import VllmRealBed, vllm
 
-from explorer_hooks.hooks.lora import LoraHook, in_use
+from explorer_hooks.hooks.vllm_lora import LoraHook, in_use
 
 PYTHON = python_of("SYNCD_VLLM_PYTHON", ".venv-vllm/bin/python")
 

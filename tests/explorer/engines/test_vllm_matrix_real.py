@@ -19,8 +19,8 @@ from support.real_bed import asked
 from support.vllm_process import vllm
 
 from explorer_hooks.hook import HookOptions
-from explorer_hooks.hooks.lora import LoraHook
 from explorer_hooks.hooks.vllm import VllmHook
+from explorer_hooks.hooks.vllm_lora import LoraHook
 from explorer_hooks.proof import parameter_check as checksums
 
 PYTHON = python_of("SYNCD_VLLM_PYTHON", ".venv-vllm/bin/python")

@@ -16,7 +16,7 @@ from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.version import Version
-from syncd.transports.files.directory import payload_of
+from syncd.transports.files.leased_directory import payload_of
 from syncd.transports.files.stage import HostStage, StageSource
 
 

@@ -17,9 +17,9 @@ from explorer_hooks.run.weight_sources import WeightSource  # noqa: E402
 from syncd.client.broadcast_control import BroadcastControl  # noqa: E402
 from syncd.errors import LoadFailedError  # noqa: E402
 from syncd.parts.broadcast.receive import BroadcastReceiver  # noqa: E402
+from syncd.protocol.broadcast_round import COMMITTED, Round  # noqa: E402
 from syncd.protocol.engine_state import EngineState  # noqa: E402
 from syncd.protocol.probe import Probe  # noqa: E402
-from syncd.protocol.round import COMMITTED, Round  # noqa: E402
 from syncd.protocol.writer import StepWriter  # noqa: E402
 from syncd.synchronizer import Synchronizer  # noqa: E402
 from syncd.transports.base import WeightTensors  # noqa: E402

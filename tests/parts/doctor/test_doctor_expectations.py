@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from syncd.config import DaemonConfig
-from syncd.parts.doctor.between import Direction, Peer
-from syncd.parts.doctor.expect import attribute_cache, expectation, wakes
+from syncd.parts.doctor.conclusions import attribute_cache, expectation, wakes
 from syncd.parts.doctor.probe import Finding
 from syncd.parts.doctor.report import peer_findings
+from syncd.parts.doctor.two_hosts import Direction, Peer
 from syncd.protocol.mount import Mount
 
 EVENTS = Finding("events", "ok", "", "", {"p50_ms": 0.4, "max_ms": 2.0})

@@ -9,8 +9,8 @@ from dataclasses import asdict
 import pytest
 
 from syncd.errors import TimedOutError
-from syncd.parts.doctor.between import Direction, PeerObserver, converse, direction_from
 from syncd.parts.doctor.peer import MEETING, PeerLink, open_link
+from syncd.parts.doctor.two_hosts import Direction, PeerObserver, converse, direction_from
 from syncd.protocol.documents import Fields
 
 

@@ -11,7 +11,7 @@ from support.job_file import tiny_job, write_job
 from support.paths import TESTS
 from support.whole_jobs import RANK, ended, free_port, journal_lines, logs, program
 
-from syncd.protocol.memory import copies_in
+from syncd.protocol.memory_copies import copies_in
 
 pytestmark = pytest.mark.slow
 

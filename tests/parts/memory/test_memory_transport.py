@@ -12,7 +12,7 @@ from support.cli import environment
 from syncd.parts.memory.send import SLACK, MemoryCopies
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, read_manifest
-from syncd.protocol.memory import OWNER, copies_in, hold_copy, is_copy_of, lock_directory
+from syncd.protocol.memory_copies import OWNER, copies_in, hold_copy, is_copy_of, lock_directory
 from syncd.transports import free_memory
 from syncd.transports.files.step_saver import StepSaver
 from syncd.transports.free_memory import FreeMemory, MemoryLeft, is_memory, read_free_memory, refusal

@@ -14,10 +14,10 @@ from syncd.observe.events import Event
 from syncd.observe.journal import Journal
 from syncd.parts.page.chart_table import CHARTS, EVENTS
 from syncd.parts.page.charts import ChartReader, EventsCollector, MetricsCollector, answer
-from syncd.parts.page.growing import GrowingFiles
 from syncd.parts.page.lanes import MOST_KNOWN, MOST_LANES, MOST_SPANS
 from syncd.parts.page.poller import PollResult
 from syncd.parts.page.series import Point, ThinnedSeries
+from syncd.parts.page.tail import GrowingFiles
 from syncd.protocol.layout import Job
 from trainer.monitors import jsonl
 from trainer.monitors.jsonl import read_history

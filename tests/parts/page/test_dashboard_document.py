@@ -10,7 +10,7 @@ from support.jobs import ManualClock, explorer, start, write_step
 
 from syncd.config import DaemonConfig
 from syncd.errors import ConfigError, JobMissingError
-from syncd.observe import names
+from syncd.observe import event_names
 from syncd.parts.page import document
 from syncd.parts.page.document import PageReader
 from syncd.parts.page.poller import PollResult
@@ -18,7 +18,7 @@ from syncd.parts.page.site import as_json
 from syncd.protocol.engine_state import EngineReport, EngineState
 from syncd.protocol.job_end import JobEnd, mark_finished
 from syncd.protocol.layout import Job
-from syncd.views import data
+from syncd.views import documents
 from syncd.views.job_view import JobViewer
 
 
@@ -43,7 +43,7 @@ def test_the_document_equals_the_output_of_status_and_ls(job, clock, sight):
         start(job, clock)[0].tick()
     explorer(job, clock, "e0", applied=(1, 2))
     found, look = sight(), JobViewer(job, clock).read()
-    status = data.status(look)
+    status = documents.status(look)
     for of in (found["status"], status):
         of["disk"].pop("free")  # others write to this disk, too
     assert found["status"] == status
@@ -265,7 +265,7 @@ def test_the_page_describes_every_retention_rule():
 def test_the_page_describes_only_existing_events():
     words = set(re.findall(r"^  (\w+): \(", (STATIC / "text.js").read_text(), re.MULTILINE))
     assert words
-    assert words <= names.EVENTS
+    assert words <= event_names.EVENTS
 
 
 def test_the_page_describes_every_state_of_an_engine():

@@ -10,7 +10,7 @@ from support.case_runs import assert_close
 from support.verl_release import LACKS
 
 from syncd.jobfile.model import JobFile
-from trainer.config.selected import metric_problems
+from trainer.config.known_figures import metric_problems
 from trainer.engines.verl.figures import MISMATCH, OF_ROLLOUTS
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")

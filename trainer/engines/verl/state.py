@@ -14,7 +14,7 @@ from syncd.errors import ConfigError, CorruptDataError, SyncdError
 from syncd.jobfile.trainer_sections import OptimizerSection
 from syncd.transports.ranks import Ranks
 from trainer.engines.verl.reshard import fill_model, fill_optimizer
-from trainer.plain_loads import load_plain, only_plain_data
+from trainer.safe_unpickle import load_plain, only_plain_data
 
 if TYPE_CHECKING:
     from trainer.engines.verl.models import Model  # imports verl

@@ -24,7 +24,7 @@ from trainer.checkpoints import TrainerState, begin_training, complete, sync_fil
 from trainer.engines.state_copy import write_files
 from trainer.export import export
 from trainer.export.fsdp import rank_files, without_warning
-from trainer.plain_loads import RUNS_CODE, SAFE
+from trainer.safe_unpickle import RUNS_CODE, SAFE
 
 _KINDS = ("model", "optim", "extra_state")
 _WEIGHTS_ONLY = "for the weights alone: leave out --resume"

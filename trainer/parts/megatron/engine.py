@@ -16,7 +16,7 @@ from trainer.engines.state_copy import TrainingState
 from trainer.engines.verl.engine import VerlEngine
 from trainer.engines.verl.models import quiet
 from trainer.parts.megatron.model import MegatronModel, sizes_of
-from trainer.plain_loads import load_plain, only_plain_data
+from trainer.safe_unpickle import load_plain, only_plain_data
 
 _METADATA = "{}/dist_ckpt/.metadata"
 _PARTS = ("model", "optimizer")

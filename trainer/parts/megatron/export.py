@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from syncd.errors import ConfigError, CorruptDataError, storage_error
 from syncd.protocol.disk import Disk, exists
 from trainer.export.weights import TensorKind
-from trainer.plain_loads import METADATA, RUNS_CODE
+from trainer.safe_unpickle import METADATA, RUNS_CODE
 
 _METADATA = ".metadata"
 _LAYERS = "decoder.layers."

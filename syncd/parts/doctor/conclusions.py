@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from syncd.parts.doctor.between import Peer
 from syncd.parts.doctor.probe import Finding
+from syncd.parts.doctor.two_hosts import Peer
 from syncd.protocol.mount import Mount
 
 POLL = 0.25

@@ -24,9 +24,9 @@ from syncd.protocol.file_lock import FileLock, lock_file
 from syncd.protocol.layout import is_identity
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import Manifest, from_receipts, missing_files
+from syncd.protocol.path_trust import weak_level
 from syncd.protocol.process import Process
 from syncd.protocol.receipt import read_receipts, whole_attempt
-from syncd.protocol.trust import weak_level
 
 MEMORY_KEY = "memory"
 """The key of a trainer's presence that says where its copies are."""

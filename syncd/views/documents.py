@@ -16,8 +16,8 @@ from syncd.protocol.mount import MountState, mount_trouble
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import pair_document
-from syncd.stall.hostfile import HostFile
-from syncd.views import attention
+from syncd.stall.host_state import HostFile
+from syncd.views import problem_groups
 from syncd.views.job_view import Heart, JobView
 
 Document = dict[str, Any]
@@ -54,8 +54,12 @@ def status(view: JobView) -> Document:
         "finished": view.end and _picked(view.end, "step reason"),
         "problems": [{"name": name, "detail": detail} for name, detail in problems(view)],
     }
-    groups = attention.problem_groups(document)
-    return {**document, "problem_groups": groups, "next": attention.next_command(document, view.job_file)}
+    groups = problem_groups.problem_groups(document)
+    return {
+        **document,
+        "problem_groups": groups,
+        "next": problem_groups.next_command(document, view.job_file),
+    }
 
 
 def newest_complete(snapshot: Snapshot) -> int | None:

@@ -12,7 +12,7 @@ import numpy as np  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
 
 from syncd.errors import CorruptDataError  # noqa: E402
-from trainer.plain_loads import load_plain, only_plain_data  # noqa: E402
+from trainer.safe_unpickle import load_plain, only_plain_data  # noqa: E402
 
 
 class Planted:

@@ -12,9 +12,9 @@ from syncd.protocol.engine_state import EngineReport, EngineState
 from syncd.protocol.job_end import JobEnd, mark_finished
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import Presence, RunningStatus
-from syncd.views import data
-from syncd.views.attention import KINDS, problem_groups, worst
+from syncd.views import documents
 from syncd.views.job_view import JobViewer
+from syncd.views.problem_groups import KINDS, problem_groups, worst
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def aged(job, clock, *beating):
         for module in beating:
             module.update()
         view = viewer.read()
-    return data.status(view)
+    return documents.status(view)
 
 
 def groups(status):
@@ -130,9 +130,9 @@ def test_a_finished_job_is_no_emergency(job, clock):
 def test_a_job_whose_trainer_may_still_run_is_not_finished(job, clock):
     finish(job, clock, RunningStatus.RUNNING)
     viewer = JobViewer(job, clock)
-    assert data.status(viewer.read())["finished"] is None
+    assert documents.status(viewer.read())["finished"] is None
     clock.at += 61
-    assert data.status(viewer.read())["finished"] is not None, "it was killed after its last checkpoint"
+    assert documents.status(viewer.read())["finished"] is not None, "it was killed after its last checkpoint"
 
 
 def test_the_newest_full_checkpoint_shows_the_end_too(job, clock):
@@ -140,20 +140,20 @@ def test_the_newest_full_checkpoint_shows_the_end_too(job, clock):
     with open(f"{job.root}/config.toml", "w") as file:
         file.write("[trainer]\ntotal_steps = 5\n")
     job.disk.replace(job.tracker, b"4")
-    assert data.status(JobViewer(job, clock).read())["finished"] is None
+    assert documents.status(JobViewer(job, clock).read())["finished"] is None
     job.disk.replace(job.tracker, b"5")
-    assert data.status(JobViewer(job, clock).read())["finished"]["step"] == 5
+    assert documents.status(JobViewer(job, clock).read())["finished"]["step"] == 5
 
 
 # --- what comes next ----------------------------------------------------------------------------------------
 
 
 def next_of(job, clock):
-    return data.status(JobViewer(job, clock).read())["next"]
+    return documents.status(JobViewer(job, clock).read())["next"]
 
 
 def test_an_empty_job_is_no_emergency_and_says_what_comes_next(job, clock):
-    status = data.status(JobViewer(job, clock).read())
+    status = documents.status(JobViewer(job, clock).read())
     assert groups(status) == [("notice", "daemon", 1)]
     assert status["next"]["command"] == f"syncd watch {job.root}"
     start(job, clock)[0].tick()

@@ -12,9 +12,9 @@ from typing import Any
 
 from syncd.errors import ConfigError, storage_errors
 from syncd.jobfile.problems import shown
-from syncd.jobfile.records import STAGES
+from syncd.jobfile.stages_file import STAGES
 from syncd.protocol.layout import MARKER, STATE, TRACKER
-from syncd.protocol.trust import WeakLevel, weak_level
+from syncd.protocol.path_trust import WeakLevel, weak_level
 
 OPTION = "--trust-job-file"
 
