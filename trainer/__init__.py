@@ -25,7 +25,6 @@ _NAMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Return one of the names above."""
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return resolve_name(f"{_NAMES[name]}:{name}")

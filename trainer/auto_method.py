@@ -60,8 +60,6 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True)
 class MethodChoice:
-    """The transport of the next sync."""
-
     method: str
     reason: str  # why, for people
     expected: Mapping[str, float]  # seconds that each measured transport would take
@@ -69,11 +67,7 @@ class MethodChoice:
 
 
 class MethodChooser:
-    """Rank 0's side of `auto`.
-
-    Args:
-        client: The trainer's connection to the job.
-    """
+    """Rank 0's side of `auto`."""
 
     def __init__(self, client: Client) -> None:
         self._client, self._log = client, structlog.get_logger()
@@ -83,11 +77,7 @@ class MethodChooser:
         self._beginning = 0
 
     def next_method(self, senders: Mapping[str, WeightSender], sent: Sent | None) -> str:
-        """Return the transport of the next sync, and log why; if explorers' presences cannot be read, files.
-
-        Args:
-            sent: The result of the sync before.
-        """
+        """Return the transport of the next sync, and log why; if explorers' presences cannot be read, files."""
         try:
             return self._next_method(senders, sent)
         except (SyncdError, OSError) as error:
@@ -104,11 +94,11 @@ class MethodChooser:
         now.number += 1
         self._collect(self._client.explorers.living().values())
         now.lacking = {name: reason for name in ORDER if (reason := _unavailable(senders, name))}
-        found = choose_method(now)
-        if not found.is_trial:
-            now.present = found.method
-        self._log.info("method_chosen", way=found.method, reason=found.reason, trial=found.is_trial)
-        return found.method
+        choice = choose_method(now)
+        if not choice.is_trial:
+            now.present = choice.method
+        self._log.info("method_chosen", way=choice.method, reason=choice.reason, trial=choice.is_trial)
+        return choice.method
 
     def _counts(self, sent: Sent) -> bool:
         """Return whether a sync shows what the next ones by its transport take."""
@@ -117,21 +107,20 @@ class MethodChooser:
         return self._beginning == 0 or self._beginning > BEGINNING
 
     def _collect(self, living: Collection[Presence]) -> None:
-        """Collect what has become known of the last syncs."""
-        loads = [load for one in living if (load := load_of(one.info)) is not None]
+        loads = [load for presence in living if (load := load_of(presence.info)) is not None]
         for step, (number, sent) in list(self._pending.items()):
-            known = measured(number, sent, [one for one in loads if one.step == step])
-            if known is not None:
-                self._keep(sent.method, known)
-            if known is not None or self._now.number - number > _MAX_PENDING:
+            measurement = measured(number, sent, [load for load in loads if load.step == step])
+            if measurement is not None:
+                self._keep(sent.method, measurement)
+            if measurement is not None or self._now.number - number > _MAX_PENDING:
                 del self._pending[step]
 
-    def _keep(self, method: str, known: Measured) -> None:
+    def _keep(self, method: str, new: Measured) -> None:
         before = self._now.ways.get(method)
-        if before is not None and before.number > known.number:
+        if before is not None and before.number > new.number:
             return
-        failures = before.failures + 1 if before is not None and known.seconds is None else known.failures
-        self._now.ways[method] = replace(known, failures=failures)
+        failures = before.failures + 1 if before is not None and new.seconds is None else new.failures
+        self._now.ways[method] = replace(new, failures=failures)
 
 
 def _unavailable(senders: Mapping[str, WeightSender], name: str) -> str:
@@ -139,12 +128,7 @@ def _unavailable(senders: Mapping[str, WeightSender], name: str) -> str:
 
 
 def measured(number: int, sent: Sent, loads: Collection[ExplorerLoad]) -> Measured | None:
-    """Return the measurement that a sync is, None while it is unknown.
-
-    Args:
-        sent: Its result on the trainer's side.
-        loads: The loads of its step by explorers.
-    """
+    """Return the measurement that a sync is, None while it is unknown."""
     failed = Measured(number, sent.size, None, failures=1)
     if not sent.is_done:
         return failed
@@ -152,9 +136,9 @@ def measured(number: int, sent: Sent, loads: Collection[ExplorerLoad]) -> Measur
         return Measured(number, sent.size, sent.seconds)
     if not loads:
         return None
-    if sent.method != FILES and all(one.source != sent.method for one in loads):
+    if sent.method != FILES and all(load.source != sent.method for load in loads):
         return failed
-    return Measured(number, sent.size, sent.seconds + max(one.seconds for one in loads))
+    return Measured(number, sent.size, sent.seconds + max(load.seconds for load in loads))
 
 
 def choose_method(now: Measurements) -> MethodChoice:

@@ -54,17 +54,11 @@ class TrainerState:
 
 
 def training_directory(job: Job, step: int) -> str:
-    """Return where the engine's training state of a step is."""
     return f"{job.step(step)}/{TRAINING}"
 
 
 def begin_training(job: Job, step: int, save: str) -> str:
-    """Make the empty directory of one save of an engine's training state, and remove what earlier ones left.
-
-    Args:
-        step: A sealed step.
-        save: A name that no other save has.
-    """
+    """Make the empty directory of a new save of an engine's training state, and remove what earlier ones left."""
     with storage_errors(job.step(step)):
         for entry in job.disk.list(job.step(step)):
             if entry.name.startswith(_STAGED):
@@ -74,12 +68,10 @@ def begin_training(job: Job, step: int, save: str) -> str:
 
 
 def staged_directory(job: Job, step: int, save: str) -> str:
-    """Return where one save of the training state of a step is written."""
     return f"{job.step(step)}/{_STAGED}{save}"
 
 
 def is_begun(job: Job, step: int, save: str) -> bool:
-    """Return whether rank 0 has made the directory of a save."""
     job.disk.refresh(job.step(step))
     return os.path.isdir(staged_directory(job, step, save))
 
@@ -97,20 +89,17 @@ def sync_files(job: Job, directory: str, names: Collection[str]) -> None:
 
 
 def note_written(job: Job, directory: str, rank: int) -> None:
-    """Note for rank 0 that a rank has written its files."""
     with storage_errors(directory):
         job.disk.replace(f"{directory}/{_WRITTEN}{rank}", b"")
 
 
 def is_written(job: Job, directory: str, count: int) -> bool:
-    """Return whether so many ranks have written their files."""
     with storage_errors(directory):
         job.disk.refresh(directory)
         return len(_notes(job, directory)) == count
 
 
 def discard_training(job: Job, step: int, save: str) -> None:
-    """Remove what a save has written that failed."""
     with contextlib.suppress(OSError, SyncdError):
         remove_tree(job.disk, staged_directory(job, step, save))
 
@@ -125,7 +114,6 @@ def complete(
     """Make a sealed step with its training state a full checkpoint. May be called again, to add `huggingface/`.
 
     Args:
-        state: The loop's state.
         save: The save of the training state that is to become `training/`; empty where it is there already.
         as_hf: Whether to add `actor/huggingface/`; a step that is stored as a delta gets it anyway, of whole files.
         fence: The directory through which marks and tracker are renamed; a trainer that was replaced has lost it.
@@ -162,7 +150,6 @@ def _become_training(disk: Disk, path: str, staged: str) -> None:
 
 
 def has_huggingface(job: Job, step: int) -> bool:
-    """Return whether a step has a complete Hugging Face directory."""
     return HUGGINGFACE in {entry.name for entry in list_if_there(job.disk, f"{job.step(step)}/{ACTOR}")}
 
 
@@ -228,12 +215,7 @@ def _is_full(job: Job, step: int) -> bool:
 
 
 def _place_huggingface(disk: Disk, actor: str, fill: Callable[[str], None]) -> None:
-    """Make `huggingface/`, whole or not at all.
-
-    Args:
-        actor: The directory in which it is made.
-        fill: Makes its files in the directory that it is given.
-    """
+    """Make `huggingface/`, whole or not at all."""
     target = f"{actor}/{HUGGINGFACE}"
     if os.path.isdir(target):
         return

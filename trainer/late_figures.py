@@ -30,7 +30,7 @@ class LateFigures(Protocol):
     def resume(self, state: Mapping[str, Any], step: int, generation: int) -> None:
         """Go on from a state; versions beyond the step, up to a generation, are abandoned."""
 
-    def known(self) -> list[dict[str, float]]:
+    def all_figures(self) -> list[dict[str, float]]:
         """Return the figures of all versions that the run has not abandoned, in order, given or not."""
 
     def next_figures(self) -> dict[str, float]:
@@ -56,7 +56,7 @@ class _NoFigures:
         del step, generation
         self._state = dict(state)
 
-    def known(self) -> list[dict[str, float]]:
+    def all_figures(self) -> list[dict[str, float]]:
         return []
 
     def next_figures(self) -> dict[str, float]:
@@ -70,11 +70,10 @@ class _NoFigures:
         return True
 
 
-def late_figures(config: "JobFile", sync: Client) -> LateFigures:
-    """Return what gives late figures in this run."""
+def late_figures(config: "JobFile", client: Client) -> LateFigures:
     openers: list[Callable[[JobFile, Client], LateFigures]]
     openers = [point.load() for point in registered(FIGURES).values()]
-    return openers[0](config, sync) if openers else _NoFigures()
+    return openers[0](config, client) if openers else _NoFigures()
 
 
 def late_curves(directory: str) -> History:

@@ -34,11 +34,7 @@ class _Locked(Job):
 
 
 class TrainerLock(Closing):
-    """This process's right to train a job; a thread renews it until it is closed.
-
-    Args:
-        term: The term that was claimed.
-    """
+    """This process's right to train a job; a thread renews it until it is closed."""
 
     def __init__(self, term: Term, clock: Clock) -> None:
         self._term = term
@@ -56,14 +52,14 @@ class TrainerLock(Closing):
         """
         clock = clock or SystemClock()
         candidate = Candidate(_Locked(job.root, job.state, job.disk), clock, timeout, removes=False)
-        is_told = False
+        is_logged = False
         while (holder := candidate.holder()) is not None:
             who = f"process {holder.process.pid} on {holder.host}"
             if candidate.is_surely_led():
                 raise _held(job, who)
-            if not is_told:
+            if not is_logged:
                 structlog.get_logger().info("earlier_trainer_watched", trainer=who, seconds=timeout)
-                is_told = True
+                is_logged = True
             clock.sleep(_PAUSE)
         try:
             return TrainerLock(candidate.claim(), clock)

@@ -11,8 +11,6 @@ from trainer.experience.batch import Batch
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Train one step on a batch."""
-
     batch: Batch
 
 
@@ -36,15 +34,11 @@ class Validate:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Wait for so many seconds, then decide again."""
-
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """End the run."""
-
     reason: str  # why, in a few words
     error: SyncdError | None = None  # what went wrong, None where nothing did
     again: bool = False  # whether a later start resumes the run
@@ -74,18 +68,12 @@ class LoopFacts:
 
 
 def end_of(config: JobFile, step: int, over: str) -> str:
-    """Return why no further step will be trained, empty while there will.
-
-    Args:
-        step: Steps trained so far.
-        over: Why there will be no more samples, empty while there may be.
-    """
+    """Return why no further step will be trained, empty while there will; `over` is why there are no more samples."""
     total = config.trainer.total_steps
     return f"total_steps {total} reached" if total is not None and step >= total else over
 
 
 def need_sync(config: JobFile, now: LoopFacts) -> bool:
-    """Return whether the weights are due."""
     sync = config.sync
     due = trainer_needs_sync(sync.style, now.step, now.synced, sync.interval, explorer_asks=now.explorer_asks)
     return now.step > 0 and now.is_watched and due

@@ -53,11 +53,7 @@ _GUARDS: list[object] = []
 
 
 def load_plain(path: str, *, mapped: bool = True) -> Any:
-    """Return what a file of `torch.save` holds, on the CPU.
-
-    Args:
-        mapped: Whether its tensors are mapped, not read.
-    """
+    """Return what a file of `torch.save` holds, on the CPU; with `mapped`, its tensors are mapped, not read."""
     try:
         with torch.serialization.safe_globals(SAFE):
             return torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
@@ -73,9 +69,6 @@ def only_plain_data(directory: str) -> Iterator[None]:
 
     `torch.load` counts as called with `weights_only`, whatever its caller says. Other pickles may name what
     `METADATA` has, except those that ranks send each other: they were made of objects that a rank had.
-
-    Args:
-        directory: What is loaded, for the error.
     """
     _install_hook()
     guard = object()

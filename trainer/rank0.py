@@ -58,7 +58,6 @@ class Rank0:
     """Rank 0's side of the loop.
 
     Args:
-        client: The trainer's connection to the job, open.
         sink: Where figures go: monitors, the progress display.
         checks: Called each turn; each raises if what it checks beside the trainer has failed.
     """
@@ -97,7 +96,7 @@ class Rank0:
         if state.sampler:
             self.strategy.load_state_dict(state.sampler)
         self.evaluations.resume(state.evaluations, state.step, self._abandoned_generation(state.step))
-        self.selection.load_state_dict(state.selection, self.evaluations.known())
+        self.selection.load_state_dict(state.selection, self.evaluations.all_figures())
         roll_back_explorers(self.client, state.step, self.config.model.path)
         self.client.set_status(RunningStatus.RUNNING)
 
@@ -129,12 +128,11 @@ class Rank0:
             self.failure = self.failure or _bug(error)
 
     def compare(self, figures: Metrics, step: int) -> None:
-        """Compare a step with those before by its figures."""
         self.selection.observe(figures, step)
 
     def finish(self, step: int, reason: str, *, is_done: bool) -> None:
         """Note that the run has ended well, and tell explorers if the job is finished."""
-        self.selection.observe_all(self.evaluations.known())
+        self.selection.observe_all(self.evaluations.all_figures())
         self.selection.keep()
         if is_done:
             mark_finished(self.client.job, JobEnd(step, reason))
@@ -143,9 +141,6 @@ class Rank0:
         """Report the evaluations that come after the last step, under that step; wait for those of its version.
 
         Nothing here fails a run that has ended well.
-
-        Args:
-            is_stopped: Once it returns true, nothing is waited for.
         """
         log = structlog.get_logger()
         try:
@@ -165,8 +160,8 @@ class Rank0:
     def state_at(self, step: int) -> dict[str, object]:
         """Return the loop's state, to be saved with this step; its samples are consumed once that is durable."""
         samples, critic = self.strategy.state_dict(), self.config.critic.enabled
-        told = self.selection.state_dict(), self.evaluations.state_dict()
-        self._uncommitted = TrainerState(step, self._generation, self._world_size, samples, critic, *told)
+        states = self.selection.state_dict(), self.evaluations.state_dict()
+        self._uncommitted = TrainerState(step, self._generation, self._world_size, samples, critic, *states)
         return self._uncommitted.document()
 
     def commit(self, saved_step: int) -> None:

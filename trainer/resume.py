@@ -35,13 +35,7 @@ def find_state(job: Job) -> TrainerState:
 
 
 def roll_back_explorers(client: Client, step: int, base: str) -> None:
-    """Roll back explorers that are ahead of the step; the generation grows.
-
-    Args:
-        client: The trainer's connection to the job.
-        step: The step that the run resumes from.
-        base: Where the weights of step 0 are, for a run that starts without a checkpoint.
-    """
+    """Roll back explorers that are ahead of the step; the generation grows. Step 0 has the weights of `base`."""
     job = client.job
     marker = read_marker(job.disk, job.marker).step
     if marker is None or marker <= step:

@@ -32,8 +32,6 @@ def run_rank(config: JobFile, rank_env: RankEnv, allowed: Collection[str] = ()) 
     """Train as one rank; return its exit code.
 
     Args:
-        config: The job's file, its job directory settled.
-        rank_env: Which rank this is, and where the others are.
         allowed: Fixed keys that the user lets change, where the job directory is not settled yet.
     """
     configure("warning" if rank_env.rank else "info", sys.stderr)

@@ -42,26 +42,22 @@ def strategy_name(config: JobFile) -> str:
 
 
 def fifo(config: JobFile, job: Job) -> Fifo:
-    """Return the strategy `fifo`."""
     data, interval = config.data, config.sync.interval
     staleness = Staleness(bound=data.max_age, beyond=data.beyond, decay=data.decay, interval=interval)
     return Fifo(ExperienceReader(job, consumed=data.consumed), data, staleness)
 
 
 def replay(config: JobFile, job: Job) -> Replay:
-    """Return the strategy `replay`: groups of `fifo`, mixed with used ones."""
     section = config.data.replay
     return Replay(fifo(config, job), capacity=section.capacity, share=section.share, seed=config.job.seed)
 
 
 def mix(config: JobFile, job: Job) -> Mix:
-    """Return the strategy `mix`: groups of `replay` or `fifo`, with SFT examples."""
     experiences = (replay if config.data.replay.capacity else fifo)(config, job)
     return Mix(experiences, _examples(config), ratio=config.data.sft_ratio)
 
 
 def sft(config: JobFile, _job: Job) -> Supervised:
-    """Return the strategy `sft`: SFT examples only."""
     data = config.data
     return Supervised(_examples(config), data.groups * data.group_size, data.epochs)
 
@@ -81,7 +77,6 @@ class Encoder:
     template writes after it is left out, because no model generates it.
 
     Args:
-        model: The model directory, whose tokenizer is used.
         trust: Whether code that comes with the model may run.
     """
 
@@ -156,7 +151,6 @@ def _turn(tokenizer: Any, response: list[int]) -> list[int]:
 
 
 def load_tokenizer(model: str, *, trust: bool = False) -> Any:
-    """Return the tokenizer of a model directory."""
     from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds, and only texts need it
 
     if not os.path.isdir(model):

@@ -28,9 +28,6 @@ class Selection:
 
     A step may be compared before it is sealed, or never be written: what is pinned are the best of those that are
     there.
-
-    Args:
-        section: What is compared, and what follows from it.
     """
 
     def __init__(self, section: SelectionSection, job: Job) -> None:
@@ -91,7 +88,6 @@ class Selection:
         """Resume from a state; one of another figure is forgotten, and so are pins of steps after it.
 
         Args:
-            state: What `state_dict` returned.
             evaluations: All that are known of the run. Those that the state does not have are compared before a pin
                 is removed; under another figure they say what is best, and not that the run has gone on for too long.
         """

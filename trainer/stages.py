@@ -23,8 +23,6 @@ _WHOLE_FILE = (("job", "dir"), ("job", "state_dir"), ("trainer", "continue_from_
 
 @dataclass(frozen=True, slots=True)
 class TrainingStage:
-    """One stage."""
-
     name: str  # its directory below that of all stages
     config: JobFile  # its configuration; `job.dir` is its own directory
     follows: bool  # whether it starts from the model of the stage before, whatever `config` says
@@ -32,8 +30,6 @@ class TrainingStage:
 
 @dataclass(frozen=True, slots=True)
 class StagedRun:
-    """All stages of a file."""
-
     whole: JobFile  # what the stages have in common; `job.dir` is the directory of all
     stages: tuple[TrainingStage, ...]  # in their order
 
@@ -114,13 +110,7 @@ PrintLine = Callable[[str], None]
 
 
 def run_stages(plan: StagedRun, run: Run, print_line: PrintLine, allowed: Collection[str] = ()) -> int:
-    """Run the stages that are not done, in order; return 0, or the exit code of the first stage that failed.
-
-    Args:
-        run: Trains one configuration and returns its exit code.
-        print_line: Prints a line for people.
-        allowed: Fixed keys that the user lets change.
-    """
+    """Run the stages that are not done, in order; return 0, or the exit code of the first stage that failed."""
     plan = _placed(make_job_dir(plan.whole), plan.stages)
     directory = plan.whole.job.dir
     record = read_record(directory)
@@ -164,7 +154,6 @@ def _planned(plan: StagedRun) -> tuple[StagedRun, StagesRecord]:
 
 
 def check_against(plan: StagedRun, record: StagesRecord, allowed: Collection[str] = ()) -> None:
-    """Check the stages against what earlier runs left."""
     names = [stage.name for stage in plan.stages]
     if tuple(names[: len(record.done)]) != record.done:
         raise ConfigError(
@@ -179,7 +168,6 @@ def check_against(plan: StagedRun, record: StagesRecord, allowed: Collection[str
 
 
 def newest_model(directory: str) -> str:
-    """Return the Hugging Face directory of a job's newest full checkpoint."""
     try:
         return latest_hf_directory(Job.at(directory))
     except (OSError, ValueError, CorruptDataError) as error:

@@ -15,12 +15,7 @@ _GIB = 1 << 30
 
 
 class StepFigures:
-    """Gathers the figures of the step that is being done; times are in seconds. Each rank has one, rank 0 reports.
-
-    Args:
-        device: What this rank computes on.
-        ranks: How many ranks train.
-    """
+    """Gathers the figures of the step that is being done; times are in seconds. Each rank has one, rank 0 reports."""
 
     def __init__(self, device: torch.device, ranks: int) -> None:
         self._device, self._ranks = device, ranks
@@ -37,7 +32,6 @@ class StepFigures:
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Add how long the block takes."""
         start = time.perf_counter()
         try:
             yield

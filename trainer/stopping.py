@@ -33,7 +33,6 @@ class StopSignals(Closing):
         return self
 
     def close(self) -> None:
-        """Restore the earlier handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -80,7 +79,6 @@ class SignalInbox(Closing):
         return self
 
     def close(self) -> None:
-        """Restore the earlier handlers."""
         signal.set_wakeup_fd(self._fd_before)
         for number, handler in self._before.items():
             signal.signal(number, handler)
@@ -88,7 +86,6 @@ class SignalInbox(Closing):
         self._writer.close()
 
     def fileno(self) -> int:
-        """Return the descriptor to wait on."""
         return self._reader.fileno()
 
     def read(self) -> list[signal.Signals]:

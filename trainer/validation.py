@@ -17,7 +17,6 @@ LogProbs = Callable[[Sequence[Sequence[int]]], list[list[float]]]
 
 
 def validation_examples(config: JobFile, limits: Limits) -> tuple[Example, ...]:
-    """Return the examples of `data.validation_path`, none without the key."""
     data = config.data
     if not data.validation_path:
         return ()
@@ -28,12 +27,7 @@ def validation_examples(config: JobFile, limits: Limits) -> tuple[Example, ...]:
 
 
 def validation_metrics(examples: Sequence[Example], ask: LogProbs) -> Metrics:
-    """Return the mean negative log-likelihood of the responses' tokens, all of them counting alike.
-
-    Args:
-        examples: The examples, the same on all ranks.
-        ask: `token_logprobs` of the engine; all ranks ask the same.
-    """
+    """Return the mean negative log-likelihood of the tokens of all responses; all ranks ask the same."""
     total, tokens = 0.0, 0
     for start in range(0, len(examples), MOST_ROWS):
         part = examples[start : start + MOST_ROWS]

@@ -36,7 +36,6 @@ class Waiting:
         return None if self._since is None else self._clock.monotonic() - self._since
 
     def begin(self) -> None:
-        """Record that there are no samples now."""
         if self._since is not None:
             return
         self._since, self.since = self._clock.monotonic(), self._clock.time()
@@ -44,7 +43,6 @@ class Waiting:
         self._has_begun = True
 
     def end(self) -> None:
-        """Record that there are samples."""
         self._since, self._has_begun = None, True
 
     def is_due(self) -> bool:
@@ -134,12 +132,7 @@ _COUNT_EVERY = 1.0
 
 
 class ExplorerLiveness:
-    """Counts the living explorers of a job.
-
-    Args:
-        client: The trainer's connection to the job.
-        grace: Seconds after which explorers that are gone have left for good.
-    """
+    """Counts the living explorers of a job; those that are gone for `grace` seconds have left for good."""
 
     def __init__(self, client: Client, clock: Clock, grace: float) -> None:
         self._client, self._clock, self._grace = client, clock, grace

@@ -149,7 +149,7 @@ def test_evaluations_of_abandoned_versions_are_not_given(tmp_path):
     watch.resume(json.loads(json.dumps(first.state_dict())), 8, 2)
     evaluated(str(tmp_path), (1, 4, 0.5), (1, 6, 0.5), (2, 6, 0.5), (2, 9, 0.5), (3, 9, 0.5))
     now[0] += EVERY
-    assert [figures["eval/step"] for figures in watch.known()] == [4.0, 6.0, 9.0]
+    assert [figures["eval/step"] for figures in watch.all_figures()] == [4.0, 6.0, 9.0]
     assert [watch.next_figures().get("eval/step") for _ in range(4)] == [4.0, 6.0, 9.0, None]
     with pytest.raises(CorruptDataError, match="told"):
         watch.resume({"told": [[1, 2]]}, 8, 2)

@@ -83,10 +83,10 @@ def test_what_cannot_be_read_ahead_is_met_in_its_turn(reader, disk):
 def test_a_batch_that_was_taken_meanwhile_is_forgotten(reader):
     write(reader.job, "e0", [make()], [make()])
     ahead(reader)
-    reader._ahead._found |= dict(taken(reader))  # the thread was late
+    reader._ahead._batches |= dict(taken(reader))  # the thread was late
     write(reader.job, "e0", [make()])
     ahead(reader, rows=1)
-    assert [file.seq for file in reader._ahead._found] == [3]
+    assert [file.seq for file in reader._ahead._batches] == [3]
 
 
 def test_another_cursor_reads_its_own_batches(reader, disk):

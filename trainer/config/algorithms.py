@@ -191,7 +191,6 @@ def find_loss(name: str) -> Loss | None:
 
 
 def loss_names() -> frozenset[str]:
-    """Return the names of verl's policy losses and of those of other packages."""
     return frozenset(LOSSES) | frozenset(POLICY_LOSSES.installed)
 
 

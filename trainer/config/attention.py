@@ -46,7 +46,6 @@ def attention_problems(config: JobFile) -> Iterator[Problem]:
 
 
 def require_groups(config: JobFile, ranks: int) -> None:
-    """Refuse a number of ranks that cannot be divided into groups that share rows."""
     degree = degree_of(config)
     if ranks % degree:
         more = (ranks // degree + 1) * degree
@@ -56,12 +55,7 @@ def require_groups(config: JobFile, ranks: int) -> None:
 
 
 def check_heads(config: JobFile, model: Mapping[str, Any], path: str) -> None:
-    """Refuse a model whose heads cannot be divided among the ranks that share a row.
-
-    Args:
-        model: What the model's config.json says; verl itself refuses one that does not say how many heads it has.
-        path: The model's directory.
-    """
+    """Refuse a model whose heads the ranks of a row cannot share; one that does not count them, verl refuses."""
     degree, own = degree_of(config), model.get("text_config", model)
     heads = own.get("num_attention_heads", degree)
     keys = own.get("num_key_value_heads", heads)

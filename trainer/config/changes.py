@@ -57,7 +57,6 @@ class Contradiction:
 
 
 def check_allowed(names: Iterable[str]) -> None:
-    """Refuse keys that `--allow-change` cannot allow."""
     for name in names:
         if name not in KEYS.all:
             near = KEYS.nearest(name)
@@ -99,7 +98,6 @@ def read_changes(disk: Disk, directory: str) -> list[Any]:
 def split(
     contradictions: Sequence[Contradiction], allowed: Collection[str]
 ) -> tuple[list[Contradiction], list[Contradiction]]:
-    """Return the allowed contradictions, and the others."""
     return [contradiction for contradiction in contradictions if contradiction.key in allowed], [
         contradiction for contradiction in contradictions if contradiction.key not in allowed
     ]

@@ -20,17 +20,14 @@ def algorithm_of(config: JobFile) -> AlgorithmSection:
 
 
 def critic_path(config: JobFile) -> str:
-    """Return the model directory whose weights the critic starts from."""
     return config.critic.path or config.model.path
 
 
 def critic_epochs(config: JobFile) -> int:
-    """Return the critic's passes over each batch."""
     return config.critic.epochs or config.algorithm.epochs
 
 
 def critic_mini_batches(config: JobFile) -> int:
-    """Return the critic's updates of one pass over a batch."""
     return config.critic.mini_batches or config.algorithm.mini_batches
 
 

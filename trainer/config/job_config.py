@@ -27,7 +27,6 @@ _HEAD = f"""{FIRST_LINE}
 
 
 def kept_path(directory: str) -> str:
-    """Return where a job directory keeps its configuration."""
     return f"{directory}/config.toml"
 
 
@@ -35,10 +34,6 @@ def enter_job_dir(config: JobFile, allowed: Collection[str] = ()) -> JobFile:
     """Make or reuse the job directory, keep the configuration there, and return it.
 
     One process of a job calls this, before any other uses the job directory.
-
-    Args:
-        config: This start's configuration.
-        allowed: Fixed keys that the user lets change.
     """
     check_allowed(allowed)
     settled = make_job_dir(config)
@@ -71,7 +66,6 @@ def next_job_dir(config: JobFile) -> JobFile:
 
 
 def _moved(config: JobFile, suffix: str) -> JobFile:
-    """Return the configuration for `job.dir` with a suffix."""
     state_dir = f"{config.job.state_dir}{suffix}" if config.job.state_dir else ""
     return config.with_values(
         job={"dir": f"{config.job.dir}{suffix}", "state_dir": state_dir},
@@ -80,12 +74,7 @@ def _moved(config: JobFile, suffix: str) -> JobFile:
 
 
 def contradictions(config: JobFile, *, besides: Collection[str] = ()) -> tuple[Contradiction, ...]:
-    """Return the fixed keys that differ from the copy in the job directory; none without a copy.
-
-    Args:
-        config: This start's configuration, in its job directory.
-        besides: Keys that are not compared.
-    """
+    """Return the fixed keys that differ from the copy in the job directory; none without a copy."""
     path = kept_path(config.job.dir)
     if not _is_ours(_read(path)):
         return ()

@@ -234,7 +234,6 @@ def verl_problems(config: JobFile) -> Iterator[Problem]:
 
 
 def _name(name: str) -> Iterator[Problem]:
-    """Yield why there is no algorithm of this name."""
     why = LACKING_ALGORITHMS.get(name.lower())
     if why is None:
         yield from _one_of("algorithm.name", name, ALGORITHMS)
@@ -244,7 +243,6 @@ def _name(name: str) -> Iterator[Problem]:
 
 
 def _teacher(section: AlgorithmSection) -> Iterator[Problem]:
-    """Yield what does not go together with a teacher."""
     key = "algorithm.teacher_coef"
     if section.teacher_coef and section.name == SFT:
         yield Problem(key, f'{key} means nothing to algorithm.name = "sft"', "leave it out")
@@ -254,7 +252,6 @@ def _teacher(section: AlgorithmSection) -> Iterator[Problem]:
 
 
 def _unread(section: AlgorithmSection) -> Iterator[Problem]:
-    """Yield a problem for each key that the algorithm does not read."""
     advantage, loss = estimator_and_loss(section)
     for name in unread(section):
         field = AlgorithmSection.model_fields[name]

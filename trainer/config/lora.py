@@ -95,12 +95,7 @@ def check_start_adapter(section: LoraSection) -> None:
 
 
 def check_rank(section: LoraSection, model: Mapping[str, Any], path: str) -> None:
-    """Refuse adapters of a rank above the model's width, which could be no more than whole weights.
-
-    Args:
-        model: The model's config.json.
-        path: Its directory, for the error.
-    """
+    """Refuse adapters of a rank above the model's width, which could be no more than whole weights."""
     width = model.get("text_config", model).get("hidden_size")
     if isinstance(width, int) and section.rank > width:
         text = f"model.lora.rank = {section.rank} is more than the model's width, {width}"
@@ -121,11 +116,7 @@ def read_adapter_config(directory: str) -> AdapterConfig:
 
 
 def adapter_config(document: Any, path: str) -> AdapterConfig:
-    """Return what a configuration of peft's says.
-
-    Args:
-        path: Its file, for errors.
-    """
+    """Return what a configuration of peft's says."""
     if not isinstance(document, dict) or document.get("peft_type") != "LORA":
         raise CorruptDataError("not an adapter_config.json of LoRA", path=path)
     rank, alpha = document.get("r"), document.get("lora_alpha")

@@ -67,11 +67,7 @@ def _check_weights(path: str, key: str = "model.path") -> None:
 
 
 def read_model_config(path: str, key: str = "model.path") -> dict[str, Any]:
-    """Return config.json of a model directory.
-
-    Args:
-        key: The key of the job's file that names it.
-    """
+    """Return config.json of a model directory."""
     file_path = os.path.join(path, "config.json")
     try:
         with open(file_path, encoding="utf-8") as file:
@@ -225,10 +221,6 @@ def companions(
 
 
 def companion_names(path: str, *, code: bool) -> list[str]:
-    """Return the names of a model directory's files beside the weights, all but config.json.
-
-    Args:
-        code: Whether to include the model's own code.
-    """
+    """Return the names of a model directory's files but weights and config.json; with `code`, its own code too."""
     suffixes = (*_COMPANION_SUFFIXES, ".py") if code else _COMPANION_SUFFIXES
     return [name for name in sorted(os.listdir(path)) if name in _COMPANIONS or name.endswith(suffixes)]

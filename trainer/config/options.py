@@ -100,7 +100,6 @@ def is_whole(value: Any) -> bool:
 
 
 def is_flag(value: Any) -> bool:
-    """Return whether a value is true or false."""
     return isinstance(value, bool)
 
 
@@ -187,7 +186,6 @@ def algorithm_problems(section: AlgorithmSection) -> Iterator[Problem]:
 
 
 def engine_problems(section: EngineSection) -> Iterator[Problem]:
-    """Yield what is wrong with `engine.options` of verl's FSDP engines."""
     table, options = "engine.options", section.options
     accepted = {**OF_ENGINE, **(OF_FSDP1 if section.strategy == "fsdp" else {})}
     for name, value in options.items():

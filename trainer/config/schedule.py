@@ -21,7 +21,6 @@ def critic_schedule_steps(config: JobFile) -> int:
 
 
 def optimizer_problems(config: JobFile) -> Iterator[Problem]:
-    """Yield what is wrong with the schedules of the learning rates."""
     yield from _problems("algorithm.optimizer", config.algorithm.optimizer, _updates(config))
     if not config.critic.enabled:
         return

@@ -30,7 +30,6 @@ class Strategy:
 
 
 def strategy_names() -> frozenset[str]:
-    """Return the values that `engine.strategy` may have."""
     return frozenset({*FSDP, *registered(STRATEGIES)})
 
 

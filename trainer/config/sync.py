@@ -9,7 +9,6 @@ KEY = "sync.delta"
 
 
 def sync_problems(config: JobFile) -> Iterator[Problem]:
-    """Yield why no step of such a job could be a delta although the file asks for deltas."""
     if config.sync.delta != "on":
         return
     if config.sync.mode == "stream":

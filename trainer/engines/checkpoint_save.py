@@ -35,7 +35,6 @@ class CheckpointSave:
     """The save of one full checkpoint; `start` begins it. All ranks make the same calls.
 
     Args:
-        context: The engine's.
         step: The step, whose weights are on their way or sealed.
         attempt: The save of its weights; empty if they are sealed.
         save: A name that the ranks share in this save and that no other save has.
@@ -73,7 +72,6 @@ class CheckpointSave:
 
     @property
     def has_failed(self) -> bool:
-        """Return whether this rank knows that its part has failed."""
         return self._done.done() and bool(self._done.exception())
 
     def wait(self) -> None:

@@ -162,19 +162,16 @@ class FileEngine(TrainEngineWrapper):
 
     @property
     def saved_step(self) -> int:
-        """Return the newest full checkpoint that is known to be durable."""
         return self._saving.step if self._saving is not None and self._saving.is_saved else self._saved
 
     @property
     def save_failed(self) -> bool:
-        """Return whether this rank knows that its part of the save in flight has failed."""
         if self._saving is not None and self._saving.has_failed:
             return True
         return self._sender is not None and self._sender.has_failed
 
     @property
     def sent(self) -> Sent | None:
-        """Return the result of the last sync, None while this rank does not know it."""
         return self._sender.sent if self._sender is not None else None
 
     @property
@@ -183,7 +180,6 @@ class FileEngine(TrainEngineWrapper):
         return self._sync_metrics
 
     def train_step(self, batch: Batch) -> Metrics:
-        """Train on the whole batch."""
         metrics = self.train(batch, self.train_step_num + 1)
         self.train_step_num += 1
         self._prepare_state_buffer()
@@ -196,8 +192,8 @@ class FileEngine(TrainEngineWrapper):
         if self._handed == self.train_step_num:
             return
         if method not in self.senders:
-            known = ", ".join(self.senders) or "none: call prepare first"
-            raise UsageError(f"this run opened no transport {method!r}", hint=f"opened: {known}")
+            opened = ", ".join(self.senders) or "none: call prepare first"
+            raise UsageError(f"this run opened no transport {method!r}", hint=f"opened: {opened}")
         self._sender = self.senders[method]
         if self._files is None:
             self._files = all_or_error(self.context.ranks, self.companions)
@@ -211,7 +207,6 @@ class FileEngine(TrainEngineWrapper):
     def save_checkpoint(
         self, state: Mapping[str, Any], *, block_until_saved: bool = False, save_as_hf: bool = False
     ) -> None:
-        """Publish the weights, and save all that a resume needs beside them."""
         self.sync_weight(FILES, is_checkpoint=True)
         start, save = time.perf_counter(), self._new_attempt()
         captured = None
@@ -230,7 +225,6 @@ class FileEngine(TrainEngineWrapper):
             self.wait_for_save()
 
     def load_checkpoint(self, step: int) -> None:
-        """Resume from the full checkpoint of a step."""
         directory = training_directory(self.context.job, step)
         all_or_error(self.context.ranks, self._load_plain_state, directory)
         self.train_step_num = self._saved = self._handed = step
@@ -241,7 +235,6 @@ class FileEngine(TrainEngineWrapper):
             self.load_training_state(directory)
 
     def wait_for_save(self) -> None:
-        """Return once the weights are a whole step, and the checkpoint of it a full one."""
         self._wait_for_weights()
         saving, self._saving = self._saving, None
         if saving is not None:
@@ -249,7 +242,6 @@ class FileEngine(TrainEngineWrapper):
             self._saved = saving.step
 
     def shutdown(self) -> None:
-        """Finish the save in flight, then give threads and memory back."""
         with ExitStack() as closing:
             if self._state_buffer is not None:
                 closing.callback(self._state_buffer.close)
@@ -270,8 +262,8 @@ class FileEngine(TrainEngineWrapper):
         if not self.trains_adapters:
             name = context.config.engine.name
             raise ConfigError(f"the engine {name} trains no adapters", hint="leave out [model.lora]")
-        found = rank0_or_error(context.ranks, find_base, context.job, context.config.model.path)
-        base = context.ranks.broadcast(found)
+        base_or_error = rank0_or_error(context.ranks, find_base, context.job, context.config.model.path)
+        base = context.ranks.broadcast(base_or_error)
         assert base is not None, "rank 0 has found it"
         return base
 
@@ -295,11 +287,7 @@ class FileEngine(TrainEngineWrapper):
         return self.context.ranks.broadcast(tokens)
 
     def _measured_probe(self, ask: Callable[[Tokens], list[list[float]]]) -> Probe | None:
-        """Return what the model answers now, None if this run sends no probes.
-
-        Args:
-            ask: Returns the log-probs of rows of tokens.
-        """
+        """Return what the model answers now, None if this run sends no probes."""
         tokens, settings, start = self._probe_tokens, self.context.config.sync, time.perf_counter()
         if not tokens:
             return None

@@ -44,7 +44,6 @@ class StateBuffer:
     """Memory for one copy of a training state, allocated by the first and kept for the next ones.
 
     Args:
-        memory: The rank's budget.
         live: Why no copies are made; empty to make them.
     """
 
@@ -55,10 +54,7 @@ class StateBuffer:
         self._helper = ThreadPoolExecutor(1, "state-copy")
 
     def prepare(self, files: TrainingState) -> None:
-        """Begin to allocate the memory for states like this one in a thread; then the first capture need not.
-
-        Optional, and no limit: a larger state is captured too.
-        """
+        """Begin to allocate memory for states like this one in a thread; optional, and larger ones are copied too."""
         sources = list(_tensors(files))
         size = sum(map(_room, sources))
         if not (self._live or _uncopied(sources) or self._memory.take(_BUDGET, size)):
@@ -74,7 +70,6 @@ class StateBuffer:
         return CapturedState(partial(write_files, copies))
 
     def close(self) -> None:
-        """Give the memory back."""
         self._free()
         self._helper.shutdown()
         self._memory.take(_BUDGET, 0)
@@ -145,7 +140,6 @@ def _storage_error(error: OSError | RuntimeError, path: str) -> StorageError:
 
 
 def _tensors(tree: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors in nested mappings, lists and tuples."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, Mapping):

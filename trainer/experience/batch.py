@@ -40,7 +40,6 @@ class Batch:
         return tuple(segment for segment in self.experiences if segment.segment == 0)
 
     def over_rollouts(self, counts: Sequence[int]) -> list[int]:
-        """Return the sums of counts of rows by rollout."""
         sums = [0] * len(self.firsts)
         for rollout, count in zip(self.rollouts, counts, strict=True):
             sums[rollout] += count

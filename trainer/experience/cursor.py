@@ -11,24 +11,18 @@ STATE = "trainer_meta.json: sample strategy"
 
 
 class Origin(NamedTuple):
-    """Where an experience is stored."""
-
     explorer: str
     seq: int
     row: int
 
 
 class BatchFile(NamedTuple):
-    """One batch of an explorer."""
-
     explorer: str
     seq: int
 
 
 @dataclass
 class BatchCursor:
-    """The batches that have been read."""
-
     # The highest number read of each explorer; all below it have been read too.
     through: dict[str, int] = field(default_factory=dict)
     last: str = ""  # the explorer whose batch was read last: the round continues behind it
@@ -39,7 +33,6 @@ class BatchCursor:
         return [name for name in names if name > self.last] + [name for name in names if name <= self.last]
 
     def advance(self, file: BatchFile) -> None:
-        """Record that a batch has been read."""
         self.through[file.explorer], self.last = file.seq, file.explorer
 
     def document(self) -> dict[str, Any]:
@@ -51,7 +44,6 @@ def cursor_from(fields: Fields) -> BatchCursor:
 
 
 def fields_of(state: Mapping[str, Any], kind: str) -> Fields:
-    """Return the checked fields of a strategy's state."""
     fields = Fields(state, STATE)
     if fields.text("kind") != kind:
         raise fields.wrong("kind", f"{kind!r}: the run was started with another sample strategy")

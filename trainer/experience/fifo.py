@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 
 class Fifo(SampleStrategy):
-    """Returns the oldest whole groups first.
-
-    Args:
-        sampling: The sizes of groups and batches, and how long and how many rollouts may wait.
-        staleness: What happens to old experiences.
-    """
+    """Returns the oldest whole groups first."""
 
     KIND = "fifo"
 
@@ -38,17 +33,14 @@ class Fifo(SampleStrategy):
         self._unproven = 0
 
     def limit(self, limits: Limits) -> None:
-        """Set batches aside that the model cannot take."""
         self.reader.limits = limits
 
     def sample(self, step: int, *, generation: int) -> Batch | None:
-        """Return the oldest whole groups, None if there are not enough."""
         now = (generation, step)
         groups = self.pop_groups(self.sampling.groups, now)
         return None if groups is None else self.batch(groups, now)
 
     def preparing(self) -> AbstractContextManager[None]:
-        """Read the rows of one step ahead."""
         return self.reader.reading_ahead(self.sampling.groups * self.sampling.group_size)
 
     def pop_groups(self, count: int, now: Pair) -> list[RolloutGroup] | None:
@@ -61,7 +53,6 @@ class Fifo(SampleStrategy):
         return groups
 
     def batch(self, groups: Sequence[RolloutGroup], now: Pair) -> Batch:
-        """Return the batch of groups."""
         staleness = self.staleness
         experiences = tuple(experience for group in groups for experience in group.experiences)
         origins: tuple[Origin, ...] = tuple(origin for group in groups for origin in group.origins)
@@ -75,7 +66,6 @@ class Fifo(SampleStrategy):
         return Batch(experiences, numbers, tuple(map(staleness.weight, ages)), ages, origins)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the cursor and where the waiting groups are stored."""
         now = self.reader.clock.monotonic()
         return {
             "kind": self.KIND,
@@ -85,7 +75,6 @@ class Fifo(SampleStrategy):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Read the waiting groups again and continue behind the cursor."""
         fields = fields_of(state, self.KIND)
         self.reader.restore(cursor_from(fields.record("cursor")))
         groups = load_groups(fields.records("waiting"), self.reader.load, self.reader.clock.monotonic())

@@ -31,7 +31,6 @@ class Limits:
         return ""
 
     def problem_of(self, tokens: Sequence[int]) -> str:
-        """Return why a row of tokens cannot be trained on, empty where it can."""
         if self.tokens is not None and len(tokens) > self.tokens:
             return f"{len(tokens)} tokens where {self.tokens_from} takes {self.tokens} at most"
         largest = max(tokens, default=0) if self.vocabulary is not None else 0
@@ -41,7 +40,6 @@ class Limits:
 
 
 UNLIMITED = Limits()
-"""Of an engine that knows no bounds."""
 
 
 def _number_problem(experience: Experience) -> str:

@@ -67,7 +67,6 @@ class GroupPool:
                 group.members[segments[0].rollout] = member
 
     def is_whole(self, group: RolloutGroup) -> bool:
-        """Return whether all rollouts of a group have been read."""
         return len(group.members) >= self.size
 
     def whole(self) -> list[RolloutGroup]:
@@ -98,7 +97,6 @@ def group_document(group: RolloutGroup, now: float) -> dict[str, Any]:
 
 
 def files_of(documents: Iterable[Fields]) -> Iterator[BatchFile]:
-    """Return the batches that group documents name."""
     for document in documents:
         yield from (BatchFile(document.text("explorer"), seq) for seq, _ in _members(document))
 
@@ -134,7 +132,6 @@ def _group(
 
 
 def _is_rollout(member: RolloutRows) -> bool:
-    """Return whether all segments of a rollout are present, in order."""
     segments = [experience.segment for _, experience in member]
     return segments == list(range(member[0][1].segments))
 

@@ -29,7 +29,7 @@ class ReadAhead:
 
     def __init__(self, job: Job, read: Read) -> None:
         self._job, self._read = job, read
-        self._found: dict[BatchFile, tuple[Experience, ...]] = {}
+        self._batches: dict[BatchFile, tuple[Experience, ...]] = {}
         self._thread: Thread | None = None
 
     @contextlib.contextmanager
@@ -44,9 +44,9 @@ class ReadAhead:
         if self._thread is None or not self._thread.is_alive():
             # Without those that were read while somebody else read them too.
             due = {
-                file: rows for file, rows in self._found.items() if file.seq > through.get(file.explorer, 0)
+                file: rows for file, rows in self._batches.items() if file.seq > through.get(file.explorer, 0)
             }
-            self._found = due
+            self._batches = due
             work = Thread(target=self._fill, args=(dict(through), rows, stop), name="read-ahead", daemon=True)
             self._thread = work
             work.start()
@@ -57,16 +57,16 @@ class ReadAhead:
 
     def take(self, file: BatchFile) -> tuple[Experience, ...] | None:
         """Return a batch that was read, and forget it; None if it was not."""
-        return self._found.pop(file, None)
+        return self._batches.pop(file, None)
 
     def forget(self) -> None:
         """Forget what was read: another cursor is in force."""
-        self._found = {}
+        self._batches = {}
 
     def _fill(self, through: Mapping[str, int], rows: int, stop: Event) -> None:
         # Whatever fails here is met again, and dealt with, where the batch is asked for.
         with contextlib.suppress(OSError, SyncdError):
-            held = self._found
+            held = self._batches
             for file in self._due(through):
                 if stop.is_set() or sum(map(len, list(held.values()))) >= rows:
                     return

@@ -29,7 +29,6 @@ class Example:
 
 
 def stored_tokens(row: Mapping[str, Any]) -> tuple[Sequence[int], int]:
-    """Return tokens and prompt length of a row that has them as `tokens` and `prompt_length`."""
     return row["tokens"], row["prompt_length"]
 
 
@@ -40,9 +39,6 @@ def read_examples(
 
     A row of more than `max_length` tokens is cut at its end. A row whose prompt alone has as many leaves nothing to
     learn: it is skipped, and a warning counts such rows.
-
-    Args:
-        max_length: Tokens of an example at most, None for no bound.
     """
     try:
         rows = _parquet(path) if path.endswith(".parquet") else _jsonl(path)
@@ -57,7 +53,6 @@ def read_examples(
 
 
 def _bounded(examples: Sequence[Example], max_length: int, path: str) -> tuple[Example, ...]:
-    """Return the examples that have room for a response, cut to `max_length`."""
     kept = tuple(
         Example(example.tokens[:max_length], example.prompt_length)
         for example in examples
@@ -80,12 +75,7 @@ def _bounded(examples: Sequence[Example], max_length: int, path: str) -> tuple[E
 
 
 class Examples:
-    """Endless examples: each epoch in an order that follows from the seed and its number.
-
-    Args:
-        examples: The data set.
-        seed: Of the orders.
-    """
+    """Endless examples: each epoch in an order that follows from the seed and its number."""
 
     KIND = "examples"
 
@@ -96,7 +86,6 @@ class Examples:
         self._order = self._shuffled()
 
     def __len__(self) -> int:
-        """Return the length of the data set."""
         return len(self._examples)
 
     @property
@@ -105,7 +94,6 @@ class Examples:
         return self._epoch * len(self._examples) + self._at
 
     def check(self, limits: Limits) -> None:
-        """Refuse a data set with a row that the model cannot take."""
         for number, example in enumerate(self._examples, 1):
             if problem := limits.problem_of(example.tokens):
                 hint = "make the rows with the tokenizer of model.path, or a lower data.max_length"
@@ -115,11 +103,9 @@ class Examples:
         return tuple(self._one() for _ in range(count))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the data set, and the digest of the data set."""
         return {"kind": self.KIND, "epoch": self._epoch, "at": self._at, "digest": self._digest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume at a place."""
         fields = fields_of(state, self.KIND)
         if fields.text("digest") != self._digest:
             raise ConfigError(

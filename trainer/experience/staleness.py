@@ -21,7 +21,6 @@ class Staleness:
     interval: int = 1  # steps between two versions
 
     def __post_init__(self) -> None:
-        """Refuse invalid settings."""
         if (self.bound is not None and self.bound < 0) or self.interval < 1 or not 0 < self.decay < 1:
             raise ConfigError(
                 f"staleness out of range: {self}", hint="bound >= 0, interval >= 1, 0 < decay < 1"
@@ -64,5 +63,4 @@ class Staleness:
         return 0.0 if self.beyond == "drop" else float(self.decay**over)
 
     def is_stale(self, experiences: Iterable[Experience], now: Pair) -> bool:
-        """Return whether any of a group's experiences is too old to be used."""
         return any(self.weight(self.age(experience, now)) == 0.0 for experience in experiences)

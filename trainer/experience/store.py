@@ -87,19 +87,12 @@ class _UntrainableError(CorruptDataError):
 
 
 class LoadedBatch(NamedTuple):
-    """A batch that has been read."""
-
     file: BatchFile
     experiences: tuple[Experience, ...]
 
 
 class ExperienceReader:
-    """The one reader of a job's experiences.
-
-    Args:
-        clock: For how long something has been missing.
-        consumed: What happens to batches once a saved state covers them.
-    """
+    """The one reader of a job's experiences."""
 
     def __init__(self, job: Job, clock: Clock | None = None, *, consumed: Consumed = "delete") -> None:
         self.job, self.clock = job, clock or SystemClock()

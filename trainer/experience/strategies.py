@@ -21,10 +21,8 @@ class Replay(SampleStrategy):
     The batches of buffered groups stay on disk until these leave the buffer, so a state names them only.
 
     Args:
-        fresh: Where fresh groups come from.
         capacity: Groups of the buffer; the oldest leave it first.
         share: The share of a batch's groups that is drawn from the buffer, as far as it has them.
-        seed: Of the draws.
     """
 
     KIND = "replay"
@@ -39,11 +37,9 @@ class Replay(SampleStrategy):
         self._draws = 0
 
     def limit(self, limits: Limits) -> None:
-        """Set batches aside that the model cannot take."""
         self._fresh.limit(limits)
 
     def sample(self, step: int, *, generation: int) -> Batch | None:
-        """Return fresh groups and drawn ones after them, None if there are not enough fresh ones."""
         now, sampling = (generation, step), self._fresh.sampling
         usable = [
             group for group in self._buffer if not self._fresh.staleness.is_stale(group.experiences, now)
@@ -59,16 +55,13 @@ class Replay(SampleStrategy):
         return self._fresh.batch([*fresh, *drawn], now)
 
     def preparing(self) -> AbstractContextManager[None]:
-        """Read fresh groups ahead."""
         return self._fresh.preparing()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the fresh ones, where the buffered groups are stored, and the number of draws."""
         buffer = [group_document(group, group.since) for group in self._buffer]
         return {"kind": self.KIND, "fresh": self._fresh.state_dict(), "buffer": buffer, "draws": self._draws}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Read the buffered groups again and continue with the next draw."""
         fields = fields_of(state, self.KIND)
         self._fresh.load_state_dict(fields.record("fresh").document)
         self._draws = fields.integer("draws")
@@ -76,22 +69,16 @@ class Replay(SampleStrategy):
         self._buffer = load_groups(fields.records("buffer"), reader.load, reader.clock.monotonic())
 
     def commit(self, state: Mapping[str, Any]) -> int:
-        """Release the batches that neither wait nor are buffered in the saved state."""
         fields = fields_of(state, self.KIND)
         keep = frozenset(files_of(fields.records("buffer")))
         return self._fresh.commit(fields.record("fresh").document, keep)
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the fresh groups and the length of the buffer."""
         return {**self._fresh.metrics(), "experience/replay_groups": float(len(self._buffer))}
 
 
 class Mix(SampleStrategy):
-    """Adds SFT examples to each batch of another strategy.
-
-    Args:
-        ratio: Examples as a share of the whole batch.
-    """
+    """Adds SFT examples, `ratio` of the whole batch, to each batch of another strategy."""
 
     KIND = "mix"
 
@@ -102,16 +89,13 @@ class Mix(SampleStrategy):
 
     @property
     def over(self) -> str:
-        """Return why the other strategy has no further samples, empty while it may."""
         return self._strategy.over
 
     def limit(self, limits: Limits) -> None:
-        """Refuse examples and set batches aside that the model cannot take."""
         self._examples.check(limits)
         self._strategy.limit(limits)
 
     def sample(self, step: int, *, generation: int) -> Batch | None:
-        """Return the other strategy's batch with examples, None if it has none."""
         batch = self._strategy.sample(step, generation=generation)
         if batch is None:
             return None
@@ -119,7 +103,6 @@ class Mix(SampleStrategy):
         return replace(batch, examples=self._examples.draw(count))
 
     def preparing(self) -> AbstractContextManager[None]:
-        """Prepare the other strategy's next batch."""
         return self._strategy.preparing()
 
     def state_dict(self) -> dict[str, Any]:
@@ -135,21 +118,14 @@ class Mix(SampleStrategy):
         self._strategy.load_state_dict(fields.record("strategy").document)
 
     def commit(self, state: Mapping[str, Any]) -> int:
-        """Release the batches that the other strategy's saved state does not need."""
         return self._strategy.commit(fields_of(state, self.KIND).record("strategy").document)
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the other strategy."""
         return self._strategy.metrics()
 
 
 class Supervised(SampleStrategy):
-    """The strategy of supervised training: examples only, for so many epochs.
-
-    Args:
-        count: Examples of one step.
-        epochs: Passes over the data set; 0 for no end.
-    """
+    """Supervised training: `count` examples a step, for `epochs` passes over the data set; 0 for no end."""
 
     KIND = "sft"
 
@@ -158,26 +134,20 @@ class Supervised(SampleStrategy):
 
     @property
     def over(self) -> str:
-        """Return that all epochs are done, empty before."""
         is_over = 0 < self._epochs * len(self._examples) <= self._examples.taken
         return "all epochs done" if is_over else ""
 
     def limit(self, limits: Limits) -> None:
-        """Refuse examples that the model cannot take."""
         self._examples.check(limits)
 
     def sample(self, step: int, *, generation: int) -> Batch | None:  # noqa: ARG002 - examples have no age
-        """Return the next examples, None once all epochs are done."""
         return None if self.over else Batch((), (), (), (), (), self._examples.draw(self._count))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the data set."""
         return {"kind": self.KIND, "examples": self._examples.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume at a place."""
         self._examples.load_state_dict(fields_of(state, self.KIND).record("examples").document)
 
     def metrics(self) -> dict[str, float]:
-        """Return how many epochs are done."""
         return {"data/epoch": self._examples.taken / len(self._examples)}

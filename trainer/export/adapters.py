@@ -19,13 +19,7 @@ Parts = Mapping[str, str]
 
 
 class MergedWeights:
-    """The weights of a base, each with what an adapter adds to it.
-
-    Args:
-        adapter: The tensors of the adapter.
-        config: The adapter's configuration.
-        wide: Whether sums stay float32; else they get the dtype of the base's weight.
-    """
+    """The weights of a base, each with what an adapter adds to it: float32 if `wide`, else of the base's dtype."""
 
     def __init__(
         self, base: ModelWeights, adapter: ModelWeights, config: AdapterConfig, *, wide: bool
@@ -39,7 +33,6 @@ class MergedWeights:
                 self.kinds[name] = TensorKind(torch.float32, self.kinds[name].shape)
 
     def read(self, name: str) -> torch.Tensor:
-        """Return one whole tensor in main memory."""
         weight, parts = self._base.read(name), self._parts.get(name)
         if parts is None:
             return weight
@@ -75,8 +68,6 @@ def find_base_directory(
 
     Args:
         recorded: What the manifest says; the directory must be that model. None where a manifest does not say.
-        config: The adapter's configuration.
-        named: A directory that the user names.
     """
     path = named or (recorded.model if recorded else config.base)
     hint = "--base DIR names the directory of the model that the adapter belongs to"

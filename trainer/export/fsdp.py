@@ -29,16 +29,11 @@ Region = tuple[slice, ...]
 
 
 def has_fsdp_files(disk: Disk, directory: str) -> bool:
-    """Return whether a directory holds the weights of FSDP's ranks."""
     return any(_FILE.fullmatch(entry.name) for entry in list_if_there(disk, directory))
 
 
 class FsdpFiles:
-    """Weights spread over `model_world_size_<W>_rank_<R>.pt`.
-
-    Args:
-        adapters: Whether they must hold adapters alone, as the training state of a run with LoRA does.
-    """
+    """Weights spread over `model_world_size_<W>_rank_<R>.pt`; with `adapters` they must be of adapters alone."""
 
     def __init__(self, disk: Disk, directory: str, *, adapters: bool = False) -> None:
         self._directory = directory
@@ -62,7 +57,6 @@ class FsdpFiles:
         }
 
     def read(self, name: str) -> torch.Tensor:
-        """Return one whole tensor, put together from all ranks."""
         parts = [rank[name] for rank in self._ranks]
         try:
             return _whole(parts)
@@ -153,13 +147,7 @@ def _require_alike(first: DTensor, part: torch.Tensor, world_size: int) -> None:
 def region_of(
     shape: tuple[int, ...], mesh: torch.Tensor, placements: Sequence[Placement], rank: int
 ) -> Region:
-    """Return which part of a whole tensor a rank holds.
-
-    Args:
-        mesh: Ranks, as they are arranged.
-        placements: How the tensor is spread along each dimension of the mesh.
-        rank: The rank, which is in the mesh once.
-    """
+    """Return which part of a whole tensor, spread over the ranks of a mesh by placements, a rank holds."""
     starts, sizes = [0] * len(shape), list(shape)
     coordinates = (mesh == rank).nonzero()[0].tolist()
     for placement, count, position in zip(placements, mesh.shape, coordinates, strict=True):

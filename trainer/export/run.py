@@ -136,7 +136,6 @@ def _rewrite(disk: Disk, source: ExportSource, directory: str, dtype: torch.dtyp
 
 
 def _dtypes(weights: ModelWeights, dtype: torch.dtype | None) -> set[str]:
-    """Return the names of the floating-point dtypes that are written."""
     kinds = {cast_of(kind.dtype, dtype) for kind in weights.kinds.values()}
     return {str(kind).removeprefix("torch.") for kind in kinds if kind.is_floating_point}
 

@@ -32,8 +32,6 @@ _OTHER_WEIGHTS = (_SHARD, _INDEX, ".bin", ".bin.index.json", ".pt")
 
 @dataclass(frozen=True, slots=True)
 class ExportSource:
-    """The weights of a step and the files beside them."""
-
     path: str  # the step's directory
     weights: ModelWeights
     companions: Mapping[str, str]  # files beside them: the name in the export, and the path
@@ -75,11 +73,7 @@ def find_delta(job: Job, step: int) -> Manifest | None:
 
 
 def find_materialised(job: Job, manifest: Manifest, directory: str) -> ExportSource:
-    """Return where to export a delta from.
-
-    Args:
-        directory: Where its files were materialised, in `actor`.
-    """
+    """Return where to export a delta from, of which `directory` has the materialised files in `actor`."""
     shards, files = manifest.whole_shards, manifest.whole_files
     whole = replace(manifest, kind="weights", delta=None, shards=shards, files=files)
     return _native(job.disk, directory, whole, full_precision=False)
@@ -116,7 +110,6 @@ def _require_there(job: Job, step: int) -> None:
 
 
 def find_adapter(job: Job, step: int) -> ExportSource:
-    """Return where to copy the adapter of a step from."""
     path = job.step(step)
     _require_there(job, step)
     try:

@@ -27,21 +27,14 @@ class TensorKind(NamedTuple):
 
 
 class ModelWeights(Protocol):
-    """The weights of one model, wherever they are."""
-
     kinds: dict[str, TensorKind]
-    """What each tensor is, by name."""
 
     def read(self, name: str) -> torch.Tensor:
         """Return one whole tensor in main memory, which is all the memory that it takes."""
 
 
 def split_weights(disk: Disk, directory: str, config: str) -> ModelWeights | None:
-    """Return the weights of a distributed checkpoint as a part reads them, None if the directory is none.
-
-    Args:
-        config: The path of the model's config.json.
-    """
+    """Return a distributed checkpoint's weights as a part reads them, else None; `config` is config.json's path."""
     openers: list[Callable[[Disk, str, str], ModelWeights | None]]
     openers = [point.load() for point in registered(SPLIT_WEIGHTS).values()]
     return next(

@@ -43,9 +43,6 @@ def start_daemon(config: JobFile) -> "DaemonProcess | None":
     """Return the daemon process of the job, None if the configuration wants none.
 
     Call it, and `check`, in the main thread of rank 0: the daemon ends with the thread that started it.
-
-    Args:
-        config: The configuration; the job directory exists.
     """
     if not config.trainer.start_daemon:
         return None

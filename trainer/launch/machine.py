@@ -1,7 +1,4 @@
-"""How many ranks this machine starts, and the environment variables that C libraries read at start.
-
-Nothing here imports torch: the process that starts ranks stays small.
-"""
+"""How many ranks this machine starts, and the environment that C libraries read at start. Imports no torch."""
 
 import os
 import shutil
@@ -14,13 +11,7 @@ _LISTING = 30.0
 
 
 def count_ranks(nproc: int | Literal["auto"], device: str, environ: Mapping[str, str]) -> int:
-    """Return how many ranks to start here: as configured, or one per GPU, or one.
-
-    Args:
-        nproc: What the configuration asks for.
-        device: `engine.device`.
-        environ: The environment, for CUDA_VISIBLE_DEVICES.
-    """
+    """Return how many ranks to start here: as configured, or one per GPU, or one."""
     if nproc != "auto":
         return nproc
     return 1 if device == "cpu" else max(count_gpus(environ), 1)

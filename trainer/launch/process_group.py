@@ -41,12 +41,7 @@ def pick_device(name: Literal["auto", "cpu", "cuda"], local_rank: int) -> torch.
 
 
 def open_ranks(rank_env: RankEnv, device: torch.device, timeout: float) -> Ranks:
-    """Initialise `torch.distributed`, also for one rank, and return the ranks.
-
-    Args:
-        device: What `pick_device` returned.
-        timeout: Seconds after which a collective that a rank does not join is an error.
-    """
+    """Initialise `torch.distributed`, also for one rank, with a timeout of collectives in seconds."""
     os.environ.update(rank_env.variables() if rank_env.world_size > 1 else {})
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -67,7 +62,6 @@ def open_ranks(rank_env: RankEnv, device: torch.device, timeout: float) -> Ranks
 
 
 def _meet(rank_env: RankEnv, seconds: float) -> Store:
-    """Return the store through which ranks find each other."""
     timeout = timedelta(seconds=seconds)
     if rank_env.world_size == 1:
         return HashStore()
@@ -100,8 +94,6 @@ def _not_met(rank_env: RankEnv, error: RuntimeError) -> SyncdError:
 
 @dataclass(frozen=True)
 class Joined:
-    """What a rank knows once it has joined."""
-
     config: JobFile  # the configuration, the same on all ranks: `job.dir` is the directory of this run
     device: torch.device  # what this rank computes on
     ranks: Ranks  # talks to the others
@@ -109,7 +101,6 @@ class Joined:
 
 @contextlib.contextmanager
 def join(config: JobFile, rank_env: RankEnv, allowed: Collection[str] = ()) -> Iterator[Joined]:
-    """Join the ranks for as long as the block lasts."""
     device = pick_device(config.engine.device, rank_env.local_rank)
     ranks = open_ranks(rank_env, device, config.engine.collective_timeout)
     try:

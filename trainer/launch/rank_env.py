@@ -71,13 +71,11 @@ class RankEnv:
     origin: Origin = "alone"  # who started this process
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables that torch and what is built on it read."""
         values = astuple(self)[: len(_VARIABLES)]
         return {name: str(value) for name, value in zip(_VARIABLES, values, strict=True)}
 
 
 def read_rank_env(environ: Mapping[str, str]) -> RankEnv:
-    """Return the rank that an environment describes."""
     if any(environ.get(name) for name in _TORCHRUN):
         return _checked(_from_torchrun(environ))
     if _is_task(environ):

@@ -51,7 +51,6 @@ def start_ranks(command: Sequence[str], nproc: int, environ: Mapping[str, str]) 
 
     Args:
         command: What each rank runs; `read_rank_env` tells it which rank it is.
-        nproc: How many ranks.
 
     Returns:
         The code of the first rank that failed, 128 + n if signal n killed it; else 75 if a rank was asked to stop,
@@ -77,11 +76,7 @@ class _Rank:
 
 
 class RankSupervisor:
-    """The living ranks of this machine.
-
-    Args:
-        inbox: The signals that are passed on.
-    """
+    """The living ranks of this machine."""
 
     def __init__(self, inbox: SignalInbox) -> None:
         self._inbox = inbox
@@ -216,7 +211,6 @@ class RankSupervisor:
 
 
 def _copy_lines(source: int, prefix: bytes) -> None:
-    """Copy the lines of a pipe to our stderr with a prefix, until its end."""
     rest = b""
     while piece := os.read(source, _PIECE):
         *lines, rest = _LINE_END.split(rest + piece)

@@ -32,7 +32,6 @@ def train(config: JobFile, nproc: int | None = None, *, run: str = RUN, allowed:
     Args:
         nproc: How many ranks to start here, if not `trainer.nproc`.
         run: The function of one rank, as `module:name`.
-        allowed: Fixed keys that the user lets change.
     """
     rank_env = read_rank_env(os.environ)
     if rank_env.origin == "alone":
@@ -43,7 +42,6 @@ def train(config: JobFile, nproc: int | None = None, *, run: str = RUN, allowed:
 
 
 def run_here(config: JobFile, rank_env: RankEnv, run: str, allowed: Collection[str] = ()) -> int:
-    """Be one rank and return its exit code."""
     end_at_once()
     more = {"allowed": allowed} if allowed else {}
     code: int = pkgutil.resolve_name(run)(config, rank_env, **more)
@@ -63,7 +61,6 @@ def _start(config: JobFile, nproc: int | None, run: str, allowed: Collection[str
 
 
 def main(run: str) -> int:
-    """Run this rank and return its exit code; errors are printed as the command line prints them."""
     config = JobFile.model_validate_json(os.environ[HANDED])
     try:
         return run_here(config, read_rank_env(os.environ), run)

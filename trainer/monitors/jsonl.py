@@ -25,11 +25,7 @@ MAX_ROLLOUTS = 64 << 20
 
 
 class Jsonl:
-    """Appends to the job directory.
-
-    Args:
-        max_rollouts: Bytes of rollouts.jsonl beyond which it is rotated.
-    """
+    """Appends to the job directory; rollouts.jsonl is rotated beyond `max_rollouts` bytes."""
 
     def __init__(self, run: MonitoredRun, max_rollouts: int = MAX_ROLLOUTS) -> None:
         self._metrics = os.path.join(run.directory, METRICS)
@@ -41,7 +37,6 @@ class Jsonl:
         append(self._metrics, [_figures(metrics, step)])
 
     def log_rollouts(self, rollouts: Sequence[RolloutSample], step: int) -> None:
-        """Append rollouts, one a line."""
         if self._is_full():
             os.replace(self._rollouts, f"{self._rollouts}.1")
         now = _now()
@@ -93,7 +88,6 @@ class History:
 
 
 def read_history(path: str) -> History:
-    """Return the history of a metrics.jsonl."""
     history = History()
     for document in read(path):
         history.add(document)

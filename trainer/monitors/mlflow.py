@@ -27,8 +27,6 @@ _PARAMS_AT_ONCE = 100
 
 
 class MLflow:
-    """Logs to an MLflow run."""
-
     def __init__(self, run: MonitoredRun) -> None:
         check_options(run.options, {"tracking_uri": str, "experiment": str}, "mlflow")
         self._run = run
@@ -38,13 +36,11 @@ class MLflow:
         client.log_batch(run_id, metrics=[Metric(name, value, now, step) for name, value in metrics.items()])
 
     def log_rollouts(self, rollouts: Sequence[RolloutSample], step: int) -> None:
-        """Log rollouts as an artifact."""
         client, run_id = self._opened
         rows = [asdict(rollout) for rollout in rollouts]
         client.log_dict(run_id, {"step": step, "rollouts": rows}, f"rollouts/{step:08d}.json")
 
     def close(self) -> None:
-        """Mark the run as finished."""
         if "_opened" in vars(self):
             client, run_id = self._opened
             client.set_terminated(run_id)

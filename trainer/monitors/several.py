@@ -44,12 +44,7 @@ class Monitors:
 
     @classmethod
     def open(cls, config: JobFile, resumed_from: int, check: Callable[[], None] = lambda: None) -> "Monitors":
-        """Start the monitors of a job.
-
-        Args:
-            resumed_from: The step that the run resumes from, 0 at the first start.
-            check: Raises FencedError once another trainer has taken over: nothing is reported from then on.
-        """
+        """Start the monitors of a job; they report nothing once `check` raises FencedError."""
         installed = MONITORS.installed
         for kind in config.monitor.options:  # those for kinds that are not configured are allowed
             if kind not in installed:
@@ -127,7 +122,6 @@ class MonitorThread:
     """Queues calls for a monitor that its own thread makes and calls.
 
     Args:
-        kind: The monitor's name, for the log.
         make: Makes it; called again before the next call if it raised.
         check: Called before each call; FencedError switches the monitor off.
     """
@@ -144,7 +138,6 @@ class MonitorThread:
         self._thread.start()
 
     def ready(self, timeout: float) -> None:
-        """Wait for the monitor to be made, not longer than `timeout` seconds."""
         with suppress(TimeoutError):
             self._made.result(timeout)
 
@@ -160,7 +153,6 @@ class MonitorThread:
             self._log.warning("monitor_fell_behind", detail="figures for it are dropped", monitor=self._kind)
 
     def end(self) -> None:
-        """Queue the end."""
         self._calls.put(None)
 
     def join(self, timeout: float) -> None:

@@ -33,7 +33,6 @@ class TensorBoard:
         self._add(step, [_text("rollouts", "\n\n---\n\n".join(map(_markdown, rollouts)))])
 
     def close(self) -> None:
-        """Write out what is left."""
         if "_opened" in vars(self):
             self._opened.close()
 
@@ -60,5 +59,4 @@ def _markdown(rollout: RolloutSample) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a text that Markdown shows as it is."""
     return "\n".join(f"    {line}" for line in text.splitlines() or [""])

@@ -27,8 +27,6 @@ COLUMNS = [each.name for each in fields(RolloutSample)]
 
 
 class Trackio:
-    """Logs to a trackio run."""
-
     def __init__(self, run: MonitoredRun) -> None:
         check_options(run.options, OPTIONS, "trackio")
         self._run = run
@@ -40,13 +38,11 @@ class Trackio:
         self._opened.log(dict(metrics), step=step)
 
     def log_rollouts(self, rollouts: Sequence[RolloutSample], step: int) -> None:
-        """Log rollouts as a table."""
         rows = [list(asdict(rollout).values()) for rollout in rollouts]
         table = self._library().Table(columns=COLUMNS, data=rows)
         self._opened.log({"rollouts": table}, step=step)
 
     def close(self) -> None:
-        """Finish the run."""
         if "_opened" in vars(self):
             self._opened.finish()  # type: ignore[no-untyped-call]
 

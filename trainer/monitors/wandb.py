@@ -20,8 +20,6 @@ COLUMNS: list[str | int] = [each.name for each in fields(RolloutSample)]
 
 
 class WandB:
-    """Logs to a W&B run."""
-
     def __init__(self, run: MonitoredRun) -> None:
         check_options(run.options, OPTIONS, "wandb")
         self._run = run
@@ -34,7 +32,6 @@ class WandB:
         self._opened.log({"step": step, "rollouts": wandb.Table(columns=COLUMNS, data=rows)})
 
     def close(self) -> None:
-        """Finish the run."""
         if "_opened" in vars(self):
             self._opened.finish()
             wandb.teardown()  # only then has W&B's own process written all of the file

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 
 class Display(Protocol):
-    """One way of showing the figures."""
-
     def changed(self, now: float) -> None:
         """Show what has changed, if it is time."""
 
@@ -51,12 +49,7 @@ class Progress:
 
     @classmethod
     def open(cls, config: "JobFile", total_steps: int | None, step: int) -> "Progress":
-        """Start the display that the configuration asks for.
-
-        Args:
-            total_steps: Steps after which the run is done; None for no end.
-            step: The step that the run resumes from.
-        """
+        """Start the display that the configuration asks for; `total_steps` is None for a run without an end."""
         figures = RunFigures(total_steps, step, time.monotonic())
         return cls(figures, _display(config.monitor.progress, figures))
 
@@ -101,11 +94,7 @@ _EVENTS = ("sync/step", "save/step")
 
 
 class PlainDisplay:
-    """Writes lines.
-
-    Args:
-        every: Seconds between two lines.
-    """
+    """Writes a line `every` so many seconds."""
 
     def __init__(self, figures: RunFigures, stream: TextIO, every: float = EVERY) -> None:
         self._figures, self._stream, self._every = figures, stream, every
@@ -166,7 +155,6 @@ class LiveDisplay:
         """Do nothing: what changed is drawn with the next redraw."""
 
     def note(self, text: str) -> None:
-        """Print a line above the display."""
         self._console.print(Text(text))
 
     def close(self) -> None:

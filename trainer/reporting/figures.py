@@ -12,8 +12,6 @@ Fact = tuple[str, str]
 
 @dataclass
 class RunFigures:
-    """The newest figures."""
-
     total: int | None  # steps of the run; None for no end
     step: int  # the last finished step
     at: float  # when it was finished: seconds on a monotonic clock
@@ -21,7 +19,6 @@ class RunFigures:
     pace: float = 0.0  # mean seconds of a step, waits included; 0 before the first
 
     def update(self, metrics: Mapping[str, float], step: int, now: float) -> None:
-        """Record the metrics of a step."""
         self.values.update(metrics)
         if step <= self.step:
             return
@@ -41,7 +38,6 @@ Show = Callable[[RunFigures], str]
 
 
 def head(figures: RunFigures) -> list[Fact]:
-    """Return how far it is."""
     of = "" if figures.total is None else f"/{figures.total}"
     left = figures.left()
     return [("step", f"{figures.step}{of}"), *([] if left is None else [("ETA", span(left))])]

@@ -71,7 +71,6 @@ class _Job:
     evaluations: History
 
     def source(self, panel: Panel) -> History:
-        """Return where the figures of a panel are recorded."""
         return self.evaluations if panel.of_versions else self.history
 
 
@@ -85,18 +84,12 @@ class _Drawing:
 
 
 def plot(job_dirs: Sequence[str] | str, out: str) -> str:
-    """Draw what the metrics.jsonl of jobs say, and return the path of the picture.
-
-    Args:
-        job_dirs: One job directory, or several to compare.
-        out: The picture: .png, .svg, .pdf, or what else matplotlib writes.
-    """
+    """Draw the metrics.jsonl of jobs as .png, .svg, .pdf, or what else matplotlib writes; return its path."""
     _save(draw([job_dirs] if isinstance(job_dirs, str) else job_dirs), out)
     return out
 
 
 def draw(job_dirs: Sequence[str]) -> "Figure":
-    """Return the figure of jobs; errors as of `plot`."""
     if not job_dirs:
         raise UsageError("nothing to plot", hint="name one job directory or more")
     histories = [_history(directory) for directory in job_dirs]
@@ -156,14 +149,12 @@ def _figure(jobs: Sequence[_Job]) -> "Figure":
 
 
 def _drawing(panel: Panel, jobs: Sequence[_Job]) -> _Drawing:
-    """Return what is drawn of a panel: what some job has recorded."""
     curves = [curve for curve in panel.curves or _members(panel, jobs) if _is_recorded(curve, panel, jobs)]
     band = [curve for style in ("low", "high") for curve in curves if curve.style == style]
     return _Drawing(panel, [curve for curve in curves if curve not in band], band)
 
 
 def _members(panel: Panel, jobs: Sequence[_Job]) -> list[Curve]:
-    """Return a curve for each metric of a panel's family."""
     recorded = sorted({name for job in jobs for its in job.source(panel).steps.values() for name in its})
     matches = [(name, panel.family and panel.family.fullmatch(name)) for name in recorded]
     return [Curve(match[1], (name,)) for name, match in matches if match][:MOST_LINES]

@@ -12,12 +12,7 @@ from trainer.sampling import load_tokenizer
 
 
 class Screen:
-    """Passes metrics to the monitors and the display. Nothing here can stop training.
-
-    Args:
-        step: The step that the run resumes from.
-        check: Raises FencedError once another trainer has taken over.
-    """
+    """Passes metrics to monitors and display, until `check` raises FencedError. Nothing here can stop training."""
 
     def __init__(self, config: JobFile, step: int, check: Callable[[], None]) -> None:
         self._config = config
@@ -30,7 +25,6 @@ class Screen:
         self._progress.update(metrics, step)
 
     def preview(self, batch: Batch, step: int) -> None:
-        """Log rollouts that were trained on."""
         if count := self._config.monitor.preview:
             self._monitors.log_rollouts(pick_rollouts(batch, count, self._decode), step)
 
@@ -38,7 +32,6 @@ class Screen:
         self._progress.note(text)
 
     def close(self) -> None:
-        """Write out what is left."""
         self._progress.close()
         self._monitors.close()
 
@@ -64,7 +57,6 @@ def pick_rollouts(batch: Batch, count: int, decode: Decode | None = None) -> lis
     """Return rollouts of a batch, best first: evenly spread over the order of rewards, the same for the same batch.
 
     Args:
-        count: How many at most.
         decode: Makes text of token ids; without it, or where it fails, the ids themselves are the text.
     """
     experiences = batch.experiences

@@ -33,11 +33,7 @@ Exported = Iterator[tuple[str, torch.Tensor]]
 
 
 class Adapter:
-    """The adapter of a model.
-
-    Args:
-        model: verl's engine, built with an adapter.
-    """
+    """The adapter of a model of verl's."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -83,11 +79,7 @@ class Adapter:
                 yield name.removeprefix(_OUTSIDE).replace(_BASE, "."), _whole(weight)
 
     def companions(self, base: str) -> Mapping[str, bytes]:
-        """Return adapter_config.json.
-
-        Args:
-            base: The path of the model that the adapter belongs to.
-        """
+        """Return adapter_config.json."""
         config = self._model.module.peft_config[_NAME].to_dict()
         config |= {"inference_mode": True, "base_model_name_or_path": base}
         text = json.dumps({key: _plain(value) for key, value in config.items()}, indent=2, sort_keys=True)
@@ -127,7 +119,6 @@ class WithoutAdapter:
 
     @contextlib.contextmanager
     def eval_mode(self) -> Iterator[None]:
-        """Compute without dropout and without the adapter."""
         with self._model.eval_mode(), self._model.disable_adapter():
             # peft freezes it. In the first pass FSDP2 reads from what is not frozen in which dtype gradients come.
             for name, parameter in self._model.module.named_parameters():
@@ -135,7 +126,6 @@ class WithoutAdapter:
             yield
 
     def infer_batch(self, data: Any) -> dict[str, Any]:
-        """Return the output of a pass."""
         return self._model.infer_batch(data)
 
 
@@ -145,7 +135,6 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_of_adapter(name: str) -> bool:
-    """Return whether a parameter belongs to an adapter, by its name in the model."""
     return _OWN in name
 
 
@@ -167,7 +156,6 @@ def require_base(directory: str, base: AdapterBase) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of peft's configuration as JSON has it."""
     if isinstance(value, Enum):
         return value.value
     return sorted(value) if isinstance(value, set) else value

@@ -26,9 +26,6 @@ def advantages(
 
     An estimator sees each rollout once: its learnt tokens over all segments end to end, with the reward at the last
     one. Groups must be whole.
-
-    Args:
-        penalties: What the reward of each token loses: `reward_penalties`.
     """
     normed = bool(algorithm.norm_advantage)
     rollouts = _Rollouts(batch, penalties, turns=algorithm.turn_rewards)
@@ -51,9 +48,7 @@ def gae(
     learns, neither whitened nor weighted.
 
     Args:
-        algorithm: The algorithm, with its gamma and lambda.
         values: The value before each response token.
-        penalties: What the reward of each token loses: `reward_penalties`.
     """
     rollouts = _Rollouts(batch, penalties, turns=algorithm.turn_rewards)
     arguments = {"values": rollouts.joined(values), "gamma": algorithm.gamma, "lam": algorithm.lam}
@@ -83,7 +78,6 @@ class _Rollouts:
     """A batch as estimators see it: a row for each rollout, with its learnt tokens over all segments end to end.
 
     Args:
-        penalties: What the reward of each token loses.
         turns: Whether a turn's reward is at its own last learnt token; else the rollout's is at its last one.
     """
 
@@ -147,7 +141,6 @@ class _Rollouts:
 def _weighted(
     algorithm: AlgorithmSection, batch: Batch, values_of_rows: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Return advantages times the weights of their rows."""
     values_of_rows = _toward_teacher(algorithm.teacher_coef, batch, values_of_rows)
     return [values * weight for values, weight in zip(values_of_rows, batch.weights, strict=True)]
 

@@ -30,13 +30,11 @@ class MicroBatch:
 
     @classmethod
     def training(cls, config: FSDPEngineConfig) -> "MicroBatch":
-        """Return the size for passes forward and backward."""
         tokens = config.max_token_len_per_gpu if config.use_dynamic_bsz else None
         return cls(config.micro_batch_size_per_gpu, tokens, config.use_remove_padding, _ranks_of(config))
 
     @classmethod
     def inference(cls, config: FSDPEngineConfig) -> "MicroBatch":
-        """Return the size for passes without gradients."""
         tokens = config.infer_max_token_len_per_gpu or config.max_token_len_per_gpu
         most = config.infer_micro_batch_size_per_gpu
         tokens = tokens if config.use_dynamic_bsz else None
@@ -48,7 +46,6 @@ class MicroBatch:
         return None if self.tokens is None else self.tokens * self.ranks
 
     def check(self, rows: Sequence[TokenRow]) -> None:
-        """Refuse rows that are longer than a micro-batch."""
         longest = max((len(row.tokens) for row in rows), default=0)
         if self.longest is not None and longest > self.longest:
             hint = "raise engine.options.max_token_len_per_gpu"
@@ -68,8 +65,6 @@ def tensors(
 
     Args:
         slots: The rows of this rank; padded here to whole micro-batches.
-        columns: Further values of response tokens that the loss reads.
-        budget: The size of a micro-batch.
         settings: Of the pass, by verl's names.
     """
     slots, size = fill(slots, budget.rows)
@@ -121,8 +116,8 @@ def _offsets(lengths: Sequence[int]) -> torch.Tensor:
 
 
 def _positions(offsets: torch.Tensor) -> torch.Tensor:
-    places = torch.arange(int(offsets[-1]), device=offsets.device)
-    return places - torch.repeat_interleave(offsets[:-1], offsets.diff())
+    positions = torch.arange(int(offsets[-1]), device=offsets.device)
+    return positions - torch.repeat_interleave(offsets[:-1], offsets.diff())
 
 
 def forward(

@@ -18,11 +18,7 @@ from trainer.engines.verl.release import release_problems
 
 
 def check(config: JobFile, device: str, ranks: int = 1) -> None:
-    """Refuse a configuration that verl cannot run here; one that was not loaded from a file is checked here first.
-
-    Args:
-        device: `cpu` or `cuda`.
-    """
+    """Refuse a configuration, from a file or not, that verl cannot run on a device, `cpu` or `cuda`."""
     problems = [*verl_problems(config), *optimizer_problems(config), *critic_problems(config)]
     if problems := problems or list(release_problems(config)):
         raise error_of(problems, LOADER.hint)

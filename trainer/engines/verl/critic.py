@@ -54,7 +54,6 @@ class Critic:
         self._updates = Updates(self.model, ranks, "critic", "critic.optimizer", self._times)
 
     def check_vocabulary(self, size: int) -> None:
-        """Refuse a critic that does not know all tokens of the policy."""
         own = self._text_config.vocab_size
         if own < size:
             text = f"a critic of {own} tokens for a policy of {size}"
@@ -86,7 +85,6 @@ class Critic:
 
     @property
     def step_times(self) -> Metrics:
-        """Return what its passes and updates of the last step took."""
         return self._seconds | self._times.seconds()
 
     def training_state(self) -> dict[str, Any]:

@@ -91,7 +91,6 @@ class VerlEngine(FileEngine):
         return own if self._critic is None else own.within(self._critic.limits(budgets))
 
     def train(self, batch: Batch, step: int) -> Metrics:
-        """Train on the whole batch, the same on all ranks."""
         prepared = prepare_step(self._algorithm, batch, mixed=self.context.config.data.sft_ratio > 0)
         self._check(prepared.rows)
         self._times.start()
@@ -127,10 +126,7 @@ class VerlEngine(FileEngine):
         return tuple(module.all_tied_weights_keys)
 
     def companions(self) -> Mapping[str, bytes]:
-        """Return config and tokenizer as they are at `model.path`, the config with the dtype of the steps.
-
-        Beside an adapter, its configuration alone.
-        """
+        """Return tokenizer and config of `model.path`, in the dtype of steps; of an adapter, its configuration."""
         config = self.context.config
         if self._adapter is not None and config.model.publishes_adapters:
             return self._adapter.companions(config.model.path)

@@ -32,11 +32,9 @@ class StepMetrics:
         self.weights[name] = self.weights.get(name, 0.0) + weight
 
     def top(self, name: str, value: float) -> None:
-        """Raise a maximum."""
         self.tops[name] = max(self.tops.get(name, value), value)
 
     def drop(self, *names: str) -> None:
-        """Remove figures that this step does not measure."""
         for name in names:
             for kept in (self.sums, self.weights, self.tops):
                 kept.pop(name, None)

@@ -50,7 +50,6 @@ class PolicyLoss:
     def __call__(
         self, model_output: Mapping[str, torch.Tensor], data: TensorDict, dp_group: object = None
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Return the loss of a micro-batch; its metrics are recorded."""
         loss, metrics = ppo_loss(self.config, {"log_probs": model_output["log_probs"]}, data, dp_group)
         tokens = float(data["response_mask"].values().sum())
         for name, metric in metrics.items():
@@ -111,7 +110,6 @@ class ValueLoss:
     def __call__(
         self, model_output: Mapping[str, torch.Tensor], data: TensorDict, dp_group: object = None
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Return the loss of a micro-batch; its metrics are recorded."""
         loss, metrics = value_loss(self.config, model_output, data, dp_group)
         self.figures.add("critic/vf_loss", float(loss.detach()) / data["dp_size"] * self.share)
         tokens = float(data["response_mask"].values().sum())
@@ -129,7 +127,6 @@ class ExampleLoss:
     def __call__(
         self, model_output: Mapping[str, torch.Tensor], data: TensorDict, dp_group: object = None
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Return the loss of a micro-batch."""
         loss, _ = sft_loss(None, model_output, data, dp_group)
         self.figures.add("sft/loss", float(loss.detach()) / data["dp_size"] * self.share)
         return loss, {}
@@ -140,11 +137,7 @@ Loss = PolicyLoss | ValueLoss | ExampleLoss
 
 
 def register_own_loss(name: str, options: Mapping[str, Any]) -> None:
-    """Give verl a policy loss of the entry point group `trainer.losses`; nothing for verl's losses.
-
-    Args:
-        options: What it is called with besides what verl calls losses with, by its own names.
-    """
+    """Give verl a policy loss of `trainer.losses`, called with `options` too by its own names; nothing for verl's."""
     if name in LOSSES:
         return
     loss = POLICY_LOSSES.get(name)

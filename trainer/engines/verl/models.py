@@ -59,7 +59,6 @@ class Model(Answering, Protocol):
 
 
 def build_model(config: JobFile, device: str, *, forward_only: bool = False) -> Model:
-    """Return the model of `model.path`, spread over the ranks, with its optimizer."""
     with refusals(config.model.path, has_adapters=config.model.lora.rank > 0):
         return _policy(config, device, forward_only=forward_only)
 
@@ -80,7 +79,6 @@ def _policy(config: JobFile, device: str, *, forward_only: bool) -> Model:
 
 
 def build_critic(config: JobFile, device: str) -> Model:
-    """Return the critic, spread over the ranks, with its optimizer."""
     # torch says so of any head with a bias; nothing changes its output in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
     with refusals(critic_path(config)):
@@ -110,7 +108,6 @@ def build_part(
     engine_config: EngineConfig,
     optimizer_config: OptimizerConfig,
 ) -> Model:
-    """Return what verl builds of a kind of model by a strategy."""
     with quiet():
         model: Model = EngineRegistry.new(
             model_type=kind,

@@ -22,7 +22,6 @@ class PassTimes:
     `seconds` is asked for.
 
     Args:
-        device: `cpu` or `cuda`.
         prefix: What its metrics begin with.
     """
 
@@ -40,7 +39,6 @@ class PassTimes:
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
-        """Count the body under a name."""
         self.mark(name)
         try:
             yield

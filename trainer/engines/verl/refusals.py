@@ -20,7 +20,6 @@ _REFUSALS = (
 
 @contextlib.contextmanager
 def refusals(path: str, *, has_adapters: bool = False) -> Iterator[None]:
-    """Raise what verl, transformers and torch say of a model that they do not take, or cannot read, as ours."""
     try:
         yield
     except _REFUSALS as error:

@@ -27,8 +27,6 @@ _PACKED_EXPERTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
 
 @dataclass(frozen=True, slots=True)
 class Lacks:
-    """What a release lacks."""
-
     platforms: bool = False  # whether it lacks platforms, and asks `torch.cpu` itself
     losses: frozenset[str] = frozenset()  # policy losses that it does not have
     aggregations: frozenset[str] = frozenset()  # values of `algorithm.loss_agg_mode` that it does not have
@@ -53,7 +51,6 @@ RELEASES: Mapping[str, Lacks] = {
     ),
     "0.9": Lacks(),
 }
-"""The releases that this engine runs."""
 
 LEGACY = "0.7.1"
 """The release that the engine `verl_legacy` runs."""
@@ -71,13 +68,11 @@ def installed_release() -> str:
 
 
 def release_problems(config: JobFile) -> Iterator[Problem]:
-    """Yield what the installed release of verl cannot do of a configuration that others can."""
     release = installed_release()
     yield from lacking_problems(config, release, RELEASES[release])
 
 
 def lacking_problems(config: JobFile, release: str, lacks: Lacks) -> Iterator[Problem]:
-    """Yield what a release lacks of what a configuration asks for."""
     section = with_published(config.algorithm)
     _, loss = estimator_and_loss(section)
     mode = f'algorithm.loss_agg_mode = "{section.loss_agg_mode}"'
@@ -143,10 +138,7 @@ def _exports_whole() -> bool:
 
 
 def whole_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Walk over the whole weights of verl's engine by their Hugging Face names, in the dtype that they have.
-
-    All ranks walk all of it.
-    """
+    """Walk over the whole weights by Hugging Face names, in the dtype that they have; all ranks walk all of it."""
     if _exports_whole():
         yield from model.get_per_tensor_param()[0]
         return

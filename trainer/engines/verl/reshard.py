@@ -18,12 +18,7 @@ _ADAPTER = "lora_"
 
 
 def fill_model(model: "Model", saved: Sequence[Mapping[str, torch.Tensor]], rank: int) -> None:
-    """Fill this rank's part of the weights.
-
-    Args:
-        model: A model that FSDP2 has spread.
-        saved: The weights in the file of each rank, in the order of ranks; adapters alone, or all weights.
-    """
+    """Fill this rank's part of an FSDP2 model from the weights in all ranks' files; adapters alone, or all."""
     own = model.module.state_dict()
     is_adapter = bool(saved[0]) and all(_ADAPTER in name for name in saved[0])
     expected = {name for name in own if _ADAPTER in name} if is_adapter else set(own)
@@ -34,12 +29,7 @@ def fill_model(model: "Model", saved: Sequence[Mapping[str, torch.Tensor]], rank
 
 
 def fill_optimizer(model: "Model", saved: Sequence[Mapping[str, Any]], rank: int) -> None:
-    """Fill this rank's part of the optimizer's state.
-
-    Args:
-        model: A model that FSDP2 has spread.
-        saved: The optimizer's state in the file of each rank, in the order of ranks.
-    """
+    """Fill this rank's part of an FSDP2 model's optimizer from the state in each rank's file, in their order."""
     parameters = [parameter for group in model.optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Any]] = {}
     for number, values in saved[0]["state"].items():
@@ -94,7 +84,6 @@ def _within(both: Sequence[slice], region: Region) -> Region:
 
 
 def _region(tensor: torch.Tensor, rank: int) -> Region:
-    """Return which part of the whole tensor a rank holds."""
     if not isinstance(tensor, DTensor):
         return tuple(slice(0, size) for size in tensor.shape)
     return region_of(tuple(tensor.shape), tensor.device_mesh.mesh, tensor.placements, rank)

@@ -1,7 +1,4 @@
-"""One batch as rows of tokens: the updates of a step, and which rank computes which rows. Needs no verl.
-
-All ranks compute the same assignment.
-"""
+"""One batch as rows of tokens: the updates of a step, and the rows of each rank, the same on all. Needs no verl."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -101,10 +98,7 @@ def check_vocabulary(rows: Iterable[TokenRow], size: int) -> None:
 
 
 def split_updates(rollouts: Sequence[TokenRow], examples: Sequence[TokenRow], parts: int) -> list[UpdateRows]:
-    """Return the updates of one pass: equal parts of neighbouring rows, without parts that teach nothing.
-
-    All segments of a rollout are in one update.
-    """
+    """Return the updates of one pass: equal parts of neighbouring rows, whole rollouts, none that teaches nothing."""
     updates, nothing = [], list[int]()
     whole = [list(its) for _, its in groupby(range(len(rollouts)), key=lambda at: _sample(rollouts[at], at))]
     pieces = ([number for index in piece for number in whole[index]] for piece in _pieces(len(whole), parts))
@@ -199,11 +193,7 @@ class TrainingStep:
 
 
 def prepare_step(algorithm: AlgorithmSection, batch: Batch, *, mixed: bool) -> TrainingStep:
-    """Return the step of a batch.
-
-    Args:
-        mixed: Whether examples are expected besides rollouts, so that each step has their metrics.
-    """
+    """Return the step of a batch; with `mixed`, examples are expected too, so that each step has their metrics."""
     only_examples = algorithm.name == SFT
     rollouts = [] if only_examples else rollout_rows(batch)
     examples = example_rows(batch.examples)
@@ -229,7 +219,6 @@ def limits_of(module: torch.nn.Module, text_config: Any, budgets: Iterable[int |
     """Return the limits of a model's rows.
 
     Args:
-        text_config: Its configuration, of the text part if there are several.
         budgets: Tokens of a micro-batch, which no row may exceed; None for no bound.
     """
     bounds = [(budget, "engine.options.max_token_len_per_gpu") for budget in budgets if budget is not None]

@@ -66,7 +66,6 @@ def by_share(
 
 
 def are_cut(rows: Sequence[TokenRow]) -> bool:
-    """Return whether some rollout has several rows."""
     return len({row.rollout for row in rows}) < len(rows)
 
 
@@ -101,7 +100,6 @@ def measure_mismatch(
     """Record how far this model is from explorers; return for each row the sum of log-ratios over its rollout.
 
     Args:
-        step: The step, whose figures collect it.
         own: This model's log-probs before the updates, of this rank's rows.
         recorded: Those that explorers recorded, of all rows.
     """

@@ -40,7 +40,6 @@ def model_config(config: JobFile) -> HFModelConfig:
 
 
 def _lora_settings(section: LoraSection) -> dict[str, Any]:
-    """Return which adapters are trained, nothing if all weights are."""
     if not section.rank:
         return {}
     targets = section.targets if isinstance(section.targets, str) else list(section.targets)
@@ -82,7 +81,6 @@ def critic_model_config(config: JobFile) -> HFModelConfig:
 
 
 def engine_config(config: JobFile, device: str, *, forward_only: bool = False) -> FSDPEngineConfig:
-    """Return how the model is spread and in what it computes."""
     engine = config.engine
     precision = {"param_dtype": engine.compute_dtype, "reduce_dtype": "float32", "buffer_dtype": "float32"}
     elsewhere = device != "cpu"  # there is other memory to keep things in
@@ -128,11 +126,7 @@ def critic_config(config: JobFile) -> FSDPCriticConfig:
 
 
 def actor_config(config: JobFile, algorithm: AlgorithmSection, horizon: int) -> FSDPActorConfig:
-    """Return the policy loss.
-
-    Args:
-        horizon: What `seq-mean-token-sum-norm` divides by, unless `algorithm.options` has a `loss_scale_factor`.
-    """
+    """Return the policy loss; `seq-mean-token-sum-norm` divides by `horizon` unless options say by what."""
     mode = algorithm.loss_agg_mode or (find_loss(algorithm.loss) or OWN_LOSS).mode
     options = dict(algorithm.options)
     policy_loss = dict(options.pop("policy_loss", {}))

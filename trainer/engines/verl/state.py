@@ -31,7 +31,6 @@ def training_files(
     The tensors are the model's own. All ranks make the call.
 
     Args:
-        model: A model of verl's.
         wanted: Which of its weights are saved, by their names in the model.
     """
     manager = model.checkpoint_manager
@@ -131,7 +130,6 @@ def _path(directory: str, kind: str, written: int, rank: int) -> str:
 
 
 def _ranks_of(directory: str) -> int | None:
-    """Return the number of ranks that wrote a directory, None if unknown."""
     try:
         names = sorted(os.listdir(directory))
     except OSError:
@@ -145,7 +143,6 @@ def apply_settings(optimizer: Any, section: OptimizerSection, scheduler: Any = N
     If nothing has changed, every number is set to itself.
 
     Args:
-        optimizer: AdamW of torch, its state loaded.
         scheduler: Its LambdaLR, its state loaded; None for a constant rate.
     """
     factors = [1.0] * len(optimizer.param_groups)

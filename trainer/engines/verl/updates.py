@@ -56,7 +56,6 @@ class Updates:
 
         Args:
             parts: The rows of each update. Each is taken when the one before is made.
-            number: The step's number, for the log.
         """
         norms, rate = [], self._rate()
         for part in parts:
@@ -126,12 +125,7 @@ class PolicyUpdates:
         self._updates = Updates(model, ranks, "actor", "algorithm.optimizer", times)
 
     def run(self, step: TrainingStep, columns: Columns, number: int) -> Metrics:
-        """Make all updates of a step and return what the optimizer did; none in the critic's first steps.
-
-        Args:
-            columns: What the policy loss needs of each token of this rank's rollouts.
-            number: The step's number.
-        """
+        """Make all updates of a step and return what the optimizer did; none in the critic's first steps."""
         parts = step.parts * self.epochs(number)
         losses, prepared = self._losses(step, 1 / max(len(parts), 1)), dict(columns)
         return self._updates.run(

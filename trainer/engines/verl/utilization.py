@@ -18,7 +18,6 @@ class Utilization:
         name: Whose updates they are: `actor` or `critic`.
         config: The model's configuration, as transformers has it.
         device: `cuda` or `cpu`.
-        ranks: How many devices compute together.
     """
 
     def __init__(self, name: str, config: Any, device: str, ranks: int) -> None:
@@ -32,7 +31,6 @@ class Utilization:
 
         Args:
             lengths: The tokens of each row, as often as it went forward and backward.
-            seconds: What the updates took.
         """
         rows = list(lengths)
         if self._counter is None or not rows:

@@ -17,25 +17,14 @@ _OF_A_SET = "/reward"
 
 
 class LastEvaluation:
-    """Waits for the evaluation of the last version.
-
-    Args:
-        client: The trainer's connection to the job.
-        watch: Knows the evaluations of the job.
-    """
+    """Waits for the evaluation of the last version."""
 
     def __init__(self, config: JobFile, client: Client, watch: EvaluationWatch) -> None:
         self._configured = set(produced_by(config.explorer) or ())
         self._client, self._watch, self._limit = client, watch, config.trainer.evaluation_wait
 
     def wait(self, step: int, is_stopped: Callable[[], bool], note: Callable[[str], None]) -> bool:
-        """Wait while an explorer may still evaluate a version; return false if one may when the time is over.
-
-        Args:
-            step: The version's step.
-            is_stopped: Once it returns true, nothing is waited for.
-            note: Shows a line of text.
-        """
+        """Wait while an explorer may still evaluate a version; return false if one may when the time is over."""
         end, is_noted = time.monotonic() + self._limit, False
         while self._limit and not is_stopped() and self.is_awaited(step):
             if time.monotonic() >= end:
@@ -48,7 +37,7 @@ class LastEvaluation:
 
     def is_awaited(self, step: int) -> bool:
         """Return whether some set has no figures of the last step yet, and an explorer that evaluates lives."""
-        evaluations = self._watch.known()
+        evaluations = self._watch.all_figures()
         sets = {name for figures in evaluations for name in figures if name.endswith(_OF_A_SET)}
         sets |= {name for name in self._configured if name.endswith(_OF_A_SET)}
         measured = {name for figures in evaluations if figures["eval/step"] == step for name in figures}
@@ -59,16 +48,11 @@ class LastEvaluation:
 
 
 class JobEvaluations(EvaluationWatch):
-    """The evaluations of a trainer's own job: the figures that come later than their steps.
+    """The evaluations of a trainer's own job: the figures that come later than their steps."""
 
-    Args:
-        sync: The trainer's connection to the job.
-    """
-
-    def __init__(self, config: JobFile, sync: Client) -> None:
-        super().__init__(sync.job.root)
-        self._config, self._sync = config, sync
+    def __init__(self, config: JobFile, client: Client) -> None:
+        super().__init__(client.job.root)
+        self._config, self._client = config, client
 
     def wait_for_last(self, step: int, is_stopped: Callable[[], bool], note: Callable[[str], None]) -> bool:
-        """Wait while an explorer may still evaluate a version; return false if one may when the time is over."""
-        return LastEvaluation(self._config, self._sync, self).wait(step, is_stopped, note)
+        return LastEvaluation(self._config, self._client, self).wait(step, is_stopped, note)

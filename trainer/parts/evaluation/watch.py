@@ -30,7 +30,7 @@ _SUMS = frozenset({"tasks", "failed", "tokens", "seconds"})
 """Figures that add up where several explorers have evaluated a version; the others are means over tasks."""
 
 
-class MeasuredPlace(NamedTuple):
+class EvaluationKey(NamedTuple):
     """What was measured: a version, by a set, which has an empty name if it is [explorer.evaluation] itself."""
 
     generation: int
@@ -40,7 +40,7 @@ class MeasuredPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    place: MeasuredPlace
+    evaluation: EvaluationKey
     key: str
     at: float
     is_bench: bool
@@ -49,8 +49,6 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class SetFigures:
-    """The figures of a version by a set."""
-
     means: Means  # the figures, without the names of sets
     # Whether only `explorer bench` has measured it. That measures steps as they are in the job, whichever
     # generation published them, so the generation says nothing of what came after.
@@ -61,26 +59,26 @@ class SetFigures:
         return {f"{prefix}{name}": value for name, value in self.means.items()}
 
 
-def read_evaluations(directory: str) -> dict[MeasuredPlace, SetFigures]:
+def read_evaluations(directory: str) -> dict[EvaluationKey, SetFigures]:
     """Return what is known of each version and set, in order; what cannot be read is left out.
 
     If the settings of a set have changed (its `key`), those of the newest line count. Of several lines of one
     explorer the last one counts; means of several explorers are weighted by their tasks.
     """
-    lines: dict[tuple[MeasuredPlace, str, str], _Line] = {}
+    lines: dict[tuple[EvaluationKey, str, str], _Line] = {}
     for path in _files(directory):
         with suppress(OSError):
             for document in read(path):
                 line = _line(document or {})
                 if line is not None:
-                    lines[line.place, line.key, path] = line
-    by_place = sorted(lines.values(), key=lambda line: line.place)
-    return {key: _joined(list(its)) for key, its in groupby(by_place, key=lambda line: line.place)}
+                    lines[line.evaluation, line.key, path] = line
+    by_evaluation = sorted(lines.values(), key=lambda line: line.evaluation)
+    return {key: _joined(list(its)) for key, its in groupby(by_evaluation, key=lambda line: line.evaluation)}
 
 
 def evaluation_history(directory: str) -> History:
     """Return the figures by the step of the version, under the names `eval/`; after a rewind, the newer versions'."""
-    newest: dict[int, tuple[MeasuredPlace, Means]] = {}
+    newest: dict[int, tuple[EvaluationKey, Means]] = {}
     for key, measured in read_evaluations(directory).items():
         if not measured.is_bench:  # it takes back this step and later ones of earlier generations
             newest = {step: its for step, its in newest.items() if step < key.step or its[0][:2] == key[:2]}
@@ -101,58 +99,52 @@ class EvaluationWatch:
 
     def __init__(self, directory: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory, self._clock = directory, clock
-        self._told: set[MeasuredPlace] = set()
+        self._reported: set[EvaluationKey] = set()
         self._abandoned: set[tuple[int, int]] = set()
-        self._pending: dict[MeasuredPlace, SetFigures] = {}
+        self._pending: dict[EvaluationKey, SetFigures] = {}
         self._sizes: dict[str, int] = {}
         self._at = -math.inf
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was given and what was abandoned, as plain JSON."""
-        return {"told": sorted(map(list, self._told)), "abandoned": sorted(map(list, self._abandoned))}
+        return {"told": sorted(map(list, self._reported)), "abandoned": sorted(map(list, self._abandoned))}
 
     def resume(self, state: Mapping[str, Any], step: int, generation: int) -> None:
         """Go on from a state; versions beyond the step are abandoned.
 
         Args:
             state: What `state_dict` returned; an empty one, before the first, knows what is there.
-            step: The step from which the run resumes.
             generation: The newest whose versions beyond that step do not belong to the run.
         """
         there = set(read_evaluations(self._directory))
         # What is there beyond the step was measured by an earlier run, whatever its generation.
-        self._told = {key for key in there if key.step > step or (step and not state)}
+        self._reported = {key for key in there if key.step > step or (step and not state)}
         if state:
             fields = Fields(state, "trainer.json: evaluations")
-            self._told |= {_told_place(entry, fields) for entry in fields.items("told")}
+            self._reported |= {_reported_key(entry, fields) for entry in fields.items("told")}
             self._abandoned = {_abandoned_after(entry, fields) for entry in fields.items("abandoned")}
         kept = {version for version in self._abandoned if version[0] > generation or version[1] < step}
         self._abandoned = kept | {(generation, step)}
 
-    def known(self) -> list[Means]:
-        """Return the figures of all versions that the run has not abandoned, in order, given or not."""
-        places = {
+    def all_figures(self) -> list[Means]:
+        evaluations = {
             key: measured
             for key, measured in read_evaluations(self._directory).items()
             if not self._is_abandoned(key)
         }
-        return [_figures(dict(its)) for _, its in groupby(places.items(), key=lambda item: item[0][:2])]
+        return [_figures(dict(its)) for _, its in groupby(evaluations.items(), key=lambda item: item[0][:2])]
 
     def next_figures(self) -> Means:
-        """Return the figures of the oldest version of which some were not given, empty if there is none."""
         if self._clock() - self._at >= EVERY:
             self._at = self._clock()
             self._look()
         return self._oldest()
 
     def remaining(self) -> Iterator[Means]:
-        """Look at the files now, and yield the figures of each version of which some were not given."""
         self._look()
         while figures := self._oldest():
             yield figures
 
     def evaluators(self) -> set[str]:
-        """Return the explorers that have evaluated a version of this job."""
         return {os.path.basename(os.path.dirname(path)) for path in self._seen()}
 
     def _oldest(self) -> Means:
@@ -160,7 +152,7 @@ class EvaluationWatch:
             return {}
         oldest = min(self._pending)[:2]
         its = {key: self._pending.pop(key) for key in sorted(self._pending) if key[:2] == oldest}
-        self._told.update(its)
+        self._reported.update(its)
         return _figures(its)
 
     def _look(self) -> None:
@@ -170,10 +162,10 @@ class EvaluationWatch:
             self._pending = {
                 key: measured
                 for key, measured in read_evaluations(self._directory).items()
-                if key not in self._told and not self._is_abandoned(key)
+                if key not in self._reported and not self._is_abandoned(key)
             }
 
-    def _is_abandoned(self, key: MeasuredPlace) -> bool:
+    def _is_abandoned(self, key: EvaluationKey) -> bool:
         return any(key.generation <= newest and key.step > last for newest, last in self._abandoned)
 
     def _seen(self) -> dict[str, int]:
@@ -184,17 +176,17 @@ class EvaluationWatch:
         return sizes
 
 
-def _figures(version: Mapping[MeasuredPlace, SetFigures]) -> Means:
+def _figures(version: Mapping[EvaluationKey, SetFigures]) -> Means:
     figures = {"eval/step": float(next(iter(version)).step)}
     for key, measured in version.items():
         figures |= measured.named(key.of_set)
     return figures
 
 
-def _told_place(entry: Any, fields: Fields) -> MeasuredPlace:
+def _reported_key(entry: Any, fields: Fields) -> EvaluationKey:
     match entry:
         case [int(generation), int(step), str(of_set)]:
-            return MeasuredPlace(generation, step, of_set)
+            return EvaluationKey(generation, step, of_set)
     raise fields.wrong("told", "a list of generation, step and set")
 
 
@@ -213,7 +205,6 @@ def _files(directory: str) -> Iterator[str]:
 
 
 def _line(document: Mapping[str, Any]) -> _Line | None:
-    """Return a line, None of one that is none."""
     generation, step, of_set = document.get("generation"), document.get("step"), document.get("set", "")
     if type(generation) is not int or type(step) is not int or not isinstance(of_set, str):
         return None
@@ -224,7 +215,7 @@ def _line(document: Mapping[str, Any]) -> _Line | None:
     }
     at = document.get("at")
     return _Line(
-        MeasuredPlace(generation, step, of_set),
+        EvaluationKey(generation, step, of_set),
         str(document.get("key", "")),
         float(at) if isinstance(at, int | float) else 0.0,
         document.get("bench") is True,
@@ -233,7 +224,7 @@ def _line(document: Mapping[str, Any]) -> _Line | None:
 
 
 def _joined(lines: Sequence[_Line]) -> SetFigures:
-    """Return the lines of a place as one: those of the newest settings."""
+    """Return the lines of an evaluation as one: those of the newest settings."""
     key = max(lines, key=lambda line: line.at).key
     chosen = [line for line in lines if line.key == key]
     names = dict.fromkeys(name for line in chosen for name in line.means)

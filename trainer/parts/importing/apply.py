@@ -34,8 +34,6 @@ class Refusal:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of all keys."""
-
     entries: dict[str, Entry] = field(default_factory=dict)  # ours, by their dotted names
     unneeded: dict[str, str] = field(default_factory=dict)  # theirs that are not needed here, with the reason
     by_hand: dict[str, str] = field(default_factory=dict)  # theirs that are left to the user, with what to do
@@ -48,7 +46,6 @@ def apply(
     """Return what becomes of the values of one configuration.
 
     Args:
-        table: The project's keys.
         values: What its file gives, by dotted keys.
         ours: Our keys that the user gives, by dotted names; they win, and stand for what cannot be mapped.
         without: Their keys, or tables of them, that are left out as if nobody had set them.
@@ -77,7 +74,7 @@ def _configuration(
 
 
 def is_below(key: str, tables: Collection[str]) -> bool:
-    return any(key == one or key.startswith(f"{one}.") for one in tables)
+    return any(key == table or key.startswith(f"{table}.") for table in tables)
 
 
 def _apply_row(
@@ -103,7 +100,7 @@ def is_off(value: Any, off: Sequence[Any]) -> bool:
     if isinstance(value, str) and value.lower() in ("true", "false", "none", "null"):
         value = {"true": True, "false": False}.get(value.lower())
     return value is None or any(
-        value == one and isinstance(value, bool) == isinstance(one, bool) for one in off
+        value == listed and isinstance(value, bool) == isinstance(listed, bool) for listed in off
     )
 
 
@@ -130,7 +127,6 @@ def _is_chosen(row: Row, instead: str, ours: Mapping[str, Any]) -> bool:
 
 
 def few(keys: Sequence[str]) -> str:
-    """Return keys for people, the first of them if they are many."""
     more = f" and {len(keys) - _FEW} more" if len(keys) > _FEW else ""
     return ", ".join(keys[:_FEW]) + more
 
@@ -150,12 +146,11 @@ def _enter(key: str, entry: Entry, outcome: Outcome) -> None:
 
 
 def _unknown(table: Table, config: Configuration) -> Iterator[Refusal]:
-    """Yield the keys that the table does not know, with the closest one that it does."""
-    known = [key for row in table.rows for key in row.theirs if "*" not in key]
+    keys = [key for row in table.rows for key in row.theirs if "*" not in key]
     for key, value in config.values.items():
         if value == {} or any(row.matches(key) for row in table.rows):
             continue
-        near = difflib.get_close_matches(key, known, 1, 0.8)
+        near = difflib.get_close_matches(key, keys, 1, 0.8)
         what = f"did you mean {near[0]}? else " if near else ""
         why = value.why if isinstance(value, Unresolved) else f"is no key of {table.title} that is known here"
         yield Refusal(key, why, f"{what}--without {key}")

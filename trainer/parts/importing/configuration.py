@@ -35,7 +35,6 @@ class Configuration:
 
     Args:
         values: What the user gave, without what is null.
-        defaults: Defaults of the other program.
         chosen: Our keys that the user gives beside the file.
         facts: What a table computes under a name of its own.
     """
@@ -53,7 +52,6 @@ class Configuration:
         return self.all.get(key) is not None
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value, the default if there is none."""
         value = self.all.get(key)
         if isinstance(value, Unresolved):
             raise CannotMapError(value.why, f"--set {key}=VALUE")
@@ -75,7 +73,6 @@ def as_number(value: Any) -> float:
 
 
 def as_whole(value: Any) -> int:
-    """Return a whole number."""
     number = as_number(value)
     if number != int(number):
         raise CannotMapError("is not a whole number")
@@ -83,7 +80,6 @@ def as_whole(value: Any) -> int:
 
 
 def as_flag(value: Any) -> bool:
-    """Return true or false."""
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
     if isinstance(value, bool):
@@ -103,12 +99,10 @@ def as_list(value: Any) -> list[Any] | None:
 
 
 def _as_interval(value: Any) -> int:
-    """Return an interval; one below 0 is none."""
     return max(as_whole(value), 0)
 
 
 def _as_count(value: Any) -> int:
-    """Return a number of updates."""
     if as_number(value) < 1:
         raise CannotMapError("is a share of the run, and here steps are counted")
     return as_whole(value)

@@ -29,7 +29,6 @@ _UNKNOWN = "has a value without a counterpart; known are {known}"
 
 
 def convert(row: Row, config: Configuration) -> Mapping[str, Any]:
-    """Return what a row sets, by our keys."""
     if not _applies(row.spec, config):
         return {}
     for spec in row.spec.get("check", ()):
@@ -41,7 +40,6 @@ def convert(row: Row, config: Configuration) -> Mapping[str, Any]:
 
 
 def evaluate(spec: Any, config: Configuration) -> Any:
-    """Return the value of a specification, None where there is none."""
     if isinstance(spec, str):
         return config.get(spec)
     if isinstance(spec, list):
@@ -57,7 +55,6 @@ def evaluate(spec: Any, config: Configuration) -> Any:
 
 
 def _read(spec: Mapping[str, Any], config: Configuration) -> Any:
-    """Return the value before it is mapped."""
     value = _source(spec, config)
     if value is not None and "type" in spec:
         value = TYPES[spec["type"]](value)
@@ -107,7 +104,6 @@ def _mapped(spec: Mapping[str, Any], value: Any, config: Configuration) -> Any:
 
 
 def _constant(value: Any, config: Configuration) -> Any:
-    """Return a value that stands for itself unless it is a specification."""
     return evaluate(value, config) if isinstance(value, Mapping) else value
 
 

@@ -31,13 +31,7 @@ _WEIGHTS_ONLY = "for the weights alone: leave out --resume"
 
 
 def write_full_checkpoint(config: JobFile, source: str, step: int) -> None:
-    """Write a step of verl's as a full checkpoint into the directory of a new job, or nothing.
-
-    Args:
-        config: The new job's configuration.
-        source: The directory of verl's job.
-        step: Its step, with the files of FSDP's ranks in `actor/`.
-    """
+    """Write a step of verl's job with FSDP's files in `actor/` as a full checkpoint of a new job, or nothing."""
     _check_config(config, source)
     root, files = config.job.dir, RankFiles(f"{Job.at(source).step(step)}/{ACTOR}")
     files.check(config)
@@ -81,27 +75,30 @@ class RankFiles:
             raise CorruptDataError("not a whole file of torch.save", path=path) from error
 
     def check(self, config: JobFile) -> None:
-        """Check that all files fit the configuration."""
         for name in self.names():
-            found = self.load(name)
+            state = self.load(name)
             if name.startswith("model"):
-                self._check_weights(found, config, name)
+                self._check_weights(state, config, name)
             elif name.startswith("optim"):
-                self._check_optimizer(found, name)
+                self._check_optimizer(state, name)
 
-    def _check_weights(self, found: Any, config: JobFile, name: str) -> None:
-        if any("lora_" in key for key in found):
+    def _check_weights(self, tensors: Any, config: JobFile, name: str) -> None:
+        if any("lora_" in key for key in tensors):
             self._refuse(name, "adapters are not resumed")
-        dtypes = {str(one.dtype).removeprefix("torch.") for one in found.values() if one.is_floating_point()}
+        dtypes = {
+            str(tensor.dtype).removeprefix("torch.")
+            for tensor in tensors.values()
+            if tensor.is_floating_point()
+        }
         if dtypes != {config.model.dtype}:
             there = ", ".join(sorted(dtypes))
             self._refuse(name, f"its weights are {there}, and model.dtype is {config.model.dtype}")
 
-    def _check_optimizer(self, found: Any, name: str) -> None:
-        if not isinstance(found, Mapping) or not found.get("state"):
+    def _check_optimizer(self, state: Any, name: str) -> None:
+        if not isinstance(state, Mapping) or not state.get("state"):
             self._refuse(name, "it holds no state of an optimizer")
         spread = any(
-            isinstance(one, DTensor) for values in found["state"].values() for one in values.values()
+            isinstance(tensor, DTensor) for values in state["state"].values() for tensor in values.values()
         )
         if not spread:
             self._refuse(name, "it is no state of fsdp2, and of others none is resumed")

@@ -14,12 +14,7 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def job_text(entries: Mapping[str, Entry], head: str) -> str:
-    """Return entries as TOML, table by table in the order of docs/configuration.md.
-
-    Args:
-        entries: By their dotted names.
-        head: The first lines, as comments.
-    """
+    """Return entries as TOML, table by table in the order of docs/configuration.md."""
     lines = [f"# {line}".rstrip() for line in head.splitlines()]
     for table in sorted({_table(key) for key in entries}, key=lambda name: (_place(name)[0], name)):
         lines += ["", f"[{table}]"]
@@ -38,8 +33,8 @@ def _table(key: str) -> str:
 def _place(name: str) -> tuple[int, int, str]:
     """Return where a key or table stands: as in the documentation, what is not there last in its section."""
     sections, keys = list(JobFile.model_fields), list(KEYS.all)
-    place = keys.index(name) if name in keys else len(keys)
-    return sections.index(name.partition(".")[0]), place, name
+    rank = keys.index(name) if name in keys else len(keys)
+    return sections.index(name.partition(".")[0]), rank, name
 
 
 def _line(key: str, entry: Entry) -> str:
@@ -48,7 +43,7 @@ def _line(key: str, entry: Entry) -> str:
 
 
 def _is_tables(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
 
 
 def _tables(key: str, entry: Entry) -> Iterator[str]:
@@ -64,7 +59,7 @@ def _origin(entry: Entry) -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, dict):
-        pairs = ", ".join(f"{_key(name)} = {_value(one)}" for name, one in value.items())
+        pairs = ", ".join(f"{_key(name)} = {_value(item)}" for name, item in value.items())
         return f"{{ {pairs} }}" if pairs else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"

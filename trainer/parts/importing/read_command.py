@@ -47,26 +47,25 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def read_command(text: str) -> dict[str, Any]:
-    """Return the settings of a script or of a command's arguments, by their names."""
     words = _words(text)
-    found, variables = dict[str, Any](), dict[str, str | None]()
+    overrides, variables = dict[str, Any](), dict[str, str | None]()
     for word in words:
         if match := _OVERRIDE.fullmatch(word):
-            _add(found, match[1], _value(match[2], variables))
+            _add(overrides, match[1], _value(match[2], variables))
         elif match := _ASSIGNMENT.fullmatch(word):
             value = _expanded(match[2], variables)
             same = match[1] not in variables or variables[match[1]] == value
             variables[match[1]] = value if same else None
         elif match := _DELETED.fullmatch(word):
-            _add(found, match[1], Unresolved("is deleted by the command"))
+            _add(overrides, match[1], Unresolved("is deleted by the command"))
     flags = dict[str, Any]()
     for name, values in _flags(words):
         read = [_value(value, variables) for value in values]
-        if not found:
+        if not overrides:
             _add(flags, name, _flag_value(read))
         elif name == "config-name" and len(read) == 1:
             flags[_COMPOSED] = [str(read[0]).removesuffix(".yaml")]
-    return {**found, **flags}
+    return {**overrides, **flags}
 
 
 def _flag_value(values: Sequence[Any]) -> Any:
@@ -76,7 +75,6 @@ def _flag_value(values: Sequence[Any]) -> Any:
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of a script without comments; a line that continues is one."""
     arithmetic = _SUM.sub(lambda match: match[0].replace(" ", ""), text.replace("\\\n", " "))
     spread = re.sub(r"=\(\s|(?<=\s)[();](?=\s|$)|;(?=\s)", " ", arithmetic)
     return [word for word in shlex.split(spread, comments=True) if word not in _SKIPPED]
@@ -84,17 +82,17 @@ def _words(text: str) -> list[str]:
 
 def _flags(words: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
     """Yield `--name value`, `--name=value` and `--name` alone, each with its values."""
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         if match := _FLAG.fullmatch(word):
-            after = list(takewhile(lambda one: not one.startswith("--"), words[place + 1 :]))
+            after = list(takewhile(lambda word: not word.startswith("--"), words[index + 1 :]))
             values = after if match[1] in _LISTS else after[:1]
             yield match[1], values if match[2] is None else [match[2]]
 
 
-def _add(found: dict[str, Any], name: str, value: Any) -> None:
-    if name in found and found[name] != value:
+def _add(settings: dict[str, Any], name: str, value: Any) -> None:
+    if name in settings and settings[name] != value:
         value = Unresolved("is given twice with different values")
-    found[name] = value
+    settings[name] = value
 
 
 def _value(text: str, variables: Mapping[str, str | None]) -> Any:
@@ -108,14 +106,14 @@ def _expanded(text: str, variables: Mapping[str, str | None]) -> str | None:
     """Return text with its variables and sums in place, None if something of it cannot be known."""
     lost = False
 
-    def known(match: re.Match[str]) -> str:
+    def value_of(match: re.Match[str]) -> str:
         nonlocal lost
         name = match[1] or match[2]
         value = variables[name] if name in variables else os.environ.get(name, match[3])
         lost = lost or value is None
         return value or match[3] or ""
 
-    expanded = _VARIABLE.sub(known, text)
+    expanded = _VARIABLE.sub(value_of, text)
     expanded = _SUM.sub(lambda match: _sum(match[1], variables), expanded)
     return None if lost or _LEFT.search(expanded) else expanded
 

@@ -50,15 +50,15 @@ _READERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 def read_source(path: str) -> dict[str, Any]:
     """Return the values of a file by their dotted keys; items of a list of tables have their number in the key."""
     end = os.path.splitext(path)[1].lower()
-    known = _READERS.get(end)
+    reader = _READERS.get(end)
     if end == ".py":
         raise UsageError(
             "a Python program is not run, so its settings are not known", path=path, hint=_OF_PROGRAM
         )
-    if known is None:
+    if reader is None:
         ends = ", ".join(_READERS)
         raise UsageError("the end of the file's name says no format", path=path, hint=f"rename it: {ends}")
-    name, read = known
+    name, read = reader
     try:
         return dict(_flat(read(_text(path))))
     except (ValueError, RecursionError) as error:
@@ -68,17 +68,16 @@ def read_source(path: str) -> dict[str, Any]:
 
 def _text(path: str) -> str:
     with storage_errors(path):
-        found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
             raise ConfigError("not a file", path=path)
-        if found.st_size > _MOST_BYTES:
+        if status.st_size > _MOST_BYTES:
             raise ConfigError(f"larger than {_MOST_BYTES >> 20} MiB, which no configuration is", path=path)
         with open(path, "rb") as file:
             return file.read(_MOST_BYTES).decode()
 
 
 def _flat(document: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each value with its dotted key."""
     if not isinstance(document, Mapping):
         raise YamlError("it is not a table of keys")
     for count, pair in enumerate(_below("", document, 0)):
@@ -90,7 +89,7 @@ def _flat(document: Any) -> Iterator[tuple[str, Any]]:
 def _below(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
     if depth > _MOST_DEPTH:
         raise ValueError(f"it nests deeper than {_MOST_DEPTH} tables; does an anchor hold itself?")
-    is_tables = isinstance(value, list) and any(isinstance(one, dict) for one in value)
+    is_tables = isinstance(value, list) and any(isinstance(item, dict) for item in value)
     if isinstance(value, dict) and (value or not name):
         parts: Iterator[tuple[Any, Any]] = iter(value.items())
     elif is_tables:
@@ -106,12 +105,11 @@ def _below(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
 
 
 def _check_leaf(name: str, value: Any) -> None:
-    if isinstance(value, list) and any(isinstance(one, list) for one in value):
+    if isinstance(value, list) and any(isinstance(item, list) for item in value):
         raise ValueError(f"{name} is a list of lists")
 
 
 def read_setting(text: str) -> tuple[str, Any]:
-    """Return key and value of `--set KEY=VALUE`."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UsageError(f"--set {text}: not KEY=VALUE", hint="--set trainer.total_training_steps=200")
@@ -126,39 +124,38 @@ def resolve(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str,
 
     What is not there becomes `Unresolved`, and stops an import only where the value matters.
     """
-    known = {**defaults, **values}
-    return {key: _resolved(key, value, known) for key, value in values.items()}
+    references = {**defaults, **values}
+    return {key: _resolved(key, value, references) for key, value in values.items()}
 
 
-def _resolved(key: str, value: Any, known: Mapping[str, Any]) -> Any:
+def _resolved(key: str, value: Any, references: Mapping[str, Any]) -> Any:
     if isinstance(value, list):
-        items = [_resolved(key, one, known) for one in value]
-        return next((one for one in items if isinstance(one, Unresolved)), items)
+        items = [_resolved(key, item, references) for item in value]
+        return next((item for item in items if isinstance(item, Unresolved)), items)
     for _ in range(_MOST_DEPTH):
         if not isinstance(value, str) or not (match := _REFERENCE.search(value)):
             return value
-        found = _target(key, match[1], known)
-        if isinstance(found, Unresolved):
-            return found
+        target = _target(key, match[1], references)
+        if isinstance(target, Unresolved):
+            return target
         is_whole = match[0] == value
-        value = found if is_whole else value.replace(match[0], "" if found is None else str(found))
+        value = target if is_whole else value.replace(match[0], "" if target is None else str(target))
     return Unresolved("refers to itself")
 
 
-def _target(key: str, reference: str, known: Mapping[str, Any]) -> Any:
-    """Return what a reference means."""
+def _target(key: str, reference: str, references: Mapping[str, Any]) -> Any:
     kind, colon, rest = reference.partition(":")
     name, comma, default = (part.strip() for part in (rest if colon else reference).partition(","))
     if colon and kind.strip() not in ("oc.env", "oc.select"):
         return Unresolved(f"needs the resolver {kind.strip()}, which is not here")
     if kind.strip() == "oc.env" and colon:
-        found = os.environ.get(name)
+        target = os.environ.get(name)
         missing = f"names the environment variable {name}, which is not set"
     else:
-        found = known.get(_absolute(key, name))
+        target = references.get(_absolute(key, name))
         missing = f"refers to {name}, which is not in the file"
-    if found is not None:
-        return found
+    if target is not None:
+        return target
     return _plain(default) if comma else Unresolved(missing)
 
 

@@ -20,7 +20,6 @@ class SourceLoader(yaml.SafeLoader):
     """PyYAML's safe loader with the number format of OmegaConf, and without duplicate keys and dates."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 - PyYAML's signature
-        """Return a table; refuse a key that is given twice or is not text."""
         seen = set[str]()
         for key, _ in node.value:
             name = str(key.value)
@@ -33,8 +32,8 @@ class SourceLoader(yaml.SafeLoader):
 
 
 SourceLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if tag not in _LEFT_AS_TEXT]
-    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _LEFT_AS_TEXT]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 SourceLoader.add_implicit_resolver(_LEFT_AS_TEXT[0], _FLOAT, list("-+0123456789."))
 

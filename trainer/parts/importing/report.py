@@ -11,24 +11,20 @@ from trainer.parts.importing.table import Row, Table
 _PAGE = re.compile(rf"{re.escape(DOCS)}/([\w-]+\.md(?:#[\w-]+)?)")
 
 
-def report(found: Imported, to: str | None) -> Iterator[str]:
-    """Yield the lines that say what became of each key.
-
-    Args:
-        to: Where the job's file is; None for standard output.
-    """
-    outcome = found.outcome
+def report(imported: Imported, to: str | None) -> Iterator[str]:
+    """Yield the lines that say what became of each key; `to` is the job's file, None for standard output."""
+    outcome = imported.outcome
     yield from _refusals(outcome)
     yield from _notes("left to you", outcome.by_hand)
     yield from _notes("not needed here", outcome.unneeded)
     if outcome.refusals:
         count = len(outcome.refusals)
-        yield f"nothing written: {count} {'key' if count == 1 else 'keys'} of {found.table.title} cannot be mapped"
+        yield f"nothing written: {count} {'key' if count == 1 else 'keys'} of {imported.table.title} cannot be mapped"
     else:
-        given = sum(entry.is_given for entry in outcome.entries.values())
-        others = len(outcome.entries) - given
+        set_count = sum(entry.is_given for entry in outcome.entries.values())
+        others = len(outcome.entries) - set_count
         where = f"{to}: " if to else ""
-        yield f"{where}{given} keys, and {others} defaults of {found.table.title} that are not ours"
+        yield f"{where}{set_count} keys, and {others} defaults of {imported.table.title} that are not ours"
 
 
 def _refusals(outcome: Outcome) -> Iterator[str]:
@@ -48,7 +44,6 @@ def _notes(title: str, notes: Mapping[str, str]) -> Iterator[str]:
 
 
 def markdown(table: Table) -> str:
-    """Return the keys of a source, as the last part of its page."""
     parts = [f"## Keys\n\nOf {table.title} {table.read}. `*` stands for anything.\n"]
     for kind, title, head in (
         ("mapped", "Mapped", "| theirs | ours | |\n|---|---|---|"),
@@ -66,7 +61,7 @@ def _line(row: Row) -> str:
     if row.kind == "mapped":
         return f"| {theirs} | {', '.join(f'`{key}`' for key in row.ours)} | {row.about} |"
     if row.kind == "unsupported":
-        off = f" (unless {' or '.join(_code(one) for one in row.off)})" if row.off else ""
+        off = f" (unless {' or '.join(_code(value) for value in row.off)})" if row.off else ""
         return f"| {theirs} | {row.about}{off} | {row.instead or 'leave it out: `--without KEY`'} |"
     return f"| {theirs} | {row.about} |"
 

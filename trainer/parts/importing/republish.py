@@ -56,9 +56,7 @@ def republish_steps(
     Daemons of both jobs are started where none leads.
 
     Args:
-        job_dir: The other trainer's job.
         out: The second job's directory; made if it is not there.
-        say: Called with what people should know.
         state_dir: Where the state of the first job is, if not in its directory.
         dtype: What floating-point weights become that are no safetensors; as `trainer export` takes it.
         once: Whether to end after the newest version.
@@ -110,8 +108,6 @@ class StepCopier:
     Args:
         source: The first job; an explorer, whose leases keep a step while it is read.
         target: The second job; its trainer.
-        say: Called with what people should know.
-        dtype: What floating-point weights become.
     """
 
     def __init__(self, source: Client, target: Client, say: Say, dtype: str | None) -> None:
@@ -123,7 +119,6 @@ class StepCopier:
         self._done: Version | None = None
 
     def is_new(self, version: Version) -> bool:
-        """Return whether a version is another one than the last that was copied."""
         return self._done is None or (self._done.pair, self._done.digest) != (version.pair, version.digest)
 
     def copy(self, version: Version) -> bool:
@@ -149,7 +144,6 @@ class StepCopier:
         return exists(self._target.job.disk, f"{self._target.job.step(step)}/{MANIFEST}")
 
     def _write(self, version: Version) -> bool:
-        """Export a step beside the second job, and publish it there."""
         shutil.rmtree(self._scratch, ignore_errors=True)  # of a process that was killed
         try:
             with self._source.lease(version) as leased:

@@ -36,7 +36,6 @@ _STYLES = {name: name for name in ("constant", "cosine", "linear")} | {"constant
 
 
 def algorithm(estimator: str, loss: str) -> dict[str, Any]:
-    """Return the keys that choose verl's estimator and loss."""
     if estimator == SFT:
         return {"algorithm.name": SFT}
     for name, supported, lacking in (
@@ -60,7 +59,6 @@ def clips(loss: str, low: float, high: float, *, of_ratio: bool = False) -> dict
     """Return the bounds of the ratio, nothing for a loss that has none.
 
     Args:
-        loss: verl's name.
         low: How far the ratio may fall below 1.
         high: How far it may rise above 1.
         of_ratio: Whether `high` of cispo is the bound of the ratio itself, and there is none below.
@@ -76,8 +74,6 @@ def aggregation(loss: str, mode: str, scale: Any = None, key: str = "") -> dict[
     """Return how the losses of tokens become one, nothing for a loss with one way only.
 
     Args:
-        loss: verl's name.
-        mode: verl's name.
         scale: By what a sum is divided.
         key: Their key of the mode, if their loss reads it where verl's has one way only.
     """
@@ -118,7 +114,6 @@ def schedule(
         style: constant, cosine or linear, in any of the usual spellings.
         steps: Training steps over which it rises; below 0 `share` counts.
         share: The share of all steps over which it rises.
-        total: The number of training steps.
         updates: Updates of one training step.
         least: Where it ends, as a share of the peak; only cosine reads it.
         lowest: The same as a rate.
@@ -135,7 +130,6 @@ def schedule(
 
 
 def _style(style: str, table: str) -> str:
-    """Return what a learning rate does after its warm-up."""
     if style not in _STYLES:
         instead = f"--{table}.schedule cosine, linear or constant"
         raise CannotMapError(f"a rate that is {style} is not supported", instead)
@@ -152,7 +146,6 @@ def _warmup(steps: float, share: float, total: int, key: str) -> float:
 
 
 def critic_schedule(style: str, steps: float, share: float) -> dict[str, Any]:
-    """Return the keys of the critic's learning rate."""
     if steps > 0 or share > 0:
         instead = f"--{_CRITICS}.warmup_steps UPDATES"
         raise CannotMapError("the critic's updates are counted by themselves", instead)
@@ -171,7 +164,6 @@ def groups(size: int, what: str, rows: int | None = None, tasks: int | None = No
 
     Args:
         tasks: Tasks of an explorer's batch, and without `rows` of a step.
-        what: What is divided.
     """
     count = ratio(rows, size, what) if rows else tasks
     return {
@@ -182,13 +174,11 @@ def groups(size: int, what: str, rows: int | None = None, tasks: int | None = No
 
 
 def product(factors: Sequence[int | None]) -> int | None:
-    """Return the product of numbers, None if one is not there."""
     numbers = [factor for factor in factors if factor is not None]
     return math.prod(numbers) if len(numbers) == len(factors) else None
 
 
 def least(numbers: Iterable[int | None]) -> int | None:
-    """Return the smallest of the numbers that are there."""
     return min((number for number in numbers if number is not None), default=None)
 
 
@@ -205,12 +195,10 @@ def pair(first: Any, second: Any) -> list[Any]:
 
 
 def joined(parts: Iterable[Any]) -> str:
-    """Return a path of the parts that are not empty."""
     return "/".join(filter(None, (as_text(part) for part in parts if part is not None)))
 
 
 def any_of(flags: Iterable[bool | None]) -> bool:
-    """Return whether one of several flags is set."""
     return any(flags)
 
 
@@ -243,7 +231,6 @@ def of_chosen(config: Configuration, part: str, name: str, differs: Mapping[str,
     """Return the part, advantage or loss, of the algorithm that the user names in place of another project's.
 
     Args:
-        name: What the other project calls its algorithm.
         differs: How algorithms of that name differ from ours.
     """
     if (chosen := ALGORITHMS.get(str(config.chosen.get("algorithm.name")))) is not None:
@@ -264,7 +251,6 @@ def verl_strategy(config: Configuration, key: str, megatron: str, defaults: Sequ
 
 
 def below(config: Configuration, table: str, to: str) -> dict[str, Any]:
-    """Return the keys of a table as those of ours."""
     return {f"{to}.{key}": value for key, value in config.below(table).items()}
 
 

@@ -30,8 +30,6 @@ NEEDED = ("job.dir", "model.path")
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What an import found."""
-
     table: Table  # the source
     outcome: Outcome  # what became of each key
     text: str  # the job's file; empty if keys cannot be mapped
@@ -51,7 +49,6 @@ def import_config(
     """Return what becomes of a file, and write the job's file if every key that matters has a counterpart.
 
     Args:
-        path: The other project's file.
         to: Where the job's file goes; None to return its text alone.
         source: The project; None to tell by the keys.
         overrides: Our keys as on the command line, `--section.key value`.
@@ -91,18 +88,17 @@ def import_config(
 
 
 def flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Return the values of nested tables by their dotted names."""
-    found = dict[str, Any]()
+    values = dict[str, Any]()
     for name, value in table.items():
         below = flat(value, f"{before}{name}.") if isinstance(value, dict) else {f"{before}{name}": value}
-        found |= below
-    return found
+        values |= below
+    return values
 
 
 def _check_without(without: Sequence[str], values: Mapping[str, Any], table: Table) -> None:
-    for one in without:
-        if not any(is_below(key, (one,)) for key in (*values, *table.defaults)):
-            raise UsageError(f"--without {one}: neither the file nor a default of {table.title} sets it")
+    for name in without:
+        if not any(is_below(key, (name,)) for key in (*values, *table.defaults)):
+            raise UsageError(f"--without {name}: neither the file nor a default of {table.title} sets it")
 
 
 def _missing(outcome: Outcome) -> list[Refusal]:
@@ -212,7 +208,6 @@ def _head(table: Table, path: str) -> str:
 
 
 def _checked(text: str, path: str) -> JobFile:
-    """Return the text as our own loader reads it."""
     try:
         return resolved(
             LOADER.load([Layer(tomllib.loads(text), path, os.path.dirname(os.path.abspath(path)))], path)

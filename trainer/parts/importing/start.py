@@ -11,8 +11,6 @@ from trainer.parts.importing.apply import Entry, Outcome
 
 
 class Start(Protocol):
-    """What a new job starts from."""
-
     def export(self, config: JobFile) -> None:
         """Write it, given the new job's configuration."""
 
@@ -44,7 +42,6 @@ class StartResumed:
     step: int
 
     def export(self, config: JobFile) -> None:
-        """Write the full checkpoint into the job directory."""
         from trainer.parts.importing.full_checkpoint import write_full_checkpoint  # noqa: PLC0415 - it imports torch
 
         write_full_checkpoint(config, self.job, self.step)
@@ -55,8 +52,6 @@ def enter_start(outcome: Outcome, checkpoint: str | None, to: str | None, *, res
 
     Args:
         outcome: Of the configuration; `model.path` becomes the weights, unless the step is resumed.
-        checkpoint: A step's directory.
-        resume: Whether to take the training state too.
     """
     if checkpoint is None:
         return None
@@ -75,7 +70,7 @@ def _start_weights(outcome: Outcome, path: str, step: int, to: str) -> StartWeig
     name, origin = f"{os.path.splitext(os.path.basename(to))[0]}-start", f"{path}, exported"
     enabled = outcome.entries.get("critic.enabled")
     critic = enabled is not None and enabled.value is True and os.path.isdir(f"{path}/critic")
-    outcome.refusals = [one for one in outcome.refusals if "--model.path" not in one.instead]
+    outcome.refusals = [refusal for refusal in outcome.refusals if "--model.path" not in refusal.instead]
     outcome.entries["model.path"] = Entry(name, origin)
     if critic:
         outcome.entries["critic.path"] = Entry(f"{name}-critic", origin)

@@ -24,8 +24,6 @@ _PAGE = re.compile(r"\bdocs/(?=[\w-]+\.md)")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Some keys of another project."""
-
     kind: str  # what becomes of them, of `KINDS`
     theirs: tuple[str, ...]  # the keys; `*` stands for any text, also with dots
     ours: tuple[str, ...]  # the keys that they set, or that stand for them where they cannot be mapped
@@ -41,8 +39,6 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All known keys of one project."""
-
     name: str  # what `--from` calls it
     title: str  # what people call it
     read: str  # the release whose keys these are
@@ -53,7 +49,6 @@ class Table:
     marks: tuple[str, ...]
 
     def is_marked(self, values: Mapping[str, Any]) -> bool:
-        """Return whether values look like this project's."""
         return any(
             key == mark or (mark[-1] == "." and key.startswith(mark)) for key in values for mark in self.marks
         )
@@ -61,7 +56,6 @@ class Table:
 
 @functools.cache
 def read_table(name: str) -> Table:
-    """Return the table of a project."""
     with open(f"{os.path.dirname(__file__)}/{name}.toml", encoding="utf-8") as file:
         document = tomllib.loads(_PAGE.sub(f"{DOCS}/", file.read()))
     rows = tuple(map(_row, document["row"]))

@@ -93,7 +93,6 @@ _TABLE = "engine.options"
 
 
 def megatron_problems(config: JobFile) -> Iterator[Problem]:
-    """Yield what verl's Megatron engine cannot do here."""
     options = config.engine.options
     for name, value in options.items():
         needed = _NEEDS.get(name)
@@ -107,7 +106,6 @@ def megatron_problems(config: JobFile) -> Iterator[Problem]:
 
 
 def _combinations(options: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield options that do not go together."""
     is_dynamic = options.get("use_dynamic_bsz") is True
     if is_dynamic and "max_token_len_per_gpu" not in options:
         yield _problem("use_dynamic_bsz", "needs a bound", f"set {_TABLE}.max_token_len_per_gpu")
@@ -121,7 +119,6 @@ def _combinations(options: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _packing(options: Mapping[str, Any], *, packs: bool) -> Iterator[Problem]:
-    """Yield options about the padding of rows that are packed, or the other way round."""
     if packs and "pad_bshd_to_minibatch_max" in options:
         yield _problem("pad_bshd_to_minibatch_max", "does nothing with engine.packing = true")
     if options.get("pad_to_length") is True and not packs:
@@ -129,7 +126,6 @@ def _packing(options: Mapping[str, Any], *, packs: bool) -> Iterator[Problem]:
 
 
 def _others(config: JobFile) -> Iterator[Problem]:
-    """Yield what other keys ask for."""
     model, own = config.model, f'with engine.strategy = "{MEGATRON}"'
     dtypes = {"model.dtype": model.dtype, "engine.compute_dtype": config.engine.compute_dtype}
     for key, value in dtypes.items():

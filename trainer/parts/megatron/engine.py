@@ -36,7 +36,6 @@ class MegatronVerlEngine(VerlEngine):
         return ("lm_head.weight",) if self._text_config.tie_word_embeddings else ()
 
     def training_state(self) -> TrainingState:
-        """Return this rank's files of weights and optimizer, its schedule and its RNG."""
         self._remove_scratch()  # of the save before, which is done
         scratch = self._scratch = tempfile.mkdtemp(prefix="training-state-")
         try:
@@ -108,9 +107,7 @@ class MegatronVerlEngine(VerlEngine):
         if written != (own := sizes_of(self.context.config)):
             name = next(name for name in own if written.get(name) != own[name])
             return self._other(directory, f"it was written with {name} = {written.get(name)}")
-        lost = [
-            place for place in map(_METADATA.format, _PARTS) if not os.path.exists(f"{directory}/{place}")
-        ]
+        lost = [file for file in map(_METADATA.format, _PARTS) if not os.path.exists(f"{directory}/{file}")]
         return CorruptDataError(f"the training state has no {lost[0]}", path=directory) if lost else None
 
     @staticmethod

@@ -29,8 +29,8 @@ _WHOLE = {
 }
 _OF_LAYER = {
     "self_attention.linear_qkv.layer_norm_weight": ("input_layernorm.weight",),
-    "self_attention.linear_qkv.weight": tuple(f"self_attn.{one}_proj.weight" for one in "qkv"),
-    "self_attention.linear_qkv.bias": tuple(f"self_attn.{one}_proj.bias" for one in "qkv"),
+    "self_attention.linear_qkv.weight": tuple(f"self_attn.{name}_proj.weight" for name in "qkv"),
+    "self_attention.linear_qkv.bias": tuple(f"self_attn.{name}_proj.bias" for name in "qkv"),
     "self_attention.linear_proj.weight": ("self_attn.o_proj.weight",),
     "self_attention.q_layernorm.weight": ("self_attn.q_norm.weight",),
     "self_attention.k_layernorm.weight": ("self_attn.k_norm.weight",),
@@ -42,7 +42,7 @@ _OF_LAYER = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _TensorPart:
     """Where a tensor is: Megatron's, the layer in it if it is stacked, and its number among those that are in it."""
 
     name: str
@@ -52,22 +52,15 @@ class _Place:
 
 
 def has_dist_ckpt(disk: Disk, directory: str) -> bool:
-    """Return whether a directory is a whole distributed checkpoint."""
     return exists(disk, f"{directory}/{_METADATA}")
 
 
 def open_split_weights(disk: Disk, directory: str, config: str) -> "MegatronFiles | None":
-    """Return the weights of a distributed checkpoint, None if the directory is no whole one."""
     return MegatronFiles(directory, config) if has_dist_ckpt(disk, directory) else None
 
 
 class MegatronFiles:
-    """Weights in a distributed checkpoint.
-
-    Args:
-        directory: The checkpoint.
-        config: The path of the model's config.json, which says how many heads an attention has.
-    """
+    """Weights in a distributed checkpoint; the model's config.json says how many heads an attention has."""
 
     def __init__(self, directory: str, config: str) -> None:
         self._directory = directory
@@ -78,15 +71,14 @@ class MegatronFiles:
             for name, metadata in self._metadata.state_dict_metadata.items()
             if isinstance(metadata, TensorStorageMetadata) and not name.startswith("optimizer.")
         }
-        self._places = dict(self._named(tensors))
+        self._parts = dict(self._named(tensors))
         self.kinds = {
             name: TensorKind(tensors[part.name].properties.dtype, self._shape(tensors[part.name], part))
-            for name, part in self._places.items()
+            for name, part in self._parts.items()
         }
 
     def read(self, name: str) -> torch.Tensor:
-        """Return one whole tensor."""
-        part = self._places[name]
+        part = self._parts[name]
         metadata = self._metadata.state_dict_metadata[part.name]
         assert isinstance(metadata, TensorStorageMetadata)
         whole = self._stacked(part, metadata)
@@ -99,21 +91,21 @@ class MegatronFiles:
             return torch.split(groups, cuts, 1)[part.part].reshape(-1, *whole.shape[1:]).contiguous()
         return torch.split(whole, lengths)[part.part].contiguous()
 
-    def _named(self, tensors: Mapping[str, TensorStorageMetadata]) -> Iterator[tuple[str, _Place]]:
-        """Yield the place of each tensor by its Hugging Face name."""
+    def _named(self, tensors: Mapping[str, TensorStorageMetadata]) -> Iterator[tuple[str, _TensorPart]]:
+        """Yield the part that each tensor is by its Hugging Face name."""
         for name, metadata in tensors.items():
             names = _OF_LAYER.get(name.removeprefix(_LAYERS)) if name.startswith(_LAYERS) else None
             if name in _WHOLE:
-                yield _WHOLE[name], _Place(name)
+                yield _WHOLE[name], _TensorPart(name)
             elif names is None:
                 text = f"tensor {name!r} is not of Llama, Qwen2 or Qwen3"
                 raise ConfigError(text, path=self._directory, hint="python -m verl.model_merger merge")
             else:
                 for layer in range(metadata.size[0]):
                     for part, own in enumerate(names):
-                        yield f"model.layers.{layer}.{own}", _Place(name, layer, part, len(names))
+                        yield f"model.layers.{layer}.{own}", _TensorPart(name, layer, part, len(names))
 
-    def _shape(self, metadata: TensorStorageMetadata, part: _Place) -> tuple[int, ...]:
+    def _shape(self, metadata: TensorStorageMetadata, part: _TensorPart) -> tuple[int, ...]:
         shape = tuple(metadata.size) if part.layer is None else tuple(metadata.size)[1:]
         return (self._lengths(shape[0], part.parts)[part.part], *shape[1:])
 
@@ -126,7 +118,7 @@ class MegatronFiles:
             raise CorruptDataError("config.json has other heads than the weights", path=self._directory)
         return [size * heads for heads in (self._heads.queries, self._heads.groups, self._heads.groups)]
 
-    def _stacked(self, part: _Place, metadata: TensorStorageMetadata) -> torch.Tensor:
+    def _stacked(self, part: _TensorPart, metadata: TensorStorageMetadata) -> torch.Tensor:
         """Return Megatron's tensor, of one layer if it is stacked, put together from all pieces."""
         shape = metadata.size if part.layer is None else metadata.size[1:]
         whole, filled = torch.empty(shape, dtype=metadata.properties.dtype), 0
@@ -185,7 +177,6 @@ class _PlainUnpickler(pickle.Unpickler):
     """Opens what holds data alone."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a class of the list."""
         if name not in METADATA.get(module, ()):
             raise NotImplementedError(f"{module}.{name}")
         return super().find_class(module, name)

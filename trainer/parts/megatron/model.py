@@ -28,7 +28,6 @@ _RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "
 
 
 def build_megatron(config: JobFile, *, forward_only: bool) -> "MegatronModel":
-    """Return the model of `model.path`, split by Megatron, with its optimizer."""
     return MegatronModel(
         build_part(
             "language_model",
@@ -41,14 +40,12 @@ def build_megatron(config: JobFile, *, forward_only: bool) -> "MegatronModel":
 
 
 def megatron_model_config(config: JobFile) -> HFModelConfig:
-    """Return where the model is and how it is loaded."""
     model = model_config(config)
     model.tokenizer = SimpleNamespace(pad_token_id=0)  # all that the engine asks of one
     return model
 
 
 def megatron_engine_config(config: JobFile, *, forward_only: bool = False) -> McoreEngineConfig:
-    """Return how the model is spread and in what it computes."""
     engine = config.engine
     options = dict(engine.options)
     own = dict(options.pop("override_transformer_config", {}))
@@ -99,11 +96,7 @@ def sizes_of(config: JobFile) -> dict[str, int]:
 
 
 class MegatronModel:
-    """verl's Megatron engine; what is not described is passed on to it.
-
-    Args:
-        engine: verl's, built.
-    """
+    """verl's Megatron engine; what is not described is passed on to it."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -115,12 +108,10 @@ class MegatronModel:
             self.checkpoint_manager.use_dist_checkpointing = True  # weights too are saved by their owners
 
     def train_mode(self) -> contextlib.AbstractContextManager[None]:
-        """Load what is kept elsewhere, and compute with dropout."""
         mode: contextlib.AbstractContextManager[None] = self._engine.train_mode()
         return mode
 
     def eval_mode(self) -> contextlib.AbstractContextManager[None]:
-        """Load what is kept elsewhere, and compute without dropout."""
         mode: contextlib.AbstractContextManager[None] = self._engine.eval_mode()
         return mode
 
@@ -129,11 +120,9 @@ class MegatronModel:
         return contextlib.nullcontext()
 
     def get_data_parallel_rank(self) -> int:
-        """Return which share of the rows this rank computes."""
         return int(self._engine.get_data_parallel_rank())
 
     def get_data_parallel_size(self) -> int:
-        """Return into how many shares rows are split."""
         return int(self._engine.get_data_parallel_size())
 
     def infer_batch(self, data: TensorDict) -> dict[str, Any]:
@@ -154,11 +143,9 @@ class MegatronModel:
         return bool(self._engine.is_mp_src_rank_with_outputs())
 
     def forward_backward_batch(self, data: TensorDict, loss: Any) -> Any:
-        """Add the gradients of a batch."""
         return self._engine.forward_backward_batch(data, loss)
 
     def optimizer_zero_grad(self) -> None:
-        """Set the gradients to zero."""
         self._engine.optimizer_zero_grad()
 
     def optimizer_step(self) -> float:
@@ -168,7 +155,6 @@ class MegatronModel:
         return float(self._engine.optimizer_step())
 
     def lr_scheduler_step(self) -> float:
-        """Advance the learning rate."""
         return float(self._engine.lr_scheduler_step())
 
     def get_per_tensor_param(self) -> tuple[Iterator[tuple[str, torch.Tensor]], Any]:

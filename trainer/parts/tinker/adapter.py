@@ -32,7 +32,6 @@ def download_adapter(url: str, base_model: str, timeout: float) -> TinkerAdapter
 
     Args:
         url: The address, which is enough to read it: it may be of another host, so the API key is not sent there.
-        base_model: The directory of the base model, which the adapter's configuration names.
         timeout: Seconds for which the server may be silent.
     """
     shown = url.partition("?")[0]  # what follows may be a signature
@@ -65,13 +64,13 @@ def read_adapter(archive: bytes, base_model: str) -> TinkerAdapter:
 
 def target_modules(tensors: Mapping[str, Any]) -> list[str]:
     """Return the modules that an adapter changes, by the names of its tensors: `q_proj`, `down_proj`, ..."""
-    found = set()
+    modules = set()
     for name in tensors:
         stem = next((name.partition(factor)[0] for factor in _FACTORS if factor in name), "")
         if not stem.startswith(_PREFIX):
             raise CorruptDataError(f"the adapter has a tensor {name!r}, which is no name of peft")
-        found.add(stem.rpartition(".")[2])
-    return sorted(found)
+        modules.add(stem.rpartition(".")[2])
+    return sorted(modules)
 
 
 def adapter_tensors(adapter: TinkerAdapter) -> dict[str, torch.Tensor]:

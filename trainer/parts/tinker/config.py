@@ -57,7 +57,6 @@ _LACKING_KEYS: Mapping[str, tuple[str, str]] = {
 
 
 def tinker_problems(config: JobFile) -> Iterator[Problem]:
-    """Yield what a tinker server cannot do, by the key that asks for it."""
     yield from _algorithm_problems(config)
     for table, names in _MEANINGLESS.items():
         section = getattr(config, table)
@@ -92,8 +91,8 @@ def _algorithm_problems(config: JobFile) -> Iterator[Problem]:
     section = config.algorithm
     advantage, loss = estimator_and_loss(section)
     if section.name not in ALGORITHMS:
-        known = ", ".join(sorted(ALGORITHMS))
-        yield Problem("algorithm.name", f'algorithm.name = "{section.name}" is not one of {known}')
+        names = ", ".join(sorted(ALGORITHMS))
+        yield Problem("algorithm.name", f'algorithm.name = "{section.name}" is not one of {names}')
     elif section.name != SFT:
         yield from _policy_problems(advantage, loss, section.loss_agg_mode)
         yield from _unread_problems(section, loss)
@@ -115,8 +114,8 @@ def _policy_problems(advantage: str, loss: str, mode: str) -> Iterator[Problem]:
         hint = f"one of {', '.join(sorted(ADVANTAGES))}"
         yield Problem("algorithm.advantage", f'algorithm.advantage = "{advantage}"{why}', hint)
     if mode and mode not in AGGREGATIONS:
-        known = ", ".join(sorted(AGGREGATIONS))
-        yield Problem("algorithm.loss_agg_mode", f'algorithm.loss_agg_mode = "{mode}" is not one of {known}')
+        names = ", ".join(sorted(AGGREGATIONS))
+        yield Problem("algorithm.loss_agg_mode", f'algorithm.loss_agg_mode = "{mode}" is not one of {names}')
 
 
 def _unread_problems(section: AlgorithmSection, loss: str) -> Iterator[Problem]:

@@ -46,7 +46,6 @@ class TinkerEngine(FileEngine):
         self._session: TinkerSession | None = None
 
     def build(self) -> None:
-        """Open a session with the server, and create an adapter there."""
         config, options = self.context.config, self._options
         if options.publish == "lora":
             self.base = find_base(self.context.job, config.model.path)

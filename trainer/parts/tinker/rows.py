@@ -65,7 +65,6 @@ def row_scales(
 
     Args:
         numbers: Those of this update; each has a learnt token.
-        mode: `algorithm.loss_agg_mode`.
         horizon: What `seq-mean-token-sum-norm` divides by.
         reduction: What the server does: `mean`, over all positions of each row and then over rows; `sum`.
     """

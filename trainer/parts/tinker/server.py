@@ -22,7 +22,6 @@ class TrainingServer:
     Args:
         rank: The rank of the adapter. Attention and MLP layers get one, the unembedding none: servers that load
             adapters take no others.
-        seed: Of the adapter's first weights.
     """
 
     def __init__(self, session: TinkerSession, base_model: str, rank: int, seed: int) -> None:
@@ -40,11 +39,6 @@ class TrainingServer:
         optimizer: Mapping[str, float],
     ) -> tuple[list[torch.Tensor], dict[str, float]]:
         """Make one update with the gradient of a loss; both requests are on their way at once.
-
-        Args:
-            loss: The server's name of the loss.
-            bounds: Its settings.
-            optimizer: The settings of AdamW.
 
         Returns:
             The log-probs of each row's targets before the update, and what the server says of the update.
@@ -74,7 +68,6 @@ class TrainingServer:
         return _address(self._do("saving the training state", lambda: self._client.save_state(name)))
 
     def load_state(self, address: str) -> None:
-        """Have the server continue from weights and optimizer that it keeps."""
         self._do("loading the training state", lambda: self._client.load_state_with_optimizer(address))
 
     def archive_url(self, address: str) -> str:

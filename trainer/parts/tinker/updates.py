@@ -30,12 +30,6 @@ _UNBOUNDED = (0.0, math.inf)
 
 
 class TinkerUpdates:
-    """Makes the updates.
-
-    Args:
-        reduction: How the server makes one number of the losses of tokens.
-    """
-
     def __init__(
         self, config: JobFile, algorithm: AlgorithmSection, server: TrainingServer, reduction: str
     ) -> None:
@@ -47,7 +41,6 @@ class TinkerUpdates:
         self._is_warned = False
 
     def run(self, step: TrainingStep) -> Metrics:
-        """Make all updates of a step; return what the optimizer did. The rest is in the step's figures."""
         norms, rate = [], self._rate()
         row_advantages = advantages(self.algorithm, step.batch) if step.rollouts else []
         columns = self._columns(step, row_advantages) if step.rollouts else ({}, {})
@@ -189,11 +182,9 @@ def policy_figures(
     """Record how far the ratio is from 1, and return the sum of the losses of a row's learnt tokens.
 
     Args:
-        loss: `algorithm.loss`.
         bounds: The least and the largest ratio.
         new: Log-probs of the learnt tokens under the model before the update.
         old: Those against which the ratio is taken.
-        advantages: Of the same tokens.
         figures: Collects `actor/ppo_kl` and `actor/pg_clipfrac`.
     """
     ratio = (new - old).exp()

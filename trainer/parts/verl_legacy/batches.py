@@ -18,8 +18,6 @@ def padded(rows: Sequence[TokenRow], slots: Slots, columns: Columns, **settings:
 
     Args:
         slots: The rows of this rank; None is a row in which nothing is learnt.
-        columns: Further values of response tokens that the loss reads.
-        settings: Of the pass, by verl's names.
     """
     chosen = [PADDING if slot is None else rows[slot] for slot in slots]
     prompt = max(row.prompt for row in chosen)
@@ -64,8 +62,6 @@ def forward(
 
     Args:
         size: Rows of a micro-batch at most.
-        temperature: What logits are divided by.
-        entropy: Whether to compute entropies.
     """
     slots, size = fill(slots, size)
     data = padded(rows, slots, {}, temperature=temperature, micro_batch_size=size)

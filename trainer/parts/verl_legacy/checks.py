@@ -21,7 +21,6 @@ _OTHER = 'engine.name = "verl" has it'
 
 
 def check(config: JobFile) -> None:
-    """Refuse a configuration that verl 0.7.1's worker cannot run here."""
     installed = version("verl")
     if installed != LEGACY:
         message = f"verl {installed} is installed; the engine verl_legacy runs {LEGACY}"
@@ -33,7 +32,6 @@ def check(config: JobFile) -> None:
 
 
 def _problems(config: JobFile) -> Iterator[Problem]:
-    """Yield what other releases of verl can do and this one cannot, or not exactly."""
     engine, section = config.engine, config.algorithm
     yield from lacking_problems(config, LEGACY, RELEASES["0.8"])  # it lacks as much
     values = {

@@ -47,7 +47,6 @@ class LegacyVerlEngine(FileEngine):
     """FSDP2 by the worker of verl 0.7.1, without Ray: ranks are processes of torchrun, srun, or `trainer train`."""
 
     def build(self) -> None:
-        """Build model, optimizer and schedule."""
         config, ranks = self.context.config, self.context.ranks
         self._algorithm, self._skipped = resolve(config.algorithm), 0
         _seed(config.job.seed)
@@ -59,7 +58,6 @@ class LegacyVerlEngine(FileEngine):
         return limits_of(self.model.module, self._text_config, ())
 
     def train(self, batch: Batch, step: int) -> Metrics:
-        """Train on the whole batch, the same on all ranks."""
         prepared = prepare_step(self._algorithm, batch, mixed=False)
         if prepared.rollouts and prepared.examples:
             hint = 'data.sft_ratio = 0, or engine.name = "verl"'
@@ -75,7 +73,6 @@ class LegacyVerlEngine(FileEngine):
         return prepared.figures.over(self.context.ranks) | done | prepared.described(self._algorithm)
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Walk over the whole weights by their Hugging Face names, in the dtype that they have."""
         for name, value in self.model.module.state_dict().items():
             yield name, value.full_tensor() if isinstance(value, DTensor) else value
 
@@ -92,7 +89,6 @@ class LegacyVerlEngine(FileEngine):
         return companions(config.model.path, dtype, code=config.model.trust_remote_code)
 
     def training_state(self) -> TrainingState:
-        """Return this rank's part of weights and optimizer, the schedule and the RNG."""
         return training_files(self.model, self.context.ranks)
 
     def load_training_state(self, directory: str) -> None:
@@ -134,7 +130,6 @@ class LegacyVerlEngine(FileEngine):
         return columns | {"old_log_probs": own}, done
 
     def _update_all(self, step: TrainingStep, columns: Columns, number: int) -> Metrics:
-        """Make all updates of a step and return what the optimizer did."""
         parts, norms, rate = step.parts * self._algorithm.epochs, list[float](), self._rate()
         for part in parts:
             rate = self._rate()

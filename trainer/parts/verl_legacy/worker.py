@@ -21,11 +21,7 @@ from trainer.config.schedule import schedule_steps
 
 
 class LegacyModel:
-    """The model of a worker, under the names that the newer engines of verl have for its parts.
-
-    Args:
-        worker: The worker, built.
-    """
+    """The model of a worker, under the names that the newer engines of verl have for its parts."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
@@ -37,13 +33,11 @@ class LegacyModel:
         )
 
     def load_checkpoint(self, local_path: str, *, del_local_after_load: bool) -> None:
-        """Load this rank's files of weights, optimizer, schedule and RNG."""
         with _quiet():
             self._worker.load_checkpoint(local_path, del_local_after_load=del_local_after_load)
 
 
 def build_model(config: JobFile, algorithm: AlgorithmSection, ranks: Ranks) -> LegacyModel:
-    """Return the model of `model.path`, spread over the ranks, with its optimizer."""
     # The worker reads them; the process group is there already.
     variables = {
         "RANK": ranks.rank,
