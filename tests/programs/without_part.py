@@ -48,8 +48,8 @@ FAST = (
 
 PAGES = (
     "test_architecture_page", "test_docs_references", "test_due_targets", "test_explorer_keys_page",
-    "test_faults_are_tested", "test_figure_names", "test_links_to_docs", "test_monitoring_files", "test_parts", "test_site",
-    "test_structure", "test_workflows",
+    "test_faults_are_tested", "test_figure_names", "test_links_to_docs", "test_monitoring_files", "test_parts",
+    "test_site", "test_structure", "test_workflows",
 )  # fmt: skip
 """Tests of pages and of the tree as a whole, which are left out."""
 
