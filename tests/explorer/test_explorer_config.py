@@ -62,6 +62,7 @@ def test_sources_that_are_no_files_stay_as_they_are_and_sets_are_read_beside_the
 
 
 def test_a_held_out_set_is_measured_and_not_taken(write):
+    pytest.importorskip("explorer_hooks.parts.evaluation.tables")
     held_out = (
         "[[explorer.task_sets]]\nname = 'h'\nsource = 'a.jsonl'\nsplit = 'test'\nheld_out = true\nlimit = 7\n"
     )
@@ -80,6 +81,7 @@ def test_a_held_out_set_is_measured_and_not_taken(write):
 
 
 def test_the_command_line_overrides_the_file(write, tmp_path):
+    pytest.importorskip("explorer_hooks.parts.evaluation.tables")
     more = [
         "--explorer.engine.kind=vllm",
         "--explorer.engine.address",
@@ -226,6 +228,7 @@ def test_each_reader_finds_what_is_wrong_in_any_table(write, wrong, load):
 
 
 def test_trainer_and_explorer_read_the_same_file(write):
+    pytest.importorskip("explorer_hooks.parts.evaluation.tables")
     example = str(ROOT / "examples" / "configs" / "grpo.toml")
     assert load_file(example).job.dir == load_config(example).job.dir
     assert load_file(example).explorer.reward.function == "math"
