@@ -113,7 +113,7 @@ def _save(saver: StepSaver, step: int, attempt: str, weights: Weights, copy: Ste
 
 def _loaded(job: Job, memory: MemoryCopies, step: int, parameters: Weights, way: str) -> float:
     manifest = read_manifest(job.disk, job.step(step))
-    copy = hold_copy(memory.place, manifest) if way == MEMORY else None
+    copy = hold_copy(memory.memory_directory, manifest) if way == MEMORY else None
     path = f"{copy.path if copy else job.step(step)}/{ACTOR}"
     records = [record._replace(name=record.name.removeprefix(f"{ACTOR}/")) for record in manifest.shards]
     try:

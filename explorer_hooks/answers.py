@@ -10,15 +10,14 @@ _LONGEST_EXCERPT = 80
 T = TypeVar("T")
 
 
-def typed(found: object, kind: type[T]) -> T:
+def typed(value: object, kind: type[T]) -> T:
     """Return something that has the wanted type."""
-    if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
-        raise ValueError(f"{_excerpt(found)} instead of {kind.__name__}")
-    return found
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"{_excerpt(value)} instead of {kind.__name__}")
+    return value
 
 
 def member(holder: object, key: str | int, kind: type[T]) -> T:
-    """Return a member of an object or a list."""
     if isinstance(holder, dict) and key in holder:
         return _named(key, holder[key], kind)
     if isinstance(holder, list) and type(key) is int and key < len(holder):
@@ -28,32 +27,31 @@ def member(holder: object, key: str | int, kind: type[T]) -> T:
 
 def listed(holder: object, key: str, count: int) -> list[Any]:
     """Return a member that is a list of so many."""
-    found = member(holder, key, list)
-    if len(found) != count:
-        raise ValueError(f"{key} has {len(found)} entries instead of {count}")
-    return found
+    entries = member(holder, key, list)
+    if len(entries) != count:
+        raise ValueError(f"{key} has {len(entries)} entries instead of {count}")
+    return entries
 
 
-def log_prob(found: object) -> float:
-    """Return a log-prob."""
-    value = typed(found, float) if isinstance(found, float) else float(typed(found, int))
+def log_prob(answer: object) -> float:
+    value = typed(answer, float) if isinstance(answer, float) else float(typed(answer, int))
     if not math.isfinite(value) or value > _ROUNDING:
         raise ValueError(f"{value} is no log-prob")
     return value
 
 
-def positive(found: object, default: int) -> int:
+def positive(value: object, default: int) -> int:
     """Return a number that an engine's configuration has, the default if it is none or below 1."""
-    return found if type(found) is int and found > 0 else default
+    return value if type(value) is int and value > 0 else default
 
 
-def _named(key: str | int, found: object, kind: type[T]) -> T:
+def _named(key: str | int, value: object, kind: type[T]) -> T:
     try:
-        return typed(found, kind)
+        return typed(value, kind)
     except ValueError as error:
         raise ValueError(f"{key} is {error}") from None
 
 
-def _excerpt(found: object) -> str:
-    text = repr(found)
+def _excerpt(value: object) -> str:
+    text = repr(value)
     return text if len(text) <= _LONGEST_EXCERPT else f"{text[:_LONGEST_EXCERPT]}..."

@@ -46,8 +46,7 @@ def open_hook(
 
 
 def installed_hooks() -> list[str]:
-    """Return the names of the hooks that installed packages register."""
-    return sorted(one.name for one in importlib.metadata.entry_points(group=GROUP))
+    return sorted(entry.name for entry in importlib.metadata.entry_points(group=GROUP))
 
 
 def shown(text: str) -> str:
@@ -90,14 +89,14 @@ def _public(address: str) -> str:
 
 
 def _hook_class(name: str) -> type[Hook]:
-    found = importlib.metadata.entry_points(group=GROUP)
-    entry = next((one for one in found if one.name == name), None)
+    points = importlib.metadata.entry_points(group=GROUP)
+    entry = next((point for point in points if point.name == name), None)
     if entry is None:
-        known = installed_hooks()
-        near = difflib.get_close_matches(name, known, 1)
+        installed = installed_hooks()
+        near = difflib.get_close_matches(name, installed, 1)
         raise ConfigError(
             f"there is no hook {name[:80]!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
-            hint=f"installed: {', '.join(known) or 'none'}",
+            hint=f"installed: {', '.join(installed) or 'none'}",
         )
     return _imported_class(entry)
 

@@ -87,11 +87,11 @@ class Running:
 
     def unproven_since(self, before: "Running") -> frozenset[str]:
         """Return the labels of weights on which it may have worked since then, and which were not proven."""
-        known = before.unproven
+        earlier = before.unproven
         return frozenset(
             label
             for label, now in self.unproven.items()
-            if now.pending or now.failed != known.get(label, Unproven()).failed
+            if now.pending or now.failed != earlier.get(label, Unproven()).failed
         )
 
     def pending_since(self, before: "Running") -> PendingProof | None:
@@ -99,12 +99,12 @@ class Running:
 
         None if there is none, or if a load under the same label has failed since then.
         """
-        known = before.unproven
+        earlier = before.unproven
         return next(
             (
                 PendingProof(label, now.failed)
                 for label, now in self.unproven.items()
-                if now.pending and now.failed == known.get(label, Unproven()).failed
+                if now.pending and now.failed == earlier.get(label, Unproven()).failed
             ),
             None,
         )

@@ -59,7 +59,6 @@ class Reply:
 
     @property
     def is_error(self) -> bool:
-        """Return whether the server did not do what it was asked for."""
         return self.status >= _BAD
 
     @property
@@ -113,7 +112,6 @@ class HttpClient:
 
     @property
     def port(self) -> int:
-        """Return the port that it names, else that of its scheme."""
         return self._url.port or (443 if self._url.scheme == "https" else 80)
 
     def sending(self, headers: Mapping[str, str]) -> Self:
@@ -123,11 +121,7 @@ class HttpClient:
         return other
 
     def get(self, path: str, seconds: float | None = None) -> Reply:
-        """Return the answer to a GET; an error status counts as an unreachable engine.
-
-        Args:
-            seconds: How long it may take; by default as long as a question.
-        """
+        """Return the answer to a GET, which by default may take as long as a question; an error status raises."""
         reply = self.get_any(path, seconds)
         if reply.has_no_route:
             raise self._no_route(reply)
@@ -136,11 +130,9 @@ class HttpClient:
         return reply
 
     def get_any(self, path: str, seconds: float | None = None) -> Reply:
-        """Return the answer to a GET, whatever its status."""
         return self._sent("GET", path, None, min(seconds or self._ask_timeout, self.timeout))
 
     def get_json(self, path: str, seconds: float | None = None) -> dict[str, Any]:
-        """Return the JSON object that answers a GET."""
         reply = self.get(path, seconds)
         if reply.document is None:
             raise EngineUnreachableError(
@@ -163,7 +155,6 @@ class HttpClient:
         return reply.document or {}
 
     def post_any(self, path: str, body: Mapping[str, Any] | None = None) -> Reply:
-        """Send a POST; return the answer, whatever its status."""
         reply = self.post_raw(path, body)
         if reply.has_no_route:
             raise self._no_route(reply)
@@ -175,13 +166,11 @@ class HttpClient:
         """Send a POST; return the answer, whatever its status, also if the server does not know the path.
 
         Args:
-            body: The JSON object to send.
             seconds: How long it may take; by default as long as a load.
         """
         return self._sent("POST", path, body or {}, min(seconds or self.timeout, self.timeout))
 
     def complaint(self, reply: Reply) -> str:
-        """Return one line about an answer that is an error."""
         return f"{reply.request} failed with {reply.status}: {self._excerpt(reply)}"
 
     def _check_configured(self, reply: Reply) -> None:
@@ -203,7 +192,6 @@ class HttpClient:
         return self._plain(_message(reply.document) or reply.body[: 4 * _EXCERPT].decode("utf-8", "replace"))
 
     def _plain(self, text: str) -> str:
-        """Return what a server said as one printable line, without the token."""
         if self._token:
             text = text.replace(self._token, "***")
         line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
@@ -295,11 +283,11 @@ def is_loopback(host: str) -> bool:
 def _message(document: dict[str, Any] | None) -> str | None:
     """Return the sentence in an error's document: engines put it under different names."""
     for key in _MESSAGES:
-        found = (document or {}).get(key)
-        if isinstance(found, dict):
-            return _message(found)
-        if isinstance(found, str) and found:
-            return found
+        message = (document or {}).get(key)
+        if isinstance(message, dict):
+            return _message(message)
+        if isinstance(message, str) and message:
+            return message
     return None
 
 

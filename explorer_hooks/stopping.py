@@ -9,11 +9,7 @@ _AT_ONCE = 128
 
 
 class Stop:
-    """Becomes true at the first signal; call it to read it.
-
-    Args:
-        at_once: Returns what the second signal raises; by default the end of the process.
-    """
+    """Becomes true at the first signal; the second one raises what `at_once` returns. Call it to read it."""
 
     def __init__(
         self, at_once: Callable[[int], BaseException] = lambda number: SystemExit(_AT_ONCE + number)
@@ -26,11 +22,9 @@ class Stop:
 
     @property
     def is_signalled(self) -> bool:
-        """Return whether a signal asked for it."""
         return self._is_set
 
     def handle(self, number: int, _frame: FrameType | None = None) -> None:
-        """Handle a signal."""
         if self._is_set:
             raise self._at_once(number)
         self._is_set = True
@@ -41,7 +35,6 @@ class Stop:
 
     @contextmanager
     def on_signals(self) -> Iterator["Stop"]:
-        """Handle signals in the body."""
         before = {number: signal.signal(number, self.handle) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield self

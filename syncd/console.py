@@ -289,7 +289,7 @@ def _report(error: Exception, program: str, args: Sequence[str]) -> int:
         import traceback  # noqa: PLC0415
 
         traceback.print_exception(error)
-    reported = _known(error, program, args)
+    reported = _as_syncd_error(error, program, args)
     print_error(reported)
     return reported.exit_code
 
@@ -308,7 +308,7 @@ def _word(text: str, colour: str) -> str:
     return text if os.environ.get("NO_COLOR") else click.style(text, fg=colour, bold=True)
 
 
-def _known(error: Exception, program: str, args: Sequence[str]) -> SyncdError:
+def _as_syncd_error(error: Exception, program: str, args: Sequence[str]) -> SyncdError:
     if isinstance(error, StorageError) and error.hint is None and error.path and error.errno in _HINTS:
         error.hint = _hint_for(error.errno, error.path)
     if isinstance(error, SyncdError):

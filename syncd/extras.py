@@ -39,7 +39,6 @@ def extra_of(module: str, program: str) -> str | None:
 
 
 def missing_packages(extra: str) -> list[str]:
-    """Return the modules of an extra that are not installed."""
     return [module for module in EXTRAS[extra].split() if find_spec(module) is None]
 
 

@@ -19,8 +19,6 @@ MOST_LINES = 6
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A curve of a panel."""
-
     label: str
     names: tuple[str, ...]  # the metrics or fields that it shows; of several the first that a step has
     # line; step, a value that holds until the next one; low and high, the edges of a filled band.

@@ -15,10 +15,8 @@ class BoundedServer(ThreadingHTTPServer):
     """Answers from one thread a connection, a bounded number at a time.
 
     Args:
-        address: IPv4 or IPv6 address to listen at.
         port: Port; 0 takes a free one, which `server_port` says.
         limit: Seconds that a connection may last: a client that sends byte by byte is cut off too.
-        hint: What helps if it cannot listen on the address.
     """
 
     daemon_threads = True
@@ -67,7 +65,6 @@ class BoundedServer(ThreadingHTTPServer):
         self.shutdown_request(request)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection and forget it."""
         with self._counting:
             self._open.pop(request, None)
         super().shutdown_request(request)

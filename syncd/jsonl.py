@@ -15,7 +15,6 @@ LINE_LIMIT = 1 << 20
 def append(
     path: str, documents: Iterable[Mapping[str, Any]], adopt: Callable[[str], None] | None = None
 ) -> None:
-    """Append documents as `append_lines` does."""
     append_lines(path, b"".join(map(_line, documents)), adopt)
 
 
@@ -24,9 +23,6 @@ def append_lines(path: str, data: bytes, adopt: Callable[[str], None] | None = N
 
     The file is opened each time: a descriptor that is kept open may go stale on a network mount, and closing makes
     the lines visible to other hosts.
-
-    Args:
-        adopt: Called with the path of a new file: `Disk.adopt` of the job.
     """
     descriptor = open_append(path, adopt)
     try:
@@ -58,7 +54,6 @@ def _is_torn(descriptor: int) -> bool:
 
 
 def document_in(line: bytes) -> dict[str, Any] | None:
-    """Return the document of a line, None if it is none."""
     try:
         document = json.loads(line)
     except (ValueError, RecursionError):

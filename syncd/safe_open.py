@@ -28,7 +28,6 @@ def open_append(path: str, adopt: Callable[[str], None] | None = None) -> int:
 
 
 def open_read(path: str) -> int:
-    """Return a descriptor that reads a regular file."""
     with _opened(path, _READ) as (descriptor, _):
         return descriptor
 

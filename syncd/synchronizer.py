@@ -383,7 +383,6 @@ class Synchronizer(Client):
             return read_headers(*native)
 
     def _foreign(self, leased: Leased) -> list[str]:
-        """Return the files of a step that another framework wrote."""
         paths = foreign_shards(self.job.disk, leased.path)
         if not paths:
             step, layout = leased.version.step, leased.version.layout
@@ -410,7 +409,6 @@ class Synchronizer(Client):
             )
 
     def _make_whole(self, leased: Leased) -> HeldDirectory:
-        """Return a delta whole, below TMPDIR."""
         self._receiver = self._receiver or FilesReceiver(self)
         held = self._receiver.find(leased, LoadTimings(self.clock))
         assert held is not None, "the job directory has every version"

@@ -32,7 +32,6 @@ class OwnTrainerFinder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return where the package is, None for another name."""
         del path, target
         if name != _HERE.name:
             return None

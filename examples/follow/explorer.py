@@ -38,7 +38,7 @@ def main() -> None:
     follow = FollowOptions(stage=options.stage)
     with (
         Follower.open(options.job, CallbackHook(load), options.name, follow) as follower,
-        ExperienceWriter(follower.sync.job, options.name) as writer,
+        ExperienceWriter(follower.client.job, options.name) as writer,
     ):
         for batch in count(1):
             outcome = follower.turn(timeout=options.pause)

@@ -118,7 +118,7 @@ def _hook_names(_: click.Context, __: click.Parameter, incomplete: str) -> "list
 @click.option("--json", "as_json", is_flag=True, help="Print each result as one JSON line.")
 @_choice("--log-level", "info", ("debug", "info", "warning", "error"), "The lowest level to log.")
 @_choice("--log-format", "auto", ("auto", "json", "text"), "auto: JSON unless stderr is a terminal.")
-def follow(job: str, argv: tuple[str, ...], **given: Any) -> None:
+def follow(job: str, argv: tuple[str, ...], **parsed: Any) -> None:
     r"""Keep an inference engine at the newest version of JOB, and report which version it runs.
 
     Each version is leased, checked and, with --stage, copied once per host before the engine is touched. If a load
@@ -136,21 +136,21 @@ def follow(job: str, argv: tuple[str, ...], **given: Any) -> None:
     from explorer_hooks.follower.service import log_listener, serve  # noqa: PLC0415
 
     options = FollowOptions(
-        **{one.name: given[one.name] for one in fields(FollowOptions) if one.name in given}
+        **{field.name: parsed[field.name] for field in fields(FollowOptions) if field.name in parsed}
     )
-    token, settings = _token(given["token_env"], given["token_file"]), given["settings"]
-    hook = open_hook(given["hook"], argv=argv, settings=settings, timeout=given["timeout"], token=token)
+    token, settings = _token(parsed["token_env"], parsed["token_file"]), parsed["settings"]
+    hook = open_hook(parsed["hook"], argv=argv, settings=settings, timeout=parsed["timeout"], token=token)
     serve(
         _job_directory(job),
         hook,
-        given["name"],
+        parsed["name"],
         options,
-        engine=shown(given["hook"]),
-        listener=log_listener(given["log_level"], given["log_format"], sys.stderr),
-        hear=_print if given["as_json"] else lambda _: None,
-        once=given["once"],
-        wait=given["wait"],
-        health=given["health"],
+        engine=shown(parsed["hook"]),
+        listener=log_listener(parsed["log_level"], parsed["log_format"], sys.stderr),
+        hear=_print if parsed["as_json"] else lambda _: None,
+        once=parsed["once"],
+        wait=parsed["wait"],
+        health=parsed["health"],
     )
 
 

@@ -4,7 +4,6 @@ import click
 
 
 def checked_config(name: str, value: str) -> str:
-    """Return the path of a job's file."""
     if not value or value.startswith("--"):
         raise click.BadParameter(f"{value!r} is not a file; {name} comes before --section.key value")
     return value

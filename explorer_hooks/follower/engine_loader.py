@@ -34,13 +34,7 @@ _ASK_PAUSE = 0.1
 
 
 class EngineLoader:
-    """Loads versions into the engine behind a hook, and reports what it runs.
-
-    Args:
-        versions: The versions of the job.
-        fetcher: Fetches the directories of versions.
-        prover: Has the engine prove what it runs.
-    """
+    """Loads versions into the engine behind a hook, and reports what it runs."""
 
     def __init__(
         self,
@@ -95,7 +89,6 @@ class EngineLoader:
         self.results.publish()
 
     def load(self, wanted: Version | int) -> TurnOutcome:
-        """Fetch a version, load it, and report the result."""
         timings = LoadTimings(self._clock)
         pair = wanted.pair if isinstance(wanted, Version) else self._pair_of(wanted)
         if isinstance(wanted, Version) and wanted.published_at:
@@ -148,7 +141,6 @@ class EngineLoader:
         self.results.publish()
 
     def restore(self) -> None:
-        """Put the engine back on the last good version."""
         status = self.status
         with contextlib.suppress(EngineDeadError):  # the engine's status says it
             self._roll_back()
@@ -192,7 +184,6 @@ class EngineLoader:
             return held
 
     def _prepare(self, directory: WeightDirectory, timings: LoadTimings) -> None:
-        """Do everything that needs no change of the engine: a version that does not fit is refused."""
         with timings.part("prepare"):
             try:
                 self._require_fit(directory)
@@ -304,11 +295,7 @@ class EngineLoader:
                 self._prove_running(self._good.directory)
 
     def _regain(self, directory: WeightDirectory, before: str | None, error: EngineUnreachableError) -> None:
-        """Return if an engine whose connection was lost in a load has loaded the version all the same.
-
-        Args:
-            before: The label that the engine had before.
-        """
+        """Return if an engine whose connection was lost in a load has loaded the version all the same."""
         try:
             running = self._ask_again()
         except EngineUnreachableError as lost:
@@ -352,7 +339,6 @@ class EngineLoader:
     # --- what it runs ---------------------------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        """Read from the engine what it runs."""
         try:
             running = self.running()
         except EngineUnreachableError as error:
@@ -409,7 +395,6 @@ class EngineLoader:
             self._prove_running(held.directory)
 
     def _keep(self, held: HeldDirectory) -> None:
-        """Make a version the one to restore; the previous one is given up."""
         held.keep_durable()
         before, self._good = self._good, held
         directory = held.directory
@@ -419,7 +404,6 @@ class EngineLoader:
             before.close()
 
     def _release(self) -> None:
-        """Give up the last good version."""
         good, self._good = self._good, None
         if good is not None:
             good.close()

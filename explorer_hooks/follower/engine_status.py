@@ -48,7 +48,6 @@ class EngineStatus:
 
     @property
     def is_due(self) -> bool:
-        """Return whether it is time to poll the engine."""
         return self._clock.monotonic() >= self._next
 
     @property
@@ -71,7 +70,6 @@ class EngineStatus:
         return None
 
     def answered(self, running: Running) -> None:
-        """Note what it says that it runs."""
         if self._lost_in is not None:
             self.died_loading, self._lost_in = self._lost_in if _has_restarted(running) else None, None
         if self.dead is not None and running.label != self.label:

@@ -52,8 +52,6 @@ class Follower(Closing):
     """Follows the versions of a job with one engine. One thread uses it, except for `may_work` and `running`.
 
     Args:
-        client: The connection to the job, as an explorer.
-        hook: What loads versions into the engine.
         engine: The engine's name in presence and log, without secrets.
         listener: Hears each event; None for nobody.
         stop: Polled; once it returns true, waits and reads are given up. A load that has begun is finished.
@@ -102,11 +100,9 @@ class Follower(Closing):
         """Connect to a job as an explorer, and read from the engine what it runs.
 
         Args:
-            job_dir: The job directory; it must exist.
             hook: What loads versions into the engine; closed with the follower.
             identity: The explorer's name, unique among live explorers.
             engine: The engine's name in presence and log, without secrets.
-            listener: Hears each event.
             stop: Polled; once it returns true, waits and reads are given up.
         """
         chosen = options or FollowOptions()
@@ -140,7 +136,6 @@ class Follower(Closing):
         self._loader.adopt(pair)
 
     def add_label(self, label: str) -> None:
-        """Remember a label of weights that reach the engine by another way than from files."""
         self._versions.add_label(label)
 
     def running(self) -> Running:
@@ -226,10 +221,10 @@ class Follower(Closing):
         self._poll()
         last: TurnOutcome | None = None
         while True:
-            found = self._await_version(max(deadline.left(), 0.0), ask=ask)
-            if isinstance(found, TurnOutcome):
-                return last if last is not None and found.kind == "nothing" else found
-            last = self._loader.load(found)
+            answer = self._await_version(max(deadline.left(), 0.0), ask=ask)
+            if isinstance(answer, TurnOutcome):
+                return last if last is not None and answer.kind == "nothing" else answer
+            last = self._loader.load(answer)
             if last.kind in _LAST or last.pair in self._results.failed.given_up:
                 return last
 
@@ -247,7 +242,6 @@ class Follower(Closing):
         return self._loader.load(self._versions.to_lease(pair) if pair is not None and is_newest else step)
 
     def is_current(self) -> bool:
-        """Return whether the engine runs what the policy names."""
         return self.applied is not None and choose_version(self._policy, self._snapshot()) is None
 
     def run(
@@ -297,24 +291,25 @@ class Follower(Closing):
         self._loader.poll()
 
     def _await_version(self, timeout: float, *, ask: bool) -> Version | int | TurnOutcome:
-        """Return what is to be loaded, or why nothing is."""
         try:
             if ask and self._engine.is_reachable:
                 return self._await_answer(timeout)
-            found = self.client.wait_for(self._next, timeout)
+            version = self.client.wait_for(self._next, timeout)
         except TimedOutError:
             if self._engine.is_reachable:
                 return TurnOutcome("nothing", reason="no version was due in time")
             return TurnOutcome("unreachable", reason=self._engine.reason)
-        assert found is not None
-        return found
+        assert version is not None
+        return version
 
     def _await_answer(self, timeout: float) -> Version | int | TurnOutcome:
-        found = self._next()
-        if found is None:
+        version = self._next()
+        if version is None:
             self.client.wait_for_version(self.met, timeout=timeout)
-            found = self._next()
-        return found if found is not None else TurnOutcome("nothing", reason="the trainer has nothing newer")
+            version = self._next()
+        return (
+            version if version is not None else TurnOutcome("nothing", reason="the trainer has nothing newer")
+        )
 
     def _next(self) -> Version | int | TurnOutcome | None:
         """Return what is to be loaded now, why nothing will be, or None while that may change."""

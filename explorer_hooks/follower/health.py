@@ -41,12 +41,7 @@ def health_address(text: str) -> tuple[str, int]:
 
 
 class HealthServer(BoundedServer):
-    """Answers health checks from its own threads.
-
-    Args:
-        address: IPv4 or IPv6 address to listen at.
-        port: Port; 0 takes a free one, which `server_port` says.
-    """
+    """Answers health checks from its own threads; port 0 takes a free one, which `server_port` says."""
 
     task = "answer health checks"
     most_connections = MOST_CONNECTIONS
@@ -68,7 +63,6 @@ class HealthServer(BoundedServer):
 
     @property
     def url(self) -> str:
-        """Return where it answers."""
         host, port = self.server_address[:2]
         return (
             f"http://[{host!s}]:{port}/"

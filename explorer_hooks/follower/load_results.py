@@ -39,13 +39,7 @@ _MAY_PASS = (InterruptedLoadError, StorageError, OSError)
 
 
 class LoadResults:
-    """Keeps the results of an engine's loads, and reports them.
-
-    Args:
-        status: What is known of the engine.
-        versions: The versions of the job.
-        prover: Has the last proof.
-    """
+    """Keeps the results of an engine's loads, and reports them."""
 
     def __init__(
         self,
@@ -69,7 +63,6 @@ class LoadResults:
         return pair == self._troubled
 
     def clear_trouble(self) -> None:
-        """Note that the newest version that was tried runs."""
         self._trouble = self._troubled = None
 
     def publish(self, more: Mapping[str, Any] | None = None, **changes: Any) -> None:
@@ -85,7 +78,6 @@ class LoadResults:
         self.show_ready()
 
     def show_ready(self) -> None:
-        """Update the ready file."""
         served = self._status.applied if self._is_ready() else None
         self._reporter.ready.show(label_of(served) if served else None)
 
@@ -100,7 +92,6 @@ class LoadResults:
         """Publish that the engine runs a version.
 
         Args:
-            timings: What each part of the load took.
             filled: What reading and filling took where no copy was staged, which the trainer weighs; else None.
         """
         self.clear_trouble()
@@ -157,7 +148,6 @@ class LoadResults:
         return TurnOutcome("failed", pair, str(error))
 
     def note_death(self, pair: Pair) -> None:
-        """Note that the engine ended while it loaded a version."""
         again = self.failed.fail(pair)
         self._note_trouble(pair, "the engine ended while it loaded it", is_given_up=not again)
 
@@ -168,7 +158,6 @@ class LoadResults:
     def _note_trouble(
         self, pair: Pair, reason: str, *, refused: bool = False, is_given_up: bool = True
     ) -> None:
-        """Note why a version does not run, and that a load failed."""
         report, newest = self._reporter.report, self._versions.newest
         digest = newest.digest if newest is not None and newest.pair == pair else ""
         self._trouble, self._troubled = GivenUp(pair[1], digest, reason, refused), pair
@@ -196,5 +185,4 @@ class LoadResults:
 
 
 def figures_of(proof: Proof) -> dict[str, float]:
-    """Return the figures of a proof for an event."""
     return {"mean": proof.mean, "tolerance": proof.tolerance}

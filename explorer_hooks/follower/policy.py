@@ -29,7 +29,6 @@ class FollowPolicy:
 
 
 def parse_policy(text: str) -> FollowPolicy:
-    """Return the policy that a text names."""
     match = _POLICY.fullmatch(text.strip())
     if match is None or int(match[3] or 0) > MAX_STEP:
         raise ConfigError(f"no policy is called {text[:80]!r}", hint=_HINT)
@@ -81,7 +80,6 @@ class FollowOptions:
 
 
 def policy_of(options: FollowOptions) -> FollowPolicy:
-    """Return the policy of options that hold a policy or its text."""
     return options.policy if isinstance(options.policy, FollowPolicy) else parse_policy(options.policy)
 
 
@@ -102,8 +100,6 @@ class TurnOutcome:
 
 @dataclass(frozen=True, slots=True)
 class FollowSnapshot:
-    """What a follower decides from."""
-
     newest: Pair | None  # the published pair
     position: Pair | None = None  # the pair that was loaded last, None before the first
     # Whether `position` must be loaded again: the engine runs another version, or may be half loaded.

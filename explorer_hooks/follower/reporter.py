@@ -25,7 +25,6 @@ class Reporter:
     If a presence cannot be written, the engine is not touched: the heartbeat writes it later.
 
     Args:
-        client: The follower's connection to the job.
         listener: Hears each event; None for nobody.
         ready: Which version the engine is ready to serve.
     """
@@ -50,7 +49,6 @@ class Reporter:
         Args:
             now: Whether to write at once, and not with the next heartbeat.
             more: Further facts of the presence; None removes one.
-            changes: Further fields of the report.
         """
         since = self.report.since if state is self.report.state else self._client.clock.time()
         self.report = replace(self.report, state=state, since=since, reason=reason, **changes)
@@ -58,12 +56,10 @@ class Reporter:
         self._write(lambda: self._client.describe(document, now=now))
 
     def confirm(self, pair: Pair | None) -> None:
-        """Publish the version that the engine has confirmed."""
         self.applied = pair
         self._write(lambda: self._client.confirm(pair))
 
     def event(self, level: str, name: str, **fields: Any) -> None:
-        """Report an event to the listener."""
         if self._listener is not None:
             self._listener(level, name, fields)
 

@@ -47,8 +47,6 @@ def serve(
     """Follow a job until a signal or its end; with `once` until the first version is loaded or failed.
 
     Args:
-        hook: What loads versions into the engine.
-        identity: The explorer's name in the job.
         engine: The engine's name without secrets.
         once: Whether it ends once the engine runs what the policy names.
         wait: Seconds to wait for that.
@@ -94,7 +92,6 @@ def log_listener(level: str, style: str, stream: TextIO) -> EventListener:
     Args:
         level: debug, info, warning or error.
         style: json, text, or auto: JSON unless the stream is a terminal.
-        stream: Where lines go.
     """
     import structlog  # noqa: PLC0415 - a tenth of a second that a library's user need not pay
 

@@ -32,11 +32,7 @@ _REMEMBERED = 256
 
 
 class KnownVersions:
-    """The versions of a job that this process has read.
-
-    Args:
-        client: The connection to the job.
-    """
+    """The versions of a job that this process has read."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -49,11 +45,10 @@ class KnownVersions:
         return self.newest.pair if self.newest else None
 
     def read(self) -> None:
-        """Read which version is published."""
-        found = self._client.latest_version()
+        latest = self._client.latest_version()
         # A mount may return a cached, older file: pairs only grow.
-        if found is not None and (self.newest is None or found.pair >= self.newest.pair):
-            self.newest = found
+        if latest is not None and (self.newest is None or latest.pair >= self.newest.pair):
+            self.newest = latest
 
     @property
     def last_good(self) -> Pair | None:
@@ -68,11 +63,10 @@ class KnownVersions:
         if newest is None:
             return frozenset()
         is_put_aside = (newest.step, newest.digest) in newest.quarantined
-        older = {one.step for one in newest.quarantine} - {newest.step}
+        older = {entry.step for entry in newest.quarantine} - {newest.step}
         return frozenset(older | {newest.step} if is_put_aside else older)
 
     def add_label(self, label: str) -> None:
-        """Remember that a label names weights of this job."""
         self._labels.add(label)
 
     def has_label(self, label: str | None) -> bool:
@@ -160,11 +154,9 @@ class FailedVersions:
         self._paused[pair] = self._clock.monotonic() + seconds
 
     def miss(self, pair: Pair) -> None:
-        """Note that a version was missing."""
         self._paused[pair] = self._clock.monotonic() + _MISSING_PAUSE
 
     def give_up(self, pair: Pair) -> None:
-        """Never try a version again."""
         self._failures.pop(pair, None)
         self._interruptions.pop(pair, None)
         self._paused.pop(pair, None)
@@ -180,7 +172,6 @@ class FailedVersions:
 
     @property
     def given_up(self) -> frozenset[Pair]:
-        """Return the versions that are never tried again."""
         return frozenset(self._given_up)
 
     @property
@@ -195,8 +186,6 @@ class Fetcher:
     """Fetches versions for one hook: leases one and looks in memory, in the stage, then in the job directory.
 
     Args:
-        client: The follower's connection to the job.
-        hook: The hook that will load them.
         stop: Polled while files are read; once it returns true, the fetch is given up.
     """
 
@@ -222,7 +211,6 @@ class Fetcher:
         self._publish_reads()
 
     def fetch(self, wanted: Version | int, timings: LoadTimings) -> HeldDirectory:
-        """Return the directory of a version, checked."""
         with contextlib.ExitStack() as lease, refuse_damage():
             leased = lease.enter_context(self._client.lease(wanted))
             try:
@@ -260,6 +248,6 @@ class Fetcher:
         for receiver in self._nearer:
             if (nearer := receiver.find(leased, timings)) is not None:
                 return nearer
-        found = self._files.find(leased, timings)
-        assert found is not None, "the job directory has every version"
-        return found
+        directory = self._files.find(leased, timings)
+        assert directory is not None, "the job directory has every version"
+        return directory

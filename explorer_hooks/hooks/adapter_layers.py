@@ -31,7 +31,6 @@ def require_servable(target: WeightDirectory, config: Mapping[str, Any], start: 
     """Return if SGLang serves an adapter as peft does, and survives it.
 
     Args:
-        config: Its adapter_config.json.
         start: The model that the server was started with; None if this host cannot read it, then names and shapes are
             not compared with it.
     """
@@ -49,12 +48,12 @@ def require_servable(target: WeightDirectory, config: Mapping[str, Any], start: 
 
 def _require_plain(target: WeightDirectory, config: Mapping[str, Any]) -> None:
     """Return if an adapter is B.A times alpha / rank for each layer, and nothing besides."""
-    found = [key for key in _UNSUPPORTED if config.get(key)]
+    unsupported = [key for key in _UNSUPPORTED if config.get(key)]
     if config.get("bias", _NO_BIAS) != _NO_BIAS:
-        found.append("bias")
-    if found:
+        unsupported.append("bias")
+    if unsupported:
         raise RefusedError(
-            f"SGLang serves no adapters with {', '.join(found)}",
+            f"SGLang serves no adapters with {', '.join(unsupported)}",
             path=target.path,
             hint='kind = "vllm", or train without',
         )

@@ -34,9 +34,6 @@ class AdapterServerHook(ServerHook):
     Further settings: `name`: the prefix of adapters' names; `keep`: how many adapters stay loaded besides the newest;
     `drain`: seconds after which an adapter counts as unused if the engine does not say what it uses; `base`: the
     directory on this host of the model that the server was started with, if the server names another one.
-
-    Args:
-        options: The hook's options.
     """
 
     kinds: ClassVar[frozenset[str]] = frozenset({"lora"})
@@ -63,11 +60,7 @@ class AdapterServerHook(ServerHook):
 
     @abstractmethod
     def _require_loadable(self, target: WeightDirectory, config: Mapping[str, Any]) -> None:
-        """Return if the server can load adapters at run time, and this one.
-
-        Args:
-            config: Its adapter_config.json.
-        """
+        """Return if the server can load adapters at run time, and this one; `config` is its adapter_config.json."""
 
     @abstractmethod
     def _post_load(self, name: str, path: str) -> None:
@@ -86,7 +79,6 @@ class AdapterServerHook(ServerHook):
         """Return the model that the server was started with as the server names it, empty if it does not."""
 
     def adapter_kind(self, target: WeightDirectory | WeightTensors | None) -> str:
-        """Return rank and layers of an adapter."""
         if not isinstance(target, WeightDirectory):
             return "no adapter"
         config = require_adapter(target)
@@ -95,7 +87,6 @@ class AdapterServerHook(ServerHook):
         return f"adapter of rank {config.get('r')} for {shown}"
 
     def adapter_name(self, target: WeightDirectory) -> str:
-        """Return the name under which requests use a version."""
         return self.name_of(target.label)
 
     def name_of(self, label: str) -> str:
@@ -103,7 +94,6 @@ class AdapterServerHook(ServerHook):
         return f"{self._prefix}-{label}"
 
     def prepare(self, target: WeightDirectory) -> None:
-        """Check that the adapter is whole and that the engine can load it at run time."""
         require_files(self, target)
         config = require_adapter(target)
         self._listed()
@@ -178,17 +168,16 @@ class AdapterServerHook(ServerHook):
 
     def _versions(self) -> dict[str, Pair]:
         """Return the adapters that this hook names, those of earlier releases too, by name."""
-        found: dict[str, Pair] = {}
+        versions: dict[str, Pair] = {}
         for name in self._listed():
             prefix, dash, label = name.rpartition("-")
             version = _LABEL.fullmatch(label)
             if prefix == self._prefix and dash and version is not None:
-                found[name] = int(version[1]), int(version[2])
-        return found
+                versions[name] = int(version[1]), int(version[2])
+        return versions
 
     def _listed(self) -> dict[str, str]:
-        """Return the path of each model and adapter by name."""
-        return {str(one.get("id")): str(one.get("root")) for one in self._models()}
+        return {str(model.get("id")): str(model.get("root")) for model in self._models()}
 
     def _models(self) -> list[dict[str, Any]]:
         """Return what the server says of its models and adapters; an adapter has a parent."""
@@ -196,7 +185,7 @@ class AdapterServerHook(ServerHook):
         if not isinstance(models, list):
             problem = f"/v1/models is not answered as {self.product} does"
             raise EngineUnreachableError(problem, path=self._server.address)
-        return [one for one in models if isinstance(one, dict)]
+        return [model for model in models if isinstance(model, dict)]
 
     def _base_name(self) -> str:
         """Return the directory on this host, or the name, of the model that the server was started with."""
@@ -211,5 +200,5 @@ class AdapterServerHook(ServerHook):
 
     def _base_directory(self) -> str:
         """Return the directory of the model that the server was started with, empty if it cannot be read here."""
-        found = self._base_name()
-        return found if os.path.isdir(found) else ""
+        name = self._base_name()
+        return name if os.path.isdir(name) else ""

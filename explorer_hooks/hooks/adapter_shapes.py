@@ -31,14 +31,11 @@ class Halves(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """What an adapter's file has."""
-
     halves: Mapping[str, Halves]  # the shapes of A and B by the layer's name in the model
     others: tuple[str, ...]  # the names of tensors that are neither
 
 
 def layers_of(target: WeightDirectory) -> Layers:
-    """Return the layers of an adapter."""
     path = f"{target.path}/{ADAPTER}"
     try:
         tensors = tensors_of([read_header(LocalDisk(), path)])
@@ -58,8 +55,6 @@ def require_shapes(
     """Return if A and B of each layer have the rank and, multiplied, the shape of the layer's weight.
 
     Args:
-        target: The adapter.
-        config: Its adapter_config.json.
         start: The model that the server was started with; None if this host cannot read it. If it has none of the
             adapter's layers, its file names them otherwise than peft, and nothing is compared.
     """
@@ -77,7 +72,6 @@ def require_shapes(
 
 
 def refused(target: WeightDirectory, text: str) -> RefusedError:
-    """Return the error for an adapter that the engine cannot serve."""
     hint = "compare [model.lora] of the job with the model that the engine was started with"
     return RefusedError(text, path=target.path, hint=hint)
 
@@ -94,9 +88,9 @@ def _require_fit(
     target: WeightDirectory, layer: str, halves: Halves, weight: TensorMeta, *, is_transposed: bool
 ) -> None:
     shape = [halves.b[0], halves.a[1]]
-    found = list(weight.shape)[::-1] if is_transposed else list(weight.shape)
-    if weight.dtype in _PLAIN and found != shape:
-        raise refused(target, f"B.A of {layer} has the shape {shape}, and its weight {found}")
+    weight_shape = list(weight.shape)[::-1] if is_transposed else list(weight.shape)
+    if weight.dtype in _PLAIN and weight_shape != shape:
+        raise refused(target, f"B.A of {layer} has the shape {shape}, and its weight {weight_shape}")
 
 
 def _is_named_otherwise(layer: str, start: StartModel) -> bool:

@@ -24,14 +24,13 @@ def require_adapter(target: WeightDirectory) -> dict[str, Any]:
     if not os.path.isfile(f"{target.path}/{ADAPTER}"):
         raise RefusedError(f"{ADAPTER} is not there", path=target.path, hint="syncd verify --deep")
     config = f"{target.path}/{ADAPTER_CONFIG}"
-    found = _document_of(config)
-    if found.get("peft_type") != "LORA":
+    document = _document_of(config)
+    if document.get("peft_type") != "LORA":
         raise RefusedError("peft_type is not LORA", path=config, hint="save the adapter with peft")
-    return found
+    return document
 
 
 def _document_of(path: str) -> dict[str, Any]:
-    """Return the JSON object of a small file."""
     try:
         with open(open_read(path), "rb") as file:
             document = json.loads(file.read(_MAX_CONFIG))
@@ -61,10 +60,10 @@ class BaseCheck:
             return
         if directory not in self._digests:
             self._digests[directory] = _digest_of(directory)
-        found = self._digests[directory]
-        if found is not None and found != target.base.digest:
+        digest = self._digests[directory]
+        if digest is not None and digest != target.base.digest:
             raise RefusedError(
-                f"the adapter belongs to {target.base.model} ({target.base.digest}), and the engine runs {found}",
+                f"the adapter belongs to {target.base.model} ({target.base.digest}), and the engine runs {digest}",
                 path=directory,
                 hint=f"start the engine with the model that the trainer has as {target.base.model}",
             )

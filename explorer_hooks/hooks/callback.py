@@ -109,19 +109,16 @@ class CallbackHook(PhaseHook, ProbingHook, ChangesHook):
         return None if self._tensors is None else self._ask(self._tensors)
 
     def takes_changes(self) -> bool:
-        """Return whether the tensors can be read as the bytes of a file."""
         return self.parameters is not None and self.parameters.takes_changes()
 
     def fill_seconds(self) -> float | None:
-        """Return what it took to read the last version and to fill the parameters; None without them."""
         return self.parameters.seconds if self.parameters is not None else None
 
     def current_version(self) -> Running:
-        """Return what `current` returns; without it, what was committed last."""
         if self._current is None:
             return Running(self._label)
-        found = self._ask(self._current)
-        return found if isinstance(found, Running) else Running(found)
+        version = self._ask(self._current)
+        return version if isinstance(version, Running) else Running(version)
 
     def probe(
         self, target: WeightDirectory | WeightTensors | None, tokens: Sequence[Sequence[int]]
@@ -143,7 +140,6 @@ class CallbackHook(PhaseHook, ProbingHook, ChangesHook):
             ) from error
 
     def dtype(self) -> str | None:
-        """Return what the hook was made with."""
         return self._dtype
 
     def abort(self, last_good: WeightDirectory | None) -> None:
@@ -157,7 +153,6 @@ class CallbackHook(PhaseHook, ProbingHook, ChangesHook):
         self._keep(last_good.label if last_good else None)
 
     def close(self) -> None:
-        """End the thread after its current call."""
         self._caller.close()
 
     def _restore(self, last_good: WeightDirectory | None) -> None:
@@ -200,17 +195,16 @@ class CallbackHook(PhaseHook, ProbingHook, ChangesHook):
 
 
 def _parameters_of(thing: Any, address: str) -> "ModelParameters | None":
-    found: Any = getattr(thing, "parameters", None)
-    if found is None or callable(found):  # a module of torch has a method of that name
+    parameters: Any = getattr(thing, "parameters", None)
+    if parameters is None or callable(parameters):  # a module of torch has a method of that name
         return None
-    if not hasattr(found, "takes_changes"):
-        raise ConfigError(f"parameters of {address} are {found!r}", hint=_PARAMETERS)
-    return found  # type: ignore[no-any-return]
+    if not hasattr(parameters, "takes_changes"):
+        raise ConfigError(f"parameters of {address} are {parameters!r}", hint=_PARAMETERS)
+    return parameters  # type: ignore[no-any-return]
 
 
-def _answer_of(found: Any, tokens: Rows) -> ProbeAnswer:
-    """Return log-probs as an answer to a probe."""
-    answer = found if isinstance(found, ProbeAnswer) else ProbeAnswer(tuple(found))
+def _answer_of(returned: Any, tokens: Rows) -> ProbeAnswer:
+    answer = returned if isinstance(returned, ProbeAnswer) else ProbeAnswer(tuple(returned))
     rows = tuple(tuple(log_prob(float(value)) for value in row) for row in answer.logprobs)
     lengths = [len(row) + 1 for row in rows]
     if lengths != list(map(len, tokens)):
@@ -223,9 +217,6 @@ class CallThread:
 
     A call that outlasts its time cannot be stopped; the next call waits for it, within its own bound. A call that has
     not begun when its time is over is not made.
-
-    Args:
-        name: The thread's name.
     """
 
     def __init__(self, name: str) -> None:
@@ -234,7 +225,6 @@ class CallThread:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def call(self, function: Callable[[], Any], timeout: float) -> Any:
-        """Return what a call returns, or raise what it raises."""
         future: Future[Any] = Future()
         self._calls.put((future, function))
         wait([future], timeout)

@@ -86,7 +86,7 @@ class CommandHook(PhaseHook):
         return cls(argv, current=current, state=state or None, phases=phases, timeout=options.timeout)
 
     def current_version(self) -> Running:
-        """Return what the second program prints; without it, what was committed last."""
+        """Return what `current` prints; without it, what was committed last."""
         if not self._current:
             return Running(self._label)
         finished = run(self._current, {"SYNCD_PHASE": "current"}, self._timeout)
@@ -146,17 +146,16 @@ def _read_label(path: str | None) -> str | None:
 def values_of(target: WeightDirectory, phase: str) -> dict[str, str]:
     """Return the values of the placeholders, which are those of the environment too."""
     version = target.version
-    found = (target.path, version.step, version.generation, target.label, version.digest, version.kind, phase)
-    return dict(zip(_KNOWN, map(str, found), strict=True))
+    items = (target.path, version.step, version.generation, target.label, version.digest, version.kind, phase)
+    return dict(zip(_KNOWN, map(str, items), strict=True))
 
 
 def filled(word: str, values: Mapping[str, str]) -> str:
     """Return one argument with its placeholders replaced; placeholders in a value are kept as text."""
-    return _PLACEHOLDER.sub(lambda found: found[1] or values[found[2]], word)
+    return _PLACEHOLDER.sub(lambda match: match[1] or values[match[2]], word)
 
 
 def arguments(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """Return program and arguments with their placeholders replaced."""
     made = [filled(word, values) for word in words]
     for word, argument in zip(words, made, strict=True):
         if argument.startswith("-") and not word.startswith("-"):
@@ -180,7 +179,7 @@ def ending(finished: CommandEnd, timeout: float) -> str:
     said = " ".join((finished.err.strip() or finished.out.strip()).split())
     if not said:
         return how
-    shown = "".join(one if one.isprintable() else "?" for one in said[-_SHOWN:])
+    shown = "".join(character if character.isprintable() else "?" for character in said[-_SHOWN:])
     return f"{how}: {'...' if len(said) > _SHOWN else ''}{shown}"
 
 
@@ -189,11 +188,12 @@ def _check(words: Sequence[str], among: Sequence[str] | None = None) -> None:
         raise ConfigError("the command hook needs a command and a phase to run it for", hint=_HINT)
     if among is not None and (unknown := sorted(set(words) - set(among))):
         raise ConfigError(f"there is no phase {unknown[0]}", hint=f"known: {', '.join(among)}")
-    for found in () if among else _PLACEHOLDER.finditer(" ".join(words)):
-        if found[2] and found[2] not in _KNOWN:
-            known = ", ".join(_KNOWN)
+    for match in () if among else _PLACEHOLDER.finditer(" ".join(words)):
+        if match[2] and match[2] not in _KNOWN:
+            placeholders = ", ".join(_KNOWN)
             raise ConfigError(
-                f"there is no placeholder {found[0]}", hint=f"known: {known}; {{{found[0]}}} is literal"
+                f"there is no placeholder {match[0]}",
+                hint=f"known: {placeholders}; {{{match[0]}}} is literal",
             )
 
 

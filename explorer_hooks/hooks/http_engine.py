@@ -46,8 +46,6 @@ UNTOLD = "default"
 
 
 class EnginePush(Protocol):
-    """One version from this process's memory into one engine."""
-
     touched: bool
     """Whether the engine's weights may have changed."""
 
@@ -70,9 +68,6 @@ class HttpEngineHook(RestartableHook, TensorHook):
     version is compared with the engine's start model; `check_version`: whether old releases are refused; `broadcast`:
     true, false, or the address of this host at which the engine's workers join a group; `push`: how weights in this
     process's memory reach them.
-
-    Args:
-        options: The hook's options.
     """
 
     kinds: ClassVar[frozenset[str]] = frozenset({"weights"})
@@ -155,11 +150,9 @@ class HttpEngineHook(RestartableHook, TensorHook):
         self._unpublished = {}
 
     def require_up(self) -> None:
-        """Return if the engine answers."""
         self._server.get(self.health_path)
 
     def name_version(self, label: str) -> None:
-        """Set the label of an engine that was started on a version."""
         self._set_engine_label(label)
 
     def probe(
@@ -206,7 +199,6 @@ class HttpEngineHook(RestartableHook, TensorHook):
         )
 
     def check_offered(self, tensors: Tensors) -> None:
-        """Compare the tensors of a broadcast with the model that the engine was started from."""
         if self._start_check != "off":
             self._require_same_model(tensors, "the broadcast")
 
@@ -291,8 +283,8 @@ class HttpEngineHook(RestartableHook, TensorHook):
         tensors = target.tensors
         if not tensors and not target.shards:
             # A directory without a manifest is the model that a run began with.
-            found = start_model_of(target.path)
-            tensors = found.tensors if found else {}
+            start = start_model_of(target.path)
+            tensors = start.tensors if start else {}
         self._require_same_model(tensors, target.path)
 
     def _require_same_model(self, tensors: Tensors, where: str) -> None:
@@ -300,23 +292,23 @@ class HttpEngineHook(RestartableHook, TensorHook):
             require_same_model(tensors, start, self._start_check, where)
 
     def _start_model(self) -> StartModel | None:
-        """Return the model that the engine was started from, None if this host cannot read it."""
+        """Return the start model, None if this host cannot read it."""
         if self._start is None:
             directory = self._started_from()
             self._start = start_model_of(self._paths.here(directory)) if directory else None
         return self._start
 
-    def _running(self, told: str, *, paused: bool) -> Running:
+    def _running(self, label: str, *, paused: bool) -> Running:
         """Return what the label of the engine means.
 
         Only this process knows which weights an unpublished label stands for, until `drop_label`. In any other
         process such an engine runs unknown weights and counts as paused.
         """
-        if told in self._unpublished:
-            return Running(self._unpublished[told], paused)
-        if is_unpublished(told):
-            return Running(told, paused=True)
-        return Running(None if told == UNTOLD else told, paused)
+        if label in self._unpublished:
+            return Running(self._unpublished[label], paused)
+        if is_unpublished(label):
+            return Running(label, paused=True)
+        return Running(None if label == UNTOLD else label, paused)
 
     def _not_taken(self, error: SyncdError | OSError) -> SyncdError:
         """Return the error for weights that the engine did not take; an engine with whole weights is resumed."""

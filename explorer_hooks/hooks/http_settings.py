@@ -22,11 +22,7 @@ _UNAVAILABLE = 503
 
 
 class PathMap:
-    """Translates paths between this host and an engine that sees them elsewhere, such as in a container.
-
-    Args:
-        text: `HERE:THERE`, empty if both are the same.
-    """
+    """Translates paths of this host to those of an engine elsewhere, by `HERE:THERE`; empty if both are the same."""
 
     def __init__(self, text: str) -> None:
         here, colon, there = text.partition(":")
@@ -111,16 +107,16 @@ def meeting_address(settings: HookSettings, server: HttpClient) -> str | None:
 
     The default is the loopback address for an engine on this host; for any other the setting `broadcast` names it.
     """
-    given = settings.text("broadcast", "true")
-    if given == "false":
+    value = settings.text("broadcast", "true")
+    if value == "false":
         return None
-    if given == "true":
+    if value == "true":
         return LOOPBACK if is_loopback(server.host) else None
     try:
-        return str(ipaddress.ip_address(given))
+        return str(ipaddress.ip_address(value))
     except ValueError:
         raise ConfigError(
-            f"broadcast={given} is neither true, false nor an address of this host",
+            f"broadcast={value} is neither true, false nor an address of this host",
             hint="broadcast=10.0.0.5, an address of this host that the engine reaches",
         ) from None
 
@@ -131,16 +127,16 @@ def push_ways(settings: HookSettings, server: HttpClient) -> tuple[str, ...]:
     `ipc` is for an engine on this host. `auto` tries it there, and falls back to `gloo`. It never chooses `nccl`, for
     which this process needs a GPU.
     """
-    given = settings.choice("push", "auto", ("auto", "ipc", "gloo", "nccl"))
+    value = settings.choice("push", "auto", ("auto", "ipc", "gloo", "nccl"))
     is_here = is_loopback(server.host)
-    if given == "ipc" and not is_here:
+    if value == "ipc" and not is_here:
         raise ConfigError(
             f"push=ipc shares memory with the engine, and {server.address} is not an address of this host's loopback",
             hint="push=gloo, or the engine's address as http://127.0.0.1:PORT",
         )
-    if given == "auto":
+    if value == "auto":
         return ("ipc", "gloo") if is_here else ("gloo",)
-    return (given,)
+    return (value,)
 
 
 def is_at_least(version: object, lowest: tuple[int, ...]) -> bool:
@@ -151,8 +147,8 @@ def is_at_least(version: object, lowest: tuple[int, ...]) -> bool:
 
 def leading_numbers(version: object) -> tuple[int, ...]:
     """Return the numbers that a release begins with: (0, 32, 0) of 0.32.0rc1+cpu; none if it is no release."""
-    found = re.match(r"\d+(\.\d+){0,2}", str(version), re.ASCII)
-    parts = tuple(map(int, found[0].split("."))) if found else ()
+    match = re.match(r"\d+(\.\d+){0,2}", str(version), re.ASCII)
+    parts = tuple(map(int, match[0].split("."))) if match else ()
     # A build of a branch without tags calls itself 0.1.dev<N>.
     return () if "dev" in str(version) and parts[:2] == (0, 1) else parts
 

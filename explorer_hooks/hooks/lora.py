@@ -46,12 +46,11 @@ class LoraHook(AdapterServerHook):
         name = self.adapter_name(target) if isinstance(target, WeightDirectory) else None
         servers = each_replica(self._server, replicas_in(_metrics(self._server)))
         first, *others = [
-            ProbeAnswer(AdapterCompletionsProbe(one, name).log_probs(tokens)) for one in servers
+            ProbeAnswer(AdapterCompletionsProbe(server, name).log_probs(tokens)) for server in servers
         ]
         return first._replace(others=tuple(others))
 
     def engine_kind(self) -> str:
-        """Return release and flags; it tells of those in development mode alone."""
         return self._kind_of(self.product, *release_and_flags(self._server))
 
     def _require_loadable(self, target: WeightDirectory, config: Mapping[str, Any]) -> None:
@@ -71,7 +70,7 @@ class LoraHook(AdapterServerHook):
         return in_use(self._server)
 
     def _started_from(self) -> str:
-        roots = [str(one.get("root")) for one in self._models() if not one.get("parent")]
+        roots = [str(model.get("root")) for model in self._models() if not model.get("parent")]
         return roots[0] if roots else ""
 
 
@@ -81,7 +80,7 @@ def in_use(server: HttpClient) -> frozenset[str] | None:
 
 
 def _metrics(server: HttpClient) -> str:
-    """Return a server's metrics in the text format, empty if it gives none."""
+    """Return metrics in the text format, empty if the server gives none."""
     try:
         return server.get("/metrics").body.decode("utf-8", "replace")
     except (ConfigError, EngineUnreachableError):
@@ -100,7 +99,9 @@ def adapters_in(metrics: str) -> frozenset[str] | None:
     newest = max(_METRIC_LINE.finditer(metrics), key=lambda line: _number(line["value"]), default=None)
     if newest is None:
         return frozenset()
-    names = [one["value"] for one in _METRIC_LABEL.finditer(newest["labels"]) if one["name"] in _ADAPTERS]
+    names = [
+        label["value"] for label in _METRIC_LABEL.finditer(newest["labels"]) if label["name"] in _ADAPTERS
+    ]
     return frozenset(name for text in names for name in text.split(",") if name)
 
 

@@ -61,14 +61,13 @@ class ModelParameters:
             self._version.prepare(target, targets, check_fit(target, targets, cast=self._cast))
 
     def load(self, target: WeightDirectory) -> None:
-        """Fill the tensors with a version."""
         self.label = self._holds = None
         try:
-            found = check_fit(target, self._targets(), cast=self._cast)
+            fit = check_fit(target, self._targets(), cast=self._cast)
         except RefusedError as error:  # `prepare` did not refuse it, so this is a failed load
             raise LoadFailedError(error.message, path=error.path) from error
         with self._timings.part("load"):
-            self.loaded = self._version.load(target, self._targets(), found, direct=self._direct)
+            self.loaded = self._version.load(target, self._targets(), fit, direct=self._direct)
         self._holds, self.label = offered(target), target.label
 
     def forget(self) -> None:

@@ -37,10 +37,10 @@ class PeftHook(TransformersHook):
         """Refuse an adapter of another model, of other layers, or of another rank or alpha."""
         own = self._settings()
         if target.version.kind in self.kinds:
-            found = require_adapter(target)
+            adapter = require_adapter(target)
             for key, value in own.items():
-                if found.get(key) != value:
-                    text = f"the adapter has {key} = {found.get(key)}, and this explorer's file {value}"
+                if adapter.get(key) != value:
+                    text = f"the adapter has {key} = {adapter.get(key)}, and this explorer's file {value}"
                     raise RefusedError(text, path=target.path, hint="use the trainer's [model.lora]")
             self._base.require(target)
         super().prepare(target)
@@ -56,7 +56,6 @@ class PeftHook(TransformersHook):
             return super().probe(target, tokens)
 
     def no_broadcasts(self) -> str:
-        """Return why broadcasts bring nothing."""
         return "the job's steps are adapters, which come through files"
 
     def _loadable_tensors(self) -> dict[str, torch.Tensor]:
@@ -73,23 +72,18 @@ class PeftHook(TransformersHook):
 
 
 def with_adapter(model: Any, section: LoraSection) -> torch.nn.Module:
-    """Return a model with the adapter that a job trains, as the training starts with it.
-
-    Args:
-        model: A model of transformers.
-        section: The job file's `[model.lora]`.
-    """
+    """Return a transformers model with the adapter that a job trains, as the training starts with it."""
     try:
         if section.adapter:
-            found: torch.nn.Module = peft.PeftModel.from_pretrained(
+            adapted: torch.nn.Module = peft.PeftModel.from_pretrained(
                 model, section.adapter, autocast_adapter_dtype=False
             )
         else:
-            found = peft.get_peft_model(model, _config(section), autocast_adapter_dtype=False)
+            adapted = peft.get_peft_model(model, _config(section), autocast_adapter_dtype=False)
     except (ValueError, OSError) as error:
         what = str(error).partition("\n")[0]
         raise ConfigError(f"the adapter cannot be made: {what}", hint="see [model.lora]") from error
-    return found
+    return adapted
 
 
 def _config(section: LoraSection) -> peft.LoraConfig:

@@ -16,7 +16,6 @@ RESTART = "restart the engine"
 
 @contextlib.contextmanager
 def restoring(failure: str, hint: str, path: object = None) -> Iterator[None]:
-    """Restore an engine in the block."""
     try:
         yield
     except LoadFailedError as error:
@@ -39,21 +38,17 @@ class LoadState:
             self.touched = False
 
     def load(self) -> None:
-        """Note that the engine's weights are about to change."""
         self.touched, self._committed = True, False
 
     def commit(self) -> None:
-        """Note that the version is served."""
         self._committed = True
 
     def restored(self) -> None:
-        """Note that the engine is back on a good version."""
         self.touched = False
         self._committed = False
 
     @contextlib.contextmanager
     def restoring(self, hint: str) -> Iterator[None]:
-        """Restore the engine in the block."""
         with restoring("the engine could not be restored", hint):
             yield
         self.restored()
@@ -86,7 +81,6 @@ class PhaseHook(Hook):
         self._do("prepare", target)
 
     def load(self, target: WeightDirectory) -> None:
-        """Have the program load it."""
         self._state.load()
         self._do("load", target)
 
@@ -97,7 +91,6 @@ class PhaseHook(Hook):
         self._state.commit()
 
     def abort(self, last_good: WeightDirectory | None) -> None:
-        """Have the program restore the last good version."""
         if last_good is None:
             self._state.require_untouched(RESTART)
             return

@@ -43,24 +43,22 @@ def run(
     stop: Callable[[], bool] = lambda: False,
     *,
     inherited: Mapping[str, str] = os.environ,
-    told: bytes = b"",
+    stdin: bytes = b"",
 ) -> CommandEnd:
     """Run a command in a new process group, which is killed if the command times out.
 
     Processes that it leaves behind keep running if it ends in time.
 
     Args:
-        argv: Program and arguments.
-        environment: Variables to add to those that it inherits.
         timeout: Seconds.
         stop: Polled; once it returns true, the command counts as timed out.
         inherited: Variables that it inherits; all of this process unless given.
-        told: What it may read from its standard input.
+        stdin: What it may read from its standard input.
     """
     try:
         process = subprocess.Popen(  # noqa: S603 - the user's own command is what it is for
             argv,
-            stdin=subprocess.PIPE if told else subprocess.DEVNULL,
+            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**inherited, **environment},
@@ -70,7 +68,7 @@ def run(
         raise EngineUnreachableError(f"cannot start {argv[0]}: {error}") from error
     ended = False
     try:
-        tails, ended = _follow(process, time.monotonic() + timeout, stop, memoryview(told))
+        tails, ended = _follow(process, time.monotonic() + timeout, stop, memoryview(stdin))
     finally:
         if not ended:
             kill_group(process)
@@ -83,7 +81,7 @@ def run(
 
 
 def _follow(
-    process: "subprocess.Popen[bytes]", deadline: float, stop: Callable[[], bool], told: memoryview
+    process: "subprocess.Popen[bytes]", deadline: float, stop: Callable[[], bool], unwritten: memoryview
 ) -> tuple[tuple[bytearray, bytearray], bool]:
     """Read a command's output until it has ended, or times out; return the output and whether it has ended.
 
@@ -101,8 +99,8 @@ def _follow(
         while selector.get_map() and (left := deadline - time.monotonic()) > 0 and not stop():
             for key, _ in selector.select(min(left, _LOOK)):
                 if key.fileobj is process.stdin:
-                    told = told[_written(key.fd, told) :]
-                    if not told:
+                    unwritten = unwritten[_written(key.fd, unwritten) :]
+                    if not unwritten:
                         selector.unregister(process.stdin)
                         process.stdin.close()
                 elif key.data is None:
@@ -117,14 +115,14 @@ def _follow(
     return tails, ended
 
 
-def _written(descriptor: int, told: memoryview) -> int:
+def _written(descriptor: int, data: memoryview) -> int:
     """Write a part of a command's input; return how much of it is done: all if the command does not read it."""
     try:
-        return os.write(descriptor, told[:_PIECE])
+        return os.write(descriptor, data[:_PIECE])
     except BlockingIOError:
         return 0
     except BrokenPipeError:
-        return len(told)
+        return len(data)
 
 
 @contextlib.contextmanager

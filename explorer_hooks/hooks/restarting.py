@@ -50,21 +50,21 @@ class RestartableHook(ServerHook):
     @classmethod
     def from_options(cls, options: HookOptions) -> ProbingHook:
         """Return a hook for the server at the address; with `reload=restart`, one that owns the server."""
-        given = dict(options.settings)
-        way = given.pop("reload", WAYS[0])
+        settings = dict(options.settings)
+        way = settings.pop("reload", WAYS[0])
         if way not in WAYS:
             raise ConfigError(
                 f"reload={way} of the hook {cls.name}", hint=f"reload is one of {', '.join(WAYS)}"
             )
-        own = {key: given.pop(key) for key in OWN if key in given}
+        own = {key: settings.pop(key) for key in OWN if key in settings}
         if way == "restart":
             return RestartingHook(
-                cls(replace(options, settings=given)), RestartOptions.read(cls.name, own, options)
+                cls(replace(options, settings=settings)), RestartOptions.read(cls.name, own, options)
             )
         if own or options.argv:
             unused = ", ".join(own) or "the command behind --"
             raise ConfigError(f"{unused}: the hook {cls.name} starts no server", hint=_HINT)
-        return cls(replace(options, settings=given))
+        return cls(replace(options, settings=settings))
 
     @abstractmethod
     def require_up(self) -> None:
@@ -75,14 +75,12 @@ class RestartableHook(ServerHook):
         """Give a server that works a label for its weights."""
 
     @property
-    def place(self) -> tuple[str, int]:
+    def address(self) -> tuple[str, int]:
         return self._server.host, self._server.port
 
 
 @dataclass(frozen=True, slots=True)
 class RestartOptions:
-    """How a server is started and stopped."""
-
     # The command; `{model}` is replaced by the directory to load, `{host}` and `{port}` by the address's.
     argv: tuple[str, ...]
     start_model: str  # the directory that is loaded before the first version
@@ -92,7 +90,6 @@ class RestartOptions:
 
     @classmethod
     def read(cls, hook: str, own: dict[str, str], options: HookOptions) -> "RestartOptions":
-        """Return the options that a hook was given."""
         settings = HookSettings(hook, own)
         model, log = settings.text("start_model", ""), settings.text("server_log", "")
         start, stop = settings.seconds("start_timeout", 600.0), settings.seconds("stop_timeout", 30.0)
@@ -110,22 +107,17 @@ class RestartOptions:
         return cls(argv, model, start, stop, log or None)
 
     def command(self, model: str, host: str, port: int) -> list[str]:
-        """Return the command that starts the server on a model."""
         values = {"model": model, "host": host, "port": str(port)}
-        return [_PLACEHOLDER.sub(lambda found: values[found[1]], word) for word in self.argv]
+        return [_PLACEHOLDER.sub(lambda match: values[match[1]], word) for word in self.argv]
 
 
 class RestartingHook(ProbingHook):
-    """A server that is stopped, and started on the directory of each version.
-
-    Args:
-        options: How it is started and stopped.
-    """
+    """A server that is stopped, and started on the directory of each version."""
 
     name: ClassVar[str] = "restart"
 
     def __init__(self, inner: RestartableHook, options: RestartOptions) -> None:
-        host, port = inner.place
+        host, port = inner.address
         if not is_loopback(host):
             raise ConfigError(
                 f"a server at {host} cannot be started from here", hint="--hook vllm=http://127.0.0.1:8000"
@@ -168,30 +160,24 @@ class RestartingHook(ProbingHook):
         self._replace(target.path, target.label)
 
     def commit(self, target: WeightDirectory) -> None:
-        """Give the server the version's label."""
         self._name(target.label)
         self._state.commit()
 
     def probe(
         self, target: WeightDirectory | WeightTensors | None, tokens: Sequence[Sequence[int]]
     ) -> ProbeAnswer:
-        """Ask the server."""
         return self._inner.probe(target, tokens)
 
     def dtype(self) -> str | None:
-        """Ask the server."""
         return self._inner.dtype()
 
     def has_ended(self) -> bool | None:
-        """Return whether the server is not there any more."""
         return not self._process.is_running or self._inner.has_ended()
 
     def engine_kind(self) -> str:
-        """Ask the server."""
         return self._inner.engine_kind()
 
     def rounding(self) -> str:
-        """Ask the server."""
         return self._inner.rounding()
 
     def current_version(self) -> Running:
@@ -221,7 +207,6 @@ class RestartingHook(ProbingHook):
                 self._name(last_good.label)
 
     def close(self) -> None:
-        """Stop the server."""
         with self._lock:
             self._process.stop()
         self._inner.close()
@@ -266,7 +251,6 @@ class RestartingHook(ProbingHook):
         return True
 
     def _revive(self) -> None:
-        """Start the server on the start model if it does not run."""
         with self._lock:
             if self._process.is_running or self._busy:
                 return
@@ -283,7 +267,6 @@ class RestartingHook(ProbingHook):
                 self._process.stop()
 
     def _start(self, model: str) -> None:
-        """Stop the server, and start it on a model."""
         if not self._process.stop():
             raise EngineUnreachableError("the server does not end, not even by SIGKILL", hint="ps -ef")
         if is_taken(self._host, self._port):
@@ -296,7 +279,6 @@ class RestartingHook(ProbingHook):
 
 
 def is_taken(host: str, port: int) -> bool:
-    """Return whether something accepts connections at an address of this host."""
     try:
         with socket.create_connection((host, port), timeout=1.0):
             return True

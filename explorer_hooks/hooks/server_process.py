@@ -37,7 +37,6 @@ class ServerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Return whether the server has been started and has not ended."""
         return self._guard is not None and self._guard.poll() is None
 
     @property
@@ -50,7 +49,6 @@ class ServerProcess:
         return f"{shown}, see {self._log}" if self._log else shown
 
     def start(self, argv: Sequence[str]) -> None:
-        """Start a server; return at once."""
         guard = [sys.executable, "-P", "-m", __name__, str(self._stop_timeout), *argv]
         with contextlib.ExitStack() as opened:
             out: BinaryIO | int = _STDERR
@@ -117,19 +115,19 @@ def _end_group(server: "subprocess.Popen[bytes]", ended: int, stop_timeout: floa
         time.sleep(0.02)
 
 
-def _others_live(group: int) -> bool:
+def _others_live(process_group: int) -> bool:
     """Return whether a group has processes besides a leader that has ended and was not reaped."""
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
-            state, _, found = file.read().rpartition(b")")[2].split()[:3]
-            if int(found) == group and state not in (b"Z", b"X"):
+            state, _, pgrp = file.read().rpartition(b")")[2].split()[:3]
+            if int(pgrp) == process_group and state not in (b"Z", b"X"):
                 return True
     return False
 
 
-def _signal(group: int, number: int) -> None:
+def _signal(process_group: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, number)
+        os.killpg(process_group, number)
 
 
 if __name__ == "__main__":

@@ -11,36 +11,33 @@ _FLAGS = ("true", "false")
 class HookSettings:
     """The settings of a hook, `--hook-option KEY=VALUE`: each value is checked, and an unknown key is refused."""
 
-    def __init__(self, hook: str, given: Mapping[str, str]) -> None:
+    def __init__(self, hook: str, settings: Mapping[str, str]) -> None:
         self._hook = hook
-        self._given = dict(given)
-        self._known: list[str] = []
+        self._settings = dict(settings)
+        self._read_keys: list[str] = []
 
     def text(self, key: str, default: str) -> str:
-        self._known.append(key)
-        return self._given.get(key, default)
+        self._read_keys.append(key)
+        return self._settings.get(key, default)
 
     def choice(self, key: str, default: str, among: tuple[str, ...]) -> str:
-        """Return one of a few words."""
         return self._checked(key, default, f"one of {', '.join(among)}", lambda value: value in among)
 
     def flag(self, key: str, *, default: bool) -> bool:
         return self._checked(key, str(default).lower(), "true or false", _FLAGS.__contains__) == "true"
 
     def seconds(self, key: str, default: float) -> float:
-        """Return a number of seconds above 0."""
         return float(self._checked(key, str(default), "a number of seconds above 0", _is_positive))
 
     def count(self, key: str, default: int) -> int:
-        """Return a whole number, at least 0."""
         is_count = re.compile("[0-9]+").fullmatch
         return int(self._checked(key, str(default), "a whole number", is_count))
 
     def done(self) -> None:
-        if unknown := sorted(set(self._given) - set(self._known)):
+        if unknown := sorted(set(self._settings) - set(self._read_keys)):
             raise ConfigError(
                 f"the hook {self._hook} has no setting {', '.join(unknown)}",
-                hint=f"it has {', '.join(sorted(self._known))}",
+                hint=f"it has {', '.join(sorted(self._read_keys))}",
             )
 
     def _checked(self, key: str, default: str, wanted: str, is_good: Callable[[str], object]) -> str:

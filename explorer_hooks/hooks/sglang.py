@@ -54,7 +54,6 @@ class SGLangHook(HttpEngineHook):
             )
 
     def current_version(self) -> Running:
-        """Return the label of the weights and whether the engine is paused."""
         label = self._server.get_json("/model_info").get("weight_version")
         if not isinstance(label, str):
             raise EngineUnreachableError(
@@ -75,7 +74,6 @@ class SGLangHook(HttpEngineHook):
         return self._kind_of(self.product, *release_and_flags(self._server))
 
     def checksums(self) -> Checksums | None:
-        """Return the checksums that SGLang gives of parameters and buffers."""
         return sglang_checksums(self._server)
 
     def _server_probes(self) -> Sequence[GenerateProbe]:

@@ -88,10 +88,10 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
         direct, cast = settings.flag("direct", default=True), settings.flag("cast", default=True)
         probe = settings.flag("probe", default=True)
         settings.done()
-        found = imported(options.address)
-        if isinstance(found, cls):
-            return found
-        model = _model_of(found, options.address)
+        candidate = imported(options.address)
+        if isinstance(candidate, cls):
+            return candidate
+        model = _model_of(candidate, options.address)
         return cls(model, timeout=options.timeout, direct=direct, cast=cast, probe=probe)
 
     @contextmanager
@@ -108,7 +108,6 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
         return self.parameters.metas
 
     def prepare(self, target: WeightDirectory) -> None:
-        """Refuse a version that does not fit the model."""
         require_loadable(target, self)
         self.parameters.prepare(target)
         self._state.prepare()
@@ -120,7 +119,6 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
         self.parameters.load(target)
 
     def commit(self, target: WeightDirectory) -> None:
-        """Let generations continue, with the new version."""
         if self._on_commit is not None:
             try:
                 self._on_commit(target)
@@ -144,19 +142,16 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
 
     def dtype(self) -> str | None:
         """Return the dtype of the parameters, None if they have several."""
-        found = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
-        return dtype_word(found.pop()) if len(found) == 1 else None
+        dtypes = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
+        return dtype_word(dtypes.pop()) if len(dtypes) == 1 else None
 
     def takes_changes(self) -> bool:
-        """Return whether the model is in main memory, and of the dtypes of the version that runs."""
         return self.parameters.takes_changes()
 
     def fill_seconds(self) -> float | None:
-        """Return what it took to read the last version and to fill the parameters."""
         return self.parameters.seconds
 
     def receive_context(self, client: Client, stop: Callable[[], bool]) -> ReceiveContext:
-        """Return a context with the model's parameters."""
         return ReceiveContext(client, stop, self.parameters.tensors)
 
     def load_received(self, weights: WeightTensors, fill: Callable[[], None]) -> None:
@@ -173,19 +168,15 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
         self._serve(weights.label)
 
     def set_label(self, label: str) -> None:
-        """Replace the label of the model's weights."""
         self._label = label
 
     def drop_label(self) -> None:
-        """Mark what the model runs as unknown."""
         self._label = UNKNOWN_LABEL
 
     def current_version(self) -> Running:
-        """Return what was committed last."""
         return Running(self._label, self._gate.is_shut)
 
     def abort(self, last_good: WeightDirectory | None) -> None:
-        """Read the last good version into the parameters again."""
         try:
             self._restore(last_good)
         except (LoadFailedError, EngineDeadError) as error:
@@ -195,7 +186,6 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
             raise dead from error
 
     def _loadable_tensors(self) -> Mapping[str, torch.Tensor]:
-        """Return the tensors that a version fills, by its names for them."""
         return self.model.state_dict(keep_vars=True)
 
     def _restore(self, last_good: WeightDirectory | None) -> None:
@@ -234,7 +224,6 @@ class LoadGate:
 
     @contextmanager
     def generating(self) -> Iterator[None]:
-        """Keep loads out during the block."""
         depth = getattr(self._own, "depth", 0)
         if not depth:
             self._enter()
@@ -257,7 +246,6 @@ class LoadGate:
         raise EngineUnreachableError(f"a generation has not ended within {self._timeout:g} s")
 
     def open(self) -> None:
-        """Let all generations in."""
         with self._changed:
             self.is_shut, self._reason = False, None
             self._changed.notify_all()
@@ -284,7 +272,6 @@ class LoadGate:
 
 @contextmanager
 def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Keep dropout out of the block."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -297,7 +284,7 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
 def _log_probs(model: torch.nn.Module, rows: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
     """Return the log-prob of each token after the first of its row; rows of one length are one batch."""
     device = next(model.parameters()).device
-    found: list[tuple[float, ...]] = [()] * len(rows)
+    log_probs: list[tuple[float, ...]] = [()] * len(rows)
     for length in {len(row) for row in rows}:
         places = [at for at, row in enumerate(rows) if len(row) == length]
         ids = torch.tensor([list(rows[at]) for at in places], device=device)
@@ -305,8 +292,8 @@ def _log_probs(model: torch.nn.Module, rows: Sequence[Sequence[int]]) -> tuple[t
         logits = getattr(output, "logits", output)[:, :-1].float()
         chosen = logits.log_softmax(-1).gather(-1, ids[:, 1:, None].to(logits.device))[..., 0]
         for at, values in zip(places, chosen.tolist(), strict=True):
-            found[at] = tuple(values)
-    return tuple(found)
+            log_probs[at] = tuple(values)
+    return tuple(log_probs)
 
 
 def _vocabulary_of(model: torch.nn.Module) -> int | None:
@@ -315,12 +302,12 @@ def _vocabulary_of(model: torch.nn.Module) -> int | None:
     return max((embedding.num_embeddings for embedding in embeddings), default=None)
 
 
-def _model_of(found: Any, address: str) -> torch.nn.Module:
+def _model_of(candidate: Any, address: str) -> torch.nn.Module:
     for _ in range(2):
-        if isinstance(found, torch.nn.Module):
-            return found
-        if isinstance(getattr(found, "model", None), torch.nn.Module):
-            return found.model  # type: ignore[no-any-return]
-        if callable(found):
-            found = found()
+        if isinstance(candidate, torch.nn.Module):
+            return candidate
+        if isinstance(getattr(candidate, "model", None), torch.nn.Module):
+            return candidate.model  # type: ignore[no-any-return]
+        if callable(candidate):
+            candidate = candidate()
     raise ConfigError(f"{address} is no model, has none and returns none", hint=f"--hook transformers={FORM}")

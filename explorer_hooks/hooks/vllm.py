@@ -72,7 +72,6 @@ class VllmHook(HttpEngineHook):
         self._reset_external = settings.flag("reset_external", default=False)
 
     def current_version(self) -> Running:
-        """Return the label that the engine was given last and whether it is paused."""
         label = self._server.get_json("/weight_info").get("weight_version")
         paused = self._server.get_json("/is_paused").get("is_paused")
         if not isinstance(label, str) or not isinstance(paused, bool):
@@ -87,7 +86,6 @@ class VllmHook(HttpEngineHook):
         return None if _rounding(config) else dtype_word(_part(config, "model_config").get("dtype"))
 
     def rounding(self) -> str:
-        """Return the flags that quantise the model, or its keys and values."""
         return _rounding(_configuration(self._server))
 
     def engine_kind(self) -> str:
@@ -110,8 +108,8 @@ class VllmHook(HttpEngineHook):
 
     def _started_from(self) -> str | None:
         models = self._server.get_json("/v1/models").get("data")
-        cards = [one for one in models if isinstance(one, dict)] if isinstance(models, list) else []
-        roots = [one.get("root") for one in cards if one.get("parent") is None]
+        cards = [card for card in models if isinstance(card, dict)] if isinstance(models, list) else []
+        roots = [card.get("root") for card in cards if card.get("parent") is None]
         return roots[0] if roots and isinstance(roots[0], str) else None
 
     def _pause(self) -> None:
@@ -131,9 +129,9 @@ class VllmHook(HttpEngineHook):
         self._set_engine_label(label)
 
     def _set_engine_label(self, label: str) -> None:
-        told = self._server.post("/update_weight_version", {"new_version": label}, hint=_LOG)
-        if told.get("success") is not True:
-            raise LoadFailedError(f"vLLM did not take the version: {told}", path=self._server.address)
+        answer = self._server.post("/update_weight_version", {"new_version": label}, hint=_LOG)
+        if answer.get("success") is not True:
+            raise LoadFailedError(f"vLLM did not take the version: {answer}", path=self._server.address)
 
     def _reset_prefix_cache(self) -> None:
         # A reset fails while running requests hold blocks, unless they release them.
@@ -175,8 +173,8 @@ def release_and_flags(server: HttpClient) -> tuple[object, Mapping[str, object]]
 
 def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return a part of an engine's configuration, empty if it does not tell."""
-    found = config.get(name)
-    return found if isinstance(found, Mapping) else {}
+    part = config.get(name)
+    return part if isinstance(part, Mapping) else {}
 
 
 def _rounding(config: Mapping[str, Any]) -> str:
@@ -200,6 +198,6 @@ def is_ready(server: HttpClient) -> bool:
 
 def _configuration(server: HttpClient) -> Mapping[str, Any]:
     # The first answer takes seconds: vLLM looks at its host for it, by starting other programs.
-    found = server.get_json("/server_info?config_format=json", server.timeout)
-    config = found.get("vllm_config")
+    info = server.get_json("/server_info?config_format=json", server.timeout)
+    config = info.get("vllm_config")
     return config if isinstance(config, Mapping) else {}

@@ -29,9 +29,6 @@ class WebhookHook(PhaseHook):
     """Posts each phase of a load as a JSON document, and reads what runs from the same URL.
 
     Setting: `ask_timeout`, in seconds. The token signs every request and is never sent.
-
-    Args:
-        options: The hook's options; the address is the receiver's URL.
     """
 
     name: ClassVar[str] = "webhook"

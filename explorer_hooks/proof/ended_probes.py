@@ -27,11 +27,7 @@ Tell = Callable[..., None]
 
 
 class EndedProbes:
-    """Asks one engine for log-probs unless that has ended an engine of its kind.
-
-    Args:
-        hook: The engine's hook.
-    """
+    """Asks one engine for log-probs unless that has ended an engine of its kind."""
 
     def __init__(self, hook: ProbingHook, clock: Clock, job: Job, tell: Tell) -> None:
         self._hook, self._clock, self._job, self._tell = hook, clock, job, tell
@@ -45,11 +41,7 @@ class EndedProbes:
         self._ended = {}
 
     def may_ask(self, target: Target) -> bool:
-        """Return whether a probe may be asked.
-
-        Args:
-            target: The version that the engine was given last; None for its start weights.
-        """
+        """Return whether a probe of `target` may be asked; None stands for the engine's start weights."""
         kind = self._kind(target)
         if kind not in self._ended:
             self._ended[kind] = self._is_recorded(kind)

@@ -46,11 +46,7 @@ KEPT = 16
 
 
 class UnprovenError(LoadFailedError):
-    """The engine answers the probe of a version as other weights would.
-
-    Args:
-        proof: The figures of that version.
-    """
+    """The engine answers the probe of a version as other weights would."""
 
     code = "unproven"
 
@@ -63,7 +59,6 @@ def tolerance(probe: Probe, dtype: str | None, calibrated: float | None) -> floa
     """Return the mean difference up to which a version is proven, in nats.
 
     Args:
-        probe: The version's probe.
         dtype: The dtype in which the engine computes, None if it does not say.
         calibrated: The mean difference that was measured with the start model, None if it was not.
     """
@@ -129,7 +124,7 @@ class EarlierProbes:
         """
         same = [(name, old) for name, old in (*self, (version, probe)) if old.digest == probe.digest]
         self._nearest = [
-            min(same, key=lambda one: math.fsum(differences(one[1], answer))) for answer in answers
+            min(same, key=lambda named: math.fsum(differences(named[1], answer))) for answer in answers
         ]
         if version == self._last:
             return
@@ -152,22 +147,15 @@ def answers_like(version: str, proof: Proof, answer: ProbeAnswer, earlier: Itera
     `2 d / 3` apart: more than twice the noise of an engine that is on the old version. An engine on the new version
     would need noise that leads from the new probe to the old one, for all tokens together.
 
-    Args:
-        version: The version that the engine should run.
-        proof: The comparison with its probe.
-        answer: The engine's answer.
-        earlier: Versions that it has proven, with their probes.
-        probe: The version's probe.
-
     Returns:
         The name of the nearest such version, empty if there is none.
     """
-    found = [
+    distances = [
         (math.fsum(off) / len(off), name)
         for name, old in earlier
         if name != version and old.digest == probe.digest and (off := differences(old, answer))
     ]
-    mean, name = min(found, default=(math.inf, ""))
+    mean, name = min(distances, default=(math.inf, ""))
     return name if proof.mean > max(NEARER * mean, mean + LEAST) else ""
 
 
@@ -196,14 +184,10 @@ def problem(proof: Proof, answer: ProbeAnswer) -> str:
 
 
 def worst_of(judged: Sequence[tuple[Proof, str]]) -> tuple[Proof, str]:
-    """Return the proof by the worst replica of an engine, and why one of them proves nothing, empty if all do.
-
-    Args:
-        judged: The proof by each, and why it proves nothing.
-    """
+    """Return the proof by the worst replica of an engine, and why one of them proves nothing, empty if all do."""
     wrong = next((at for at, (_, reason) in enumerate(judged) if reason), None)
     where = f"replica {wrong} of {len(judged)}: " if len(judged) > 1 else ""
-    worst = max((proof for proof, _ in judged), key=lambda one: one.mean)
+    worst = max((proof for proof, _ in judged), key=lambda proof: proof.mean)
     return replace(worst, replicas=len(judged)), "" if wrong is None else f"{where}{judged[wrong][1]}"
 
 
@@ -216,7 +200,6 @@ def stayed(version: str, proof: Proof) -> str:
 
 
 def has_grown(proof: Proof) -> bool:
-    """Return whether a proven version answers much worse than the start model did."""
     return proof.calibrated is not None and proof.mean > GREW * proof.tolerance
 
 

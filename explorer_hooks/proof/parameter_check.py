@@ -50,31 +50,24 @@ class Moved(StrEnum):
     NOT_ASKED = "not asked"
 
 
-def distance(one: Probe, other: Probe) -> float:
+def distance(probe: Probe, other: Probe) -> float:
     """Return the mean difference of two probes in nats, infinity if they are of different tokens."""
-    if one.tokens != other.tokens:
+    if probe.tokens != other.tokens:
         return math.inf
-    off = [abs(a - b) for ours, theirs in zip(one.logprobs, other.logprobs, strict=True)
+    off = [abs(a - b) for ours, theirs in zip(probe.logprobs, other.logprobs, strict=True)
            for a, b in zip(ours, theirs, strict=True)]  # fmt: skip
     return math.fsum(off) / len(off)
 
 
 def is_needed(old: WeightDirectory, new: WeightDirectory, allowed: float) -> bool:
-    """Return whether checksums can show what the probe of a version cannot: that the engine stayed where it was.
-
-    Args:
-        old: The version that the engine runs.
-        new: The version that it loads.
-        allowed: The tolerance of the new one's probe, in nats.
-    """
+    """Return whether checksums can show that an engine stayed where it was and a probe cannot (`allowed` in nats)."""
     if old.probe is None or new.probe is None or not old.shards or not new.shards:
         return False
-    is_same = sorted(one.digest for one in old.shards) == sorted(one.digest for one in new.shards)
+    is_same = sorted(shard.digest for shard in old.shards) == sorted(shard.digest for shard in new.shards)
     return not is_same and distance(old.probe, new.probe) <= NEEDED_BELOW * allowed
 
 
 def moved(before: Checksums, after: Checksums) -> Moved:
-    """Return what two answers of an engine say of the load between them."""
     still = stayed(before, after)
     if not still:
         return Moved.CHANGED
@@ -100,13 +93,7 @@ class ParameterCheck:
         self._skipped = Moved.NOT_NEEDED
 
     def begin(self, old: WeightDirectory | None, new: WeightDirectory, allowed: float) -> None:
-        """Ask for the checksums before a load.
-
-        Args:
-            old: The version that the engine runs, None if it is not known.
-            new: The version that it is about to load.
-            allowed: The tolerance of the new one's probe, in nats.
-        """
+        """Ask for the checksums before a load; `old` is None if what runs is not known, `allowed` is in nats."""
         kept, self._kept, self._before, self._old = self._kept, None, None, old
         self._loading = new.label
         if old is None or not is_needed(old, new, allowed):
@@ -130,25 +117,28 @@ class ParameterCheck:
         if self._old is None or self._before is None or (after := self._ask()) is None:
             return self._skipped, ""
         self._kept = new.label, after
-        found, before, self._before = moved(self._before, after), self._before, None
-        if found is not Moved.UNCHANGED or is_cast(new, self._hook.dtype()):
-            return found, ""
+        movement, before, self._before = moved(self._before, after), self._before, None
+        if movement is not Moved.UNCHANGED or is_cast(new, self._hook.dtype()):
+            return movement, ""
         changed = first_difference(self._old, new)
         still = ", ".join(stayed(before, after))
-        return found, f"{changed} has changed, and no parameter of {still} has" if changed else ""
+        return movement, f"{changed} has changed, and no parameter of {still} has" if changed else ""
 
     def _ask(self) -> Checksums | None:
         begun = self._clock.monotonic()
-        found = self._hook.checksums()
+        checksums = self._hook.checksums()
         ended = self._clock.monotonic()
         if ended - begun > QUICK:
             self._leave_until = ended + SHARE * (ended - begun)
-        return found
+        return checksums
 
 
 def stayed(before: Checksums, after: Checksums) -> list[str]:
-    """Return the replicas of which no parameter has another checksum."""
-    return [replica for replica, found in after.items() if not _has_changed(before.get(replica, {}), found)]
+    return [
+        replica
+        for replica, checksums in after.items()
+        if not _has_changed(before.get(replica, {}), checksums)
+    ]
 
 
 def first_difference(old: WeightDirectory, new: WeightDirectory) -> str:
@@ -166,19 +156,19 @@ def first_difference(old: WeightDirectory, new: WeightDirectory) -> str:
 
 def _places(version: WeightDirectory) -> dict[str, tuple[str, int, int]]:
     """Return file, offset and size of each tensor."""
-    found = {}
+    places = {}
     for shard in version.shards:
         path = f"{version.path}/{shard.name}"
         header = read_header(LocalDisk(), path)
-        for one in header.tensors.values():
-            found[one.name] = (path, header.data_offset + one.start, one.end - one.start)
-    return found
+        for tensor in header.tensors.values():
+            places[tensor.name] = (path, header.data_offset + tensor.start, tensor.end - tensor.start)
+    return places
 
 
-def _differ(one: tuple[str, int, int], other: tuple[str, int, int]) -> bool:
-    if one[2] != other[2]:
+def _differ(extent: tuple[str, int, int], other: tuple[str, int, int]) -> bool:
+    if extent[2] != other[2]:
         return True
-    pairs = zip(_pieces(*one), _pieces(*other), strict=True)
+    pairs = zip(_pieces(*extent), _pieces(*other), strict=True)
     return any(piece != another for piece, another in pairs)
 
 
@@ -190,4 +180,4 @@ def _pieces(path: str, offset: int, size: int) -> Iterator[bytes]:
 
 
 def _has_changed(before: Mapping[str, str], after: Mapping[str, str]) -> bool:
-    return any(found != before.get(parameter) for parameter, found in after.items())
+    return any(checksum != before.get(parameter) for parameter, checksum in after.items())

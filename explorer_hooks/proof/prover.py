@@ -110,16 +110,10 @@ class Prover:
         return proof
 
     def can_prove(self, target: WeightDirectory | WeightTensors) -> bool:
-        """Return whether there is a probe of a version, and the engine answers probes."""
         return target.probe is not None and self._answering(target) is not None
 
     def begin(self, running: WeightDirectory | None, target: WeightDirectory) -> None:
-        """Note the engine's checksums before it loads a version, if the version's probe alone may not prove it.
-
-        Args:
-            running: The version that it runs, None if that is not known.
-            target: The version that it is about to load.
-        """
+        """Note the checksums before a load (`running`: None if unknown), if the probe alone may not prove it."""
         hook = self._answering(target)
         if hook is None or self._parameters is None:
             return
@@ -145,8 +139,8 @@ class Prover:
         """Return why the engine's checksums show that it has not loaded a version, empty if they do not."""
         if self._parameters is None or self.last is None:
             return ""
-        found, reason = self._parameters.end(target)
-        self.last = replace(self.last, checksums=found.value if found else "")
+        movement, reason = self._parameters.end(target)
+        self.last = replace(self.last, checksums=movement.value if movement else "")
         return f"the engine's checksums are those of the version before: {reason}" if reason else ""
 
     def _answering(self, target: WeightDirectory | WeightTensors | None) -> ProbingHook | None:
@@ -165,9 +159,11 @@ class Prover:
         allowed = tolerance(probe, dtype, self.calibrated)
         earlier = self._earlier if target is not None and sees_drift(probe, dtype) else ()
         judged = []
-        for one in self._answers:
-            proof = compare(name, probe, one, allowed, self.calibrated, seconds)
-            reason = problem(proof, one) or stayed(answers_like(name, proof, one, earlier, probe), proof)
+        for replica in self._answers:
+            proof = compare(name, probe, replica, allowed, self.calibrated, seconds)
+            reason = problem(proof, replica) or stayed(
+                answers_like(name, proof, replica, earlier, probe), proof
+            )
             judged.append((proof, reason))
         self.last, reason = worst_of(judged)
         return self.last, reason

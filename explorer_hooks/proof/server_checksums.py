@@ -37,13 +37,13 @@ def sglang_checksums(server: HttpClient) -> Checksums | None:
 def _checksums(server: HttpClient, path: str, read: Any) -> Checksums | None:
     try:
         reply = server.post_raw(path, _ASKED)
-        found: dict[str, dict[str, str]] = {}
+        checksums: dict[str, dict[str, str]] = {}
         for replica, parameter, checksum in read({} if reply.is_error else reply.json):
-            if found.setdefault(replica, {}).setdefault(parameter, checksum) != checksum:
+            if checksums.setdefault(replica, {}).setdefault(parameter, checksum) != checksum:
                 return None  # two workers of one name: which of them a checksum is of is not known
     except (ConfigError, LoadFailedError, ValueError):
         return None
-    return found or None
+    return checksums or None
 
 
 def _by_vllm(answer: object) -> _Found:
@@ -56,7 +56,7 @@ def _by_vllm(answer: object) -> _Found:
 def _by_sglang(answer: object) -> _Found:
     """Read `{"ranks": [{"checksums": {NAME: HASH}, "parallelism_info": [{"dp_rank": 0, ...}]}]}`."""
     for at, worker in enumerate(member(answer, "ranks", list)):
-        (place, *_) = member(worker, "parallelism_info", list)
-        replica = f"dp{member(place, 'dp_rank', int)}"
+        (parallelism, *_) = member(worker, "parallelism_info", list)
+        replica = f"dp{member(parallelism, 'dp_rank', int)}"
         for name, checksum in member(worker, "checksums", dict).items():
             yield replica, f"worker{at}:{name}", typed(checksum, str)

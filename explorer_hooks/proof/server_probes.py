@@ -52,11 +52,7 @@ class NextToken(NamedTuple):
 
 
 class ServerProbe(ABC):
-    """Asks one server for log-probs.
-
-    Args:
-        block_size: How many tokens a block of its cache has at most.
-    """
+    """Asks one server for log-probs; a block of its cache has at most `block_size` tokens."""
 
     def __init__(self, server: HttpClient, block_size: int = _BLOCK) -> None:
         self._server, self._block_size = server, block_size
@@ -94,12 +90,7 @@ class ServerProbe(ABC):
 
 
 class CompletionsProbe(ServerProbe):
-    """Asks vLLM by its API for completions.
-
-    Args:
-        model: The adapter that answers; None for the model itself.
-        block_size: How many tokens a block of its cache has, 0 if that is not known.
-    """
+    """Asks vLLM by its API for completions: the adapter `model`, None for the model itself."""
 
     _path = "/v1/completions"
 
@@ -119,8 +110,8 @@ class CompletionsProbe(ServerProbe):
         with understood(self._server, self._path):
             (choice,) = listed(answer, "choices", 1)
             (token,) = listed(choice, "token_ids", 1)
-            (found,) = listed(member(choice, "logprobs", dict), "token_logprobs", 1)
-            return NextToken(typed(token, int), log_prob(found))
+            (logprob,) = listed(member(choice, "logprobs", dict), "token_logprobs", 1)
+            return NextToken(typed(token, int), log_prob(logprob))
 
     def _ask(self, prompt: list[Any], **more: object) -> dict[str, Any]:
         body = {**self._model, "prompt": prompt, "max_tokens": 1, **_GREEDY, **more}
@@ -139,8 +130,8 @@ class AdapterCompletionsProbe(CompletionsProbe):
         """Return the log-probs of the tokens that follow each beginning of each row."""
         asked = [(row[:at], row[at]) for row in rows for at in range(1, len(row))]
         parts = [asked[at : at + _MOST_IDS] for at in range(0, len(asked), _MOST_IDS)]
-        found = itertools.chain.from_iterable(map(self._following, parts))
-        return tuple(tuple(itertools.islice(found, len(row) - 1)) for row in rows)
+        values = itertools.chain.from_iterable(map(self._following, parts))
+        return tuple(tuple(itertools.islice(values, len(row) - 1)) for row in rows)
 
     def _fresh(
         self, tokens: Rows, prompt: Sequence[int], token: int
@@ -162,12 +153,7 @@ class AdapterCompletionsProbe(CompletionsProbe):
 
 
 class GenerateProbe(ServerProbe):
-    """Asks SGLang by its own API.
-
-    Args:
-        replica: The data-parallel replica that answers; None if there is one alone.
-        adapter: The adapter that answers; None for the model itself.
-    """
+    """Asks SGLang by its own API; `replica` is None if there is one alone, `adapter` for the model itself."""
 
     _path = "/generate"
 
@@ -187,7 +173,6 @@ class GenerateProbe(ServerProbe):
             return tuple(_row_of_answer(*pair) for pair in zip(answers, rows, strict=True))
 
     def next_token(self, prompt: Sequence[int]) -> NextToken:
-        """Return the next token of a generation."""
         answer = self._ask(list(prompt))
         with understood(self._server, self._path):
             self._require_replica(answer)
@@ -198,9 +183,9 @@ class GenerateProbe(ServerProbe):
         """Return if the replica that was asked has answered: what does not know the request's field ignores it."""
         if self._replica is None:
             return
-        found = member(member(answer, "meta_info", dict), "dp_rank", int)
-        if found != self._replica:
-            raise ValueError(f"replica {self._replica} was asked, and {found} has answered")
+        replica = member(member(answer, "meta_info", dict), "dp_rank", int)
+        if replica != self._replica:
+            raise ValueError(f"replica {self._replica} was asked, and {replica} has answered")
 
     def _ask(self, prompt: list[Any], **more: object) -> Any:
         if self._replica is not None:
@@ -234,16 +219,15 @@ def each_replica(server: HttpClient, replicas: int) -> list[HttpClient]:
     return [server.sending({_RANK: str(rank)}) for rank in range(replicas)]
 
 
-def dtype_word(found: object) -> str | None:
+def dtype_word(dtype: object) -> str | None:
     """Return the dtype that an engine names, by its name in torch; None if it is none."""
-    return _DTYPES.get(str(found).removeprefix("torch."))
+    return _DTYPES.get(str(dtype).removeprefix("torch."))
 
 
 def rounding_flags(dtype: object, quantization: object, cache: object) -> str:
     """Return the flags by which an engine rounds further than its dtype does, empty if there are none.
 
     Args:
-        dtype: The dtype of its model as it names it.
         quantization: How its weights are quantised, None if they are not.
         cache: The dtype of its keys and values as it names it; None, or `auto`: that of the model.
     """
@@ -280,7 +264,6 @@ def understood(server: HttpClient, path: str) -> Iterator[None]:
 
 
 def _choices(answer: object, count: int) -> list[object]:
-    """Return vLLM's answers to so many prompts, in the order of the prompts."""
     choices = listed(answer, "choices", count)
     indices = [member(choice, "index", int) for choice in choices]
     if sorted(indices) != list(range(count)):

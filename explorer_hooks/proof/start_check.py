@@ -42,8 +42,6 @@ _PREDICTION = re.compile(r"mtp\..*")
 
 
 class StartModel(NamedTuple):
-    """The model that an engine was started from."""
-
     tensors: Tensors  # dtype and shape of each tensor, by name
     config: Mapping[str, Any]  # its config.json; empty if there is none
 
@@ -52,8 +50,8 @@ class StartModel(NamedTuple):
         """Return whether the head is the embedding: by config.json, else if there is no head."""
         parts = (self.config, self.config.get("text_config"))
         said = [part.get("tie_word_embeddings") for part in parts if isinstance(part, Mapping)]
-        known = [one for one in said if type(one) is bool]
-        return all(known) if known else not any(map(_HEAD.fullmatch, self.tensors))
+        flags = [value for value in said if type(value) is bool]
+        return all(flags) if flags else not any(map(_HEAD.fullmatch, self.tensors))
 
     @property
     def vocabulary(self) -> int | None:
@@ -104,20 +102,19 @@ def start_model_of(name: str) -> StartModel | None:
     return StartModel(tensors, _document(f"{directory}/config.json")) if tensors else None
 
 
-def require_same_model(found: Tensors, start: StartModel, check: str, path: str) -> None:
+def require_same_model(tensors: Tensors, start: StartModel, check: str, path: str) -> None:
     """Return if a version fits the model that an engine was started from.
 
     Args:
-        found: The version's tensors; if there are none, nothing is checked.
+        tensors: The version's tensors; if there are none, nothing is checked.
         check: `full`, `shapes`, or `off`.
-        path: The version's directory, for messages.
     """
-    if not found or check == "off":
+    if not tensors or check == "off":
         return
     if check == "full":
-        fits = compare(start.tensors, {}, found, cast=True, may_lack=start.may_lack, may_add=start.may_add)
+        fits = compare(start.tensors, {}, tensors, cast=True, may_lack=start.may_lack, may_add=start.may_add)
     else:
-        held, offered = in_both(start.tensors, found)
+        held, offered = in_both(start.tensors, tensors)
         fits = compare(held, {}, offered, cast=True)
     require_fit(
         fits,
@@ -149,13 +146,13 @@ def _cached(name: str) -> str | None:
     if not _MODEL.fullmatch(name):
         return None
     home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
-    place = f"{os.environ.get('HF_HUB_CACHE') or f'{home}/hub'}/models--{name.replace('/', '--')}"
+    directory = f"{os.environ.get('HF_HUB_CACHE') or f'{home}/hub'}/models--{name.replace('/', '--')}"
     try:
-        with open(open_read(f"{place}/refs/main"), encoding="ascii") as file:
+        with open(open_read(f"{directory}/refs/main"), encoding="ascii") as file:
             commit = file.read(_LONGEST_COMMIT).strip()
     except (OSError, ValueError):
         return None
-    return f"{place}/snapshots/{commit}" if _COMMIT.fullmatch(commit) else None
+    return f"{directory}/snapshots/{commit}" if _COMMIT.fullmatch(commit) else None
 
 
 def _document(path: str) -> Mapping[str, Any]:

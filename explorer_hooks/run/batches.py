@@ -77,13 +77,11 @@ class ExplorerBatch:
     @property
     def experiences(self) -> list[Experience]:
         """Return its experiences, whole groups in the order of the tasks."""
-        return [one for _, group in sorted(self.groups.items()) for one in group]
+        return [experience for _, group in sorted(self.groups.items()) for experience in group]
 
 
 @dataclass(frozen=True, slots=True)
 class EpochTask:
-    """A task of an epoch."""
-
     epoch: int
     position: int  # its index in the order of that epoch
     task: Task
@@ -91,14 +89,7 @@ class EpochTask:
 
 
 class BatchMaker:
-    """Makes batches of the next tasks.
-
-    Args:
-        ledger: Knows which tasks are done, and the seed of their order.
-        sampling: Generates groups and scores responses; once it stops, an unfinished batch is given up.
-        gate: Keeps work waiting until the engine may be given some.
-        curriculum: Says which tasks are taken.
-    """
+    """Makes batches of the next tasks; once `sampling` stops, an unfinished batch is given up."""
 
     def __init__(
         self, tasks: Tasks, ledger: TaskLedger, sampling: Sampling, gate: EngineGate, curriculum: Curriculum
@@ -110,7 +101,6 @@ class BatchMaker:
 
     @property
     def is_over(self) -> bool:
-        """Return whether no task is left."""
         cursor = self._ledger.cursor
         return 0 < self._file.explorer.epochs <= cursor.epoch + (cursor.position >= self._tasks.epoch_length)
 
@@ -156,12 +146,11 @@ class BatchMaker:
                 self._drop(batch, "prompt", f"the prompt of task {task.id} has {len(prompt)} tokens")
 
     def _generate(self, unfinished: Sequence[EpochTask], batch: ExplorerBatch) -> list[EpochTask]:
-        """Add the groups of these tasks to a batch, and return the tasks to retry."""
         left = dict(enumerate(unfinished))
         file, most = self._file, self._file.explorer.sampling.max_tokens
         requests = [
-            GroupRequest(one.prompt, file.data.group_size, most, file.algorithm.temperature)
-            for one in unfinished
+            GroupRequest(task.prompt, file.data.group_size, most, file.algorithm.temperature)
+            for task in unfinished
         ]
         with closing(self._sampling.generator.generate(requests)) as results:
             for result in results:
@@ -173,7 +162,6 @@ class BatchMaker:
         return list(left.values())
 
     def _add(self, asked: EpochTask, result: GroupResult, batch: ExplorerBatch) -> None:
-        """Add a group to a batch, or count it as dropped."""
         if result.problem:
             self._drop(batch, "engine", result.problem)
             return
@@ -181,17 +169,17 @@ class BatchMaker:
             self._drop(batch, "teacher", result.untaught)
             return
         group = self._scored(asked, result, batch)
-        if group and not self._is_dropped_as_equal(asked, [one.reward for one in group], batch):
+        if group and not self._is_dropped_as_equal(asked, [experience.reward for experience in group], batch):
             batch.groups[asked.epoch, asked.position] = group
             batch.tokens += sum(len(response.tokens) for response in result.responses)
-            batch.unproven += sum(sum(one.unproven or ()) for one in group)
+            batch.unproven += sum(sum(experience.unproven or ()) for experience in group)
             batch.unreadable_versions += result.unreadable_versions
             batch.untaught_groups += bool(result.untaught)
             if len(self._tasks.sets) > 1:
                 means = batch.task_sets.setdefault(asked.task.info[TASK_SET], [])
-                means.append(statistics.fmean(one.reward for one in group))
-            batch.versions.update(label_of((one.generation, one.step)) for one in group)
-            batch.pairs |= {result.first, result.last}.union(*(one.versions for one in group))
+                means.append(statistics.fmean(experience.reward for experience in group))
+            batch.versions.update(label_of((experience.generation, experience.step)) for experience in group)
+            batch.pairs |= {result.first, result.last}.union(*(experience.versions for experience in group))
 
     def _is_dropped_as_equal(self, asked: EpochTask, rewards: Sequence[float], batch: ExplorerBatch) -> bool:
         """Record the rewards of a group, and return whether it is dropped because all are the same."""
@@ -210,7 +198,6 @@ class BatchMaker:
         return False
 
     def _scored(self, asked: EpochTask, result: GroupResult, batch: ExplorerBatch) -> list[Experience]:
-        """Return the experiences of a group, none if one of its responses has no reward."""
         (scores,) = self._sampling.scores([(asked.task, result.responses)])
         problem = next((score.problem for score in scores if score.reward is None), "")
         if problem:

@@ -27,9 +27,7 @@ class Curriculum:
     measured, so a place that is asked about twice is answered alike. Several threads call it.
 
     Args:
-        section: The scale and the floor.
         records: What was measured, also by earlier processes; gets what is measured.
-        seed: Of the draws.
     """
 
     def __init__(self, section: CurriculumSection, records: Records, seed: str) -> None:
@@ -39,14 +37,12 @@ class Curriculum:
             self._learn(line.get("rewards", []))
 
     def takes(self, epoch: int, position: int, task: str) -> bool:
-        """Return whether a task is taken at a place of the order."""
         if not self._section.enabled:
             return True
         chance = random.Random(f"{self._seed}/curriculum/{epoch}.{position}").random()  # noqa: S311 - not a secret
         return chance < self.probability(task)
 
     def probability(self, task: str) -> float:
-        """Return the probability with which a task is taken."""
         mean = self._means.get(task)
         if mean is None:
             return 1.0

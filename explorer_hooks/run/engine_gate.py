@@ -30,8 +30,6 @@ class EngineVersions:
     """Which version is published and which one the engine runs, and how many batches may still be written.
 
     Args:
-        source: Keeps the engine at a version.
-        batches: Returns how many batches were written.
         batches_per_step: Batches of this size that the trainer takes a step.
         ahead: Steps for which batches may wait, besides the trainer's next one.
     """
@@ -65,7 +63,6 @@ class EngineVersions:
         return self.source.may_work() and self.permitted() is not None
 
     def update(self, timeout: float, *, ask: bool = False) -> TurnOutcome:
-        """Wait for a version that is due, and load it."""
         outcome = self.source.update(timeout, ask=ask)
         if outcome.kind == "applied":
             self.mark_synced()
@@ -81,7 +78,6 @@ class EngineVersions:
         return self._allowance.room(self._step, pacing.written(self.source.client.job))
 
     def restart_allowance(self) -> None:
-        """Count batches from now on."""
         self._allowance = self._allowance.restarted(self._step, pacing.written(self.source.client.job))
 
     @property
@@ -100,14 +96,7 @@ class EngineVersions:
 
 
 class EngineGate:
-    """Keeps work waiting until the engine may be given some, and evaluates versions as they arrive.
-
-    Args:
-        versions: Which version the engine runs.
-        evaluation: Evaluates versions; None for none.
-        settings: The job file's `[sync]`.
-        stop: Once it returns true, nothing is waited for.
-    """
+    """Keeps work waiting until the engine may be given some, and evaluates versions as they arrive."""
 
     def __init__(
         self,
@@ -122,15 +111,10 @@ class EngineGate:
 
     @property
     def unproven(self) -> Mapping[str, Unproven]:
-        """Return which weights are not proven on which the engine has worked, by label."""
         return self._versions.source.unproven
 
     def wait_until_usable(self, *, is_suspect: bool = False) -> bool:
-        """Wait until the engine may be given work; return false once `stop` returns true.
-
-        Args:
-            is_suspect: Whether the engine did not do its work: then it is first asked what it runs.
-        """
+        """Wait until the engine may be given work, a suspect one is asked first; false once `stop` returns true."""
         end = time.monotonic() + self._settings.timeout
         if is_suspect and not self._stop():
             self._versions.update(0.0)
@@ -148,7 +132,6 @@ class EngineGate:
         return False
 
     def update(self, timeout: float, *, ask: bool = False) -> TurnOutcome:
-        """Wait for a version that is due, load it, and evaluate it."""
         outcome = self._versions.update(timeout, ask=ask)
         if outcome.kind == "applied":
             self.evaluate()
@@ -162,11 +145,7 @@ class EngineGate:
             self._versions.update(0.0)
 
     def evaluate(self, *, is_last: bool = False) -> None:
-        """Evaluate the version that runs, if it is published and was not seen before.
-
-        Args:
-            is_last: Whether no version comes after it: then every set measures it, due or not.
-        """
+        """Evaluate the version that runs, if it is published and new; the last one by all sets, due or not."""
         pair = self._versions.source.runs or BEFORE_THE_FIRST
         if self._evaluation is None or self._stop() or (pair == self._evaluated and not is_last):
             return

@@ -29,16 +29,7 @@ _LOG = structlog.get_logger()
 
 
 class Explorer:
-    """Explores until the trainer is gone, the tasks are done, or it is told to stop.
-
-    Args:
-        versions: Which version the engine runs.
-        gate: Brings the engine to versions.
-        ledger: Writes batches, and knows which tasks are done.
-        file: The configuration: when it syncs, waits and ends.
-        metrics: Gets a line for each batch.
-        stop: Once it returns true, the explorer ends.
-    """
+    """Explores until the trainer is gone, the tasks are done, or it is told to stop."""
 
     def __init__(
         self,
@@ -58,7 +49,6 @@ class Explorer:
         self._waited = 0.0
 
     def run(self) -> str:
-        """Explore, and return why it ended."""
         self._gate.update(0.0)
         while True:
             reason = self._reason_to_end()
@@ -84,7 +74,6 @@ class Explorer:
         )
 
     def _work(self) -> None:
-        """Make a batch and write it."""
         self._gate.evaluate()
         begin = time.monotonic()
         batch = self._batches.make()
@@ -98,7 +87,7 @@ class Explorer:
         seconds = time.monotonic() - begin
         if not self._is_published(batch):
             return
-        path = self._ledger.write(self._told(batch), then)
+        path = self._ledger.write(self._with_dropped(batch), then)
         self._batches.done(batch)
         self._record(batch, path, seconds)
         self._gate.evaluate()
@@ -153,13 +142,12 @@ class Explorer:
         return self._end.reason()
 
     def _finish(self) -> None:
-        """Load the last version, which may have come just before the end, and evaluate it."""
         self._gate.finish()
         runs = self._source.runs
         version = label_of(runs) if runs else None
         _LOG.info("explorer_finished", batches=self._ledger.cursor.batches, version=version)
 
-    def _told(self, batch: ExplorerBatch) -> list[Experience]:
+    def _with_dropped(self, batch: ExplorerBatch) -> list[Experience]:
         """Return the rows of a batch, which say what was dropped for it, if groups of equal rewards are."""
         drops = self._settings.reward.equal_groups == "drop"
         return with_dropped(batch.experiences, batch.dropped["equal"]) if drops else batch.experiences
@@ -167,7 +155,7 @@ class Explorer:
     # --- the record -------------------------------------------------------------------------------------------
 
     def _record(self, batch: ExplorerBatch, path: str, seconds: float) -> None:
-        rewards = [one.reward for one in batch.experiences]
+        rewards = [experience.reward for experience in batch.experiences]
         line: dict[str, Any] = {
             "batch": self._ledger.cursor.batches,
             "at": time.time(),

@@ -64,28 +64,17 @@ class FunctionProcesses:
         for worker in self._workers:
             worker.stop()
 
-    def call(self, given: Mapping[str, Any], count: int | None = None) -> list[Score]:
-        """Return what the function says of these arguments; wait for a free process.
-
-        Args:
-            count: How many scores it returns in a list; None if it returns one score.
-        """
+    def call(self, arguments: Mapping[str, Any], count: int | None = None) -> list[Score]:
+        """Return what the function says, `count` scores as a list or one if None; wait for a free process."""
         worker = self._free.get()
         try:
-            return worker.scores(given, count)
+            return worker.scores(arguments, count)
         finally:
             self._free.put(worker)
 
 
 class FunctionProcess:
-    """A process that calls a function, started when it is needed, and replaced once a call has spoilt it.
-
-    Args:
-        function: `package.module:function`.
-        timeout: Seconds that one call may take.
-        directories: Directories in which its module is looked for.
-        environment: All its variables; None for those of this process.
-    """
+    """A process that calls a function, started when it is needed, and replaced once a call has spoilt it."""
 
     def __init__(
         self,
@@ -121,14 +110,14 @@ class FunctionProcess:
             raise ConfigError(f"the function {self._function} cannot be used: {what}") from None
         return process
 
-    def scores(self, given: Mapping[str, Any], count: int | None) -> list[Score]:
+    def scores(self, arguments: Mapping[str, Any], count: int | None) -> list[Score]:
         """Return what one call says; the same problem for each response if there are several."""
         try:
             process = self.start()
         except ConfigError as error:
             return _failed(error.message, count)
         try:
-            answer = process.ask({"arguments": dict(given), "count": count}, self._timeout)
+            answer = process.ask({"arguments": dict(arguments), "count": count}, self._timeout)
         except TimeoutError:
             return _failed(f"it took more than {self._timeout:g} s", count)
         except (TypeError, ValueError, RecursionError) as error:
@@ -152,7 +141,6 @@ def _failed(problem: str, count: int | None) -> list[Score]:
 
 
 def _signature(answer: Mapping[str, Any]) -> Signature:
-    """Return the arguments that a process names."""
     if problem := answer.get("problem"):
         raise ValueError(str(problem))
     names, required = (member(answer, key, list) for key in ("names", "required"))
@@ -160,7 +148,6 @@ def _signature(answer: Mapping[str, Any]) -> Signature:
 
 
 def _scores(answer: Mapping[str, Any], count: int) -> list[Score]:
-    """Return the scores of an answer, which the function may have written itself."""
     if problem := answer.get("problem"):
         raise ValueError(str(problem))
     scores = member(answer, "scores", list)

@@ -102,11 +102,15 @@ def _signature(called: Any) -> dict[str, Any]:
         parameters = inspect.signature(called).parameters.values()
     except ValueError:  # not every function of C has one
         return {"names": [], "required": [], "takes_any": True}
-    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    named = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
     return {
-        "names": [one.name for one in named],
-        "required": [one.name for one in named if one.default is one.empty],
-        "takes_any": any(one.kind is one.VAR_KEYWORD for one in parameters),
+        "names": [parameter.name for parameter in named],
+        "required": [parameter.name for parameter in named if parameter.default is parameter.empty],
+        "takes_any": any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters),
     }
 
 

@@ -21,8 +21,6 @@ BEFORE_THE_FIRST: Pair = (1, 0)
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """A request for one group of responses."""
-
     prompt: Sequence[int]  # token ids of the prompt
     samples: int  # responses to it
     max_tokens: int  # tokens of a response at most
@@ -31,8 +29,6 @@ class GroupRequest:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One response."""
-
     tokens: Sequence[int]  # its token ids, with the end of the text if it came to it
     logprobs: Sequence[float]  # natural logarithm of each one's probability under the version that chose it
     text: str = ""  # the response without special tokens
@@ -44,8 +40,6 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """The result of one request."""
-
     index: int  # the request's index
     responses: tuple[Response, ...] = ()  # its responses; none if there is a `problem`
     first: Pair = BEFORE_THE_FIRST  # the version that ran before the first token was asked for
@@ -64,7 +58,6 @@ class GroupResult:
 
     @property
     def oldest(self) -> Pair:
-        """Return the oldest version that took part in it."""
         return min(self.first, self.last)
 
     def versions_of(self, response: Response) -> TokenVersions:
@@ -103,7 +96,7 @@ class Sampling:
 
 
 def scored_group(task: Task, responses: Sequence[Response]) -> ScoredGroup:
-    texts = (ScoredText(one.text, len(one.tokens), one.truncated) for one in responses)
+    texts = (ScoredText(response.text, len(response.tokens), response.truncated) for response in responses)
     return ScoredGroup(task.text, plain_task(task), tuple(texts))
 
 

@@ -52,11 +52,7 @@ class Evaluator(Protocol):
     """Has the engine work on held-out tasks."""
 
     def outcomes(self, held_out: HeldOut, pair: Pair) -> Outcomes | None:
-        """Return what became of each task of a set, None if it was told to stop or the engine ran another version.
-
-        Args:
-            pair: The version whose work counts.
-        """
+        """Return what became of each task of a set, None if it was told to stop or the engine ran another version."""
 
 
 class VersionWatcher(Protocol):
@@ -79,12 +75,7 @@ class EvaluationSets(Protocol):
         """Return what scores each set; none without sets."""
 
     def watcher(self, evaluator: Evaluator, records: Records) -> VersionWatcher | None:
-        """Return what measures versions, None without sets.
-
-        Args:
-            evaluator: Has the engine work on the sets.
-            records: Gets a line for each set and version.
-        """
+        """Return what measures versions and writes a line for each set and version, None without sets."""
 
     def watcher_by_prompts(self, sampling: Sampling, records: Records) -> VersionWatcher | None:
         """Return the same where the engine answers each prompt."""
@@ -115,5 +106,4 @@ def open_evaluation(file: JobFile, scorer: Scorer) -> Iterator[EvaluationSets]:
 
 
 def warn_skipped(held_out: HeldOut, pair: Pair) -> None:
-    """Log that a set was not measured, because the engine did not keep to the version."""
     _LOG.warning("evaluation_skipped", generation=pair[0], step=pair[1], set=held_out.name)

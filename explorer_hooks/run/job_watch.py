@@ -14,12 +14,7 @@ _EVERY = 1.0
 
 
 class JobWatch:
-    """Watches a job for its end.
-
-    Args:
-        source: Knows the job and its newest version.
-        timeout: Seconds in which a trainer must come.
-    """
+    """Watches a job for its end, also because no trainer came in `timeout` seconds."""
 
     def __init__(self, source: WeightSource, timeout: float) -> None:
         self._source, self._timeout = source, timeout

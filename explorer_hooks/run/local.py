@@ -33,8 +33,6 @@ _ENDLESS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SequenceLimits:
-    """What ends and pads sequences."""
-
     ends: frozenset[int]  # token ids that end a text
     pad: int  # the token id that fills rows; any that the model knows
     positions: int  # tokens of prompt and response that the model can hold
@@ -43,14 +41,14 @@ class SequenceLimits:
 def sequence_limits(model: Any, tokenizer: Any) -> SequenceLimits:
     """Return what ends sequences of a model, from its generation configuration, its own, and its tokenizer."""
     config = model.config
-    found: set[Any] = set()
-    for place in (getattr(model, "generation_config", None), config, tokenizer):
-        value = getattr(place, "eos_token_id", None)
-        found.update(value if isinstance(value, list | tuple) else [value])
+    ids: set[Any] = set()
+    for holder in (getattr(model, "generation_config", None), config, tokenizer):
+        value = getattr(holder, "eos_token_id", None)
+        ids.update(value if isinstance(value, list | tuple) else [value])
     pad, positions = getattr(config, "pad_token_id", None), getattr(config, "max_position_embeddings", None)
     known_pad = isinstance(pad, int) and 0 <= pad < config.vocab_size
     return SequenceLimits(
-        frozenset(one for one in found if isinstance(one, int)),
+        frozenset(token for token in ids if isinstance(token, int)),
         int(pad) if known_pad and pad is not None else 0,
         positions if isinstance(positions, int) else _ENDLESS,
     )
@@ -66,18 +64,16 @@ def draw(
     """Return the responses to each request, without their texts, all computed as one batch.
 
     Args:
-        model: A causal language model.
         requests: Prompts, none empty and all shorter than the model's positions; the first request says how many
             responses there are to each, of how many tokens, fewer if the model's positions run out behind a prompt,
             and at which temperature: logits are divided by it; 0 for the most probable token, whose log-prob is at
             temperature 1.
-        generator: Draws the tokens.
         stop: Called after each token; once it returns true, the tokens so far are returned.
     """
     device = next(model.parameters()).device
     tokens, mask = _padded([request.prompt for request in requests], ends.pad, device)
     samples, temperature = requests[0].samples, requests[0].temperature
-    rooms = [min(requests[0].max_tokens, ends.positions - len(one.prompt)) for one in requests]
+    rooms = [min(requests[0].max_tokens, ends.positions - len(request.prompt)) for request in requests]
     room, steps = torch.tensor(rooms, device=device).repeat_interleave(samples), max(rooms)
     chosen, logprobs = [], []
     running = torch.ones(len(requests) * samples, dtype=torch.bool, device=device)
@@ -147,13 +143,7 @@ def _grouped(
 
 
 class LocalGenerator(Generator):
-    """Generates with a model of this process.
-
-    Args:
-        hook: Loads versions into the model.
-        context: The model's tokenizer, the seed of the draws, and when to stop.
-        rows: Responses of one forward pass at most.
-    """
+    """Generates with a model of this process, `rows` responses at most in one forward pass."""
 
     def __init__(self, hook: TransformersHook, context: GeneratorContext, rows: int) -> None:
         self._hook, self._tokens, self._stop, self._rows = hook, context.tokens, context.stop, rows
@@ -189,7 +179,7 @@ class LocalGenerator(Generator):
                 yield GroupResult(index + at, problem="the model runs no version", retry=True)
             return
         for at, group in zip(fits, groups, strict=True):
-            responses = tuple(replace(one, text=self._text(one.tokens)) for one in group)
+            responses = tuple(replace(response, text=self._text(response.tokens)) for response in group)
             yield GroupResult(index + at, responses, version, version)
 
     def _text(self, tokens: Sequence[int]) -> str:
@@ -198,18 +188,13 @@ class LocalGenerator(Generator):
 
 
 class LocalEngine(InferenceEngine):
-    """A model in this process, which is loaded and ready to generate.
-
-    Args:
-        file: The configuration, which names it.
-    """
+    """A model in this process, which is loaded and ready to generate."""
 
     def __init__(self, file: JobFile) -> None:
         self.name, self._rows = file.explorer.engine.kind, file.explorer.engine.rows
         self.hook: TransformersHook = open_hook(file)
 
     def generator(self, context: GeneratorContext) -> LocalGenerator:
-        """Return what generates groups with the model."""
         return LocalGenerator(self.hook, context, self._rows)
 
 

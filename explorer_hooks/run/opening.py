@@ -47,7 +47,6 @@ class FollowedEngine:
     def generator(
         self, tokens: Tokens, permitted: PermittedVersion, seed: str, stop: Callable[[], bool]
     ) -> Generator:
-        """Return what generates with it."""
         follower = self.follower
         return self.engine.generator(
             GeneratorContext(tokens, follower.running, follower.pair_named, permitted, seed, stop)
@@ -84,11 +83,7 @@ def followed_engine(
 
 
 def open_reward(file: JobFile, function: str = "") -> Scorer:
-    """Return what scores; its functions are looked for beside the file, and in the working directory.
-
-    Args:
-        function: The function; what [explorer.reward] names unless given.
-    """
+    """Return what scores by `function`, else as [explorer.reward] says; modules may be beside the file."""
     section, here = file.explorer.reward, os.getcwd()
     if function:
         section = section.model_copy(update={"function": function, "functions": {}})
@@ -128,8 +123,8 @@ def _open_source(
 def _tensor_transport(method: str) -> Transport | None:
     """Return the transport by which the trainer may deliver tensors, None if it uses files alone."""
     names = transport_names() if method == "auto" else (method,)
-    found = (find_transport(str(name)) for name in names)
-    return next((transport for transport in found if transport.source), None)
+    transports = (find_transport(str(name)) for name in names)
+    return next((transport for transport in transports if transport.source), None)
 
 
 def _takes_tensors(hook: TensorHook) -> bool:

@@ -29,12 +29,7 @@ def own_path(job: Job, explorer: str, name: str) -> str:
 
 
 class Records:
-    """A file of JSON lines to which one process appends.
-
-    Args:
-        path: The file; its directory is created.
-        disk: The job's file system.
-    """
+    """A file of JSON lines to which one process appends."""
 
     def __init__(self, path: str, disk: Disk | None = None) -> None:
         self.path, self._disk = path, disk or LocalDisk()
@@ -42,14 +37,13 @@ class Records:
             self._disk.make_directory(os.path.dirname(os.path.abspath(path)))
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Append one line."""
         with storage_errors(self.path):
             jsonl.append(self.path, [record], self._disk.adopt)
 
     def all(self) -> list[dict[str, Any]]:
         """Return the records, without a line that a killed process left incomplete."""
         try:
-            return [found for found in jsonl.read(self.path) if found is not None]
+            return [record for record in jsonl.read(self.path) if record is not None]
         except FileNotFoundError:
             return []
 
@@ -77,8 +71,6 @@ _START = TaskCursor(0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class LedgerState:
-    """The content of state.json."""
-
     run: str  # keeps ids of groups apart from those of any other run of this identity
     tasks: str  # the digest of the tasks
     seed: str  # the seed of their order
@@ -94,11 +86,7 @@ class LedgerState:
 
 
 class TaskLedger:
-    """Writes batches together with the position in the tasks behind them.
-
-    Args:
-        state: The content of state.json; `open` reads it.
-    """
+    """Writes batches together with the position in the tasks behind them."""
 
     def __init__(self, writer: ExperienceWriter, state: LedgerState) -> None:
         self.writer, self.state = writer, state
@@ -124,7 +112,6 @@ class TaskLedger:
 
     @property
     def cursor(self) -> TaskCursor:
-        """Return the position of the next task."""
         return self.state.cursor
 
     def group(self, epoch: int, position: int) -> str:

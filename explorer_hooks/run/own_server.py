@@ -35,18 +35,14 @@ _LOG = structlog.get_logger()
 
 @contextmanager
 def serving(file: JobFile, stop: Stop) -> Iterator[JobFile]:
-    """Yield the file with the address of its engine; start the engine first if the file says how.
-
-    Args:
-        stop: Set if the server ends in the body.
-    """
+    """Yield the file with its engine's address, once that is started if the file says how; its end sets `stop`."""
     section = file.explorer.engine
     if not section.command or section.reload == "restart":
         yield file
         return
-    given = {key: section.options[key] for key in OWN if key in section.options}
+    settings = {key: section.options[key] for key in OWN if key in section.options}
     argv = HookOptions(argv=tuple(shlex.split(section.command)))
-    options = RestartOptions.read(section.kind, {"start_model": file.model.path, **given}, argv)
+    options = RestartOptions.read(section.kind, {"start_model": file.model.path, **settings}, argv)
     with _running(options, *_place(section.address), _PATHS[section.kind], stop) as address:
         rest = {key: value for key, value in section.options.items() if key not in OWN}
         changed = section.model_copy(update={"address": address, "command": "", "options": rest})
@@ -65,10 +61,9 @@ def _place(address: str) -> tuple[str, int]:
 
 
 def free_port() -> int:
-    """Return a port of this host that nobody listens at."""
     with socket.create_server((_HOST, 0)) as listener:
-        found: int = listener.getsockname()[1]
-        return found
+        port: int = listener.getsockname()[1]
+        return port
 
 
 @contextmanager
@@ -94,7 +89,6 @@ def _running(options: RestartOptions, host: str, port: int, path: str, stop: Sto
 
 
 def _await(process: ServerProcess, address: str, path: str, seconds: float, stop: Stop) -> None:
-    """Wait until the server answers, or the explorer is to stop."""
     client = HttpClient(address, token=None, timeout=_ASK, ask_timeout=_ASK, missing="")
     until = time.monotonic() + seconds
     while not stop() and not _answers(client, path):
@@ -117,7 +111,6 @@ def _answers(client: HttpClient, path: str) -> bool:
 
 
 def _watch(process: ServerProcess, stop: Stop, over: threading.Event) -> None:
-    """Have the explorer stop once the server has ended."""
     while not over.wait(_TICK):
         if not process.is_running:
             stop.request()

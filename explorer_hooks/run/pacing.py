@@ -20,16 +20,13 @@ class Allowance:
     ahead: int  # steps for which batches may wait, besides the next one
 
     def room(self, step: int, written: int) -> int:
-        """Return how many further batches may be written now."""
         allowed = (step - self.step + 1 + self.ahead) * self.batches
         return max(math.ceil(allowed - (written - self.written)), 0)
 
     def covers(self, step: int, written: int) -> bool:
-        """Return whether another batch may be written now."""
         return self.room(step, written) > 0
 
     def restarted(self, step: int, written: int) -> "Allowance":
-        """Return the same allowance, counted from another moment."""
         return replace(self, step=step, written=written)
 
 
@@ -44,8 +41,6 @@ def decide(*, is_over: bool, is_ready: bool, is_due: bool, has_room: bool) -> Ne
     Args:
         is_over: Whether it ends: the trainer is gone, for example, or all tasks are done.
         is_ready: Whether the engine runs an applied version that is recent enough.
-        is_due: Whether a version is due at this explorer's own step.
-        has_room: Whether the trainer needs another batch.
     """
     if is_over:
         return "end"

@@ -24,8 +24,6 @@ _SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The score of one response."""
-
     reward: float | None  # its reward; None if there is a `problem`
     info: Mapping[str, Any] = field(default_factory=dict)  # what else the function returned
     problem: str = ""  # why there is no reward: what was raised, not a number, timed out, died
@@ -45,8 +43,8 @@ def math_reward(prompt: str, response: str, task: Mapping[str, Any]) -> float:  
 
     The task's answer may itself be a worked solution, as in many data sets.
     """
-    given = final_answer(response)
-    return 0.0 if given is None else float(same_answer(given, expected_answer(task)))
+    answer = final_answer(response)
+    return 0.0 if answer is None else float(same_answer(answer, expected_answer(task)))
 
 
 def expected_answer(task: Mapping[str, Any]) -> str:
@@ -105,7 +103,7 @@ def scores_of(returned: object, count: int) -> list[Score]:
     elif len(returned) != count:
         problem = f"it returned {len(returned)} rewards for {count} responses"
     else:
-        return [score_of(one) for one in returned]
+        return [score_of(entry) for entry in returned]
     return [Score(None, problem=problem)] * count
 
 
@@ -129,29 +127,24 @@ def _only_json(info: Mapping[str, Any]) -> dict[str, Any]:
 
     A value that JSON does not have, such as NaN or a set, becomes text; what is beside it stays what it is.
     """
-    found = {}
+    plain = {}
     for name, value in info.items():
         try:
-            found[name] = _plain(value, frozenset())
+            plain[name] = _plain(value, frozenset())
         except (ArithmeticError, RecursionError, TypeError, ValueError):
-            found[name] = _shown(value)
-    return found
+            plain[name] = _shown(value)
+    return plain
 
 
 def _plain(value: Any, above: frozenset[int]) -> Any:
-    """Return a value as plain data.
-
-    Args:
-        above: The ids of the containers that it is in.
-    """
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError):
         inside = above | {id(value)}
     if isinstance(value, Mapping) and id(value) not in above:
-        return {str(key): _plain(one, inside) for key, one in value.items()}
+        return {str(key): _plain(element, inside) for key, element in value.items()}
     if isinstance(value, list | tuple) and id(value) not in above:
-        return [_plain(one, inside) for one in value]
+        return [_plain(element, inside) for element in value]
     if isinstance(value, Real) and math.isfinite(value):
         return int(value) if isinstance(value, Integral) else float(value)
     return _shown(value)
@@ -207,9 +200,9 @@ def final_answer(response: str) -> str | None:
     return str(numbers[-1]).rstrip(",") if numbers else None
 
 
-def same_answer(given: str, expected: str) -> bool:
+def same_answer(answer: str, expected: str) -> bool:
     """Return whether two answers are equal: as numbers if both are numbers, else as normalised text."""
-    left, right = normalised(given), normalised(expected)
+    left, right = normalised(answer), normalised(expected)
     if left == right:
         return bool(left)
     return _same_number(left, right) or _same_parts(left, right)
@@ -236,17 +229,17 @@ def number(text: str) -> Fraction | None:
         text = text.replace(",", "")
     if _DECIMAL.fullmatch(text):
         return Fraction(text)
-    found = _ratio(text)
-    return _power(text) if found is None else found
+    ratio = _ratio(text)
+    return _power(text) if ratio is None else ratio
 
 
 def _same_number(left: str, right: str) -> bool:
     """Return whether both are the same number; a percentage equals its number, and its hundredth."""
-    one, other = number(left.removesuffix("%")), number(right.removesuffix("%"))
-    if one is None or other is None:
+    value, other = number(left.removesuffix("%")), number(right.removesuffix("%"))
+    if value is None or other is None:
         return False
     percent = left.endswith("%") - right.endswith("%")
-    return one == other or (percent != 0 and one == other * Fraction(100) ** percent)
+    return value == other or (percent != 0 and value == other * Fraction(100) ** percent)
 
 
 def _ratio(text: str) -> Fraction | None:
@@ -266,12 +259,11 @@ def _same_parts(left: str, right: str) -> bool:
     if not (left and right and left[0] == right[0] and left[-1] == right[-1] and left[0] in "([{"):
         return False
     ours, theirs = left[1:-1].split(","), right[1:-1].split(",")
-    same = (one == other or _same_number(one, other) for one, other in zip(ours, theirs, strict=False))
+    same = (part == other or _same_number(part, other) for part, other in zip(ours, theirs, strict=False))
     return len(ours) == len(theirs) > 1 and all(same)
 
 
 def _last_boxed(text: str) -> str | None:
-    """Return the content of the last box that is closed."""
     starts = [(text.rfind(mark), len(mark)) for mark in _BOXED]
     start, length = max(starts)
     if start < 0:

@@ -26,11 +26,7 @@ Reader = Callable[[Sampling], Sampling]
 
 
 def run(file: JobFile, health: str | None = None) -> str:
-    """Explore as a file says, and return why the explorer ended.
-
-    Args:
-        health: `HOST:PORT` to answer health checks at; None for nowhere.
-    """
+    """Explore as a file says, and return why that ended; `health`: HOST:PORT of health checks, None for none."""
     section = file.explorer
     log.configure(section.log, sys.stderr)
     hide_progress_bars()
@@ -62,7 +58,6 @@ def run(file: JobFile, health: str | None = None) -> str:
 
 
 def _open_readers(file: JobFile, tokens: Tokens) -> list[Reader]:
-    """Return what the file asks to read all that is sampled."""
     readers = (point.load()(file, tokens) for point in registered(READERS).values())
     return [reader for reader in readers if reader is not None]
 

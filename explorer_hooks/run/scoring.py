@@ -29,8 +29,6 @@ _LOG = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class ScoredText:
-    """A response that is scored."""
-
     text: str  # the response
     tokens: int = 0  # how many tokens it has
     truncated: bool = False  # whether it was cut off
@@ -38,8 +36,6 @@ class ScoredText:
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """The responses to one task."""
-
     prompt: str  # the prompt as text
     task: Mapping[str, Any]
     responses: tuple[ScoredText, ...]
@@ -60,12 +56,6 @@ class Scorer(Protocol):
 
 
 def open_scorer(section: RewardSection, directories: Sequence[str] = ()) -> Scorer:
-    """Return a scorer.
-
-    Args:
-        section: The functions, how long they may take, and how often they are tried.
-        directories: Directories in which modules are looked for besides those of Python.
-    """
     if not section.functions:
         return _open_one(section.function, section, directories)
     opened: dict[str, Scorer] = {}
@@ -107,7 +97,10 @@ class BuiltInScorer:
 
     def score(self, groups: Sequence[ScoredGroup]) -> list[list[Score]]:
         return [
-            [score_of(self._function(group.prompt, one.text, group.task)) for one in group.responses]
+            [
+                score_of(self._function(group.prompt, response.text, group.task))
+                for response in group.responses
+            ]
             for group in groups
         ]
 
@@ -119,10 +112,6 @@ class AutoScorer:
     """Scores tasks of reasoning_gym as it does, once there are some, and compares other responses with the answer.
 
     Several threads call it.
-
-    Args:
-        section: How long a function may take, and how often it is tried.
-        directories: Directories in which modules are looked for.
     """
 
     needs_groups = False
@@ -134,14 +123,12 @@ class AutoScorer:
         self._opening = threading.Lock()
 
     def score(self, groups: Sequence[ScoredGroup]) -> list[list[Score]]:
-        """Return the scores of each group."""
         generated = [group for group in groups if _GYM in group.task]
         others = iter(self._plain.score([group for group in groups if _GYM not in group.task]))
-        found = iter(self._opened().score(generated) if generated else [])
-        return [next(found if _GYM in group.task else others) for group in groups]
+        scored = iter(self._opened().score(generated) if generated else [])
+        return [next(scored if _GYM in group.task else others) for group in groups]
 
     def close(self) -> None:
-        """End the processes."""
         if self._gym is not None:
             self._gym.close()
 
@@ -153,13 +140,7 @@ class AutoScorer:
 
 
 class FunctionScorer:
-    """Scores with a function, in processes. It gets those arguments that it has by name.
-
-    Args:
-        function: `package.module:function`.
-        section: How long it may take, in how many processes, and how often it is tried.
-        directories: Directories in which its module is looked for.
-    """
+    """Scores with `package.module:function`, in processes; the function gets those arguments that it has by name."""
 
     def __init__(self, function: str, section: RewardSection, directories: Sequence[str]) -> None:
         self._function, self._retries, self._pause = function, section.retries, section.pause
@@ -178,40 +159,37 @@ class FunctionScorer:
         self._named = _named(signature, self._arguments)
 
     def score(self, groups: Sequence[ScoredGroup]) -> list[list[Score]]:
-        """Return the scores of each group, in order."""
         calls = [call for group in groups for call in self._calls(group)]
-        found = iter([one for scores in self._threads.map(self._call, calls) for one in scores])
-        return [[next(found) for _ in group.responses] for group in groups]
+        in_order = iter([score for scores in self._threads.map(self._call, calls) for score in scores])
+        return [[next(in_order) for _ in group.responses] for group in groups]
 
     def close(self) -> None:
-        """End the processes."""
         self._closed.set()
         self._processes.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _calls(self, group: ScoredGroup) -> list[tuple[dict[str, Any], int | None]]:
-        """Return the arguments of each call, and how many scores it returns in a list."""
         shared = {"prompt": group.prompt, "task": dict(group.task)}
         if self.needs_groups:
-            texts = [one.text for one in group.responses]
-            sizes = [one.tokens for one in group.responses]
-            cuts = [one.truncated for one in group.responses]
+            texts = [response.text for response in group.responses]
+            sizes = [response.tokens for response in group.responses]
+            cuts = [response.truncated for response in group.responses]
             whole = {**shared, "responses": texts, "tokens": sizes, "truncated": cuts}
             return [(self._chosen(whole), len(texts))]
         each = [
-            {"response": one.text, "tokens": one.tokens, "truncated": one.truncated}
-            for one in group.responses
+            {"response": response.text, "tokens": response.tokens, "truncated": response.truncated}
+            for response in group.responses
         ]
         return [(self._chosen({**shared, **own}), None) for own in each]
 
-    def _chosen(self, given: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in given.items() if name in self._named}
+    def _chosen(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in arguments.items() if name in self._named}
 
     def _call(self, call: tuple[dict[str, Any], int | None]) -> list[Score]:
         """Return what the function says, after as many attempts as it needs and has."""
         scores = self._processes.call(*call)
         for attempt in range(self._retries):
-            problem = next((one.problem for one in scores if one.problem), "")
+            problem = next((score.problem for score in scores if score.problem), "")
             pause = min(self._pause * 2**attempt, _LONGEST)
             if not problem or self._closed.wait(pause):
                 return scores
@@ -221,11 +199,7 @@ class FunctionScorer:
 
 
 class WeightedScorer:
-    """Adds up what several functions say.
-
-    Args:
-        weights: What each one's rewards are multiplied by.
-    """
+    """Adds up what several functions say."""
 
     def __init__(self, parts: Mapping[str, Scorer], weights: Mapping[str, float]) -> None:
         self._parts, self._weights = parts, weights
@@ -233,17 +207,16 @@ class WeightedScorer:
 
     def score(self, groups: Sequence[ScoredGroup]) -> list[list[Score]]:
         """Return the scores of each group; what each function says is in the info."""
-        found = {name: part.score(groups) for name, part in self._parts.items()}
+        by_part = {name: part.score(groups) for name, part in self._parts.items()}
         return [
             [
-                combined({name: scores[at][number] for name, scores in found.items()}, self._weights)
+                combined({name: scores[at][number] for name, scores in by_part.items()}, self._weights)
                 for number in range(len(group.responses))
             ]
             for at, group in enumerate(groups)
         ]
 
     def close(self) -> None:
-        """End the processes."""
         _close(self._parts.values())
 
 

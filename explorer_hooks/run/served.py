@@ -80,9 +80,6 @@ class ServerGenerator(Generator):
     """Generates by a server.
 
     Args:
-        context: What the engine runs, with which version work may be done, and when to stop.
-        concurrency: Groups that are requested at a time.
-        retries: Retries of one request.
         settle: Seconds that a group waits for an engine that loads a version.
         adapter_api: If versions are adapters, returns how the one with a label is asked, without a label the model
             below them: a request names its version, which answers it to its end. None if requests name no version.
@@ -105,12 +102,10 @@ class ServerGenerator(Generator):
         self._most_samples: int | None = None
 
     def check(self) -> None:
-        """Choose how the server is asked."""
         if self._adapter_api is None:
             self._choice.api()
 
     def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":
-        """Yield each result once, as it is ready, and None every so often."""
         waiting: SimpleQueue[tuple[int, GroupRequest]] = SimpleQueue()
         done: SimpleQueue[GroupResult | SyncdError] = SimpleQueue()
         for numbered in enumerate(requests):
@@ -130,14 +125,14 @@ class ServerGenerator(Generator):
     ) -> Iterator[GroupResult | None]:
         while count and not self._context.stop():
             try:
-                one = done.get(timeout=_TICK)
+                result = done.get(timeout=_TICK)
             except Empty:
                 yield None
                 continue
-            if isinstance(one, SyncdError):
-                raise one
+            if isinstance(result, SyncdError):
+                raise result
             count -= 1
-            yield one
+            yield result
 
     def _work(
         self,
@@ -165,7 +160,7 @@ class ServerGenerator(Generator):
             first, began = before
             answers = self._answers(asked, began, given_up)
             if self._adapter_api is not None:
-                return GroupResult(index, tuple(one.response for one in answers), first, first)
+                return GroupResult(index, tuple(answer.response for answer in answers), first, first)
             after = self._context.running()
             last = version_after(after, first)
         except EngineUnreachableError as error:
@@ -188,20 +183,19 @@ class ServerGenerator(Generator):
         """Return a group, each response with the versions that the server names for its tokens if it does.
 
         Args:
-            index: The request's index.
             first: The version that ran before the group.
             last: The version that ran after it.
             began: What the engine said before it.
             ended: What it said after it.
         """
         unproven, pending = ended.unproven_since(began), ended.pending_since(began)
-        found = [self._versions(one, first, last, unproven, pending) for one in answers]
-        problems = [one for one in found if isinstance(one, str)]
+        labelled = [self._versions(answer, first, last, unproven, pending) for answer in answers]
+        problems = [versions for versions in labelled if isinstance(versions, str)]
         if problems:
             _LOG.warning("token_versions_unreadable", responses=len(problems), reason=problems[0])
         responses = tuple(
-            replace(one.response, versions=None if isinstance(versions, str) else versions)
-            for one, versions in zip(answers, found, strict=True)
+            replace(answer.response, versions=None if isinstance(versions, str) else versions)
+            for answer, versions in zip(answers, labelled, strict=True)
         )
         return GroupResult(
             index,
@@ -240,10 +234,10 @@ class ServerGenerator(Generator):
         begin = time.monotonic()
         while True:
             running = self._context.running()
-            found = version_of(running, self._context.permitted())
+            pair = version_of(running, self._context.permitted())
             patience = self._settle if running.paused else min(self._settle, _CONFIRM)
-            if found is not None:
-                return found, running
+            if pair is not None:
+                return pair, running
             if time.monotonic() - begin > patience or given_up.wait(_PAUSE):
                 return None
 
@@ -265,9 +259,8 @@ class ServerGenerator(Generator):
         raise AssertionError("the loop returns or raises")
 
     def _answered(self, api: ServerApi, asked: GroupRequest) -> tuple[ServerAnswer, ...]:
-        """Return the responses of a group, asked for in as many requests as the server needs."""
-        found: list[ServerAnswer] = []
-        while missing := asked.samples - len(found):
+        answers: list[ServerAnswer] = []
+        while missing := asked.samples - len(answers):
             part = replace(asked, samples=min(missing, self._most_samples or missing))
             reply = self._server.post_any(api.path, api.body(part))
             most = api.most_samples(reply)
@@ -277,8 +270,8 @@ class ServerGenerator(Generator):
                     "groups_split", samples=asked.samples, most=most, reason="--max-num-seqs of the server"
                 )
                 continue
-            found += self._parsed(api, reply, part)
-        return tuple(found)
+            answers += self._parsed(api, reply, part)
+        return tuple(answers)
 
     def _parsed(self, api: ServerApi, reply: Reply, asked: GroupRequest) -> tuple[ServerAnswer, ...]:
         # A server that was restarted has no adapters until the follower has loaded one.
@@ -291,7 +284,7 @@ class ServerGenerator(Generator):
         if (
             self._adapter_api is None
             and self._choice.requires_spans
-            and any(one.versions is None for one in answers)
+            and any(answer.versions is None for answer in answers)
         ):
             raise UnsupportedServerError("the server does not say which version chose which token")
         return answers
@@ -308,8 +301,8 @@ def backoff(attempt: int) -> float:
 
 def served_model(server: HttpClient, key: str = "explorer.engine.model") -> str:
     """Return the name of a server's first model; `key` names one if the server does not."""
-    found = server.get_json("/v1/models").get("data")
-    first = found[0] if isinstance(found, list) and found else None
+    models = server.get_json("/v1/models").get("data")
+    first = models[0] if isinstance(models, list) and models else None
     name = first.get("id") if isinstance(first, dict) else None
     if not isinstance(name, str) or not name:
         raise ConfigError("the server names no model", path=server.address, hint=f"set {key}")
@@ -317,11 +310,7 @@ def served_model(server: HttpClient, key: str = "explorer.engine.model") -> str:
 
 
 class ServerEngine(InferenceEngine):
-    """A server.
-
-    Args:
-        file: The configuration, which names it.
-    """
+    """A server."""
 
     def __init__(self, file: JobFile) -> None:
         self._file, section = file, file.explorer.engine
@@ -340,7 +329,6 @@ class ServerEngine(InferenceEngine):
         )
 
     def generator(self, context: GeneratorContext) -> ServerGenerator:
-        """Return what generates groups by the server's API."""
         section = self._file.explorer.engine
         server = HttpClient(
             section.address,

@@ -80,12 +80,8 @@ class ServerApi(ABC):
         return None
 
     def parse(self, document: object, asked: GroupRequest) -> tuple[ServerAnswer, ...]:
-        """Return the responses of an answer.
-
-        Args:
-            document: The answer as JSON, None if it is none.
-        """
-        return tuple(self._answer(one, asked) for one in self._choices(document, asked))
+        """Return the responses of an answer; `document` is None if it is no JSON."""
+        return tuple(self._answer(choice, asked) for choice in self._choices(document, asked))
 
     @abstractmethod
     def _choices(self, document: object, asked: GroupRequest) -> Sequence[object]:
@@ -97,11 +93,7 @@ class ServerApi(ABC):
 
 
 class CompletionsApi(ServerApi):
-    """The completions API of vLLM 0.32.0 and of SGLang 0.5.23.
-
-    Args:
-        model: What requests call the model.
-    """
+    """The completions API of vLLM 0.32.0 and of SGLang 0.5.23."""
 
     path: ClassVar[str] = "/v1/completions"
 
@@ -131,11 +123,7 @@ class CompletionsApi(ServerApi):
 
 
 class VllmGenerateApi(ServerApi):
-    """vLLM's `/inference/v1/generate`, which a server has that was started with `--enable-scale-out`.
-
-    Args:
-        model: What requests call the model.
-    """
+    """vLLM's `/inference/v1/generate`, which a server has that was started with `--enable-scale-out`."""
 
     path: ClassVar[str] = "/inference/v1/generate"
 
@@ -155,8 +143,8 @@ class VllmGenerateApi(ServerApi):
 
     def most_samples(self, reply: Reply) -> int | None:
         """Return `--max-num-seqs` of the server if its error names it; the other API of vLLM has no such bound."""
-        found = _MOST_SAMPLES.search(str(reply.json)) if reply.is_error else None
-        return int(found[1]) if found else None
+        match = _MOST_SAMPLES.search(str(reply.json)) if reply.is_error else None
+        return int(match[1]) if match else None
 
     def _choices(self, document: object, asked: GroupRequest) -> Sequence[object]:
         _require_prompt(_optional(document, "prompt_token_ids"), list(asked.prompt))
@@ -164,17 +152,13 @@ class VllmGenerateApi(ServerApi):
 
     def _answer(self, choice: object, asked: GroupRequest) -> ServerAnswer:
         content = _optional(_optional(choice, "logprobs"), "content")
-        values = [_optional(one, "logprob") for one in content] if isinstance(content, list) else None
+        values = [_optional(entry, "logprob") for entry in content] if isinstance(content, list) else None
         response = _response(choice, "token_ids", values, _optional(choice, "finish_reason"), asked)
         return ServerAnswer(response, _optional(choice, "weight_versions"))
 
 
 class SGLangGenerateApi(ServerApi):
-    """SGLang's `/generate`.
-
-    Args:
-        adapter: The adapter that answers; None for the model itself.
-    """
+    """SGLang's `/generate`, for an adapter; None stands for the model itself."""
 
     path: ClassVar[str] = "/generate"
 
@@ -200,19 +184,18 @@ class SGLangGenerateApi(ServerApi):
         return _counted([document] if isinstance(document, dict) else document, asked)
 
     def _answer(self, choice: object, asked: GroupRequest) -> ServerAnswer:
-        told = _optional(choice, "meta_info")
-        _require_prompt(_optional(told, "prompt_tokens"), len(asked.prompt))
-        pairs, reason = _optional(told, "output_token_logprobs"), _optional(told, "finish_reason")
+        meta = _optional(choice, "meta_info")
+        _require_prompt(_optional(meta, "prompt_tokens"), len(asked.prompt))
+        pairs, reason = _optional(meta, "output_token_logprobs"), _optional(meta, "finish_reason")
         values = [_first(pair) for pair in pairs] if isinstance(pairs, list) else None
         response = _response(choice, "output_ids", values, _optional(reason, "type"), asked)
-        return ServerAnswer(response, _optional(told, "weight_versions"))
+        return ServerAnswer(response, _optional(meta, "weight_versions"))
 
 
 class ApiChoice:
     """Chooses how one server is asked, when it is asked for the first time. Any thread may use it.
 
     Args:
-        model: What requests call the model.
         spans: `auto`: the server is asked for the version of each token if it can name it; `required`: it is an error
             if it does not; `off`: it is not asked.
     """
@@ -226,11 +209,9 @@ class ApiChoice:
 
     @property
     def requires_spans(self) -> bool:
-        """Return whether a response without the versions of its tokens is an error."""
         return self._spans == "required"
 
     def api(self) -> ServerApi:
-        """Return how the server is asked."""
         with self._lock:
             self._chosen = self._chosen or self._choose()
             return self._chosen
@@ -276,14 +257,7 @@ def _counted(choices: object, asked: GroupRequest) -> Sequence[object]:
 
 
 def _response(choice: object, ids: str, values: object, reason: object, asked: GroupRequest) -> Response:
-    """Return a response, checked.
-
-    Args:
-        choice: The response as the server has it.
-        ids: Under which name it has the token ids.
-        values: The log-probs of the tokens, in order.
-        reason: Why it ended.
-    """
+    """Return a response, checked."""
     if not isinstance(reason, str) or reason not in _FINISHED:
         raise MalformedError(f"a response ended with {reason!r}")
     tokens = _optional(choice, ids)
@@ -291,7 +265,9 @@ def _response(choice: object, ids: str, values: object, reason: object, asked: G
         raise UnsupportedServerError("the server does not return token ids: vLLM 0.16 and SGLang 0.5.23 do")
     if not isinstance(values, list) or not all(_is_logprob(value) for value in values):
         raise MalformedError("token_logprobs is not a list of log-probs")
-    if not (isinstance(tokens, list) and tokens and all(type(one) is int and one >= 0 for one in tokens)):
+    if not (
+        isinstance(tokens, list) and tokens and all(type(token) is int and token >= 0 for token in tokens)
+    ):
         raise MalformedError(f"{ids} is not a list of token ids")
     if len(values) != len(tokens) or len(tokens) > asked.max_tokens:
         raise MalformedError(

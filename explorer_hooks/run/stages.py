@@ -44,9 +44,6 @@ def wait_for(file: JobFile, stage: str, clock: Clock | None = None) -> JobFile |
     """Wait until a stage has begun; return its file with the model from which it started, or why it is not explored.
 
     Logs what it waits for, at once and each minute.
-
-    Args:
-        file: The stage's file, in the stage's directory.
     """
     log.configure(file.explorer.log, sys.stderr)
     clock, directory = clock or SystemClock(), os.path.dirname(file.job.dir)

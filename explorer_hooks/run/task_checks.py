@@ -21,7 +21,7 @@ def task_problems(file: JobFile) -> Iterator[Problem]:
     if not section.training_sets and not runner_of(section).has_own_tasks:
         yield Problem("explorer.tasks", "explorer.tasks is missing", 'tasks = "tasks.jsonl"')
     yield from _held_out(file)
-    if section.tasks and any(not one.held_out for one in section.task_sets):
+    if section.tasks and any(not task_set.held_out for task_set in section.task_sets):
         text = "explorer.tasks names one set of tasks, and [[explorer.task_sets]] others"
         yield Problem("explorer.tasks", text, "give it a [[explorer.task_sets]] too, and leave it out")
     has_columns = {"prompt_key", "answer_key"} & section.model_fields_set
@@ -37,15 +37,17 @@ def reward_problems(file: JobFile) -> Iterator[Problem]:
 
 
 def _held_out(file: JobFile) -> Iterator[Problem]:
-    measured = {one.tasks for one in file.explorer.evaluation.named().values()}
-    for one in file.explorer.task_sets:
-        if one.held_out and f"{SET}{one.shown_name}" not in measured:
-            text = f'the held-out set of tasks "{one.shown_name}" is not measured'
+    measured = {section.tasks for section in file.explorer.evaluation.named().values()}
+    for task_set in file.explorer.task_sets:
+        if task_set.held_out and f"{SET}{task_set.shown_name}" not in measured:
+            text = f'the held-out set of tasks "{task_set.shown_name}" is not measured'
             yield Problem(
-                "explorer.task_sets.held_out", text, f'explorer.evaluation.tasks = "{SET}{one.shown_name}"'
+                "explorer.task_sets.held_out",
+                text,
+                f'explorer.evaluation.tasks = "{SET}{task_set.shown_name}"',
             )
-        if one.held_out and one.weight:
-            text = f'the held-out set of tasks "{one.shown_name}" has a weight, and is never taken'
+        if task_set.held_out and task_set.weight:
+            text = f'the held-out set of tasks "{task_set.shown_name}" has a weight, and is never taken'
             yield Problem("explorer.task_sets.weight", text, "leave it out")
 
 
@@ -65,13 +67,14 @@ def _rewards(file: JobFile) -> Iterator[Problem]:
         named = [("explorer.reward.functions", function) for function in section.functions]
     else:
         named = [("explorer.reward.function", section.function)]
-    for key, one in (("", evaluation), *((f"sets.{name}.", one) for name, one in evaluation.sets.items())):
-        named += [(f"explorer.evaluation.{key}reward", one.reward)] if one.reward else []
-    known = sorted({AUTO, *BUILT_IN, *LIBRARY})
+    sets = ((f"sets.{name}.", evaluation_set) for name, evaluation_set in evaluation.sets.items())
+    for key, measured in (("", evaluation), *sets):
+        named += [(f"explorer.evaluation.{key}reward", measured.reward)] if measured.reward else []
+    functions = sorted({AUTO, *BUILT_IN, *LIBRARY})
     for key, function in named:
-        if function not in known and not is_import_path(function):
-            text = f'{key} = "{function}" is neither {", ".join(known)} nor package.module:function'
-            yield Problem(key, text, nearest(function, known))
+        if function not in functions and not is_import_path(function):
+            text = f'{key} = "{function}" is neither {", ".join(functions)} nor package.module:function'
+            yield Problem(key, text, nearest(function, functions))
     if section.functions and "function" in section.model_fields_set:
         text = "[explorer.reward] has one function and several"
         yield Problem("explorer.reward.function", text, "leave it out, and give it a weight in functions")

@@ -24,8 +24,6 @@ class LabelSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenVersions:
-    """The version of each token of a response."""
-
     spans: tuple[Span, ...]  # the versions, as an experience has them
     # For each token, whether its version is not known or was not proven; None if that holds for none.
     unproven: Sequence[bool] | None = None
@@ -35,15 +33,10 @@ class TokenVersions:
 
     @property
     def oldest(self) -> Pair:
-        """Return the oldest version that chose a token."""
         return min((span.generation, span.step) for span in self.spans)
 
     def settled(self, loads: Mapping[str, Unproven]) -> "TokenVersions":
-        """Return the versions once a pending proof has passed; else, and while it has not, they stay doubted.
-
-        Args:
-            loads: What is not proven of the engine now, by label.
-        """
+        """Return the versions once a pending proof has passed; else, and while it has not, they stay doubted."""
         if self.pending is None or not self.pending.has_passed(loads):
             return self
         return TokenVersions(self.spans, self.unproven_if_passed)
@@ -56,17 +49,15 @@ class TokenVersions:
         return TokenVersions(spans, unproven, self.pending, if_passed)
 
 
-def parse_spans(found: object, length: int) -> tuple[LabelSpan, ...]:
-    """Return what an engine says of a response's tokens, nothing if it says nothing.
-
-    Args:
-        found: Its `weight_versions`; None if there is none.
-    """
-    if found is None:
+def parse_spans(value: object, length: int) -> tuple[LabelSpan, ...]:
+    """Return what an engine says of a response's tokens, nothing if it says nothing."""
+    if value is None:
         return ()
     spans, covered = [], 0
-    for one in typed(found, list):
-        span = LabelSpan(member(one, "start", int), member(one, "end", int), member(one, "version", str))
+    for entry in typed(value, list):
+        span = LabelSpan(
+            member(entry, "start", int), member(entry, "end", int), member(entry, "version", str)
+        )
         if span.start != covered:
             raise ValueError(f"a span starts at token {span.start}, and those before it end at {covered}")
         if not span.start < span.end <= length:
@@ -88,10 +79,8 @@ def versions_of(
     """Return the versions that labels name.
 
     Args:
-        labelled: The labels of all tokens of a response.
         named: Returns the version of this job that a label names, None if it names none.
         oldest: The oldest version that the engine may have run, which stands for labels that name none.
-        unproven: The labels of weights that were not proven.
         pending: The probe by which one of them may yet be.
     """
     spans: list[Span] = []
@@ -106,7 +95,7 @@ def versions_of(
         span = Span(start, *(oldest if pair is None else pair))
         if not spans or spans[-1][1:] != span[1:]:
             spans.append(span)
-    found = TokenVersions(tuple(spans), mask if any(mask) else None)
+    versions = TokenVersions(tuple(spans), mask if any(mask) else None)
     if mask == if_passed:
-        return found
-    return replace(found, pending=pending, unproven_if_passed=if_passed if any(if_passed) else None)
+        return versions
+    return replace(versions, pending=pending, unproven_if_passed=if_passed if any(if_passed) else None)

@@ -143,7 +143,6 @@ class PlainTokens(Tokens):
         *,
         answers: bool,
     ) -> str:
-        """Raise: templates are transformers' matter."""
         del messages, tools, arguments, answers
         raise ConfigError("messages need transformers", hint=install_command("transformers"))
 

@@ -29,7 +29,6 @@ class WeightSource:
 
     @property
     def unproven(self) -> Mapping[str, Unproven]:
-        """Return which weights are not proven on which the engine has worked, by label."""
         return self._follower.unproven
 
     @property
@@ -39,7 +38,6 @@ class WeightSource:
 
     @property
     def is_published(self) -> bool:
-        """Return whether what runs is published, so that its work may be written."""
         return True
 
     def may_work(self) -> bool:
@@ -69,7 +67,6 @@ class WeightSource:
         """Wait, within bounds, until what runs is published or given up."""
 
     def newest(self) -> Pair | None:
-        """Return the newest version, None before the first."""
         with contextlib.suppress(CorruptDataError):  # the daemon is about to replace it
             version = self.client.latest_version()
             return version.pair if version else None

@@ -37,7 +37,6 @@ class WorkerProcess:
     has asked is killed, as is one that writes what is no answer.
 
     Args:
-        argv: Program and arguments.
         most: Bytes of an answer at most.
         environment: All its variables; None for those of this process.
     """
@@ -62,7 +61,6 @@ class WorkerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Return whether it can be asked."""
         return not self._is_over and not self._has_ended and self._process.returncode is None
 
     def ask(self, asked: Mapping[str, Any], seconds: float) -> WorkerAnswer:

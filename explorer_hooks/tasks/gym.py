@@ -23,8 +23,6 @@ _NAMES = 'python -c "import reasoning_gym.factory as f; print(*sorted(f.DATASETS
 
 @dataclass(frozen=True)
 class GymTasks:
-    """The tasks of one generator."""
-
     generator: str
     seed: int  # the seed of the tasks
     size: int  # how many there are
@@ -32,7 +30,6 @@ class GymTasks:
 
     @cached_property
     def data(self) -> Any:
-        """Return reasoning_gym's data set."""
         library, path = _library(), f"{GENERATOR}:{self.generator}"
         if self.generator not in library.factory.DATASETS:
             hint = nearest(self.generator, library.factory.DATASETS) or _NAMES
@@ -53,8 +50,8 @@ class GymTasks:
         """Return the digest of what the tasks follow from."""
         made = hasher()
         release = getattr(_library(), "__version__", "")
-        told = [self.generator, release, self.seed, self.size, self.options]
-        made.update(json.dumps(told, sort_keys=True, default=str).encode())
+        identity = [self.generator, release, self.seed, self.size, self.options]
+        made.update(json.dumps(identity, sort_keys=True, default=str).encode())
         return str(made.hexdigest())
 
     def __len__(self) -> int:
@@ -73,7 +70,6 @@ class GymTasks:
 
 
 def open_gym(generator: str, section: TaskSetSection) -> GymTasks:
-    """Return the tasks of a generator."""
     made = GymTasks(generator, section.seed, section.size or _SIZE, section.options)
     _ = made.data  # what is wrong shows at the start
     return made

@@ -20,7 +20,6 @@ def read_data_set(source: str, section: TaskSetSection) -> ReadTasks:
 
     Args:
         source: A directory that `save_to_disk` wrote or that has data files, or a name.
-        section: The split, the subset and the columns.
     """
     split = section.split or _SPLIT
     data, where = _opened(source, split, section.subset), f"{source}, split {split}"
@@ -38,7 +37,6 @@ def _tasks(data: Any, where: str, columns: Columns, digest: Any) -> Iterator[Tas
 
 
 def _opened(source: str, split: str, subset: str) -> Any:
-    """Return a split of a data set, as `datasets` has it."""
     try:
         import datasets  # noqa: PLC0415 - seconds, and not everybody has it
     except ImportError as error:

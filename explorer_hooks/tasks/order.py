@@ -40,8 +40,8 @@ class Tasks(Sequence[Task]):
         if len(self.sets) == 1:
             return self.sets[0].tasks.digest
         made = hasher()
-        for one in self.sets:
-            made.update(f"{one.name}\n{one.tasks.digest}\n{one.weight!r}\n".encode())
+        for task_set in self.sets:
+            made.update(f"{task_set.name}\n{task_set.tasks.digest}\n{task_set.weight!r}\n".encode())
         return str(made.hexdigest())
 
     def __len__(self) -> int:
@@ -59,17 +59,19 @@ class Tasks(Sequence[Task]):
             raise IndexError(index)
         index %= len(self)
         number = bisect_right(self._ends, index)
-        one = self.sets[number]
-        task = one.tasks[index - self._start(number)]
+        task_set = self.sets[number]
+        task = task_set.tasks[index - self._start(number)]
         if len(self.sets) == 1:
             return task
-        return Task(f"{one.name}/{task.id}", task.prompt, task.answer, {**task.info, TASK_SET: one.name})
+        return Task(
+            f"{task_set.name}/{task.id}", task.prompt, task.answer, {**task.info, TASK_SET: task_set.name}
+        )
 
     @cached_property
     def quotas(self) -> tuple[int, ...]:
         """Return how many tasks an epoch has of each set, at least one."""
-        whole, weights = len(self), sum(one.weight for one in self.sets)
-        return tuple(max(1, round(whole * one.weight / weights)) for one in self.sets)
+        whole, weights = len(self), sum(task_set.weight for task_set in self.sets)
+        return tuple(max(1, round(whole * task_set.weight / weights)) for task_set in self.sets)
 
     @property
     def epoch_length(self) -> int:
@@ -89,31 +91,28 @@ class Tasks(Sequence[Task]):
 
     @cached_property
     def _ends(self) -> list[int]:
-        return list(accumulate(len(one.tasks) for one in self.sets))
+        return list(accumulate(len(task_set.tasks) for task_set in self.sets))
 
     def _start(self, number: int) -> int:
         return self._ends[number - 1] if number else 0
 
     def __hash__(self) -> int:
-        """Return the hash of the object: it is compared by identity alone."""
         return id(self)
 
     def mixed(self, seed: str | None, epoch: int) -> Iterator[int]:
-        """Yield the order of an epoch of several sets."""
         places = [self._places(number, seed, epoch) for number in range(len(self.sets))]
         for number in _turns(self.quotas, f"{seed}/{epoch}" if seed is not None else None):
             yield self._start(number) + next(places[number])
 
     def _places(self, number: int, seed: str | None, epoch: int) -> Iterator[int]:
-        """Yield the places in a set of the tasks that an epoch takes from it."""
-        one, quota = self.sets[number], self.quotas[number]
-        of_set = f"{seed}/{one.name}" if seed is not None else None
-        cycle, place = divmod(epoch * quota, len(one.tasks))
+        task_set, quota = self.sets[number], self.quotas[number]
+        of_set = f"{seed}/{task_set.name}" if seed is not None else None
+        cycle, start = divmod(epoch * quota, len(task_set.tasks))
         while quota:
-            order = _shuffled(len(one.tasks), f"{of_set}/{cycle}" if of_set is not None else None)
-            part = order[place : place + quota]
+            order = _shuffled(len(task_set.tasks), f"{of_set}/{cycle}" if of_set is not None else None)
+            part = order[start : start + quota]
             yield from part
-            cycle, place, quota = cycle + 1, 0, quota - len(part)
+            cycle, start, quota = cycle + 1, 0, quota - len(part)
 
 
 @lru_cache(maxsize=8)
@@ -149,13 +148,7 @@ def set_figures(rewards: Mapping[str, Sequence[float]]) -> dict[str, dict[str, f
 
 
 def epochs(tasks: Tasks, seed: str | None, epoch: int, position: int) -> Iterator[tuple[int, int, Task]]:
-    """Yield tasks from a position on, without end: epoch, index in its order, and the task.
-
-    Args:
-        seed: The seed of the orders; None for the order of the source.
-        epoch: The first epoch.
-        position: The first index in it.
-    """
+    """Yield epoch, index and task from a position on, without end; seed None is the order of the source."""
     while True:
         places = tasks.order(seed, epoch)
         for at in range(position, len(places)):

@@ -26,12 +26,7 @@ _LOG = structlog.get_logger()
 
 
 def open_tasks(sections: Sequence[TaskSetSection], directory: str = "") -> Tasks:
-    """Return the tasks of sets, which are read and checked.
-
-    Args:
-        sections: The sets, at least one.
-        directory: What relative paths are relative to; the working directory unless given.
-    """
+    """Return the tasks of sets, read and checked; relative paths start at `directory`, or the working directory."""
     names = _names(sections)
     _check_weights(sections)
     opened = [_opened(section, name, directory) for section, name in zip(sections, names, strict=True)]
@@ -82,9 +77,9 @@ def _check_answers(tasks: TaskSet, section: TaskSetSection) -> None:
     """Raise if a column of answers was named, and no task has one: every reward would be 0."""
     if section.answer_key == _ANSWER or any(tasks[at].answer is not None for at in range(len(tasks))):
         return
-    known = sorted(_fields(tasks[0]).keys() - {"answer"})
+    names = sorted(_fields(tasks[0]).keys() - {"answer"})
     text = f'no task has an answer in the column "{section.answer_key}" of answer_key'
-    raise ConfigError(text, path=section.source, hint=f"the first task has: {', '.join(known)}")
+    raise ConfigError(text, path=section.source, hint=f"the first task has: {', '.join(names)}")
 
 
 def _read(section: TaskSetSection, directory: str) -> TaskSet:
@@ -124,7 +119,6 @@ class ChosenTasks:
 
     @classmethod
     def of(cls, tasks: TaskSet, section: TaskSetSection) -> "ChosenTasks":
-        """Return the tasks that a section wants."""
         places: Sequence[int] = range(len(tasks))
         if section.where:
             places = [at for at in places if _fits(tasks[at], section.where)]
@@ -134,7 +128,6 @@ class ChosenTasks:
 
     @property
     def digest(self) -> str:
-        """Return the digest of the tasks."""
         made, section = hasher(), self.section
         chosen = list(self.places) if section.where else len(self.places)
         made.update(f"{self.tasks.digest}\n{chosen}\n{section.system!r}\n{section.makes_messages}".encode())
@@ -164,8 +157,8 @@ def _fields(task: Task) -> dict[str, Any]:
 
 
 def _check_columns(tasks: TaskSet, section: TaskSetSection) -> None:
-    known = sorted({name for at in range(len(tasks)) for name in _fields(tasks[at])})
+    columns = sorted({name for at in range(len(tasks)) for name in _fields(tasks[at])})
     for name in section.where:
-        if name not in known:
-            hint = f"where names some of: {', '.join(known)}"
+        if name not in columns:
+            hint = f"where names some of: {', '.join(columns)}"
             raise ConfigError(f'no task has the column "{name}" of where', path=section.source, hint=hint)

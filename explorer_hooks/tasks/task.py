@@ -20,8 +20,6 @@ Prompt = str | Sequence[Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task."""
-
     id: str  # its name: its id in the source, or its line or row
     prompt: Prompt  # what the model is asked
     answer: Any  # its answer in the source, None if it has none
@@ -54,8 +52,6 @@ class TaskSet(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadTasks:
-    """Tasks that were read at the start."""
-
     digest: str
     all: tuple[Task, ...]
 
@@ -68,8 +64,6 @@ class ReadTasks:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What the fields of a row are called."""
-
     prompt: str = "prompt"  # the prompt; `messages` is also accepted
     answer: str = "answer"
     id: str = "id"  # the task's name
@@ -79,7 +73,6 @@ class Columns:
         return cls(section.prompt_key, section.answer_key, section.id_key)
 
     def check(self, names: Sequence[str], where: str) -> None:
-        """Check that a table has a prompt."""
         if self.prompt not in names and _MESSAGES not in names:
             raise ConfigError(
                 f'there is no column "{self.prompt}" and none called "{_MESSAGES}"',
@@ -89,14 +82,7 @@ class Columns:
 
 
 def task_of(row: dict[str, Any], where: str, unnamed: str, columns: Columns) -> Task:
-    """Return the task of a row, which is used up.
-
-    Args:
-        row: Its fields, as JSON has them.
-        where: What errors call it.
-        unnamed: Its name if it has no id.
-        columns: What its fields are called.
-    """
+    """Return the task of a row of JSON, which is used up; `unnamed` is its name if it has no id."""
     prompt = row.pop(columns.prompt, None) or row.pop(_MESSAGES, None)
     name = row.pop(columns.id, None)
     _check_prompt(prompt, where, columns.prompt)

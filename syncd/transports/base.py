@@ -339,12 +339,12 @@ def find_transport(name: str) -> Transport:
     Raises:
         ConfigError: There is none, or it cannot be imported.
     """
-    found = {point.name: point for point in entry_points(group=TRANSPORTS)}
-    if name not in found:
-        known = ", ".join(sorted(found)) or "none"
-        raise ConfigError(f"no transport is called {name[:80]!r}", hint=f"installed transports: {known}")
+    points = {point.name: point for point in entry_points(group=TRANSPORTS)}
+    if name not in points:
+        installed = ", ".join(sorted(points)) or "none"
+        raise ConfigError(f"no transport is called {name[:80]!r}", hint=f"installed transports: {installed}")
     try:
-        transport = found[name].load()
+        transport = points[name].load()
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"transport {name} cannot be imported: {error}") from error
     if not isinstance(transport, Transport):
@@ -377,9 +377,9 @@ def close_senders(senders: Collection[WeightSender]) -> None:
 
 def _imported(path: str, kind: type[E]) -> type[E]:
     try:
-        found = resolve_name(path)
+        end = resolve_name(path)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"transport end {path} cannot be imported: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, kind)):
+    if not (isinstance(end, type) and issubclass(end, kind)):
         raise ConfigError(f"{path} is no {kind.__name__}")
-    return found
+    return end

@@ -25,26 +25,23 @@ class MemoryLeft(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
-    """The memory that is free for a copy."""
-
     host: MemoryLeft
-    group: MemoryLeft | None  # of the tightest control group; None without a limit
+    control_group: MemoryLeft | None  # of the tightest control group; None without a limit
     free: int  # bytes that are free in the file system
 
 
-def refusal(room: FreeMemory, size: int, used: int, limit: int) -> str:
+def refusal(memory_left: FreeMemory, size: int, used: int, limit: int) -> str:
     """Return why so many bytes more do not fit, empty if they do.
 
     Args:
-        size: Bytes of the copy.
         used: Bytes of the copies that stay.
         limit: Bytes that all copies may take together.
     """
     if used + size > limit:
         return f"copies may take {limit} bytes, {used} are taken, and this one is {size}"
-    if size > room.free:
-        return f"the file system has {room.free} bytes free, the copy is {size}"
-    for what, memory in (("the host", room.host), ("its control group", room.group)):
+    if size > memory_left.free:
+        return f"the file system has {memory_left.free} bytes free, the copy is {size}"
+    for what, memory in (("the host", memory_left.host), ("its control group", memory_left.control_group)):
         if memory is not None and memory.left - size < memory.total // RESERVE:
             least = memory.total // RESERVE
             return f"{what} has {memory.left} bytes of memory left; a copy of {size} must leave {least}"
@@ -52,8 +49,8 @@ def refusal(room: FreeMemory, size: int, used: int, limit: int) -> str:
 
 
 def read_free_memory(directory: str) -> FreeMemory:
-    found = os.statvfs(directory)
-    return FreeMemory(_host(), min(_groups(), default=None), found.f_bavail * found.f_frsize)
+    status = os.statvfs(directory)
+    return FreeMemory(_host(), min(_groups(), default=None), status.f_bavail * status.f_frsize)
 
 
 def free_memory() -> int:
@@ -62,13 +59,11 @@ def free_memory() -> int:
 
 
 def capacity(directory: str) -> int:
-    """Return the size of a file system in bytes."""
-    found = os.statvfs(directory)
-    return found.f_blocks * found.f_frsize
+    status = os.statvfs(directory)
+    return status.f_blocks * status.f_frsize
 
 
 def is_memory(directory: str) -> bool:
-    """Return whether what is written to a directory stays in memory."""
     return mount_of(directory).type in {"tmpfs", "ramfs"}
 
 

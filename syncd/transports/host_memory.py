@@ -6,11 +6,7 @@ _MIB = 1 << 20
 
 
 class HostMemory:
-    """What takes how much of a rank's budget. Any thread may use it.
-
-    Args:
-        limit: Bytes.
-    """
+    """What takes how many bytes of a rank's budget. Any thread may use it."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -19,7 +15,6 @@ class HostMemory:
 
     @property
     def used(self) -> int:
-        """Return the bytes that are taken."""
         with self._lock:
             return sum(self._taken.values())
 
@@ -44,5 +39,4 @@ class HostMemory:
 
 
 def unlimited() -> HostMemory:
-    """Return a budget that nothing exceeds."""
     return HostMemory(1 << 62)

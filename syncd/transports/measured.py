@@ -23,8 +23,6 @@ STICKS = 0.9
 
 @dataclass(frozen=True, slots=True)
 class ExplorerLoad:
-    """An explorer's last load, as its presence reports it."""
-
     step: int
     source: str  # memory, stage or files
     seconds: float  # what it took
@@ -33,7 +31,6 @@ class ExplorerLoad:
 
 
 def load_of(info: Mapping[str, Any]) -> ExplorerLoad | None:
-    """Return the last load that an explorer's presence reports, None if it reports none that is usable."""
     load = record_in(ExplorerLoad, info, "loaded")
     return load if load and load.seconds >= 0 else None
 

@@ -94,10 +94,9 @@ def rank0_or_error(ranks: Ranks, work: Callable[P, T], *args: P.args, **kwargs: 
 
 
 def raise_gravest(errors: list[SyncdError | None]) -> None:
-    """Raise the gravest of the errors that the ranks gathered, if there is one."""
-    found = [error for error in errors if error is not None]
-    if found:
-        raise_agreed(min(found, key=lambda error: isinstance(error, PASSING)))
+    raised = [error for error in errors if error is not None]
+    if raised:
+        raise_agreed(min(raised, key=lambda error: isinstance(error, PASSING)))
 
 
 def raise_agreed(error: SyncdError) -> NoReturn:

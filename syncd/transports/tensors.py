@@ -22,8 +22,6 @@ _EMPTY = "the step has no tensors where an engine loads them"
 
 
 class TensorMeta(NamedTuple):
-    """Dtype and shape of a tensor."""
-
     dtype: str  # as safetensors names it: F32, BF16, ...
     shape: tuple[int, ...]
 
@@ -41,8 +39,6 @@ _LONGEST = 80
 
 
 class Fit(NamedTuple):
-    """The result of comparing a version with the tensors that it would fill."""
-
     wrong: tuple[str, ...]  # each difference, as a text; none if the version fits
     unused: frozenset[str]  # names of the version that repeat another tensor of it under a tied name
 
@@ -56,7 +52,6 @@ def tensors_of(headers: Iterable[Header], *, repeated: bool = False) -> Tensors:
     """Return dtype and shape of each tensor of a version, by name.
 
     Args:
-        headers: The headers of its files.
         repeated: Whether two files may hold a tensor of one name; the last one counts.
     """
     if not repeated:
@@ -72,17 +67,13 @@ def require_tensors(shards: Sequence[FileRecord], path: str) -> None:
 
 
 def read_tensors(disk: Disk, directory: str, shards: Iterable[FileRecord]) -> Tensors:
-    """Return dtype and shape of each tensor of a step, by name, from the headers of its shards.
-
-    Args:
-        directory: The directory that the names of the shards are relative to.
-    """
+    """Return dtype and shape of each tensor of a step, from the headers of its shards below `directory`."""
     headers = []
     for record in shards:
         header = _read_header(disk, f"{directory}/{record.name}")
         if record.tensors and len(header.tensors) != record.tensors:
-            found = f"{len(header.tensors)} tensors of {record.tensors}"
-            raise RefusedError(f"a shard holds {found}", path=f"{directory}/{record.name}")
+            counts = f"{len(header.tensors)} tensors of {record.tensors}"
+            raise RefusedError(f"a shard holds {counts}", path=f"{directory}/{record.name}")
         headers.append(header)
     try:
         tensors = tensors_of(headers)
@@ -128,8 +119,6 @@ def compare(
     """Compare the tensors of a version with those that it would fill.
 
     Args:
-        held: The tensors to fill, each under one name.
-        aliases: Other names of those tensors.
         cast: Whether floating-point tensors may have another floating-point dtype.
         may_lack: Which of the held tensors the version may lack.
         may_add: Which other tensors the version may have.
@@ -159,17 +148,14 @@ def in_both(held: Tensors, offered: Tensors) -> tuple[Tensors, Tensors]:
     return {name: held[name] for name in names}, {name: offered[name] for name in names}
 
 
-def require_fit(found: Fit, what: str, *, path: str | None = None, hint: str | None = None) -> None:
+def require_fit(fit: Fit, what: str, *, path: str | None = None, hint: str | None = None) -> None:
     """Return if a version fits.
 
     Args:
-        found: The result of `compare`.
         what: How the refusal begins, such as "it does not fit the engine".
-        path: The version's directory.
-        hint: What to do about it.
     """
-    if found.wrong:
-        raise RefusedError(f"{what}: {first_of(found.wrong)}", path=path, hint=hint)
+    if fit.wrong:
+        raise RefusedError(f"{what}: {first_of(fit.wrong)}", path=path, hint=hint)
 
 
 def first_of(wrong: Collection[str]) -> str:

@@ -66,14 +66,12 @@ class DeviceFiniteCheck:
         self._flags: list[tuple[str, torch.Tensor]] = []
 
     def check(self, name: str, content: torch.Tensor, dtype: torch.dtype) -> None:
-        """Check the bytes of whole elements."""
         if content.is_cpu:
             check_finite(name, content, dtype)
         elif dtype in _EXPONENT:
             self._flags.append((name, is_finite(content, dtype)))
 
     def require(self) -> None:
-        """Wait for what devices have found."""
         flags, self._flags = self._flags, []
         if not flags:
             return
@@ -109,15 +107,15 @@ def target_tensors(tensors: Mapping[str, torch.Tensor]) -> TargetTensors:
     """Return tensors by name; those that are the same memory under their first name only."""
     metas = {name: meta_of(name, tensor) for name, tensor in tensors.items()}
     first: dict[object, str] = {}
-    one = {
+    owners = {
         name: first.setdefault((tensor.numel() and memory_of(tensor)) or name, name)
         for name, tensor in tensors.items()
     }
-    own = [name for name in tensors if one[name] == name]
+    own = [name for name in tensors if owners[name] == name]
     return TargetTensors(
         {name: tensors[name].detach() for name in own},
         {name: metas[name] for name in own},
-        {name: other for name, other in one.items() if name != other},
+        {name: other for name, other in owners.items() if name != other},
     )
 
 
@@ -132,12 +130,11 @@ def memory_of(tensor: torch.Tensor) -> object:
     storage = 0 if tensor.is_meta else tensor.untyped_storage().data_ptr()
     if not storage:
         return None
-    place = tensor.storage_offset(), tensor.dtype, tuple(tensor.shape), tensor.stride()
-    return str(tensor.device), storage, *place
+    layout = tensor.storage_offset(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+    return str(tensor.device), storage, *layout
 
 
 def meta_of(name: str, tensor: torch.Tensor) -> TensorMeta:
-    """Return the dtype and the shape of a tensor."""
     if tensor.is_meta or tensor.layout is not torch.strided or tensor.dtype not in FROM_TORCH:
         raise ConfigError(
             f"tensor {name} cannot be filled: {tensor.dtype}, {tensor.layout}, on {tensor.device}"

@@ -189,7 +189,7 @@ class Bed:
         if self.name != "memory":
             return f"{self.job.step(step)}/actor"
         manifest = read_manifest(self.job.disk, self.job.step(step))
-        held = hold_copy(self.senders[self.name]._copies.place, manifest)
+        held = hold_copy(self.senders[self.name]._copies.memory_directory, manifest)
         held.close()
         return f"{held.path}/actor"
 

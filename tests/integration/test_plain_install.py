@@ -18,6 +18,7 @@ CALLS = {
     ("trainer", "plot"): (["JOB"], "plot"),
     ("trainer", "export"): (["JOB", "1", "OUT"], "trainer"),
     ("trainer", "import"): (["FILE"], "trainer"),
+    ("trainer", "republish"): (["JOB", "--to", "OUT"], "trainer"),
     ("explorer", "run"): (["FILE"], "explorer"),
     ("explorer", "serve"): (["FILE"], "explorer"),
     ("explorer", "bench"): (["JOB", "--config", "FILE"], "explorer"),

@@ -40,8 +40,6 @@ _LOG = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class PlayedRollout:
-    """A rollout that was played to its end."""
-
     reward: float
     turns: Sequence[Turn]  # its turns, at least one
 
@@ -68,14 +66,14 @@ class AgentEvaluator:
         None if it was told to stop, if another version took part, or if a turn has waited in vain for the engine: who
         evaluates does not follow the job meanwhile, and so cannot bring the engine back.
         """
-        found = self._found(held_out)
-        if found is not None and all(one.is_of(pair) for rollouts in found for one in rollouts):
-            return [_outcome(rollouts, held_out.section.samples) for rollouts in found]
+        played = self._rollouts(held_out)
+        if played is not None and all(rollout.is_of(pair) for rollouts in played for rollout in rollouts):
+            return [_outcome(rollouts, held_out.section.samples) for rollouts in played]
         if not self._parts.stop():
             warn_skipped(held_out, pair)
         return None
 
-    def _found(self, held_out: HeldOut) -> list[list[PlayedRollout]] | None:
+    def _rollouts(self, held_out: HeldOut) -> list[list[PlayedRollout]] | None:
         """Return the rollouts of each task, None if it was told to stop or the engine is away."""
         try:
             with self._gateway(held_out) as (gateway, http):
@@ -96,13 +94,13 @@ class AgentEvaluator:
         pool = ThreadPoolExecutor(self._agent.concurrency, thread_name_prefix="evaluation")
         try:
             asked = [[pool.submit(play, task, sample) for sample in range(samples)] for task in range(tasks)]
-            while wait([one for row in asked for one in row], timeout=_PAUSE).not_done:
+            while wait([future for row in asked for future in row], timeout=_PAUSE).not_done:
                 if self._parts.stop() or is_away():
                     return None
             return (
                 None
                 if is_away()
-                else [[rollout for one in row if (rollout := one.result())] for row in asked]
+                else [[rollout for future in row if (rollout := future.result())] for row in asked]
             )
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # who plays ends with the player
@@ -155,7 +153,6 @@ class AgentEvaluator:
 
 
 def _is_away(gateway: Gateway) -> bool:
-    """Return whether a turn has waited in vain for the engine."""
     if gateway.failure is not None:
         raise gateway.failure
     return gateway.refused[AWAY] > 0
@@ -174,7 +171,7 @@ async def _session(gateway: Gateway, name: str) -> Session:
 
 
 def _outcome(rollouts: Sequence[PlayedRollout], samples: int) -> TaskOutcome:
-    tokens = sum(len(turn.tokens) for one in rollouts for turn in one.turns)
-    truncated = sum(one.turns[-1].answer.finish == "length" for one in rollouts)
-    rewards = [one.reward for one in rollouts]
+    tokens = sum(len(turn.tokens) for rollout in rollouts for turn in rollout.turns)
+    truncated = sum(rollout.turns[-1].answer.finish == "length" for rollout in rollouts)
+    rewards = [rollout.reward for rollout in rollouts]
     return TaskOutcome(rewards if len(rewards) == samples else (), tokens, truncated)

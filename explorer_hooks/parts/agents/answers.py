@@ -20,8 +20,6 @@ _ID = 9
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """What a response says."""
-
     content: str  # its text
     reasoning: str = ""  # what the model wrote before it in its own thoughts
     # The tools that it calls: name and arguments as JSON text, by the id of the call.
@@ -30,7 +28,6 @@ class ModelAnswer:
 
     @property
     def message(self) -> Message:
-        """Return the message that an agent sends back, as chat templates take it."""
         made: dict[str, Any] = {"role": "assistant", "content": self.content}
         calls = [
             {
@@ -44,12 +41,7 @@ class ModelAnswer:
 
 
 class AnswerParser:
-    """Parts the texts of one model's responses.
-
-    Args:
-        tool_format: How the model writes calls of tools.
-        template: The text of its chat template.
-    """
+    """Parts the texts of one model's responses."""
 
     def __init__(self, tool_format: ToolFormat, template: str) -> None:
         self.tool_format, self._thinks = tool_format, _THOUGHT in template
@@ -78,8 +70,6 @@ class AnswerParser:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a turn: of its prompt and of its answer."""
-
     prompt: int
     completion: int
 
@@ -125,7 +115,6 @@ class Completion:
 
     @property
     def document(self) -> dict[str, Any]:
-        """Return the answer to a request that is no stream."""
         said, finish = self._said(), self.answer.finish
         choice = {"index": 0, "message": said, "logprobs": self._logprobs(), "finish_reason": finish}
         return {**self._head("chat.completion"), "choices": [choice], "usage": self.usage.document}

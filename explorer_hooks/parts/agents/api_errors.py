@@ -11,8 +11,6 @@ class ApiError(Exception):
     """A request is answered with an error.
 
     Args:
-        status: The HTTP status.
-        message: What is wrong, in one sentence.
         code: A word for programs.
         param: The field of the request that is meant; None for none.
         retry_after: Seconds after which the same request may succeed; None if it never will.
@@ -35,7 +33,6 @@ class ApiError(Exception):
 
     @property
     def document(self) -> dict[str, Any]:
-        """Return the body of the answer."""
         kind = "server_error" if self.status >= _SERVER else "invalid_request_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
@@ -46,7 +43,6 @@ def refused(message: str, param: str | None = None, code: str = "unsupported") -
 
 
 def missing(message: str) -> ApiError:
-    """Return the error of a request for what is not there."""
     return ApiError(NOT_FOUND, message, code="not_found")
 
 

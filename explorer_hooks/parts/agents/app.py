@@ -46,25 +46,17 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Reader(Protocol):
-    """Reads the request for a turn from a body."""
-
     def __call__(self, body: object, *, tolerates: bool) -> ChatRequest:
         """Return the request."""
 
 
 class GatewayApp:
-    """The application that serves a gateway.
-
-    Args:
-        token: What drivers show.
-        health: Whether the engine is ready, and why not.
-    """
+    """The application that serves a gateway."""
 
     def __init__(self, gateway: Gateway, token: str, health: Callable[[], Health]) -> None:
         self._gateway, self._token, self._health = gateway, token, health
 
     def application(self) -> Starlette:
-        """Return the application."""
         agents = [
             Route(f"{base}{path}", _guarded(handler), methods=[method])
             for base in ("/v1", "/s/{session}/v1")
@@ -153,10 +145,10 @@ class GatewayApp:
     async def _open(self, request: Request) -> Response:
         self._check_driver(request)
         asked = SessionRequest.read(await _body(request), self._gateway.limits.group_size)
-        told = await self._gateway.open(asked)
+        opened = await self._gateway.open(asked)
         base = str(request.base_url).rstrip("/")
         return JSONResponse(
-            {**told, "base_url": f"{base}/s/{told['session']}/v1", "api_key": told["session"]}
+            {**opened, "base_url": f"{base}/s/{opened['session']}/v1", "api_key": opened["session"]}
         )
 
     async def _session(self, request: Request) -> Response:
@@ -179,13 +171,13 @@ class GatewayApp:
         return JSONResponse({"group": group, "state": self._gateway.sessions.over.get(group, "unknown")})
 
     async def _show_health(self, _request: Request) -> Response:
-        is_ready, told = self._health()
+        is_ready, health = self._health()
         failure = self._gateway.failure
         if failure is not None:
-            is_ready, told = False, {**told, "ready": False, "reason": str(failure)}
+            is_ready, health = False, {**health, "ready": False, "reason": str(failure)}
         sessions = self._gateway.sessions
         counts = {"groups": len(sessions.groups), "sessions": len(sessions.by_id)}
-        return JSONResponse({**told, **counts}, 200 if is_ready else UNAVAILABLE)
+        return JSONResponse({**health, **counts}, 200 if is_ready else UNAVAILABLE)
 
     async def _answered_error(self, _request: Request, error: ApiError) -> Response:
         self._gateway.refused[error.code] += 1
@@ -231,7 +223,6 @@ def _bearer(request: Request) -> str:
 
 
 async def _body(request: Request) -> Any:
-    """Return the body as JSON."""
     whole = bytearray()
     async for part in _parts(request):
         whole += part
@@ -269,5 +260,5 @@ async def _answered_failure(_request: Request, error: SyncdError) -> Response:
 
 
 async def _answered_plainly(_request: Request, error: Any) -> Response:
-    found = ApiError(error.status_code, _PLAIN_ERRORS[error.status_code], code="not_found")
-    return JSONResponse(found.document, error.status_code)
+    failure = ApiError(error.status_code, _PLAIN_ERRORS[error.status_code], code="not_found")
+    return JSONResponse(failure.document, error.status_code)

@@ -32,8 +32,6 @@ _MOST_STOPS, _MOST_STOP = 16, 256
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A request for a turn."""
-
     messages: tuple[Message, ...]  # the history, as chat templates take it
     tools: tuple[Mapping[str, Any], ...]  # the tools that the model may call
     template_arguments: Mapping[str, Any]  # further variables of the chat template
@@ -53,12 +51,7 @@ class ChatRequest:
 
 
 def read_request(body: object, *, tolerates: bool = True) -> ChatRequest:
-    """Return the request of a body.
-
-    Args:
-        body: The body, as JSON says it.
-        tolerates: Whether harmless fields are taken, without effect.
-    """
+    """Return the request of a body; `tolerates` says whether harmless fields are taken, without effect."""
     with well_formed():
         return _request(json_object(body), tolerates=tolerates)
 
@@ -121,7 +114,6 @@ def made_request(
 
 
 def listed(body: Mapping[str, Any], name: str) -> list[Any]:
-    """Return a field that is a list."""
     value = body.get(name)
     if not isinstance(value, list):
         raise refused(f"{name} is not a list", name)
@@ -147,12 +139,12 @@ def _stop(value: object) -> tuple[str, ...]:
 
 
 def _template_arguments(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = body.get("chat_template_kwargs") or {}
-    if not isinstance(found, dict):
+    arguments = body.get("chat_template_kwargs") or {}
+    if not isinstance(arguments, dict):
         raise refused("chat_template_kwargs is not an object", "chat_template_kwargs")
-    if taken := [name for name in _RESERVED if name in found]:
+    if taken := [name for name in _RESERVED if name in arguments]:
         raise refused(f"chat_template_kwargs may not have {taken[0]}", "chat_template_kwargs")
-    return found
+    return arguments
 
 
 def read_tools(body: Mapping[str, Any], *, tolerates: bool) -> tuple[list[Mapping[str, Any]], list[str]]:

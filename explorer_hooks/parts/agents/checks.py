@@ -57,10 +57,10 @@ def _agent(agent: AgentSection) -> Iterator[Problem]:
         text = "[explorer.agent] needs explorer.agent.command or explorer.agent.function, or an environment"
         yield Problem("explorer.agent", text, 'function = "my_agent:run"')
     kinds = {"command": "a command", "function": "a function", "environment": "an environment"}
-    given = [text for name, text in kinds.items() if getattr(agent, name)]
-    if len(given) > 1:
+    chosen = [text for name, text in kinds.items() if getattr(agent, name)]
+    if len(chosen) > 1:
         yield Problem(
-            "explorer.agent", f"[explorer.agent] has {' and '.join(given)}", "leave all but one out"
+            "explorer.agent", f"[explorer.agent] has {' and '.join(chosen)}", "leave all but one out"
         )
     if agent.function and not is_import_path(agent.function):
         text = f'explorer.agent.function = "{agent.function}" is not package.module:function'
@@ -112,15 +112,14 @@ def _environment(agent: AgentSection) -> Iterator[Problem]:
 
 
 def _agent_evaluation(file: JobFile) -> Iterator[Problem]:
-    """Yield what keeps an agent from playing evaluation sets."""
     agent = file.explorer.part(AgentSection)
     if agent.environment and file.explorer.evaluation.named():
         text = f"{agent.environment} has tasks of its own, and evaluation sets have others"
         yield Problem("explorer.evaluation.tasks", text, "leave [explorer.evaluation] out")
-    for name, one in file.explorer.evaluation.named().items():
-        if agent.reward == "agent" and one.reward:
+    for name, section in file.explorer.evaluation.named().items():
+        if agent.reward == "agent" and section.reward:
             key = f"explorer.evaluation.sets.{name}.reward" if name else "explorer.evaluation.reward"
-            text = f"{key} = {one.reward!r}, and the agent itself says what its rollouts are worth"
+            text = f"{key} = {section.reward!r}, and the agent itself says what its rollouts are worth"
             yield Problem(key, text, 'explorer.agent.reward = "function", or leave it out')
 
 

@@ -72,8 +72,8 @@ def _gateway_function(module: str, name: str) -> "Callable[[JobFile, str | None]
     from syncd.errors import ConfigError  # noqa: PLC0415
 
     try:
-        found = importlib.import_module(f"explorer_hooks.parts.agents.{module}")
+        loaded = importlib.import_module(f"explorer_hooks.parts.agents.{module}")
     except ImportError as error:
         raise ConfigError(f"the gateway needs {error.name}", hint=install_command("gateway")) from error
-    called: Callable[[JobFile, str | None], str] = getattr(found, name)
+    called: Callable[[JobFile, str | None], str] = getattr(loaded, name)
     return called

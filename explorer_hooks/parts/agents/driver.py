@@ -24,8 +24,6 @@ _ROUNDING = 5e-6
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """A driver's request for a session."""
-
     group: str  # the group of the rollout, by any name
     task: str
     rollout: int  # which rollout of the group
@@ -33,16 +31,15 @@ class SessionRequest:
 
     @classmethod
     def read(cls, body: object, group_size: int) -> "SessionRequest":
-        """Return the request of a body."""
-        found = body if isinstance(body, dict) else {}
-        unknown = set(found) - {"group", "task", "rollout", "attempt"}
+        fields = body if isinstance(body, dict) else {}
+        unknown = set(fields) - {"group", "task", "rollout", "attempt"}
         if unknown:
             raise refused(f"{min(map(str, unknown))[:80]} is not a field of a session")
-        group, task = found.get("group"), found.get("task")
+        group, task = fields.get("group"), fields.get("task")
         for name, value in (("group", group), ("task", task)):
             if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME // 2 or not value.isprintable():
                 raise refused(f"{name} is not a text of 1 to {MAX_NAME // 2} characters", name)
-        rollout, attempt = found.get("rollout"), found.get("attempt", 0)
+        rollout, attempt = fields.get("rollout"), fields.get("attempt", 0)
         if type(rollout) is not int or not 0 <= rollout < group_size:
             raise refused(f"rollout is not a whole number from 0 to {group_size - 1}", "rollout")
         if type(attempt) is not int or not 0 <= attempt < _MOST_ATTEMPTS:
@@ -51,14 +48,12 @@ class SessionRequest:
 
 
 def described(session: Session) -> dict[str, Any]:
-    told = {"session": session.id, "state": session.state, "turns": len(session.turns)}
-    return told | ({"reward": session.reward} if session.state == "rewarded" else {})
+    description = {"session": session.id, "state": session.state, "turns": len(session.turns)}
+    return description | ({"reward": session.reward} if session.state == "rewarded" else {})
 
 
 @dataclass(frozen=True, slots=True)
 class RewardRequest:
-    """The end of a session."""
-
     reward: float  # the reward of the rollout
     info: Mapping[str, Any]  # what else goes into the experience
     # Rewards of turns: of all in the order in which they were recorded, or by the ids of answers, where one
@@ -67,16 +62,15 @@ class RewardRequest:
 
     @classmethod
     def read(cls, body: object) -> "RewardRequest":
-        """Return the request of a body."""
-        found = body if isinstance(body, dict) else {}
-        reward, info = _number(found.get("reward")), found.get("info", {})
+        fields = body if isinstance(body, dict) else {}
+        reward, info = _number(fields.get("reward")), fields.get("info", {})
         if not abs(reward) <= MOST_REWARD or not isinstance(info, dict):
             text = f'a reward is {{"reward": a number up to {MOST_REWARD:g}, "info": an object or nothing}}'
             raise refused(text, "reward")
-        if unknown := set(found) - {"reward", "info", "turn_rewards"}:
+        if unknown := set(fields) - {"reward", "info", "turn_rewards"}:
             raise refused(f"{min(unknown)[:80]} is not a field of a reward")
         _check_info(info)
-        return cls(reward, info, _turns(found.get("turn_rewards")))
+        return cls(reward, info, _turns(fields.get("turn_rewards")))
 
     def of_turns(self, session: Session) -> list[float] | None:
         """Return the reward of each turn of a session, None if there are none."""
@@ -86,29 +80,28 @@ class RewardRequest:
         if isinstance(self.turns, Mapping):
             if unknown := set(self.turns) - set(ids):
                 raise refused(f"{min(unknown)[:80]} is no answer of the session", "turn_rewards")
-            found = [self.turns.get(name, 0.0) for name in ids]
+            rewards = [self.turns.get(name, 0.0) for name in ids]
         else:
-            found = list(self.turns)
-        if len(found) != len(ids):
-            text = f"turn_rewards has {len(found)} rewards, and the session {len(ids)} turns"
+            rewards = list(self.turns)
+        if len(rewards) != len(ids):
+            text = f"turn_rewards has {len(rewards)} rewards, and the session {len(ids)} turns"
             raise refused(text, "turn_rewards")
-        total, size = math.fsum(found), math.fsum(map(abs, found)) + abs(self.reward)
+        total, size = math.fsum(rewards), math.fsum(map(abs, rewards)) + abs(self.reward)
         if abs(total - self.reward) > _ROUNDING * size:
             text = f"turn_rewards add up to {total:g} where the reward is {self.reward:g}"
             raise refused(text, "turn_rewards")
-        return found
+        return rewards
 
 
-def _turns(given: object) -> list[float] | dict[str, float] | None:
-    """Return rewards of turns as they were given."""
-    if given is None:
+def _turns(rewards: object) -> list[float] | dict[str, float] | None:
+    if rewards is None:
         return None
-    values = list(given.values()) if isinstance(given, dict) else given
-    numbers = [_number(one) for one in values] if isinstance(values, list) else [math.nan]
-    if not all(abs(one) <= MOST_REWARD for one in numbers):
+    values = list(rewards.values()) if isinstance(rewards, dict) else rewards
+    numbers = [_number(number) for number in values] if isinstance(values, list) else [math.nan]
+    if not all(abs(number) <= MOST_REWARD for number in numbers):
         text = f"turn_rewards is no list of numbers up to {MOST_REWARD:g}, nor an object of them by ids of answers"
         raise refused(text, "turn_rewards")
-    return dict(zip(given, numbers, strict=True)) if isinstance(given, dict) else numbers
+    return dict(zip(rewards, numbers, strict=True)) if isinstance(rewards, dict) else numbers
 
 
 def _check_info(info: Mapping[str, Any]) -> None:

@@ -18,8 +18,6 @@ class EnvironmentPlayer:
 
     Args:
         timeout: Seconds that an episode may take.
-        processes: How many processes.
-        model: What requests call the model.
         stop: Once it returns true, processes are not waited for.
     """
 
@@ -69,7 +67,6 @@ class EnvironmentPlayer:
         return [rebuilt(rollout) for rollout in rollouts]
 
     def close(self) -> None:
-        """End the processes, and start no other."""
         self._is_closed = True
         for process in filter(None, self._processes):
             process.close()

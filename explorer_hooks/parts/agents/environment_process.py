@@ -30,8 +30,6 @@ _LOOK = 0.2
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSettings:
-    """What is loaded, and by what."""
-
     name: str  # the environment
     options: Mapping[str, Any]  # what verifiers configures it with
     select: Mapping[str, Any]  # which of its tasks are played
@@ -42,11 +40,7 @@ class EnvironmentSettings:
 
 
 class EnvironmentProcess(WorkerProcess):
-    """A process with a loaded environment.
-
-    Args:
-        stop: Once it returns true, it is not waited for.
-    """
+    """A process with a loaded environment, which is not waited for once `stop` returns true."""
 
     def __init__(self, settings: EnvironmentSettings, stop: Callable[[], bool]) -> None:
         python = settings.python or sys.executable
@@ -72,11 +66,7 @@ class EnvironmentProcess(WorkerProcess):
         self.tasks: Sequence[Mapping[str, str]] = answer["tasks"]
 
     def play(self, asked: Mapping[str, Any], timeout: float) -> WorkerAnswer:
-        """Return the answer to a request for an episode; if there is none in time, the process is killed.
-
-        Args:
-            timeout: Seconds that the episode may take.
-        """
+        """Return the answer to a request for an episode; without one in `timeout` seconds the process is killed."""
         try:
             return self.ask({"timeout": timeout, **asked}, timeout + GRACE)
         except TimeoutError:
@@ -84,7 +74,6 @@ class EnvironmentProcess(WorkerProcess):
 
 
 def _loaded(loading: "Future[WorkerAnswer]", stop: Callable[[], bool]) -> WorkerAnswer:
-    """Return the first answer."""
     end = time.monotonic() + START
     while time.monotonic() < end:
         with contextlib.suppress(TimeoutError):

@@ -46,8 +46,6 @@ _LIMITS = {_TOO_LONG: "context", ENGINE_REFUSED: "context", _MAX_TURNS: "turns"}
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
-    """What is allowed."""
-
     group_size: int  # rollouts of a group
     max_tokens: int  # tokens of an answer
     max_prompt_tokens: int
@@ -66,7 +64,7 @@ class GatewayLimits:
         low, high = self.reward_range
         most = max(abs(low), abs(high))
         wrong = [] if low <= reward <= high else [reward]
-        wrong += [one for one in turns if abs(one) > most]
+        wrong += [value for value in turns if abs(value) > most]
         where = f"explorer.agent.reward_range = [{low:g}, {high:g}]"
         return f"the reward {wrong[0]:g} is outside of {where}" if wrong else ""
 
@@ -75,7 +73,6 @@ class Gateway:
     """Answers agents and drivers.
 
     Args:
-        tokens: The model's tokenizer.
         has_room: Returns whether another group may begin when so many are open.
         model: What answers call the model.
     """
@@ -136,8 +133,8 @@ class Gateway:
         if now is not None and (now.attempt > asked.attempt or now.state == "rewarded"):
             raise conflict(f"attempt {now.attempt} of the rollout is {now.state}")
         name = secrets.token_hex(16)
-        place = {"group": asked.group, "task": asked.task, "rollout": asked.rollout, "attempt": asked.attempt}
-        durable = self._applied({"kind": "session", "session": name, **place})
+        ids = {"group": asked.group, "task": asked.task, "rollout": asked.rollout, "attempt": asked.attempt}
+        durable = self._applied({"kind": "session", "session": name, **ids})
         session = self.sessions.by_id[name]
         await durable
         return described(session)
@@ -150,7 +147,7 @@ class Gateway:
                 'explorer.gateway.segments = "last" trains one segment, which has no rewards of other turns'
             )
             raise refused(text, "turn_rewards")
-        session = self._found(name)
+        session = self._session(name)
         if session is None:
             return {"session": name, "state": self.sessions.ended[name]}
         if session.state == "open":
@@ -159,16 +156,16 @@ class Gateway:
             turns = asked.of_turns(session)
             if problem := self.limits.reward_problem(asked.reward, turns or ()):
                 raise refused(problem, "reward")
-            told = {"reward": asked.reward, "info": asked.info, "turn_rewards": turns}
-            place = {"session": name, "group": session.group, "turns": len(session.turns)}
-            await self._record({"kind": "reward", **place, **told})
+            rewards = {"reward": asked.reward, "info": asked.info, "turn_rewards": turns}
+            turn = {"session": name, "group": session.group, "turns": len(session.turns)}
+            await self._record({"kind": "reward", **turn, **rewards})
         else:
             await self._journal.barrier()
         return described(session)
 
     async def abandon(self, name: str) -> dict[str, Any]:
         """End a session so that nothing of it is trained; one that has its reward keeps it."""
-        session = self._found(name)
+        session = self._session(name)
         if session is None:
             return {"session": name, "state": self.sessions.ended[name]}
         if session.state == "open":
@@ -187,13 +184,12 @@ class Gateway:
         before = time.monotonic() - self.limits.idle
         busy = {name for name, _ in self._pending}
         for group in list(self.sessions.groups.values()):
-            is_busy = not busy.isdisjoint(one.id for one in group.rollouts.values())
+            is_busy = not busy.isdisjoint(session.id for session in group.rollouts.values())
             if group.touched_at < before and not is_busy and not group.is_whole(self.limits.group_size):
                 await self.drop(group.name, "idle")
 
     def session(self, name: str) -> Mapping[str, Any]:
-        """Return what became of a session."""
-        session = self._found(name)
+        session = self._session(name)
         return described(session) if session else {"session": name, "state": self.sessions.ended[name]}
 
     # --- the writer -------------------------------------------------------------------------------------------
@@ -208,20 +204,14 @@ class Gateway:
 
         Which of their tokens are doubted is decided now. A version's proof runs in the thread that calls this, so
         none is pending here, and nothing that is generated waits for one.
-
-        Args:
-            least: How few of them are none.
-            most: How many, at most.
-            loads: What is not proven of the engine, by label.
         """
         for turn, versions in self._undecided.values():
             turn.unproven = versions.settled(loads).unproven
         self._undecided.clear()
-        found = self.sessions.whole_groups(self.limits.group_size)[:most]
-        return found if len(found) >= least else []
+        groups = self.sessions.whole_groups(self.limits.group_size)[:most]
+        return groups if len(groups) >= least else []
 
     async def begin_batch(self, number: int, groups: list[str]) -> None:
-        """Record that groups are about to be written."""
         await self._record({"kind": "batch", "number": number, "groups": groups})
 
     async def end_batch(self, groups: list[str]) -> dict[str, dict[str, int]]:
@@ -232,11 +222,9 @@ class Gateway:
         return {**figures, "refused": refused}
 
     async def give_up_batch(self) -> None:
-        """Record that the groups that were about to be written are not."""
         await self._record({"kind": "written", "groups": []})
 
     def dropped(self) -> dict[str, int]:
-        """Return the groups that were dropped since the run began, by reason."""
         return dict(self.sessions.all_dropped())
 
     # --- agents -----------------------------------------------------------------------------------------------
@@ -256,13 +244,7 @@ class Gateway:
                 del self._requests[name]
 
     async def turn(self, name: str, request: ChatRequest, key: str, *, is_retry: bool) -> Completion:
-        """Return the model's answer, which is recorded before this returns.
-
-        Args:
-            name: The session.
-            key: What requests for the same turn have in common.
-            is_retry: Whether the client has sent it before: then it gets the same answer.
-        """
+        """Return the answer, which is recorded; a retry, with the `key` of an earlier turn, gets the same answer."""
         session = self._opened(name)
         if is_retry and key in session.by_request:
             await self._journal.barrier()
@@ -282,18 +264,18 @@ class Gateway:
         if request.tools and self._parser.tool_format == "untold":
             raise refused("the model's chat template tells it of no tools", "tools")
         self._note(request)
-        place = (session.id, key)
-        if place in self._pending:  # a branch: the same request again, and no retry
-            place = (session.id, f"{key}/{secrets.token_hex(4)}")
+        pending_key = (session.id, key)
+        if pending_key in self._pending:  # a branch: the same request again, and no retry
+            pending_key = (session.id, f"{key}/{secrets.token_hex(4)}")
         offered = {str(tool["function"]["name"]) for tool in request.tools}
         tools = session.tool_seconds(request.keys, offered, time.monotonic())
         task = asyncio.create_task(self._make(session, request, key, tools))
-        self._pending[place] = task
-        task.add_done_callback(lambda done: self._ended(place, done))
+        self._pending[pending_key] = task
+        task.add_done_callback(lambda done: self._ended(pending_key, done))
         return task
 
-    def _ended(self, place: tuple[str, str], task: "asyncio.Task[Turn]") -> None:
-        del self._pending[place]
+    def _ended(self, pending_key: tuple[str, str], task: "asyncio.Task[Turn]") -> None:
+        del self._pending[pending_key]
         if not task.cancelled():
             task.exception()  # whoever waits gets it; if nobody does, that is no error of the program
 
@@ -318,9 +300,9 @@ class Gateway:
         if session.state != "open" or session.id not in self.sessions.by_id:
             raise gone("the session has ended meanwhile")
         number = parent.number if parent else None
-        place = {"group": session.group, "number": len(session.turns), "parent": number}
-        place |= {"prompt": added, "earlier": earlier, "most": limit}
-        durable = self._applied({**record, **place, **({"tools": tools} if tools else {})})
+        fields = {"group": session.group, "number": len(session.turns), "parent": number}
+        fields |= {"prompt": added, "earlier": earlier, "most": limit}
+        durable = self._applied({**record, **fields, **({"tools": tools} if tools else {})})
         turn = session.turns[-1]
         versions = result.versions_of(result.responses[0]).first(len(turn.tokens))
         if versions.pending is not None:
@@ -339,13 +321,13 @@ class Gateway:
             raise refused(str(error), "messages", "template_error") from error
 
     def _spliced(self, session: Session, request: ChatRequest) -> tuple[Turn | None, list[int]]:
-        found = session.continued(request.keys)
-        if found is None:
+        continued = session.continued(request.keys)
+        if continued is None:
             return None, self._splicer.prompt(request)
-        at, turn = found
+        at, turn = continued
         if self.limits.history == "template":
-            whole, known = self._splicer.prompt(request), turn.whole
-            return (turn, whole[len(known) :]) if whole[: len(known)] == known else (None, whole)
+            whole, before = self._splicer.prompt(request), turn.whole
+            return (turn, whole[len(before) :]) if whole[: len(before)] == before else (None, whole)
         added = self._splicer.continuation(request, at, turn.tokens[-1])
         return (turn, added) if added else (None, self._splicer.prompt(request))
 
@@ -379,7 +361,6 @@ class Gateway:
         }
 
     def _drawn(self, turn: Turn) -> GroupResult:
-        """Return what the engine answered when a turn was drawn."""
         _, versions = self._undecided.get(id(turn), (turn, TokenVersions(tuple(turn.spans), turn.unproven)))
         return GroupResult(0, (Response(turn.tokens, turn.logprobs, versions=versions),))
 
@@ -394,7 +375,6 @@ class Gateway:
         return list(map(TokenLogprob, texts, turn.logprobs))
 
     def _note(self, request: ChatRequest) -> None:
-        """Report the fields of a request that have not the effect that they ask for, each name once."""
         if new := set(request.replaced) - self._noted:
             _LOG.info("sampling_replaced", settings=sorted(new))
         if new_tolerated := set(request.tolerated) - self._noted:
@@ -405,7 +385,6 @@ class Gateway:
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, call, *args)
 
     async def _record(self, record: dict[str, Any]) -> None:
-        """Take a record, and wait until it is durable."""
         await self._applied(record)
 
     def _applied(self, record: dict[str, Any]) -> "asyncio.Future[None]":
@@ -414,17 +393,17 @@ class Gateway:
         return durable
 
     def _opened(self, name: str) -> Session:
-        session = self._found(name)
+        session = self._session(name)
         if session is None or session.state != "open":
             raise gone(f"the session is {session.state if session else self.sessions.ended[name]}")
         return session
 
-    def _found(self, name: str) -> Session | None:
+    def _session(self, name: str) -> Session | None:
         """Return a session, None if its group is over."""
-        found = self.sessions.by_id.get(name)
-        if found is None and name not in self.sessions.ended:
+        session = self.sessions.by_id.get(name)
+        if session is None and name not in self.sessions.ended:
             raise missing("there is no such session")
-        return found
+        return session
 
 
 @contextmanager

@@ -31,11 +31,7 @@ _T = TypeVar("_T")
 
 
 class HttpThread:
-    """An application that is being served.
-
-    Args:
-        listener: Where: a socket that listens.
-    """
+    """An application that is being served."""
 
     def __init__(self, application: Starlette, listener: socket.socket) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -70,7 +66,6 @@ class HttpThread:
 
     @property
     def url(self) -> str:
-        """Return where it answers."""
         host, port = self._listener.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -91,7 +86,6 @@ class HttpThread:
             raise TimedOutError(f"the gateway did nothing for {_CALL:g} s", hint=hint) from error
 
     def stop(self) -> None:
-        """End the server."""
         self._server.should_exit = True
         self._thread.join(_STOP)
         if self._thread.is_alive():
@@ -135,15 +129,15 @@ def own_token(directory: str) -> str:
                 file.write(secrets.token_urlsafe(32))
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), encoding="ascii") as file:
             status = os.fstat(file.fileno())
-            found = file.read().strip()
+            token = file.read().strip()
         weak = weak_level(path, status)
     if weak:
         problem = f"others can replace the gateway's token: {weak.problem}"
         raise ConfigError(problem, path=weak.path, hint=weak.mend)
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise ConfigError("others can read the gateway's token", path=path, hint=f"chmod 600 {path}")
-    if not found:
+    if not token:
         raise StorageError(
             "the token is empty: the process that wrote it was killed", path=path, hint=f"rm {path}"
         )
-    return found
+    return token

@@ -29,11 +29,7 @@ Needs = Callable[[dict[str, Any]], bool]
 
 
 class TurnJournal(Closing):
-    """The journal of one gateway; a second process that opens it is refused.
-
-    Args:
-        directory: Its directory, which is created for this user alone.
-    """
+    """The journal of one gateway, in a directory of this user alone; a second process that opens it is refused."""
 
     def __init__(self, directory: str) -> None:
         self.path = os.path.join(directory, NAME)
@@ -184,7 +180,6 @@ def _resolve(future: "asyncio.Future[None]", error: SyncdError | None) -> None:
 
 
 def _write(file: FileIO, data: bytes) -> None:
-    """Append lines durably."""
     left = memoryview(data)
     while left:
         left = left[file.write(left) :]

@@ -11,7 +11,6 @@ from syncd.jobfile.problems import Problem
 
 
 def load_served_file(path: str, overrides: Sequence[str] = (), *, trust: bool = False) -> JobFile:
-    """Return what a file says to `explorer serve`, as `load_file` does."""
     return LOADER.load([read_toml(path).layer(), LOADER.command_layer(overrides)], path, trust=trust)
 
 

@@ -15,12 +15,7 @@ _ROLES = ("assistant", "developer", "system", "tool", "user")
 
 
 def read_message(message: object, where: str) -> Message:
-    """Return a message as chat templates take it.
-
-    Args:
-        message: The message as the request has it.
-        where: What errors call it.
-    """
+    """Return a message of a request as chat templates take it; errors call it `where`."""
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
         raise refused(f"{where} is not a message with one of the roles {', '.join(_ROLES)}", _field(where))
     role = message["role"]
@@ -106,7 +101,6 @@ def next_key(key: str, message: Message) -> str:
 
 
 def digest(*parts: object) -> str:
-    """Return a digest of what JSON says."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     made = hasher()
     made.update(text.encode())

@@ -19,7 +19,6 @@ _PYTHON: Mapping[str, object] = {"True": True, "False": False, "None": None}
 
 
 def parameter_types(tools: Sequence[Mapping[str, Any]], name: str) -> dict[str, frozenset[str]]:
-    """Return of each parameter that a tool declares the JSON types that it may have."""
     for tool in tools:
         if tool["function"]["name"] == name:
             parameters = tool["function"].get("parameters")
@@ -51,7 +50,6 @@ def typed_value(text: str, types: frozenset[str] | None) -> object:
     """Return the value that a text stands for: what its JSON says if that has an allowed type, else the text.
 
     Args:
-        text: What the model wrote.
         types: The JSON types that the parameter may have; None if the tool does not declare it.
     """
     allowed = _ANY if types is None else types

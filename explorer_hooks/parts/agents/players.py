@@ -37,7 +37,6 @@ class CommandPlayer:
     `SYNCD_TASK` has the task too if it is short, but never the answer: all that the command starts inherits it.
 
     Args:
-        command: Its words, as a shell splits them.
         timeout: Seconds that it may take.
         has_reward: Whether its last line is the reward; else what it prints does not matter.
         stop: Once it returns true, commands are killed.
@@ -61,7 +60,6 @@ class CommandPlayer:
         self._inherited = agent_environment(os.environ, passed)
 
     def play(self, url: str, sessions: Sequence[str], task: Mapping[str, Any]) -> list[Score]:
-        """Run the command in each session, and return the rewards, or what went wrong."""
         return [self._run(_base_url(url, session), session, task) for session in sessions]
 
     def close(self) -> None:
@@ -73,10 +71,10 @@ class CommandPlayer:
         variables = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key}
         if len(text) <= _MOST_VARIABLE:
             variables["SYNCD_TASK"] = text
-        told = f"{whole}\n".encode()
+        stdin = f"{whole}\n".encode()
         try:
             end = process.run(
-                self._argv, variables, self._timeout, self._stop, inherited=self._inherited, told=told
+                self._argv, variables, self._timeout, self._stop, inherited=self._inherited, stdin=stdin
             )
         except EngineUnreachableError as error:
             return Score(None, problem=error.message[:_SHOWN])
@@ -84,7 +82,7 @@ class CommandPlayer:
             return Score(None, problem=f"it took more than {self._timeout:g} s")
         if end.code:
             return Score(None, problem=f"it ended with {end.code}: {_last_line(end.err)}"[:_SHOWN])
-        return _told(_last_line(end.out)) if self._has_reward else Score(0.0)
+        return _printed_score(_last_line(end.out)) if self._has_reward else Score(0.0)
 
 
 class FunctionPlayer:
@@ -93,7 +91,6 @@ class FunctionPlayer:
     Args:
         function: `package.module:function`.
         timeout: Seconds that one call may take.
-        workers: Processes.
         directories: Directories in which its module is looked for.
         passed: Names of variables of this process that it gets besides those of `agent_environment`.
     """
@@ -110,13 +107,11 @@ class FunctionPlayer:
         self._processes = FunctionProcesses(function, timeout, workers, directories, environment)
 
     def play(self, url: str, sessions: Sequence[str], task: Mapping[str, Any]) -> list[Score]:
-        """Call the function for each session, and return the rewards, or what went wrong."""
         asked = [(_base_url(url, session), session) for session in sessions]
         calls = ({"base_url": base, "api_key": key, "task": dict(task)} for base, key in asked)
         return [self._processes.call(call)[0] for call in calls]
 
     def close(self) -> None:
-        """End the processes."""
         self._processes.close()
 
 
@@ -124,7 +119,7 @@ def _base_url(url: str, session: str) -> str:
     return f"{url}/s/{session}/v1"
 
 
-def _told(line: str) -> Score:
+def _printed_score(line: str) -> Score:
     try:
         return score_of(json.loads(line))
     except (ValueError, RecursionError):

@@ -16,12 +16,7 @@ _LOG = structlog.get_logger()
 
 
 class RolloutProgress:
-    """Says how many rollouts have ended.
-
-    Args:
-        http: The thread that changes them.
-        clock: Monotonic seconds.
-    """
+    """Says how many rollouts have ended; `http` is the thread that changes them, `clock` gives monotonic seconds."""
 
     def __init__(
         self,
@@ -34,7 +29,6 @@ class RolloutProgress:
         self._said_at = clock()
 
     def restart(self) -> None:
-        """Note that something else has said how far it is."""
         self._said_at = self._clock()
 
     def show(self) -> None:
@@ -46,11 +40,11 @@ class RolloutProgress:
 
 async def _figures(sessions: Sessions) -> dict[str, int]:
     """Return figures of what is not written yet; in the event loop, which alone changes sessions."""
-    states = [one for group in sessions.groups.values() for one in group.rollouts.values()]
-    playing = [one for one in states if one.state == "open"]
+    states = [session for group in sessions.groups.values() for session in group.rollouts.values()]
+    playing = [session for session in states if session.state == "open"]
     return {
-        "ended": sum(one.state == "rewarded" for one in states),
+        "ended": sum(session.state == "rewarded" for session in states),
         "playing": len(playing),
-        "turns": sum(len(one.turns) for one in playing),
+        "turns": sum(len(session.turns) for session in playing),
         "dropped_groups": sum(sessions.dropped.values()),
     }

@@ -145,17 +145,12 @@ class DamagedLine(bytes):
 
 
 def encoded(record: Mapping[str, Any]) -> bytes:
-    """Return the line of a record."""
     body = json.dumps(record, separators=(",", ":"), allow_nan=False).encode()[:-1]
     return body + _KEY + xxhash.xxh3_64_hexdigest(body).encode() + b'"}\n'
 
 
 def decoded(text: bytes) -> dict[str, Any] | None:
-    """Return the record of a line, None if it is damaged or no record.
-
-    Args:
-        text: The line without its end.
-    """
+    """Return the record of a line without its end, None if it is damaged or no record."""
     tail = _TAIL.fullmatch(text, max(len(text) - len(_KEY) - 18, 0))
     if tail is not None and xxhash.xxh3_64_hexdigest(text[: tail.start()]).encode() != tail[1]:
         return None
@@ -168,7 +163,6 @@ def decoded(text: bytes) -> dict[str, Any] | None:
 
 
 def has_checksum(line: bytes) -> bool:
-    """Return whether a line has a checksum, right or wrong."""
     return _TAIL.search(line) is not None
 
 

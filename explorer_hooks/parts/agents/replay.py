@@ -32,8 +32,6 @@ _NAMES = re.compile(r'"(?:group|groups)":(?=["\[])')
 
 @dataclass(slots=True)
 class JournalReplay:
-    """What came of reading a journal."""
-
     sessions: Sessions  # what its records come to
     lines: int = 0  # how many lines are damaged
     gaps: set[str] = field(default_factory=set)  # groups of which a record is missing
@@ -41,7 +39,6 @@ class JournalReplay:
     suspects: set[str] = field(default_factory=set)
 
     def read(self, records: "Iterable[dict[str, Any] | DamagedLine]", now: float = 0.0) -> None:
-        """Take the records of a journal in order."""
         for is_damaged, run in groupby(records, lambda record: isinstance(record, DamagedLine)):
             if is_damaged:
                 self._skip([record for record in run if isinstance(record, DamagedLine)])
@@ -98,9 +95,9 @@ def _suspects(sessions: Sessions, damage: bytes) -> set[str]:
     is_scoped = bool(_SCOPED.search(damage))
     if not is_scoped and (_OVER.search(damage) or _RUN.search(damage)):
         return set()  # both are in the journal twice
-    ids = [one.decode() for one in _SESSION.findall(damage)]
+    ids = [name.decode() for name in _SESSION.findall(damage)]
     names = set(_names(damage.decode("utf-8", "replace")))
-    names |= {sessions.by_id[one].group for one in ids if one in sessions.by_id}
+    names |= {sessions.by_id[name].group for name in ids if name in sessions.by_id}
     is_known = bool(names) and names <= sessions.groups.keys()
     if is_scoped or is_known:
         return names
@@ -112,10 +109,9 @@ def _suspects(sessions: Sessions, damage: bytes) -> set[str]:
 
 
 def _names(text: str) -> Iterator[str]:
-    """Yield the names of groups that a line has."""
     for key in _NAMES.finditer(text):
         try:
             value, _ = json.JSONDecoder().raw_decode(text, key.end())
         except (ValueError, RecursionError):
             continue
-        yield from filter(lambda one: isinstance(one, str), value if isinstance(value, list) else [value])
+        yield from filter(lambda entry: isinstance(entry, str), value if isinstance(value, list) else [value])

@@ -38,8 +38,6 @@ _WHY: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class FieldTable:
-    """The fields of an API."""
-
     used: Collection[str] = ()  # what the answer depends on
     only: Values = field(default_factory=dict)  # fields that are taken with these values alone
     # Fields that ask for what the gateway does not do and agents can do without, with the values that ask for
@@ -93,8 +91,6 @@ def check_fields(body: Mapping[str, Any], table: FieldTable, *, tolerates: bool,
     """Return the names of the harmless fields of a body that ask for something.
 
     Args:
-        body: The body of a request, or a part of it.
-        table: What becomes of its fields.
         tolerates: Whether harmless fields are taken.
         of: What comes before the names of its fields.
     """
@@ -118,7 +114,6 @@ def check_fields(body: Mapping[str, Any], table: FieldTable, *, tolerates: bool,
 
 
 def unsupported(name: str, value: object) -> Exception:
-    """Return the error of a field whose value cannot be served."""
     why = _WHY.get(name, "")
     return refused(f"{name} = {_shown(value)} is not supported{': ' * bool(why)}{why}", name)
 

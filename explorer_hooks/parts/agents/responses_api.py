@@ -31,12 +31,7 @@ _UNKNOWN = ("temperature", "top_p")
 
 
 def read_responses_request(body: object, *, tolerates: bool = True) -> ChatRequest:
-    """Return the request of a body.
-
-    Args:
-        body: The body, as JSON says it.
-        tolerates: Whether harmless fields are taken, without effect.
-    """
+    """Return the request of a body; `tolerates` says whether harmless fields are taken, without effect."""
     with well_formed():
         asked = json_object(body)
         tolerated = check_fields(asked, RESPONSES, tolerates=tolerates)
@@ -62,8 +57,8 @@ def _messages(body: Mapping[str, Any]) -> list[Message]:
         elif kind == "function_call":
             _add_call(messages, item, where, reasoning)
         elif kind == "function_call_output":
-            told = {"tool_call_id": item.get("call_id"), "content": item.get("output")}
-            messages.append(read_message({"role": "tool", **told}, where))
+            result = {"tool_call_id": item.get("call_id"), "content": item.get("output")}
+            messages.append(read_message({"role": "tool", **result}, where))
         elif kind == "message":
             messages.append(read_message({**item, **reasoning, "tool_calls": None}, where))
         else:
@@ -100,7 +95,6 @@ class ResponseAnswer:
 
     @property
     def document(self) -> dict[str, Any]:
-        """Return the answer to a request that is no stream."""
         cut = self.completion.answer.finish == "length"
         usage = self.completion.usage
         return self._head("incomplete" if cut else "completed", self._items()) | {
@@ -172,19 +166,19 @@ _EMPTY: Mapping[str, Item] = {
 """What an item has when it is announced."""
 
 
-def _said(item: Item, place: Item) -> Iterator[tuple[str, dict[str, Any]]]:
+def _said(item: Item, position: Item) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the events between the announcement of an item and its end."""
     if item["type"] == "function_call":
         arguments = item["arguments"]
-        yield "response.function_call_arguments.delta", {**place, "delta": arguments}
+        yield "response.function_call_arguments.delta", {**position, "delta": arguments}
         yield (
             "response.function_call_arguments.done",
-            {**place, "name": item["name"], "arguments": arguments},
+            {**position, "name": item["name"], "arguments": arguments},
         )
     elif item["type"] == "message":
         part = item["content"][0]
-        place = {**place, "content_index": 0}
-        yield "response.content_part.added", {**place, "part": {**part, "text": ""}}
-        yield "response.output_text.delta", {**place, "delta": part["text"], "logprobs": []}
-        yield "response.output_text.done", {**place, "text": part["text"], "logprobs": []}
-        yield "response.content_part.done", {**place, "part": part}
+        position = {**position, "content_index": 0}
+        yield "response.content_part.added", {**position, "part": {**part, "text": ""}}
+        yield "response.output_text.delta", {**position, "delta": part["text"], "logprobs": []}
+        yield "response.output_text.done", {**position, "text": part["text"], "logprobs": []}
+        yield "response.content_part.done", {**position, "part": part}

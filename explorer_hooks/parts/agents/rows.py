@@ -19,7 +19,6 @@ def experiences_of(
     """Return the rows of a whole group: its rollouts in order, the segments of each one after the other.
 
     Args:
-        group: The group; each of its sessions has a turn and a reward.
         now: Seconds since the epoch.
         segments: last: of each session the segment alone that ends in its last turn; no session has rewards of turns.
     """
@@ -89,7 +88,7 @@ def _row(
     response: _Response,
     group: str,
     now: float,
-    place: tuple[int, int],
+    position: tuple[int, int],
     info: dict[str, Any],
 ) -> Experience:
     generation, step = min(span[1:] for span in response.spans)
@@ -102,8 +101,8 @@ def _row(
         group=group,
         task=session.task,
         rollout=session.rollout,
-        segment=place[0],
-        segments=place[1],
+        segment=position[0],
+        segments=position[1],
         generation=generation,
         step=step,
         spans=response.spans,
@@ -115,22 +114,22 @@ def _row(
 
 
 def _info(session: Session, path: Sequence[Turn], *, is_first: bool, is_last: bool) -> dict[str, Any]:
-    told: dict[str, Any] = {"turns": len(path), "attempt": session.attempt}
+    info: dict[str, Any] = {"turns": len(path), "attempt": session.attempt}
     if session.info and is_first:
-        told["score"] = dict(session.info)
+        info["score"] = dict(session.info)
     if is_first and (tools := tool_times(session.turns)):
-        told["tools"] = tools
+        info["tools"] = tools
     if is_last:
-        told["truncated"] = path[-1].answer.finish == "length"
-    return told
+        info["truncated"] = path[-1].answer.finish == "length"
+    return info
 
 
 def tool_times(turns: Sequence[Turn]) -> dict[str, tuple[int, float]]:
     """Return of each tool how often its time is known, and the sum of these times in seconds."""
-    found: dict[str, tuple[int, float]] = {}
+    times: dict[str, tuple[int, float]] = {}
     for turn in turns:
         for name, seconds in turn.tools.items():
-            if name in found or len(found) < MOST_TOOLS:
-                count, known = found.get(name, (0, 0.0))
-                found[name] = (count + 1, round(known + seconds, 6))
-    return found
+            if name in times or len(times) < MOST_TOOLS:
+                count, total = times.get(name, (0, 0.0))
+                times[name] = (count + 1, round(total + seconds, 6))
+    return times

@@ -36,11 +36,7 @@ _PAUSE = 0.1
 
 
 def run_agents(file: JobFile, health: str | None = None) -> str:
-    """Have agents play the tasks of a file, and return why that ended.
-
-    Args:
-        health: `HOST:PORT` to answer health checks at; None for nowhere.
-    """
+    """Have agents play tasks, and return why that ended; `health`: HOST:PORT of health checks, None for none."""
     log.configure(file.explorer.log, sys.stderr)
     with (
         Stop().on_signals() as stop,
@@ -98,7 +94,6 @@ def _evaluation(file: JobFile, sets: EvaluationSets, parts: GatewayParts) -> Ite
 
 
 def _open_player(file: JobFile, stop: Stop) -> Player:
-    """Return what plays rollouts."""
     agent, directories = file.explorer.part(AgentSection), directories_of(file.job.source)
     if agent.environment:
         name = agent.environment.removeprefix(ENVIRONMENTS)
@@ -138,7 +133,6 @@ class AgentThreads:
 
     @contextmanager
     def playing(self, count: int) -> Iterator[None]:
-        """Play so many attempts at a time while the block lasts."""
         for number in range(count):
             # Nobody waits for these threads: an agent may hang until its time is over.
             threading.Thread(target=self._work, name=f"agent-{number}", daemon=True).start()
@@ -148,16 +142,13 @@ class AgentThreads:
             self._ended.set()
 
     def is_over(self) -> bool:
-        """Return whether all tasks are played."""
         return self._http.call(self._schedule.is_over())
 
     @property
     def skipped(self) -> int:
-        """Return how many tasks the curriculum left out."""
         return self._schedule.skipped
 
     def measured(self, rewards: Sequence[TaskMean]) -> None:
-        """Record the mean rewards of groups."""
         self._schedule.curriculum.measured(rewards)
 
     def _work(self) -> None:
@@ -179,11 +170,11 @@ class AgentThreads:
 
     def _play(self, attempts: Sequence[Attempt]) -> None:
         task = plain_task(attempts[0].task)
-        scores = self._player.play(self._http.url, [one.session for one in attempts], task)
+        scores = self._player.play(self._http.url, [attempt.session for attempt in attempts], task)
         if self._is_ended():
             return  # the agent may have been killed; the next start plays it anew
         failed = next((score for score in scores if score.reward is None), None)
-        causes = [one for one, score in zip(attempts, scores, strict=True) if score.reward is None]
+        causes = [attempt for attempt, score in zip(attempts, scores, strict=True) if score.reward is None]
         for attempt, score in zip(attempts, scores, strict=True):
             self._end(attempt, failed or score, task, causes)
 

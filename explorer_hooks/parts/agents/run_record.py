@@ -44,12 +44,7 @@ class PlayedTasks:
 
 
 class GatewayRun:
-    """The run of a gateway.
-
-    Args:
-        writer: Writes under the gateway's identity.
-        clock: Monotonic seconds.
-    """
+    """The run of a gateway; `clock` gives monotonic seconds."""
 
     def __init__(
         self,
@@ -73,18 +68,18 @@ class GatewayRun:
 
         A new one is the job's once `confirm` was called: until then a start finds the same again.
         """
-        known, lost = self._known()
+        recorded_run, lost = self._recorded()
         sessions = Sessions()
-        found = self._journal_run()
-        if known and found == known:
-            self.name = sessions.run = known
+        journal_run = self._journal_run()
+        if recorded_run and journal_run == recorded_run:
+            self.name = sessions.run = recorded_run
             self._replay(sessions)
             return sessions
-        self._begin(found)
+        self._begin(journal_run)
         sessions.run = self.name
-        if known:
+        if recorded_run:
             reason = "this host's journal is not that of the job"
-            _LOG.warning("journal_lost", run=known, groups=lost, reason=reason)
+            _LOG.warning("journal_lost", run=recorded_run, groups=lost, reason=reason)
             counted = {HOST: lost} if lost else {}
             sessions.apply(
                 {"kind": "over", "groups": {}, "ended": {}, "dropped": counted, "forgotten": counted}
@@ -96,23 +91,20 @@ class GatewayRun:
         self._note(len(sessions.groups))
 
     def note(self, groups: int, *, now: bool = False) -> None:
-        """Record how many groups are open; what the storage refuses is tried again at the next call.
-
-        Args:
-            now: Whether to record it however soon after the last time.
-        """
+        """Record how many groups are open; what the storage refuses is tried again at the next call."""
         if groups != self._noted and (now or self._clock() - self._noted_at >= EVERY):
             with contextlib.suppress(StorageError):
                 self._note(groups)
 
-    def told(self, sessions: Sessions) -> dict[str, int]:
-        """Return the figures of what was resumed."""
+    def figures(self, sessions: Sessions) -> dict[str, int]:
         return {"groups": len(sessions.groups), "sessions": len(sessions.by_id)}
 
     def _journal_run(self) -> str:
         """Return the run that the journal names, at its beginning or, if that is damaged, where it was rewritten."""
         named = (
-            one["run"] for one in self._journal.records() if not isinstance(one, DamagedLine) and "run" in one
+            record["run"]
+            for record in self._journal.records()
+            if not isinstance(record, DamagedLine) and "run" in record
         )
         return str(next(named, ""))
 
@@ -126,22 +118,22 @@ class GatewayRun:
             aside = self._journal.set_aside()
             _LOG.error("journal_damaged", lines=replay.lines, groups=groups, path=aside)
 
-    def _known(self) -> tuple[str, int]:
+    def _recorded(self) -> tuple[str, int]:
         """Return the job's run and how many groups it had open, an empty name if there is none."""
         try:
-            found = read_document(self._writer.job.disk, self._path)
+            document = read_document(self._writer.job.disk, self._path)
         except MISSING:
             return "", 0
-        if PlayedTasks(found.text("digest"), found.text("seed")) != self._tasks:
+        if PlayedTasks(document.text("digest"), document.text("seed")) != self._tasks:
             raise ConfigError(
                 f"the tasks or their order have changed since explorer {self._writer.explorer} began",
                 path=self._path,
                 hint=f"give another --name, or start over: rm {self._path}",
             )
-        return found.text("run"), found.integer(_GROUPS) if _GROUPS in found.document else 0
+        return document.text("run"), document.integer(_GROUPS) if _GROUPS in document.document else 0
 
-    def _begin(self, found: str) -> None:
-        aside = f"{self._journal.path}.{found}" if found else ""
+    def _begin(self, journal_run: str) -> None:
+        aside = f"{self._journal.path}.{journal_run}" if journal_run else ""
         if aside:
             _LOG.warning("journal_set_aside", path=aside)
         self.name = uuid.uuid4().hex[:8]

@@ -35,8 +35,6 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleLimits:
-    """How much is played."""
-
     epochs: int  # passes over the tasks; 0 for no end
     retries: int  # further attempts at a rollout whose agent failed
     max_failures: int  # groups in a row that may be dropped
@@ -71,23 +69,25 @@ class AgentSchedule:
         self._last = max(map(_place, [*sessions.groups, *sessions.over]), default=(0, -1))
 
     async def abandon_open(self) -> None:
-        """Abandon the sessions of agents that an earlier process had started."""
-        for session in [one for one in self._gateway.sessions.by_id.values() if one.state == "open"]:
+        sessions = self._gateway.sessions.by_id.values()
+        for session in [session for session in sessions if session.state == "open"]:
             await self._gateway.abandon(session.id)
 
     async def is_over(self) -> bool:
         """Return whether all epochs are played, and no group is open that is not whole."""
         size = self._gateway.limits.group_size
         groups = self._gateway.sessions.groups.values()
-        return self._upcoming() is None and not self._playing and all(one.is_whole(size) for one in groups)
+        return (
+            self._upcoming() is None and not self._playing and all(group.is_whole(size) for group in groups)
+        )
 
     async def next(self) -> Sequence[Attempt]:
         """Return the attempts that come next, to be played together, in sessions that have begun; none for now."""
         if self._limits.whole_groups:
             await self._drop_torn()
-        found = self._open_rollouts() or self._new_rollouts()
-        self._playing.update((group, rollout) for group, rollout, _ in found)
-        return [await self._begun(*place) for place in found]
+        attempts = self._open_rollouts() or self._new_rollouts()
+        self._playing.update((group, rollout) for group, rollout, _ in attempts)
+        return [await self._begun(*attempt) for attempt in attempts]
 
     async def rewarded(self, attempt: Attempt, reward: float, info: dict[str, object]) -> None:
         """End an attempt with its reward; without a recorded turn it counts as failed."""
@@ -109,7 +109,6 @@ class AgentSchedule:
         return True
 
     def _end(self, attempt: Attempt) -> None:
-        """Note that an attempt has its reward."""
         self._playing.discard((attempt.group, attempt.rollout))
         self._failures.pop((attempt.group, attempt.rollout), None)
         group = self._gateway.sessions.groups.get(attempt.group)
@@ -125,39 +124,37 @@ class AgentSchedule:
         there: its group is dropped at once, counted as that, and no failure.
 
         Args:
-            problem: What went wrong.
             causes: Which attempts of its episode went wrong, if others than this one may have.
         """
         limit = self._limit_met(causes or (attempt,)) if why == "agent" else ""
         await self._failed(attempt, problem, why, limit)
 
     async def _failed(self, attempt: Attempt, problem: str, why: str, limit: str = "") -> None:
-        place = (attempt.group, attempt.rollout)
-        told = {"problem": problem, **({"limit": limit} if limit else {})}
-        _LOG.warning("attempt_failed", group=attempt.group, rollout=attempt.rollout, **told)
+        key = (attempt.group, attempt.rollout)
+        details = {"problem": problem, **({"limit": limit} if limit else {})}
+        _LOG.warning("attempt_failed", group=attempt.group, rollout=attempt.rollout, **details)
         await self._gateway.abandon(attempt.session)
         if attempt.group in self._gateway.sessions.groups:
-            self._failures[place] += 1
+            self._failures[key] += 1
             if limit:
                 await self._give_up(attempt.group, limit)
-            elif self._failures[place] > self._limits.retries:
+            elif self._failures[key] > self._limits.retries:
                 await self._give_up(attempt.group, why)
                 self._dropped_in_row += 1
-        self._playing.discard(place)
+        self._playing.discard(key)
         if self._dropped_in_row >= self._limits.max_failures:
             message = f"{self._dropped_in_row} groups in a row were dropped, the last one because: {problem}"
             raise ConfigError(message, hint="try the agent on that task")
 
     def _limit_met(self, attempts: Sequence[Attempt]) -> str:
         """Return the limit that the last request of one of some attempts has met behind a turn."""
-        known = self._gateway.sessions.groups
-        groups = [known[one.group] for one in attempts if one.group in known]
-        ids = {one.session for one in attempts}
-        sessions = [one for group in groups for one in group.rollouts.values() if one.id in ids]
-        return next((one.limit for one in sessions if one.limit and one.turns), "")
+        by_name = self._gateway.sessions.groups
+        groups = [by_name[attempt.group] for attempt in attempts if attempt.group in by_name]
+        ids = {attempt.session for attempt in attempts}
+        sessions = [session for group in groups for session in group.rollouts.values() if session.id in ids]
+        return next((session.limit for session in sessions if session.limit and session.turns), "")
 
     async def _give_up(self, group: str, why: str) -> None:
-        """Drop a group, and forget the failures of its rollouts."""
         await self._gateway.drop(group, why)
         for rollout in range(self._gateway.limits.group_size):
             self._failures.pop((group, rollout), None)
@@ -170,13 +167,13 @@ class AgentSchedule:
     async def _begun(self, group: str, rollout: int, number: int) -> Attempt:
         task = self._task(group)
         # There was room when the place was taken. The trainer may need fewer groups by now: another thread tells it.
-        told = await self._gateway.open(SessionRequest(group, task.id, rollout, number), has_room=True)
-        return Attempt(told["session"], group, rollout, task)
+        opened = await self._gateway.open(SessionRequest(group, task.id, rollout, number), has_room=True)
+        return Attempt(opened["session"], group, rollout, task)
 
     async def _drop_torn(self) -> None:
         """Drop groups that were played together and of which only a part has its reward."""
         for group in list(self._gateway.sessions.groups.values()):
-            has_reward = any(one.state == "rewarded" for one in group.rollouts.values())
+            has_reward = any(session.state == "rewarded" for session in group.rollouts.values())
             if has_reward and self._unplayed(group):
                 await self._give_up(group.name, "agent")
                 self._dropped_in_row += 1
@@ -184,20 +181,20 @@ class AgentSchedule:
     def _open_rollouts(self) -> list[tuple[str, int, int]]:
         """Return rollouts of an open group that nobody plays, and the numbers of their next attempts."""
         for group in self._gateway.sessions.groups.values():
-            if found := self._unplayed(group):
-                return found if self._limits.whole_groups else found[:1]
+            if unplayed := self._unplayed(group):
+                return unplayed if self._limits.whole_groups else unplayed[:1]
         return []
 
     def _unplayed(self, group: SessionGroup) -> list[tuple[str, int, int]]:
         """Return the rollouts of a group that nobody plays; none while another one of an episode is played."""
         rollouts = range(self._gateway.limits.group_size)
-        if self._limits.whole_groups and any((group.name, one) in self._playing for one in rollouts):
+        if self._limits.whole_groups and any((group.name, rollout) in self._playing for rollout in rollouts):
             return []
-        numbers = [(one, _next_attempt(group, one)) for one in rollouts]
+        numbers = [(rollout, _next_attempt(group, rollout)) for rollout in rollouts]
         return [
-            (group.name, one, number)
-            for one, number in numbers
-            if number is not None and (group.name, one) not in self._playing
+            (group.name, rollout, number)
+            for rollout, number in numbers
+            if number is not None and (group.name, rollout) not in self._playing
         ]
 
     def _new_rollouts(self) -> list[tuple[str, int, int]]:

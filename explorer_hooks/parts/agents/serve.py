@@ -37,11 +37,7 @@ _LOG = structlog.get_logger()
 
 
 def serve(file: JobFile, health: str | None = None) -> str:
-    """Serve agents as a file says, and return why that ended.
-
-    Args:
-        health: `HOST:PORT` to answer health checks at; None for nowhere.
-    """
+    """Serve agents as a file says, and return why that ended; `health`: HOST:PORT of health checks, None for none."""
     with Stop().on_signals() as stop, opened_gateway(file, stop, health, LISTEN) as parts:
         return GatewayService(parts).run()
 
@@ -85,7 +81,7 @@ def opened_gateway(
         app = GatewayApp(gateway, own_token(directory), partial(followed.follower.health, watched=False))
         http = opened.enter_context(HttpThread.serving(app.application(), listener))
         token_file = os.path.join(directory, TOKEN)
-        _LOG.info("gateway_serving", url=http.url, token_file=token_file, **run.told(sessions))
+        _LOG.info("gateway_serving", url=http.url, token_file=token_file, **run.figures(sessions))
         followed.follower.client.describe({"gateway": {"url": http.url}})
         yield GatewayParts(followed, tokens, versions, demand, writer, run, gateway, http, stop)
 
@@ -99,14 +95,7 @@ def _versions(followed: FollowedEngine, writer: ExperienceWriter) -> EngineVersi
 def open_maker(
     followed: FollowedEngine, tokens: Tokens, versions: EngineVersions, stop: Stop, temperature: float
 ) -> TurnMaker:
-    """Return what has the engine generate turns.
-
-    Args:
-        tokens: The model's tokenizer.
-        versions: Which version the engine runs.
-        stop: Once it returns true, pending turns are given up.
-        temperature: At which tokens are drawn.
-    """
+    """Return what has the engine generate turns; pending ones are given up once `stop` returns true."""
     section, is_local = followed.file.explorer, followed.file.explorer.engine.kind == "transformers"
     generator = followed.generator(tokens, versions.permitted, uuid.uuid4().hex, stop)
     generator.check()
@@ -120,7 +109,6 @@ def open_maker(
 
 
 def _open_parts(file: JobFile, tokens: Tokens) -> tuple[Splicer, AnswerParser]:
-    """Return what makes prompts, and what reads answers."""
     path, template = file.model.path, str(tokens.tokenizer.chat_template or "")
     if not template:
         hint = "put chat_template.jinja into the model directory"
@@ -136,8 +124,8 @@ def _open_parts(file: JobFile, tokens: Tokens) -> tuple[Splicer, AnswerParser]:
 
 def _tool_format(file: JobFile, tokens: Tokens, ends: Iterable[str]) -> ToolFormat:
     """Return how the model writes calls of tools: as the file says, or as the chat template does."""
-    told = file.explorer.part(GatewaySection).tool_format
-    chosen = written_format(tokens, ends) if told == "auto" else told
+    setting = file.explorer.part(GatewaySection).tool_format
+    chosen = written_format(tokens, ends) if setting == "auto" else setting
     if chosen is None:
         raise ConfigError(
             "no format of explorer.gateway.tool_format reads the calls of tools that the chat template writes",
@@ -148,7 +136,6 @@ def _tool_format(file: JobFile, tokens: Tokens, ends: Iterable[str]) -> ToolForm
 
 
 def limits_of(file: JobFile) -> GatewayLimits:
-    """Return what a file allows."""
     section, agent = file.explorer, file.explorer.part(AgentSection)
     gateway = section.part(GatewaySection)
     # Agents that the explorer starts are bounded by their own timeout, and so are their groups.
@@ -168,7 +155,6 @@ def limits_of(file: JobFile) -> GatewayLimits:
 
 
 def model_name(file: JobFile) -> str:
-    """Return what answers call the model."""
     return file.explorer.engine.model or os.path.basename(file.model.path.rstrip("/"))
 
 
@@ -183,5 +169,5 @@ def _with_spans(file: JobFile) -> JobFile:
 
 def _default_directory(file: JobFile, name: str) -> str:
     base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    place = uuid.uuid5(uuid.NAMESPACE_URL, os.path.realpath(file.job.dir)).hex[:12]
-    return f"{base}/syncd/gateway/{os.path.basename(file.job.dir.rstrip('/'))}-{place}/{name}"
+    digest = uuid.uuid5(uuid.NAMESPACE_URL, os.path.realpath(file.job.dir)).hex[:12]
+    return f"{base}/syncd/gateway/{os.path.basename(file.job.dir.rstrip('/'))}-{digest}/{name}"

@@ -45,7 +45,6 @@ class GroupDemand:
     groups = 0
 
     def allows(self, open_groups: int) -> bool:
-        """Return whether another group may begin besides those that are open."""
         return open_groups < self.groups
 
 
@@ -68,8 +67,6 @@ class Play(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GatewayParts:
-    """What a service consists of."""
-
     followed: FollowedEngine  # the engine, which follows the job
     tokens: Tokens  # the model's tokenizer
     versions: EngineVersions  # which version it runs
@@ -82,11 +79,7 @@ class GatewayParts:
 
 
 class GatewayService:
-    """Follows the job and writes whole groups.
-
-    Args:
-        evaluation: Measures versions as they are loaded; None for none.
-    """
+    """Follows the job and writes whole groups; `evaluation`, if any, measures versions as they are loaded."""
 
     def __init__(self, parts: GatewayParts, evaluation: VersionWatcher | None = None) -> None:
         writer = parts.writer
@@ -108,11 +101,7 @@ class GatewayService:
         self._equal_dropped = self._skipped_before = 0
 
     def run(self, play: Play | None = None) -> str:
-        """Follow the job and write groups, and return why that ended.
-
-        Args:
-            play: What plays sessions; None if others do.
-        """
+        """Follow the job and write groups, and return why that ended; `play` is None if others play sessions."""
         self._play = play
         watch = JobWatch(self._source, self._file.sync.timeout)
         self._gate.update(0.0)
@@ -177,26 +166,26 @@ class GatewayService:
         equal = [group for group in groups if are_equal(group.rewards)]
         if equal and self._drop_equal(equal):
             return True
-        found = {group.name: self._rows(group) for group in groups}
-        self._drop([name for name, rows in found.items() if not rows], "experience")
-        batch = [row for rows in found.values() for row in rows]
-        if not batch or not all(found.values()):
+        rows_by_group = {group.name: self._rows(group) for group in groups}
+        self._drop([name for name, rows in rows_by_group.items() if not rows], "experience")
+        batch = [row for rows in rows_by_group.values() for row in rows]
+        if not batch or not all(rows_by_group.values()):
             return bool(groups)
         if not self._source.are_published(set().union(*(row.versions for row in batch))):
-            self._drop(found, "unpublished")
+            self._drop(rows_by_group, "unpublished")
             return True
-        self._http.call(self._gateway.begin_batch(self._writer.upcoming, list(found)))
+        self._http.call(self._gateway.begin_batch(self._writer.upcoming, list(rows_by_group)))
         try:
-            path = self._writer.write(self._told(batch))
+            path = self._writer.write(self._with_dropped(batch))
         except UsageError as error:
-            _LOG.warning("batch_unusable", groups=list(found), problem=str(error))
+            _LOG.warning("batch_unusable", groups=list(rows_by_group), problem=str(error))
             self._http.call(self._gateway.give_up_batch())
-            self._drop(found, "experience")
+            self._drop(rows_by_group, "experience")
             return True
         self._measure_room()
         self._measured(groups)
         self._equal_dropped = 0
-        self._record(path, batch, self._http.call(self._gateway.end_batch(list(found))), groups)
+        self._record(path, batch, self._http.call(self._gateway.end_batch(list(rows_by_group))), groups)
         return True
 
     def _drop_equal(self, groups: Sequence[SessionGroup]) -> bool:
@@ -209,13 +198,12 @@ class GatewayService:
         self._measured(chosen)
         return bool(chosen)
 
-    def _told(self, batch: list[Experience]) -> list[Experience]:
+    def _with_dropped(self, batch: list[Experience]) -> list[Experience]:
         """Return the rows of a batch, which say what was dropped for it, if groups of equal rewards are."""
         drops = self._file.explorer.reward.equal_groups == "drop"
         return with_dropped(batch, self._gateway.sessions.dropped["equal"]) if drops else batch
 
     def _measured(self, groups: Iterable[SessionGroup]) -> None:
-        """Tell what plays how difficult tasks were."""
         if self._play is not None:
             self._play.measured([(group.task, statistics.fmean(group.rewards)) for group in groups])
 
@@ -224,7 +212,6 @@ class GatewayService:
             self._http.call(self._gateway.drop(name, why))
 
     def _rows(self, group: SessionGroup) -> list[Experience]:
-        """Return the rows of a group, none if one of them cannot be stored."""
         try:
             name, segments = self._run.group(group.name), self._gateway.limits.segments
             return experiences_of(group, name, time.time(), segments)
@@ -234,11 +221,11 @@ class GatewayService:
 
     def _task_sets(self, groups: Sequence[SessionGroup]) -> dict[str, dict[str, float]]:
         """Return the figures of each set of tasks, nothing if there are not several sets."""
-        found: dict[str, list[float]] = {}
+        rewards: dict[str, list[float]] = {}
         for group in groups if len(self._file.explorer.training_sets) > 1 else ():
             # The ids of several sets begin with the set's name.
-            found.setdefault(group.task.partition("/")[0], []).append(statistics.fmean(group.rewards))
-        return set_figures(found)
+            rewards.setdefault(group.task.partition("/")[0], []).append(statistics.fmean(group.rewards))
+        return set_figures(rewards)
 
     def _skipped(self) -> int:
         """Return how many tasks the curriculum has left out since the last batch."""
@@ -290,10 +277,10 @@ def _tools(rollouts: Sequence[Experience]) -> dict[str, dict[str, float]]:
     counts: dict[str, int] = {}
     seconds: dict[str, float] = {}
     for row in rollouts:
-        for name, (count, known) in row.info.get("tools", {}).items():
+        for name, (count, spent) in row.info.get("tools", {}).items():
             if name in counts or len(counts) < MOST_TOOLS:
                 counts[name] = counts.get(name, 0) + count
-                seconds[name] = seconds.get(name, 0.0) + known
+                seconds[name] = seconds.get(name, 0.0) + spent
     return {
         name: {"calls": counts[name], "seconds": round(seconds[name] / counts[name], 6)} for name in counts
     }

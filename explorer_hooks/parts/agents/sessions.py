@@ -48,8 +48,6 @@ MOST_OVER = 100_000
 
 @dataclass(slots=True)
 class Turn:
-    """A recorded answer."""
-
     number: int  # its number in the session, from 0
     parent: "Turn | None"  # the turn that it continues token by token; None if it begins a segment
     prompt: Sequence[int]  # the tokens before the answer: behind those of the parent, or all of them
@@ -70,12 +68,12 @@ class Turn:
     @property
     def path(self) -> "list[Turn]":
         """Return the turns from the beginning of the segment to this one."""
-        found: list[Turn] = []
+        turns: list[Turn] = []
         turn: Turn | None = self
         while turn is not None:
-            found.append(turn)
+            turns.append(turn)
             turn = turn.parent
-        return found[::-1]
+        return turns[::-1]
 
     @property
     def whole(self) -> list[int]:
@@ -147,7 +145,6 @@ class Session:
         return [turn for turn in self.turns if id(turn) not in continued]
 
     def answer_id(self, turn: Turn) -> str:
-        """Return what agents know an answer as."""
         return f"chatcmpl-{self.id[:12]}-{turn.number}"
 
     def continued(self, keys: Sequence[str]) -> tuple[int, Turn] | None:
@@ -161,13 +158,12 @@ class Session:
         The first request that continues an answer says it, and only of tools that it offers.
 
         Args:
-            keys: Of the request's history.
             now: When it came, on the monotonic clock.
         """
-        found = self.continued(keys)
-        if found is None:
+        continued = self.continued(keys)
+        if continued is None:
             return {}
-        turn = found[1]
+        turn = continued[1]
         answered_at, turn.answered_at = turn.answered_at, 0.0
         called = [name for name, _ in turn.answer.calls.values() if name in offered and _TOOL.fullmatch(name)]
         return dict.fromkeys(called[:MOST_TOOLS], round(now - answered_at, 6)) if answered_at else {}
@@ -185,7 +181,9 @@ class SessionGroup:
     touched_at: float = 0.0
 
     def is_whole(self, size: int) -> bool:
-        return len(self.rollouts) == size and all(one.state == "rewarded" for one in self.rollouts.values())
+        return len(self.rollouts) == size and all(
+            session.state == "rewarded" for session in self.rollouts.values()
+        )
 
     @property
     def rewards(self) -> list[float]:
@@ -247,10 +245,9 @@ class Sessions:
         return [group for group in self.groups.values() if group.is_whole(size)]
 
     def all_dropped(self) -> Counter[str]:
-        """Return the groups that were dropped since the run began, by reason."""
-        found = self.forgotten + Counter(self.over.values())
-        del found[WRITTEN]
-        return found
+        dropped = self.forgotten + Counter(self.over.values())
+        del dropped[WRITTEN]
+        return dropped
 
     def settled(self, upcoming: int) -> dict[str, Any]:
         """Return the record of what became of groups that were about to be written when the process ended.
@@ -269,7 +266,6 @@ class Sessions:
         return name in self.by_id or name in self.replaced
 
     def rest(self) -> dict[str, Any]:
-        """Return the record of what is known of groups and sessions that are over."""
         return {
             "kind": "over",
             "run": self.run,

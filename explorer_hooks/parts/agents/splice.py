@@ -46,7 +46,6 @@ class Splicer:
     """Makes prompts for one model.
 
     Args:
-        template: Its tokenizer and chat template.
         ends: The text of each token that ends an answer, by its id.
         most: Characters of a text at most: a longer one would take seconds to cut, while others wait.
     """
@@ -76,18 +75,18 @@ class Splicer:
         if not 0 < before.count(_MARK) == whole.count(_MARK):
             return None
         behind, tail = before.rpartition(_MARK)[2], whole.rpartition(_MARK)[2]
-        places = [(place, token) for token, text in self.ends.items() if (place := tail.find(text)) >= 0]
+        places = [(start, token) for token, text in self.ends.items() if (start := tail.find(text)) >= 0]
         if not places:
             return None
-        place, token = min(places)
-        end = place + len(self.ends[token])
-        if behind != tail[:place] and behind[:end] != tail[:end]:
+        start, token = min(places)
+        end = start + len(self.ends[token])
+        if behind != tail[:start] and behind[:end] != tail[:end]:
             return None
         # Cut behind a special token, text has the same tokens as in its place.
-        found = self._ids_of(tail[place:])
-        if not found or found[0] != token:
+        ids = self._ids_of(tail[start:])
+        if not ids or ids[0] != token:
             return None
-        return found[1:] if last == token else found
+        return ids[1:] if last == token else ids
 
     def _ids_of(self, text: str) -> list[int]:
         if len(text) > self._most:
@@ -103,7 +102,7 @@ class Splicer:
                 raise
         # Most templates take the arguments of a call as an object, some as text.
         return self._template.chat_text(
-            [_with_text(one) for one in messages], tools, arguments, answers=answers
+            [_with_text(message) for message in messages], tools, arguments, answers=answers
         )
 
 
@@ -115,11 +114,12 @@ def _marked(answer: Message) -> Message:
 
 
 def _with_text(message: Message) -> Message:
-    return _with_arguments(message, lambda given: given if isinstance(given, str) else json.dumps(given))
+    return _with_arguments(
+        message, lambda arguments: arguments if isinstance(arguments, str) else json.dumps(arguments)
+    )
 
 
 def _with_arguments(message: Message, change: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return a message with other arguments of its calls."""
     made = dict(message)
     if calls := message.get("tool_calls"):
         made["tool_calls"] = [
@@ -136,18 +136,18 @@ def end_tokens(directory: str, tokenizer: Any) -> dict[int, str]:
         directory: The model's directory, whose configurations name such tokens as engines read them.
         tokenizer: Its tokenizer, which names one.
     """
-    found: list[Any] = [getattr(tokenizer, "eos_token_id", None)]
+    values: list[Any] = [getattr(tokenizer, "eos_token_id", None)]
     for name in _CONFIGURATIONS:
         value = _configuration(os.path.join(directory, name)).get("eos_token_id")
-        found += value if isinstance(value, list) else [value]
-    ids = {one for one in found if type(one) is int}
-    return {one: str(tokenizer.decode([one], skip_special_tokens=False)) for one in sorted(ids)}
+        values += value if isinstance(value, list) else [value]
+    ids = {token for token in values if type(token) is int}
+    return {token: str(tokenizer.decode([token], skip_special_tokens=False)) for token in sorted(ids)}
 
 
 def _configuration(path: str) -> dict[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
-            found = json.load(file)
+            document = json.load(file)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}

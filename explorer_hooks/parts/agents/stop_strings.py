@@ -19,19 +19,14 @@ class StopCut(NamedTuple):
 def cut_at_stop(
     tokens: Sequence[int], stop: Sequence[str], text_of: Callable[[Sequence[int]], str]
 ) -> StopCut | None:
-    """Return an answer up to the first string that it comes to, None if it comes to none.
+    """Return an answer, without the token that ends it, up to the first stop string in it; None if it has none."""
 
-    Args:
-        tokens: The tokens of the answer, without the one that ends it.
-        text_of: Returns the text of tokens.
-    """
-
-    def place(count: int) -> int:
+    def first_stop(count: int) -> int:
         """Return where the first string begins in the text of so many tokens, -1 if none is in it."""
         text = text_of(tokens[:count])
         return min((at for string in stop if (at := text.find(string)) >= 0), default=-1)
 
-    if not stop or place(len(tokens)) < 0:
+    if not stop or first_stop(len(tokens)) < 0:
         return None
-    count = bisect_left(range(len(tokens)), 0, key=place)
-    return StopCut(count, text_of(tokens[:count])[: place(count)])
+    count = bisect_left(range(len(tokens)), 0, key=first_stop)
+    return StopCut(count, text_of(tokens[:count])[: first_stop(count)])

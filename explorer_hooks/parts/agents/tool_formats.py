@@ -73,8 +73,6 @@ def _llama3(text: str, _tools: Tools) -> Calls:
 
 @dataclass(frozen=True, slots=True)
 class _CallFormat:
-    """A format."""
-
     mark: str  # what begins the calls; empty if a call is the whole answer
     read: Callable[[str, Tools], Calls]  # yields the calls of a text
 
@@ -92,7 +90,6 @@ def read_calls(name: ToolFormat, text: str, tools: Tools) -> tuple[str, list[tup
     """Return what a text says before its calls, and name and JSON arguments of each; no calls if one is unreadable.
 
     Args:
-        text: What a model wrote.
         tools: What it was told of, in OpenAI's form; they say which arguments are text.
     """
     used = _FORMATS.get(name)
@@ -106,11 +103,11 @@ def read_calls(name: ToolFormat, text: str, tools: Tools) -> tuple[str, list[tup
 
 def _tagged_call(name: str, text: str, argument: re.Pattern[str], tools: Tools) -> tuple[str, str]:
     """Return a call whose arguments stand between tags; there must be nothing else."""
-    types, arguments, place = parameter_types(tools, name), dict[str, object](), 0
-    while match := argument.match(text, place):
+    types, arguments, position = parameter_types(tools, name), dict[str, object](), 0
+    while match := argument.match(text, position):
         key = match[1].strip()
-        arguments[key], place = typed_value(match[2], types.get(key)), match.end()
-    if text[place:].strip():
+        arguments[key], position = typed_value(match[2], types.get(key)), match.end()
+    if text[position:].strip():
         return _UNREADABLE
     return name, json.dumps(arguments, ensure_ascii=False)
 
@@ -162,18 +159,18 @@ def written_format(template: ChatTemplate, ends: Iterable[str]) -> ToolFormat | 
         None if no format reads what it writes.
     """
     try:
-        told = template.chat_text([_QUESTION], [_TOOL], {}, answers=True)
-        if told == template.chat_text([_QUESTION], [], {}, answers=True):
+        prompt = template.chat_text([_QUESTION], [_TOOL], {}, answers=True)
+        if prompt == template.chat_text([_QUESTION], [], {}, answers=True):
             return "untold"
     except ValueError:
         return "untold"  # it refuses tools
     written = [
-        _written(template, told, ends, arguments) for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS))
+        _written(template, prompt, ends, arguments) for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS))
     ]
     return next((name for name in _FORMATS for text in written if _reads(name, text)), None)
 
 
-def _written(template: ChatTemplate, told: str, ends: Iterable[str], arguments: object) -> str:
+def _written(template: ChatTemplate, prompt: str, ends: Iterable[str], arguments: object) -> str:
     """Return what a template writes for a call, behind the place where the model answers."""
     function = {"name": _TOOL["function"]["name"], "arguments": arguments}  # type: ignore[index] # a literal
     call = {"id": "lookup001", "type": "function", "function": function}
@@ -182,8 +179,8 @@ def _written(template: ChatTemplate, told: str, ends: Iterable[str], arguments: 
         whole = template.chat_text([_QUESTION, answer], [_TOOL], {}, answers=False)
     except ValueError:
         return ""
-    pairs = enumerate(zip(told, whole, strict=False))
-    text = whole[next((at for at, (before, after) in pairs if before != after), len(told)) :]
+    pairs = enumerate(zip(prompt, whole, strict=False))
+    text = whole[next((at for at, (before, after) in pairs if before != after), len(prompt)) :]
     for end in ends:
         text = text.partition(end)[0]
     return text

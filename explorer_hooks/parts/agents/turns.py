@@ -29,8 +29,6 @@ Done = Callable[[GroupResult | ApiError], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WaitingTurn:
-    """A turn that waits for the engine."""
-
     request: GroupRequest  # its prompt, and how long the answer may be
     done: Done  # called with the result
     until: float  # when it is given up, on the monotonic clock
@@ -43,7 +41,6 @@ class TurnMaker:
         threads: Calls of the generator at a time.
         rows: Turns of one call at most; they have the same limit of tokens.
         hold: Seconds that a turn waits for an engine that is away.
-        temperature: At which tokens are drawn.
     """
 
     def __init__(
@@ -59,12 +56,7 @@ class TurnMaker:
         """Why the engine can answer nothing any more."""
 
     def make(self, prompt: Sequence[int], max_tokens: int) -> "asyncio.Future[GroupResult]":
-        """Return the engine's answer once it is there. Called in an event loop.
-
-        Args:
-            prompt: Token ids.
-            max_tokens: Tokens of the answer at most.
-        """
+        """Return the engine's answer once it is there, of `max_tokens` tokens at most. Called in an event loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[GroupResult] = loop.create_future()
 
@@ -77,7 +69,6 @@ class TurnMaker:
         return future
 
     def close(self) -> None:
-        """Answer nothing any more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -99,7 +90,6 @@ class TurnMaker:
                 self._put(again)
 
     def _taken(self) -> list[WaitingTurn]:
-        """Return the turns of the next call, nothing once closed."""
         with self._changed:
             self._idle += 1
             while not self._waiting and not self._closed:
@@ -108,13 +98,12 @@ class TurnMaker:
             if self._closed:
                 return []
             most = self._waiting[0].request.max_tokens
-            taken = [one for one in self._waiting if one.request.max_tokens == most][: self._rows]
-            for one in taken:
-                self._waiting.remove(one)
+            taken = [turn for turn in self._waiting if turn.request.max_tokens == most][: self._rows]
+            for turn in taken:
+                self._waiting.remove(turn)
             return taken
 
     def _generate(self, turns: Sequence[WaitingTurn]) -> list[WaitingTurn]:
-        """Answer turns, and return those that have to be tried again."""
         left = dict(enumerate(turns))
         problem = "the engine gave no answer"
         try:

@@ -30,7 +30,6 @@ class UnusableError(Exception):
 
 
 def loaded(asked: Mapping[str, Any]) -> tuple[Any, list[Any]]:
-    """Return the environment that is asked for, and its tasks."""
     try:
         import verifiers.v1 as vf  # noqa: PLC0415 - what it lacks is said in a line of JSON
     except ImportError as error:
@@ -63,9 +62,9 @@ def _config(name: str, options: Mapping[str, Any]) -> Any:
     if kind:
         data["id"] = kind
     for role, default in _role_defaults(env_config_type(taskset, kind)):
-        given = data.setdefault(role, {})
+        table = data.setdefault(role, {})
         if (
-            "runtime" not in given
+            "runtime" not in table
             and "runtime" in default.model_fields_set
             and default.runtime.type != "subprocess"
         ):
@@ -73,7 +72,7 @@ def _config(name: str, options: Mapping[str, Any]) -> Any:
                 f"its role {role} is made for the runtime {default.runtime.type}",
                 f'if it works on this host too: [explorer.agent.options.{role}.runtime] type = "subprocess"',
             )
-        given.setdefault("runtime", _LOCAL)
+        table.setdefault("runtime", _LOCAL)
     harnesses = resolve_env_config(copy.deepcopy(data)).agent_harnesses()
     for role, harness in harnesses.items():
         if harness.id == "bash" and "harness" not in data[role]:
@@ -96,11 +95,11 @@ def _check_roles(config: Any) -> None:
 
     retries = [("", config.retries)]
     for role, harness in config.agent_harnesses().items():
-        found = getattr(config, role)
-        retries.append((f"{role}.", found.retries))
+        section = getattr(config, role)
+        retries.append((f"{role}.", section.retries))
         key = f"explorer.agent.options.{role}"
-        if found.runtime.type != "subprocess":
-            text = f"{key}.runtime.type = {found.runtime.type!r}: environments run on this host"
+        if section.runtime.type != "subprocess":
+            text = f"{key}.runtime.type = {section.runtime.type!r}: environments run on this host"
             raise UnusableError(text, 'type = "subprocess", or leave it out')
         if harness_class(harness.id).NEEDS_CONTAINER:
             text = f"its role {role} plays with the harness {harness.id}, which needs a container"
@@ -108,8 +107,8 @@ def _check_roles(config: Any) -> None:
         if harness.id in _CHAT_PROGRAMS and shutil.which("uv") is None:
             text = f"its role {role} plays with the harness {harness.id}, which needs uv"
             raise UnusableError(text, "pip install uv, or a harness of your own")
-    for where, found in retries:
-        if found.max_retries or found.rules:
+    for where, retry in retries:
+        if retry.max_retries or retry.rules:
             text = f"explorer.agent.options.{where}retries: the explorer tries again, in a new session"
             raise UnusableError(text, "explorer.agent.retries")
 
@@ -183,9 +182,9 @@ def _rewards(env: Any, played: Any, address: str, sessions: Sequence[str]) -> di
         errors = [*played.errors, *(error for trace in failed for error in trace.errors)]
         said = _problem(errors[-1].type, errors[-1].message) if errors else "it did not complete its episode"
         return {"problem": said}
-    return (
-        {"rollouts": [_rollout(trained[one]) for one in sessions]} if set(trained) == set(sessions) else wrong
-    )
+    if set(trained) != set(sessions):
+        return wrong
+    return {"rollouts": [_rollout(trained[name]) for name in sessions]}
 
 
 def _rollout(trace: Any) -> dict[str, Any]:
@@ -203,13 +202,12 @@ def _problem(kind: str, said: object) -> str:
 
 
 async def serve(env: Any, tasks: Sequence[Any], requests: TextIO, answers: TextIO) -> None:
-    """Play what is asked for until the input ends."""
     loop, playing = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
     async def answer(asked: Mapping[str, Any]) -> None:
-        found = await episode(env, tasks[asked["task"]], asked)
+        result = await episode(env, tasks[asked["task"]], asked)
         try:
-            _say(answers, {"id": asked["id"], **found})
+            _say(answers, {"id": asked["id"], **result})
         except (TypeError, ValueError) as error:  # a metric that JSON does not have
             _say(answers, {"id": asked["id"], "problem": _problem(type(error).__name__, error)})
 
@@ -233,7 +231,6 @@ def _say(answers: TextIO, said: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Load what the first line asks for, and serve."""
     # What an environment prints must not mix with the answers, nor may its tools read what is asked.
     requests, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

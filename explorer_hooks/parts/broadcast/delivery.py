@@ -51,11 +51,7 @@ class Delivery(ABC):
         """Whether the engine's weights may have changed."""
 
     def push(self, label: str, tensors: Tensors) -> None:
-        """Load weights into the engine.
-
-        Args:
-            label: The engine's label for them.
-        """
+        """Load weights into the engine."""
         cuts = cut({name: tensor.nbytes for name, tensor in tensors.items()}, BUCKET)
         buckets = [{name: tensors[name].detach() for name in names} for names in cuts]
         if not buckets:
@@ -93,7 +89,6 @@ class Delivery(ABC):
             self._is_updating = True
 
     def _finish_update(self) -> None:
-        """Tell the engine that all tensors were sent."""
         if self._is_updating:
             self._post(self.end)
             self._is_updating = False
@@ -103,12 +98,7 @@ class Delivery(ABC):
 
 
 def cut(sizes: Mapping[str, int], bucket: int) -> Iterator[list[str]]:
-    """Yield the names of each bucket, in order: as many as fit, and one at least.
-
-    Args:
-        sizes: Bytes of each tensor by name.
-        bucket: Bytes of a bucket.
-    """
+    """Yield the names of each bucket, in order: as many as fit into `bucket` bytes, and one at least."""
     names: list[str] = []
     filled = 0
     for name, size in sizes.items():

@@ -66,15 +66,9 @@ class GroupDelivery(Delivery):
 
     @abstractmethod
     def _update(self, tensors: Tensors, label: str | None) -> None:
-        """Request that the engine loads the tensors that are sent next, and wait until it has.
-
-        Args:
-            tensors: The tensors, in the order in which they are sent.
-            label: The label of the weights, with the last bucket only.
-        """
+        """Request a load of the tensors sent next, in order, and wait; `label` comes with the last bucket."""
 
     def close(self) -> None:
-        """End the group and make the engine drop it."""
         group, self._group = self._group, None
         ending = group.abort() if group is not None else None
         if ending is not None:
@@ -85,7 +79,7 @@ class GroupDelivery(Delivery):
             self._leave()
 
     def _form_group(self, workers: int) -> None:
-        """Form the group with so many workers: the engine is asked to join while this process connects."""
+        """Form the group: the engine is asked to join while this process connects."""
         joining = Deadline(SystemClock(), min(JOINING, max(self._deadline.left(), 0.0)))
         seconds, device = seconds_left(self._deadline), device_for(self.backend)
         self._group = group = ProcessGroup.listen(self._address, seconds, device)

@@ -23,12 +23,11 @@ def require_shared_memory(port: int, workers: int, *, on_gpu: bool) -> None:
     """Return if all workers of the server that listens at a port can open what this process shares.
 
     Args:
-        workers: How many there are.
         on_gpu: Whether a GPU's memory is shared: then they must see the same GPUs as this process.
     """
-    found = [pid for pid in _family(_listeners(port)) if _read(pid, "cmdline").startswith(_WORKER)]
-    alike = [pid for pid in found if _sees_memory(pid) and (not on_gpu or _sees_gpus(pid))]
-    if len(alike) < workers or alike != found:
+    pids = [pid for pid in _family(_listeners(port)) if _read(pid, "cmdline").startswith(_WORKER)]
+    alike = [pid for pid in pids if _sees_memory(pid) and (not on_gpu or _sees_gpus(pid))]
+    if len(alike) < workers or alike != pids:
         raise LoadFailedError(
             f"of {workers} workers of the server at port {port}, {len(alike)} share this process's memory",
             hint="run SGLang on this host as this user (docker run --ipc=host --pid=host), or push=gloo",
@@ -60,7 +59,6 @@ def _links(pid: int) -> Iterator[str]:
 
 
 def _family(elders: list[int]) -> list[int]:
-    """Return processes and all their descendants."""
     parents = {pid: _parent(pid) for pid in _processes()}
     family, before = set(elders), 0
     while len(family) > before:
@@ -74,8 +72,8 @@ def _processes() -> list[int]:
 
 
 def _parent(pid: int) -> int:
-    found = re.search(rb"^PPid:\s+(\d+)", _read(pid, "status"), re.MULTILINE)
-    return int(found[1]) if found else 0
+    match = re.search(rb"^PPid:\s+(\d+)", _read(pid, "status"), re.MULTILINE)
+    return int(match[1]) if match else 0
 
 
 def _sees_memory(pid: int) -> bool:
@@ -87,9 +85,9 @@ def _sees_memory(pid: int) -> bool:
 
 
 def _sees_gpus(pid: int) -> bool:
-    told = [one for one in _read(pid, "environ").split(b"\0") if one.startswith(_VISIBLE)]
+    visible = [variable for variable in _read(pid, "environ").split(b"\0") if variable.startswith(_VISIBLE)]
     own = os.environ.get(_VISIBLE[:-1].decode())
-    return told == ([] if own is None else [_VISIBLE + own.encode()])
+    return visible == ([] if own is None else [_VISIBLE + own.encode()])
 
 
 def _read(pid: int, name: str) -> bytes:

@@ -28,7 +28,6 @@ class AllocatedSegment:
         return tensor.data_ptr() - self.start + HEADER if tensor.numel() else HEADER
 
     def remove(self) -> None:
-        """Remove it: no tensor uses it."""
         _allocated.remove(self)
         self.segment.remove()
 
@@ -59,4 +58,4 @@ def allocate(size: int) -> torch.Tensor:
 def segment_of(tensors: Iterable[torch.Tensor]) -> AllocatedSegment | None:
     """Return the memory that has all of some tensors, None if none has."""
     wanted = list(tensors)
-    return next((one for one in _allocated if all(map(one.has, wanted))), None)
+    return next((segment for segment in _allocated if all(map(segment.has, wanted))), None)

@@ -12,11 +12,7 @@ _POLL = 0.002
 
 
 class EngineRequest:
-    """One call in a separate thread, because it has another half: a request to an engine, or joining a group.
-
-    Args:
-        call: The call; it has a time-out.
-    """
+    """One call in a separate thread, because it has another half: a request to an engine, or joining a group."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self._call = call
@@ -25,14 +21,12 @@ class EngineRequest:
         threading.Thread(target=self._run, name="engine-call", daemon=True).start()
 
     def is_healthy(self) -> bool:
-        """Return that it has not failed."""
         if self._ended.is_set():
             self._failure.raise_once()
         return True
 
     @property
     def has_ended(self) -> bool:
-        """Return whether it has ended, with or without an error."""
         return self._ended.is_set()
 
     def wait(self, seconds: float) -> None:

@@ -34,11 +34,7 @@ _NAME = re.compile(r"syncd-push-[0-9a-f]{32}(\.[0-9]{1,9})?", re.ASCII)
 
 
 class Segment:
-    """Shared memory of this process, which others of this user can open by its name.
-
-    Args:
-        size: Its bytes, of which the first `HEADER` are torch's.
-    """
+    """Shared memory of this process that others of this user can open; the first `HEADER` bytes are torch's."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -59,7 +55,6 @@ class Segment:
             raise
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Write bytes to a place."""
         while data:
             written = os.pwrite(self._descriptor, data, offset)
             data, offset = data[written:], offset + written
@@ -76,7 +71,6 @@ class Segment:
         return name
 
     def remove_names(self) -> None:
-        """Remove the further names."""
         for name in self._names[1:]:
             self._unlink(name)
 
@@ -110,20 +104,16 @@ def places(sizes: Iterable[int]) -> tuple[list[int], int]:
 
 
 def open_segment(name: str) -> mmap.mmap:
-    """Return the memory of another process's segment; what is written to it stays in this process.
-
-    Args:
-        name: Its name, of whatever origin: only a segment of this user is opened.
-    """
+    """Return the memory of a segment of another process of this user; what is written to it stays in this process."""
     if _NAME.fullmatch(name) is None:
         raise ValueError(f"{name!r} is not the name of a segment")
     descriptor = os.open(f"{DIRECTORY}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             raise ValueError(f"{DIRECTORY}/{name} is not a file of this user")
         return mmap.mmap(
-            descriptor, found.st_size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+            descriptor, status.st_size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
         )
     finally:
         os.close(descriptor)

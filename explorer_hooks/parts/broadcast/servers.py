@@ -60,7 +60,6 @@ class VllmGroupDelivery(VllmDelivery, GroupDelivery):
     prefixes = ("{secret}",)
 
     def _open(self, buckets: Sequence[Tensors]) -> None:
-        """Form the group with the engine's workers, and begin an update."""
         del buckets
         self._form_group(self._count_workers())
         self._start()
@@ -89,7 +88,7 @@ class VllmIpcDelivery(VllmDelivery, IpcDelivery):
         return True  # its end is this package's: see `SyncdEngine.finish_weight_update`
 
     def _meet(self, first: SharedBucket) -> None:
-        self._connect_workers(first.place)
+        self._connect_workers(first.location)
 
     def _update(self, bucket: SharedBucket, label: str | None) -> None:
         del label
@@ -127,7 +126,6 @@ class SGLangGroupDelivery(SGLangDelivery, GroupDelivery):
     _name = ""
 
     def _open(self, buckets: Sequence[Tensors]) -> None:
-        """Begin an update, and form the group with the engine's workers."""
         del buckets
         workers = self._count_workers()
         # The scheduler itself answers this request, so it is idle then and joins the group at once. If it joined
@@ -173,13 +171,13 @@ class SGLangIpcDelivery(SGLangDelivery, IpcDelivery):
         return self._server.get_json("/server_info").get("device") not in {"cpu", None}
 
     def _meet(self, first: SharedBucket) -> None:
-        require_shared_memory(self._server.port, first.workers, on_gpu="gpu" in first.place)
+        require_shared_memory(self._server.port, first.workers, on_gpu="gpu" in first.location)
 
     def _start(self) -> None:
         self._begin_update()
 
     def _update(self, bucket: SharedBucket, label: str | None) -> None:
-        body = {"serialized_named_tensors": [b64encode(one).decode() for one in bucket.as_pickles()]}
+        body = {"serialized_named_tensors": [b64encode(pickled).decode() for pickled in bucket.as_pickles()]}
         self._load_bucket("/update_weights_from_tensor", body, label)
 
 
@@ -187,10 +185,8 @@ class Push(ABC):
     """One version into one engine, by the first of some ways that the engine takes.
 
     Args:
-        server: The engine's server.
         address: The address of this host at which workers of the engine meet this process, if they do.
         ways: Names of ways, the best first; a later one is tried if the engine has not been touched.
-        flush_cache: Whether the engine drops keys and values of the old weights, if it does so while it loads.
     """
 
     deliveries: ClassVar[Mapping[str, type[Delivery]]]
@@ -210,7 +206,6 @@ class Push(ABC):
         return allocate if "ipc" in ways else None
 
     def run(self, label: str, tensors: Tensors) -> None:
-        """Load weights into the engine (`Delivery.push`)."""
         *others, last = self._ways
         for way in others:
             try:
@@ -233,14 +228,10 @@ class Push(ABC):
 
 
 class VllmPush(Push):
-    """Into vLLM."""
-
     deliveries: ClassVar = {"ipc": VllmIpcDelivery, "gloo": VllmGroupDelivery, "nccl": VllmNcclDelivery}
 
 
 class SGLangPush(Push):
-    """Into SGLang."""
-
     deliveries: ClassVar = {
         "ipc": SGLangIpcDelivery,
         "gloo": SGLangGroupDelivery,
@@ -249,7 +240,6 @@ class SGLangPush(Push):
 
 
 def worker_count(engine: str, name: str, answer: Mapping[str, object]) -> int:
-    """Return how many workers of an engine take weights, which it reports under a name."""
     count = answer.get(name)
     if type(count) is not int or count < 1:
         raise LoadFailedError(f"{engine} reports {name} = {count!r}")

@@ -27,18 +27,14 @@ _DEVICE = 6
 
 
 class SharedBucket(ABC):
-    """A bucket that other processes of this host and user can open, until it is released.
-
-    Args:
-        workers: How many workers open it.
-    """
+    """A bucket that other processes of this host and user can open, until it is released."""
 
     def __init__(self, tensors: Tensors, workers: int) -> None:
         self.tensors, self.workers = tensors, workers
 
     @property
     @abstractmethod
-    def place(self) -> dict[str, str]:
+    def location(self) -> dict[str, str]:
         """Return what a worker must see to open it."""
 
     @abstractmethod
@@ -59,27 +55,21 @@ class SharedBucket(ABC):
 
 
 class SegmentBucket(SharedBucket):
-    """A bucket in a segment of shared memory.
-
-    Args:
-        workers: How many workers open it.
-        offsets: Where each tensor begins in it, in bytes.
-    """
+    """A bucket in a segment of shared memory, in which tensors begin at these offsets in bytes."""
 
     def __init__(self, tensors: Tensors, workers: int, segment: Segment, offsets: Sequence[int]) -> None:
         super().__init__(tensors, workers)
         self._segment, self._offsets = segment, list(offsets)
 
     @property
-    def place(self) -> dict[str, str]:
+    def location(self) -> dict[str, str]:
         return {"segment": self._segment.name}
 
     def fill(self) -> None:
         """Do nothing: the tensors are in it."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the tensors, the segment's name, and the offset of each."""
-        return {**described(self.tensors), **self.place, "offsets": self._offsets}
+        return {**described(self.tensors), **self.location, "offsets": self._offsets}
 
     def as_pickles(self) -> list[bytes]:
         """Return a pickle for each worker, with a name of its own: torch removes a name that it has read."""
@@ -101,12 +91,7 @@ class SegmentBucket(SharedBucket):
 
 
 class CopiedBucket(SegmentBucket):
-    """A bucket in a segment of its own, into which the tensors are copied.
-
-    Args:
-        tensors: The tensors, wherever they are.
-        workers: How many workers open it.
-    """
+    """A bucket in a segment of its own, into which the tensors are copied."""
 
     def __init__(self, tensors: Tensors, workers: int) -> None:
         offsets, size = places(tensor.nbytes for tensor in tensors.values())
@@ -115,7 +100,6 @@ class CopiedBucket(SegmentBucket):
         super().__init__(tensors, workers, segment, offsets)
 
     def fill(self) -> None:
-        """Copy each tensor to its place."""
         with _as_load_error(self._segment.size):
             for tensor, offset in zip(self.tensors.values(), self._offsets, strict=True):
                 # Written, not mapped: new pages of a mapping would be cleared first, and come one by one.
@@ -148,19 +132,18 @@ class GpuBucket(SharedBucket):
         self._gpu = str(torch.cuda.get_device_properties(device).uuid)
 
     @property
-    def place(self) -> dict[str, str]:
-        """Return the GPU's UUID."""
+    def location(self) -> dict[str, str]:
         return {"gpu": self._gpu}
 
     def as_json(self) -> dict[str, Any]:
-        """Return the tensors, the GPU's UUID, and for each worker a handle of each tensor."""
-        handles = [[_as_handle(args) for args in one] for one in self._shared]
-        return {**described(self.tensors), **self.place, "handles": handles}
+        handles = [[_as_handle(args) for args in exported] for exported in self._shared]
+        return {**described(self.tensors), **self.location, "handles": handles}
 
     def as_pickles(self) -> list[bytes]:
         """Return a pickle for each worker; in place of a device it has the GPU's UUID."""
         return [
-            _pickled(list(zip(self.tensors, map(self._rebuilt, one), strict=True))) for one in self._shared
+            _pickled(list(zip(self.tensors, map(self._rebuilt, exported), strict=True)))
+            for exported in self._shared
         ]
 
     def fill(self) -> None:
@@ -181,15 +164,16 @@ def share(tensors: Tensors, workers: int, *, in_place: bool) -> SharedBucket:
     """Return a bucket of tensors as workers can open it: by handles if they are all on one GPU.
 
     Args:
-        workers: How many workers open it.
         in_place: Whether tensors in memory of `received.allocate` are shared where they are. A worker that keeps them
             would see what comes into that memory later.
     """
     devices = {tensor.device for tensor in tensors.values()}
     if len(devices) == 1 and next(iter(devices)).type == "cuda":
         return GpuBucket(tensors, workers)
-    if in_place and (found := segment_of(tensors.values())):
-        return SegmentBucket(tensors, workers, found.segment, list(map(found.offset, tensors.values())))
+    if in_place and (allocated := segment_of(tensors.values())):
+        return SegmentBucket(
+            tensors, workers, allocated.segment, list(map(allocated.offset, tensors.values()))
+        )
     return CopiedBucket(tensors, workers)
 
 
@@ -222,7 +206,6 @@ def _pickled(pairs: Sequence[tuple[str, _Rebuilt]]) -> bytes:
 
 
 def _strides(shape: torch.Size) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor."""
     return torch.empty(shape, device="meta").stride()
 
 

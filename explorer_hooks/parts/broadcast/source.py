@@ -32,7 +32,6 @@ class BroadcastSource(WeightSource):
     work is not written, and nothing else is received. If it is never published, its work is dropped.
 
     Args:
-        receiver: The transport's end.
         patience: Seconds in which what was received must be published.
         ready: Seconds that the trainer waits for explorers, at most.
         stop: Once it returns true, nothing is waited for.
@@ -90,7 +89,6 @@ class BroadcastSource(WeightSource):
         return self._loaded(weights) if weights is not None else super().update(0.0)
 
     def are_published(self, versions: Collection[Pair]) -> bool:
-        """Return whether each of them is published; the one that runs is waited for."""
         if self._unpublished in versions:
             self.wait_until_published()
         unpublished = self._void | ({self._unpublished} if self._unpublished else set())

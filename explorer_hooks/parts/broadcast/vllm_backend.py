@@ -47,8 +47,8 @@ class SyncdEngine(WeightTransferEngine[Any, BucketInfo]):
     init_info_cls = GroupInfo
     update_info_cls = BucketInfo
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._source: Source | None = None
 
     @property
@@ -63,7 +63,6 @@ class SyncdEngine(WeightTransferEngine[Any, BucketInfo]):
         return GroupInfo(**init_dict) if "address" in init_dict else PlaceInfo(**init_dict)
 
     def init_transfer_engine(self, init_info: GroupInfo | PlaceInfo) -> None:
-        """Connect with the sender."""
         self.shutdown()
         self._source = init_info.open(self._worker, self.device)
 
@@ -74,7 +73,6 @@ class SyncdEngine(WeightTransferEngine[Any, BucketInfo]):
         initialize_layerwise_reload(self.model)
 
     def finish_weight_update(self) -> None:
-        """Load what is left."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload  # noqa: PLC0415
 
         finalize_layerwise_reload(self.model, self.model_config)
@@ -101,7 +99,6 @@ class SyncdEngine(WeightTransferEngine[Any, BucketInfo]):
         self.model.load_weights(list(zip(update_info.names, on_device, strict=True)))
 
     def shutdown(self) -> None:
-        """Leave the sender."""
         source, self._source = self._source, None
         if source is not None:
             source.close()

@@ -26,8 +26,6 @@ _UNWATCHED = "TORCH_NCCL_BLOCKING_WAIT"
 
 @dataclass(kw_only=True)
 class Bucket:
-    """The tensors of one bucket."""
-
     names: list[str]
     dtypes: list[str]  # as torch names them
     shapes: list[list[int]]
@@ -63,7 +61,6 @@ class Meeting:
     backend: str = "gloo"  # gloo or nccl
 
     def open(self, worker: int, device: torch.device) -> Source:
-        """Join the group."""
         return Group(self, worker, device)
 
 
@@ -88,12 +85,7 @@ class Place:
 
 
 class Group:
-    """One worker's end of a group.
-
-    Args:
-        worker: This worker, counted over all of them.
-        device: The device of its weights.
-    """
+    """One worker's end of a group; workers are counted over all of them."""
 
     def __init__(self, info: Meeting, worker: int, device: torch.device) -> None:
         self._end = time.monotonic() + info.timeout
@@ -124,13 +116,12 @@ class Group:
         with _unwatched():
             group = _DIST.ProcessGroupNCCL(store, rank, info.world_size, options)
         store.set(f"here/{rank}", "1")
-        store.wait([f"here/{one}" for one in range(info.world_size)], self._left())
+        store.wait([f"here/{member}" for member in range(info.world_size)], self._left())
         met = torch.zeros(1, dtype=torch.uint8, device=self._device)
         self._broadcast(group, met).wait(self._left())
         return group
 
     def tensors(self, bucket: Bucket, worker: int) -> list[torch.Tensor]:
-        """Receive all tensors of a bucket."""
         del worker
         made = [
             torch.empty(shape, dtype=_dtype(name), device=self._device)
@@ -144,7 +135,6 @@ class Group:
         """Do nothing: what was received is this worker's own."""
 
     def close(self) -> None:
-        """Leave the group."""
         with contextlib.suppress(RuntimeError):
             self._group.abort()
 
@@ -168,13 +158,12 @@ class SharedMemory:
         self._opened: list[torch.UntypedStorage] = []
 
     def tensors(self, bucket: Bucket, worker: int) -> list[torch.Tensor]:
-        """Open all tensors of a bucket."""
         if bucket.segment:
             opened = _in_segment(bucket)
         else:
             device, handles = _device_of(bucket.gpu), bucket.handles[worker]
-            given = zip(bucket.dtypes, bucket.shapes, handles, strict=True)
-            opened = [_on_gpu(_dtype(name), shape, device, handle) for name, shape, handle in given]
+            entries = zip(bucket.dtypes, bucket.shapes, handles, strict=True)
+            opened = [_on_gpu(_dtype(name), shape, device, handle) for name, shape, handle in entries]
         self._opened += [tensor.untyped_storage() for tensor in opened]
         return opened
 
@@ -205,7 +194,6 @@ def _unwatched() -> Iterator[None]:
 
 
 def _in_segment(bucket: Bucket) -> list[torch.Tensor]:
-    """Return the tensors of a bucket, as views of its segment."""
     memory, opened = open_segment(bucket.segment), []
     for name, shape, offset in zip(bucket.dtypes, bucket.shapes, bucket.offsets, strict=True):
         dtype, count = _dtype(name), prod(shape)
@@ -217,7 +205,6 @@ def _in_segment(bucket: Bucket) -> list[torch.Tensor]:
 
 
 def _on_gpu(dtype: torch.dtype, shape: list[int], device: int, handle: Mapping[str, Any]) -> torch.Tensor:
-    """Return a tensor in the sender's memory of a GPU."""
     tensor: torch.Tensor = rebuild_cuda_tensor(  # type: ignore[no-untyped-call]
         torch.Tensor,
         torch.Size(shape),
@@ -246,7 +233,7 @@ def _device_of(gpu: str) -> int:
 
 
 def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
         raise TypeError(f"torch has no dtype {name!r}")
-    return found
+    return dtype

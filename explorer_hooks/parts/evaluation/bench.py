@@ -47,8 +47,6 @@ StepState = Literal["measured", "gone", "damaged", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """What is measured."""
-
     steps: Sequence[int] | None = None  # the steps; None for all that are complete
     base: bool = True  # whether the model that the job started from is measured, too
     sets: Collection[str] = ()  # the names of the sets; none for all
@@ -56,7 +54,6 @@ class BenchRequest:
     base_path: str = ""  # where the base is if that is not what the job's file says; empty if it is
 
     def wants(self, name: str) -> bool:
-        """Return whether a set is measured."""
         return not self.sets or name in self.sets
 
 
@@ -70,7 +67,7 @@ class BenchStep:
     reason: str = ""  # why it was not measured
     lines: dict[str, Line] = field(default_factory=dict)  # its figures by the name of the set
     # The sets that were measured before, by this or another explorer.
-    known: set[str] = field(default_factory=set)
+    recorded: set[str] = field(default_factory=set)
 
 
 def bench(file: JobFile, request: BenchRequest) -> list[BenchStep]:
@@ -86,7 +83,7 @@ def bench(file: JobFile, request: BenchRequest) -> list[BenchStep]:
             if stop():
                 hint = "give the same command again: what was measured stays"
                 raise TryAgainError(f"stopped at step {step}", path=file.job.dir, hint=hint)
-    if steps and not any(one.lines for one in steps):
+    if steps and not any(step.lines for step in steps):
         first = steps[0]
         raise CorruptDataError(
             f"nothing could be measured; step {first.step} is {first.state}: {first.reason}"
@@ -98,7 +95,6 @@ def bench(file: JobFile, request: BenchRequest) -> list[BenchStep]:
 def _opened(
     file: JobFile, request: BenchRequest, stop: Stop
 ) -> Iterator[tuple[FollowedEngine, Sequence[HeldOut], Evaluator]]:
-    """Yield the engine, the sets, and what has the engine work on them."""
     tokens = open_tokens(file.model.path, trust_remote_code=file.model.trust_remote_code)
     with (
         closing(open_reward(file)) as scorer,
@@ -113,11 +109,7 @@ def _opened(
 
 
 class BenchRun:
-    """Measures step after step.
-
-    Args:
-        evaluator: Has the engine work on their tasks.
-    """
+    """Measures step after step."""
 
     def __init__(
         self, followed: FollowedEngine, sets: Sequence[HeldOut], evaluator: Evaluator, request: BenchRequest
@@ -127,10 +119,9 @@ class BenchRun:
         client = followed.follower.client
         self._job = client.job
         self._records = Records(own_path(self._job, client.identity or "", EVALUATIONS), self._job.disk)
-        self._known = {} if request.again else known_lines(self._job)
+        self._recorded = {} if request.again else known_lines(self._job)
 
     def steps(self) -> list[int]:
-        """Return the steps that are measured, in order."""
         asked = self._request.steps
         base = [BASE] if self._request.base else []
         if asked is None:
@@ -139,55 +130,64 @@ class BenchRun:
 
     def step(self, step: int) -> BenchStep:
         """Measure a step by all sets; what was measured before is taken from the files."""
-        found, digest = BenchStep(step), self._request.base_path if step == BASE else self._digest(step)
+        bench_step, digest = BenchStep(step), self._request.base_path if step == BASE else self._digest(step)
         if step == BASE or digest:
-            known = {one.name: self._known.get((one.name, one.key, step, digest)) for one in self._sets}
-            found.lines = {name: line for name, line in known.items() if line is not None}
-            found.known = set(found.lines)
-        left = [one for one in self._sets if one.name not in found.lines]
+            lines = {
+                held_out.name: self._recorded.get((held_out.name, held_out.key, step, digest))
+                for held_out in self._sets
+            }
+            bench_step.lines = {name: line for name, line in lines.items() if line is not None}
+            bench_step.recorded = set(bench_step.lines)
+        left = [held_out for held_out in self._sets if held_out.name not in bench_step.lines]
         if left:
-            self._measure(found, left)
-        found.lines = {one.name: found.lines[one.name] for one in self._sets if one.name in found.lines}
-        return found
+            self._measure(bench_step, left)
+        bench_step.lines = {
+            held_out.name: bench_step.lines[held_out.name]
+            for held_out in self._sets
+            if held_out.name in bench_step.lines
+        }
+        return bench_step
 
-    def _measure(self, found: BenchStep, left: Iterable[HeldOut]) -> None:
-        pair = self._started(found) if found.step == BASE else self._loaded(found)
+    def _measure(self, bench_step: BenchStep, left: Iterable[HeldOut]) -> None:
+        pair = self._started(bench_step) if bench_step.step == BASE else self._loaded(bench_step)
         if pair is None:
-            _LOG.warning("step_skipped", step=found.step, state=found.state, reason=found.reason)
+            _LOG.warning(
+                "step_skipped", step=bench_step.step, state=bench_step.state, reason=bench_step.reason
+            )
             return
-        digest = "" if found.step == BASE else self._follower.client.confirmed_digest
-        base = self._request.base_path if found.step == BASE else ""
+        digest = "" if bench_step.step == BASE else self._follower.client.confirmed_digest
+        base = self._request.base_path if bench_step.step == BASE else ""
         more = {"bench": True, **({"base": base} if base else {})}
         for held_out in left:
             line = measure(held_out, pair, digest, self._evaluator, self._records, more)
             if line is None:
-                found.state, found.reason = (
+                bench_step.state, bench_step.reason = (
                     "failed",
                     f"the engine did not keep to it while {held_out.name} ran",
                 )
             else:
-                found.lines[held_out.name] = line
+                bench_step.lines[held_out.name] = line
                 _LOG.info("step_measured", **{name: value for name, value in line.items() if name != "at"})
 
-    def _started(self, found: BenchStep) -> Pair | None:
+    def _started(self, bench_step: BenchStep) -> Pair | None:
         """Return the version before the first if the engine runs it."""
         label = self._follower.running().label
         if label is None:
             return BEFORE_THE_FIRST
         what = "start it on the model that the job started from, or --no-base"
-        found.state, found.reason = "failed", f"the engine runs {label}; {what}"
+        bench_step.state, bench_step.reason = "failed", f"the engine runs {label}; {what}"
         return None
 
-    def _loaded(self, found: BenchStep) -> Pair | None:
+    def _loaded(self, bench_step: BenchStep) -> Pair | None:
         """Load a step, and return its version; None if it cannot be loaded."""
-        outcome = self._follower.load_step(found.step)
+        outcome = self._follower.load_step(bench_step.step)
         for _ in range(self._retries):
             if outcome.kind not in _AGAIN:
                 break
             time.sleep(_PAUSE)
-            outcome = self._follower.load_step(found.step)
+            outcome = self._follower.load_step(bench_step.step)
         if outcome.kind != "applied":
-            found.state, found.reason = _state(outcome), outcome.reason
+            bench_step.state, bench_step.reason = _state(outcome), outcome.reason
             return None
         return outcome.pair
 
@@ -203,12 +203,12 @@ class BenchRun:
 
 def known_lines(job: Job) -> dict[LinePlace, Line]:
     """Return the lines of all explorers by what they measured; of several ones the newest."""
-    found: list[Line] = []
+    lines: list[Line] = []
     with suppress(OSError):
         for entry in job.disk.list(f"{job.root}/explorers"):
             with suppress(OSError):
-                found += [line for line in read(own_path(job, entry.name, EVALUATIONS)) if line]
-    return {_place(line): line for line in sorted(found, key=_time)}
+                lines += [line for line in read(own_path(job, entry.name, EVALUATIONS)) if line]
+    return {_place(line): line for line in sorted(lines, key=_time)}
 
 
 def _place(line: Line) -> LinePlace:

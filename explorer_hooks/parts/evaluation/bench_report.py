@@ -15,36 +15,34 @@ _OWN = ("generation", "step", "set", "key", "digest", "bench", "at")
 
 
 def document(job: str, steps: Sequence[BenchStep]) -> dict[str, Any]:
-    """Return what was found as plain JSON."""
     return {
         "schema_version": SCHEMA,
         "job": job,
         "steps": [
             {
-                "step": one.step,
-                "state": one.state,
-                "reason": one.reason,
+                "step": step.step,
+                "state": step.state,
+                "reason": step.reason,
                 "sets": [
-                    {**dict(line), "set": name, "was_known": name in one.known}
-                    for name, line in one.lines.items()
+                    {**dict(line), "set": name, "was_known": name in step.recorded}
+                    for name, line in step.lines.items()
                 ],
             }
-            for one in steps
+            for step in steps
         ],
     }
 
 
 def tables(steps: Sequence[BenchStep], sets: dict[str, EvaluationSet]) -> Iterator[str]:
-    """Yield the lines of the tables, then a line for each step that was not measured."""
     for name, section in sets.items():
-        rows = [(one, one.lines[name]) for one in steps if name in one.lines]
+        rows = [(step, step.lines[name]) for step in steps if name in step.lines]
         if rows:
             yield _title(name, section)
             yield from _table(name, rows)
             yield ""
-    for one in steps:
-        if one.state != "measured":
-            yield plain(f"step {one.step} was not measured, {one.state}: {one.reason}")
+    for step in steps:
+        if step.state != "measured":
+            yield plain(f"step {step.step} was not measured, {step.state}: {step.reason}")
 
 
 def _title(name: str, section: EvaluationSet) -> str:
@@ -56,15 +54,15 @@ def _table(name: str, rows: Sequence[tuple[BenchStep, Line]]) -> Iterator[str]:
     """Yield the lines of a table, its columns aligned at the right; a star marks what was measured before."""
     figures = list(dict.fromkeys(figure for _, line in rows for figure in line if figure not in _OWN))
     cells = [["step", "version", *figures]]
-    for one, line in rows:
-        step = "base" if one.step == BASE else str(one.step)
-        version = "" if one.step == BASE else label_of((line["generation"], line["step"]))
-        mark = "*" if name in one.known else ""
+    for measured, line in rows:
+        step = "base" if measured.step == BASE else str(measured.step)
+        version = "" if measured.step == BASE else label_of((line["generation"], line["step"]))
+        mark = "*" if name in measured.recorded else ""
         cells.append([f"{step}{mark}", version, *(_shown(line.get(figure)) for figure in figures)])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
         yield "  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-    if any(name in one.known for one, _ in rows):
+    if any(name in measured.recorded for measured, _ in rows):
         yield "  * measured before; --again measures it once more"
 
 

@@ -92,21 +92,21 @@ def bench(
     from syncd.errors import UsageError  # noqa: PLC0415
     from syncd.jobfile.trust import require_own_model  # noqa: PLC0415
 
-    given = (*overrides, f"--explorer.name={name}", *((f"--model.path={base}",) if base else ()))
-    file = load_bench_file(job, config, given, trust=trust)
+    settings = (*overrides, f"--explorer.name={name}", *((f"--model.path={base}",) if base else ()))
+    file = load_bench_file(job, config, settings, trust=trust)
     require_own_model(file.model.path, runs_code=file.model.trust_remote_code and not trust)
-    known = file.explorer.evaluation.named()
-    if unknown := [one for one in sets if one not in known]:
-        raise UsageError(f"no evaluation set is called {unknown[0]!r}", hint=_names(known))
-    found = measured(
+    evaluation_sets = file.explorer.evaluation.named()
+    if unknown := [wanted for wanted in sets if wanted not in evaluation_sets]:
+        raise UsageError(f"no evaluation set is called {unknown[0]!r}", hint=_names(evaluation_sets))
+    measurements = measured(
         file, BenchRequest(steps, not no_base, sets, again, os.path.realpath(base) if base else "")
     )
     if as_json:
-        click.echo(json.dumps(document(file.job.dir, found)))
+        click.echo(json.dumps(document(file.job.dir, measurements)))
     else:
-        click.echo("\n".join(tables(found, dict(known))))
+        click.echo("\n".join(tables(measurements, dict(evaluation_sets))))
 
 
-def _names(known: Mapping[str, object]) -> str:
-    named = [name for name in known if name]
+def _names(evaluation_sets: Mapping[str, object]) -> str:
+    named = [name for name in evaluation_sets if name]
     return f"--set is one of {', '.join(named)}" if named else "leave --set out: no set has a name"

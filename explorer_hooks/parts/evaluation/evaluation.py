@@ -17,23 +17,18 @@ _ATTEMPTS = 3
 
 
 class PromptEvaluator:
-    """Has the engine answer each prompt.
-
-    Args:
-        sampling: Generates responses; once it stops, the evaluation is given up.
-    """
+    """Has the engine answer each prompt."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
 
     def outcomes(self, held_out: HeldOut, pair: Pair) -> Outcomes | None:
-        """Return what became of each task of a set."""
         for _ in range(_ATTEMPTS):
             groups = self._groups(held_out)
             if groups is None:
                 return None
-            are_of_pair = all((one.first, one.last) == (pair, pair) or one.problem for one in groups)
-            if are_of_pair and not any(one.retry for one in groups):
+            are_of_pair = all((group.first, group.last) == (pair, pair) or group.problem for group in groups)
+            if are_of_pair and not any(group.retry for group in groups):
                 return _outcomes(held_out, groups)
         warn_skipped(held_out, pair)
         return None
@@ -47,40 +42,29 @@ class PromptEvaluator:
             for task in held_out.tasks
         ]
         with closing(self._sampling.generator.generate(requests)) as coming:
-            groups = [one for one in coming if one is not None]
-        return None if self._sampling.stop() else sorted(groups, key=lambda one: one.index)
+            groups = [group for group in coming if group is not None]
+        return None if self._sampling.stop() else sorted(groups, key=lambda group: group.index)
 
 
 class Evaluation:
-    """Measures each set at every n-th applied version and at the last one, each version at most once.
-
-    Args:
-        records: Gets the lines; what it names already is not measured again.
-        evaluator: Has the engine work on their tasks.
-    """
+    """Measures each set at every n-th applied version and at the last one, but nothing that `records` has already."""
 
     def __init__(self, sets: Sequence[HeldOut], records: Records, evaluator: Evaluator) -> None:
         self._sets, self._records, self._evaluator = sets, records, evaluator
-        known = ((line.get("generation"), line.get("step"), line.get("set", "")) for line in records.all())
-        self._visited: set[tuple[Any, Any, Any]] = set(known)
-        self._since = {one.name: one.section.every for one in sets}
+        visited = ((line.get("generation"), line.get("step"), line.get("set", "")) for line in records.all())
+        self._visited: set[tuple[Any, Any, Any]] = set(visited)
+        self._since = {held_out.name: held_out.section.every for held_out in sets}
 
     def applied(self, pair: Pair, digest: str, *, is_last: bool = False) -> None:
-        """Measure a version that was just applied by the sets that are due.
-
-        Args:
-            digest: The digest of its weights, empty for the model that the engine started with.
-            is_last: Whether no version comes after it: then all sets are due.
-        """
         for held_out in self._sets:
-            place = (*pair, held_out.name)
-            if place in self._visited:
+            visit = (*pair, held_out.name)
+            if visit in self._visited:
                 self._since[held_out.name] = 1
             elif not is_last and self._since[held_out.name] < held_out.section.every:
                 self._since[held_out.name] += 1
             elif measure(held_out, pair, digest, self._evaluator, self._records):
                 self._since[held_out.name] = 1
-                self._visited.add(place)
+                self._visited.add(visit)
 
 
 class RunSets:
@@ -91,15 +75,12 @@ class RunSets:
 
     @property
     def scorers(self) -> Sequence[Scorer]:
-        """Return what scores each set."""
         return [held_out.scorer for held_out in self._sets]
 
     def watcher(self, evaluator: Evaluator, records: Records) -> Evaluation | None:
-        """Return what measures versions, None without sets."""
         return Evaluation(self._sets, records, evaluator) if self._sets else None
 
     def watcher_by_prompts(self, sampling: Sampling, records: Records) -> Evaluation | None:
-        """Return what measures versions by answers to prompts, None without sets."""
         return self.watcher(PromptEvaluator(sampling), records)
 
 
@@ -118,13 +99,7 @@ def measure(
     records: Records,
     more: Mapping[str, Any] | None = None,
 ) -> Mapping[str, Any] | None:
-    """Return the line of a set and a version, which is written; None if it could not be measured.
-
-    Args:
-        digest: The digest of its weights, empty for the model that the engine started with.
-        evaluator: Has the engine work on the tasks.
-        more: What else the line has.
-    """
+    """Return the line of a set and a version, and write it; None if not measured. A start model has no digest."""
     begin = time.monotonic()
     outcomes = evaluator.outcomes(held_out, pair)
     if outcomes is None:
@@ -135,7 +110,7 @@ def measure(
 
 
 def _line(held_out: HeldOut, pair: Pair, digest: str, outcomes: Outcomes, seconds: float) -> dict[str, Any]:
-    scored = sum(bool(one.rewards) for one in outcomes)
+    scored = sum(bool(outcome.rewards) for outcome in outcomes)
     name = {"set": held_out.name} if held_out.name else {}
     return {
         "generation": pair[0],
@@ -146,7 +121,7 @@ def _line(held_out: HeldOut, pair: Pair, digest: str, outcomes: Outcomes, second
         **figures_of(held_out.section, outcomes),
         "tasks": scored,
         "failed": len(held_out.tasks) - scored,
-        "tokens": sum(one.tokens for one in outcomes),
+        "tokens": sum(outcome.tokens for outcome in outcomes),
         "seconds": round(seconds, 3),
         "at": time.time(),
     }
@@ -154,13 +129,14 @@ def _line(held_out: HeldOut, pair: Pair, digest: str, outcomes: Outcomes, second
 
 def _outcomes(held_out: HeldOut, groups: Sequence[GroupResult]) -> list[TaskOutcome]:
     """Return what became of each task; all groups are scored at once, since processes score side by side."""
-    asked = [(held_out.tasks[one.index], one.responses) for one in groups]
-    found = held_out.scorer.score([scored_group(task, responses) for task, responses in asked])
-    rewards = ([score.reward for score in scores] for scores in found)
-    return [_outcome(responses, told) for (_, responses), told in zip(asked, rewards, strict=True)]
+    asked = [(held_out.tasks[group.index], group.responses) for group in groups]
+    scored = held_out.scorer.score([scored_group(task, responses) for task, responses in asked])
+    rewards = ([score.reward for score in scores] for scores in scored)
+    return [_outcome(responses, values) for (_, responses), values in zip(asked, rewards, strict=True)]
 
 
 def _outcome(responses: Sequence[Response], rewards: Sequence[float | None]) -> TaskOutcome:
-    told = [reward for reward in rewards if reward is not None]
-    tokens, truncated = sum(len(one.tokens) for one in responses), sum(one.truncated for one in responses)
-    return TaskOutcome(told if len(told) == len(rewards) else (), tokens, truncated)
+    scored = [reward for reward in rewards if reward is not None]
+    tokens = sum(len(response.tokens) for response in responses)
+    truncated = sum(response.truncated for response in responses)
+    return TaskOutcome(scored if len(scored) == len(rewards) else (), tokens, truncated)

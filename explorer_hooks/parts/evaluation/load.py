@@ -18,9 +18,7 @@ def load_bench_file(
     """Return what a file says to `explorer bench`, with the command line's `--section.key value` on top.
 
     Args:
-        job: The job directory, whatever the file says.
         config: The file; None for the configuration that the trainer keeps in the job directory.
-        trust: Whether the code that the file names may run, whoever could have written it.
     """
     path = config or f"{job}/config.toml"
     if config is None and not os.path.exists(path):

@@ -24,19 +24,21 @@ _KEY = 16
 def open_sets(
     file: JobFile, scorer: Scorer, is_wanted: Callable[[str, EvaluationSet], bool]
 ) -> Iterator[tuple[HeldOut, ...]]:
-    """Yield the sets of a file that are wanted, with their tasks read.
-
-    Args:
-        is_wanted: Returns whether a set is measured, given its name and keys.
-    """
-    wanted = {name: one for name, one in file.explorer.evaluation.named().items() if is_wanted(name, one)}
+    """Yield the sets of a file that are wanted, by name and keys, with their tasks read."""
+    wanted = {
+        name: section
+        for name, section in file.explorer.evaluation.named().items()
+        if is_wanted(name, section)
+    }
     with ExitStack() as opened:
         reward = file.explorer.reward
         scorers = {"": scorer} if reward.functions else {"": scorer, reward.function: scorer}
-        for function in dict.fromkeys(one.reward for one in wanted.values() if one.reward):
+        for function in dict.fromkeys(section.reward for section in wanted.values() if section.reward):
             if function not in scorers:
                 scorers[function] = opened.enter_context(closing(open_reward(file, function)))
-        yield tuple(_held_out(file, name, one, scorers[one.reward]) for name, one in wanted.items())
+        yield tuple(
+            _held_out(file, name, section, scorers[section.reward]) for name, section in wanted.items()
+        )
 
 
 def _held_out(file: JobFile, name: str, section: EvaluationSet, scorer: Scorer) -> HeldOut:
@@ -62,13 +64,15 @@ def _held_out(file: JobFile, name: str, section: EvaluationSet, scorer: Scorer) 
 
 def figures_of(section: EvaluationSet, outcomes: Sequence[TaskOutcome]) -> Mapping[str, float | None]:
     """Return the figures of a set, means over the tasks whose responses all have rewards; None without any."""
-    scored = [one.rewards for one in outcomes if one.rewards]
+    scored = [outcome.rewards for outcome in outcomes if outcome.rewards]
     responses = sum(map(len, scored))
     means = [math.fsum(rewards) / len(rewards) for rewards in scored]
     figures = {
         "reward": _mean(means),
         "reward_stderr": statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None,
-        "truncated": sum(one.truncated for one in outcomes if one.rewards) / responses if responses else None,
+        "truncated": sum(outcome.truncated for outcome in outcomes if outcome.rewards) / responses
+        if responses
+        else None,
     }
     for k in section.ks:
         if section.correct is not None:
@@ -98,11 +102,9 @@ def best_at(rewards: Sequence[float], k: int) -> float:
     The i-th smallest of n rewards is the best of C(i - 1, k - 1) of the C(n, k) choices.
     """
     choices = math.comb(len(rewards), k)
-    return math.fsum(
-        math.comb(place, k - 1) / choices * reward for place, reward in enumerate(sorted(rewards))
-    )
+    return math.fsum(math.comb(rank, k - 1) / choices * reward for rank, reward in enumerate(sorted(rewards)))
 
 
 def _mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return math.fsum(found) / len(found) if found else None
+    numbers = list(values)
+    return math.fsum(numbers) / len(numbers) if numbers else None

@@ -31,15 +31,10 @@ T = TypeVar("T")
 
 
 class Teacher:
-    """A served model that reads responses.
-
-    Args:
-        section: The server, and how it is asked.
-        tokens: The policy's tokenizer.
-    """
+    """A served model that reads responses."""
 
     def __init__(self, section: TeacherSection, tokens: Tokens) -> None:
-        self._section, self._known, at_start = section, tokens.size, threading.Event()
+        self._section, self._vocabulary, at_start = section, tokens.size, threading.Event()
         self._server = server = HttpClient(
             section.address,
             token=api_key(section.token_env, "explorer.teacher.token_env"),
@@ -58,13 +53,12 @@ class Teacher:
 
     @property
     def concurrency(self) -> int:
-        """Return how many groups it reads at a time."""
         return self._section.concurrency
 
     def taught(self, result: GroupResult, prompt: Sequence[int], given_up: threading.Event) -> GroupResult:
         """Return a group with the teacher's log-probs of its responses, or with why they are missing."""
         try:
-            found = self._log_probs(prompt, [one.tokens for one in result.responses], given_up)
+            log_probs = self._log_probs(prompt, [response.tokens for response in result.responses], given_up)
         except (EngineUnreachableError, LoadFailedError) as error:
             _LOG.warning("teacher_failed", teacher=self.name, reason=error.message)
             return replace(
@@ -72,8 +66,8 @@ class Teacher:
                 untaught=f"the teacher gives no log-probs: {error.message}",
                 needs_teacher=self._section.required,
             )
-        pairs = zip(result.responses, found, strict=True)
-        responses = tuple(replace(one, teacher_logprobs=values) for one, values in pairs)
+        pairs = zip(result.responses, log_probs, strict=True)
+        responses = tuple(replace(response, teacher_logprobs=values) for response, values in pairs)
         return replace(result, responses=responses, teacher=self.name)
 
     def _log_probs(
@@ -82,10 +76,10 @@ class Teacher:
         """Return the log-prob of each token of each response to a prompt, at temperature 1."""
         rows = [[*prompt, *tokens] for tokens in responses]
         largest = max(map(max, rows))
-        if largest >= self._known:  # SGLang 0.5.23 ends at a token beyond its embedding
+        if largest >= self._vocabulary:  # SGLang 0.5.23 ends at a token beyond its embedding
             raise LoadFailedError(f"the tokenizer has no token {largest}")
-        found = self._patiently(lambda: self._probe.log_probs(rows), given_up)
-        return [values[len(prompt) - 1 :] for values in found]
+        answers = self._patiently(lambda: self._probe.log_probs(rows), given_up)
+        return [values[len(prompt) - 1 :] for values in answers]
 
     def _patiently(self, ask: Callable[[], T], given_up: threading.Event) -> T:
         """Return an answer; what failed is asked again, a bounded number of times."""
@@ -115,11 +109,7 @@ def open_teacher(file: JobFile, tokens: Tokens) -> Callable[[Sampling], Sampling
 
 
 class TaughtGenerator(Generator):
-    """Gives each group that another generator makes to the teacher, while that makes the next ones.
-
-    Args:
-        stop: Once it returns true, groups that the teacher has not read are given up.
-    """
+    """Gives each group of another generator to the teacher; unread ones are given up once `stop` returns true."""
 
     def __init__(self, inner: Generator, teacher: Teacher, stop: Callable[[], bool]) -> None:
         self._inner, self._teacher, self._stop = inner, teacher, stop
@@ -155,7 +145,6 @@ class _Reading:
 
     @property
     def is_pending(self) -> bool:
-        """Return whether a group that was begun has not come back."""
         return self._pending > 0
 
     def begin(self, result: GroupResult, prompt: Sequence[int]) -> None:
@@ -164,20 +153,19 @@ class _Reading:
 
     def done(self, seconds: float = 0.0) -> list[GroupResult]:
         """Return the groups that are read, after at most so many seconds."""
-        found: list[GroupResult] = []
+        results: list[GroupResult] = []
         while self._pending:
             try:
-                one = self._done.get(timeout=0.0 if found else seconds)
+                result = self._done.get(timeout=0.0 if results else seconds)
             except Empty:
                 break
-            if isinstance(one, SyncdError):
-                raise one
+            if isinstance(result, SyncdError):
+                raise result
             self._pending -= 1
-            found.append(one)
-        return found
+            results.append(result)
+        return results
 
     def work(self) -> None:
-        """Read groups until they are given up."""
         while (asked := self._waiting.get()) is not None and not self._given_up.is_set():
             try:
                 self._done.put(self._teacher.taught(*asked, self._given_up))
@@ -210,17 +198,17 @@ def _require_same_tokens(server: HttpClient, model: str, tokens: Tokens) -> None
     body = {"model": model, "prompt": text, "add_special_tokens": False}
     hint = "a teacher reads token ids: it must have the tokenizer of model.path"
     reply = server.post_any("/tokenize", body)
-    found = (reply.document or {}).get("tokens")
-    if reply.is_error or not isinstance(found, list):
+    ids = (reply.document or {}).get("tokens")
+    if reply.is_error or not isinstance(ids, list):
         raise ConfigError(
             f"the teacher does not say its tokens: {server.complaint(reply)}", path=server.address, hint=hint
         )
     own = tokens.ids_of(text)
-    if found != own:
-        pairs = zip(found, own, strict=False)
+    if ids != own:
+        pairs = zip(ids, own, strict=False)
         where = next(
             (f"token {theirs} where the policy has {ours}" for theirs, ours in pairs if theirs != ours),
-            f"{len(found)} tokens where the policy has {len(own)}",
+            f"{len(ids)} tokens where the policy has {len(own)}",
         )
         raise ConfigError(
             f'the tokenizer of the teacher "{model}" is another one: {where}', path=server.address, hint=hint

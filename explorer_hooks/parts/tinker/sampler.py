@@ -58,8 +58,6 @@ class TinkerSamplers:
     """The versions that one explorer samples: the present one, and the one that is being loaded.
 
     Args:
-        session: A session with the server.
-        base_model: What the server calls the model that the job starts from.
         directory: That model's directory; a version may name it after a rollback to the start.
     """
 
@@ -80,7 +78,6 @@ class TinkerSamplers:
         self.logprobs([_CHECKED])
 
     def commit(self, target: WeightDirectory) -> None:
-        """Sample from the loaded version from now on."""
         assert self._loaded.label == target.label
         self.present = self._loaded
 
@@ -95,9 +92,9 @@ class TinkerSamplers:
     def logprobs(self, rows: Rows) -> list[list[float]]:
         """Return the log-probs of the tokens after the first of each row, under the version that was loaded last."""
         asked = [self._loaded.client.compute_logprobs(self.session.tokens(list(row))) for row in rows]
-        found = [self.session.result("log-probs", one) for one in asked]
+        results = [self.session.result("log-probs", future) for future in asked]
         # Some servers answer None for the first token, which has no log-prob, and some leave it out.
-        return [list(values[1 - len(row) :]) for values, row in zip(found, rows, strict=True)]
+        return [list(values[1 - len(row) :]) for values, row in zip(results, rows, strict=True)]
 
     def _opened(self, **weights: str) -> Any:
         create = self.session.service.create_sampling_client
@@ -105,14 +102,7 @@ class TinkerSamplers:
 
 
 class TinkerGenerator(Generator):
-    """Generates with the version that is present when a group begins.
-
-    Args:
-        context: The tokenizer, with which version work may be done, and when to stop.
-        ends: Token ids that end a text.
-        concurrency: Groups that are requested at a time.
-        timeout: Seconds that one group may take.
-    """
+    """Generates with the version that is present when a group begins; a group may take `timeout` seconds."""
 
     def __init__(
         self,
@@ -128,7 +118,6 @@ class TinkerGenerator(Generator):
         self._draws = random.Random(context.seed)  # noqa: S311 - seeds of samples
 
     def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":
-        """Yield each result once, as it is ready, and None every so often."""
         left = list(enumerate(requests))[::-1]
         running: dict[Future[Any], _PendingGroup] = {}
         try:
@@ -179,8 +168,8 @@ class TinkerGenerator(Generator):
             problem = f"the tinker server did not answer within {self._timeout:g} s"
             return GroupResult(begun.index, problem=problem, retry=True)
         try:
-            found = self._samplers.session.result("samples", begun.future)
-            responses = tuple(self._response(one) for one in found.sequences)
+            sampled = self._samplers.session.result("samples", begun.future)
+            responses = tuple(self._response(sequence) for sequence in sampled.sequences)
         except ConfigError as error:
             return GroupResult(begun.index, problem=str(error))
         except SyncdError as error:
@@ -189,9 +178,9 @@ class TinkerGenerator(Generator):
             return GroupResult(begun.index, problem=f"{len(responses)} responses of {begun.asked.samples}")
         return GroupResult(begun.index, responses, begun.version, begun.version)
 
-    def _response(self, found: Any) -> Response:
+    def _response(self, sequence: Any) -> Response:
         """Return a response; the server's log-probs are at temperature 1."""
-        tokens, logprobs = list(found.tokens), list(found.logprobs or ())
+        tokens, logprobs = list(sequence.tokens), list(sequence.logprobs or ())
         if not tokens or len(tokens) != len(logprobs):
             raise EngineUnreachableError(f"{len(logprobs)} log-probs for {len(tokens)} tokens")
         text = self._context.tokens.decode(tokens[:-1] if tokens[-1] in self._ends else tokens)
@@ -210,11 +199,7 @@ class _PendingGroup:
 
 
 class TinkerInference(InferenceEngine):
-    """A tinker server that samples.
-
-    Args:
-        file: The configuration, which names it.
-    """
+    """A tinker server that samples."""
 
     def __init__(self, file: JobFile) -> None:
         self._section, directory = file.explorer.engine, file.model.path
@@ -237,7 +222,6 @@ class TinkerInference(InferenceEngine):
         )
 
     def generator(self, context: GeneratorContext) -> TinkerGenerator:
-        """Return what generates groups with the server."""
         section = self._section
         return TinkerGenerator(
             self._samplers, context, self._ends, concurrency=section.concurrency, timeout=section.timeout
@@ -246,12 +230,14 @@ class TinkerInference(InferenceEngine):
 
 def end_tokens(directory: str) -> frozenset[int]:
     """Return the token ids that end a text, as a model directory's configurations name them."""
-    found: set[int] = set()
+    tokens: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         try:
             with open(f"{directory}/{name}", encoding="utf-8") as file:
                 ends = json.load(file).get("eos_token_id")
         except FileNotFoundError:
             continue
-        found.update(one for one in (ends if isinstance(ends, list) else [ends]) if isinstance(one, int))
-    return frozenset(found)
+        tokens.update(
+            token for token in (ends if isinstance(ends, list) else [ends]) if isinstance(token, int)
+        )
+    return frozenset(tokens)

@@ -41,11 +41,9 @@ class Failure:
         self._error: BaseException | None = None
 
     def keep(self, error: BaseException | None) -> None:
-        """Keep an error; None drops the one that is kept."""
         self._error = error
 
     def raise_once(self) -> None:
-        """Raise the error that is kept, and drop it."""
         error, self._error = self._error, None
         try:
             if error is not None:
@@ -55,7 +53,6 @@ class Failure:
 
 
 def always() -> bool:
-    """Return that the other side takes part."""
     return True
 
 
@@ -97,7 +94,6 @@ class _Making(Thread):
         self._lock, self._given_up = Lock(), False
 
     def run(self) -> None:
-        """Create the group, and discard it if nobody waits for it any more."""
         group: Any = None
         failed: BaseException | None = None
         try:
@@ -123,7 +119,6 @@ class _Making(Thread):
                 self._group = None
 
     def result(self) -> Any:
-        """Return the group once the thread has ended, or raise what the thread raised."""
         self._failure.raise_once()
         return self._group
 
@@ -135,7 +130,6 @@ def finish_broadcast(
 
     Args:
         work: What `start_broadcast` returned.
-        what: The message if it fails.
         takes_part: Asked now and then: whether the other side still takes part.
     """
     asked = time.monotonic()
@@ -182,7 +176,6 @@ def abort(held: list[Any], *kept: Any) -> Thread | None:
 
 
 def seconds_left(deadline: Deadline) -> float:
-    """Return the seconds until a deadline."""
     seconds = deadline.left()
     if seconds <= 0:
         raise TimedOutError(f"the broadcast did not finish within {deadline.seconds:g} s")
@@ -190,7 +183,6 @@ def seconds_left(deadline: Deadline) -> float:
 
 
 def require(takes_part: Callable[[], bool]) -> None:
-    """Raise unless the other side still takes part."""
     if not takes_part():
         raise GroupError("the trainer gave up the broadcast")
 

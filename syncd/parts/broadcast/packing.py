@@ -28,20 +28,18 @@ Planned = Iterator[tuple[Tensor, ExportedTensor]]
 
 
 class Packer:
-    """Makes the buckets of a plan from the tensors of a walk.
-
-    Args:
-        check_finite: Whether to refuse NaN and infinity.
-    """
+    """Makes the buckets of a plan from the tensors of a walk."""
 
     def __init__(self, *, check_finite: bool) -> None:
         self._check = check_finite
-        self._rooms: deque[torch.Tensor | None] = deque([None, None])  # one is filled while the other is sent
+        self._buffers: deque[torch.Tensor | None] = deque(
+            [None, None]
+        )  # one is filled while the other is sent
 
     def buckets(self, plan: BucketPlan, walk: ExportWalk, device: torch.device) -> Iterator[torch.Tensor]:
         """Yield the buckets of a walk, on a device; each is valid until the next but one is requested."""
         finite = DeviceFiniteCheck()
-        planned = ((slot, one) for slot, one in _as_planned(plan, walk) if slot.end > slot.start)
+        planned = ((slot, tensor) for slot, tensor in _as_planned(plan, walk) if slot.end > slot.start)
         for run in plan.runs():
             if plan.is_large(run[0]):
                 yield from self._pieces(plan, next(planned)[1], device, finite)
@@ -53,7 +51,7 @@ class Packer:
 
     def drop(self) -> None:
         """Drop the memory: a broadcast that failed may still read it."""
-        self._rooms = deque([None, None])
+        self._buffers = deque([None, None])
 
     def _pieces(
         self, plan: BucketPlan, exported: ExportedTensor, device: torch.device, finite: DeviceFiniteCheck
@@ -64,14 +62,13 @@ class Packer:
         for piece in torch.split(content, plan.bucket):
             if self._check:
                 finite.check(exported.spec.name, piece, exported.dtype)
-            yield piece if is_own else self._room(piece.numel(), device).copy_(piece)
+            yield piece if is_own else self._buffer(piece.numel(), device).copy_(piece)
 
     def _packed(
         self, run: Sequence[Tensor], planned: Planned, device: torch.device, finite: DeviceFiniteCheck
     ) -> torch.Tensor:
-        """Return small tensors that follow each other as one bucket."""
         start = run[0].start
-        bucket = self._room(run[-1].end - start, device)
+        bucket = self._buffer(run[-1].end - start, device)
         for slot, exported in islice(planned, len(run)):
             content = bytes_of(exported, device)
             if self._check:
@@ -79,53 +76,55 @@ class Packer:
             bucket[slot.start - start : slot.end - start].copy_(content)
         return bucket
 
-    def _room(self, size: int, device: torch.device) -> torch.Tensor:
+    def _buffer(self, size: int, device: torch.device) -> torch.Tensor:
         """Return memory for a bucket: that of the last but one, or new memory if it is too small."""
-        self._rooms.rotate()
-        room = self._rooms[0]
-        if room is None or room.numel() < size or room.device != device:
-            room = self._rooms[0] = torch.zeros(size, dtype=torch.uint8, device=device)
-        return room[:size]
+        self._buffers.rotate()
+        buffer = self._buffers[0]
+        if buffer is None or buffer.numel() < size or buffer.device != device:
+            buffer = self._buffers[0] = torch.zeros(size, dtype=torch.uint8, device=device)
+        return buffer[:size]
 
 
-def send_buckets(group: ProcessGroup, buckets: Iterable[torch.Tensor], deadline: Deadline) -> str:
+def send_buckets(process_group: ProcessGroup, buckets: Iterable[torch.Tensor], deadline: Deadline) -> str:
     """Send buckets, `UNDER_WAY` at once, and return their checksum, which is computed meanwhile.
 
     Args:
         buckets: Each stays valid until the next but one is requested.
     """
-    checksum, under_way = make_checksum(group.device), deque[Any]()
-    with group.aborted_at(deadline):
+    checksum, under_way = make_checksum(process_group.device), deque[Any]()
+    with process_group.aborted_at(deadline):
         for bucket in buckets:
-            under_way.append(group.broadcast(bucket, deadline))
+            under_way.append(process_group.broadcast(bucket, deadline))
             checksum.add(bucket)
             if len(under_way) == UNDER_WAY:
-                group.finish(under_way.popleft(), deadline)
+                process_group.finish(under_way.popleft(), deadline)
         while under_way:
-            group.finish(under_way.popleft(), deadline)
+            process_group.finish(under_way.popleft(), deadline)
         return checksum.text()
 
 
 def receive_buckets(
-    group: ProcessGroup, buckets: Iterable[torch.Tensor], deadline: Deadline, takes_part: Callable[[], bool]
+    process_group: ProcessGroup,
+    buckets: Iterable[torch.Tensor],
+    deadline: Deadline,
+    takes_part: Callable[[], bool],
 ) -> str:
     """Receive into buckets, `UNDER_WAY` at once, and return the checksum of what was received.
 
     Args:
-        buckets: The memory of each.
         takes_part: Asked now and then: whether the trainer still takes part.
     """
-    checksum, under_way = make_checksum(group.device), deque[tuple[torch.Tensor, Any]]()
+    checksum, under_way = make_checksum(process_group.device), deque[tuple[torch.Tensor, Any]]()
 
     def finish_first() -> torch.Tensor:
         bucket, work = under_way.popleft()
-        group.finish(work, deadline, takes_part)
+        process_group.finish(work, deadline, takes_part)
         return bucket
 
-    with group.aborted_at(deadline):
+    with process_group.aborted_at(deadline):
         for bucket in buckets:
             received = finish_first() if len(under_way) == UNDER_WAY else None
-            under_way.append((bucket, group.broadcast(bucket, deadline)))
+            under_way.append((bucket, process_group.broadcast(bucket, deadline)))
             if received is not None:
                 checksum.add(received)  # while the next ones are under way
         while under_way:
@@ -157,13 +156,10 @@ _MASK = (1 << 64) - 1
 
 
 def make_checksum(device: torch.device) -> "ByteChecksum | WordChecksum":
-    """Return a new checksum of buckets that are on a device; `torch.device("cpu")` is main memory."""
     return ByteChecksum() if device.type == "cpu" else WordChecksum(device)
 
 
 class ByteChecksum:
-    """xxh3_128 over all bytes."""
-
     def __init__(self) -> None:
         self._state = hasher()
 
@@ -180,9 +176,6 @@ class WordChecksum:
     An odd weight has an inverse, so every change of one word is detected; any other damage is missed with a
     probability of about 2^-64. Integers wrap alike on every device, and their sum does not depend on its order. The
     checksum detects damage, not an attack.
-
-    Args:
-        device: Where the buckets are.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -59,7 +59,6 @@ class ProcessGroup:
         address: This host's address, on which gloo listens. NCCL listens as its own settings say.
         device: Where the tensors are: a GPU for NCCL, main memory for gloo.
         store: Where rank 0 meets the others; None on other ranks.
-        port: Where the store listens.
     """
 
     def __init__(self, address: str, device: torch.device, store: Any = None, port: int = 0) -> None:
@@ -74,7 +73,6 @@ class ProcessGroup:
 
         Args:
             seconds: How long the store waits for anything.
-            device: Where the tensors are.
         """
         return cls(address, device, *_listen(address, seconds))
 
@@ -87,13 +85,7 @@ class ProcessGroup:
         device: torch.device,
         takes_part: Callable[[], bool] = always,
     ) -> Self:
-        """Return an explorer's end of a group that the trainer offers.
-
-        Args:
-            offer: The trainer's offer.
-            device: Where the tensors are.
-            takes_part: Asked now and then: whether the trainer still takes part.
-        """
+        """Return an explorer's end of a group that the trainer offers."""
         rank = offer.members.index(identity) + 1
         with as_group_error(_NOT_FORMED):
             joined = cls(_own_address(offer.address, offer.port), device)
@@ -115,7 +107,6 @@ class ProcessGroup:
         Args:
             prefixes: Prefixes of the group's keys in the store, the outermost first.
             world_size: Members, this process included.
-            backend: nccl or gloo.
             greets: Whether all members run this code. Over NCCL others create the communicator with their first
                 broadcast: then that may block without a time-out.
         """
@@ -141,11 +132,9 @@ class ProcessGroup:
             return start_broadcast(self._group, tensor, deadline)
 
     def finish(self, work: Any, deadline: Deadline, takes_part: Callable[[], bool] = always) -> None:
-        """Wait until the broadcast that `broadcast` began is complete (`finish_broadcast`)."""
         group_calls.finish_broadcast(work, deadline, _FAILED, takes_part)
 
     def aborted_at(self, deadline: Deadline) -> AbstractContextManager[None]:
-        """Abort the group soon after a deadline unless the body has ended (`group_calls.aborted_at`)."""
         return group_calls.aborted_at(self._group, deadline)
 
     def abort(self) -> Thread | None:
@@ -155,8 +144,6 @@ class ProcessGroup:
 
 
 class FormedGroup(NamedTuple):
-    """A group that is formed, or being formed, and the layout of what is sent in it."""
-
     process_group: ProcessGroup
     offer: Offer
     plan: BucketPlan
@@ -188,12 +175,7 @@ def make_group(
     """Return torch's process group, connected; over NCCL only if all members greet each other.
 
     Args:
-        store: Where its members meet.
-        backend: nccl or gloo.
-        device: Where the tensors are.
-        rank: This process's.
         world_size: Members, this process included.
-        address: This host's, on which gloo listens.
         greets: Whether all members run this code.
     """
     if backend == GLOO:
@@ -229,7 +211,6 @@ def start_broadcast(group: Any, tensor: torch.Tensor, deadline: Deadline) -> Any
 
 
 def _listen(address: str, seconds: float) -> tuple[Any, int]:
-    """Return a store that listens on one address, and its port."""
     with (
         as_group_error(f"cannot listen on {address}"),
         socket.create_server((address, 0), family=_family(address), backlog=_BACKLOG) as listening,
@@ -298,7 +279,9 @@ def _await_members(store: Any, rank: int, world_size: int, deadline: Deadline) -
     """Wait until all members are connected to the store: NCCL itself waits for one that is gone for ever."""
     with as_group_error("not all members came"):
         store.set(f"here/{rank}", "1")
-        store.wait([f"here/{one}" for one in range(world_size)], timedelta(seconds=seconds_left(deadline)))
+        store.wait(
+            [f"here/{member}" for member in range(world_size)], timedelta(seconds=seconds_left(deadline))
+        )
 
 
 def _own_address(address: str, port: int) -> str:

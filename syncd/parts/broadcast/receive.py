@@ -41,7 +41,6 @@ class BroadcastReceiver(BroadcastMembership, WeightReceiver):
     """Receives broadcasts. While it is open, the trainer counts on calls of `wait`.
 
     Args:
-        client: The explorer's connection to the job.
         parameters: What the model holds by name; several names may share memory. With
             `model.state_dict(keep_vars=True)` parameters in main memory take over what was received without a copy.
         check_fit: Raises RefusedError if the engine cannot load such tensors; None to compare with `parameters`.
@@ -106,7 +105,6 @@ class BroadcastReceiver(BroadcastMembership, WeightReceiver):
             return None
 
     def load(self, weights: WeightTensors) -> None:
-        """Give the parameters what was received, and report it."""
         self.fill(weights)
         self.report_running(weights)
 
@@ -132,7 +130,6 @@ class BroadcastReceiver(BroadcastMembership, WeightReceiver):
         self.take_part(None)
 
     def close(self) -> None:
-        """Take no part any more, and abort the group."""
         self._abort_group()
         self._memory = None
         with contextlib.suppress(SyncdError):
@@ -169,7 +166,6 @@ class BroadcastReceiver(BroadcastMembership, WeightReceiver):
         return FormedGroup(joined, offer, plan)
 
     def _require_loadable(self, plan: BucketPlan) -> None:
-        """Raise RefusedError if the engine cannot load what is offered."""
         if unknown := [slot.name for slot in plan.slots if slot.dtype not in TO_TORCH]:
             raise RefusedError(f"torch has no dtype for tensor {unknown[0]!r}")
         self._check_fit({slot.name: TensorMeta(slot.dtype, slot.shape) for slot in plan.slots})
@@ -185,12 +181,12 @@ class BroadcastReceiver(BroadcastMembership, WeightReceiver):
         group, _, plan = joined
         memory = self._allocated(plan.total, group.device)
         buckets = (memory[start:end] for start, end in plan.buckets())
-        found = receive_buckets(group, buckets, deadline, lambda: self.is_open(opened))
+        checksum = receive_buckets(group, buckets, deadline, lambda: self.is_open(opened))
         views = {
             slot.name: memory[slot.start : slot.end].view(TO_TORCH[slot.dtype]).view(slot.shape)
             for slot in plan.slots
         }
-        return views, found
+        return views, checksum
 
     def _allocated(self, size: int, device: torch.device) -> torch.Tensor:
         memory = self._memory

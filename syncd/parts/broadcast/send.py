@@ -41,8 +41,6 @@ Members = frozenset[tuple[str, str]]
 
 
 class _Begun(NamedTuple):
-    """A broadcast that rank 0 has begun."""
-
     control: BroadcastControl
     group: FormedGroup
     round: Round
@@ -53,9 +51,6 @@ class BroadcastSender(WeightSender):
     """Broadcasts each step to the explorers that take part, and saves it to files, whether or not that worked.
 
     A broadcast that fails never raises: the explorers load the step from files.
-
-    Args:
-        files: The opened sender of the transport through files.
     """
 
     name = "nccl"
@@ -84,17 +79,14 @@ class BroadcastSender(WeightSender):
 
     @classmethod
     def open(cls, context: SendContext) -> Self:
-        """Return a sender after the job file's `[sync]`."""
         if context.files is None:
             raise UsageError("transport nccl needs the sender of transport checkpoint")
         return cls(context, context.files)
 
     def prepare(self, export: Export) -> None:
-        """Prepare the files' sender; buckets are allocated for the first broadcast."""
         self._files.prepare(export)
 
     def send(self, step: int, attempt: str, content: StepContent) -> None:
-        """Broadcast a step, then begin to save it."""
         self._attempt, start = attempt, time.perf_counter()
         is_done = self.broadcast(step, attempt, content.export, content.probe)
         seconds = time.perf_counter() - start
@@ -110,21 +102,17 @@ class BroadcastSender(WeightSender):
 
     @property
     def sent(self) -> Sent | None:
-        """Return the result of the last broadcast."""
         return self._sent
 
     @property
     def has_failed(self) -> bool:
-        """Return whether this rank's part of the files has failed."""
         return self._files.has_failed
 
     def unavailable(self) -> str:
-        """Return why there would be no broadcast."""
         has_members = self._control is not None and self._control.members(BACKEND)
         return "" if has_members else "no explorer takes part"
 
     def close(self) -> None:
-        """End the group, and finish the save in flight."""
         try:
             self._abort_group()
             if self._control is not None:
@@ -149,9 +137,7 @@ class BroadcastSender(WeightSender):
         """Broadcast a step and return whether all explorers that take part have received it.
 
         Args:
-            step: The trainer's step.
             attempt: The save that writes the same weights to files.
-            export: The weights; they can be walked twice.
             probe: What the model answers with these weights; explorers get it with them.
         """
         try:
@@ -206,7 +192,7 @@ class BroadcastSender(WeightSender):
         address = self._address(members)
         asks = control.agree(step, self._settings.ready_timeout, members=set(members))
         if not asks:
-            self._late = {name for name, one in control.members(BACKEND).items() if not _asks(one)}
+            self._late = {name for name, presence in control.members(BACKEND).items() if not _asks(presence)}
             self._log.info("broadcast_postponed", step=step, late=sorted(self._late))
             return None
         timeout = self._settings.broadcast_timeout
@@ -230,7 +216,7 @@ class BroadcastSender(WeightSender):
         """Return the explorers to wait for: without those that were late, until they ask."""
         living = control.members(BACKEND)
         self._late = {name for name in self._late if name in living and not _asks(living[name])}
-        return {name: one for name, one in living.items() if name not in self._late}
+        return {name: presence for name, presence in living.items() if name not in self._late}
 
     def _address(self, members: Mapping[str, Presence]) -> str:
         if self._settings.address:
@@ -243,8 +229,7 @@ class BroadcastSender(WeightSender):
         )
 
     def _chosen(self, members: Mapping[str, Presence]) -> BackendChoice:
-        """Return the backend that carries a broadcast to these members."""
-        gpus = {name: gpu_in(one.info) for name, one in members.items()}
+        gpus = {name: gpu_in(presence.info) for name, presence in members.items()}
         has_failed = _members(members) in self._without_nccl
         return choose_backend(process_group.gpu_of(self._device), gpus, has_failed=has_failed)
 
@@ -273,7 +258,7 @@ class BroadcastSender(WeightSender):
         offer = control.offer_group(
             address,
             listening.port,
-            [(place.name, place.dtype, place.shape) for place in plan.slots],
+            [(slot.name, slot.dtype, slot.shape) for slot in plan.slots],
             backend=chosen.backend,
             members=set(members),
             bucket=plan.bucket,
@@ -327,4 +312,4 @@ def _asks(explorer: Presence) -> bool:
 
 
 def _members(members: Mapping[str, Presence]) -> Members:
-    return frozenset((name, one.incarnation) for name, one in members.items())
+    return frozenset((name, presence.incarnation) for name, presence in members.items())

@@ -47,8 +47,6 @@ class Direction:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What two hosts measured together."""
-
     host: str  # the other host
     outward: Direction  # how the other host sees the changes of this one
     inward: Direction  # how this host sees the changes of the other one
@@ -63,7 +61,6 @@ class Peer:
 
 
 def converse(end: PeerLink, seconds: float) -> Peer:
-    """Measure both ways with the partner of a line."""
     if end.leads:
         outward = lead(end, seconds)
         inward, host = serve(end)
@@ -78,7 +75,7 @@ def lead(end: PeerLink, seconds: float) -> Direction:
     """Make changes, and measure how soon the partner answers that it saw them."""
     trips, writes = round_trips(end, seconds)
     one_way = percentile(trips, 50) / 2
-    found = Direction(
+    direction = Direction(
         bound_s=seconds,
         rounds=len(trips),
         round_trip_p50_ms=_ms(percentile(trips, 50)),
@@ -91,8 +88,8 @@ def lead(end: PeerLink, seconds: float) -> Direction:
         flock=lock_scope(end, "flock"),
         lockf=lock_scope(end, "lockf"),
     )
-    end.finish(_MARGIN, {"host": socket.gethostname(), "found": asdict(found)})
-    return found
+    end.finish(_MARGIN, {"host": socket.gethostname(), "found": asdict(direction)})
+    return direction
 
 
 def round_trips(end: PeerLink, seconds: float) -> tuple[list[float], list[float]]:
@@ -166,12 +163,7 @@ def serve(end: PeerLink) -> tuple[Direction, str]:
 
 
 class PeerObserver:
-    """Observes the changes of the partner in the ways in which programs do.
-
-    Args:
-        other: The partner's directory.
-        stack: Closes what it still watches at the end.
-    """
+    """Observes the changes of the partner in the ways in which programs do."""
 
     def __init__(self, other: str, stack: contextlib.ExitStack) -> None:
         self._other, self._stack = other, stack
@@ -205,10 +197,10 @@ class PeerObserver:
 
     def _stat(self) -> tuple[int, ...]:
         try:
-            found = os.stat(f"{self._other}/stat/word")
+            status = os.stat(f"{self._other}/stat/word")
         except OSError:
             return self._before
-        return (found.st_ino, found.st_size, found.st_mtime_ns)
+        return (status.st_ino, status.st_size, status.st_mtime_ns)
 
     def _there(self) -> bool:
         return os.path.lexists(f"{self._other}/names/new")
@@ -227,7 +219,6 @@ class PeerObserver:
 
 
 def direction_from(fields: Fields) -> Direction:
-    """Return what the partner found, from its message."""
     return record_from(Direction, fields)
 
 

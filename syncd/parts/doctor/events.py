@@ -27,11 +27,7 @@ _ROUNDS = 5
 
 
 class Listener(FileSystemEventHandler):
-    """Wakes a waiting thread when a change of one path is reported.
-
-    Args:
-        path: The file that is watched.
-    """
+    """Wakes a waiting thread when a change of one path is reported."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -42,11 +38,9 @@ class Listener(FileSystemEventHandler):
             self._heard.set()
 
     def arm(self) -> None:
-        """Forget earlier changes."""
         self._heard.clear()
 
     def wait(self, seconds: float = PATIENCE) -> bool:
-        """Wait for a change; return whether one was reported."""
         return self._heard.wait(seconds)
 
 
@@ -64,24 +58,24 @@ def listening(path: str) -> Iterator[Listener]:
 
 
 @probe("events")
-def local_events(place: ProbeTarget) -> Finding:
+def local_events(target: ProbeTarget) -> Finding:
     """Whether changes of this host raise events here; only a second host can tell whether its own do."""
     try:
-        delays = event_delays(place, f"{place.scratch}/file")
+        delays = event_delays(target, f"{target.scratch}/file")
     except OSError as error:
         advice = "sysctl -w fs.inotify.max_user_watches=524288 fs.inotify.max_user_instances=1024"
         return warn(f"cannot watch ({errno_name(error)}): changes are found by polling", advice)
     if lost := _ROUNDS - len(delays):
         return warn(f"{lost} of {_ROUNDS} changes raised no event: changes are found by polling")
-    scope = " made on this host; other hosts' changes raise none" if place.mount.is_network else ""
+    scope = " made on this host; other hosts' changes raise none" if target.mount.is_network else ""
     middle, slowest = percentile(delays, 50), max(delays)
     figures = {"p50_ms": round(middle * 1000, 3), "max_ms": round(slowest * 1000, 3)}
     return ok(f"p50 {milliseconds(middle)} after a change{scope}", figures)
 
 
-def event_delays(place: ProbeTarget, path: str) -> list[float]:
+def event_delays(target: ProbeTarget, path: str) -> list[float]:
     """Return the seconds from each change to its event, for those that raised one."""
-    place.disk.replace(path, b"0")
+    target.disk.replace(path, b"0")
     with listening(path) as listener:
         delays = [_delay(path, listener, number) for number in range(_ROUNDS)]
     return [delay for delay in delays if delay is not None]

@@ -21,8 +21,6 @@ _COHERENT = ("lustre", "gpfs", "ocfs2", "gfs2", "wekafs")
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What to expect of this mount, and which settings to use."""
-
     wake: str  # `inotify` or `poll`
     latency_p50_ms: float  # half of all new versions are seen within this
     latency_p99_ms: float  # nearly all are
@@ -33,7 +31,6 @@ class Expectation:
 
 
 def expectation(mount: Mount, findings: Sequence[Finding], peer: Peer | None) -> Expectation:
-    """Return what the daemon and the explorers can expect on this mount."""
     woken = wakes(mount, findings, peer)
     one_way = (peer.slowest_p50_ms / 2, peer.slowest_p99_ms / 2) if peer else _ASSUMED
     poll = max(POLL, round(one_way[0] / 500, 2))
@@ -76,7 +73,6 @@ def attribute_cache(mount: Mount) -> float:
 
 
 def seconds(value: str | None) -> float | None:
-    """Return a mount option as a number of seconds, None where it is none."""
     try:
         return None if value is None else float(value)
     except ValueError:

@@ -42,46 +42,45 @@ _TYPES = {
 
 
 @probe("mount", essential=True)
-def mount(place: ProbeTarget) -> Finding:
+def mount(target: ProbeTarget) -> Finding:
     """Which file system it is, and options that hurt."""
-    found = place.mount
-    where = f"{found.type} {found.source} on {found.point} ({','.join(found.options)})"
-    if found.option("nocto") is not None:
+    mounted = target.mount
+    where = f"{mounted.type} {mounted.source} on {mounted.point} ({','.join(mounted.options)})"
+    if mounted.option("nocto") is not None:
         return fail(where, "remove nocto: without close-to-open a host never knows what others have written")
-    advice = [text for name, text in _OPTIONS.items() if found.option(name) is not None]
-    advice += [text for name, text in _TYPES.items() if found.type == name]
+    advice = [text for name, text in _OPTIONS.items() if mounted.option(name) is not None]
+    advice += [text for name, text in _TYPES.items() if mounted.type == name]
     return warn(where, "; ".join(advice)) if advice else ok(where)
 
 
 @probe("path")
-def path(place: ProbeTarget) -> Finding:
+def path(target: ProbeTarget) -> Finding:
     """Whether the path itself will trouble shells and tools."""
-    directory = place.directory
+    directory = target.directory
     if not directory.isprintable() or any(letter.isspace() for letter in directory):
         return warn("white space or unprintable characters", "quote the path in scripts, hooks and units")
-    longest = os.pathconf(place.scratch, "PC_NAME_MAX")
+    longest = os.pathconf(target.scratch, "PC_NAME_MAX")
     return ok(f"{len(os.fsencode(directory))} bytes; names up to {longest}")
 
 
 @probe("space", essential=True)
-def space(place: ProbeTarget) -> Finding:
+def space(target: ProbeTarget) -> Finding:
     """Free bytes and names, and whether the quota lets one megabyte through."""
-    with open(f"{place.scratch}/file", "xb") as file:
+    with open(f"{target.scratch}/file", "xb") as file:
         file.write(b"\0" * _WRITE)
         file.flush()
         os.fsync(file.fileno())
-    return judge_space(os.statvfs(place.scratch), place.directory)
+    return judge_space(os.statvfs(target.scratch), target.directory)
 
 
-def judge_space(found: os.statvfs_result, directory: str) -> Finding:
-    """Return what the free space of a file system means."""
-    free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+def judge_space(status: os.statvfs_result, directory: str) -> Finding:
+    free, total = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
     # Many network and copy-on-write file systems do not count names: zero of zero.
-    names = f"{found.f_favail:,} names" if found.f_files else "names not counted"
+    names = f"{status.f_favail:,} names" if status.f_files else "names not counted"
     detail = f"{_gigabytes(free)} of {_gigabytes(total)} free, {names}"
     if total and free < min(_LITTLE, total * _TIGHT):
         return warn(detail, f"make room, or keep fewer steps: du -sh {quote(directory)}/*")
-    if found.f_files and found.f_favail < _FEW:
+    if status.f_files and status.f_favail < _FEW:
         return warn(detail, f"few names are left: df -i {quote(directory)}")
     return ok(detail, {"free_bytes": free})
 
@@ -91,7 +90,6 @@ def _gigabytes(count: float) -> str:
 
 
 def writable(error: OSError | None, directory: str) -> Finding:
-    """Return whether this user can write here."""
     if error is None:
         return Finding("writable", "ok", f"by user {os.geteuid()}")
     advice = advice_for(error, directory) or f"ls -ld {quote(directory)}"
@@ -105,19 +103,19 @@ _SKEW = 60.0
 
 
 @probe("direct-io")
-def direct_io(place: ProbeTarget) -> Finding:
+def direct_io(target: ProbeTarget) -> Finding:
     """O_DIRECT writes big shards without filling the page cache."""
-    if refusal := _write_block(f"{place.scratch}/file", flags=os.O_DIRECT):
+    if refusal := _write_block(f"{target.scratch}/file", flags=os.O_DIRECT):
         return ok(f"O_DIRECT not supported ({refusal}): shards go through the page cache")
-    if os.stat(f"{place.scratch}/file").st_size != _BLOCK:
+    if os.stat(f"{target.scratch}/file").st_size != _BLOCK:
         return warn("an O_DIRECT write was short: shards go through the page cache")
     return ok("O_DIRECT works")
 
 
 @probe("uncached-io")
-def uncached_io(place: ProbeTarget) -> Finding:
+def uncached_io(target: ProbeTarget) -> Finding:
     """RWF_DONTCACHE is the second choice for big shards; kernels from 6.14 have it for some file systems."""
-    refusal = _write_block(f"{place.scratch}/file", uncached=_DONTCACHE)
+    refusal = _write_block(f"{target.scratch}/file", uncached=_DONTCACHE)
     return ok(f"RWF_DONTCACHE not supported ({refusal})" if refusal else "RWF_DONTCACHE works")
 
 
@@ -134,10 +132,10 @@ def _write_block(path: str, *, flags: int = 0, uncached: int = 0) -> str:
 
 
 @probe("clock")
-def clock(place: ProbeTarget) -> Finding:
+def clock(target: ProbeTarget) -> Finding:
     """How fine the times of files are, how far from this host's clock; syncd compares neither."""
     before = time.time()
-    times = [_mtime(f"{place.scratch}/{number}") for number in range(_TIMES)]
+    times = [_mtime(f"{target.scratch}/{number}") for number in range(_TIMES)]
     skew = times[0] / 1e9 - before
     steps = [later - earlier for earlier, later in itertools.pairwise(times) if later > earlier]
     grain = f"about {milliseconds(min(steps) / 1e9)}" if steps else f"coarser than {_TIMES} creations"
@@ -159,11 +157,11 @@ def _mtime(path: str) -> int:
 
 
 @probe("permissions")
-def permissions(place: ProbeTarget) -> Finding:
+def permissions(target: ProbeTarget) -> Finding:
     """Whether hosts that run as other users of the group can read what is published here."""
-    place.disk.replace(f"{place.scratch}/file", b"x")
-    os.mkdir(f"{place.scratch}/directory")
-    file, directory = (os.stat(f"{place.scratch}/{name}") for name in ("file", "directory"))
+    target.disk.replace(f"{target.scratch}/file", b"x")
+    os.mkdir(f"{target.scratch}/directory")
+    file, directory = (os.stat(f"{target.scratch}/{name}") for name in ("file", "directory"))
     detail = f"files {stat.filemode(file.st_mode)}, directories {stat.filemode(directory.st_mode)}"
     if file.st_uid != os.geteuid():
         advice = "run trainer, daemon and explorers as one user, or export without squashing"
@@ -182,15 +180,12 @@ _HASTE = 1.0
 
 @dataclass(slots=True)
 class ReadCounts:
-    """What a reader found while a file was replaced under it."""
-
     reads: int = 0  # whole contents
     partial: int = 0  # contents that were cut or mixed
     missing: int = 0  # times the name was not there
     stale: int = 0  # times the server no longer knew the file that the name led to (ESTALE)
 
     def read(self, path: str) -> None:
-        """Read the file once."""
         try:
             with open(path, "rb", buffering=0) as file:
                 data = file.read()
@@ -206,10 +201,10 @@ class ReadCounts:
 
 
 @probe("replace", essential=True)
-def replace_under_reader(place: ProbeTarget) -> Finding:
+def replace_under_reader(target: ProbeTarget) -> Finding:
     """A file replaced by a rename is always one of its contents: never missing, never a part."""
-    path = f"{place.scratch}/file"
-    place.disk.replace(path, b"\0" * _SIZE)
+    path = f"{target.scratch}/file"
+    target.disk.replace(path, b"\0" * _SIZE)
     counts, over = ReadCounts(), threading.Event()
 
     def read_until_over() -> None:
@@ -219,7 +214,7 @@ def replace_under_reader(place: ProbeTarget) -> Finding:
     reader = threading.Thread(target=read_until_over, daemon=True)
     reader.start()
     try:
-        replaced = _replace_for(place, path, min(place.seconds, _HASTE))
+        replaced = _replace_for(target, path, min(target.seconds, _HASTE))
     finally:
         over.set()
         reader.join(5)
@@ -227,7 +222,6 @@ def replace_under_reader(place: ProbeTarget) -> Finding:
 
 
 def judge_reads(counts: ReadCounts, replaced: int) -> Finding:
-    """Return what a reader's experience means."""
     detail = f"{replaced} replaced, {counts.reads} reads, {counts.stale} ESTALE"
     if counts.partial or counts.missing:
         detail += f"; {counts.partial} partial, {counts.missing} missing"
@@ -235,20 +229,20 @@ def judge_reads(counts: ReadCounts, replaced: int) -> Finding:
     return ok(detail, {"reads": counts.reads, "estale": counts.stale})
 
 
-def _replace_for(place: ProbeTarget, path: str, seconds: float) -> int:
+def _replace_for(target: ProbeTarget, path: str, seconds: float) -> int:
     end, count = time.monotonic() + seconds, 0
     while time.monotonic() < end:
         count += 1
-        place.disk.replace(path, bytes([count % 256]) * _SIZE)
+        target.disk.replace(path, bytes([count % 256]) * _SIZE)
     return count
 
 
 @probe("fsync", essential=True)
-def file_fsync(place: ProbeTarget) -> Finding:
+def file_fsync(target: ProbeTarget) -> Finding:
     """How long it takes to make a small file durable: each publish takes a few of these."""
-    end, samples = time.monotonic() + min(place.seconds, _HASTE), list[float]()
+    end, samples = time.monotonic() + min(target.seconds, _HASTE), list[float]()
     while len(samples) < _SAMPLES and (time.monotonic() < end or not samples):
-        samples.append(_fsync_once(f"{place.scratch}/{len(samples)}"))
+        samples.append(_fsync_once(f"{target.scratch}/{len(samples)}"))
     middle, tail = percentile(samples, 50), percentile(samples, 99)
     figures = {"p50_ms": round(middle * 1000, 3), "p99_ms": round(tail * 1000, 3)}
     detail = f"p50 {milliseconds(middle)}, p99 {milliseconds(tail)} of {len(samples)}"
@@ -266,9 +260,9 @@ def _fsync_once(path: str) -> float:
 
 
 @probe("fsync-directory", essential=True)
-def directory_fsync(place: ProbeTarget) -> Finding:
+def directory_fsync(target: ProbeTarget) -> Finding:
     """Names survive a power cut once their directory is synced."""
-    descriptor = os.open(place.scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(target.scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         began = time.monotonic()
         os.fsync(descriptor)
@@ -276,7 +270,7 @@ def directory_fsync(place: ProbeTarget) -> Finding:
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
-        found = f"not supported ({errno_name(error)}): only the file system decides when a rename is durable"
-        return warn(found, "a step may vanish whole in a power cut, never in part")
+        detail = f"not supported ({errno_name(error)}): only the file system decides when a rename is durable"
+        return warn(detail, "a step may vanish whole in a power cut, never in part")
     finally:
         os.close(descriptor)

@@ -22,9 +22,9 @@ _UNFIT = "do not let two daemons run here, and use another file system for jobs"
 
 
 @probe("rename-over-full", essential=True)
-def rename_over_full(place: ProbeTarget) -> Finding:
+def rename_over_full(target: ProbeTarget) -> Finding:
     """A directory renamed over a full one must fail: a term that is taken stays taken."""
-    claim, term = f"{place.scratch}/claim", f"{place.scratch}/term"
+    claim, term = f"{target.scratch}/claim", f"{target.scratch}/term"
     full_directory(claim)
     full_directory(term)
     refusal = _refusal(lambda: os.rename(claim, term), _FULL)
@@ -32,9 +32,9 @@ def rename_over_full(place: ProbeTarget) -> Finding:
 
 
 @probe("claim-race", essential=True)
-def claim_race(place: ProbeTarget) -> Finding:
+def claim_race(target: ProbeTarget) -> Finding:
     """Of two that claim the same term at once exactly one wins."""
-    wins = [_race(f"{place.scratch}/{number}") for number in range(_CLAIMS)]
+    wins = [_race(f"{target.scratch}/{number}") for number in range(_CLAIMS)]
     if all(win == 1 for win in wins):
         return ok(f"{_CLAIMS} races, one winner each")
     return fail(f"{sum(win != 1 for win in wins)} of {_CLAIMS} races had no winner or two", _UNFIT)
@@ -60,9 +60,9 @@ def _race(directory: str) -> int:
 
 
 @probe("rename-to-trash", essential=True)
-def rename_to_trash(place: ProbeTarget) -> Finding:
+def rename_to_trash(target: ProbeTarget) -> Finding:
     """A full directory moves into another directory by one rename, and never onto what is there already."""
-    trash, step = f"{place.scratch}/trash", f"{place.scratch}/step"
+    trash, step = f"{target.scratch}/trash", f"{target.scratch}/step"
     os.mkdir(trash)
     full_directory(step)
     os.rename(step, f"{trash}/step")
@@ -75,26 +75,26 @@ def rename_to_trash(place: ProbeTarget) -> Finding:
 
 
 @probe("rmdir-full", essential=True)
-def rmdir_full(place: ProbeTarget) -> Finding:
+def rmdir_full(target: ProbeTarget) -> Finding:
     """A full directory cannot be removed: a leader is fenced only once its directory is empty and gone."""
-    full_directory(f"{place.scratch}/full")
-    refusal = _refusal(lambda: os.rmdir(f"{place.scratch}/full"), _FULL)
+    full_directory(f"{target.scratch}/full")
+    refusal = _refusal(lambda: os.rmdir(f"{target.scratch}/full"), _FULL)
     return _refused(refusal, "a full directory was removed")
 
 
 @probe("create-in-removed", essential=True)
-def create_in_removed(place: ProbeTarget) -> Finding:
+def create_in_removed(target: ProbeTarget) -> Finding:
     """Nothing can be created in a removed directory: this fences a deposed leader."""
-    removed = f"{place.scratch}/removed"
+    removed = f"{target.scratch}/removed"
     os.mkdir(removed)
-    _create(f"{place.scratch}/staged")
+    _create(f"{target.scratch}/staged")
     descriptor = os.open(removed, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.rmdir(removed)
         attempts = (
             _refusal(lambda: _create(f"{removed}/file"), _GONE),
             _refusal(lambda: _create("file", descriptor), _GONE),
-            _refusal(lambda: os.rename(f"{place.scratch}/staged", f"{removed}/file"), _GONE),
+            _refusal(lambda: os.rename(f"{target.scratch}/staged", f"{removed}/file"), _GONE),
         )
     finally:
         os.close(descriptor)
@@ -103,10 +103,10 @@ def create_in_removed(place: ProbeTarget) -> Finding:
 
 
 @probe("exclusive-create", essential=True)
-def exclusive_create(place: ProbeTarget) -> Finding:
+def exclusive_create(target: ProbeTarget) -> Finding:
     """Of two creations of one name the second fails: temporary files are nobody else's."""
-    _create(f"{place.scratch}/file")
-    refusal = _refusal(lambda: _create(f"{place.scratch}/file"), frozenset({errno.EEXIST}))
+    _create(f"{target.scratch}/file")
+    refusal = _refusal(lambda: _create(f"{target.scratch}/file"), frozenset({errno.EEXIST}))
     return _refused(refusal, "O_EXCL created a file that exists")
 
 
@@ -126,11 +126,11 @@ def _refused(refusal: str, otherwise: str) -> Finding:
 
 
 @probe("hard-links")
-def hard_links(place: ProbeTarget) -> Finding:
+def hard_links(target: ProbeTarget) -> Finding:
     """Hard links promote a sync step to a full one without a copy."""
-    _create(f"{place.scratch}/one")
-    os.link(f"{place.scratch}/one", f"{place.scratch}/two")
-    count = os.stat(f"{place.scratch}/two").st_nlink
+    _create(f"{target.scratch}/one")
+    os.link(f"{target.scratch}/one", f"{target.scratch}/two")
+    count = os.stat(f"{target.scratch}/two").st_nlink
     return ok("supported") if count == 2 else ok(f"supported, but the count of links says {count}")  # noqa: PLR2004
 
 
@@ -171,9 +171,9 @@ def try_lock(path: str, kind: Kind) -> str:
 
 
 @probe("locks")
-def local_locks(place: ProbeTarget) -> Finding:
+def local_locks(target: ProbeTarget) -> Finding:
     """Whether flock and lockf exclude between processes of this host."""
-    words = [f"{kind} {_between_processes(f'{place.scratch}/{kind}', kind)}" for kind in KINDS]
+    words = [f"{kind} {_between_processes(f'{target.scratch}/{kind}', kind)}" for kind in KINDS]
     return ok(f"on this host: {', '.join(words)} (syncd uses neither)")
 
 

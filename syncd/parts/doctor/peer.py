@@ -23,7 +23,7 @@ from syncd.protocol.local_disk import LocalDisk
 MEETING = ".syncd-doctor-peer"
 """The directory in which two hosts meet, below the one that is examined."""
 
-ROOMS = ("say", "stat", "names", "events", "locks")
+SUBDIRECTORIES = ("say", "stat", "names", "events", "locks")
 """The directories of each host: one for messages, the others are measured."""
 
 END = "end"
@@ -38,12 +38,7 @@ Accept = Callable[[Fields], bool]
 
 
 class PeerLink:
-    """One host's end of the exchange.
-
-    Args:
-        meeting: The directory where the hosts meet.
-        identity: The name of this host's own directory in it.
-    """
+    """One host's end of the exchange."""
 
     def __init__(self, meeting: str, identity: str | None = None) -> None:
         self.meeting = meeting
@@ -55,12 +50,10 @@ class PeerLink:
 
     @property
     def own(self) -> str:
-        """Return this host's directory: the only one it writes below."""
         return f"{self.meeting}/{self.identity}"
 
     @property
     def other(self) -> str:
-        """Return the partner's directory."""
         return f"{self.meeting}/{self.partner}"
 
     @property
@@ -77,10 +70,10 @@ class PeerLink:
 
     def listen(self, identity: str) -> Fields | None:
         """Return the message of a host, read as the daemon reads a marker; None if it cannot be read."""
-        room = f"{self.meeting}/{identity}/say"
+        words = f"{self.meeting}/{identity}/say"
         try:
-            self.disk.refresh(room)
-            return _checked(decode(self.disk.read(f"{room}/word"), room))
+            self.disk.refresh(words)
+            return _checked(decode(self.disk.read(f"{words}/word"), words))
         except (OSError, CorruptDataError):
             return None
 
@@ -97,7 +90,6 @@ class PeerLink:
             time.sleep(TICK)
 
     def ask(self, topic: str, seconds: float, value: dict[str, Any] | None = None) -> Fields:
-        """Ask the partner something, and return the value of its answer."""
         self.number += 1
         number = self.number
         self.say(topic, number, value)
@@ -111,23 +103,20 @@ class PeerLink:
         self.hear(lambda word: _is(word, number, "answer") or _is(word, number + 1), seconds)
 
     def asked(self, seconds: float) -> Fields:
-        """Wait for the next question of the partner, and return it."""
         number = self.number + 1
         question = self.hear(lambda word: _is(word, number), seconds)
         self.number = number
         return question
 
     def answer(self, value: dict[str, Any]) -> None:
-        """Answer the last question."""
         self.say("answer", self.number, value)
 
     def find(self, seconds: float) -> Self:
-        """Wait for another host and make it the partner."""
-        end, known, beat, due = time.monotonic() + seconds, dict[str, int](), 0, 0.0
+        end, numbers, beat, due = time.monotonic() + seconds, dict[str, int](), 0, 0.0
         # From here on this host changes nothing in the directory that it polls.
         time.sleep(_SETTLE)
         while True:
-            met = self._meet(known)
+            met = self._meet(numbers)
             now = time.monotonic()
             if met or now > due:
                 beat, due = beat + 1, now + _BEAT
@@ -139,7 +128,7 @@ class PeerLink:
                 raise TimedOutError(late, path=self.meeting)
             time.sleep(_SETTLE)
 
-    def _meet(self, known: dict[str, int]) -> bool:
+    def _meet(self, numbers: dict[str, int]) -> bool:
         """Return whether another host names this one as its partner; one whose number grows is a candidate."""
         living = ""
         for identity in sorted(self._present() - {self.identity}):
@@ -151,7 +140,7 @@ class PeerLink:
                 return True
             number = word.integer("number")
             # The number of a directory that an earlier run left does not grow.
-            if known.setdefault(identity, number) != number:
+            if numbers.setdefault(identity, number) != number:
                 living = living or identity
         self.partner = living
         return False
@@ -167,7 +156,6 @@ class PeerLink:
 
 
 def _checked(word: Fields) -> Fields:
-    """Return a message with all required fields."""
     word.text("partner"), word.text("topic"), word.integer("number")
     return word
 
@@ -193,9 +181,9 @@ def open_link(directory: str, scratch: str) -> Iterator[PeerLink]:
 
 
 def _settle_in(end: PeerLink, prepared: str) -> None:
-    for room in ROOMS:
-        os.makedirs(f"{prepared}/{room}")
-        with open(f"{prepared}/{room}/word", "wb") as file:
+    for name in SUBDIRECTORIES:
+        os.makedirs(f"{prepared}/{name}")
+        with open(f"{prepared}/{name}/word", "wb") as file:
             file.write(encode({"partner": "", "topic": "hello", "number": 0, "host": socket.gethostname()}))
     while True:
         with contextlib.suppress(FileExistsError):

@@ -25,8 +25,6 @@ _GRAVITY: tuple[Verdict, ...] = ("fail", "warn")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one probe found."""
-
     name: str  # the probe; empty until `FileSystemProbe` fills it in
     verdict: Verdict  # `fail` only for what syncd relies on; `warn` for what costs speed or comfort
     detail: str  # what was seen, with figures
@@ -51,8 +49,8 @@ def fail(detail: str, advice: str = "") -> Finding:
 
 def worst(findings: Iterable[Finding]) -> Verdict:
     """Return the verdict of all: the worst of them, `ok` where nothing was found."""
-    found = {finding.verdict for finding in findings}
-    return next((verdict for verdict in _GRAVITY if verdict in found), "ok")
+    verdicts = {finding.verdict for finding in findings}
+    return next((verdict for verdict in _GRAVITY if verdict in verdicts), "ok")
 
 
 T = TypeVar("T")
@@ -81,8 +79,6 @@ _SWEEP_PAUSE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ProbeTarget:
-    """Where a probe works."""
-
     directory: str  # the directory that is examined, absolute; nothing is written to it directly
     scratch: str  # a directory below it that is the probe's own
     mount: Mount = UNKNOWN_MOUNT
@@ -95,37 +91,32 @@ class ProbeTarget:
 
 @dataclass(frozen=True, slots=True)
 class FileSystemProbe:
-    """One test of a file system."""
-
     name: str  # what its finding is called
     essential: bool  # whether syncd relies on it: then an error is a failure, otherwise a warning
     body: Callable[[ProbeTarget], Finding]  # runs it
 
-    def __call__(self, place: ProbeTarget) -> Finding:
-        """Run it in a new directory below the scratch directory of the target."""
-        scratch = f"{place.scratch}/{self.name}"
+    def __call__(self, target: ProbeTarget) -> Finding:
+        scratch = f"{target.scratch}/{self.name}"
         try:
             os.mkdir(scratch)
-            return replace(self.body(replace(place, scratch=scratch)), name=self.name)
+            return replace(self.body(replace(target, scratch=scratch)), name=self.name)
         except OSError as error:
-            return self.failed(place, error)
+            return self.failed(target, error)
 
-    def failed(self, place: ProbeTarget, error: OSError) -> Finding:
+    def failed(self, target: ProbeTarget, error: OSError) -> Finding:
         """Return the finding for an error that the probe did not expect."""
         detail = f"{errno_name(error)}: {error.strerror or error}"
         verdict: Verdict = "fail" if self.essential else "warn"
-        return Finding(self.name, verdict, detail, advice_for(error, place.directory))
+        return Finding(self.name, verdict, detail, advice_for(error, target.directory))
 
 
 def probe(
     name: str, *, essential: bool = False
 ) -> Callable[[Callable[[ProbeTarget], Finding]], FileSystemProbe]:
-    """Return a decorator that makes a function a probe."""
     return lambda body: FileSystemProbe(name, essential, body)
 
 
 def advice_for(error: OSError, directory: str) -> str:
-    """Return what to do about an error, empty if nothing is known."""
     return _ADVICE.get(error.errno or 0, "").format(shlex.quote(directory))
 
 

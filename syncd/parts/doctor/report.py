@@ -51,8 +51,6 @@ Ways = tuple[tuple[str, Direction], ...]
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """What the doctor found about a directory."""
-
     directory: str  # the directory, absolute
     findings: tuple[Finding, ...]  # one for each probe
     peer: Peer | None  # what two hosts measured together, if they did
@@ -64,12 +62,11 @@ class DoctorReport:
         return worst(self.findings)
 
     def document(self) -> dict[str, Any]:
-        """Return the document of `--json`."""
         return {
             "schema_version": SCHEMA,
             "protocol": PROTOCOL,
             "directory": self.directory,
-            "findings": [asdict(found) for found in self.findings],
+            "findings": [asdict(finding) for finding in self.findings],
             "peer": asdict(self.peer) if self.peer else None,
             "expect": asdict(self.expect),
             "verdict": self.verdict,
@@ -81,9 +78,9 @@ def examine(directory: str, seconds: float = 5.0, wait: float | None = None) -> 
     directory, mount = _find(directory)
     try:
         with answering(directory), scratch_directory(directory) as scratch:
-            place = ProbeTarget(directory, scratch, mount, seconds)
-            findings = [files.writable(None, directory), *probe_all((files.mount, *PROBES), place)]
-            peer, missed = (None, None) if wait is None else _with_peer(place, wait)
+            target = ProbeTarget(directory, scratch, mount, seconds)
+            findings = [files.writable(None, directory), *probe_all((files.mount, *PROBES), target)]
+            peer, missed = (None, None) if wait is None else _with_peer(target, wait)
         findings += _left_behind(scratch)
     except OSError as error:
         findings, peer, missed = _unwritable(directory, mount, error), None, None
@@ -100,15 +97,15 @@ def _left_behind(scratch: str) -> list[Finding]:
 
 def _find(directory: str) -> tuple[str, Mount]:
     with answering(directory):
-        found = bounded(lambda: os.path.realpath(directory), STUCK)
-        there = bounded(lambda: os.path.isdir(found), STUCK)
-        mount = mount_of(found)
+        path = bounded(lambda: os.path.realpath(directory), STUCK)
+        there = bounded(lambda: os.path.isdir(path), STUCK)
+        mount = mount_of(path)
     if not there:
         raise JobMissingError("no such directory", path=directory, hint=f"mkdir -p {shlex.quote(directory)}")
-    return found, mount
+    return path, mount
 
 
-def probe_all(probes: tuple[FileSystemProbe, ...], place: ProbeTarget) -> Iterator[Finding]:
+def probe_all(probes: tuple[FileSystemProbe, ...], target: ProbeTarget) -> Iterator[Finding]:
     """Run one probe after another; once an essential one gets no answer, skip the rest."""
     stuck = False
     for probe in probes:
@@ -116,30 +113,32 @@ def probe_all(probes: tuple[FileSystemProbe, ...], place: ProbeTarget) -> Iterat
             yield Finding(probe.name, "skip", "the file system does not answer")
             continue
         try:
-            yield bounded(partial(probe, place), STUCK + place.seconds)
+            yield bounded(partial(probe, target), STUCK + target.seconds)
         except TimedOutError as error:
             stuck = probe.essential
             yield Finding(probe.name, "fail" if stuck else "warn", error.message, SILENT)
 
 
 def _unwritable(directory: str, mount: Mount, error: OSError) -> list[Finding]:
-    place = ProbeTarget(directory, directory, mount)
-    seen = files.mount.body(place)
+    target = ProbeTarget(directory, directory, mount)
+    seen = files.mount.body(target)
     skipped = [Finding(probe.name, "skip", "cannot write here") for probe in PROBES]
     return [replace(seen, name="mount"), files.writable(error, directory), *skipped]
 
 
-def _with_peer(place: ProbeTarget, wait: float) -> tuple[Peer | None, SyncdError | None]:
+def _with_peer(target: ProbeTarget, wait: float) -> tuple[Peer | None, SyncdError | None]:
     try:
-        with open_link(place.directory, place.scratch) as end:
-            return converse(end.find(wait), place.seconds), None
+        with open_link(target.directory, target.scratch) as end:
+            return converse(end.find(wait), target.seconds), None
     except TimedOutError as error:
-        error.hint = f"at the same time on the other host: syncd doctor {shlex.quote(place.directory)} --peer"
+        error.hint = (
+            f"at the same time on the other host: syncd doctor {shlex.quote(target.directory)} --peer"
+        )
         return None, error
     except OSError as error:
         broken = f"the exchange with the second host failed ({errno_name(error)})"
-        hint = advice_for(error, place.directory) or None
-        return None, StorageError(broken, path=place.directory, hint=hint)
+        hint = advice_for(error, target.directory) or None
+        return None, StorageError(broken, path=target.directory, hint=hint)
 
 
 def peer_findings(peer: Peer) -> list[Finding]:
@@ -183,7 +182,6 @@ _VERDICTS = {
 
 
 def show(report: DoctorReport, console: Console) -> None:
-    """Print a report: the findings, what to expect, the verdict."""
     console.print(_table(report.findings))
     console.print()
     for label, text in expectations(report.expect):
@@ -197,15 +195,14 @@ def _table(findings: tuple[Finding, ...]) -> Table:
     table.add_column("probe", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     table.add_column("found", overflow="fold")
-    for one in findings:
-        advice = f"\n[bold]-> {escape(one.advice)}[/]" if one.advice else ""
-        color = _COLORS[one.verdict]
-        table.add_row(one.name, f"[{color}]{one.verdict}[/]", escape(one.detail) + advice)
+    for finding in findings:
+        advice = f"\n[bold]-> {escape(finding.advice)}[/]" if finding.advice else ""
+        color = _COLORS[finding.verdict]
+        table.add_row(finding.name, f"[{color}]{finding.verdict}[/]", escape(finding.detail) + advice)
     return table
 
 
 def expectations(expect: Expectation) -> list[tuple[str, str]]:
-    """Return what to expect and which settings to use, as labelled lines."""
     means = "events (inotify)" if expect.wake == "inotify" else f"a tick each {expect.poll:g} s"
     latency = f"{expect.latency_p50_ms:g} ms (p50), {expect.latency_p99_ms:g} ms (p99)"
     settings = f"poll = {expect.poll:g}, trash_grace = {expect.trash_grace:g}"

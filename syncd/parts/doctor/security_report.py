@@ -45,15 +45,14 @@ def collect(directory: str, state_dir: str | None = None, secrets: Iterable[str]
     """Return who may do what around a job.
 
     Args:
-        state_dir: Where `.syncd/` is, if not in it.
         secrets: Further files that hold secrets: files of tokens.
     """
     job = Job.at(directory, state_dir)
     unread: dict[str, str] = {}
     mount = mount_of(job.root)
-    found = dict(_places(job, mount, unread))
-    found |= dict.fromkeys((os.path.abspath(path) for path in (*_matching(_SECRETS), *secrets)), "secret")
-    entries = tuple(entry for path, role in found.items() if (entry := _entry(path, role, unread)))
+    roles = dict(_places(job, mount, unread))
+    roles |= dict.fromkeys((os.path.abspath(path) for path in (*_matching(_SECRETS), *secrets)), "secret")
+    entries = tuple(entry for path, role in roles.items() if (entry := _entry(path, role, unread)))
     document: dict[str, Any] = {}
     policy: tuple[str, int | None] = "umask", None
     problem = ""
@@ -70,7 +69,7 @@ def collect(directory: str, state_dir: str | None = None, secrets: Iterable[str]
         entries=entries,
         mount=mount,
         permissions=policy[0],
-        group=policy[1],
+        unix_group=policy[1],
         policy_problem=problem,
         secrets=tuple(secret_keys(document)),
         weak_config=_weak_config(job),
@@ -128,14 +127,14 @@ def _parents(path: str, mount_point: str) -> Iterator[str]:
 
 def _entry(path: str, role: Role | str, unread: dict[str, str]) -> PathAccess | None:
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except FileNotFoundError:
         return None
     except OSError as error:
         unread[path] = error.strerror or str(error)
         return None
-    rights = () if stat.S_ISLNK(found.st_mode) else tuple(_rights(path))
-    return PathAccess(path, role, found.st_mode, found.st_uid, found.st_gid, found.st_nlink, rights)  # type: ignore[arg-type]
+    rights = () if stat.S_ISLNK(status.st_mode) else tuple(_rights(path))
+    return PathAccess(path, role, status.st_mode, status.st_uid, status.st_gid, status.st_nlink, rights)  # type: ignore[arg-type]
 
 
 def _rights(path: str) -> Iterator[AclEntry]:
@@ -201,15 +200,14 @@ def _unit(path: str) -> SystemdUnit:
 
 
 def service_settings(text: str) -> dict[str, str]:
-    """Return the last value of each key in `[Service]` of a unit file."""
-    section, found = "", {}
+    section, settings = "", {}
     for line in map(str.strip, text.splitlines()):
         if line.startswith("["):
             section = line
         elif section == "[Service]" and "=" in line and line[0] not in "#;":
             key, _, value = line.partition("=")
-            found[key.strip()] = value.strip()
-    return found
+            settings[key.strip()] = value.strip()
+    return settings
 
 
 def _umask() -> int:
@@ -229,8 +227,6 @@ _VERDICTS = {
 
 @dataclass(frozen=True, slots=True)
 class AccessReport:
-    """Which permissions around a job are too open."""
-
     directory: str  # the job directory, absolute
     permissions: str  # the policy of its configuration
     findings: tuple[AccessFinding, ...]  # the findings, the most severe first
@@ -250,9 +246,9 @@ class AccessReport:
         }
 
     def lines(self) -> list[str]:
-        found = [text for finding in self.findings for text in _lines(finding)]
+        lines = [text for finding in self.findings for text in _lines(finding)]
         return [
-            *found,
+            *lines,
             f"{plain(self.directory)}: {_VERDICTS[self.verdict]} (permissions = {self.permissions!r})",
         ]
 
@@ -263,7 +259,6 @@ def _lines(finding: AccessFinding) -> list[str]:
 
 
 def examine(directory: str, state_dir: str | None = None, secrets: Iterable[str] = ()) -> AccessReport:
-    """Check the permissions of a job; change nothing."""
     with answering(directory):
         if not bounded(lambda: os.path.isdir(directory), STUCK):
             raise JobMissingError("no such directory", path=directory, hint=f"ls -ld {directory}")

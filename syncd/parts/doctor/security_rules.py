@@ -25,8 +25,6 @@ class AclEntry:
 
 @dataclass(frozen=True, slots=True)
 class PathAccess:
-    """A path and who may do what with it."""
-
     path: str  # absolute
     role: Role  # its role in the job
     mode: int  # as `lstat` has it, with the kind
@@ -46,23 +44,19 @@ class PathAccess:
 
 @dataclass(frozen=True, slots=True)
 class SystemdUnit:
-    """A unit of systemd on this host, its drop-ins included."""
-
     path: str  # its file
     settings: Mapping[str, str]  # the last value of each key of `[Service]`
 
 
 @dataclass(frozen=True, slots=True)
 class AccessSnapshot:
-    """Who may do what around a job."""
-
     directory: str  # the job directory, absolute
     user: int  # number of the user that runs the check
     umask: int
     entries: tuple[PathAccess, ...] = ()  # every path that was checked
     mount: Mount = UNKNOWN_MOUNT  # the mount that holds the job
     permissions: str = "umask"  # the policy of the job's configuration
-    group: int | None = None  # number of the policy's group, None if it has none
+    unix_group: int | None = None  # number of the policy's group, None if it has none
     policy_problem: str = ""  # why the policy cannot be read, empty if it can
     secrets: tuple[str, ...] = ()  # keys in `config.toml` that hold what looks like a secret
     weak_config: str = ""  # where others could change what `config.toml` leads to, and how; empty if nowhere
@@ -92,18 +86,18 @@ class AccessFinding:
 
 def judge(seen: AccessSnapshot) -> tuple[AccessFinding, ...]:
     """Return all findings, the most severe first."""
-    found = [finding for entry in seen.entries for rule in _RULES for finding in rule(seen, entry)]
-    found += [*_process(seen), *_policy(seen), *_mount(seen)]
-    found += [finding for unit in seen.units for finding in _unit(unit)]
-    found += [AccessFinding("unread", "info", why, path) for path, why in seen.unread.items()]
+    findings = [finding for entry in seen.entries for rule in _RULES for finding in rule(seen, entry)]
+    findings += [*_process(seen), *_policy(seen), *_mount(seen)]
+    findings += [finding for unit in seen.units for finding in _unit(unit)]
+    findings += [AccessFinding("unread", "info", why, path) for path, why in seen.unread.items()]
     order = ("fail", "warn", "info")
-    return tuple(sorted(found, key=lambda finding: order.index(finding.severity)))
+    return tuple(sorted(findings, key=lambda finding: order.index(finding.severity)))
 
 
 def verdict(findings: Iterable[AccessFinding]) -> str:
     """Return the most severe of `fail`, `warn` and `ok`; findings of severity info do not count."""
-    found = {finding.severity for finding in findings}
-    return "fail" if "fail" in found else "warn" if "warn" in found else "ok"
+    severities = {finding.severity for finding in findings}
+    return "fail" if "fail" in severities else "warn" if "warn" in severities else "ok"
 
 
 def _at(entry: PathAccess, name: str, severity: Severity, what: str, command: str) -> AccessFinding:
@@ -127,7 +121,7 @@ def _owner(seen: AccessSnapshot, entry: PathAccess) -> Iterator[AccessFinding]:
     job = next((other for other in seen.entries if other.role == "job"), entry)
     if entry.is_link or entry.uid in _trusted(seen) or entry.role not in ("parent", "state", "secret"):
         return
-    if entry.role == "state" and seen.permissions == "group" and entry.gid == seen.group:
+    if entry.role == "state" and seen.permissions == "group" and entry.gid == seen.unix_group:
         return
     what = f"user {entry.uid} owns it, and can replace what is in it"
     yield _at(entry, "owner", "warn", what, f"chown {_ROOT if entry.role == 'parent' else job.uid}")
@@ -162,7 +156,7 @@ def _trusted(seen: AccessSnapshot) -> set[int]:
 def _group_writes(seen: AccessSnapshot, entry: PathAccess) -> Iterator[AccessFinding]:
     if entry.is_link or not entry.mode & stat.S_IWGRP or (entry.role == "parent" and entry.gid == _ROOT):
         return
-    if seen.permissions == "group" and entry.gid == seen.group:
+    if seen.permissions == "group" and entry.gid == seen.unix_group:
         return
     if entry.role == "parent" and _is_sticky(seen, entry):
         return
@@ -204,7 +198,7 @@ def _rights(seen: AccessSnapshot, entry: PathAccess) -> Iterator[AccessFinding]:
     for right in entry.rights:
         if right.kind == "user" and right.number in (_ROOT, seen.user, entry.uid):
             continue
-        if right.kind == "group" and seen.permissions == "group" and right.number == seen.group:
+        if right.kind == "group" and seen.permissions == "group" and right.number == seen.unix_group:
             continue
         reads_secret = entry.role == "secret" and right.bits & _READ
         if not right.bits & _WRITE and not reads_secret:
@@ -247,16 +241,16 @@ def _policy(seen: AccessSnapshot) -> Iterator[AccessFinding]:
 
 
 def _mount(seen: AccessSnapshot) -> Iterator[AccessFinding]:
-    found, point = seen.mount, seen.mount.point
-    missing = ",".join(name for name in ("nosuid", "nodev") if found.option(name) is None)
-    if missing and found.is_network:
+    mount, point = seen.mount, seen.mount.point
+    missing = ",".join(name for name in ("nosuid", "nodev") if mount.option(name) is None)
+    if missing and mount.is_network:
         what = f"mounted without {missing}; jobs need neither set-uid programs nor devices"
         yield AccessFinding("mount", "info", what, point, f"mount -o remount,{missing} {quote(point)}")
-    if found.type.startswith("nfs"):
+    if mount.type.startswith("nfs"):
         what = "only the server shows no_root_squash: with it root of any host owns all jobs"
         mend = "on the server: exportfs -v | grep no_root_squash"
-        yield AccessFinding("root-squash", "info", what, found.source, mend)
-        if found.option("sec") in (None, "sys"):
+        yield AccessFinding("root-squash", "info", what, mount.source, mend)
+        if mount.option("sec") in (None, "sys"):
             what = "sec=sys: the server believes each host which user it is"
             yield AccessFinding("nfs-security", "info", what, point, "sec=krb5p, where hosts are not trusted")
 

@@ -34,16 +34,16 @@ class MemoryReceiver(DirectoryReceiver):
 
     def __init__(self, client: "Client", options: DirectoryOptions | None = None) -> None:
         super().__init__(client, options)
-        self._found = self._rejected = ""
+        self._digest = self._rejected = ""
 
     def reject(self) -> bool:
         """Never use again the copy that was found last; return whether there was one."""
-        self._rejected, found = self._found or self._rejected, self._found
-        self._found = ""
-        return bool(found)
+        self._rejected, digest = self._digest or self._rejected, self._digest
+        self._digest = ""
+        return bool(digest)
 
     def _find(self, leased: "Leased", timings: LoadTimings) -> HeldDirectory | None:
-        self._found = ""
+        self._digest = ""
         manifest = leased.manifest
         if manifest is None or manifest.kind != _KIND or _KIND not in self._options.kinds:
             return None
@@ -68,14 +68,14 @@ class MemoryReceiver(DirectoryReceiver):
             undo.callback(copy.close)
             self._require_sizes(leased, manifest)
             try:
-                found = self._describe(leased, manifest, copy)
+                directory = self._describe(leased, manifest, copy)
             except (CorruptDataError, OSError) as error:
                 self._rejected = self._rejected if isinstance(error, OSError) else manifest.digest
                 self._options.report("warning", "memory_copy_refused", reason=str(error))
                 return None
-            self._found = manifest.digest
+            self._digest = manifest.digest
             undo.pop_all()
-            return found
+            return directory
 
     def _describe(self, leased: "Leased", manifest: Manifest, copy: HeldCopy) -> HeldDirectory:
         payload = payload_of(manifest)

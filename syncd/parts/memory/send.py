@@ -90,11 +90,10 @@ class MemorySender(WeightSender):
         if problem:
             sender._warn("memory_disabled", reason=problem, hint=f"df -h {settings.memory_dir}")
         elif context.client is not None:
-            context.client.publish_copies(copies.place)
+            context.client.publish_copies(copies.memory_directory)
         return sender
 
     def prepare(self, export: Export) -> None:
-        """Prepare the sender through files; a copy's memory is allocated by each send."""
         self._files.prepare(export)
 
     def send(self, step: int, attempt: str, content: StepContent) -> None:
@@ -114,16 +113,16 @@ class MemorySender(WeightSender):
 
     @property
     def has_failed(self) -> bool:
-        """Return whether this rank's part of the save in flight has failed."""
         return self._files.has_failed
 
     def unavailable(self) -> str:
-        """Return why explorers could not load the next copy."""
         if self._copies is None or self._client is None:
             return "no copies can be made"
         here = Process.current().boot
         boots = {
-            process.boot for one in self._client.explorers.living().values() if (process := process_of(one))
+            process.boot
+            for presence in self._client.explorers.living().values()
+            if (process := process_of(presence))
         }
         return "" if here and here in boots else "no explorer is on this host"
 
@@ -177,12 +176,11 @@ class MemoryCopies:
     """The copies of one job on this host.
 
     Args:
-        root: A directory in memory.
         limit: Bytes that all copies may take together; 0 for half of what the file system can take.
     """
 
     def __init__(self, job: Job, root: str, limit: int = 0, clock: Clock | None = None) -> None:
-        self.place = MemoryDirectory.here(root, job.root)
+        self.memory_directory = MemoryDirectory.here(root, job.root)
         self._limit, self._clock = limit, clock or SystemClock()
         self._owner: FileLock | None = None
         self._made: list[str] = []
@@ -193,7 +191,7 @@ class MemoryCopies:
         Returns:
             Why no copies can be made, empty if they can.
         """
-        root = os.path.dirname(self.place.directory)
+        root = os.path.dirname(self.memory_directory.directory)
         try:
             if not is_memory(root):
                 return f"{root} is not in memory"
@@ -207,7 +205,6 @@ class MemoryCopies:
         """Remove copies that are no longer needed, and make the directory of the next copy.
 
         Args:
-            step: The trainer's step.
             attempt: The save that the copy is of.
             size: Bytes of its tensors.
 
@@ -215,15 +212,14 @@ class MemoryCopies:
             Why there is no room, empty if there is.
         """
         try:
-            return self._make_room(self.place.copy(step, attempt), size + SLACK)
+            return self._make_room(self.memory_directory.copy(step, attempt), size + SLACK)
         except (OSError, SyncdError) as error:
             return str(error)
 
     def copy(
         self, step: int, attempt: str, world_size: int, report_failure: Callable[[str], None]
     ) -> StepCopy:
-        """Return this rank's side of a copy that there is room for."""
-        return StepCopy(self.place.copy(step, attempt), step, attempt, world_size, report_failure)
+        return StepCopy(self.memory_directory.copy(step, attempt), step, attempt, world_size, report_failure)
 
     def close(self) -> None:
         """Remove all copies but those that are read; the last of their readers removes them."""
@@ -231,12 +227,12 @@ class MemoryCopies:
         owner, self._owner = self._owner, None
         if owner is not None:
             owner.close()
-            clear_directory(self.place.directory)
+            clear_directory(self.memory_directory.directory)
 
     def _own(self) -> str:
         if self._owner is not None and self._owner.is_valid():
             return ""
-        directory, end = self.place.directory, self._clock.monotonic() + _PATIENCE
+        directory, end = self.memory_directory.directory, self._clock.monotonic() + _PATIENCE
         while True:
             if not os.path.lexists(directory):
                 os.mkdir(directory, 0o700)
@@ -252,7 +248,7 @@ class MemoryCopies:
     def _make_room(self, path: str, size: int) -> str:
         if problem := self._own():
             return problem
-        directory = self.place.directory
+        directory = self.memory_directory.directory
         limit = self._limit or capacity(directory) // 2
         used = discard(directory, keep=self._made[-_KEPT:])
         if refusal(read_free_memory(directory), size, used, limit):

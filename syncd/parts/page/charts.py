@@ -58,7 +58,7 @@ class MetricsCollector:
         self.families: dict[str, dict[str, str]] = {chart.name: {} for chart in _FAMILIES}
         """By chart: metrics of its family, in the order in which they came, and what their lines are called."""
         self._newest = -1
-        self._known: set[str] = set()
+        self._names: set[str] = set()
 
     def add(self, document: Mapping[str, Any]) -> None:
         """Take a line; one without step, time and metrics is skipped."""
@@ -76,14 +76,13 @@ class MetricsCollector:
         self._newest = step
 
     def _find_families(self, metrics: Mapping[str, Any]) -> None:
-        """Begin a line for each new metric of a family."""
-        for name in [name for name in metrics if name not in self._known and len(name) <= MOST_LETTERS]:
-            if len(self._known) >= MOST_NAMES:
+        for name in [name for name in metrics if name not in self._names and len(name) <= MOST_LETTERS]:
+            if len(self._names) >= MOST_NAMES:
                 return
-            self._known.add(name)
+            self._names.add(name)
             for chart in _FAMILIES:
-                if chart.family is not None and (found := chart.family.fullmatch(name)):
-                    self._begin(chart.name, name, found[1])
+                if chart.family is not None and (match := chart.family.fullmatch(name)):
+                    self._begin(chart.name, name, match[1])
 
     def _begin(self, chart: str, name: str, label: str) -> None:
         family = self.families[chart]
@@ -148,29 +147,23 @@ _OF_EXPLORERS = frozenset(
 )
 
 
-def answer(known: PollResult, every: float) -> dict[str, Any]:
-    """Return the answer of `/charts.json`.
-
-    Args:
-        known: The result of the latest reading.
-        every: Seconds after which the page should ask again.
-    """
-    found = known.document or {"charts": [], "files": []}
-    shown = {"charts": found["charts"], "files": found["files"]}
-    return {"schema_version": SCHEMA, "serving": serving(known, every), **shown}
+def answer(poll: PollResult, every: float) -> dict[str, Any]:
+    """Return the answer of `/charts.json`; the page asks again after `every` seconds."""
+    document = poll.document or {"charts": [], "files": []}
+    shown = {"charts": document["charts"], "files": document["files"]}
+    return {"schema_version": SCHEMA, "serving": serving(poll, every), **shown}
 
 
-def lanes_answer(known: PollResult, every: float) -> dict[str, Any]:
-    """Return the answer of `/lanes.json`; arguments as of `answer`."""
-    lanes = known.document["lanes"] if known.document else LaneCollector().document()
-    return {"schema_version": SCHEMA, "serving": serving(known, every), **lanes}
+def lanes_answer(poll: PollResult, every: float) -> dict[str, Any]:
+    """Return the answer of `/lanes.json`; the page asks again after `every` seconds."""
+    lanes = poll.document["lanes"] if poll.document else LaneCollector().document()
+    return {"schema_version": SCHEMA, "serving": serving(poll, every), **lanes}
 
 
 class ChartReader:
     """Reads what is new in the files of a job, and returns the charts.
 
     Args:
-        open_job: Returns the job, or raises why it cannot.
         most_read: Bytes that one reading takes.
     """
 
@@ -189,11 +182,13 @@ class ChartReader:
                 raise JobMissingError("the job directory is not there", path=self._job.root)
             read = self._events.read(self._most_read)
             self._metrics.read(self._most_read - read)
-        found = {METRICS: self._metrics.collected.series, EVENTS: self._events.collected.series}
+        series = {METRICS: self._metrics.collected.series, EVENTS: self._events.collected.series}
         until = self._events.collected.newest
         return {
             "charts": [
-                _document(chart, self._metrics.collected.families.get(chart.name), found[chart.source], until)
+                _document(
+                    chart, self._metrics.collected.families.get(chart.name), series[chart.source], until
+                )
                 for chart in CHARTS
             ],
             "files": [_progress(files) for files in (self._metrics, self._events)],

@@ -123,7 +123,6 @@ def serve(
 
 
 def _warn(job: str, address: str, *, exposed: bool, rollouts: bool) -> None:
-    """Warn that others can reach the page."""
     if not exposed:
         forward, expose = "ssh -L 8420:127.0.0.1:8420 HOST", f"syncd serve {job} --host {address} --expose"
         hint = f"{forward}, or if everybody may read it: {expose}"
@@ -134,7 +133,6 @@ def _warn(job: str, address: str, *, exposed: bool, rollouts: bool) -> None:
 
 
 def _check_jobs(jobs: Sequence[str], root: str | None, state_dir: str | None) -> None:
-    """Refuse what cannot be served."""
     from syncd.parts.page.jobs import MOST_JOBS  # noqa: PLC0415
 
     if (root is None) == (not jobs):

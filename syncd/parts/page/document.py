@@ -54,12 +54,7 @@ _QUIET = frozenset(
 
 
 class PageReader:
-    """Reads a job for the page. Opening the job is part of it, because its mount may not answer.
-
-    Args:
-        open_job: Returns the job, or raises why it cannot.
-        rules: Returns the policy by which its daemon prunes.
-    """
+    """Reads a job for the page. Opening the job is part of it, because its mount may not answer."""
 
     def __init__(
         self, open_job: Callable[[], Job], rules: Callable[[Job], DaemonConfig], clock: Clock
@@ -71,7 +66,6 @@ class PageReader:
         self._began: float | None = None
 
     def __call__(self) -> dict[str, Any]:
-        """Read the job once, and return the data of the page."""
         if self._job is None:
             self._job = self._open()
             self._looker = JobViewer(self._job, self._clock)
@@ -79,7 +73,7 @@ class PageReader:
         if self._policy_problem:
             view = replace(view, problems={**view.problems, "config": self._policy_problem})
         events = read_events(self._job.events, _MOST_READ)
-        return {**found(view, decide(view.scanned, policy), policy, events), "ran": self._ran(view)}
+        return {**view_document(view, decide(view.scanned, policy), policy, events), "ran": self._ran(view)}
 
     def _ran(self, view: JobView) -> float | None:
         """Return the seconds from the daemon's first event to the last version of a job that has finished."""
@@ -100,14 +94,12 @@ class PageReader:
         return self._policy
 
 
-def found(
+def view_document(
     view: JobView, decisions: Sequence[Decision], policy: DaemonConfig, events: Iterable[Mapping[str, Any]]
 ) -> Document:
     """Return the data of one view of the job.
 
     Args:
-        decisions: What retention decides for each step.
-        policy: The policy by which it decides.
         events: The newest events of the daemon's journal, oldest first.
     """
     status, steps = data.status(view), listing(view, decisions, policy)
@@ -127,36 +119,35 @@ def found(
     return document
 
 
-def answer(known: PollResult, every: float, overview: str | None = None) -> Document:
+def answer(poll: PollResult, every: float, overview: str | None = None) -> Document:
     """Return the document that the page gets now.
 
     Args:
-        known: The result of the latest poll.
         every: Seconds after which the page should ask again.
         overview: Where the overview of all jobs is, None without one.
     """
     nothing: Document = {"status": None, "ls": None, "rules": [], "events": [], "left_out": {}, "ran": None}
     return {
         "schema_version": data.STATUS_SCHEMA,
-        "serving": {**serving(known, every), "overview": overview},
-        **(known.document or nothing),
+        "serving": {**serving(poll, every), "overview": overview},
+        **(poll.document or nothing),
     }
 
 
-def serving(known: PollResult, every: float) -> Document:
+def serving(poll: PollResult, every: float) -> Document:
     """Return what each answer says of this server and of its latest poll; arguments as of `answer`."""
-    found: Document = bounded({"syncd": __version__, "every": every, **poll_state(known)})
-    return found
+    state: Document = bounded({"syncd": __version__, "every": every, **poll_state(poll)})
+    return state
 
 
-def poll_state(known: PollResult) -> Document:
+def poll_state(poll: PollResult) -> Document:
     """Return the state of a poll, and when what is known was read."""
-    error = known.error
+    error = poll.error
     return {
-        "state": known.state.value,
-        "at": known.at,
-        "age": _rounded(known.age),
-        "looking_for": _rounded(known.looking_for),
+        "state": poll.state.value,
+        "at": poll.at,
+        "age": _rounded(poll.age),
+        "looking_for": _rounded(poll.looking_for),
         "error": error and {"code": error.code, "message": str(error), "hint": error.hint},
     }
 
@@ -164,7 +155,9 @@ def poll_state(known: PollResult) -> Document:
 def _worst(explorers: Sequence[Document]) -> list[Document]:
     """Return the explorers to show, dead ones first, in an order that does not change while they work."""
     trouble_first = sorted(explorers, key=_attention)
-    return sorted(trouble_first[:MOST_ROWS], key=lambda one: (_WORST[one["heart"]] != 0, one["id"]))
+    return sorted(
+        trouble_first[:MOST_ROWS], key=lambda explorer: (_WORST[explorer["heart"]] != 0, explorer["id"])
+    )
 
 
 def _attention(explorer: Document) -> tuple[int, bool, int, str]:

@@ -46,23 +46,21 @@ class GrowingFiles(Generic[C]):
 
     def __init__(self, paths: Sequence[str], collector: Callable[[], C]) -> None:
         self._paths, self._collector = paths, collector
-        self._known: list[_FileProgress] = []
+        self._files: list[_FileProgress] = []
         self._start_over()
 
     @property
     def name(self) -> str:
-        """Return the name of the newest file."""
         return os.path.basename(self._paths[0])
 
     @property
     def size(self) -> int:
         """Return the bytes of all files when they were last opened."""
-        return sum(known.size for known in self._known)
+        return sum(file.size for file in self._files)
 
     @property
     def done(self) -> int:
-        """Return how many of these were read."""
-        return sum(known.offset for known in self._known)
+        return sum(file.offset for file in self._files)
 
     def read(self, most: int) -> int:
         """Read up to so many bytes more; return how many were read."""
@@ -71,68 +69,68 @@ class GrowingFiles(Generic[C]):
             if self._must_start_over(opened):
                 self._start_over()
                 opened = [(self._identified(descriptor), descriptor) for _, descriptor in opened]
-            self._known = [known for known, _ in opened]
+            self._files = [file for file, _ in opened]
             before = self.done
-            for known, descriptor in opened:
+            for file, descriptor in opened:
                 if (left := most - (self.done - before)) > 0:
-                    self._read(known, descriptor, left)
+                    self._read(file, descriptor, left)
             return self.done - before
 
     def _start_over(self) -> None:
         self.collected = self._collector()
         self.ignored = 0
-        self._known = []
+        self._files = []
 
     def _open_all(self, stack: contextlib.ExitStack) -> list[tuple[_FileProgress, int]]:
         """Return the files that are there, the oldest first.
 
         They are opened with the newest first: if one is renamed meanwhile, it is found twice, and never missed.
         """
-        found: list[tuple[_FileProgress, int]] = []
+        opened: list[tuple[_FileProgress, int]] = []
         for path in self._paths:
             with contextlib.suppress(FileNotFoundError):
                 descriptor = open_read(path)
                 stack.callback(os.close, descriptor)
-                known = self._identified(descriptor)
-                if all(other.inode != known.inode for other, _ in found):
-                    found.insert(0, (known, descriptor))
-        return found
+                file = self._identified(descriptor)
+                if all(other.inode != file.inode for other, _ in opened):
+                    opened.insert(0, (file, descriptor))
+        return opened
 
     def _identified(self, descriptor: int) -> _FileProgress:
         """Return what is known of an open file, nothing if it was never read."""
         stat, head = os.fstat(descriptor), os.pread(descriptor, _HEAD, 0)
-        for known in self._known:
-            if known.inode == stat.st_ino and head.startswith(known.head):
-                known.head, known.size = head, stat.st_size
-                return known
+        for file in self._files:
+            if file.inode == stat.st_ino and head.startswith(file.head):
+                file.head, file.size = head, stat.st_size
+                return file
         return _FileProgress(stat.st_ino, head, size=stat.st_size)
 
     def _must_start_over(self, opened: Sequence[tuple[_FileProgress, int]]) -> bool:
         """Return whether lines that were read may be in no file any more, or are to be read again."""
-        still = [known for known, _ in opened if known in self._known]
-        return any(known.size < known.offset for known in still) or (bool(self._known) and not still)
+        still = [file for file, _ in opened if file in self._files]
+        return any(file.size < file.offset for file in still) or (bool(self._files) and not still)
 
-    def _read(self, known: _FileProgress, descriptor: int, most: int) -> None:
-        ends = known.offset + most
-        for line in _whole_lines(known, descriptor):
+    def _read(self, file: _FileProgress, descriptor: int, most: int) -> None:
+        ends = file.offset + most
+        for line in _whole_lines(file, descriptor):
             document = document_in(line) if line else None
             if document is not None:
                 self.collected.add(document)
             elif line.strip() or not line:
                 self.ignored += 1
-            if known.offset >= ends:
+            if file.offset >= ends:
                 break
 
 
-def _whole_lines(known: _FileProgress, descriptor: int) -> Iterator[bytes]:
+def _whole_lines(progress: _FileProgress, descriptor: int) -> Iterator[bytes]:
     """Yield each line that is ended, and an empty one for a line that is too long; note how far that is."""
     with open(descriptor, "rb", closefd=False) as file:
-        file.seek(known.offset)
+        file.seek(progress.offset)
         while piece := file.readline(LINE_LIMIT):
             is_end = piece.endswith(b"\n")
-            if not is_end and len(piece) < LINE_LIMIT and not known.in_long_line:
+            if not is_end and len(piece) < LINE_LIMIT and not progress.in_long_line:
                 return  # its writer has not ended it yet
-            known.offset += len(piece)
-            is_first, known.in_long_line = not known.in_long_line, not is_end
+            progress.offset += len(piece)
+            is_first, progress.in_long_line = not progress.in_long_line, not is_end
             if is_first:
                 yield piece if is_end else b""

@@ -37,8 +37,6 @@ class ServedJob:
     """One job: its poll, and its page.
 
     Args:
-        read: Returns the page's data.
-        routes: Those of its page beside `/data.json`.
         every: Seconds between two polls at least.
         overview: Where the overview is, relative to the page; None if this is the only job.
     """
@@ -64,7 +62,6 @@ class JobsSite:
     """An overview of several jobs at `/`, and the page of each below `/jobs/NAME/`.
 
     Args:
-        jobs: Returns the jobs by name, which may change.
         every: Seconds between two requests at least.
         search: The search for jobs and its directory, None if the jobs are fixed.
     """
@@ -80,7 +77,6 @@ class JobsSite:
         self._files = static_files(OVERVIEW)
 
     def at(self, path: str, query: Query) -> PageContent | None:
-        """Return what is at a path, None where there is nothing."""
         if path == "/jobs.json":
             return as_json(self._overview())
         if not path.startswith("/jobs/"):
@@ -93,7 +89,7 @@ class JobsSite:
         jobs = self._jobs()
         results = poll_all([job.poll for job in jobs.values()], self._clock, PATIENCE)
         rows = [
-            summary(name, job.path, known) for (name, job), known in zip(jobs.items(), results, strict=True)
+            summary(name, job.path, poll) for (name, job), poll in zip(jobs.items(), results, strict=True)
         ]
         serving = {
             "syncd": __version__,
@@ -107,39 +103,34 @@ class JobsSite:
 
 
 class JobSearch:
-    """Finds the jobs below a directory again and again, in a thread of its own.
-
-    Args:
-        open_job: Returns what serves the job directory at a path.
-    """
+    """Finds the jobs below a directory again and again, in a thread of its own."""
 
     def __init__(self, root: str, open_job: Callable[[str], ServedJob], clock: Clock) -> None:
-        self._root, self._open, self._known = root, open_job, dict[str, ServedJob]()
+        self._root, self._open, self._served = root, open_job, dict[str, ServedJob]()
         self._lock = threading.Lock()
         self.poll = SharedPoll(lambda: {"jobs": list(found_jobs(root))}, clock, SEARCH_EVERY)
 
     @property
     def left_out(self) -> int:
-        """Return how many jobs were found beyond `MOST_JOBS`."""
-        return max(len(self._found()) - MOST_JOBS, 0)
+        return max(len(self._job_names()) - MOST_JOBS, 0)
 
     def jobs(self) -> dict[str, ServedJob]:
         """Return the jobs of the last search by their paths below the directory."""
         with self._lock:
-            known = self._known
-            self._known = {
-                name: known.get(name) or self._open(f"{self._root}/{name}")
-                for name in self._found()[:MOST_JOBS]
+            jobs = self._served
+            self._served = {
+                name: jobs.get(name) or self._open(f"{self._root}/{name}")
+                for name in self._job_names()[:MOST_JOBS]
             }
-            return self._known
+            return self._served
 
     def state(self) -> Document:
-        known = self.poll.current(0.0)
-        return {"path": self._root, **document.poll_state(known)}
+        poll = self.poll.current(0.0)
+        return {"path": self._root, **document.poll_state(poll)}
 
-    def _found(self) -> list[str]:
-        known = self.poll.current(0.0).document
-        return known["jobs"] if known else []
+    def _job_names(self) -> list[str]:
+        result = self.poll.current(0.0).document
+        return result["jobs"] if result else []
 
 
 def found_jobs(root: str) -> Iterator[str]:
@@ -152,7 +143,7 @@ def found_jobs(root: str) -> Iterator[str]:
             if is_job(f"{root}/{name}"):
                 yield name
             else:
-                yield from (f"{name}/{one}" for one in _inner(f"{root}/{name}"))
+                yield from (f"{name}/{inner}" for inner in _inner(f"{root}/{name}"))
 
 
 def _inner(directory: str) -> list[str]:
@@ -169,7 +160,6 @@ def _directories(path: str) -> list[str]:
 
 
 def is_job(path: str) -> bool:
-    """Return whether a directory looks like a job."""
     try:
         with os.scandir(path) as entries:
             names = (entry.name for entry in islice(entries, _MOST_ENTRIES))
@@ -185,29 +175,27 @@ def names_of(paths: Sequence[str]) -> dict[str, str]:
 
 
 def quoted(name: str) -> str:
-    """Return the name of a job as one part of a URL's path."""
     return quote(os.fsencode(name), safe="")
 
 
-def summary(name: str, path: str, known: PollResult) -> dict[str, Any]:
-    """Return the line of a job in the overview."""
-    found = known.document
-    status = found["status"] if found else None
+def summary(name: str, path: str, poll: PollResult) -> dict[str, Any]:
+    shown = poll.document
+    status = shown["status"] if shown else None
     return {
         "name": name,
         "href": f"jobs/{quoted(name)}/",
         "job": path,
-        **_urgency(known, status),
-        **document.poll_state(known),
+        **_urgency(poll, status),
+        **document.poll_state(poll),
         **_figures(status),
     }
 
 
-def _urgency(known: PollResult, status: Document | None) -> dict[str, str]:
+def _urgency(poll: PollResult, status: Document | None) -> dict[str, str]:
     """Return the severity of a job, and its most urgent problem."""
-    if known.state in (PollState.STUCK, PollState.FAILING):
-        stuck = f"a look has not returned for {known.looking_for or 0:.0f} s: the mount may be dead"
-        said = stuck if known.state is PollState.STUCK else str(known.error)
+    if poll.state in (PollState.STUCK, PollState.FAILING):
+        stuck = f"a look has not returned for {poll.looking_for or 0:.0f} s: the mount may be dead"
+        said = stuck if poll.state is PollState.STUCK else str(poll.error)
         return {"severity": Severity.CRITICAL.value, "attention": said}
     if status is None:
         return {"severity": "unknown", "attention": ""}
@@ -217,7 +205,6 @@ def _urgency(known: PollResult, status: Document | None) -> dict[str, str]:
 
 
 def _figures(status: Document | None) -> dict[str, Any]:
-    """Return what the overview shows of a job's status."""
     if status is None:
         empty = dict.fromkeys(("version", "published", "trainer", "finished"))
         return {**empty, "empty": False, "explorers": 0, "dead": 0, "lag": 0}

@@ -55,8 +55,6 @@ class _Lane:
 
 
 class LaneCollector:
-    """The lanes of a journal, from its events in order."""
-
     def __init__(self) -> None:
         self._lanes: dict[str, _Lane] = {}
         self._quarantined: deque[int] = deque(maxlen=MOST_QUARANTINED)
@@ -64,12 +62,7 @@ class LaneCollector:
         self._unconfirmed: set[str] = set()
 
     def add(self, event: str, at: float, document: Mapping[str, Any]) -> None:
-        """Take an event.
-
-        Args:
-            at: When it happened, seconds since the epoch.
-            document: All that its line has; it may hold anything.
-        """
+        """Take an event of a time in seconds since the epoch; `document`, its whole line, may hold anything."""
         self._newest = max(self._newest, at)
         if self._unconfirmed and at > self._led_at + REPORTED_WITHIN:
             for unseen in self._unconfirmed:
@@ -91,7 +84,6 @@ class LaneCollector:
             self._ended(at, explorer, _GONE[event])
 
     def document(self) -> dict[str, Any]:
-        """Return the lanes as `/lanes.json` has them."""
         order = sorted(self._lanes.items(), key=lambda item: (item[1].gone is not None, -item[1].at))
         shown = sorted(order[:MOST_LANES], key=lambda item: item[0])
         return {

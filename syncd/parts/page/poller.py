@@ -30,8 +30,6 @@ class PollState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """What is known of the job now."""
-
     document: Document | None = None  # what the last poll that succeeded returned, None before the first
     at: float | None = None  # when that was, seconds since the epoch on this host's clock
     age: float | None = None  # seconds since it began
@@ -40,7 +38,6 @@ class PollResult:
 
     @property
     def state(self) -> PollState:
-        """Return how the newest poll ended."""
         if self.looking_for is not None and self.looking_for >= STUCK_AFTER:
             return PollState.STUCK
         if self.error is not None:
@@ -52,7 +49,6 @@ class SharedPoll:
     """Polls while somebody asks, one poll at a time, and lets everybody who asks share the result.
 
     Args:
-        read: Reads the job and returns a document.
         every: Seconds from the end of one poll to the next at least, however many ask.
     """
 
@@ -64,11 +60,7 @@ class SharedPoll:
         self._began = self._due = self._seen = float("-inf")
 
     def current(self, patience: float) -> PollResult:
-        """Return the latest result, after waiting a moment for a poll that is due.
-
-        Args:
-            patience: Seconds to wait for it at most.
-        """
+        """Return the latest result, after waiting up to `patience` seconds for a poll that is due."""
         with self._lock:
             if self._work is None and self._clock.monotonic() >= self._due:
                 self._began = self._clock.monotonic()
@@ -81,9 +73,9 @@ class SharedPoll:
 
     def _now(self) -> PollResult:
         with self._lock:
-            now, known = self._clock.monotonic(), self._result
-            age = None if known.document is None else now - self._seen
-            return replace(known, age=age, looking_for=None if self._work is None else now - self._began)
+            now, result = self._clock.monotonic(), self._result
+            age = None if result.document is None else now - self._seen
+            return replace(result, age=age, looking_for=None if self._work is None else now - self._began)
 
     def _poll(self) -> None:
         at, error, document = self._clock.time(), None, None
@@ -104,11 +96,7 @@ class SharedPoll:
 
 
 def poll_all(polls: Sequence[SharedPoll], clock: Clock, patience: float) -> list[PollResult]:
-    """Return the result of each poll, after waiting a moment for those that are due, all at the same time.
-
-    Args:
-        patience: Seconds to wait for all of them together at most.
-    """
+    """Return the result of each poll; those that are due are waited for together, up to `patience` seconds."""
     for poll in polls:
         poll.current(0.0)
     ends = clock.monotonic() + patience
@@ -127,9 +115,6 @@ class SingleCall(Generic[T]):
         """Return the result of a call, None if it, or a call with another key, runs for longer than `patience`.
 
         Who asks again with the same key gets the result of the call that was begun.
-
-        Args:
-            patience: Seconds to wait.
         """
         with self._lock:
             if self._work is None or (key != self._key and not self._work.is_running):

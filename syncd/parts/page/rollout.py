@@ -23,11 +23,7 @@ _DIGITS = 15
 
 
 class RolloutReader:
-    """Answers `/rollout.json`: reads in a thread, one batch at a time.
-
-    Args:
-        open_job: Returns the job, or raises why it cannot.
-    """
+    """Answers `/rollout.json`: reads in a thread, one batch at a time."""
 
     def __init__(self, open_job: Callable[[], Job]) -> None:
         self._open = open_job
@@ -48,18 +44,18 @@ class RolloutReader:
             return None
         batch, row, segment, start = map(int, numbers.values())
         key = (explorer, batch, row, segment, start)
-        found: Document = {"state": "reading"}
+        document: Document = {"state": "reading"}
         try:
             read = self._calls.result(
                 key, lambda: self._read(BatchName(explorer, batch), row + segment, start), patience
             )
-            found = {"state": "ready", **read} if read is not None else found
+            document = {"state": "ready", **read} if read is not None else document
         except SyncdError as error:
-            found = {"state": "failed", "error": {"message": str(error), "hint": error.hint}}
+            document = {"state": "failed", "error": {"message": str(error), "hint": error.hint}}
         except OSError as error:
             failed = storage_error(error, None)
-            found = {"state": "failed", "error": {"message": str(failed), "hint": failed.hint}}
-        return {"schema_version": SCHEMA, **found}
+            document = {"state": "failed", "error": {"message": str(failed), "hint": failed.hint}}
+        return {"schema_version": SCHEMA, **document}
 
     def _read(self, batch: BatchName, row: int, start: int) -> Document:
         job = self._open()
@@ -75,57 +71,59 @@ class RolloutReader:
         return {**shown, "archived": is_archived, "text_missing": missing}
 
 
-def segment_document(one: "Experience", start: int, tokenizer: Any) -> Document:
+def segment_document(experience: "Experience", start: int, tokenizer: Any) -> Document:
     """Return what the page shows of a segment.
 
     Args:
         start: The first token of the response to be shown.
         tokenizer: What makes the texts, None for none.
     """
-    length, prompt = len(one.logprobs), one.prompt_length
+    length, prompt = len(experience.logprobs), experience.prompt_length
     start = min(start, length)
     end = min(start + MOST_TOKENS, length)
-    found: Document = bounded(
+    segment: Document = bounded(
         {
-            "task": one.task,
-            "group": one.group,
-            "rollout": one.rollout,
-            "reward": one.reward,
-            "segment": one.segment,
-            "segments": one.segments,
-            "created_at": one.created_at,
-            "info": dict(one.info),
+            "task": experience.task,
+            "group": experience.group,
+            "rollout": experience.rollout,
+            "reward": experience.reward,
+            "segment": experience.segment,
+            "segments": experience.segments,
+            "created_at": experience.created_at,
+            "info": dict(experience.info),
         }
     )
     return {
-        **found,
-        "turn_rewards": [list(turn) for turn in (one.turn_rewards or ())][:MOST_TOKENS],
-        "prompt": {"length": prompt, **_tokens(one, tokenizer, 0, min(prompt, MOST_TOKENS))},
+        **segment,
+        "turn_rewards": [list(turn) for turn in (experience.turn_rewards or ())][:MOST_TOKENS],
+        "prompt": {"length": prompt, **_tokens(experience, tokenizer, 0, min(prompt, MOST_TOKENS))},
         "response": {
             "length": length,
             "from": start,
-            **_tokens(one, tokenizer, prompt + start, prompt + end),
-            "versions": _versions(one, start, end),
-            "logprobs": _rounded(one.logprobs[start:end]),
-            "teacher_logprobs": _rounded(one.teacher_logprobs[start:end]) if one.teacher_logprobs else None,
-            "chosen": list(map(int, one.action_mask[start:end])),
-            "unproven": list(map(int, one.unproven[start:end])) if one.unproven else None,
+            **_tokens(experience, tokenizer, prompt + start, prompt + end),
+            "versions": _versions(experience, start, end),
+            "logprobs": _rounded(experience.logprobs[start:end]),
+            "teacher_logprobs": _rounded(experience.teacher_logprobs[start:end])
+            if experience.teacher_logprobs
+            else None,
+            "chosen": list(map(int, experience.action_mask[start:end])),
+            "unproven": list(map(int, experience.unproven[start:end])) if experience.unproven else None,
         },
     }
 
 
-def _tokens(one: "Experience", tokenizer: Any, start: int, end: int) -> Document:
-    ids = list(one.tokens[start:end])
+def _tokens(experience: "Experience", tokenizer: Any, start: int, end: int) -> Document:
+    ids = list(experience.tokens[start:end])
     return {
         "ids": ids,
-        "texts": texts(tokenizer, list(one.tokens), start, end) if tokenizer is not None else None,
+        "texts": texts(tokenizer, list(experience.tokens), start, end) if tokenizer is not None else None,
     }
 
 
-def _versions(one: "Experience", start: int, end: int) -> list[list[int]]:
+def _versions(experience: "Experience", start: int, end: int) -> list[list[int]]:
     """Return the versions of a part of the response: index of the first token, generation and step of each span."""
-    spans = list(one.spans)
-    ends = [span.start for span in spans[1:]] + [len(one.logprobs)]
+    spans = list(experience.spans)
+    ends = [span.start for span in spans[1:]] + [len(experience.logprobs)]
     return [
         [max(span.start, start), span.generation, span.step]
         for span, until in zip(spans, ends, strict=True)

@@ -59,8 +59,6 @@ class BatchName(NamedTuple):
 
 
 class ReadBatch(NamedTuple):
-    """A batch that was read: its experiences, its bytes, and whether it lies in the archive."""
-
     experiences: Rows
     size: int
     is_archived: bool
@@ -74,7 +72,6 @@ class _Batch:
 
 
 def read_batch(job: Job, batch: BatchName) -> ReadBatch:
-    """Return a batch, which waits for the trainer or lies in the archive."""
     decode = _decoder()
     path, is_archived = batch_paths.batch(job, *batch), False
     try:
@@ -99,8 +96,6 @@ class RolloutIndex:
     """Reads the newest batches of a job, each once, and returns what the list is made from.
 
     Args:
-        open_job: Returns the job, or raises why it cannot.
-        most: Rollouts in the list.
         most_read: Bytes of batches beyond which one reading begins no other batch.
     """
 
@@ -113,7 +108,6 @@ class RolloutIndex:
         self._reasons: dict[str, Document] = {}
 
     def __call__(self) -> Document:
-        """Read what is new."""
         job = self._job = self._job or self._open()
         _decoder()
         with storage_errors(job.root):
@@ -151,15 +145,14 @@ class RolloutIndex:
         return unread
 
     def _rejected(self, job: Job) -> list[Document]:
-        """Return the newest files that the trainer rejected, each with its reason."""
         before, self._reasons = self._reasons, {}
         for explorer in batch_paths.explorers(job):
             directory = batch_paths.rejected(job, explorer)
-            found = sorted(
+            names = sorted(
                 (entry.name for entry in list_if_there(job.disk, directory) if entry.name.endswith(_REASON)),
                 key=lambda name: (batch_paths.parse_batch(name.removesuffix(_REASON)) or 0, name),
             )
-            for path in (f"{directory}/{name}" for name in found[-MOST_REASONS:]):
+            for path in (f"{directory}/{name}" for name in names[-MOST_REASONS:]):
                 self._reasons[path] = before.get(path) or _reason(job, explorer, path)
         newest = sorted(self._reasons.values(), key=lambda reason: reason["at"], reverse=True)
         return newest[:MOST_REASONS]
@@ -175,23 +168,23 @@ def _newest_first(job: Job) -> Iterator[BatchName]:
         )
         for explorer in batch_paths.explorers(job)
     }
-    for place in range(max(map(len, numbers.values()), default=0)):
+    for position in range(max(map(len, numbers.values()), default=0)):
         for explorer, descending in numbers.items():
-            if place < len(descending):
-                yield BatchName(explorer, descending[place])
+            if position < len(descending):
+                yield BatchName(explorer, descending[position])
 
 
 def _read(job: Job, name: BatchName) -> tuple[_Batch | None, int]:
     """Return what the list has of a batch, None if it went away; and what reading it took of the budget."""
     try:
-        found = read_batch(job, name)
+        batch = read_batch(job, name)
     except MISSING:
         return None, 0
     except _BAD as error:
         return _Batch((), error.message), MOST_BATCH // 16
     except OSError as error:
         return _Batch((), str(storage_error(error, None)), is_final=False), MOST_BATCH // 16
-    return _Batch(tuple(_summaries(name, found.experiences))), found.size
+    return _Batch(tuple(_summaries(name, batch.experiences))), batch.size
 
 
 def _summaries(name: BatchName, experiences: Rows) -> Iterator[Document]:
@@ -199,7 +192,7 @@ def _summaries(name: BatchName, experiences: Rows) -> Iterator[Document]:
 
     row = 0
     for segments in rollouts(experiences):
-        first, versions = segments[0], sorted(set().union(*(one.versions for one in segments)))
+        first, versions = segments[0], sorted(set().union(*(segment.versions for segment in segments)))
         yield {
             "explorer": name.explorer,
             "batch": name.number,
@@ -210,8 +203,8 @@ def _summaries(name: BatchName, experiences: Rows) -> Iterator[Document]:
             "reward": first.reward,
             "segments": len(segments),
             "prompt_tokens": first.prompt_length,
-            "response_tokens": sum(len(one.logprobs) for one in segments),
-            "unproven_tokens": sum(sum(one.unproven or ()) for one in segments),
+            "response_tokens": sum(len(segment.logprobs) for segment in segments),
+            "unproven_tokens": sum(sum(segment.unproven or ()) for segment in segments),
             "versions": [list(version) for version in versions[-_MOST_VERSIONS:]],
             "created_at": first.created_at,
         }
@@ -226,51 +219,47 @@ def _reason(job: Job, explorer: str, path: str) -> Document:
         reason, at = fields.text("reason"), fields.number("at")
     except (OSError, *_BAD):
         reason, at = "the reason cannot be read", 0.0
-    found: Document = bounded({"explorer": explorer, "name": name, "reason": reason, "at": at})
-    return found
+    document: Document = bounded({"explorer": explorer, "name": name, "reason": reason, "at": at})
+    return document
 
 
 # --- what is asked for --------------------------------------------------------------------------------------------
 
 
 def disabled() -> Document:
-    """Return the answer of a server that shows no rollouts."""
     return {"schema_version": SCHEMA, "enabled": False}
 
 
-def answer(known: PollResult, every: float, query: Mapping[str, str]) -> Document | None:
+def answer(poll: PollResult, every: float, query: Mapping[str, str]) -> Document | None:
     """Return the answer of `/rollouts.json`, None if a filter cannot be read.
 
     Args:
-        known: The result of the latest reading.
-        every: Seconds after which the page should ask again.
         query: `task`, `group`, `explorer` (a part of the name), `version`, `reward_min`, `reward_max` and `from`.
     """
     try:
         fits, start = _filter(query), int(query.get("from", "0"))
     except ValueError:
         return None
-    found: Mapping[str, Any] = known.document or {
+    document: Mapping[str, Any] = poll.document or {
         "rollouts": [],
         "batches": {"read": 0, "unread": 0},
         "unreadable": [],
         "rejected": [],
     }
-    fitting = [row for row in found["rollouts"] if fits(row)]
+    fitting = [row for row in document["rollouts"] if fits(row)]
     return {
         "schema_version": SCHEMA,
         "enabled": True,
-        "serving": serving(known, every),
-        **found,
+        "serving": serving(poll, every),
+        **document,
         "rollouts": fitting[max(start, 0) :][:ROWS],
         "rows": ROWS,
         "found": len(fitting),
-        "known": len(found["rollouts"]),
+        "known": len(document["rollouts"]),
     }
 
 
 def _filter(query: Mapping[str, str]) -> Callable[[Document], bool]:
-    """Return what keeps the rows that are asked for."""
     least, most = float(query.get("reward_min") or -math.inf), float(query.get("reward_max") or math.inf)
     parts = {name: query.get(name, "").lower() for name in ("task", "group", "explorer")}
     generation, step = _version(query.get("version", ""))

@@ -48,7 +48,6 @@ class ThinnedSeries:
         return self._last
 
     def add(self, point: Point) -> None:
-        """Add the newest point."""
         self._last = point
         if self._groups and self._groups[-1].count < self._per_group:
             self._groups[-1] = _merged(self._groups[-1], _Group([point], 1))
@@ -71,11 +70,11 @@ class ThinnedSeries:
 
     def points(self) -> list[Point]:
         """Return the points that stand for the series, the newest one always among them."""
-        found = [point for group in self._groups for point in group.points]
-        return found if self._last is None or found[-1] is self._last else [*found, self._last]
+        points = [point for group in self._groups for point in group.points]
+        return points if self._last is None or points[-1] is self._last else [*points, self._last]
 
     def _halve(self) -> None:
-        pairs = [self._groups[place : place + 2] for place in range(0, len(self._groups), 2)]
+        pairs = [self._groups[start : start + 2] for start in range(0, len(self._groups), 2)]
         self._groups = [_merged(*pair) if len(pair) > 1 else pair[0] for pair in pairs]
         self._per_group *= 2
 
@@ -90,7 +89,7 @@ def _merged(first: _Group, second: _Group) -> _Group:
 
 def _extremes(points: Sequence[Point]) -> list[Point]:
     """Return the lowest and the highest point, and the first that is not finite, in their order."""
-    values = {place: point.value for place, point in enumerate(points) if point.value is not None}
+    values = {position: point.value for position, point in enumerate(points) if point.value is not None}
     chosen = {min(values, key=values.__getitem__), max(values, key=values.__getitem__)} if values else set()
-    odd = next((place for place, point in enumerate(points) if point.value is None), None)
-    return [points[place] for place in sorted(chosen | ({odd} if odd is not None else set()))]
+    odd = next((position for position, point in enumerate(points) if point.value is None), None)
+    return [points[position] for position in sorted(chosen | ({odd} if odd is not None else set()))]

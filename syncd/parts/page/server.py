@@ -48,7 +48,6 @@ class PageServer(BoundedServer):
     """Answers a few viewers.
 
     Args:
-        address: IPv4 or IPv6 address to listen at.
         port: Port; 0 takes a free one, which `server_port` says.
         names: Names, in lower case, that it answers to besides localhost.
         limit: Seconds that a connection may last.
@@ -65,14 +64,11 @@ class PageServer(BoundedServer):
 
 
 class PageHandler(QuietHandler):
-    """Answers one request."""
-
     server: PageServer
     protocol_version = "HTTP/1.1"
     timeout = IDLE_LIMIT
 
     def do_GET(self) -> None:  # noqa: N802 - http.server's name
-        """Answer with a page's file, the data, or 404."""
         path, _, query = self.path.partition("?")
         try:
             content = self.server.site.at(path, dict(parse_qsl(query)))
@@ -147,17 +143,15 @@ def address_of(host: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether only this host reaches an address."""
-    found = ipaddress.ip_address(address)
-    mapped = getattr(found, "ipv4_mapped", None)
-    return (mapped or found).is_loopback
+    parsed = ipaddress.ip_address(address)
+    mapped = getattr(parsed, "ipv4_mapped", None)
+    return (mapped or parsed).is_loopback
 
 
 def may_ask(header: str | None, *, loopback: bool, names: Collection[str]) -> bool:
     """Return whether a request with this `Host` is answered.
 
     Args:
-        header: The header as it came, None without one.
         loopback: The page listens at an address that only this host reaches.
         names: Names, lower case, by which it may be asked for besides `localhost`.
     """

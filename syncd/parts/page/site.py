@@ -24,8 +24,6 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class PageContent:
-    """A body and its media type."""
-
     body: bytes
     type: str
 
@@ -38,23 +36,17 @@ class Site(Protocol):
 
 
 class JobSite:
-    """The page of one job. Its files name each other relatively, so that it may be below any path.
-
-    Args:
-        routes: Routes by path, such as `/data.json`.
-    """
+    """The page of one job. Its files name each other relatively, so that it may be below any path."""
 
     def __init__(self, routes: Mapping[str, Route]) -> None:
         self._routes, self._files = routes, static_files(PAGE)
 
     def at(self, path: str, query: Query) -> PageContent | None:
-        """Return what is at a path, None where there is nothing."""
         route = self._routes.get(path)
         return as_json(route(query)) if route is not None else self._files.get(path)
 
 
 def as_json(document: Mapping[str, Any] | None) -> PageContent | None:
-    """Return a document as JSON, None for None."""
     if document is None:
         return None
     return PageContent(json.dumps(document, allow_nan=False).encode("ascii"), "application/json")
@@ -66,9 +58,9 @@ def static_files(first: str) -> dict[str, PageContent]:
     Args:
         first: The name of the one that is at `/`.
     """
-    found = {
+    contents = {
         item.name: PageContent(item.read_bytes(), _TYPES[item.name.rpartition(".")[2]])
         for item in (files(__package__) / _STATIC).iterdir()
     }
-    others = {f"/{name}": content for name, content in found.items() if not name.endswith(".html")}
-    return {"/": found[first], **others}
+    others = {f"/{name}": content for name, content in contents.items() if not name.endswith(".html")}
+    return {"/": contents[first], **others}

@@ -17,15 +17,11 @@ _BEFORE = 8
 
 
 class TokenText:
-    """Turns ids into texts, one for each id; keeps the tokenizer that it has read.
-
-    Args:
-        job: The job, whose config.toml may name `model.path`.
-    """
+    """Turns ids into texts, one for each id; keeps the tokenizer that it has read."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._known: tuple[tuple[str, int, int], Any] | None = None
+        self._loaded: tuple[tuple[str, int, int], Any] | None = None
 
     def tokenizer(self) -> tuple[Any, str]:
         """Return the tokenizer, or None and why there is none."""
@@ -37,17 +33,16 @@ class TokenText:
         except ModuleNotFoundError:
             return None, f"tokenizers is not installed: {install_command('explorer')}"
         try:
-            found = os.stat(path)
-            key = (path, found.st_mtime_ns, found.st_size)
-            if self._known is None or self._known[0] != key:
+            status = os.stat(path)
+            key = (path, status.st_mtime_ns, status.st_size)
+            if self._loaded is None or self._loaded[0] != key:
                 text = self._job.disk.read(os.path.realpath(path), _TOKENIZER_LIMIT).decode()
-                self._known = (key, Tokenizer.from_str(text))
+                self._loaded = (key, Tokenizer.from_str(text))
         except Exception as error:  # noqa: BLE001 - tokenizers raises Exception itself
             return None, f"{path} cannot be read: {(str(error).splitlines() or [''])[0][:200]}"
-        return self._known[1], ""
+        return self._loaded[1], ""
 
     def _path(self) -> str | None:
-        """Return the path of the tokenizer that the job's configuration leads to, None if it leads to none."""
         try:
             text = self._job.disk.read(f"{self._job.root}/{CONFIG}", _CONFIG_LIMIT).decode()
             model = tomllib.loads(text).get("model")
@@ -61,7 +56,6 @@ def texts(tokenizer: Any, ids: Sequence[int], start: int, end: int) -> list[str]
     """Return the text that each id of a part adds; of a character of several ids the last one has it all.
 
     Args:
-        tokenizer: Of the package tokenizers.
         start: The first one to be shown.
         end: Behind the last one.
     """
@@ -69,12 +63,12 @@ def texts(tokenizer: Any, ids: Sequence[int], start: int, end: int) -> list[str]
 
     begin = max(start - _BEFORE, 0)
     stream = DecodeStream(skip_special_tokens=False)
-    found = [_step(stream, tokenizer, one) for one in ids[begin:end]]
-    return found[start - begin :]
+    texts = [_step(stream, tokenizer, token) for token in ids[begin:end]]
+    return texts[start - begin :]
 
 
-def _step(stream: Any, tokenizer: Any, one: int) -> str:
+def _step(stream: Any, tokenizer: Any, token: int) -> str:
     try:
-        return stream.step(tokenizer, one) or ""
+        return stream.step(tokenizer, token) or ""
     except Exception:  # noqa: BLE001 - tokenizers raises Exception itself, for ids that form no text
         return "\ufffd"

@@ -40,8 +40,6 @@ class TinkerSession:
     """One session with one server.
 
     Args:
-        url: The server's address.
-        key: The API key.
         timeout: Seconds that one call may take, its repetitions included.
     """
 
@@ -90,7 +88,6 @@ class TinkerSession:
         return name, lengths[name]
 
     def tokens(self, ids: list[int]) -> Any:
-        """Return token ids as the SDK's input of a model."""
         return self.types.ModelInput.from_ints(ids)
 
     def close(self) -> None:
@@ -132,7 +129,6 @@ def api_key(variable: str, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def import_sdk() -> Any:
-    """Return the package `tinker`."""
     # Read while the package is imported; it would report each call and error to the server, and wait for it at exit.
     os.environ.setdefault("TINKER_TELEMETRY", "0")
     try:

@@ -35,8 +35,8 @@ def explain_removal(job: Job, step: int) -> Iterator[None]:
     try:
         yield
     except MISSING as error:
-        place = str(error.filename).removeprefix(f"{job.root}/").partition("/")[0]
-        if parse_step_name(place) is None:
+        name = str(error.filename).removeprefix(f"{job.root}/").partition("/")[0]
+        if parse_step_name(name) is None:
             raise
         hint = f"syncd pin {job.root} {step}  # keeps its chain, too"
         message = f"a step of the chain of step {step} was removed while it was read"
@@ -45,19 +45,15 @@ def explain_removal(job: Job, step: int) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class WholeFiles:
-    """The files of the step that a chain begins with."""
-
     disk: Disk  # their file system
     directory: str  # what engines load of that step
     # Whether they are a copy of this host; else they are those of the keyframe in the job.
     is_copy: bool = False
 
     def path(self, record: FileRecord) -> str:
-        """Return where a file of a step is, by the record that a manifest has of it."""
         return f"{self.directory}/{record.name.removeprefix(f'{ACTOR}/')}"
 
     def read(self, record: FileRecord, tile: Tile, memory: memoryview) -> None:
-        """Read one tile of a file into memory of its length."""
         memory[:] = read_range(self.disk, self.path(record), tile.offset, tile.length)
 
 
@@ -112,8 +108,8 @@ class Chain:
         for number, tile in enumerate(cut):
             data = memory[: tile.length]
             self._read_base(record, tile, data)
-            for place, reader in enumerate(readers):
-                self._apply(reader, number, data, "" if place else path)
+            for depth, reader in enumerate(readers):
+                self._apply(reader, number, data, "" if depth else path)
             state.update(data)
             yield tile, data
         if f"{name}:{state.hexdigest()}" != record.digest:
@@ -137,8 +133,8 @@ class Chain:
         if not self._base.is_copy:
             return False
         with contextlib.suppress(*MISSING, CorruptDataError):
-            found = digest_file(self._base.disk, self._base.path(record), name_of(record.digest))
-            return found == (record.digest, record.size)
+            content = digest_file(self._base.disk, self._base.path(record), name_of(record.digest))
+            return content == (record.digest, record.size)
         return False
 
     def _add_links(self, manifest: Manifest) -> None:
@@ -193,7 +189,6 @@ class _StreamReader:
     """Reads the streams of one link of one file, frame after frame, several frames at once.
 
     Args:
-        disk: The file system of the job.
         links: How many links of the file are read beside each other.
     """
 
@@ -219,7 +214,6 @@ def _require_unchanged(data: memoryview, frame: Frame) -> None:
 
 
 def read_range(disk: Disk, path: str, offset: int, length: int) -> bytes:
-    """Return exactly these bytes of a file."""
     data = disk.read_at(path, offset, length)
     if len(data) != length:
         raise CorruptDataError("cut short while it was read", path=path)

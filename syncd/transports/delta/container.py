@@ -31,21 +31,19 @@ class NewContainer(Closing):
         """Bytes of the streams so far."""
 
     def add(self, encoded: EncodedFrame) -> Self:
-        """Add the next frame."""
         self.frames.append(encoded.frame)
         try:
             self._streams.write(b"".join(encoded.streams))
         except OSError as error:
-            place = tempfile.gettempdir()
+            directory = tempfile.gettempdir()
             what = (
                 f"no temporary file for more than {STREAMS_IN_MEMORY >> 20} MiB of changes: {error.strerror}"
             )
-            raise StorageError(what, path=place, hint="export TMPDIR=DIR  # with more room") from error
+            raise StorageError(what, path=directory, hint="export TMPDIR=DIR  # with more room") from error
         self.stored += encoded.frame.stored
         return self
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the file."""
         records, count = RECORD.size * len(self.frames), len(self._targets)
         yield encode_header([
             (f"targets-{self._number}", "U8", (count,), count),
@@ -59,5 +57,4 @@ class NewContainer(Closing):
             yield piece
 
     def close(self) -> None:
-        """Give up the memory or the temporary file."""
         self._streams.close()

@@ -53,7 +53,6 @@ class _ShardLayout:
         self._ends = [tensor.end for tensor in self._tensors]
 
     def parts(self, tile: Tile) -> Iterator[_Part]:
-        """Yield the parts of a tile of the file's data, in order."""
         begin, end = (
             tile.offset - self.header.data_offset,
             tile.offset - self.header.data_offset + tile.length,
@@ -105,12 +104,12 @@ class ParameterVersion:
     def forget(self) -> None:
         self._digest, self._proof = "", None
 
-    def prepare(self, target: WeightDirectory, targets: TargetTensors, found: Fit) -> None:
+    def prepare(self, target: WeightDirectory, targets: TargetTensors, fit: Fit) -> None:
         """Make a version of what the parameters hold, if it is stored as changes of that; nothing is written."""
         self._proof = None
         changes = target.changes
         links = self._links(changes) if changes else ()
-        if changes is None or not links or not self._can_read(targets, found):
+        if changes is None or not links or not self._can_read(targets, fit):
             return
         try:
             memory = _ParameterFiles(
@@ -128,30 +127,30 @@ class ParameterVersion:
             self._proof = _Proof(target.version.digest, chain, targets)
 
     def load(
-        self, target: WeightDirectory, targets: TargetTensors, found: Fit, *, direct: bool = True
+        self, target: WeightDirectory, targets: TargetTensors, fit: Fit, *, direct: bool = True
     ) -> LoadCounts:
         """Fill parameters with a version: as changes if `prepare` has proved them, else whole."""
         proof = self._proof
         self.forget()
         if proof is not None and proof.digest == target.version.digest:
-            counts = _fill(target, proof.chain, self._layouts, proof.targets, found)
+            counts = _fill(target, proof.chain, self._layouts, proof.targets, fit)
         elif target.changes is not None and target.changes.manifests[0].delta is not None:
-            counts = self._fill_whole(target, target.changes, targets, found)
+            counts = self._fill_whole(target, target.changes, targets, fit)
         else:
-            counts = fill_tensors.load(target, targets, found, direct=direct)
+            counts = fill_tensors.load(target, targets, fit, direct=direct)
             self._layouts = _layouts_of(target)
         self._digest = target.version.digest
         return counts
 
     def _fill_whole(
-        self, target: WeightDirectory, changes: StoredChanges, targets: TargetTensors, found: Fit
+        self, target: WeightDirectory, changes: StoredChanges, targets: TargetTensors, fit: Fit
     ) -> LoadCounts:
         try:
             chain = Chain(changes.job, changes.manifests)
             self._layouts = {_short(record): _layout(chain.head(record), record) for record in _shards(chain)}
         except (CorruptDataError, OSError) as error:
             raise LoadFailedError(f"loading {target.label} failed: {error}") from error
-        return _fill(target, chain, self._layouts, targets, found)
+        return _fill(target, chain, self._layouts, targets, fit)
 
     def _links(self, changes: StoredChanges) -> Sequence[Manifest]:
         """Return the manifests down to the one that changes what the parameters hold, none if none does."""
@@ -160,11 +159,13 @@ class ParameterVersion:
                 return changes.manifests[:count]
         return ()
 
-    def _can_read(self, targets: TargetTensors, found: Fit) -> bool:
+    def _can_read(self, targets: TargetTensors, fit: Fit) -> bool:
         """Return whether the bytes of the files are those of the parameters."""
         tensors = [tensor for layout in self._layouts.values() for tensor in layout.header.tensors.values()]
-        is_whole = tensors and not any(tensor.name in found.unused for tensor in tensors)
-        return bool(is_whole) and all(is_straight(_tensor(targets, one.name), one.dtype) for one in tensors)
+        is_whole = tensors and not any(tensor.name in fit.unused for tensor in tensors)
+        return bool(is_whole) and all(
+            is_straight(_tensor(targets, tensor.name), tensor.dtype) for tensor in tensors
+        )
 
 
 def _read_through(tiles: Iterator[tuple[Tile, memoryview]], record: FileRecord) -> None:
@@ -174,7 +175,7 @@ def _read_through(tiles: Iterator[tuple[Tile, memoryview]], record: FileRecord) 
 
 
 def _fill(
-    target: WeightDirectory, chain: Chain, layouts: Layouts, targets: TargetTensors, found: Fit
+    target: WeightDirectory, chain: Chain, layouts: Layouts, targets: TargetTensors, fit: Fit
 ) -> LoadCounts:
     counts = LoadCounts()
 
@@ -182,7 +183,7 @@ def _fill(
         layout = layouts[_short(record)]
         for tile, data in tiles:
             if tile.offset >= layout.header.data_offset:
-                _put(layout, tile, data, targets, found)
+                _put(layout, tile, data, targets, fit)
 
     try:
         _each(chain, write)
@@ -192,16 +193,15 @@ def _fill(
     return counts
 
 
-def _put(layout: _ShardLayout, tile: Tile, data: memoryview, targets: TargetTensors, found: Fit) -> None:
+def _put(layout: _ShardLayout, tile: Tile, data: memoryview, targets: TargetTensors, fit: Fit) -> None:
     content = torch.frombuffer(data, dtype=torch.uint8)
     for part in layout.parts(tile):
-        if part.name not in found.unused:
+        if part.name not in fit.unused:
             dtype = layout.header.tensors[part.name].dtype
             put(_tensor(targets, part.name), dtype, part.start, content[part.at : part.at + part.length])
 
 
 def _each(chain: Chain, work: Callable[[Iterator[tuple[Tile, memoryview]], FileRecord], object]) -> None:
-    """Do something with the tiles of each shard file, four files at once."""
     several_at_once(_shards(chain), lambda record, _: work(chain.tiles(record), record), lambda: False)
 
 
@@ -211,15 +211,15 @@ def _shards(chain: Chain) -> Sequence[FileRecord]:
 
 def _layouts_of(target: WeightDirectory) -> Layouts:
     """Return the layouts of the files of a version; none if they cannot be read now."""
-    disk, found = LocalDisk(), dict[str, _ShardLayout]()
+    disk, layouts = LocalDisk(), dict[str, _ShardLayout]()
     try:
         for record in target.shards:
             path = f"{target.path}/{record.name}"
             header = read_header(disk, path)
-            found[record.name] = _ShardLayout(disk.read_at(path, 0, header.data_offset), header)
+            layouts[record.name] = _ShardLayout(disk.read_at(path, 0, header.data_offset), header)
     except (CorruptDataError, OSError):
         return {}
-    return found
+    return layouts
 
 
 def _layout(head: bytes, record: FileRecord) -> _ShardLayout:

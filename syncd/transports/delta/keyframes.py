@@ -16,7 +16,6 @@ def chain_problem(chain: ChainLength, whole: int, every: int = KEYFRAME_EVERY, l
     """Return why a chain is too long for another delta, empty where it is not.
 
     Args:
-        chain: The chain of the step that would be the parent.
         whole: Bytes of a whole step.
         every: The most deltas after a keyframe.
         limit: The most bytes of them together; 0 for `LARGEST_CHAIN` of a whole step.
@@ -31,5 +30,4 @@ def chain_problem(chain: ChainLength, whole: int, every: int = KEYFRAME_EVERY, l
 
 
 def is_too_large(size: int, whole: int) -> bool:
-    """Return whether a delta of so many bytes is too large a share of a whole step."""
     return size > LARGEST_SHARE * whole

@@ -23,15 +23,15 @@ def materialise(job: Job, step: int, target: str, disk: Disk | None = None) -> M
     Args:
         target: The directory: not there yet, or empty, and outside of the job.
     """
-    place, disk = os.path.realpath(target), disk or LocalDisk()
-    parent, name = os.path.split(place)
-    with storage_errors(place), explain_removal(job, step):
-        _check_target(job, disk, place)
+    directory, disk = os.path.realpath(target), disk or LocalDisk()
+    parent, name = os.path.split(directory)
+    with storage_errors(directory), explain_removal(job, step):
+        _check_target(job, disk, directory)
         chain = Chain(job, read_chain(job, step))
         temporary = f"{parent}/{temporary_name(name)}"
         try:
             _write_files(chain, disk, temporary)
-            disk.rename(temporary, place)
+            disk.rename(temporary, directory)
         except BaseException:
             with contextlib.suppress(OSError):
                 remove_tree(disk, temporary)
@@ -41,7 +41,6 @@ def materialise(job: Job, step: int, target: str, disk: Disk | None = None) -> M
 
 
 def write_whole(job: Job, step: int, directory: str) -> None:
-    """Write the files of a step of kind weights or delta into a new directory of the job, each one checked."""
     with explain_removal(job, step):
         _write_files(Chain(job, read_chain(job, step)), job.disk, directory)
 
@@ -76,15 +75,17 @@ def _stored(link: Manifest) -> tuple[FileRecord, ...]:
     return (*link.containers, *(link.files if link.delta else ()))
 
 
-def _check_target(job: Job, disk: Disk, place: str) -> None:
-    if is_below(place, job.root):
-        raise UsageError("the target is inside of the job", path=place, hint="name a directory outside of it")
-    parent, name = os.path.split(place)
+def _check_target(job: Job, disk: Disk, directory: str) -> None:
+    if is_below(directory, job.root):
+        raise UsageError(
+            "the target is inside of the job", path=directory, hint="name a directory outside of it"
+        )
+    parent, name = os.path.split(directory)
     if not is_directory(disk, parent):
         raise UsageError("the directory of the target is not there", path=parent, hint=f"mkdir -p {parent}")
     is_there = any(entry.name == name for entry in disk.list(parent))
-    if is_there and (not is_directory(disk, place) or list_if_there(disk, place)):
-        raise UsageError("the target is there and is not empty", path=place, hint=f"ls -la {place}")
+    if is_there and (not is_directory(disk, directory) or list_if_there(disk, directory)):
+        raise UsageError("the target is there and is not empty", path=directory, hint=f"ls -la {directory}")
 
 
 def _files(chain: Chain) -> Iterator[tuple[FileRecord, Iterable[bytes | memoryview]]]:

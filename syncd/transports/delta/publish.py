@@ -60,11 +60,7 @@ def publish_delta(
     The other arguments and errors are those of `syncd.publishing.publish_export`.
 
     Args:
-        step: The step to become.
         parent: The step that the changes apply to; its files are read through its chain, and checked.
-        rewind: Whether the step may be lower than what the marker names.
-        allow_nonfinite: Whether weights may hold NaN and infinity.
-        probe: What the model answers with these weights.
     """
     if parent >= step:
         raise UsageError(f"step {parent} is not earlier than step {step}", hint="name an earlier step")
@@ -127,7 +123,6 @@ class _DeltaWriter:
 
     Args:
         parent: The step that the changes apply to.
-        disk: The file system of the export.
         check: Whether weights must be finite.
     """
 
@@ -139,7 +134,6 @@ class _DeltaWriter:
             raise _WholeError(why)
 
     def write(self, writer: StepWriter) -> Content:
-        """Write the container, and the files that are not the parent's."""
         parent = self._chain.manifest
         records = parent.whole_shards
         targets = tuple(Target(record.name, record.size) for record in records)

@@ -19,11 +19,8 @@ def encode_shard(
     """Return the container that turns a shard file into another one with the same header; the caller closes it.
 
     Args:
-        target: The file: its name in the step and its bytes, those of the header included.
         header: The bytes before its data.
-        old: Its data before.
         new: Its data after, as many bytes.
-        writer: The writer, from 1.
         pool: Encodes tiles; a core each.
     """
     container = NewContainer([target], writer)
@@ -39,7 +36,6 @@ def encode_shard(
 def _encodings(
     target: Target, header: bytes, old: memoryview, new: memoryview, pool: Executor
 ) -> Iterator[Future[EncodedFrame]]:
-    """Begin to encode one tile after the other."""
     start = len(header)
     for tile in tiles(parse_header(header, target.size, target.name)):
         before, after = (_part(header, old, tile, start), _part(header, new, tile, start))

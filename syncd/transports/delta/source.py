@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 
 class _Route(NamedTuple):
-    """What a version is made of."""
-
     # The manifests of the steps that are read from the job, the version's first. Without a copy the last one
     # is a keyframe.
     links: Sequence[Manifest]
@@ -39,7 +37,6 @@ class _Route(NamedTuple):
 
     @property
     def takes_shortcut(self) -> bool:
-        """Return whether the shortcut of a keyframe is read instead of its shards."""
         return self.copy is not None and any(link.shortcut for link in self.links)
 
 

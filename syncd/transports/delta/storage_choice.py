@@ -29,8 +29,6 @@ _SLOWER = "explorers have whole weights earlier than changes"
 
 
 class ReaderTimes(NamedTuple):
-    """What explorers need."""
-
     hosts: int = 1  # number of their hosts, which read at the same time
     # Seconds in which the slowest has its copy of a step that is stored whole, or a model filled with it;
     # None if unknown.
@@ -43,8 +41,6 @@ NOT_TOLD = ReaderTimes()
 
 @dataclass(frozen=True, slots=True)
 class StorageFacts:
-    """What is known before a step is stored."""
-
     shares: Sequence[ShareState]  # what each rank knows
     parent: Parent | None = None  # the last sealed step; None if it is not usable
     why_no_parent: str = ""  # why it is not
@@ -60,7 +56,6 @@ class StorageFacts:
 
 
 def choose_storage(now: StorageFacts) -> Storage:
-    """Return how the next step is stored."""
     if not now.readers:
         return Storage(why="no living explorer reads deltas", hint=_STAGE_HINT if now.unable else "")
     if now.parent is None:
@@ -70,10 +65,10 @@ def choose_storage(now: StorageFacts) -> Storage:
     times = estimate([share.times for share in now.shares], now.readers_times) if now.weighs_time else None
     is_slower = now.was_slower if times is None else _is_slower(times, was_slower=now.was_slower)
     why = _why_whole(now, now.parent) or (_SLOWER if times and is_slower else "")
-    is_delta, found = not why, Storage(keeps=True, why=why or _ALL_READ, times=times, is_slower=is_slower)
+    is_delta, whole = not why, Storage(keeps=True, why=why or _ALL_READ, times=times, is_slower=is_slower)
     if is_delta or times is None or _pays(now, times, is_slower=is_slower):
-        return replace(found, parent=now.parent, is_delta=is_delta)
-    return found
+        return replace(whole, parent=now.parent, is_delta=is_delta)
+    return whole
 
 
 def _pays(now: StorageFacts, times: StorageTimes, *, is_slower: bool) -> bool:
@@ -129,8 +124,8 @@ def estimate(shares: Sequence[ShareTimes], readers: ReaderTimes) -> StorageTimes
     containers = [share.container for share in shares if share.container]
     if not len(wholes) == len(encoded) == len(containers) == len(shares):
         return None
-    write, encode, store = (max(one.seconds for one in each) for each in (wholes, encoded, containers))
-    size, changes = sum(one.size for one in wholes), sum(one.size for one in containers)
+    write, encode, store = (max(part.seconds for part in each) for each in (wholes, encoded, containers))
+    size, changes = sum(part.size for part in wholes), sum(part.size for part in containers)
     second = write / size if size else 0.0  # of a byte on the mount
     read = readers.hosts * size * second if readers.whole is None else readers.whole
     applied = size / APPLY_RATE + readers.hosts * changes * second

@@ -26,8 +26,6 @@ _REMEMBERED = 4
 
 
 class _JobState(NamedTuple):
-    """What the job says before a step is stored."""
-
     parent: Parent | None  # the leased parent; None if there is none
     why: str  # why there is none
     problem: str  # why explorers may not know the parent; empty if they do
@@ -42,7 +40,6 @@ class StorageChooser:
     To write the lease and to read the chain takes milliseconds, on a slow mount more: `begin` does it in a thread.
 
     Args:
-        client: The trainer's client.
         every: The most deltas after a keyframe.
         limit: The most bytes of them; 0 for a share of a whole step.
         weighs_time: Whether changes are stored only where explorers have them earlier than whole weights.
@@ -54,7 +51,7 @@ class StorageChooser:
         self._job, self._client, self._every, self._limit = job, client, every, limit
         self._weighs_time, self._was_slower = weighs_time, True
         self._forms: dict[int, str] = {}  # of the last steps
-        self._told: dict[str, float] = {}  # by form, what the slowest explorer has needed last
+        self._reader_seconds: dict[str, float] = {}  # by form, what the slowest explorer has needed last
         self._log = structlog.get_logger()
         self._has_failed = False
         self._generation: int | None = None
@@ -73,7 +70,6 @@ class StorageChooser:
         self._ahead = self._helper.submit(self._read_job, share)
 
     def note_failure(self) -> None:
-        """Have the next step stored whole, and end the lease: a save has failed."""
         self._has_failed = True
         self.release()
 
@@ -84,7 +80,6 @@ class StorageChooser:
         self._lease.close()
 
     def close(self) -> None:
-        """End the lease and the thread."""
         self.release()
         self._helper.shutdown()
 
@@ -92,27 +87,28 @@ class StorageChooser:
         """Return how a step is stored, and log it if that has changed; whole if the job cannot be read.
 
         Args:
-            shares: What each rank knows.
             must_be_whole: Why the caller needs it whole; empty if it does not.
         """
         try:
-            found = choose_storage(self._facts(shares, must_be_whole))
+            storage = choose_storage(self._facts(shares, must_be_whole))
         except (SyncdError, OSError) as error:
             keeps = shares[0].sealed is not None
-            found = Storage(keeps=keeps, why=f"the job cannot be read or written: {error}")
-        if found.parent is None:
+            storage = Storage(keeps=keeps, why=f"the job cannot be read or written: {error}")
+        if storage.parent is None:
             self.release()
-        self._has_failed, self._was_slower = False, found.is_slower
-        self._forms = {**dict(list(self._forms.items())[-_REMEMBERED:]), step: found.form}
-        self._log_change(step, found)
-        return found
+        self._has_failed, self._was_slower = False, storage.is_slower
+        self._forms = {**dict(list(self._forms.items())[-_REMEMBERED:]), step: storage.form}
+        self._log_change(step, storage)
+        return storage
 
-    def _log_change(self, step: int, found: Storage) -> None:
-        if self._logged != (found.form, found.why, found.hint):
-            self._logged = found.form, found.why, found.hint
-            expected = found.times.rounded() if found.times else {}
-            hint = {"hint": found.hint} if found.hint else {}
-            self._log.info("storage_chosen", step=step, form=found.form, why=found.why, **hint, **expected)
+    def _log_change(self, step: int, storage: Storage) -> None:
+        if self._logged != (storage.form, storage.why, storage.hint):
+            self._logged = storage.form, storage.why, storage.hint
+            expected = storage.times.rounded() if storage.times else {}
+            hint = {"hint": storage.hint} if storage.hint else {}
+            self._log.info(
+                "storage_chosen", step=step, form=storage.form, why=storage.why, **hint, **expected
+            )
 
     def _facts(self, shares: Sequence[ShareState], must_be_whole: str) -> StorageFacts:
         job = self._job_state(shares[0])
@@ -139,7 +135,7 @@ class StorageChooser:
     def _read_job(self, share: ShareState) -> _JobState:
         explorers = self._client.explorers
         living = explorers.living()
-        readers = {name: one for name, one in living.items() if READS_DELTA in one.reads}
+        readers = {name: presence for name, presence in living.items() if READS_DELTA in presence.reads}
         for name, problem in explorers.unreadable().items() if not readers else ():
             raise StorageError(f"what explorer {name} reads is not known: {problem}")
         unable = next((name for name in living if name not in readers), "")
@@ -149,11 +145,15 @@ class StorageChooser:
     def _readers_times(self, readers: Collection[Presence]) -> ReaderTimes:
         """Return what explorers say that they needed for the last steps, and how many hosts they are on."""
         for step, form in self._forms.items():
-            found = [seconds for one in readers if (seconds := reader_seconds(one.info, step)) is not None]
-            if found:
-                self._told[form] = max(found)
-        hosts = {one.host or one.identity for one in readers}
-        return ReaderTimes(max(1, len(hosts)), self._told.get("whole"), self._told.get("delta"))
+            times = [
+                seconds for reader in readers if (seconds := reader_seconds(reader.info, step)) is not None
+            ]
+            if times:
+                self._reader_seconds[form] = max(times)
+        hosts = {reader.host or reader.identity for reader in readers}
+        return ReaderTimes(
+            max(1, len(hosts)), self._reader_seconds.get("whole"), self._reader_seconds.get("delta")
+        )
 
     def _read_parent(self, step: int, attempt: str) -> tuple[Parent | None, str]:
         """Lease the last sealed step, and return it as the job has it; or why it is none to store changes of."""

@@ -29,17 +29,17 @@ def changes(old: Words, new: Words) -> tuple[Positions, Words, Words]:
     """Return where two arrays differ, and the words of both there. Four words are compared at once."""
     whole = old.size - old.size % 4
     first, second = old[:whole].view(np.uint64), new[:whole].view(np.uint64)
-    same, found = np.empty(BLOCK // 4, bool), list[tuple[Positions, Words, Words]]()
+    same, blocks = np.empty(BLOCK // 4, bool), list[tuple[Positions, Words, Words]]()
     for begin in range(0, first.size, same.size):
         left, right = first[begin : begin + same.size], second[begin : begin + same.size]
         (at,) = np.not_equal(left, right, out=same[: left.size]).nonzero()
         before, after = left.take(at).view(np.uint16), right.take(at).view(np.uint16)
         (differ,) = (before != after).nonzero()
         places = ((at.take(differ >> 2) + begin) << 2) + (differ & 3)
-        found.append((places, before.take(differ), after.take(differ)))
+        blocks.append((places, before.take(differ), after.take(differ)))
     (rest,) = (old[whole:] != new[whole:]).nonzero()
-    found.append((rest + whole, old[whole:].take(rest), new[whole:].take(rest)))
-    parts = list(zip(*found, strict=True))
+    blocks.append((rest + whole, old[whole:].take(rest), new[whole:].take(rest)))
+    parts = list(zip(*blocks, strict=True))
     return np.concatenate(parts[0]), np.concatenate(parts[1]), np.concatenate(parts[2])
 
 
@@ -52,11 +52,11 @@ def gap_bytes(positions: Positions) -> "NDArray[np.uint8]":
         return gaps.astype(np.uint8)
     more = gaps.take(long) // _MORE
     gaps[long] -= _MORE * more
-    found = np.full(gaps.size + int(more.sum()), _MORE, np.uint8)
+    stream = np.full(gaps.size + int(more.sum()), _MORE, np.uint8)
     shifts = np.zeros(gaps.size, np.int64)
     shifts[long] = more
-    found[np.arange(gaps.size) + np.cumsum(shifts)] = gaps
-    return found
+    stream[np.arange(gaps.size) + np.cumsum(shifts)] = gaps
+    return stream
 
 
 def by_exponent(words: Words) -> "NDArray[np.intp]":
@@ -109,8 +109,8 @@ def positions_of(gaps: "NDArray[np.uint8]", frame: Frame) -> Positions:
 
 def packed(data: "NDArray[np.uint8]") -> bytes:
     """Return a stream as it is stored: compressed, unless that is no shorter."""
-    found: bytes = _ZSTD.compress(data, asbytes=True) if data.size else b""
-    return found if len(found) < data.size else data.tobytes()
+    compressed: bytes = _ZSTD.compress(data, asbytes=True) if data.size else b""
+    return compressed if len(compressed) < data.size else data.tobytes()
 
 
 def unpacked(stored: bytes, size: int) -> "NDArray[np.uint8]":

@@ -64,8 +64,6 @@ class OtherTileError(CorruptDataError):
 
 @dataclass(frozen=True, slots=True)
 class EncodedFrame:
-    """One frame and its streams."""
-
     frame: Frame  # what the delta says of the tile
     streams: Streams  # as they are stored
 
@@ -82,7 +80,6 @@ class EncodedFrame:
 
 
 def with_streams(frame: Frame, data: bytes | memoryview, path: object = None) -> EncodedFrame:
-    """Return a frame with its streams, from their bytes."""
     view, streams = memoryview(data), list[bytes]()
     if len(view) == frame.stored:
         for size in frame.streams:
@@ -101,7 +98,6 @@ def encode(old: Bytes, new: Bytes, *, width: int = 2, offset: int = 0, target: i
         old: The bytes of the tile before, at most 8 MiB, whole words.
         width: Bytes of a word: 1, 2, 4 or 8; 2 for bfloat16 and float16.
         offset: Where the tile begins in its file.
-        target: The number of the file.
     """
     before, after = _bytes(old), _bytes(new)
     length = before.size
@@ -131,10 +127,10 @@ def apply(target: Bytes, encoded: EncodedFrame) -> bool:
         raise CorruptDataError(f"a tile of {words.size} bytes where the frame has {frame.length}")
     if not words.flags.writeable:
         raise UsageError("the target is read-only", hint="target = bytearray(target)")
-    found = _digest(words)
-    if found == frame.after:
+    digest = _digest(words)
+    if digest == frame.after:
         return False
-    if found != frame.before:
+    if digest != frame.before:
         raise OtherTileError(
             f"the tile at byte {frame.offset} is neither what the frame changes nor its result"
         )
@@ -214,15 +210,14 @@ def _apply_ulp(words: Words, encoded: EncodedFrame) -> None:
     words[positions] = values
 
 
-def _require_result(found: bytes, frame: Frame) -> None:
-    if found != frame.after:
+def _require_result(digest: bytes, frame: Frame) -> None:
+    if digest != frame.after:
         raise CorruptDataError(
             f"the frame of the tile at byte {frame.offset} makes something else than it says"
         )
 
 
 def _decoded(words: Words, encoded: EncodedFrame) -> tuple[Positions, Words]:
-    """Return where words change, and to what."""
     frame = encoded.frame
     gaps, *rest = encoded.streams
     positions = positions_of(unpacked(gaps, frame.gaps), frame)

@@ -39,7 +39,6 @@ class PinnedBuffer:
     """One anonymous mapping that grows to the largest share met and then stays.
 
     Args:
-        size: Bytes to begin with.
         pinned: Whether devices copy into it: then it is pinned where there is CUDA.
     """
 
@@ -156,7 +155,6 @@ class TensorCopies:
                 self._wait(0)
 
     def finish(self) -> None:
-        """Wait until everything is copied."""
         self._wait(0)
         if self._device:
             torch.cuda.synchronize()
@@ -191,8 +189,6 @@ def copy_tensor(target: torch.Tensor, source: torch.Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One rank's share of a step, copied into memory."""
-
     layout: ShardLayout  # of its shard
     buffer: PinnedBuffer  # the memory that begins with the data of the shard
 
@@ -203,8 +199,6 @@ class Share:
 
 
 class SealedShare(NamedTuple):
-    """One rank's share of a sealed step."""
-
     step: int
     attempt: str  # the save that became it
     share: Share
@@ -215,9 +209,6 @@ class SaveBuffers:
 
     While deltas are wanted there are two buffers. A save copies into the one that holds no sealed share, and they
     change places only once its step is sealed: a save that fails changes nothing.
-
-    Args:
-        memory: The budget that they are taken from.
     """
 
     def __init__(self, memory: HostMemory, helper: Executor) -> None:
@@ -232,7 +223,6 @@ class SaveBuffers:
 
     @property
     def is_allocated(self) -> bool:
-        """Return whether memory was allocated, or is being allocated."""
         return bool(self._next or self._ahead)
 
     def prepare(self, size: int) -> str:
@@ -255,12 +245,7 @@ class SaveBuffers:
         self._memory.record(_BUFFER, self.next().capacity)
 
     def tidy(self, size: int, *, keeps: bool) -> None:
-        """Prepare for the next save of `size` bytes, once nothing reads or writes what the last one has copied.
-
-        Args:
-            size: Bytes of the share.
-            keeps: Whether the share that was copied last is to be kept.
-        """
+        """Prepare for the next save of `size` bytes, once nothing reads or writes what the last one has copied."""
         self.refused = ""
         if not keeps:
             self._forget()
@@ -278,7 +263,6 @@ class SaveBuffers:
             free.renew(share.layout.data_size)
 
     def close(self) -> None:
-        """Give all memory back."""
         self._forget()
         if self.is_allocated:
             self.next().close()

@@ -23,13 +23,7 @@ THREADS = 4
 def copy_files(
     disk: Disk, source: str, target: str, records: Sequence[FileRecord], stop: Callable[[], bool]
 ) -> None:
-    """Copy files into a new directory; each byte of the source is read once.
-
-    Args:
-        source: The directory that the names are relative to.
-        target: A local directory, which is created.
-        stop: Polled; once it returns true, the copy is given up.
-    """
+    """Copy files into a new local directory; each byte of the source is read once. `stop` is polled."""
     make_directories(target, records)
     _read_all(disk, source, records, stop, target)
 
@@ -42,22 +36,12 @@ def make_directories(target: str, records: Sequence[FileRecord]) -> None:
 
 
 def check_files(disk: Disk, directory: str, records: Sequence[FileRecord], stop: Callable[[], bool]) -> None:
-    """Read every byte of files and compare them with their digests; they are in the page cache afterwards.
-
-    Args:
-        directory: The directory that the names are relative to.
-        stop: Polled; once it returns true, the check is given up.
-    """
+    """Compare every byte of files with their digests; they are in the page cache afterwards. `stop` is polled."""
     _read_all(disk, directory, records, stop)
 
 
 def check_copy(directory: str, records: Sequence[FileRecord], stop: Callable[[], bool]) -> None:
-    """Check that a directory of this host holds these files, every byte of them, and no other.
-
-    Args:
-        directory: The directory that the names are relative to.
-        stop: Polled; once it returns true, the check is given up.
-    """
+    """Check that a directory of this host holds these files, every byte of them, and no other."""
     names = {
         os.path.relpath(f"{path}/{name}", directory)
         for path, directories, files in os.walk(directory)
@@ -96,7 +80,7 @@ def several_at_once(
     def over() -> bool:
         return failed.is_set() or stop()
 
-    def one(record: FileRecord) -> None:
+    def copy_record(record: FileRecord) -> None:
         try:
             work(record, over)
         except BaseException:
@@ -105,7 +89,7 @@ def several_at_once(
 
     with ThreadPoolExecutor(THREADS, thread_name_prefix="files") as pool:
         try:
-            under_way = [pool.submit(one, record) for record in records]
+            under_way = [pool.submit(copy_record, record) for record in records]
             errors = [error for job in under_way if (error := job.exception()) is not None]
         except BaseException:
             failed.set()  # leaving the block waits for the threads
@@ -116,7 +100,6 @@ def several_at_once(
 
 
 def new_file(path: str) -> BinaryIO:
-    """Create a file that only this user can use, and open it to be written."""
     return open(path, "xb", opener=lambda path, flags: os.open(path, flags, 0o600))
 
 
@@ -131,27 +114,26 @@ def _read(
         if copy is not None:
             copy.write(piece)
         length += len(piece)
-    found = f"{kind}:{state.hexdigest()}"
+    digest = f"{kind}:{state.hexdigest()}"
     if length != record.size:
         raise RefusedError(f"{length} bytes where {record.size} were written", path=source)
-    if found != record.digest:
+    if digest != record.digest:
         raise RefusedError(
-            f"content does not match its digest: {found} instead of {record.digest}",
+            f"content does not match its digest: {digest} instead of {record.digest}",
             path=source,
             hint="syncd verify JOB STEP --deep",
         )
 
 
 def give_up_if(stop: Callable[[], bool], source: str) -> None:
-    """Return if reading a file shall go on."""
     if stop():
         raise TryAgainError("reading it was given up: told to stop", path=source)
 
 
-def _next(disk: Disk, source: str, place: int, size: int, stop: Callable[[], bool]) -> bytes:
+def _next(disk: Disk, source: str, offset: int, size: int, stop: Callable[[], bool]) -> bytes:
     give_up_if(stop, source)
     # Bytes beyond the recorded size are not the step's.
     try:
-        return disk.read_at(source, place, min(CHUNK, size - place)) if place < size else b""
+        return disk.read_at(source, offset, min(CHUNK, size - offset)) if offset < size else b""
     except CorruptDataError as error:
         raise RefusedError(error.message, path=source) from None

@@ -54,8 +54,6 @@ ReportEvent = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class DirectoryOptions:
-    """What a receiver of directories is asked for."""
-
     kinds: frozenset[str] = frozenset({"weights"})  # the kinds of version that can be loaded
     # How closely a version is checked. Copies in a stage are always checked in full.
     verify: Verification = Verification.CONTENT
@@ -68,7 +66,6 @@ class DirectoryOptions:
 
 @contextlib.contextmanager
 def refuse_damage() -> Iterator[None]:
-    """Refuse what is found damaged in the block."""
     try:
         yield
     except RefusedError:
@@ -93,7 +90,6 @@ class HeldDirectory:
     lease: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def keep_lease(self, lease: contextlib.ExitStack) -> Self:
-        """Take the lease over from the caller, and return this directory."""
         self.lease = lease.pop_all()
         return self
 
@@ -103,7 +99,6 @@ class HeldDirectory:
 
     @property
     def staged_at(self) -> str | None:
-        """Return the directory of the staged copy, None if it is not staged."""
         return self.directory.path if self.source == "stage" else None
 
     def is_usable(self) -> bool:
@@ -190,12 +185,7 @@ class LoadTimings(dict[str, float]):
 
 
 class DirectoryReceiver(WeightReceiver):
-    """The explorer's end of a transport that yields directories.
-
-    Args:
-        client: The explorer's connection to the job.
-        options: What it is asked for.
-    """
+    """The explorer's end of a transport that yields directories."""
 
     def __init__(self, client: "Client", options: DirectoryOptions | None = None) -> None:
         self._client, self._options = client, options or DirectoryOptions()
@@ -204,7 +194,6 @@ class DirectoryReceiver(WeightReceiver):
 
     @classmethod
     def open(cls, context: ReceiveContext) -> Self:
-        """Return a receiver that loads from the job directory, and checks every byte."""
         return cls(context.client, DirectoryOptions(stop=context.stop))
 
     def receive(self, announcement: Announcement, timeout: float) -> WeightDirectory | None:
@@ -215,14 +204,13 @@ class DirectoryReceiver(WeightReceiver):
             return None
         with contextlib.ExitStack() as lease, refuse_damage():
             leased = lease.enter_context(self._client.lease(announcement))
-            found = self.find(leased, LoadTimings(self._client.clock))
-            if found is None:
+            source = self.find(leased, LoadTimings(self._client.clock))
+            if source is None:
                 return None
-            self._received = found.keep_lease(lease)
+            self._received = source.keep_lease(lease)
         return self._received.directory
 
     def close(self) -> None:
-        """Give up the directory that was received last."""
         received, self._received = self._received, None
         if received is not None:
             received.close()
@@ -264,7 +252,6 @@ class DirectoryReceiver(WeightReceiver):
     def _content_check(
         self, disk: Disk, path: str, payload: PayloadFiles, stop: Callable[[], bool]
     ) -> Callable[[], None] | None:
-        """Return a function that compares every byte with its digest, None if that is not wanted."""
         if self._options.verify is not Verification.CONTENT:
             return None
         return lambda: check_files(disk, path, payload.records, stop)

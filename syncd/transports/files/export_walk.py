@@ -159,7 +159,6 @@ class ShardLayout:
         return len(self.header) + self.data_size
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield what each tensor is and where its data lies, in file order."""
         start = 0
         for name, dtype, shape, size in self.specs:
             yield Tensor(name, dtype, shape, start, start + size)
@@ -176,13 +175,12 @@ def in_file_order(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
 
     The format has no room for padding between tensors, and readers refuse an element that is not aligned.
     """
-    found = list(specs)
-    odd = sorted(filter(is_odd, found), key=lambda spec: -DTYPE_BITS[spec.dtype])
-    return [spec for spec in found if not is_odd(spec)] + odd
+    ordered = list(specs)
+    odd = sorted(filter(is_odd, ordered), key=lambda spec: -DTYPE_BITS[spec.dtype])
+    return [spec for spec in ordered if not is_odd(spec)] + odd
 
 
 def encode_index(weight_map: Mapping[str, str], total_size: int) -> bytes:
-    """Return `model.safetensors.index.json`: which shard holds each tensor."""
     document = {"metadata": {"total_size": total_size}, "weight_map": dict(sorted(weight_map.items()))}
     return json.dumps(document, indent=2).encode() + b"\n"
 
@@ -194,12 +192,10 @@ def cast_of(stored: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
 
 
 def can_repeat(export: AnyExport) -> bool:
-    """Return whether a walk over it can be started twice."""
     return callable(export) or iter(export) is not export
 
 
 def is_spread(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is spread over ranks, so that the whole of it is made by gathering."""
     return hasattr(tensor, "full_tensor")
 
 

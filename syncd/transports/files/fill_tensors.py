@@ -47,8 +47,6 @@ class LoadCounts:
 
 @dataclass(frozen=True, slots=True)
 class LoadJob:
-    """Which files fill which tensors."""
-
     sources: Sequence[ReadSource]
     targets: TargetTensors  # the tensors to fill
     offered: Tensors  # dtype and shape of each tensor of the files
@@ -61,41 +59,32 @@ class LoadJob:
     piece: int = PIECE  # the most bytes that one of them reads at once
 
     def target(self, name: str) -> torch.Tensor:
-        """Return the tensor that a name of the files belongs to."""
         return self.targets.tensors[self.targets.aliases.get(name, name)]
 
 
 def check_fit(target: WeightDirectory, targets: TargetTensors, *, cast: bool = True) -> Fit:
-    """Compare a version with tensors without reading its weights.
-
-    Args:
-        targets: The tensors that it would fill.
-        cast: Whether floating-point tensors may have another floating-point dtype.
-    """
+    """Compare a version with the tensors that it would fill, from its headers; `cast` allows other float dtypes."""
     try:
-        found = compare(targets.metas, targets.aliases, offered(target), cast=cast)
+        fit = compare(targets.metas, targets.aliases, offered(target), cast=cast)
     except (CorruptDataError, OSError) as error:
         raise RefusedError(f"version {target.label} cannot be read: {error}", path=target.path) from error
-    require_fit(found, f"version {target.label} does not fit the model", path=target.path)
-    return found
+    require_fit(fit, f"version {target.label} does not fit the model", path=target.path)
+    return fit
 
 
-def load(target: WeightDirectory, targets: TargetTensors, found: Fit, *, direct: bool = True) -> LoadCounts:
+def load(target: WeightDirectory, targets: TargetTensors, fit: Fit, *, direct: bool = True) -> LoadCounts:
     """Fill tensors with a version.
 
     If nothing has verified the version's bytes, they are hashed while they are read, so damage is found only after
     the tensors were written: fill them from the last good version then.
 
     Args:
-        found: What `check_fit` returned for them.
         direct: Whether to read past the page cache what is not in it.
     """
     try:
         sources = tuple(sources_of(target))
         verify = not target.verified
-        return read_all(
-            LoadJob(sources, targets, offered(target), found.unused, verify=verify, direct=direct)
-        )
+        return read_all(LoadJob(sources, targets, offered(target), fit.unused, verify=verify, direct=direct))
     except (CorruptDataError, OSError, RuntimeError) as error:
         reason = storage_error(error, target.path) if isinstance(error, OSError) else error
         raise LoadFailedError(f"loading {target.label} failed: {reason}") from error
@@ -119,7 +108,6 @@ def sources_of(target: WeightDirectory) -> Iterator[ReadSource]:
 
 
 def read_all(job: LoadJob) -> LoadCounts:
-    """Fill tensors from files."""
     pinned = any(tensor.device.type == "cuda" for tensor in job.targets.tensors.values())
     size = job.piece + 2 * ALIGN
     slots = [Slot(aligned_memory(size, pinned=pinned)) for _ in range(job.threads + _BESIDE)]
@@ -137,12 +125,10 @@ class _Files:
         self.counts = LoadCounts()
 
     def close(self) -> None:
-        """Close the files that a failed load has left open."""
         for file in self._opened:
             file.close()
 
     def tasks(self) -> Iterator[ReadTask]:
-        """Yield the pieces of all files, in order."""
         wanted = self._job.offered.keys() - self._job.unused
         for source in self._job.sources:
             file, count = self._open(source), 0
@@ -184,7 +170,6 @@ class _Destinations:
                 self._straight[name] = _Straight(view(tensor), tensor.data_ptr())
 
     def read(self, file: OpenFile, piece: ReadPiece, slot: Slot) -> None:
-        """Read one piece and bring it to its tensors; threads call this."""
         if file.is_direct:
             self._read_direct(file, piece, slot)
         else:

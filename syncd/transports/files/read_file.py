@@ -38,8 +38,6 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class ReadSource(NamedTuple):
-    """One file to read."""
-
     path: str
     record: FileRecord | None  # its size and digest; None if no manifest lists it
 
@@ -53,19 +51,13 @@ class ReadPart(NamedTuple):
 
 
 class ReadPiece(NamedTuple):
-    """A stretch of a file: its offset, its length, and its parts in order."""
-
     offset: int
     length: int
     parts: tuple[ReadPart, ...]
 
 
 class OpenFile:
-    """One open file of a version.
-
-    Args:
-        direct: Whether it may be read past the page cache.
-    """
+    """One open file of a version."""
 
     def __init__(self, source: ReadSource, *, direct: bool) -> None:
         self.source = source
@@ -82,18 +74,15 @@ class OpenFile:
             raise
 
     def close(self) -> None:
-        """Close the descriptors; a second call does nothing."""
         opened, self._opened = self._opened, []
         for descriptor in opened:
             os.close(descriptor)
 
     @property
     def is_direct(self) -> bool:
-        """Return whether it is read past the page cache."""
         return self._direct is not None
 
     def require_tensors(self, offered: Mapping[str, TensorMeta]) -> None:
-        """Return if the file still holds tensors as `offered` describes them."""
         for tensor in self.header.tensors.values():
             if offered.get(tensor.name) != (tensor.dtype, tensor.shape):
                 raise CorruptDataError(f"tensor {tensor.name} has changed since the version was checked")
@@ -115,10 +104,10 @@ class OpenFile:
         done = 0
         while done < needed:
             length = -(-(needed - done) // ALIGN) * ALIGN
-            found = os.preadv(self._direct, [memory[done : done + length]], start + done)
-            if done + found < needed and (not found or found % ALIGN):
+            count = os.preadv(self._direct, [memory[done : done + length]], start + done)
+            if done + count < needed and (not count or count % ALIGN):
                 raise CorruptDataError("cut short while it was read", path=self.source.path)
-            done += found
+            done += count
         return before
 
     def _open_direct(self) -> int | None:
@@ -132,13 +121,13 @@ class OpenFile:
         return direct if same and _supports_direct(direct) else None
 
     def _checked_size(self) -> int:
-        found, record = os.fstat(self._descriptor), self.source.record
-        if not stat.S_ISREG(found.st_mode):
+        status, record = os.fstat(self._descriptor), self.source.record
+        if not stat.S_ISREG(status.st_mode):
             raise CorruptDataError("not a regular file", path=self.source.path)
-        if record is not None and found.st_size != record.size:
-            problem = f"{found.st_size} bytes where {record.size} were written"
+        if record is not None and status.st_size != record.size:
+            problem = f"{status.st_size} bytes where {record.size} were written"
             raise CorruptDataError(problem, path=self.source.path)
-        return found.st_size
+        return status.st_size
 
     def _read_header(self) -> Header:
         prefix = os.pread(self._descriptor, _FIRST_READ, 0)
@@ -154,10 +143,7 @@ def pieces_of(
     """Yield the pieces of a file in the order of its bytes.
 
     Args:
-        header: The file's header.
-        wanted: The names of the tensors that are loaded.
         whole: Whether every byte is read because the file is hashed; else only wanted tensors are.
-        limit: The most bytes of a piece.
     """
     offset, length, parts = 0, 0, list[ReadPart]()
     for at, part in _parts(header, wanted, limit):
@@ -194,9 +180,6 @@ def cached_share(descriptor: int, size: int) -> float:
     """Return the share of an open file that is in the page cache; 1 if it is not known.
 
     Linux 6.5 and later has cachestat; elsewhere a few pages are read without waiting.
-
-    Args:
-        size: Its length in bytes.
     """
     if not size:
         return 1.0
@@ -209,9 +192,11 @@ def cached_share(descriptor: int, size: int) -> float:
 def _cached_pages(descriptor: int) -> int | None:
     """Return how many pages of a file are cached; None if the kernel or the file system does not say."""
     whole = (ctypes.c_uint64 * 2)(0, 0)
-    found = (ctypes.c_uint64 * 5)()
-    done = _LIBC.syscall(ctypes.c_long(_CACHESTAT), ctypes.c_uint(descriptor), whole, found, ctypes.c_uint(0))
-    return int(found[0]) if done == 0 else None
+    counts = (ctypes.c_uint64 * 5)()
+    done = _LIBC.syscall(
+        ctypes.c_long(_CACHESTAT), ctypes.c_uint(descriptor), whole, counts, ctypes.c_uint(0)
+    )
+    return int(counts[0]) if done == 0 else None
 
 
 def _sampled(descriptor: int, size: int) -> float:
@@ -238,9 +223,8 @@ def _supports_direct(descriptor: int) -> bool:
 
 
 def _unfilled(views: list[memoryview], done: int) -> list[memoryview]:
-    """Return the rest of the views after so many bytes of them are filled."""
-    for number, one in enumerate(views):
-        if done < len(one):
-            return [one[done:], *views[number + 1 :]]
-        done -= len(one)
+    for number, part in enumerate(views):
+        if done < len(part):
+            return [part[done:], *views[number + 1 :]]
+        done -= len(part)
     return []

@@ -18,8 +18,6 @@ from syncd.transports.torch_tensors import view
 
 
 class Slot:
-    """Memory that pieces pass through."""
-
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory, self.bytes, self.address = memory, view(memory), memory.data_ptr()
         self.views: list[memoryview] = []
@@ -44,7 +42,6 @@ class FileInFlight:
 
     @property
     def is_hashed(self) -> bool:
-        """Return whether the file is hashed, so that every byte of it is read."""
         return self._state is not None
 
     def add(self, number: int, slot: Slot) -> Iterator[Slot]:
@@ -60,11 +57,11 @@ class FileInFlight:
             return
         with self._lock:
             self._waiting[number] = slot
-        while (next_one := self._begin_turn()) is not None:
-            for one in next_one.views:
-                self._state.update(one)
+        while (ready := self._begin_turn()) is not None:
+            for content in ready.views:
+                self._state.update(content)
             self._end_turn()
-            yield next_one
+            yield ready
 
     def end(self, count: int) -> None:
         """Set how many pieces the file has: after the last one its digest is compared and the file is closed."""
@@ -93,14 +90,12 @@ class FileInFlight:
         self.file.close()
         if self._state is None or source.record is None:
             return
-        found = f"{name_of(source.record.digest)}:{self._state.hexdigest()}"
-        if found != source.record.digest:
+        digest = f"{name_of(source.record.digest)}:{self._state.hexdigest()}"
+        if digest != source.record.digest:
             raise CorruptDataError("content does not match its digest", path=source.path)
 
 
 class ReadTask(NamedTuple):
-    """A piece of a file that is read, and its place among the file's pieces."""
-
     file: FileInFlight
     number: int
     piece: ReadPiece
@@ -131,8 +126,8 @@ class ReadThreads:
         with ThreadPoolExecutor(threads, thread_name_prefix="load") as pool:
             running = [pool.submit(self._run_one, threads) for _ in range(threads)]
             try:
-                for one in running:
-                    one.result()
+                for future in running:
+                    future.result()
             finally:
                 self._stop(threads)
 
@@ -161,7 +156,6 @@ class ReadThreads:
             return None if self._is_over else next(self._tasks, None)
 
     def _stop(self, threads: int) -> None:
-        """Have every thread end after its current piece."""
         self._is_over = True
         for _ in range(threads):
             self._free.put(None)

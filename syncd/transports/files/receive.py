@@ -53,8 +53,6 @@ class FilesReceiver(DirectoryReceiver):
     """Receives versions from the job directory, through the stage of this host if there is one.
 
     Args:
-        client: The explorer's connection to the job.
-        options: What it is asked for.
         stage: The stage of this host; None to load from the job directory, and deltas from a directory below TMPDIR.
     """
 
@@ -82,20 +80,17 @@ class FilesReceiver(DirectoryReceiver):
         return (READS_DELTA,)
 
     def _warn(self, missing: list[str]) -> None:
-        """Report once that deltas could be read here if packages were installed."""
         if not self._has_warned:
             self._has_warned = True
             reason = f"not installed: {', '.join(missing)}"
             self._options.report("warning", "deltas_disabled", reason=reason, hint=install_command("delta"))
 
     def sweep(self) -> None:
-        """Remove the copies that no process of this host uses."""
         for stage in (self._stage, self._scratch):
             if stage is not None:
                 stage.sweep()
 
     def close(self) -> None:
-        """Give up the directory that was received last, and what was made without a stage."""
         super().close()
         scratch, self._scratch = self._scratch, None
         if scratch is not None:
@@ -242,10 +237,12 @@ class FilesReceiver(DirectoryReceiver):
     def _stage_source(self, leased: "Leased", payload: PayloadFiles, stage: HostStage | None) -> StageSource:
         """Return how the stage gets a version: as changes of a copy that it has, or by copying the files."""
         manifest, report = leased.manifest, self._options.report
-        given = self._disk, leased.version, leased.path, payload.records
+        source_files = self._disk, leased.version, leased.path, payload.records
         if manifest is None or manifest.changes is None or stage is None or not can_decode():
-            return StageSource(*given)
-        source: StageSource = resolve_name(_DELTA_SOURCE)(*given, self._client, manifest, stage, report)
+            return StageSource(*source_files)
+        source: StageSource = resolve_name(_DELTA_SOURCE)(
+            *source_files, self._client, manifest, stage, report
+        )
         return source
 
     def _staged(self, source: StageSource, timings: LoadTimings) -> StagedCopy | None:
@@ -269,5 +266,4 @@ class FilesReceiver(DirectoryReceiver):
 
 
 def can_decode() -> bool:
-    """Return whether the packages that decode deltas are installed."""
     return not missing_packages("delta")

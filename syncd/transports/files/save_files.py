@@ -40,8 +40,6 @@ _ENCODE = "syncd.transports.delta.share:encode_shard"
 
 @dataclass(slots=True)
 class StepSave:
-    """One save of this rank."""
-
     writer: StepWriter  # of the step
     walk: ExportWalk  # over the weights
     companions: Mapping[str, bytes] = field(default_factory=dict)  # the files beside the weights by name
@@ -53,8 +51,6 @@ class StepSave:
 
 @dataclass(frozen=True, slots=True)
 class EncodedShare:
-    """The changes of one rank's share."""
-
     container: ShardChanges
     seconds: float
 
@@ -64,7 +60,6 @@ class SaveFiles:
 
     Args:
         base: If the tensors are an adapter, the model that it belongs to.
-        check: Whether NaN and infinity are refused.
         write_mode: How shards are written; found by trying unless given.
     """
 
@@ -88,7 +83,6 @@ class SaveFiles:
         """What was measured last."""
 
     def close(self) -> None:
-        """End the threads."""
         self._writers.shutdown()
         self._encoders.shutdown()
 
@@ -155,7 +149,6 @@ class SaveFiles:
         roots: list[ShardRoots] | None = None,
         changes: Changes | None = None,
     ) -> bool:
-        """Write this rank's receipt; seal and announce the step if all receipts are there."""
         if save.copy is not None:
             save.copy.seal(self._number, shards, files)  # first: once the step is whole, its copy is too
         probe = save.probe if self._rank == 0 else None
@@ -165,7 +158,6 @@ class SaveFiles:
     def _write_copied(
         self, save: StepSave, share: Share, *, has_root: bool
     ) -> tuple[list[FileRecord], list[ShardRoots]]:
-        """Write a shard that is in memory; return its record and its roots."""
         digest = ShardDigest(share.layout, check=self._check, has_root=has_root)
         begun = self._clock.monotonic()
         put = partial(put_all, share.data, share.layout.data_size)
@@ -191,7 +183,6 @@ class SaveFiles:
         name: str,
         path: str,
     ) -> tuple[int, str]:
-        """Write a shard at a path, and return its size and digest."""
         self._write_mode = self._write_mode or find_write_mode(os.path.dirname(path), name=name)
         if copy is not None:
             copy.begin(name, layout.size)

@@ -28,8 +28,6 @@ class FilesSender(WeightSender):
     """Writes steps, and has all ranks agree on the result of each.
 
     Args:
-        ranks: The trainer's ranks.
-        saver: Writes this rank's part.
         stores_deltas: Whether rank 0 chooses how each step is stored; if not, all are whole.
         chooser: Chooses; None on all ranks but the first.
     """
@@ -81,7 +79,6 @@ class FilesSender(WeightSender):
         return cls(context.job, ranks, saver, stores_deltas=stores_deltas, chooser=chooser)
 
     def prepare(self, export: Export) -> None:
-        """Begin to allocate the memory that saves need; a second call does nothing."""
         if not self._is_prepared:
             self._is_prepared = True
             refused = next(filter(None, self.ranks.gather(self._saver.prepare(export))), "")
@@ -133,11 +130,9 @@ class FilesSender(WeightSender):
 
     @property
     def has_failed(self) -> bool:
-        """Return whether this rank's part of the save in flight has failed."""
         return self._saver.failed
 
     def close(self) -> None:
-        """Finish the save in flight, then give threads and memory back."""
         try:
             self._saver.close()
         finally:

@@ -82,7 +82,6 @@ class NewFile:
             piece, offset = piece[done:], offset + done
 
     def finish(self) -> None:
-        """Give the file its length and make it durable."""
         os.ftruncate(self._descriptor, self._size)
         os.fsync(self._descriptor)
 
@@ -126,12 +125,7 @@ def _allocate(descriptor: int, size: int) -> None:
 
 
 class ShardDigest:
-    """Checks and hashes one shard, whose data comes in pieces: for NaN, its digest, its root.
-
-    Args:
-        check: Whether what is not finite is refused.
-        has_root: Whether the root is computed too.
-    """
+    """Checks and hashes one shard, whose data comes in pieces: for NaN, its digest, its root."""
 
     def __init__(self, layout: ShardLayout, *, check: bool, has_root: bool = False) -> None:
         self._check, self._tensors = check, layout.tensors()
@@ -151,7 +145,6 @@ class ShardDigest:
 
     @property
     def text(self) -> str:
-        """Return the digest of the file as `name:hex`."""
         return f"{DEFAULT}:{self._state.hexdigest()}"
 
     @property
@@ -174,7 +167,6 @@ class ShardWriter:
 
     Args:
         path: The file, which is new.
-        digest: Gets the same data, and checks it.
         copy: Gets the same bytes; its file is begun.
     """
 
@@ -212,7 +204,6 @@ class ShardWriter:
         self._write(view(memory[: aligned(length)]), self._layout.data_offset + start)
 
     def finish(self) -> tuple[int, str]:
-        """Make the file durable and return its size and digest."""
         if self._copy is not None:
             self._copy.finish()
         self._await_pieces(0)
@@ -232,7 +223,6 @@ class ShardWriter:
 
 
 def put_all(memory: torch.Tensor, size: int, shard: ShardWriter) -> None:
-    """Write the data of a shard that is in memory as a whole."""
     for start in range(0, size, PIECE):
         shard.put(memory[start:], start, min(PIECE, size - start))
 
@@ -272,7 +262,6 @@ class Ring:
 
 
 def pour(walk: ExportWalk, layout: ShardLayout, ring: Ring, shard: ShardWriter) -> None:
-    """Stream a walk into a shard, each tensor at its place in the layout."""
     ring.begin()
     expected = iter(layout.specs)
     for exported in walk.in_file_order():
@@ -282,9 +271,9 @@ def pour(walk: ExportWalk, layout: ShardLayout, ring: Ring, shard: ShardWriter) 
     ring.flush(shard)
 
 
-def _require_same(expected: TensorSpec | None, found: TensorSpec | None) -> None:
-    if expected != found:
+def _require_same(expected: TensorSpec | None, spec: TensorSpec | None) -> None:
+    if expected != spec:
         raise UsageError(
-            f"the export has changed since the first save: {found} where {expected} was",
+            f"the export has changed since the first save: {spec} where {expected} was",
             hint="save again: the next save makes a new layout",
         )

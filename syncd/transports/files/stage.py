@@ -46,8 +46,6 @@ _JOB = re.compile(r".+-[0-9a-f]{8}\.[0-9a-f]{8}", re.ASCII | re.DOTALL)
 
 
 class StageFullError(StorageError):
-    """The stage has no room for the version."""
-
     code = "stage_full"
 
 
@@ -62,7 +60,6 @@ class StageSource:
 
     @property
     def key(self) -> str:
-        """Return the name of the copy."""
         generation, step = self.version.pair
         return f"{generation}.{step}-{_short(self.version.digest)}"
 
@@ -71,22 +68,12 @@ class StageSource:
         return sum(record.size for record in self.records)
 
     def write(self, target: str, stop: Callable[[], bool]) -> None:
-        """Write the files into a new directory, every byte of them checked.
-
-        Args:
-            target: The directory, which is created.
-            stop: Polled; once it returns true, this is given up.
-        """
+        """Write the files into a new directory, every byte of them checked; `stop` is polled."""
         copy_files(self.disk, self.directory, target, self.records, stop)
 
 
 class StagedCopy:
-    """A copy that stays until `close`.
-
-    Args:
-        path: The directory of the copy.
-        held: The shared lock that keeps it.
-    """
+    """A copy that stays until `close`."""
 
     def __init__(self, path: str, held: FileLock) -> None:
         self.path, self._held = path, held
@@ -160,7 +147,6 @@ class HostStage:
         This process has made it or hashed it, in this call.
 
         Args:
-            stop: Polled; once it returns true, the copy is given up.
             report: Hears of an existing copy that is damaged, and removed.
         """
         seen, since = -1, self._clock.monotonic()
@@ -189,9 +175,9 @@ class HostStage:
             match = _COPY.fullmatch(name)
             if match is not None and match["digest"] == _short(digest):
                 held = lock_file(f"{self._own}/{name}{_LOCK}", exclusive=False)
-                found = _existing(f"{self._own}/{name}", held) if held is not None else None
-                if found is not None:
-                    return found
+                copy = _existing(f"{self._own}/{name}", held) if held is not None else None
+                if copy is not None:
+                    return copy
         return None
 
     def has_copies(self) -> bool:
@@ -220,7 +206,6 @@ class HostStage:
                     self._sweep(f"{self._root}/{name}", keep)
 
     def close(self) -> None:
-        """Remove the copies that no process uses."""
         self.sweep()
         with contextlib.suppress(OSError):
             os.rmdir(self._own)
@@ -262,10 +247,10 @@ class HostStage:
 
     def _copy_alone(self, source: StageSource, stop: Callable[[], bool]) -> StagedCopy:
         # No other process knows this name, so the copy is only missing if a person removed it.
-        found = self._copy_or_none(f"{source.key}+{uuid.uuid4().hex[:8]}", source, stop)
-        if found is None:
+        copy = self._copy_or_none(f"{source.key}+{uuid.uuid4().hex[:8]}", source, stop)
+        if copy is None:
             raise StorageError("a copy in the stage has gone", path=self._own)
-        return found
+        return copy
 
     def _copy(self, path: str, key: str, source: StageSource, stop: Callable[[], bool]) -> None:
         self._clear(self._own, key)
@@ -328,9 +313,8 @@ def _existing(path: str, held: FileLock) -> StagedCopy | None:
 
 
 def _newest(directory: str) -> str:
-    """Return the name of the newest copy in a directory, empty if there is none."""
-    found = [(match, name) for name in _names(directory) if (match := _COPY.fullmatch(name))]
-    pairs = {name: (int(match["generation"]), int(match["step"])) for match, name in found}
+    copies = [(match, name) for name in _names(directory) if (match := _COPY.fullmatch(name))]
+    pairs = {name: (int(match["generation"]), int(match["step"])) for match, name in copies}
     return max(pairs, key=pairs.__getitem__, default="")
 
 
@@ -344,7 +328,6 @@ def _job_key(root: str) -> str:
 
 
 def _key_of(name: str) -> str:
-    """Return the key of the copy that a name belongs to."""
     if is_temporary(name):
         return name.removeprefix(".").rpartition(".tmp")[0].rpartition(".")[0]
     return name.removesuffix(_LOCK)

@@ -19,8 +19,6 @@ class StepCopy:
     A failure is reported once and never raised; the copy is then never whole.
 
     Args:
-        path: Its directory.
-        step: The trainer's step.
         report_failure: Called with the reason if there will be no copy.
     """
 
@@ -41,7 +39,6 @@ class StepCopy:
             self._tried(self._file.write, piece, offset)
 
     def finish(self) -> None:
-        """Give the shard its length."""
         if self._file is not None:
             self._tried(self._file.finish)
         self.close()
@@ -52,7 +49,6 @@ class StepCopy:
             file.close()
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file beside the weights."""
         self._tried(self._disk.replace, f"{self._path}/{ACTOR}/{name}", content)
 
     def seal(self, writer: int, shards: list[FileRecord], files: list[FileRecord]) -> None:

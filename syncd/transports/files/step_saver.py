@@ -41,9 +41,6 @@ class StepSaver:
     """Writes this rank's part of each step. One save is in flight at a time; all ranks make the same calls.
 
     Args:
-        rank: This rank, from 0.
-        world_size: Number of ranks, each of which writes one shard.
-        mode: `background` or `stream`.
         dtype: What floating-point tensors are cast to; None keeps each as it is.
         tied: Names of tensors to leave out: those that repeat another one.
         check_finite: Whether NaN and infinity are refused.
@@ -97,9 +94,6 @@ class StepSaver:
         Optional, and no limit: a larger export is saved too. Only shapes and dtypes are read, in the order of the
         export: tensors on `meta` will do, and sharded ones are not gathered.
 
-        Args:
-            tensors: As `save` takes them.
-
         Returns:
             Why the budget has no room for the buffer, empty if it has: without room, all ranks call `stream`.
         """
@@ -135,12 +129,10 @@ class StepSaver:
         """Save a step; every rank walks all the tensors.
 
         Args:
-            step: The trainer's step.
             attempt: A name that the ranks share in this save and that no other save has.
             tensors: Names and tensors, or a function that begins a walk over them. `stream` needs what can be
                 walked twice for its first save, to know where everything goes.
             companions: Files beside the weights by name, such as config.json; rank 0 writes them.
-            copy: Gets the same files as this rank's part of the step.
             probe: What the model answers with these weights; rank 0's receipt has it.
         """
         self.copy(step, attempt, tensors, companions, copy, probe)
@@ -204,7 +196,6 @@ class StepSaver:
 
     @property
     def is_writing(self) -> bool:
-        """Return whether a save is in flight."""
         return self._pending is not None
 
     @property
@@ -216,7 +207,6 @@ class StepSaver:
         return future.done() and future.exception() is not None
 
     def close(self) -> None:
-        """Wait for the save in flight and give threads and memory back."""
         try:
             self.wait()
         finally:

@@ -13,15 +13,11 @@ from syncd.protocol.receipt import FileRecord
 
 
 class TimedBytes(NamedTuple):
-    """What it took one rank to write, or to encode, something."""
-
     size: int  # bytes
     seconds: float  # of the trainer's clock
 
 
 class ShareTimes(NamedTuple):
-    """What one rank has measured."""
-
     whole: TimedBytes | None = None  # its shard, when it was written last
     encoded: TimedBytes | None = None  # its shard, when its changes were encoded last
     container: TimedBytes | None = None  # these changes, when they were written
@@ -32,8 +28,6 @@ NOT_MEASURED = ShareTimes()
 
 @dataclass(frozen=True, slots=True)
 class ShareState:
-    """What one rank knows before a step is stored."""
-
     sealed: tuple[int, str] | None  # step and attempt of the share that it has kept; None if it has none
     why: str  # why it has kept none
     is_same_layout: bool  # whether the share to be stored has the layout of the one that was kept
@@ -52,8 +46,6 @@ class ChainLength(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """The last sealed step, as it is in the job now."""
-
     step: int
     digest: str  # of its manifest
     files: tuple[FileRecord, ...]  # the records of its files beside the weights
@@ -68,14 +60,11 @@ class StorageTimes(NamedTuple):
     delta: float
 
     def rounded(self) -> dict[str, float]:
-        """Return them for an event."""
         return {f"{name}_seconds": round(seconds, 3) for name, seconds in self._asdict().items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How a step is stored."""
-
     parent: Parent | None = None  # the step whose changes are stored; None if none are
     is_delta: bool = False  # whether they are all that is stored of the weights; if not, they are a shortcut
     # Whether each rank keeps its share, so that the next step can be stored as changes of this one.
@@ -87,7 +76,6 @@ class Storage:
 
     @property
     def form(self) -> str:
-        """Return how the step is stored in one word: `whole`, `shortcut` or `delta`."""
         if self.parent is None:
             return "whole"
         return "delta" if self.is_delta else "shortcut"

@@ -112,14 +112,14 @@ def test_workers_of_both_engines_read_every_kind_of_tensor(in_place):
         sys.path.pop(0)
     wanted = digest(tensors.items())
     assert found == {"json": wanted, "pickles": [wanted, wanted]}
-    name = bucket.place["segment"]
+    name = bucket.location["segment"]
     del held, bucket, tensors
     assert [one for one in os.listdir(DIRECTORY) if one.startswith(name)] == []
 
 
 def test_memory_to_receive_into_is_shared_as_long_as_a_tensor_uses_it():
     views = received({"a": torch.ones(5), "b": torch.ones(3)})
-    (name,) = share(views, 1, in_place=True).place.values()
+    (name,) = share(views, 1, in_place=True).location.values()
     del views["a"]
     assert name in os.listdir(DIRECTORY)
     elsewhere = share(views | {"c": torch.ones(3)}, 1, in_place=True)

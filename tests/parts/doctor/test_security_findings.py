@@ -45,7 +45,7 @@ def found(snapshot):
     return [(finding.name, finding.severity) for finding in judge(snapshot) if finding.severity != "info"]
 
 
-IN_GROUP = {"permissions": "group", "group": GROUP}
+IN_GROUP = {"permissions": "group", "unix_group": GROUP}
 NFS = Mount("/shared", "nfs4", ("rw", "sec=sys"), "server:/x")
 
 

@@ -65,7 +65,7 @@ def save(saver, memory, step, told, *, attempt=None):
 
 def held(memory, job, step):
     """Return whether memory has a step, whole."""
-    found = hold_copy(memory.place, read_manifest(job.disk, job.step(step)))
+    found = hold_copy(memory.memory_directory, read_manifest(job.disk, job.step(step)))
     if found is None:
         return False
     found.close()
@@ -77,7 +77,7 @@ def test_an_in_memory_copy_has_the_digests_of_the_step(job, memory, saver):
     for step in (1, 2):
         assert save(saver, memory, step, told) == ""
         manifest = read_manifest(job.disk, job.step(step))
-        path = memory.place.copy(step, f"save-{step}")
+        path = memory.memory_directory.copy(step, f"save-{step}")
         assert is_copy_of(path, manifest)
         assert damaged_files(job.disk, path, manifest) == []
         assert damaged_files(job.disk, job.step(step), manifest) == []
@@ -90,7 +90,7 @@ def test_the_newest_two_copies_and_those_in_use_are_kept(job, memory, saver):
     for step in (1, 2, 3):
         save(saver, memory, step, [])
     assert [held(memory, job, step) for step in (1, 2, 3)] == [False, True, True]
-    reader = hold_copy(memory.place, read_manifest(job.disk, job.step(2)))
+    reader = hold_copy(memory.memory_directory, read_manifest(job.disk, job.step(2)))
     save(saver, memory, 4, [])
     save(saver, memory, 5, [])
     assert [held(memory, job, step) for step in (2, 3, 4, 5)] == [True, False, True, True]
@@ -106,7 +106,7 @@ def test_a_copy_beyond_the_memory_limit_falls_back_to_files(job, shm, saver):
     for step in (1, 2):
         assert save(saver, memory, step, []) == ""
     assert [held(memory, job, step) for step in (1, 2)] == [False, True]
-    reader = hold_copy(memory.place, read_manifest(job.disk, job.step(2)))
+    reader = hold_copy(memory.memory_directory, read_manifest(job.disk, job.step(2)))
     assert "copies may take" in save(saver, memory, 3, [])
     assert read_manifest(job.disk, job.step(3)).attempt == "save-3"
     assert not held(memory, job, 3)
@@ -145,7 +145,7 @@ def test_a_full_memory_file_system_falls_back_to_files(job, little, saver):
     assert memory.open() == ""
     assert "bytes free" in save(saver, memory, 1, told)
     assert told == []
-    os.makedirs(f"{memory.place.copy(2, 'save-2')}/actor/.receipts", 0o700)
+    os.makedirs(f"{memory.memory_directory.copy(2, 'save-2')}/actor/.receipts", 0o700)
     memory.make_room = lambda *_: ""
     assert save(saver, memory, 2, told) == ""
     assert len(told) == 1
@@ -187,7 +187,7 @@ def test_two_ranks_write_one_copy(job, memory):
         saver.close()
     manifest = read_manifest(job.disk, job.step(1))
     assert manifest.world_size == 2
-    assert damaged_files(job.disk, memory.place.copy(1, "save-1"), manifest) == []
+    assert damaged_files(job.disk, memory.memory_directory.copy(1, "save-1"), manifest) == []
     assert held(memory, job, 1)
 
 
@@ -195,8 +195,8 @@ def test_a_second_trainer_cannot_open_the_copies(job, memory, shm):
     second = MemoryCopies(job, shm)
     second._clock = Hurried()
     assert "another trainer holds" in second.open()
-    assert lock_directory(memory.place.directory) is None
-    assert OWNER in os.listdir(memory.place.directory)
+    assert lock_directory(memory.memory_directory.directory) is None
+    assert OWNER in os.listdir(memory.memory_directory.directory)
 
 
 class Hurried:
@@ -217,13 +217,13 @@ def test_a_start_removes_the_copies_of_a_killed_trainer_unless_in_use(job, shm, 
     save(saver, killed, 1, [])
     killed.make_room(2, "save-2", SIZE)
     killed._owner.close()  # as its end does
-    reader = hold_copy(killed.place, read_manifest(job.disk, job.step(1)))
+    reader = hold_copy(killed.memory_directory, read_manifest(job.disk, job.step(1)))
     following = MemoryCopies(job, shm)
     assert following.open() == ""
-    assert copies_in(following.place.directory) == ["1-save-1"], "it is read"
+    assert copies_in(following.memory_directory.directory) == ["1-save-1"], "it is read"
     reader.close()
     assert following.make_room(3, "save-3", SIZE) == ""
-    assert copies_in(following.place.directory) == ["3-save-3"]
+    assert copies_in(following.memory_directory.directory) == ["3-save-3"]
     following.close()
     assert os.listdir(shm) == []
 
@@ -278,7 +278,7 @@ def test_free_memory_is_read_from_this_machine(shm):
     found = read_free_memory(shm)
     assert 0 < found.host.left <= found.host.total
     assert found.free > 0
-    assert found.group is None or found.group.left <= found.group.total
+    assert found.control_group is None or found.control_group.left <= found.control_group.total
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -408,10 +408,10 @@ def test_page_files_and_dashboards_are_in_the_package(monkeypatch):
     distribution.parse_config_files(["setup.cfg"])
     build = distribution.get_command_obj("build_py")
     build.ensure_finalized()
-    (found,) = [names for package, _, _, names in build.data_files if package == "syncd"]
-    packaged = {name for name in found if name.startswith("dashboard/static/")}
+    (names,) = [names for package, _, _, names in build.data_files if package == "syncd"]
+    packaged = {name for name in names if name.startswith("parts/page/static/")}
     assert packaged == {
-        f"dashboard/static/{path.name}" for path in (ROOT / "syncd/parts/page/static").iterdir()
+        f"parts/page/static/{path.name}" for path in (ROOT / "syncd/parts/page/static").iterdir()
     }
     monitoring = dict(distribution.data_files)["share/syncd/monitoring"]
     assert all((ROOT / name).is_file() for name in monitoring)

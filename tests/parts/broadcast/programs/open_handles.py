@@ -50,7 +50,7 @@ def main():
     reductions.reduce_tensor, reductions.rebuild_cuda_tensor = reduce, rebuild
     worker = vllm_stub.worker(lambda loaded: None)
     bucket = GpuBucket({"a": torch.ones(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}, workers=2)
-    worker.init_transfer_engine(worker.parse_init_info(json.loads(json.dumps(bucket.place))))
+    worker.init_transfer_engine(worker.parse_init_info(json.loads(json.dumps(bucket.location))))
     worker.update_weights(json.loads(json.dumps(bucket.as_json())))
     found = {"exported": list(map(plain, given)), "vllm": list(map(plain, taken))}
     taken.clear()
