@@ -72,11 +72,10 @@ def run(
 def _runner_of(file: "JobFile") -> "Callable[[JobFile, str | None], str]":
     """Return what explores: a part's runner if the file has its table, else that of prompts."""
     from explorer_hooks.run.extensions import RUNNERS  # noqa: PLC0415 - needs pydantic
+    from syncd.jobfile.roles import RunnerSection, given_tables  # noqa: PLC0415
 
-    runners = registered(RUNNERS)
-    table = next((name for name in runners if getattr(file.explorer, name).is_given), None)
-    if table is not None:
-        runner: Callable[[JobFile, str | None], str] = runners[table].load()
+    for table in given_tables(file.explorer, RunnerSection):
+        runner: Callable[[JobFile, str | None], str] = registered(RUNNERS)[table].load()
         return runner
     from explorer_hooks.run.run import run as explore  # noqa: PLC0415
 

@@ -165,7 +165,7 @@ class BatchMaker:
         if result.problem:
             self._drop(batch, "engine", result.problem)
             return
-        if result.untaught and self._file.explorer.teacher.required:
+        if result.untaught and result.needs_teacher:
             self._drop(batch, "teacher", result.untaught)
             return
         group = self._scored(asked, result, batch)

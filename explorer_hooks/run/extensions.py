@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem
+from syncd.jobfile.roles import ReaderSection, RunnerSection, given_tables
 from syncd.registered import registered
 
 RUNNERS = "explorer.runners"
@@ -13,20 +14,18 @@ EVALUATION = "explorer.evaluation"
 """What opens evaluation sets: a function of a file and what scores (`explorer_hooks/run/held_out.py`)."""
 
 READERS = "explorer.readers"
-"""What reads all that is sampled for training, such as a teacher: functions of file and tokens."""
+"""What reads all that is sampled for training, by its table of [explorer]: functions of file and tokens."""
 
-ENGINES = "explorer.engines"
-"""Further inference engines, by `explorer.engine.kind`: functions of a file."""
+CHECKS = "explorer.checks"
+"""What is wrong with tables of parts and no single key shows: functions of a file and the command that reads it."""
 
 
 def lacking_problems(file: JobFile) -> Iterator[Problem]:
     """Yield the tables of a file that nothing that is installed reads."""
     explorer = file.explorer
-    asked = (
-        ("explorer.agent", explorer.agent.is_given, RUNNERS),
-        ("explorer.evaluation", bool(explorer.evaluation.named()), EVALUATION),
-        ("explorer.teacher", bool(explorer.teacher.address), READERS),
-    )
-    for table, is_asked, group in asked:
-        if is_asked and not registered(group):
-            yield Problem(table, f"nothing that reads [{table}] is installed", "leave the table out")
+    lacking = [name for name in given_tables(explorer, RunnerSection) if name not in registered(RUNNERS)]
+    lacking += [name for name in given_tables(explorer, ReaderSection) if name not in registered(READERS)]
+    lacking += ["evaluation"] if explorer.evaluation.named() and not registered(EVALUATION) else []
+    for name in lacking:
+        text = f"nothing that reads [explorer.{name}] is installed"
+        yield Problem(f"explorer.{name}", text, "leave the table out")

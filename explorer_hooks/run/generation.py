@@ -54,6 +54,7 @@ class GroupResult:
     unreadable_versions: int = 0
     teacher: str = ""  # the name of the teacher that has read its responses
     untaught: str = ""  # why a teacher has not read them although there is one
+    needs_teacher: bool = False  # whether it is dropped then
 
     @property
     def oldest(self) -> Pair:

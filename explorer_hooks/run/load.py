@@ -1,23 +1,20 @@
 """The job's file, as an explorer reads it: one error reports all problems."""
 
-import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from operator import attrgetter
 
-from explorer_hooks.run.agent_checks import agent_problems, gateway_problems
-from explorer_hooks.run.extensions import lacking_problems
+from explorer_hooks.run.extensions import CHECKS, lacking_problems
 from explorer_hooks.run.stages import stage_layers
 from explorer_hooks.run.task_checks import reward_problems, task_problems
-from syncd.errors import ConfigError
 from syncd.experience.table import MAX_ROWS
 from syncd.jobfile.evaluation import set_problems
-from syncd.jobfile.explorer_sections import AgentSection, InferenceSection, TeacherSection
-from syncd.jobfile.loader import Loader, read_toml, values_at
+from syncd.jobfile.explorer_sections import InferenceSection
+from syncd.jobfile.loader import Loader, read_toml
 from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem
 from syncd.protocol.layout import is_identity
+from syncd.registered import registered
 
 _SERVERS = {
     "vllm": "env VLLM_SERVER_DEV_MODE=1 vllm serve {model} --host {host} --port {port}",
@@ -40,81 +37,29 @@ def load_file(
     return file.in_stage(stage) if stage is not None else file
 
 
-def load_served_file(path: str, overrides: Sequence[str] = (), *, trust: bool = False) -> JobFile:
-    return SERVE_LOADER.load(
-        [read_toml(path).layer(), SERVE_LOADER.command_layer(overrides)], path, trust=trust
-    )
-
-
-def load_bench_file(
-    job: str, config: str | None, overrides: Sequence[str] = (), *, trust: bool = False
-) -> JobFile:
-    """Return what a file says to `explorer bench`, with the command line's `--section.key value` on top.
-
-    Args:
-        config: The file; None for the configuration that the trainer keeps in the job directory.
-    """
-    path = config or f"{job}/config.toml"
-    if config is None and not os.path.exists(path):
-        hint = f"explorer bench {job} --config grpo.toml"
-        raise ConfigError("no trainer has kept its configuration there", path=path, hint=hint)
-    kept = replace(read_toml(path), is_kept=config is None)
-    source = path if config is not None else str(next(iter(values_at(kept.table, "job.source")), path))
-    layers = [kept.layer(source), BENCH_LOADER.command_layer(overrides)]
-    file = BENCH_LOADER.load(layers, path, trust=trust)
-    return file.with_values(job={"dir": os.path.abspath(job), "source": os.path.abspath(source)})
-
-
 def _run_checks(file: JobFile) -> Iterator[Problem]:
     """Yield the problems for `explorer run` that no single key shows."""
-    yield from _checks(file)
+    yield from file_problems(file, "run")
     yield from task_problems(file)
-    yield from agent_problems(file)
 
 
-def _serve_checks(file: JobFile) -> Iterator[Problem]:
-    """Yield the problems for `explorer serve` that no single key shows."""
-    yield from _checks(file)
-    yield from gateway_problems(file, "explorer serve")
-    if file.explorer.curriculum.enabled:
-        text = "explorer serve chooses no tasks"
-        yield Problem("explorer.curriculum.enabled", text, "leave [explorer.curriculum] out")
-    if file.explorer.evaluation.named():
-        text = "explorer serve evaluates nothing"
-        yield Problem("explorer.evaluation.tasks", text, "leave [explorer.evaluation] out")
-    if file.explorer.agent != AgentSection():
-        text = "explorer serve starts no agent"
-        yield Problem("explorer.agent", text, "leave [explorer.agent] out, or: explorer run CONFIG")
-    if file.stages:
-        text = "explorer serve takes no file with stages"
-        yield Problem("stages", text, "explorer run CONFIG --stage NAME")
+def file_problems(file: JobFile, verb: str) -> Iterator[Problem]:
+    """Yield the problems that no single key shows, those of parts' tables among them.
 
-
-def _bench_checks(file: JobFile) -> Iterator[Problem]:
-    """Yield the problems for `explorer bench` that no single key shows."""
-    yield from _checks(file)
-    if file.explorer.agent.is_given:
-        text = "explorer bench has agents play nothing"
-        yield Problem("explorer.agent", text, "leave [explorer.agent] out")
-    if not file.explorer.evaluation.named():
-        text = "there is no evaluation set: explorer.evaluation.tasks is missing"
-        yield Problem("explorer.evaluation.tasks", text, "it names a JSONL file of tasks")
-    if file.stages:
-        text = "explorer bench takes no file with stages"
-        yield Problem("stages", text, "leave --config out: each stage's directory has its configuration")
-
-
-def _checks(file: JobFile) -> Iterator[Problem]:
+    Args:
+        verb: The command that reads the file: `run`, or that of a part.
+    """
     yield from _names(file)
     yield from lacking_problems(file)
     yield from _engine(file)
-    yield from _teacher(file)
     rows = file.explorer_groups * file.data.group_size
     if rows > MAX_ROWS:
         key = "explorer.groups" if file.explorer.groups else "data.groups"
         yield Problem(key, f"{rows} rollouts are too many for a batch, which holds {MAX_ROWS} at most")
     yield from set_problems(file.explorer.evaluation)
     yield from reward_problems(file)
+    for point in registered(CHECKS).values():
+        yield from point.load()(file, verb)
 
 
 def _names(file: JobFile) -> Iterator[Problem]:
@@ -136,8 +81,6 @@ def _engine(file: JobFile) -> Iterator[Problem]:
             "start the server with log-probs of the sampling temperature, and set"
             " explorer.engine.processed_logprobs = true",
         )
-    if engine.kind == "tinker" and engine.options:
-        yield Problem("explorer.engine.options", 'explorer.engine.options means nothing to kind = "tinker"')
     if engine.reload == "restart" and file.model.publishes_adapters:
         text = 'explorer.engine.reload = "restart" is for whole weights, and the job\'s steps are adapters'
         yield Problem("explorer.engine.reload", text, 'leave it out, or model.lora.publish = "merged"')
@@ -145,7 +88,7 @@ def _engine(file: JobFile) -> Iterator[Problem]:
         yield Problem(
             "explorer.engine.address", 'explorer.engine.address means nothing to kind = "transformers"'
         )
-    started = engine.command and engine.reload == "in_place" and engine.kind != "tinker"
+    started = engine.command and engine.reload == "in_place" and engine.kind in _SERVERS
     if engine.address.startswith(("http://", "https://")) or (started and not engine.address):
         pass
     elif engine.kind != "transformers":
@@ -157,22 +100,9 @@ def _engine(file: JobFile) -> Iterator[Problem]:
     yield from _command(engine)
 
 
-def _teacher(file: JobFile) -> Iterator[Problem]:
-    teacher, key = file.explorer.teacher, "explorer.teacher.address"
-    if not teacher.address:
-        if teacher != TeacherSection():
-            yield Problem(key, f"[explorer.teacher] needs {key}", 'address = "http://127.0.0.1:8001"')
-        return
-    if not teacher.address.startswith(("http://", "https://")):
-        yield Problem(key, f"{key} is no address of a server", 'address = "http://127.0.0.1:8001"')
-    if file.algorithm.temperature != 1:
-        text = "a teacher says log-probs at temperature 1, and responses are of another temperature"
-        yield Problem("algorithm.temperature", text, "temperature = 1.0, or no teacher")
-
-
 def _command(engine: InferenceSection) -> Iterator[Problem]:
     """Yield what keeps an explorer from starting its server."""
-    if engine.kind in ("transformers", "tinker"):
+    if engine.kind not in _SERVERS:
         if engine.command or engine.reload == "restart":
             text = f"a command starts a server, and kind is {engine.kind}"
             yield Problem("explorer.engine.command", text, 'kind = "vllm"')
@@ -193,9 +123,10 @@ def _command(engine: InferenceSection) -> Iterator[Problem]:
         yield Problem("explorer.engine.model", text, 'model = "policy", and --served-model-name policy')
 
 
-def _loader(check: Callable[[JobFile], Iterator[Problem]]) -> Loader:
+def explorer_loader(check: Callable[[JobFile], Iterator[Problem]]) -> Loader:
+    """Return what reads the file for one command of explorers."""
     tables, required = ("job", "model", "sync", "explorer"), ("job", "model", "explorer")
     return Loader(tables=tables, required=required, check=check, hint="explorer config docs")
 
 
-LOADER, BENCH_LOADER, SERVE_LOADER = map(_loader, (_run_checks, _bench_checks, _serve_checks))
+LOADER = explorer_loader(_run_checks)

@@ -15,7 +15,6 @@ from explorer_hooks.follower.health import HealthServer
 from explorer_hooks.follower.policy import EventListener, FollowOptions
 from explorer_hooks.follower.service import log_listener
 from explorer_hooks.hook import TensorHook
-from explorer_hooks.run.extensions import ENGINES
 from explorer_hooks.run.generation import Generator, GeneratorContext, InferenceEngine, PermittedVersion
 from explorer_hooks.run.own_server import serving
 from explorer_hooks.run.scoring import Scorer, open_scorer
@@ -25,6 +24,7 @@ from explorer_hooks.run.weight_sources import WeightSource
 from explorer_hooks.stopping import Stop
 from syncd.errors import ConfigError
 from syncd.extras import install_command
+from syncd.jobfile.explorer_sections import ENGINES, SERVERS
 from syncd.jobfile.model import JobFile
 from syncd.registered import registered
 from syncd.transports.base import Transport, find_transport, transport_names
@@ -32,7 +32,6 @@ from syncd.transports.base import Transport, find_transport, transport_names
 _LOCAL = "explorer_hooks.run.local:LocalEngine"
 """What generates in this process; it is loaded only then, because it needs torch."""
 
-_SERVERS = ("vllm", "sglang")
 _LOG = structlog.get_logger()
 
 
@@ -93,24 +92,17 @@ def open_reward(file: JobFile, function: str = "") -> Scorer:
 
 def _open_engine(file: JobFile) -> InferenceEngine:
     kind = file.explorer.engine.kind
-    if kind in _SERVERS:
+    if kind in SERVERS:
         return ServerEngine(file)
     if kind != "transformers":
-        return _registered_engine(file, kind)
+        engine: InferenceEngine = registered(ENGINES)[kind].load()(file)
+        return engine
     try:
         opener: Callable[[JobFile], InferenceEngine] = resolve_name(_LOCAL)
     except ImportError as error:
         hint = install_command("transformers")
         raise ConfigError('explorer.engine.kind = "transformers" needs transformers', hint=hint) from error
     return opener(file)
-
-
-def _registered_engine(file: JobFile, kind: str) -> InferenceEngine:
-    engines = registered(ENGINES)
-    if kind not in engines:
-        raise ConfigError(f'explorer.engine.kind = "{kind}" is not installed', hint='kind = "vllm"')
-    engine: InferenceEngine = engines[kind].load()(file)
-    return engine
 
 
 @contextmanager

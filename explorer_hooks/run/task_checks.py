@@ -6,6 +6,7 @@ from explorer_hooks.run.rewards import BUILT_IN, LIBRARY
 from explorer_hooks.run.scoring import AUTO
 from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem, nearest
+from syncd.jobfile.roles import runner_of
 from syncd.jobfile.task_sets import SET
 
 
@@ -16,11 +17,8 @@ def is_import_path(text: str) -> bool:
 
 def task_problems(file: JobFile) -> Iterator[Problem]:
     """Yield what is wrong with the tasks that `explorer run` plays."""
-    section, environment = file.explorer, file.explorer.agent.environment
-    if environment and section.training_sets:
-        text = f"{environment} has tasks of its own, and explorer.tasks or [[explorer.task_sets]] others"
-        yield Problem("explorer.tasks", text, "leave them out; [explorer.agent.select] chooses among its own")
-    if not section.training_sets and not environment:
+    section = file.explorer
+    if not section.training_sets and not runner_of(section).has_own_tasks:
         yield Problem("explorer.tasks", "explorer.tasks is missing", 'tasks = "tasks.jsonl"')
     yield from _held_out(file)
     if section.tasks and any(not task_set.held_out for task_set in section.task_sets):

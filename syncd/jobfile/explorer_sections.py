@@ -3,10 +3,9 @@
 A key's description is its only documentation: the schema and docs/explorer-run.md are made of it.
 """
 
-import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from syncd.errors import ConfigError
 from syncd.jobfile.evaluation import EvaluationSection
@@ -17,7 +16,6 @@ from syncd.jobfile.sections import (
     PATH,
     TASKS,
     Count,
-    Names,
     NoneText,
     Positive,
     Seconds,
@@ -25,12 +23,37 @@ from syncd.jobfile.sections import (
     with_tables_of_parts,
 )
 from syncd.jobfile.task_sets import SET, TaskSetSection
+from syncd.registered import registered
+
+ENGINES = "explorer.engines"
+"""The entry points of further inference engines, by `explorer.engine.kind`: functions of a file."""
+
+SERVERS = ("vllm", "sglang")
+"""The kinds that are servers with a completions API."""
+
+
+def engine_kinds() -> tuple[str, ...]:
+    """Return all values of `explorer.engine.kind`: syncd's own, and the engines that installed packages register."""
+    return ("transformers", *SERVERS, *registered(ENGINES))
+
+
+def _engine_kind(value: object) -> str:
+    if value not in engine_kinds():
+        raise ValueError(value)
+    return str(value)
+
+
+EngineKind = Annotated[
+    str,
+    BeforeValidator(_engine_kind),
+    WithJsonSchema({"type": "string", "enum": list(engine_kinds())}),
+]
 
 
 class InferenceSection(Section):
     """What generates."""
 
-    kind: Literal["transformers", "vllm", "sglang", "tinker"] = "transformers"
+    kind: EngineKind = "transformers"
     """transformers: a model in this process. vllm, sglang: a server, by its completions API. tinker: by its SDK."""
     address: str = ""
     """vllm, sglang, tinker: the server's URL, http://127.0.0.1:8000; with a command a free port unless given."""
@@ -86,27 +109,6 @@ class SamplingSection(Section):
     """Tokens of a prompt at most; tasks with longer ones are skipped and counted."""
 
 
-class TeacherSection(Section):
-    """A served model that is asked for its log-prob of each token of each response."""
-
-    kind: Literal["vllm", "sglang"] = "vllm"
-    """The server: vllm is asked by its completions API, sglang by /generate."""
-    address: str = ""
-    """The server's URL, such as http://127.0.0.1:8001; no teacher unless given."""
-    model: str = ""
-    """What requests and experiences call the teacher; what the server names first unless given."""
-    token_env: str = ""
-    """The environment variable that holds the server's API key."""
-    concurrency: Positive = 8
-    """Groups that are sent to it at the same time, each in one request."""
-    timeout: Seconds = 120.0
-    """Seconds that one request may take."""
-    retries: Count = 4
-    """Retries of a request that failed, each after a longer pause."""
-    required: bool = True
-    """Drop a group of which it gives no log-probs, and count it; false: write the group without."""
-
-
 class RewardSection(Section):
     """What a response is worth."""
 
@@ -152,86 +154,6 @@ class CurriculumSection(Section):
     """The mean reward that counts as p = 1."""
 
 
-class GatewaySection(Section):
-    """The OpenAI-style endpoint of `explorer serve` and of `[explorer.agent]`."""
-
-    listen: str = ""
-    """HOST:PORT; serve: 127.0.0.1:8100 unless given, run: a free port; the log names it."""
-    directory: str = Field(default="", json_schema_extra=PATH)
-    """Of the journal and the token, on a disk of this host; below ~/.local/state/syncd unless given."""
-    hold: Seconds = 300.0
-    """Seconds that a turn waits for an engine that is away or loads a version; then the answer is 503."""
-    idle: Seconds = 3600.0
-    """serve: seconds without a request after which an unfinished group is dropped; run: `agent.timeout` counts."""
-    max_turns: Positive = 64
-    """Turns of a session at most."""
-    history: Literal["exact", "template"] = "exact"
-    """exact: a turn continues the recorded tokens; template: only if the chat template writes the same ones."""
-    segments: Literal["all", "last"] = "all"
-    """Which segments of a rollout are trained; last: the one alone that ends in its last turn."""
-    tool_format: Literal["auto", "hermes", "qwen3_coder", "glm45", "mistral", "llama3", "none"] = "auto"
-    """How the model writes calls of tools; auto: as its chat template writes one. none: answers are text alone."""
-    harmless_fields: Literal["tolerate", "refuse"] = "tolerate"
-    """Fields of requests that ask for what agents can do without, such as `strict`; tolerate: without effect."""
-
-
-ENVIRONMENTS = "verifiers:"
-"""What `explorer.agent.environment` begins with."""
-
-
-class AgentSection(Section):
-    """The agent that plays the tasks, in place of one response to each prompt."""
-
-    command: str = Field(default="", json_schema_extra=CODE)
-    """Started for each rollout, split into words as a shell does; its last line is the reward as JSON."""
-    function: str = Field(default="", json_schema_extra=CODE)
-    """package.module:function, called for each rollout with `base_url`, `api_key` and `task`; returns the reward."""
-    environment: str = Field(default="", json_schema_extra=CODE)
-    """verifiers:NAME, an environment of verifiers; it has tasks, tools and rewards of its own."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """environment: verifiers' configuration of it, its `env` table: `taskset`, its roles, its own keys."""
-    select: dict[str, Any] = Field(default_factory=dict)
-    """environment: which of its tasks are played, verifiers' `select` table: `limit`, `include`, `exclude`."""
-    episode: Literal["rollout", "group"] = "rollout"
-    """environment: what an episode is; group: all rollouts of a group, which it scores together."""
-    python: str = Field(default="", json_schema_extra=CODE)
-    """environment: the interpreter that has verifiers; this one unless given."""
-    processes: Positive = 1
-    """environment: processes that share the episodes."""
-    concurrency: Positive = 8
-    """Rollouts, of an environment episodes, that are played at the same time."""
-    timeout: Seconds = 600.0
-    """Seconds that one of them may take; then the agent is killed, and the attempt abandoned."""
-    retries: Count = 1
-    """Further attempts at a rollout whose agent failed; after the last one the group is dropped."""
-    reward: Literal["agent", "function"] = "agent"
-    """Where rewards come from: the agent itself, or `[explorer.reward]`, which reads the last answer."""
-    reward_range: tuple[float, float] = Field(default=(0.0, 1.0), strict=False)
-    """The least and the largest reward that the agent may give; of an environment any unless given."""
-    http_reward: bool = True
-    """Let the agent, and so all that it starts, give its reward by HTTP; the first one counts."""
-    answer: Literal["scorer", "agent"] = "scorer"
-    """command: who gets the task's answer: what gives the reward; agent: the command in any case."""
-    pass_env: Names = ()
-    """Further variables of the explorer that the agent gets; secrets are not among the usual ones."""
-
-    @property
-    def is_given(self) -> bool:
-        return bool(self.command or self.function or self.environment)
-
-    @property
-    def rewards_by_http(self) -> bool:
-        return bool(self.command or self.function) and self.reward == "agent" and self.http_reward
-
-    @property
-    def allowed_rewards(self) -> tuple[float, float]:
-        """Return the least and the largest reward that it may give."""
-        is_bound = self.reward == "agent" and (
-            self.command or self.function or "reward_range" in self.model_fields_set
-        )
-        return self.reward_range if is_bound else (-math.inf, math.inf)
-
-
 @with_tables_of_parts("explorer")
 class ExplorerSection(Section):
     """What `explorer run` reads."""
@@ -266,18 +188,12 @@ class ExplorerSection(Section):
     """How versions are loaded."""
     sampling: SamplingSection = SamplingSection()
     """What is generated."""
-    teacher: TeacherSection = TeacherSection()
-    """A served model that is asked for its log-prob of each token of each response."""
     reward: RewardSection = RewardSection()
     """What a response is worth."""
     curriculum: CurriculumSection = CurriculumSection()
     """Tasks by their difficulty: those that are always or never solved are taken less often."""
     evaluation: EvaluationSection = EvaluationSection()
     """Rollouts of held-out tasks, greedy ones unless a set says more. Named sets are in tables of their own."""
-    agent: AgentSection = AgentSection()
-    """The agent that plays the tasks, in place of one response to each prompt."""
-    gateway: GatewaySection = GatewaySection()
-    """The OpenAI-style endpoint of `explorer serve` and of `[explorer.agent]`."""
 
     def set_of(self, source: str, limit: int = 0) -> TaskSetSection:
         """Return the keys of a set of which only the source was given."""

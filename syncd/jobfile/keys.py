@@ -77,6 +77,10 @@ class Keys:
         """Return whether there may be several tables of this name."""
         return self._resolved(self._at(table)).get("type") == "array"
 
+    def takes_table(self, name: str) -> bool:
+        """Return whether a key or table of this name has keys below it."""
+        return name in self.tables or self.all[name].is_free
+
     def owner(self, path: Sequence[str | int]) -> str:
         """Return the dotted name of the known key or table that a path leads to or into, empty if to none."""
         name = ""

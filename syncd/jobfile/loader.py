@@ -223,14 +223,28 @@ def _schema_problem(keys: Keys, path: Sequence[str | int], kind: str, layers: Se
     named = [str(part) for part in path if not isinstance(part, int)]  # which of several tables, or of a list
     key = ".".join(named[: owner.count(".") + 1]) if owner else ""
     if kind == "extra_forbidden":
-        near = keys.nearest(whole)
-        return Problem(whole, f"unknown key {whole}", f"did you mean {near}?" if near else None)
+        values = [value for layer in layers for value in values_at(layer.table, whole)]
+        is_table = any(isinstance(value, dict) for value in values)
+        return _unknown_table(keys, whole) if is_table else _unknown_key(keys, whole)
     if kind == "missing" and path[-1] == key.rpartition(".")[2]:
         example = keys.example(owner)
         hint = f'{path[-1]} = "{example}"' if example else None
         return Problem(key, f"{key} is missing", hint)
     wrong = next((value for layer in reversed(layers) for value in values_at(layer.table, key, path)), None)
     return Problem(key, f"{key} = {shown(wrong)} is not {keys.expected(owner)}")
+
+
+def _unknown_key(keys: Keys, key: str) -> Problem:
+    near = keys.nearest(key)
+    return Problem(key, f"unknown key {key}", f"did you mean {near}?" if near else None)
+
+
+def _unknown_table(keys: Keys, table: str) -> Problem:
+    """Return the problem of a table that is misspelt, or of a part that is not installed."""
+    near = keys.nearest(table)
+    is_near = near is not None and keys.takes_table(near)
+    hint = f"did you mean {near}?" if is_near else "leave the table out"
+    return Problem(table, f"unknown key {table}, a table that nothing installed reads", hint)
 
 
 def _engine_problems(engine: object, layers: Sequence[Layer]) -> list[Problem]:

@@ -9,6 +9,9 @@ import pytest
 
 pytest.importorskip("pydantic", reason="the job's file needs pydantic")
 
+from syncd.errors import ConfigError
+from trainer.config.load import load_config
+
 INSTALLED = Path(__file__).parent / "installed"
 
 # In a process of its own: tables are added when the model is imported.
@@ -35,6 +38,13 @@ kept = to_toml(load_config(sys.argv[2], ["--explorer.own.depth", "5"]))
 found["kept"] = kept.split("[explorer.own]")[1].split()[:3]
 print(json.dumps(found))
 """
+
+
+def test_a_table_of_a_package_that_is_not_installed_is_refused(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text('[job]\ndir = "job"\n[model]\npath = "m"\n[explorer.own]\ndepth = 5\n')
+    with pytest.raises(ConfigError, match=r"explorer\.own, a table that nothing installed reads"):
+        load_config(str(path))
 
 
 def test_a_table_of_another_package_is_read_checked_documented_and_kept(tmp_path):

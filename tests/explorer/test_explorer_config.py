@@ -7,11 +7,13 @@ import pytest
 
 pytest.importorskip("pydantic", reason="explorers need pydantic")
 
+from support.wrong_job_files import LEAST, WRONG
+
 from explorer_hooks.cli.main import explorer
 from explorer_hooks.cli.main import run as command
 from explorer_hooks.hooks.restarting import RestartingHook
 from explorer_hooks.run import extensions
-from explorer_hooks.run.load import load_file, load_served_file
+from explorer_hooks.run.load import load_file
 from explorer_hooks.run.pacing import (
     Allowance,
     ahead_of,
@@ -25,15 +27,6 @@ from syncd.jobfile.model import KEYS
 from trainer.config.load import load_config
 
 ROOT = Path(__file__).parents[2]
-
-LEAST = """
-[job]
-dir = "jobs/first"
-[model]
-path = "models/tiny"
-[explorer]
-tasks = "tasks.jsonl"
-"""
 
 
 @pytest.fixture
@@ -69,6 +62,7 @@ def test_sources_that_are_no_files_stay_as_they_are_and_sets_are_read_beside_the
 
 
 def test_a_held_out_set_is_measured_and_not_taken(write):
+    pytest.importorskip("explorer_hooks.parts.evaluation.tables")
     held_out = (
         "[[explorer.task_sets]]\nname = 'h'\nsource = 'a.jsonl'\nsplit = 'test'\nheld_out = true\nlimit = 7\n"
     )
@@ -87,6 +81,7 @@ def test_a_held_out_set_is_measured_and_not_taken(write):
 
 
 def test_the_command_line_overrides_the_file(write, tmp_path):
+    pytest.importorskip("explorer_hooks.parts.evaluation.tables")
     more = [
         "--explorer.engine.kind=vllm",
         "--explorer.engine.address",
@@ -172,11 +167,17 @@ def test_the_command_line_overrides_the_file(write, tmp_path):
             ["says log-probs at temperature 1", "processed_logprobs"],
         ),
         ("[data]\ngroups = 5000", ["4096"]),
-        ("[explorer.teacher]\nkind = 'sglang'", ["needs explorer.teacher.address"]),
-        ("[explorer.teacher]\naddress = 'h:1'", ["explorer.teacher.address is no address"]),
         (
-            "[explorer.teacher]\naddress = 'http://h:1'\n[algorithm]\ntemperature = 0.7",
-            ["a teacher says log-probs at temperature 1"],
+            "[explorer.engine]\nkind = 'own'",
+            ['explorer.engine.kind = "own" is not one of transformers, vllm'],
+        ),
+        (
+            "[explorer.nobody]\ndepth = 1",
+            ["explorer.nobody, a table that nothing installed reads", "leave the"],
+        ),
+        (
+            "[explorer.rewards]\ntimeout = 1",
+            ["explorer.rewards, a table that", "did you mean explorer.reward?"],
         ),
     ],
 )
@@ -214,25 +215,7 @@ def test_a_file_without_the_explorer_table_is_refused(write):
         load_file(write(LEAST.partition("[explorer]")[0]))
 
 
-WRONG = {
-    "an unknown key of an explorer": (
-        "[explorer.sampling]\nmax_token = 3", "unknown key explorer.sampling.max_token"
-    ),
-    "a wrong value of an explorer": (
-        "[explorer.curriculum]\nfloor = 2", "explorer.curriculum.floor = 2 is not a number"
-    ),
-    "an unknown key of a part": ("[explorer.agent]\ncomand = 'x'", "unknown key explorer.agent.comand"),
-    "an unknown key of the trainer": ("[trainer]\nnprocs = 2", "unknown key trainer.nprocs"),
-    "a wrong value of the trainer": ("[monitor]\nkinds = 3", "monitor.kinds = 3 is not a list"),
-    "an unknown key of the daemon": (
-        "[daemon]\nkeep_lost = 1", "daemon.keep_lost: unknown key 'keep_lost' in [daemon]"
-    ),
-    "a wrong value of the daemon": ("[daemon]\nkeep_last = 0", "daemon.keep_last: keep_last = 0 is less than 1"),
-    "an unknown table": ("[trianer]\nnproc = 2", "unknown key trianer"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("load", [load_file, load_served_file, load_config])
+@pytest.mark.parametrize("load", [load_file, load_config])
 @pytest.mark.parametrize("wrong", WRONG)
 def test_each_reader_finds_what_is_wrong_in_any_table(write, wrong, load):
     more, said = WRONG[wrong]
@@ -245,16 +228,10 @@ def test_each_reader_finds_what_is_wrong_in_any_table(write, wrong, load):
 
 
 def test_trainer_and_explorer_read_the_same_file(write):
+    pytest.importorskip("explorer_hooks.parts.evaluation.tables")
     example = str(ROOT / "examples" / "configs" / "grpo.toml")
     assert load_file(example).job.dir == load_config(example).job.dir
     assert load_file(example).explorer.reward.function == "math"
-
-
-def test_the_configuration_page_is_up_to_date():
-    page = (ROOT / "docs" / "explorer-run.md").read_text()
-    assert page.endswith(f"\n{KEYS.documentation('explorer')}"), (
-        "write the output of `explorer config docs` to its end"
-    )
 
 
 def test_every_key_and_table_has_a_description():
@@ -351,16 +328,8 @@ def test_each_program_needs_only_the_variables_of_its_own_paths(write, monkeypat
         load_config(trainers)
 
 
-@pytest.mark.parametrize(
-    ("table", "key"),
-    [
-        ('[explorer.agent]\nfunction = "m:f"', "explorer.agent"),
-        ('[explorer.evaluation]\ntasks = "held.jsonl"', "explorer.evaluation"),
-        ('[explorer.teacher]\naddress = "http://127.0.0.1:1"', "explorer.teacher"),
-    ],
-)
-def test_a_table_that_nothing_installed_reads_is_refused(write, monkeypatch, table, key):
-    path = write(f"{LEAST}{table}\n")
+def test_evaluation_sets_that_nothing_installed_measures_are_refused(write, monkeypatch):
+    path = write(f'{LEAST}[explorer.evaluation]\ntasks = "held.jsonl"\n')
     monkeypatch.setattr(extensions, "registered", lambda _: {})
-    with pytest.raises(ConfigError, match=rf"nothing that reads \[{key}\] is installed"):
+    with pytest.raises(ConfigError, match=r"nothing that reads \[explorer.evaluation\] is installed"):
         load_file(path)

@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("pydantic", reason="explorers need pydantic")
 
 from explorer_hooks.cli.main import run as explorer
-from explorer_hooks.run.load import load_bench_file
 from syncd.errors import ConfigError
 from syncd.jobfile.code_trust import require_own_model
 from syncd.jobfile.model import KEYS
@@ -79,7 +78,8 @@ def write(job, more, directory=None):
 def started(program, path, *more):
     """Start a program with a file as far as it reads it; return its exit code."""
     if program == "bench":
-        load_bench_file(str(path.parent), None, [one for one in more if one != "--trust-job-file"],
+        bench = pytest.importorskip("explorer_hooks.parts.evaluation.load")
+        bench.load_bench_file(str(path.parent), None, [one for one in more if one != "--trust-job-file"],
                         trust="--trust-job-file" in more)  # fmt: skip
         return 0
     return explorer([program, str(path), *more, "--dry-run"])
@@ -97,6 +97,7 @@ def outcome(capsys, program, path, *more):
 
 
 def test_each_key_that_may_name_code_is_tried_here():
+    pytest.importorskip("explorer_hooks.parts.agents.tables")
     assert {name for name, key in KEYS.all.items() if key.code} == set(CODE)
 
 

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from explorer_hooks.parts.evaluation.tables import TeacherSection
 from explorer_hooks.parts.evaluation.teacher import Teacher
 from explorer_hooks.run.generation import GroupResult, Response
 from explorer_hooks.run.tokens import open_tokens
@@ -12,7 +13,6 @@ from support import small_qwen
 from support.fake_engines import FakeSglang, FakeVllm
 from support.fake_servers import Answer
 from syncd.errors import ConfigError
-from syncd.jobfile.explorer_sections import TeacherSection
 
 CLOSE = 1e-4
 """Nats between a teacher's log-prob and that of transformers in float32."""

@@ -22,13 +22,13 @@ from explorer_hooks.parts.agents.schedule import last_answer
 from explorer_hooks.parts.agents.serve import open_maker
 from explorer_hooks.parts.agents.service import GatewayParts
 from explorer_hooks.parts.agents.sessions import Session, Sessions, Turn
+from explorer_hooks.parts.agents.tables import AgentSection
 from explorer_hooks.parts.agents.turns import AWAY
 from explorer_hooks.run.held_out import HeldOut, Outcomes, TaskOutcome, warn_skipped
 from explorer_hooks.run.rewards import plain_task
 from explorer_hooks.run.scoring import ScoredGroup
 from explorer_hooks.tasks.task import Task
 from syncd.errors import EngineUnreachableError
-from syncd.jobfile.explorer_sections import AgentSection
 from syncd.protocol.version import Pair
 
 _LISTEN = "127.0.0.1:0"

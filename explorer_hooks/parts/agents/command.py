@@ -48,7 +48,7 @@ def serve(
       explorer serve grpo.toml --name e0 --explorer.gateway.listen 127.0.0.1:8100
       explorer serve grpo.toml --dry-run
     """  # noqa: D301 - click's mark is one backspace
-    from explorer_hooks.run.load import load_served_file  # noqa: PLC0415
+    from explorer_hooks.parts.agents.load import load_served_file  # noqa: PLC0415
     from syncd.jobfile.code_trust import require_own_model  # noqa: PLC0415
 
     named = (*overrides, f"--explorer.name={name}") if name is not None else overrides

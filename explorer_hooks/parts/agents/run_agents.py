@@ -16,6 +16,7 @@ from explorer_hooks.parts.agents.run_record import PlayedTasks
 from explorer_hooks.parts.agents.schedule import AgentSchedule, Attempt, ScheduleLimits
 from explorer_hooks.parts.agents.serve import model_name, opened_gateway
 from explorer_hooks.parts.agents.service import GatewayParts, GatewayService
+from explorer_hooks.parts.agents.tables import ENVIRONMENTS, AgentSection
 from explorer_hooks.run.curriculum import DIFFICULTY, Curriculum, TaskMean
 from explorer_hooks.run.held_out import EvaluationSets, VersionWatcher, open_evaluation
 from explorer_hooks.run.open_explorer import open_reward
@@ -26,7 +27,6 @@ from explorer_hooks.stopping import Stop
 from explorer_hooks.tasks.order import Tasks
 from explorer_hooks.tasks.sources import open_tasks
 from syncd.errors import ConfigError, SyncdError
-from syncd.jobfile.explorer_sections import ENVIRONMENTS
 from syncd.jobfile.model import JobFile
 from syncd.observe import log
 
@@ -44,7 +44,7 @@ def run_agents(file: JobFile, health: str | None = None) -> str:
         closing(open_reward(file)) as scorer,
         open_evaluation(file, scorer) as sets,
     ):
-        judge = scorer if file.explorer.agent.reward == "function" else None
+        judge = scorer if file.explorer.part(AgentSection).reward == "function" else None
         if judge is not None and any(scores.needs_groups for scores in (judge, *sets.scorers)):
             hint = "leave the argument `responses` out, and take `response`"
             raise ConfigError(
@@ -68,7 +68,7 @@ def _played(
     health: str | None,
 ) -> str:
     """Have a player play tasks and evaluation sets, and return why that ended."""
-    section, agent = file.explorer, file.explorer.agent
+    section, agent = file.explorer, file.explorer.part(AgentSection)
     seed = f"{file.job.seed}/{section.name}" if section.shuffle else None
     with opened_gateway(file, stop, health, _LISTEN, PlayedTasks(tasks.digest, seed or "")) as parts:
         failures, whole_groups = section.reward.max_failures, agent.episode == "group"
@@ -90,11 +90,11 @@ def _evaluation(file: JobFile, sets: EvaluationSets, parts: GatewayParts) -> Ite
         return
     records = Records(own_path(parts.writer.job, parts.writer.explorer, EVALUATIONS), parts.writer.job.disk)
     with closing(_open_player(file, parts.stop)) as player:
-        yield sets.watcher(AgentEvaluator(parts, player, file.explorer.agent), records)
+        yield sets.watcher(AgentEvaluator(parts, player, file.explorer.part(AgentSection)), records)
 
 
 def _open_player(file: JobFile, stop: Stop) -> Player:
-    agent, directories = file.explorer.agent, directories_of(file.job.source)
+    agent, directories = file.explorer.part(AgentSection), directories_of(file.job.source)
     if agent.environment:
         name = agent.environment.removeprefix(ENVIRONMENTS)
         settings = EnvironmentSettings(

@@ -17,6 +17,7 @@ from explorer_hooks.parts.agents.journal import TurnJournal
 from explorer_hooks.parts.agents.run_record import GatewayRun, PlayedTasks
 from explorer_hooks.parts.agents.service import GatewayParts, GatewayService, GroupDemand
 from explorer_hooks.parts.agents.splice import Splicer, end_tokens
+from explorer_hooks.parts.agents.tables import AgentSection, GatewaySection
 from explorer_hooks.parts.agents.tool_formats import ToolFormat, written_format
 from explorer_hooks.parts.agents.turns import TurnMaker
 from explorer_hooks.run.engine_gate import EngineVersions
@@ -59,11 +60,13 @@ def opened_gateway(
         raise ConfigError("the gateway needs transformers", hint=install_command("gateway"))
     splicer, parser = _open_parts(file, tokens)
     with ExitStack() as opened:
-        listener = opened.enter_context(closing(listening(file.explorer.gateway.listen or listen)))
+        listener = opened.enter_context(
+            closing(listening(file.explorer.part(GatewaySection).listen or listen))
+        )
         followed = opened.enter_context(followed_engine(_with_spans(file), stop, health))
         job, name = followed.follower.client.job, followed.follower.client.identity or ""
         writer = opened.enter_context(ExperienceWriter(job, name))
-        directory = file.explorer.gateway.directory or _default_directory(file, name)
+        directory = file.explorer.part(GatewaySection).directory or _default_directory(file, name)
         journal = opened.enter_context(TurnJournal(directory))
         run = GatewayRun(writer, journal, tasks or PlayedTasks())
         sessions = run.resumed()
@@ -100,7 +103,7 @@ def open_maker(
         generator,
         threads=1 if is_local else section.engine.concurrency,
         rows=section.engine.rows if is_local else 1,
-        hold=section.gateway.hold,
+        hold=section.part(GatewaySection).hold,
         temperature=temperature,
     )
 
@@ -121,7 +124,7 @@ def _open_parts(file: JobFile, tokens: Tokens) -> tuple[Splicer, AnswerParser]:
 
 def _tool_format(file: JobFile, tokens: Tokens, ends: Iterable[str]) -> ToolFormat:
     """Return how the model writes calls of tools: as the file says, or as the chat template does."""
-    setting = file.explorer.gateway.tool_format
+    setting = file.explorer.part(GatewaySection).tool_format
     chosen = written_format(tokens, ends) if setting == "auto" else setting
     if chosen is None:
         raise ConfigError(
@@ -133,20 +136,21 @@ def _tool_format(file: JobFile, tokens: Tokens, ends: Iterable[str]) -> ToolForm
 
 
 def limits_of(file: JobFile) -> GatewayLimits:
-    section, agent = file.explorer, file.explorer.agent
+    section, agent = file.explorer, file.explorer.part(AgentSection)
+    gateway = section.part(GatewaySection)
     # Agents that the explorer starts are bounded by their own timeout, and so are their groups.
-    idle = math.inf if agent.is_given else section.gateway.idle
+    idle = math.inf if agent.is_given else gateway.idle
     return GatewayLimits(
         file.data.group_size,
         section.sampling.max_tokens,
         section.sampling.max_prompt_tokens,
-        section.gateway.max_turns,
+        gateway.max_turns,
         idle,
-        section.gateway.history,
-        section.gateway.segments,
+        gateway.history,
+        gateway.segments,
         agents_reward=agent.rewards_by_http,
         reward_range=agent.allowed_rewards,
-        tolerates=section.gateway.harmless_fields == "tolerate",
+        tolerates=gateway.harmless_fields == "tolerate",
     )
 
 

@@ -88,7 +88,7 @@ def bench(
     from explorer_hooks.parts.evaluation.bench import BenchRequest  # noqa: PLC0415
     from explorer_hooks.parts.evaluation.bench import bench as measured  # noqa: PLC0415
     from explorer_hooks.parts.evaluation.bench_report import document, tables  # noqa: PLC0415
-    from explorer_hooks.run.load import load_bench_file  # noqa: PLC0415
+    from explorer_hooks.parts.evaluation.load import load_bench_file  # noqa: PLC0415
     from syncd.errors import UsageError  # noqa: PLC0415
     from syncd.jobfile.code_trust import require_own_model  # noqa: PLC0415
 

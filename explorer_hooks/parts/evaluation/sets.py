@@ -14,6 +14,7 @@ from explorer_hooks.tasks.sources import open_tasks
 from explorer_hooks.tasks.task import Columns
 from syncd.jobfile.evaluation import EvaluationSet, best_name, pass_name
 from syncd.jobfile.model import JobFile
+from syncd.jobfile.roles import runner_of
 from syncd.protocol.digest import hasher
 
 _KEY = 16
@@ -42,7 +43,7 @@ def open_sets(
 
 def _held_out(file: JobFile, name: str, section: EvaluationSet, scorer: Scorer) -> HeldOut:
     explorer = file.explorer
-    task_set, agent = explorer.held_out_set(section.tasks, section.limit), explorer.agent
+    task_set = explorer.held_out_set(section.tasks, section.limit)
     tasks = open_tasks([task_set], file.directory)
     most = section.max_tokens or explorer.sampling.max_tokens
     measured = {
@@ -54,7 +55,7 @@ def _held_out(file: JobFile, name: str, section: EvaluationSet, scorer: Scorer) 
         "correct": section.correct,
         "k": section.ks,
         "columns": asdict(Columns.of(task_set)),
-        "agent": [agent.command, agent.function, agent.reward],
+        "agent": runner_of(explorer).measured_as,
     }
     digest = hasher()
     digest.update(json.dumps(measured, sort_keys=True).encode())

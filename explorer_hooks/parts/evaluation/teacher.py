@@ -14,12 +14,12 @@ from typing import TypeVar
 import structlog
 
 from explorer_hooks.http_client import HttpClient
+from explorer_hooks.parts.evaluation.tables import TeacherSection
 from explorer_hooks.proof.server_probes import CompletionsProbe, GenerateProbe, ServerProbe
 from explorer_hooks.run.generation import Generator, GroupRequest, GroupResult, Sampling
 from explorer_hooks.run.served import ASK, MAX_ANSWER, api_key, backoff, served_model
 from explorer_hooks.run.tokens import Tokens
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError
-from syncd.jobfile.explorer_sections import TeacherSection
 from syncd.jobfile.model import JobFile
 
 _TICK = 0.05
@@ -61,7 +61,11 @@ class Teacher:
             log_probs = self._log_probs(prompt, [response.tokens for response in result.responses], given_up)
         except (EngineUnreachableError, LoadFailedError) as error:
             _LOG.warning("teacher_failed", teacher=self.name, reason=error.message)
-            return replace(result, untaught=f"the teacher gives no log-probs: {error.message}")
+            return replace(
+                result,
+                untaught=f"the teacher gives no log-probs: {error.message}",
+                needs_teacher=self._section.required,
+            )
         pairs = zip(result.responses, log_probs, strict=True)
         responses = tuple(replace(response, teacher_logprobs=values) for response, values in pairs)
         return replace(result, responses=responses, teacher=self.name)
@@ -92,7 +96,7 @@ class Teacher:
 
 def open_teacher(file: JobFile, tokens: Tokens) -> Callable[[Sampling], Sampling] | None:
     """Return what has the teacher of a file read all that is sampled; None if the file has none."""
-    section = file.explorer.teacher
+    section = file.explorer.part(TeacherSection)
     if not section.address:
         return None
     teacher = Teacher(section, tokens)

@@ -15,9 +15,9 @@ from test_agents import ASK, HTTP, played
 from explorer_hooks.parts.agents.agent_variables import agent_environment
 from explorer_hooks.parts.agents.players import CommandPlayer, FunctionPlayer
 from explorer_hooks.parts.agents.serve import limits_of
+from explorer_hooks.parts.agents.tables import AgentSection
 from explorer_hooks.run.load import load_file
 from syncd.errors import ConfigError
-from syncd.jobfile.explorer_sections import AgentSection
 
 
 def player_of(code, **how):

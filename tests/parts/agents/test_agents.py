@@ -35,6 +35,7 @@ from explorer_hooks.parts.agents.progress import EVERY, RolloutProgress
 from explorer_hooks.parts.agents.run_agents import AgentThreads, run_agents
 from explorer_hooks.parts.agents.schedule import AgentSchedule, ScheduleLimits
 from explorer_hooks.parts.agents.serve import limits_of
+from explorer_hooks.parts.agents.tables import AgentSection
 from explorer_hooks.parts.agents.turns import TurnMaker
 from explorer_hooks.run.curriculum import DIFFICULTY, Curriculum
 from explorer_hooks.run.held_out import HeldOut
@@ -49,7 +50,7 @@ from syncd.errors import ConfigError, EngineDeadError
 from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
 from syncd.jobfile.evaluation import EvaluationSet
-from syncd.jobfile.explorer_sections import AgentSection, CurriculumSection, RewardSection
+from syncd.jobfile.explorer_sections import CurriculumSection, RewardSection
 from syncd.jobfile.task_sets import TaskSetSection
 from syncd.synchronizer import Synchronizer
 

@@ -3,10 +3,12 @@
 import shlex
 from collections.abc import Iterator
 
+from explorer_hooks.parts.agents.tables import ENVIRONMENTS, AgentSection, GatewaySection
 from explorer_hooks.run.task_checks import is_import_path
-from syncd.jobfile.explorer_sections import ENVIRONMENTS, AgentSection, RewardSection
+from syncd.jobfile.explorer_sections import RewardSection
 from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem
+from syncd.jobfile.roles import ReaderSection, given_tables
 
 _OF_KINDS = {
     "answer": ("command",),
@@ -16,12 +18,19 @@ _OF_KINDS = {
 """Keys that only some kinds of agents read."""
 
 
-def agent_problems(file: JobFile) -> Iterator[Problem]:
-    """Yield what is wrong with the agents that `explorer run` starts."""
-    agent = file.explorer.agent
+def agent_problems(file: JobFile, verb: str) -> Iterator[Problem]:
+    """Yield what is wrong with the agents that `explorer run` starts; other commands start none."""
+    if verb != "run":
+        return
+    agent = file.explorer.part(AgentSection)
     if agent.is_given:
         yield from gateway_problems(file, "an agent ([explorer.agent])")
         yield from _agent_evaluation(file)
+    if agent.environment and file.explorer.training_sets:
+        text = (
+            f"{agent.environment} has tasks of its own, and explorer.tasks or [[explorer.task_sets]] others"
+        )
+        yield Problem("explorer.tasks", text, "leave them out; [explorer.agent.select] chooses among its own")
     yield from _agent(agent)
     if agent.is_given and agent.reward == "agent":
         yield from _unused_reward(file.explorer.reward)
@@ -30,10 +39,10 @@ def agent_problems(file: JobFile) -> Iterator[Problem]:
 def gateway_problems(file: JobFile, who: str) -> Iterator[Problem]:
     """Yield what does not go together with the gateway."""
     section = file.explorer
-    if section.teacher.address:
-        text = f"{who} asks no teacher"
-        yield Problem("explorer.teacher.address", text, "leave [explorer.teacher] out")
-    if section.gateway.segments == "last" and file.algorithm.turn_rewards:
+    for table in given_tables(section, ReaderSection):
+        text = f"{who} asks no {table}"
+        yield Problem(f"explorer.{table}", text, f"leave [explorer.{table}] out")
+    if section.part(GatewaySection).segments == "last" and file.algorithm.turn_rewards:
         text = (
             'explorer.gateway.segments = "last" leaves turns out, whose rewards algorithm.turn_rewards needs'
         )
@@ -103,7 +112,7 @@ def _environment(agent: AgentSection) -> Iterator[Problem]:
 
 
 def _agent_evaluation(file: JobFile) -> Iterator[Problem]:
-    agent = file.explorer.agent
+    agent = file.explorer.part(AgentSection)
     if agent.environment and file.explorer.evaluation.named():
         text = f"{agent.environment} has tasks of its own, and evaluation sets have others"
         yield Problem("explorer.evaluation.tasks", text, "leave [explorer.evaluation] out")
