@@ -19,7 +19,7 @@ from explorer_hooks.parts.agents.replay import JournalReplay
 from explorer_hooks.parts.agents.rows import experiences_of
 from explorer_hooks.parts.agents.run_record import GatewayRun, PlayedTasks
 from explorer_hooks.parts.agents.sessions import Sessions
-from syncd.console import _known
+from syncd.console import _as_syncd_error
 from syncd.errors import StorageError
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
@@ -297,4 +297,4 @@ def test_a_full_disk_is_reported_with_its_path_and_what_to_do_also_when_the_jour
     assert (error.path, error.errno) == (str(tmp_path / NAME), errno.EFBIG)
     full = StorageError("No space left on device", path=str(tmp_path / NAME))
     full.errno = errno.ENOSPC
-    assert _known(full, "explorer", []).hint == f"df -h {tmp_path / NAME}"
+    assert _as_syncd_error(full, "explorer", []).hint == f"df -h {tmp_path / NAME}"
