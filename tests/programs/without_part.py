@@ -30,9 +30,9 @@ EXTRAS = {
 """The extras of setup.cfg that only one part needs."""
 
 UNIT = (
-    "attention", "completeness", "daemon_config", "delta_table", "documents", "extras", "manifest", "marker",
-    "plan", "presence", "receipt", "recent_versions", "rendezvous", "request", "retention", "rhythm", "safetensors",
-    "sync_policy", "tensor_payload", "version", "views",
+    "completeness", "daemon_config", "delta_table", "documents", "extras", "manifest", "marker",
+    "plan", "presence", "problem_groups", "receipt", "recent_versions", "rendezvous", "request", "retention",
+    "rhythm", "safetensors", "sync_policy", "tensor_payload", "version", "views",
 )  # fmt: skip
 FAST = (
     *(f"tests/unit/test_{name}.py" for name in UNIT),
