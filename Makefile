@@ -51,7 +51,7 @@ demo-daemon: $(DEMO)
 ## test: all tests but the long ones
 test: $(READY)
 	mkdir -p $(dir $(DURATIONS)) && : > $(DURATIONS)
-	SYNCD_DURATIONS=$(DURATIONS) $(BIN)/python -m pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)
+	SYNCD_DURATIONS=$(DURATIONS) $(BIN)/python -m pytest -n $(TEST_WORKERS) --max-worker-restart=0 $(PYTEST_ARGS)
 
 # After each edit, in five minutes on two cores: what needs no mount, no other machine and no long matrix. The
 # mark `slow` and the directories below say what that is.
@@ -60,7 +60,7 @@ VERL_TESTS := tests/trainer/engines tests/parts/agents/test_agents_train.py test
 WHOLE_ENGINES := tests/trainer/engines tests/explorer/engines $(addprefix tests/parts/,broadcast megatron verl_legacy)
 ## test-fast: after each edit: the tests that need no mount, no other machine and no long matrix (5 minutes)
 test-fast: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not sweep and not beds" \
+	$(BIN)/python -m pytest -n $(WORKERS) --max-worker-restart=0 -m "not slow and not sweep and not beds" \
 		$(FAST) $(addprefix --ignore=,$(WHOLE_ENGINES)) $(PYTEST_ARGS)
 
 # Two `syncd publish` of one step at once, 200 times: one wins, and the sealed bytes are its own.
@@ -78,7 +78,7 @@ MATRICES := tests/explorer/test_matrix.py tests/explorer/test_follow_processes.p
 	tests/trainer/engines/test_resharding.py tests/trainer/engines/test_verl_gpu_parts.py
 ## test-matrices: all rows of the matrices of which make test runs a part (10 minutes)
 test-matrices: $(READY)
-	SYNCD_MATRICES=full $(RECORDED) $(BIN)/python -m pytest -n $(TEST_WORKERS) $(MATRICES) $(PYTEST_ARGS)
+	SYNCD_MATRICES=full $(RECORDED) $(BIN)/python -m pytest -n $(TEST_WORKERS) --max-worker-restart=0 $(MATRICES) $(PYTEST_ARGS)
 
 # Every fault at every point, a thousand markers on each NFS mount, fifty kills of ranks: an hour or two. `make test` takes
 # a part of the points, with a kill at one and an error at the next.

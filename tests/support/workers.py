@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
-from xdist.workermanage import WorkerController
 
 FILE = "groups_file"
 """The key of `workerinput` that names the file."""
@@ -42,12 +41,6 @@ class Scheduling(LoadScopeScheduling):
             with open(self.config.stash[GROUPS], encoding="utf-8") as file:
                 self._groups = json.load(file)
         return self._groups.get(nodeid, nodeid)
-
-    def _reschedule(self, node: WorkerController) -> None:
-        # A worker that takes the place of a dead one asks again once it has collected. If another one has collected
-        # before, pytest-xdist 3.8 gives both work then, and a KeyError ends the whole run.
-        if node in self.registered_collections:
-            super()._reschedule(node)
 
 
 GROUPS = pytest.StashKey[str]()
