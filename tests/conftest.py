@@ -29,8 +29,11 @@ pytest_plugins = ["support.engine_fixtures"]  # one launch of ranks for engines 
 _RECORDS: list[str] = []
 _MEASURED = "measured"
 _SECONDS: dict[str, float] = {}
-_DURATIONS = "SYNCD_DURATIONS"
-"""Names the file that gets a line for each test as it ends, so that a run that is cut off has left them too."""
+_DURATIONS = os.environ.pop("SYNCD_DURATIONS", None)
+"""The file that gets a line for each test as it ends, so that a run that is cut off has left them too.
+
+What tests start does not inherit it: a hook's programs see each variable that begins with SYNCD_.
+"""
 
 
 @pytest.fixture
@@ -59,8 +62,8 @@ def pytest_runtest_logreport(report):
     _SECONDS[report.nodeid] = _SECONDS.get(report.nodeid, 0.0) + report.duration
     if report.when == "teardown":
         _RECORDS.extend(line for name, line in report.user_properties if name == _MEASURED)
-        if _DURATIONS in os.environ and "PYTEST_XDIST_WORKER" not in os.environ:
-            with open(os.environ[_DURATIONS], "a", encoding="utf-8") as file:
+        if _DURATIONS is not None:
+            with open(_DURATIONS, "a", encoding="utf-8") as file:
                 file.write(f"{_SECONDS.pop(report.nodeid):8.2f} {report.nodeid}\n")
 
 

@@ -10,6 +10,7 @@ from syncd.errors import CorruptDataError, UsageError
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, missing_files, read_manifest
 from syncd.protocol.version import read_version
+from syncd.protocol.writer import StepWriter
 
 
 @pytest.fixture
@@ -83,13 +84,11 @@ def test_a_directory_without_weights_is_refused(job, tmp_path, make):
 @pytest.mark.fault("shards of another world size are picked up")
 def test_files_of_a_crashed_save_are_not_in_the_published_step(job, export):
     """A stray shard of another world size would be loaded by an engine that takes the whole directory."""
-    actor = f"{job.step(4)}/actor"
-    os.makedirs(f"{actor}/.receipts")
-    for name in ("model-00003-of-00004.safetensors", ".model-00001-of-00002.safetensors.0123456789ab.tmp"):
-        with open(f"{actor}/{name}", "wb") as file:
-            file.write(b"left")
+    crashed = StepWriter(job, 4, 4, "crashed")
+    crashed.begin()
+    crashed.write("actor/model-00003-of-00004.safetensors", b"left")
     publish_directory(job, 4, str(export))
-    names = sorted(os.listdir(actor))
+    names = sorted(os.listdir(f"{job.step(4)}/actor"))
     assert [name for name in names if name.endswith(".safetensors")] == [
         "model-00001-of-00002.safetensors",
         "model-00002-of-00002.safetensors",

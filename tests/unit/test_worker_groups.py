@@ -66,10 +66,3 @@ def test_one_worker_runs_all_tests_of_a_group(tmp_path):
     assert len(ran) == 12
     assert len(workers["one"]) == len(workers["v1"]) == 1
     assert len({worker for _, worker in ran}) > 1
-
-
-def test_a_worker_that_has_not_collected_yet_gets_no_work():
-    scheduling = Scheduling.__new__(Scheduling)
-    scheduling.registered_collections = {}
-    scheduling._reschedule(object())
-    assert scheduling.registered_collections == {}

@@ -70,10 +70,10 @@ def test_memory_of_small_tensors_is_reused_and_reallocated_after_a_failure():
     places = [[bucket.data_ptr() for bucket in packer.buckets(plan, walked(), CPU)] for _ in range(2)]
     assert len(set(places[0])) == len(places[0]) == 2
     assert set(places[0]) == set(places[1])
-    kept = list(packer._rooms)
+    kept = list(packer._buffers)
     packer.drop()
     again = {bucket.data_ptr() for bucket in packer.buckets(plan, walked(), CPU)}
-    assert again.isdisjoint(one.data_ptr() for one in kept)
+    assert again.isdisjoint(buffer.data_ptr() for buffer in kept)
 
 
 @pytest.mark.parametrize("check", [True, False])
