@@ -84,7 +84,8 @@ test-matrices: $(READY)
 # a part of the points, with a kill at one and an error at the next.
 ## test-faults: every fault at every point, 50 kills of ranks: an hour or two
 test-faults: $(READY)
-	SYNCD_SWEEP=full SYNCD_MATRICES=full SYNCD_NFS=full SYNCD_KILLS=50 SYNCD_RACES=$(RACES) $(RECORDED) $(BIN)/python -m pytest tests/integration/test_syscall_sweep.py \
+	SYNCD_SWEEP=full SYNCD_MATRICES=full SYNCD_NFS=full SYNCD_KILLS=50 SYNCD_RACES=$(RACES) $(RECORDED) $(BIN)/python -m pytest -n $(TEST_WORKERS) \
+		--max-worker-restart=0 tests/integration/test_syscall_sweep.py \
 		tests/integration/test_sweep_full_disk.py tests/trainer/test_delta_save_faults.py \
 		tests/integration/test_powercut.py tests/integration/test_nfs.py tests/integration/test_nfs_dead_server.py \
 		tests/integration/test_nfs_machines.py tests/parts/doctor/test_doctor.py \
@@ -143,17 +144,17 @@ test-tinker: $(READY) $(if $(SYNCD_TINKER_PYTHON),,.venv-tinker/.ready)
 # The tests of training engines under another release of verl, in an environment with it.
 ## test-verl08: training engines with verl 0.8
 test-verl08: .venv-verl08/.ready
-	SYNCD_MATRICES=full $(RECORDED) .venv-verl08/bin/python -m pytest $(VERL_TESTS) $(PYTEST_ARGS)
+	SYNCD_MATRICES=full $(RECORDED) .venv-verl08/bin/python -m pytest -n $(WORKERS) --max-worker-restart=0 $(VERL_TESTS) $(PYTEST_ARGS)
 
 ## test-verl-legacy: training engines with verl 0.7.1
 test-verl-legacy: .venv-verl-legacy/.ready
-	$(RECORDED) .venv-verl-legacy/bin/python -m pytest tests/parts/verl_legacy/test_verl_legacy.py \
+	$(RECORDED) .venv-verl-legacy/bin/python -m pytest -n $(WORKERS) --max-worker-restart=0 tests/parts/verl_legacy/test_verl_legacy.py \
 		tests/trainer/engines/test_engine_contract.py $(PYTEST_ARGS)
 
 # verl's Megatron engine and megatron-core on the CPU, by the layers of its local spec.
 ## test-megatron: verl's Megatron engine on the CPU
 test-megatron: .venv-megatron/.ready
-	$(RECORDED) .venv-megatron/bin/python -m pytest tests/parts/megatron/test_megatron_real.py \
+	$(RECORDED) .venv-megatron/bin/python -m pytest -n $(WORKERS) --max-worker-restart=0 tests/parts/megatron/test_megatron_real.py \
 		tests/parts/megatron/test_megatron_options.py $(PYTEST_ARGS)
 
 .venv-megatron/.ready .venv-verl08/.ready .venv-verl-legacy/.ready: .venv-%/.ready: \
