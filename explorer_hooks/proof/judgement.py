@@ -6,7 +6,7 @@ differ by about 1e-2 nats.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from explorer_hooks.hook import ProbeAnswer
@@ -28,21 +28,8 @@ MARGIN = 8.0
 GREW = 0.5
 """The part of a calibrated tolerance above which a proven version is worth a warning."""
 
-START = "start"
-"""What a proof calls the model that the engine was started with."""
-
 CACHE_MARGIN = 10.0
 """How much further one token may be off than the mean of all, in multiples of the tolerance."""
-
-
-NEARER = 3.0
-"""How many times nearer an answer must be to an older version's probe to be that version's."""
-
-LEAST = 1e-5
-"""How much nearer at the least, in nats: probes have 7 digits, and float32 rounds."""
-
-KEPT = 16
-"""The most probes of earlier versions that are kept."""
 
 
 class UnprovenError(LoadFailedError):
@@ -68,12 +55,17 @@ def tolerance(probe: Probe, dtype: str | None, calibrated: float | None) -> floa
     return min(TABLE[is_exact], max(FLOOR[is_exact], MARGIN * calibrated))
 
 
-def sees_drift(probe: Probe, dtype: str | None) -> bool:
-    """Return whether an answer may be compared with the probes of earlier versions too.
+def sees_changes(probe: Probe, dtype: str | None, stored: Collection[str | None] = ()) -> bool:
+    """Return whether an engine's changes may be compared with the trainer's.
 
     If the published or the loaded weights are rounded and the trainer's are not, small updates do not change them for
     many versions: an engine that runs them rightly answers like the earlier version.
+
+    Args:
+        stored: The dtypes of the version's tensors. Those that were not cast are the trainer's own.
     """
+    if probe.export_dtype == "keep" and stored:
+        return set(stored) == {dtype}
     return len(_dtypes(probe, dtype)) == 1
 
 
@@ -98,65 +90,6 @@ def differences(probe: Probe, answer: ProbeAnswer) -> list[float]:
     """Return how far each log-prob of an answer is from that of a probe of the same tokens, in nats."""
     return [abs(a - b) for ours, theirs in zip(probe.logprobs, answer.logprobs, strict=True)
             for a, b in zip(ours, theirs, strict=True)]  # fmt: skip
-
-
-class EarlierProbes:
-    """The probes of versions that an engine has proven: some from the first to the last, and the nearest ones.
-
-    While an engine stays on one version, its answers stay nearest to the probe of that one, which is therefore kept
-    however many follow.
-    """
-
-    def __init__(self) -> None:
-        self._kept: list[tuple[str, Probe]] = []
-        self._nearest: list[tuple[str, Probe]] = []
-        self._every, self._skipped, self._last = 1, 0, ""
-
-    def __iter__(self) -> Iterator[tuple[str, Probe]]:
-        yield from self._kept
-        yield from self._nearest
-
-    def add(self, version: str, probe: Probe, answers: Sequence[ProbeAnswer] = ()) -> None:
-        """Keep the probe of a version that was proven, or every second, fourth, eighth ... once there are many.
-
-        Args:
-            answers: Each replica's; of each, the probe that is nearest to it is kept too.
-        """
-        same = [(name, old) for name, old in (*self, (version, probe)) if old.digest == probe.digest]
-        self._nearest = [
-            min(same, key=lambda named: math.fsum(differences(named[1], answer))) for answer in answers
-        ]
-        if version == self._last:
-            return
-        self._last = version
-        self._skipped += 1
-        if self._skipped < self._every and self._kept:
-            return
-        self._skipped = 0
-        self._kept.append((version, probe))
-        if len(self._kept) > KEPT:
-            del self._kept[1::2]  # the first stays
-            self._every *= 2
-
-
-def answers_like(version: str, proof: Proof, answer: ProbeAnswer, earlier: Iterable[tuple[str, Probe]],
-                 probe: Probe) -> str:  # fmt: skip
-    """Return the earlier version that an answer is much nearer to than to a version within the tolerance.
-
-    If the answer is `d` from the new probe and less than `d / 3` from the old one, the two probes are more than
-    `2 d / 3` apart: more than twice the noise of an engine that is on the old version. An engine on the new version
-    would need noise that leads from the new probe to the old one, for all tokens together.
-
-    Returns:
-        The name of the nearest such version, empty if there is none.
-    """
-    distances = [
-        (math.fsum(off) / len(off), name)
-        for name, old in earlier
-        if name != version and old.digest == probe.digest and (off := differences(old, answer))
-    ]
-    mean, name = min(distances, default=(math.inf, ""))
-    return name if proof.mean > max(NEARER * mean, mean + LEAST) else ""
 
 
 def other_start(proof: Proof) -> LoadFailedError:
@@ -189,14 +122,6 @@ def worst_of(judged: Sequence[tuple[Proof, str]]) -> tuple[Proof, str]:
     where = f"replica {wrong} of {len(judged)}: " if len(judged) > 1 else ""
     worst = max((proof for proof, _ in judged), key=lambda proof: proof.mean)
     return replace(worst, replicas=len(judged)), "" if wrong is None else f"{where}{judged[wrong][1]}"
-
-
-def stayed(version: str, proof: Proof) -> str:
-    """Return the reason for an answer that is an earlier version's, empty if it is none's."""
-    if not version:
-        return ""
-    old = "its start model" if version == START else f"version {version}"
-    return f"the engine answers like {old}: this version is {proof.mean:.3g} nats off at the mean, that one much less"
 
 
 def has_grown(proof: Proof) -> bool:

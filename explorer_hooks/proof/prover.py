@@ -4,20 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from explorer_hooks.hook import ProbeAnswer, ProbingHook, Unproven
+from explorer_hooks.proof.changes import START, Anchor, Anchors, least_seen, stayed
 from explorer_hooks.proof.ended_probes import EndedProbes
 from explorer_hooks.proof.judgement import (
-    START,
-    EarlierProbes,
     UnprovenError,
-    answers_like,
     compare,
     problem,
-    sees_drift,
-    stayed,
+    sees_changes,
     tolerance,
     worst_of,
 )
-from explorer_hooks.proof.parameter_check import ParameterCheck
+from explorer_hooks.proof.parameter_check import DTYPES, ParameterCheck
 from syncd.errors import DOCS, LoadFailedError
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import Proof
@@ -52,8 +49,8 @@ class Prover:
         self._parameters = ParameterCheck(hook, clock) if hook is not None else None
         self.calibrated: float | None = None
         self.last: Proof | None = None
-        self._earlier = EarlierProbes()
-        self._answers: Sequence[ProbeAnswer] = ()
+        self._anchors = Anchors()
+        self._answers: tuple[ProbeAnswer, ...] = ()
         self._hint = FAILED
 
     @property
@@ -77,10 +74,10 @@ class Prover:
             return None
         self.calibrated, self._hint = None, FAILED
         proof, _ = self._ask(hook, START, None, baseline)
-        self._earlier = EarlierProbes()
+        self._anchors = Anchors()
         if proof.is_proven:
             self.calibrated = proof.mean
-            self._earlier.add(START, baseline, self._answers)
+            self._anchors.add(Anchor(START, baseline, self._answers))
         elif flags := hook.rounding():
             self._hint = ROUNDING.format(flags)
             raise LoadFailedError(
@@ -132,7 +129,7 @@ class Prover:
             reason = self._ask_checksums(target)
         if reason:
             raise UnprovenError(reason, proof, hint=self._hint)
-        self._earlier.add(target.label, target.probe, self._answers)
+        self._anchors.add(Anchor(target.label, target.probe, self._answers, _content(target)))
         return self.last
 
     def _ask_checksums(self, target: WeightDirectory) -> str:
@@ -157,16 +154,38 @@ class Prover:
         seconds = self._clock.monotonic() - begun
         self._answers, dtype = (answer, *answer.others), hook.dtype()
         allowed = tolerance(probe, dtype, self.calibrated)
-        earlier = self._earlier if target is not None and sees_drift(probe, dtype) else ()
-        judged = []
-        for replica in self._answers:
-            proof = compare(name, probe, replica, allowed, self.calibrated, seconds)
-            reason = problem(proof, replica) or stayed(
-                answers_like(name, proof, replica, earlier, probe), proof
+        judged = [
+            (
+                proof := compare(name, probe, replica, allowed, self.calibrated, seconds),
+                problem(proof, replica),
             )
-            judged.append((proof, reason))
+            for replica in self._answers
+        ]
+        if target is not None and sees_changes(probe, dtype, _stored(target)):
+            judged = self._judge_changes(Anchor(name, probe, self._answers, _content(target)), judged)
         self.last, reason = worst_of(judged)
         return self.last, reason
+
+    def _judge_changes(self, new: Anchor, judged: Sequence[tuple[Proof, str]]) -> list[tuple[Proof, str]]:
+        """Return proofs that also say what would have been found, and why an engine has stayed where it was."""
+        further = []
+        for (proof, reason), changes in zip(judged, self._anchors.changes(new), strict=True):
+            seen, since = least_seen(changes) or (None, "")
+            further.append((replace(proof, seen=seen, since=since), reason or stayed(changes)))
+        return further
+
+
+def _content(target: WeightDirectory | WeightTensors) -> tuple[str, ...]:
+    return (
+        tuple(sorted(shard.digest for shard in target.shards)) if isinstance(target, WeightDirectory) else ()
+    )
+
+
+def _stored(target: WeightDirectory | WeightTensors) -> set[str | None]:
+    """Return the dtypes of a version's tensors as torch names them; empty if they are not known."""
+    if not isinstance(target, WeightDirectory):
+        return set()
+    return {DTYPES.get(tensor.dtype) for tensor in target.tensors.values()}
 
 
 class UnprovenLoads:

@@ -73,6 +73,10 @@ class Proof:
     replicas: int = 1  # how many data-parallel replicas answered; the differences are those of the worst
     # What the engine's checksums of its parameters say of the load: docs/proof.md; empty if nothing.
     checksums: str = ""
+    # The least part of the change since the version `since` whose absence would have been found; None if not even
+    # an engine that stayed there would have been.
+    seen: float | None = None
+    since: str = ""
 
     @property
     def is_proven(self) -> bool:
@@ -156,6 +160,8 @@ def _proof(fields: Fields) -> Proof:
         seconds=fields.number("seconds"),
         replicas=fields.integer("replicas") if "replicas" in fields.document else 1,
         checksums=fields.text("checksums")[:_LONGEST] if "checksums" in fields.document else "",
+        seen=_optional_number(fields, "seen"),
+        since=fields.text("since")[:_LONGEST] if "since" in fields.document else "",
     )
 
 

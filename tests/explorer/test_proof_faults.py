@@ -35,9 +35,7 @@ LONG = 60.0
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 CHECKS = {
-    "drift": "answers like (version|its start model)",
-    # The noise of bfloat16 is near a third of its tolerance, from which on drift shows: either may be reached first.
-    "drift or proof": "answers like (version|its start model)|answers as other weights",
+    "change": "was not loaded",
     "cache": "prefix cache holds keys and values of other weights",
     "proof": "answers as other weights|does not answer the probe",
     "content": "differs from its digest|does not match its digest",
@@ -133,9 +131,8 @@ def neighbour_of(model, number, size):
     return model
 
 
-def case(draw, number, dtype):
+def case(draw, number):
     """Return a fault: its name, the check that must find it, and what it does to engine, tensors or file."""
-    drift = "drift" if dtype == "float32" else "drift or proof"
     names = learnt()
     layers = [name for name in names if ".0." in name]
     name = draw.choice(names)
@@ -154,7 +151,7 @@ def case(draw, number, dtype):
         ("a flipped byte", "content", {"file": flipped}),
         ("a truncated file", "size", {"file": truncated}),
         ("a stale prefix cache", "cache", {"cache": True}),
-        ("stays where it was while updates are small", drift, {"engine": stale(names), "near": True}),
+        ("stays where it was while updates are small", "change", {"engine": stale(names), "near": True}),
     ]
     return kinds[number % len(kinds)]
 
@@ -204,7 +201,7 @@ def test_each_fault_is_found_by_the_check_that_must_find_it(bed):
     bed.publish(step)
     assert bed.follower.turn(timeout=LONG).kind == "applied"
     for number in range(FAULTS // 2):
-        name, check, does = case(draw, number, bed.dtype)
+        name, check, does = case(draw, number)
         bed.hook.fault, bed.hook.keeps_cache = does.get("engine"), does.get("cache", False)
         for near in range(1, (WITHIN if "near" in does else 1) + 1):
             place = {"seed": step, "near": near} if "near" in does else {}
