@@ -49,6 +49,7 @@ class EngineLoader:
         self._hook, self._versions, self._fetcher, self._reporter = hook, versions, fetcher, reporter
         self._prover = prover
         self._clock, self._tests_reload = clock, options.reload_test
+        self._prove_every = options.prove_every
         self.status = EngineStatus(clock, options.check_every, versions.pair_of_label)
         self.results = LoadResults(self.status, versions, reporter, prover, clock, options)
         self.position: Pair | None = None
@@ -85,6 +86,7 @@ class EngineLoader:
             self._accept_running()
         else:
             self._calibrate()
+            self._prove_again()
         self._is_polled = True
         self.results.publish()
 
@@ -369,6 +371,21 @@ class EngineLoader:
             status.unproven.end(is_proven=False)
             status.mark_wrong(error)
 
+    def _prove_again(self) -> None:
+        """Have it prove what it runs once more, if it was long ago: somebody else may have replaced its weights."""
+        good = self._running_version() if self.status.is_proven else None
+        age = self._clock.monotonic() - self._prover.asked_at
+        if good is None or not 0 < self._prove_every <= age:
+            return
+        self._prove_running(good)
+        if (wrong := self.status.wrong) is not None:
+            fields = {"version": good.label, "reason": str(wrong), "again": True, "hint": wrong.hint}
+            self._reporter.event("warning", "proof_failed", **fields)
+
+    def _recall(self) -> None:
+        with contextlib.suppress(SyncdError, OSError):
+            self._prover.recall()
+
     def _accept_running(self) -> None:
         """Report what an engine runs that is polled for the first time or came back, and keep its files."""
         status = self.status
@@ -378,6 +395,8 @@ class EngineLoader:
         self._is_calibrated = False
         self._prover.forget_engine()
         self._calibrate()
+        if status.label is not None:
+            self._recall()
         level = "info" if status.is_known else "warning"
         fields = {"known": status.is_known, "version": status.label, "suspect": status.is_suspect}
         self._reporter.event(level, "engine_runs", **fields)

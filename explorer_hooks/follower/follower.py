@@ -27,6 +27,7 @@ from explorer_hooks.follower.policy import (
 from explorer_hooks.follower.reporter import Readiness, Reporter
 from explorer_hooks.follower.versions import Fetcher, KnownVersions
 from explorer_hooks.hook import Hook, ProbingHook, Running, Unproven
+from explorer_hooks.proof.calibrations import Calibrations
 from explorer_hooks.proof.ended_probes import EndedProbes
 from explorer_hooks.proof.prover import Prover
 from syncd.client.client import Client
@@ -78,7 +79,8 @@ class Follower(Closing):
         self._fetcher = Fetcher(client, hook, self.options, self._is_stopped, self._reporter.event)
         answering = hook if isinstance(hook, ProbingHook) else None
         ended = EndedProbes(answering, client.clock, client.job, self._reporter.event) if answering else None
-        prover = Prover(answering, client.clock, partial(read_base_probe, client.job), ended)
+        kept = Calibrations(client.job, answering) if answering else None
+        prover = Prover(answering, client.clock, partial(read_base_probe, client.job), ended, kept)
         self._loader = EngineLoader(
             hook, self._versions, self._fetcher, self._reporter, prover, client.clock, self.options
         )

@@ -65,6 +65,8 @@ class FollowOptions:
     ready_file: str | None = None
     # Whether an engine on the job's start model first reloads that, to show that it can.
     reload_test: bool = True
+    # Seconds after which an engine that has proven what it runs is asked again; 0 for never.
+    prove_every: float = 600.0
 
     def __post_init__(self) -> None:
         policy_of(self)
@@ -73,7 +75,7 @@ class FollowOptions:
         except ValueError:
             hint = "size, header or content"
             raise ConfigError(f"nothing is verified by {self.verify!r}", hint=hint) from None
-        for name in ("retries", "backoff", "max_lag", "check_every"):
+        for name in ("retries", "backoff", "max_lag", "check_every", "prove_every"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise ConfigError(f"{name} is {value}", hint="a number that is not negative")

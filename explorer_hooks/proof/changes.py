@@ -66,7 +66,8 @@ class Change:
 
     @property
     def is_none(self) -> bool:
-        return not any(self.engine)
+        """Return whether the engine gives its old answers, up to the digits that are kept of them."""
+        return max(map(abs, self.engine)) <= LEAST / 2
 
     def chance(self, lacking: float = 0.0) -> float:
         """Return the logarithm of the chance that a right engine lacks as much of the change as this one.

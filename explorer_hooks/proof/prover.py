@@ -1,9 +1,11 @@
 """Asks an engine for its answers to probes, judges them, and keeps which weights it has worked on unproven."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from explorer_hooks.hook import ProbeAnswer, ProbingHook, Unproven
+from explorer_hooks.proof.calibrations import Calibration, Calibrations
 from explorer_hooks.proof.changes import START, Anchor, Anchors, least_seen, stayed
 from explorer_hooks.proof.ended_probes import EndedProbes
 from explorer_hooks.proof.judgement import (
@@ -36,6 +38,7 @@ class Prover:
         hook: The hook; None if the engine answers no probes.
         baseline: Reads the probe of the job's start model, None while there is none.
         ended: Asks the engine; None to have the hook ask it, whatever becomes of it.
+        calibrations: Where what was measured is kept; None for nowhere.
     """
 
     def __init__(
@@ -44,11 +47,15 @@ class Prover:
         clock: Clock,
         baseline: Callable[[], Probe | None],
         ended: EndedProbes | None = None,
+        calibrations: Calibrations | None = None,
     ) -> None:
         self._hook, self._clock, self._baseline, self._ended = hook, clock, baseline, ended
+        self._calibrations = calibrations
         self._parameters = ParameterCheck(hook, clock) if hook is not None else None
         self.calibrated: float | None = None
         self.last: Proof | None = None
+        self.asked_at = -math.inf
+        """When the engine was asked last, on the clock's monotonic time."""
         self._anchors = Anchors()
         self._answers: tuple[ProbeAnswer, ...] = ()
         self._hint = FAILED
@@ -78,6 +85,8 @@ class Prover:
         if proof.is_proven:
             self.calibrated = proof.mean
             self._anchors.add(Anchor(START, baseline, self._answers))
+            if self._calibrations is not None:
+                self._calibrations.keep(baseline, Calibration(proof.mean, self._answers))
         elif flags := hook.rounding():
             self._hint = ROUNDING.format(flags)
             raise LoadFailedError(
@@ -86,6 +95,15 @@ class Prover:
                 hint=self._hint,
             )
         return proof
+
+    def recall(self) -> None:
+        """Take up what was measured on the start model of an engine of this kind, unless it was measured here."""
+        baseline = self._baseline() if self._calibrations is not None and self.calibrated is None else None
+        if baseline is None or self._calibrations is None:
+            return
+        if kept := self._calibrations.recall(baseline):
+            self.calibrated = kept.mean
+            self._anchors.add(Anchor(START, baseline, kept.answers))
 
     def test_reload(self) -> Proof | None:
         """Have an engine that was calibrated read its start weights again, and answer the baseline once more.
@@ -151,7 +169,8 @@ class Prover:
     ) -> tuple[Proof, str]:
         begun = self._clock.monotonic()
         answer = (self._ended.ask if self._ended else hook.probe)(target, probe.tokens)
-        seconds = self._clock.monotonic() - begun
+        self.asked_at = self._clock.monotonic()
+        seconds = self.asked_at - begun
         self._answers, dtype = (answer, *answer.others), hook.dtype()
         allowed = tolerance(probe, dtype, self.calibrated)
         judged = [

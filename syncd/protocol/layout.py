@@ -158,6 +158,8 @@ class Job:
     base_probe = JobPath("state", "base_probe.json")
     # Which kinds of engine have ended at a probe.
     ended_probes = JobPath("state", "ended_probes")
+    # What was measured of kinds of engine on the start model.
+    calibrations = JobPath("state", "calibrations")
     lock = JobPath("state", "daemon.lock")
     explorers = JobPath("state", "explorers")
     trainers = JobPath("state", "trainers")

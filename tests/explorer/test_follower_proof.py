@@ -240,6 +240,36 @@ def test_an_engine_on_the_base_model_is_calibrated_against_the_baseline(scene):
     assert (report(scene).proof.calibrated, report(scene).proof.tolerance) == (0.0, 1e-4)
 
 
+def test_a_follower_that_starts_again_takes_up_what_was_measured_of_such_an_engine(scene):
+    write_base_probe(scene.job, probe_of(START), "/models/base")
+    with scene.follow() as first:
+        publish(scene, 1)
+        proven(scene, first, 1)
+    with scene.follow("e1") as second:  # the engine runs a version, so its start weights cannot be asked
+        assert report(scene, second).proof.calibrated == 0.0
+        assert report(scene, second).proof.tolerance == 1e-4
+    scene.hook.engine_kind = lambda: "another release"
+    with scene.follow("e2") as third:
+        assert report(scene, third).proof.calibrated is None
+
+
+@pytest.mark.fault("somebody replaces an engine's weights under the same label")
+@pytest.mark.parametrize("every", [0.001, 0.0])
+def test_weights_that_somebody_replaced_are_found_while_the_engine_runs(scene, every):
+    follower = scene.follow(prove_every=every, check_every=0.0)
+    publish(scene, 1)
+    proven(scene, follower, 1)
+    scene.engine.answers_as = "by hand"
+    scene.engine.doing["load"] = lambda: setattr(scene.engine, "answers_as", None)
+    if not every:
+        assert follower.turn(timeout=0.2).kind == "nothing"
+        assert "proof_failed" not in scene.names()
+        return
+    proven(scene, follower, 1)
+    assert scene.names().count("proof_failed") == 1
+    assert scene.engine.log.count("load") == 2
+
+
 def test_an_engine_that_reloads_its_start_weights_well_passes_the_reload_test(scene):
     write_base_probe(scene.job, probe_of(START), "/models/base")
     scene.hook.reloads_start = True
