@@ -261,6 +261,24 @@ class ProbingHook(Hook):
         """
         return None
 
+    is_own: ClassVar[bool] = False
+    """Whether nobody but this process can have the engine work."""
+
+    def start_directory(self) -> str:
+        """Return the directory of this host that the engine was started from, if it can read that again; else empty.
+
+        Raises:
+            EngineUnreachableError: It does not answer.
+        """
+        return ""
+
+    def mark(self, label: str) -> None:
+        """Give an engine a label before other weights, so that whoever follows it next knows that they came.
+
+        Raises:
+            SyncdError: The engine was not told.
+        """
+
     def reload_start(self) -> bool:
         """Have an engine on its start weights read them again; return false if it cannot be asked to.
 

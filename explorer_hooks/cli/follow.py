@@ -101,6 +101,12 @@ def _hook_names(_: click.Context, __: click.Parameter, incomplete: str) -> "list
     default=True,
     help="Have an engine on the job's start model first reload that, to show that it can.",
 )
+@_choice(
+    "--exam",
+    "auto",
+    ("auto", "on", "off"),
+    "Have the engine first load changed weights, to show that it loads every tensor; auto: if nobody else uses it.",
+)
 @_seconds("--prove-every", 600.0, "Seconds after which a proven engine is asked again; 0: never.")
 @_path("--ready-file", "A file that exists while the engine is ready.", "FILE")
 @click.option(

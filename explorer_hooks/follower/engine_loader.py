@@ -4,11 +4,13 @@ import contextlib
 from collections.abc import Callable
 
 from explorer_hooks.follower.engine_status import EngineStatus
+from explorer_hooks.follower.examination import Examination
 from explorer_hooks.follower.load_results import NOTICED, InterruptedLoadError, LoadResults, figures_of
 from explorer_hooks.follower.policy import FollowOptions, TurnOutcome
 from explorer_hooks.follower.reporter import Reporter
 from explorer_hooks.follower.versions import Fetcher, KnownVersions
-from explorer_hooks.hook import ChangesHook, Hook, Running, UntouchedError
+from explorer_hooks.hook import ChangesHook, Hook, ProbingHook, Running, UntouchedError
+from explorer_hooks.proof.exam import LABEL, Exam
 from explorer_hooks.proof.judgement import UnprovenError, other_start
 from explorer_hooks.proof.prover import Prover
 from syncd.errors import (
@@ -43,15 +45,16 @@ class EngineLoader:
         fetcher: Fetcher,
         reporter: Reporter,
         prover: Prover,
+        examination: Examination,
         clock: Clock,
         options: FollowOptions,
     ) -> None:
         self._hook, self._versions, self._fetcher, self._reporter = hook, versions, fetcher, reporter
-        self._prover = prover
+        self._prover, self._examination = prover, examination
         self._clock, self._tests_reload = clock, options.reload_test
         self._prove_every = options.prove_every
         self.status = EngineStatus(clock, options.check_every, versions.pair_of_label)
-        self.results = LoadResults(self.status, versions, reporter, prover, clock, options)
+        self.results = LoadResults(self.status, versions, reporter, prover, examination, clock, options)
         self.position: Pair | None = None
         """The version that was loaded last: the engine should run it unless a newer one is due."""
         self._good: HeldDirectory | None = None
@@ -394,7 +397,10 @@ class EngineLoader:
             self.results.note_death(died)
         self._is_calibrated = False
         self._prover.forget_engine()
-        self._calibrate()
+        self._forget_exam()
+        if status.label == LABEL:
+            self._end_exam()
+        self._examine_and_calibrate()
         if status.label is not None:
             self._recall()
         level = "info" if status.is_known else "warning"
@@ -427,7 +433,52 @@ class EngineLoader:
         if good is not None:
             good.close()
 
-    def _calibrate(self) -> None:
+    def _forget_exam(self) -> None:
+        if self.status.label is None or self.status.label == LABEL:
+            self._examination.forget()
+            self.status.unfit = None
+
+    def _end_exam(self) -> None:
+        """Put an engine back on its start weights that another follower has left in an exam."""
+        try:
+            if isinstance(self._hook, ProbingHook) and self._hook.reload_start():
+                self.status.is_suspect = False
+                self._reporter.event(
+                    "warning", "exam_ended", reason="its follower ended while it was examined"
+                )
+        except EngineUnreachableError as error:
+            self.status.lose(error)
+            return
+        except SyncdError as error:
+            self._reporter.event("error", "exam_failed", reason=str(error), hint=error.hint)
+        self._ask()
+
+    def _examine_and_calibrate(self) -> None:
+        """Examine an engine on its start weights, and compare it with the trainer before and afterwards."""
+        if not self.status.is_reachable or self.status.label is not None:
+            return
+        with self._examination.opened() as exam:
+            self._calibrate(is_tested=exam is not None)
+            if exam is not None and self._prover.calibrated is not None:
+                self._examine(*exam)
+
+    def _examine(self, exam: Exam, copy: WeightDirectory) -> None:
+        """Have it load the exam's copy, which nobody is answered from, and put it back."""
+        self.status.is_examined = True
+        self.results.publish()
+        try:
+            self._examination.take(exam, copy)
+        except EngineUnreachableError as error:
+            self.status.lose(error)
+        except SyncdError as error:
+            self.status.unfit = LoadFailedError(error.message, hint=error.hint)
+            self._reporter.event("error", "exam_failed", reason=str(error), hint=error.hint)
+        finally:
+            self._test_reload(is_wanted=True)
+            self.status.is_examined = False
+        self._ask()
+
+    def _calibrate(self, *, is_tested: bool = False) -> None:
         """Compare the engine with the trainer while it runs its start weights, once there is a baseline."""
         status = self.status
         if self._is_calibrated or not status.is_reachable or status.label is not None:
@@ -445,11 +496,11 @@ class EngineLoader:
             status.start_problem = None if proof.is_proven else other_start(proof)
             name = "engine_calibrated" if proof.is_proven else "start_model_differs"
             self._reporter.event("info" if proof.is_proven else "warning", name, **figures_of(proof))
-            self._test_reload()
+            self._test_reload(is_wanted=self._tests_reload and not is_tested)
 
-    def _test_reload(self) -> None:
+    def _test_reload(self, *, is_wanted: bool) -> None:
         """Have the engine reload what it runs, once: whether it can do so at all shows before a version needs it."""
-        if not self._tests_reload:
+        if not is_wanted:
             return
         try:
             proof = self._reloaded_start()

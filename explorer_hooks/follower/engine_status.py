@@ -37,6 +37,10 @@ class EngineStatus:
         """Why it answers as weights of no version; only another load can mend that."""
         self.start_problem: LoadFailedError | None = None
         """Why its start weights are not the job's; None if they are, or if nobody knows."""
+        self.unfit: LoadFailedError | None = None
+        """Why its way of loading does not reach every tensor, so that it gets no version; None if nothing shows it."""
+        self.is_examined = False
+        """Whether it is examined now, so that it runs weights of no version."""
         self.is_proven = False
         """Whether it has answered the probe of what it runs."""
         self.unproven = UnprovenLoads()
@@ -61,13 +65,18 @@ class EngineStatus:
             return EngineState.DEAD, str(self.dead)
         if not self.is_reachable:
             return EngineState.UNREACHABLE, self.reason
-        if self.wrong is not None:
-            return EngineState.WRONG, str(self.wrong)
-        if self.label is None and self.start_problem is not None:
-            return EngineState.WRONG, str(self.start_problem)
-        if not self.is_known:
-            return EngineState.WRONG, f"it runs {self.label!r}, which is no version of this job"
-        return None
+        if self.is_examined:
+            return EngineState.LOADING, "it is being examined"
+        reason = self._wrong()
+        return (EngineState.WRONG, reason) if reason else None
+
+    def _wrong(self) -> str:
+        """Return why its weights are of no version of the job, or would not become one; empty if they are."""
+        start = self.start_problem if self.label is None else None
+        for problem in (self.wrong, self.unfit, start):
+            if problem is not None:
+                return str(problem)
+        return "" if self.is_known else f"it runs {self.label!r}, which is no version of this job"
 
     def answered(self, running: Running) -> None:
         if self._lost_in is not None:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Self
 
 from explorer_hooks.follower.engine_loader import EngineLoader
+from explorer_hooks.follower.examination import Examination
 from explorer_hooks.follower.policy import (
     EventListener,
     FollowOptions,
@@ -81,8 +82,16 @@ class Follower(Closing):
         ended = EndedProbes(answering, client.clock, client.job, self._reporter.event) if answering else None
         kept = Calibrations(client.job, answering) if answering else None
         prover = Prover(answering, client.clock, partial(read_base_probe, client.job), ended, kept)
+        examination = Examination(hook, client.job, prover, self._reporter, self.options)
         self._loader = EngineLoader(
-            hook, self._versions, self._fetcher, self._reporter, prover, client.clock, self.options
+            hook,
+            self._versions,
+            self._fetcher,
+            self._reporter,
+            prover,
+            examination,
+            client.clock,
+            self.options,
         )
         self._engine, self._results = self._loader.status, self._loader.results
         self._reporter.publish(EngineState.WAITING, more={"engine": engine or hook.name, "bytes": 0})
@@ -324,7 +333,7 @@ class Follower(Closing):
         self._results.show_ready()
         if self._engine.dead is not None:
             raise self._engine.dead
-        return self._decide() if self._engine.is_reachable else None
+        return self._decide() if self._engine.is_reachable and self._engine.unfit is None else None
 
     def _decide(self) -> Version | int | TurnOutcome | None:
         decision = decide(self._policy, self._snapshot())

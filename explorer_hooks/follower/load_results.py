@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from explorer_hooks.follower.engine_status import EngineStatus
+from explorer_hooks.follower.examination import Examination
 from explorer_hooks.follower.policy import FollowOptions, TurnOutcome, is_within
 from explorer_hooks.follower.reporter import Reporter
 from explorer_hooks.follower.versions import FailedVersions, KnownVersions
@@ -47,10 +48,12 @@ class LoadResults:
         versions: KnownVersions,
         reporter: Reporter,
         prover: Prover,
+        examination: Examination,
         clock: Clock,
         options: FollowOptions,
     ) -> None:
         self._status, self._versions, self._reporter, self._prover = status, versions, reporter, prover
+        self._examination = examination
         self._max_lag, self._bytes = options.max_lag, 0
         self.failed = FailedVersions(clock, options.retries, options.backoff)
         self._trouble: GivenUp | None = None
@@ -72,7 +75,10 @@ class LoadResults:
         is_ready, proof = self._is_ready(), self._prover.last
         if not is_ready:
             self._reporter.ready.show(None)  # before the presence: writing that may take long
-        self._reporter.publish(state, reason, now=is_same, more=more, ready=is_ready, proof=proof, **changes)
+        exam = {"exam": self._examination.result, "unseen": self._examination.unseen}
+        self._reporter.publish(
+            state, reason, now=is_same, more=more, ready=is_ready, proof=proof, **exam, **changes
+        )
         if not is_same:
             self._reporter.confirm(applied)
         self.show_ready()
@@ -180,7 +186,8 @@ class LoadResults:
 
     def _is_ready(self) -> bool:
         status = self._status
-        is_good = status.is_reachable and not status.is_suspect and status.applied is not None
+        is_fit = status.unfit is None and not status.is_examined
+        is_good = status.is_reachable and not status.is_suspect and status.applied is not None and is_fit
         return is_good and is_within(status.applied, self._versions.pair, self._max_lag)
 
 

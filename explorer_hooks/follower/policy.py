@@ -42,6 +42,9 @@ EventListener = Callable[[str, str, Mapping[str, Any]], None]
 """Hears each event: its level (debug, info, warning, error), its name, its fields."""
 
 
+EXAMS = ("auto", "on", "off")
+
+
 @dataclass(frozen=True, slots=True)
 class FollowOptions:
     """How a follower follows."""
@@ -65,6 +68,9 @@ class FollowOptions:
     ready_file: str | None = None
     # Whether an engine on the job's start model first reloads that, to show that it can.
     reload_test: bool = True
+    # Whether an engine is first examined: whether its way of loading reaches every tensor. auto: if nobody else can
+    # have it work.
+    exam: Literal["auto", "on", "off"] = "auto"
     # Seconds after which an engine that has proven what it runs is asked again; 0 for never.
     prove_every: float = 600.0
 
@@ -75,6 +81,8 @@ class FollowOptions:
         except ValueError:
             hint = "size, header or content"
             raise ConfigError(f"nothing is verified by {self.verify!r}", hint=hint) from None
+        if self.exam not in EXAMS:
+            raise ConfigError(f"exam is {self.exam!r}", hint=", ".join(EXAMS))
         for name in ("retries", "backoff", "max_lag", "check_every", "prove_every"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:

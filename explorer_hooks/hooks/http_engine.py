@@ -165,11 +165,18 @@ class HttpEngineHook(RestartableHook, TensorHook):
         first, *others = [probe.answer(tokens) for probe in self._server_probes()]
         return first._replace(others=tuple(others))
 
-    def reload_start(self) -> bool:
-        """Have the engine read again the directory that it was started from, if this host has it."""
+    def start_directory(self) -> str:
         directory = self._started_from()
         here = self._paths.here(directory) if directory else ""
-        if not os.path.isdir(here):
+        return here if os.path.isdir(here) else ""
+
+    def mark(self, label: str) -> None:
+        self._set_engine_label(label)
+
+    def reload_start(self) -> bool:
+        """Have the engine read again the directory that it was started from, if this host has it."""
+        here = self.start_directory()
+        if not here:
             return False
         self._require_reloads()
         self._hold()

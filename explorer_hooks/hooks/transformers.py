@@ -1,5 +1,6 @@
 """transformers: a model in this process, loaded straight into its parameters while nobody generates."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from explorer_hooks.hook import (
 from explorer_hooks.hooks.parameters import ModelParameters
 from explorer_hooks.hooks.phases import LoadState, require_loadable
 from explorer_hooks.hooks.settings import HookSettings
+from explorer_hooks.proof.exam import target_of
 from explorer_hooks.proof.server_probes import SWITCH_OFF, dtype_word, require_known_tokens
 from syncd.client.client import Client
 from syncd.errors import (
@@ -55,6 +57,7 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
     name: ClassVar[str] = "transformers"
     checks_content: bool = True
     probes: ProbeTime = "held"
+    is_own: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -144,6 +147,25 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
         """Return the dtype of the parameters, None if they have several."""
         dtypes = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
         return dtype_word(dtypes.pop()) if len(dtypes) == 1 else None
+
+    def start_directory(self) -> str:
+        """Return the directory that transformers has read the model from."""
+        name = str(getattr(getattr(self.model, "config", None), "_name_or_path", ""))
+        return os.path.realpath(name) if name and os.path.isfile(f"{name}/config.json") else ""
+
+    def reload_start(self) -> bool:
+        """Read the directory of the start model again; whoever generates waits for it."""
+        directory = self.start_directory()
+        if not directory:
+            return False
+        self._gate.shut()
+        self._state.load()
+        self.parameters.load(target_of(directory))
+        self.parameters.forget()
+        self._state.restored()
+        self._label = None
+        self._gate.open()
+        return True
 
     def takes_changes(self) -> bool:
         return self.parameters.takes_changes()

@@ -124,6 +124,23 @@ class Prover:
             raise UnprovenError(message, proof, hint=self._hint)
         return proof
 
+    def take_baseline(self, probe: Probe) -> None:
+        """Take what transformers answers with the start model for the job's baseline, if the job has none."""
+        baseline = self._baseline
+        self._baseline = lambda: baseline() or probe
+
+    @property
+    def baseline(self) -> Probe | None:
+        return self._baseline()
+
+    def answers(self, target: WeightDirectory, probe: Probe) -> tuple[ProbeAnswer, ...]:
+        """Return what each replica of the engine answers to a probe's tokens; it has just loaded the target."""
+        hook = self._answering(target)
+        if hook is None:
+            raise LoadFailedError("it answers no probes")
+        answer = (self._ended.ask if self._ended else hook.probe)(target, probe.tokens)
+        return (answer, *answer.others)
+
     def can_prove(self, target: WeightDirectory | WeightTensors) -> bool:
         return target.probe is not None and self._answering(target) is not None
 

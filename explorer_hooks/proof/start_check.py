@@ -95,7 +95,7 @@ def start_model_of(name: str) -> StartModel | None:
         return None
     try:
         # In the hub's cache files are links.
-        paths = [os.path.realpath(f"{directory}/{name}") for name in _shards(directory)]
+        paths = [os.path.realpath(f"{directory}/{name}") for name in shard_names(directory)]
         tensors = tensors_of((read_weights_header(LocalDisk(), path) for path in paths), repeated=True)
     except (OSError, SyncdError):
         return None
@@ -131,7 +131,7 @@ def _is_computed(name: str, meta: TensorMeta) -> bool:
     return _ROTARY.fullmatch(name) is not None
 
 
-def _shards(directory: str) -> list[str]:
+def shard_names(directory: str) -> list[str]:
     """Return the files of a directory that an engine reads: those that its index names, if it has one."""
     named = _document(f"{directory}/model.safetensors.index.json").get("weight_map")
     names = sorted(name for name in os.listdir(directory) if name.endswith(SUFFIX))

@@ -98,6 +98,8 @@ class FollowSection(Section):
     """Steps that the engine may be behind what is published; work waits while it is further behind."""
     reload_test: bool = True
     """Have an engine on the job's start model first reload that, to show that it can."""
+    exam: Literal["auto", "on", "off"] = "auto"
+    """Whether an engine first shows that its way of loading reaches every tensor; auto: if nobody else uses it."""
     prove_every: Annotated[float, Field(ge=0)] = 600.0
     """Seconds after which an engine that has proven what it runs is asked again; 0 for never."""
 

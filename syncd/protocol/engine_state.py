@@ -16,6 +16,9 @@ from syncd.protocol.presence import Presence, RunningStatus
 GIVEN_UP = 8
 """How many given-up versions a presence names, the newest ones."""
 
+UNSEEN = 64
+"""How many kinds of unseen tensors a presence names."""
+
 _LONGEST = 512
 """Characters of a reason in a presence."""
 
@@ -106,6 +109,10 @@ class EngineReport:
     load_seconds: float | None = None  # seconds of the last load, None before the first
     proof: Proof | None = None  # the last proof, None if there was none
     given_up: tuple[GivenUp, ...] = ()  # the newest versions that it gave up
+    # Whether its way of loading reaches every tensor: passed, failed, off, or why it was not examined; empty if
+    # nobody said.
+    exam: str = ""
+    unseen: tuple[str, ...] = ()  # the kinds of tensors that the exam could not see
 
     def document(self) -> dict[str, Any]:
         given_up = [
@@ -115,6 +122,8 @@ class EngineReport:
             "state": self.state.value,
             "reason": self.reason[:_LONGEST],
             "given_up": given_up,
+            "exam": self.exam[:_LONGEST],
+            "unseen": [kind[:_LONGEST] for kind in self.unseen[:UNSEEN]],
         }
 
 
@@ -146,6 +155,8 @@ def _report(fields: Fields) -> EngineReport:
         load_seconds=_optional_number(fields, "load_seconds"),
         proof=_proof(proof) if proof else None,
         given_up=tuple(_given_up(item) for item in fields.records("given_up")[-GIVEN_UP:]),
+        exam=fields.text("exam", "")[:_LONGEST],
+        unseen=tuple(str(kind)[:_LONGEST] for kind in fields.items("unseen")[:UNSEEN]),
     )
 
 

@@ -160,6 +160,8 @@ class Job:
     ended_probes = JobPath("state", "ended_probes")
     # What was measured of kinds of engine on the start model.
     calibrations = JobPath("state", "calibrations")
+    # On the job's own file system, where engines read versions too.
+    exams = JobPath("root", f"{STATE}/exams")
     lock = JobPath("state", "daemon.lock")
     explorers = JobPath("state", "explorers")
     trainers = JobPath("state", "trainers")

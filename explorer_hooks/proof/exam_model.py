@@ -1,0 +1,148 @@
+"""Makes an exam: a copy of a start model in which every tensor differs, and what transformers answers of both.
+
+    python -m explorer_hooks.proof.exam_model START COPY DTYPE < tokens.json > exam.json
+
+A factor for a whole tensor is invisible where a norm follows. So each tensor is changed by signs that differ from
+row to row and from column to column. The copy follows from the start model alone: every host makes the same one.
+"""
+
+import json
+import os
+import random
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from explorer_hooks.proof.start_check import shard_names
+
+CHANGE = 0.5
+"""How far a value moves, as a part of itself; of a vector, as a part of its root mean square."""
+
+_LEAST = 0.5
+"""The root mean square that a vector counts with at the least: biases and some norms begin with zeros."""
+
+_ZERO = 0.02
+"""How far the values of a matrix of zeros move."""
+
+_LARGEST = 64 << 20
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+TIED = "the head, tied to the embedding"
+
+Answer = list[list[float]]
+
+
+def write_copy(start: str, target: str) -> None:
+    """Write the copy of a start model, with its configuration and tokenizer, into a new directory."""
+    os.makedirs(target)
+    shards = shard_names(start)
+    for name in sorted(os.listdir(start)):
+        path = os.path.realpath(f"{start}/{name}")
+        is_beside = not name.endswith((".safetensors", ".bin", ".pt", ".pth", ".gguf"))
+        if is_beside and os.path.isfile(path) and os.path.getsize(path) <= _LARGEST:
+            shutil.copyfile(path, f"{target}/{name}")
+    for name in shards:
+        with safe_open(os.path.realpath(f"{start}/{name}"), framework="pt") as file:
+            changed = {key: changed_tensor(key, file.get_tensor(key)) for key in file.keys()}  # noqa: SIM118 - no mapping
+        save_file(changed, f"{target}/{name}", {"format": "pt"})
+
+
+def changed_tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose values have all moved, by signs that follow from its name.
+
+    Raises:
+        ValueError: Its values are no ordinary floating-point numbers, or none.
+    """
+    if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16) or not tensor.numel():
+        raise ValueError(f"{name} is of dtype {tensor.dtype}")
+    signs = torch.ones([1] * tensor.dim())
+    for axis, size in enumerate(tensor.shape):
+        shape = [size if at == axis else 1 for at in range(tensor.dim())]
+        signs = signs * _signs(f"{name}/{axis}", size).reshape(shape)
+    if tensor.dim() > 1 and bool(tensor.any()):
+        return (tensor * (1 + CHANGE * signs)).to(tensor.dtype).contiguous()
+    mean = float(tensor.float().square().mean()) ** 0.5
+    size = max(mean, _LEAST) * CHANGE if tensor.dim() <= 1 else _ZERO
+    return (tensor.float() + size * signs).to(tensor.dtype).contiguous()
+
+
+def _signs(key: str, size: int) -> torch.Tensor:
+    draw = random.Random(key)  # noqa: S311 - the same on every host
+    return torch.tensor([1.0 if byte & 1 else -1.0 for byte in draw.randbytes(size)])
+
+
+def measure(start: str, copy: str, rows: Sequence[Sequence[int]], dtype: str) -> Mapping[str, Any]:
+    """Return the log-probs of rows by the start model, by the copy, and by the copy with each kind left as it was."""
+    begin, changed = _loaded(start, dtype), _loaded(copy, dtype)
+    old = dict(begin.named_parameters())
+    kinds: dict[str, list[str]] = {}
+    for name in dict(changed.named_parameters()):
+        kinds.setdefault(_NUMBER.sub("*", name), []).append(name)
+    stale: dict[str, Answer] = {}
+    for kind, names in sorted(kinds.items()):
+        with _left(changed, old, names):
+            stale[kind] = _answers(changed, rows)
+    if changed.get_output_embeddings().weight is changed.get_input_embeddings().weight:
+        with _head_left(changed, begin):
+            stale[TIED] = _answers(changed, rows)
+    return {"start": _answers(begin, rows), "exam": _answers(changed, rows), "kinds": stale}
+
+
+@contextmanager
+def _left(model: Any, old: Mapping[str, torch.Tensor], names: Sequence[str]) -> Iterator[None]:
+    """Have some parameters be those of the start model in the block."""
+    parameters = dict(model.named_parameters())
+    kept = {name: parameters[name].data for name in names}
+    for name in names:
+        parameters[name].data = old[name].data
+    try:
+        yield
+    finally:
+        for name, data in kept.items():
+            parameters[name].data = data
+
+
+@contextmanager
+def _head_left(model: Any, begin: Any) -> Iterator[None]:
+    """Have a tied head stay that of the start model in the block, while the embedding is the copy's."""
+    head = model.get_output_embeddings()
+    tied, head.weight = head.weight, torch.nn.Parameter(begin.get_output_embeddings().weight.detach())
+    try:
+        yield
+    finally:
+        head.weight = tied
+
+
+def _loaded(directory: str, dtype: str) -> Any:
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 - takes seconds
+    from transformers.utils import logging  # noqa: PLC0415
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype))
+    return model.eval()
+
+
+def _answers(model: Any, rows: Sequence[Sequence[int]]) -> Answer:
+    answers = []
+    with torch.no_grad():
+        for row in rows:
+            logprobs = model(torch.tensor([list(row)])).logits[0, :-1].float().log_softmax(-1)
+            answers.append(logprobs.gather(-1, torch.tensor(row[1:])[:, None])[:, 0].tolist())
+    return answers
+
+
+def main() -> None:
+    """Write the copy, and print the answers as JSON."""
+    start, copy, dtype = sys.argv[1:]
+    write_copy(start, copy)
+    sys.stdout.write(json.dumps(measure(start, copy, json.load(sys.stdin), dtype)))
+
+
+if __name__ == "__main__":
+    main()
