@@ -34,12 +34,6 @@ def test_no_page_of_the_site_links_out_of_it_by_a_path():
     ] == []
 
 
-def test_the_index_names_every_page():
-    docs = ROOT / "docs"
-    named = {target for _, target, _ in links(docs / "README.md")}
-    assert set(docs.rglob("*.md")) - {docs / "README.md"} <= named
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_file_that_a_page_names_exists(page):
     assert {name for name in FILE.findall(page.read_text()) if not (ROOT / name).exists()} == set()

@@ -15,7 +15,15 @@ import commands_page
 
 DOCS = ROOT / "docs"
 PAGES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
-TITLES = ("Start", "Guides", "Reference", "Internals", "Figures")
+TITLES = (
+    "Start",
+    "Sync",
+    "Train and explore",
+    "Operate",
+    "Why trust it",
+    "Reference",
+    "Specification",
+)
 PUBLIC = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 
 
