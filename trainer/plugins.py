@@ -3,7 +3,7 @@
     [project.entry-points."trainer.sample_strategies"]
     newest-first = "mypackage.sampling:newest_first"
 
-The name is what the job's file says (`data.strategy = "newest-first"`). What each group's objects take and return is in
+The name is what the job's file says (`data.strategy = "newest-first"`). What each group's objects take and return:
 docs/training-engines.md, docs/algorithms.md and docs/experience.md. An entry point is imported when it is used, or by
 `load_plugins`.
 """

@@ -1,20 +1,18 @@
-"""Writes the reference: every page of docs/ that is made from the code.
+"""Writes the reference, every page of docs/ that is made from the code: `python docs/generate`.
 
-    python docs/generate            # writes the pages (`make docs` begins with it)
-    python docs/generate --check    # names those that are out of date, and exits with 1 (`make lint` ends with it)
+`make docs` begins with it. With `--check` it names the pages that are out of date and exits with 1: `make lint`.
 """
 
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT)]
-
-from reference import COMMAND, stale, write
+sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 
 def main(arguments: list[str]) -> int:
     """Write or check the pages, and return the exit code."""
+    from reference import COMMAND, stale, write  # noqa: PLC0415 - found once `sys.path` has this checkout
+
     if arguments != ["--check"]:
         write()
         return 0

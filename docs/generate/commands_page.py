@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import click
 
+
 def groups() -> dict[str, click.Group]:
     """Return the three programs by name."""
     from explorer_hooks.cli.main import explorer  # noqa: PLC0415 - found once `sys.path` has this checkout
