@@ -54,7 +54,7 @@ def _code(names: str) -> str:
 
 def _panels() -> str:
     """Return the charts of page and plot, in their order."""
-    from syncd.parts.page.charts import CHARTS  # noqa: PLC0415
+    from syncd.parts.page.chart_table import CHARTS  # noqa: PLC0415
 
     rows = [f"| {chart.title} | {chart.unit} | {_shown(chart)} | {chart.source} |" for chart in CHARTS]
     return "\n".join(["| chart | unit | what it shows | file |", "|---|---|---|---|", *rows])

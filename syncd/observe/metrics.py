@@ -327,8 +327,8 @@ def described() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
     for kind, table in tables:
         for name, (text, *labels) in table.items():
             yield f"syncd_{name}{'_total' if kind == 'counter' else ''}", kind, tuple(labels), text
-    for name, (text, _, *labels) in _HISTOGRAMS.items():
-        yield f"syncd_{name}", "histogram", tuple(map(str, labels)), str(text)
+    for name, (about, _, *named) in _HISTOGRAMS.items():
+        yield f"syncd_{name}", "histogram", tuple(map(str, named)), str(about)
 
 
 def _instruments(client: Any, registry: Any) -> dict[str, Any]:
