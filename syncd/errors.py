@@ -1,6 +1,6 @@
 """The error tree: each error says what happened, where, what to run next, and the exit code it ends with.
 
-Exit codes follow sysexits where it has a code. docs/troubleshooting.md has an entry for each:
+Exit codes follow sysexits where it has a code. docs/commands.md lists them, docs/troubleshooting.md says what to do:
 
 ====  ==========================================================
 code  meaning
