@@ -146,7 +146,7 @@ REFUSED: dict[str, dict[str, str]] = {
         "orchestrator.buffer.easy_threshold": "rewards"},
     "trl-defaults.yaml": {
         "num_generations": "num_processes=N", "learning_rate": "not a number", "top_p": "whole distribution",
-        "mask_truncated_completions": "learnt like others"},
+        "mask_truncated_completions": "trained on like others"},
 }  # fmt: skip
 """Files with what their refusals name: their key, and words of the reason or of what to do."""
 
