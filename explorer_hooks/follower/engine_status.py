@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from explorer_hooks.hook import Running
 from explorer_hooks.proof.prover import UnprovenLoads
-from syncd.errors import EngineDeadError, EngineUnreachableError, LoadFailedError
+from syncd.errors import TROUBLESHOOTING, EngineDeadError, EngineUnreachableError, LoadFailedError
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import EngineState
 from syncd.protocol.version import Pair
@@ -38,7 +38,7 @@ class EngineStatus:
         self.start_problem: LoadFailedError | None = None
         """Why its start weights are not the job's; None if they are, or if nobody knows."""
         self.unfit: LoadFailedError | None = None
-        """Why its way of loading does not reach every tensor, so that it gets no version; None if nothing shows it."""
+        """Why its way of loading does not reach every tensor, so it gets no version; None if nothing shows it."""
         self.is_examined = False
         """Whether it is examined now, so that it runs weights of no version."""
         self.is_proven = False
@@ -111,7 +111,7 @@ class EngineStatus:
 
     def die(self, error: EngineDeadError) -> None:
         """Note that it cannot be restored."""
-        error.hint = error.hint or "restart the engine"
+        error.hint = error.hint or f"restart the engine, then its follower: {TROUBLESHOOTING}#exit-code-69"
         self.applied, self.reason, self.dead = None, str(error), error
 
     def mark_wrong(self, error: LoadFailedError) -> None:

@@ -67,9 +67,9 @@ def changed_tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
         signs = signs * _signs(f"{name}/{axis}", size).reshape(shape)
     if tensor.dim() > 1 and bool(tensor.any()):
         return (tensor * (1 + CHANGE * signs)).to(tensor.dtype).contiguous()
-    mean = float(tensor.float().square().mean()) ** 0.5
-    size = max(mean, _LEAST) * CHANGE if tensor.dim() <= 1 else _ZERO
-    return (tensor.float() + size * signs).to(tensor.dtype).contiguous()
+    root = float(tensor.float().square().mean().sqrt())
+    step = max(root, _LEAST) * CHANGE if tensor.dim() <= 1 else _ZERO
+    return (tensor.float() + step * signs).to(tensor.dtype).contiguous()
 
 
 def _signs(key: str, size: int) -> torch.Tensor:

@@ -11,6 +11,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
+    ROOT / "tests" / "RECORD.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -19,7 +20,7 @@ _TREE = f"{REPOSITORY}/blob/main/"
 
 def prose(page: Path) -> str:
     """Return the text of a page without its code blocks, in which brackets are no links."""
-    return re.sub(r"^ {4}.*$|^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"^ {4}[^\n]*$|^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
 @functools.cache

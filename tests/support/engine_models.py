@@ -26,6 +26,7 @@ MODELS = {
     "Qwen3, tied": ("Qwen3", {"tie_word_embeddings": True}),
     "Llama, untied": ("Llama", {"tie_word_embeddings": False}),
     "Qwen3-MoE": ("Qwen3Moe", {"tie_word_embeddings": False, **_MOE}),
+    "Gemma3, tied": ("Gemma3", {"tie_word_embeddings": True, "query_pre_attn_scalar": 32}),
 }
 """The class of each model in transformers, and what its configuration has besides."""
 
@@ -37,7 +38,8 @@ def model_of(name, seed):
 
     kind, more = MODELS[name]
     torch.manual_seed(seed)
-    config = getattr(transformers, f"{kind}Config")(**_SMALL, **more)
+    text = "Text" if kind == "Gemma3" else ""
+    config = getattr(transformers, f"{kind}{text}Config")(**_SMALL | more)
     return getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
 
 

@@ -1,0 +1,266 @@
+"""The exam: a kind of tensor that an engine does not load is found before it gets work, in whichever dtype."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch")
+transformers = pytest.importorskip("transformers", reason="needs transformers")
+
+from support.engine_models import MODELS, model_of  # noqa: E402
+from support.followers import Scene  # noqa: E402
+from support.proven import probe_of, write_version  # noqa: E402
+
+from explorer_hooks.hook import ProbeAnswer  # noqa: E402
+from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
+from explorer_hooks.proof import exam as exams  # noqa: E402
+from explorer_hooks.proof.exam import ExamFiles, noise_of, target_of  # noqa: E402
+from explorer_hooks.proof.exam_model import TIED, changed_tensor  # noqa: E402
+from syncd.protocol.engine_state import EngineState, engine_report_of  # noqa: E402
+from syncd.protocol.probe import write_base_probe  # noqa: E402
+
+LONG = 60.0
+ARCHITECTURES = ["Llama, untied", "Qwen2, untied", "Qwen3, tied", "Qwen3-MoE", "Gemma3, tied"]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch):
+    """Make exams here: another process takes seconds to import transformers."""
+    from explorer_hooks.proof.exam_model import measure, write_copy
+
+    def run(start, target, dtype, rows):
+        write_copy(start, target)
+        return measure(start, target, rows, dtype)
+
+    monkeypatch.setattr(exams, "_run", run)
+
+
+class Stale(TransformersHook):
+    """Loads as the real hook does, but leaves some tensors as the start model has them."""
+
+    names = ()
+    head = None
+
+    def load(self, target):
+        kept = {
+            name: tensor.clone() for name, tensor in self.model.state_dict().items() if name in self.names
+        }
+        super().load(target)
+        with torch.no_grad():
+            for name, tensor in kept.items():
+                self.model.state_dict()[name].copy_(tensor)
+
+    def probe(self, target, tokens):
+        if self.head is None:
+            return super().probe(target, tokens)
+        layer = self.model.get_output_embeddings()
+        tied, layer.weight = layer.weight, torch.nn.Parameter(self.head)
+        try:
+            return super().probe(target, tokens)
+        finally:
+            layer.weight = tied
+
+
+def engine_of(place, name, dtype):
+    """Return an engine on a start model that lies in a directory, and its weights."""
+    start = f"{place}/start"
+    model_of(name, 0).to(DTYPES[dtype]).save_pretrained(start)
+    model = transformers.AutoModelForCausalLM.from_pretrained(start, dtype=DTYPES[dtype]).eval()
+    return Stale(model)
+
+
+def kinds_of(model):
+    kinds = {}
+    for name, _ in model.named_parameters():
+        kinds.setdefault(".".join("*" if part.isdigit() else part for part in name.split(".")), []).append(
+            name
+        )
+    return kinds
+
+
+@pytest.fixture
+def scene(tmp_path):
+    made = Scene(tmp_path / "job")
+    yield made
+    made.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_kind_of_tensor_that_stays_is_named_but_those_listed_as_unseen(
+    tmp_path, scene, name, dtype, record_line
+):
+    hook = engine_of(tmp_path, name, dtype)
+    with ExamFiles(scene.job).opened(hook.start_directory(), dtype, None) as (exam, copy):
+        start = hook.probe(None, exam.start.tokens)
+        mean = max(abs(a - b) for row, other in zip(start.logprobs, exam.start.logprobs, strict=True)
+                   for a, b in zip(row, other, strict=True))  # fmt: skip
+        noise = noise_of(mean, dtype)
+        cases = dict(kinds_of(hook.model))
+        if "tied" in name and "untied" not in name:
+            cases[TIED] = []
+        missed, misnamed = [], []
+        for kind, names in cases.items():
+            hook.names = names
+            hook.head = hook.model.get_output_embeddings().weight.detach().clone() if kind == TIED else None
+            hook.load(copy)
+            problem = exam.problem(hook.probe(copy, exam.start.tokens), noise)
+            if not problem:
+                missed.append(kind)
+            elif not problem.startswith(kind):
+                misnamed.append(kind)
+            hook.names, hook.head = (), None
+            hook.reload_start()
+        hook.load(copy)
+        assert exam.problem(hook.probe(copy, exam.start.tokens), noise) == ""
+        hook.reload_start()
+        assert hook.probe(None, exam.start.tokens) == start
+        unseen = exam.unseen(noise)
+    record_line(
+        f"{name}, {dtype}: {len(cases)} kinds, unseen {unseen}, missed {missed}, not named {misnamed}"
+    )
+    assert set(missed) <= set(unseen)
+    assert misnamed == []
+    assert unseen == ()
+
+
+def follow(scene, hook, **options):
+    return scene.follow("e0", hook, retries=0, **options)
+
+
+def report(scene):
+    return engine_report_of(scene.presence().info)
+
+
+@pytest.mark.parametrize("baseline", [True, False])
+def test_an_engine_that_loads_everything_passes_and_is_back_on_its_start_weights(tmp_path, scene, baseline):
+    hook = engine_of(tmp_path, "Qwen3, tied", "bfloat16")
+    before = {name: tensor.clone() for name, tensor in hook.model.state_dict().items()}
+    if baseline:
+        write_base_probe(scene.job, probe_of(hook.model, "bfloat16"), "start")
+    follower = follow(scene, hook)
+    assert (report(scene).exam, report(scene).unseen, report(scene).state) == (
+        "passed",
+        (),
+        EngineState.WAITING,
+    )
+    assert all(torch.equal(tensor, before[name]) for name, tensor in hook.model.state_dict().items())
+    told = dict(scene.told)
+    assert told["engine_examined"]["bytes"] > 0
+    assert told["engine_examined"]["seconds"] >= 0
+    assert scene.names().count("reload_tested") == 1
+    assert "engine_calibrated" in scene.names()  # the exam has the start model's answers
+    assert follower.may_work()
+    assert [name for name in os.listdir(scene.job.exams) if not name.endswith(".json")] == []
+    model = model_of("Qwen3, tied", 1).to(torch.bfloat16)
+    write_version(scene.job, 1, model, probe_of(model, "bfloat16"))
+    scene.tick()
+    assert follower.turn(timeout=LONG).kind == "applied"
+    assert report(scene).state is EngineState.PROVEN
+
+
+@pytest.mark.fault("an engine's way of loading does not reach a tensor, whose change no version shows")
+def test_an_engine_that_leaves_a_part_out_gets_no_work_and_no_version_until_it_is_started_again(
+    tmp_path, scene
+):
+    hook = engine_of(tmp_path, "Qwen3, tied", "bfloat16")
+    hook.head = hook.model.get_output_embeddings().weight.detach().clone()
+    follower = follow(scene, hook)
+    found = report(scene)
+    assert (found.exam, found.state, found.ready) == ("failed", EngineState.WRONG, False)
+    assert TIED in found.reason
+    assert "reload=restart" in dict(scene.told)["exam_failed"]["hint"]
+    model = model_of("Qwen3, tied", 1).to(torch.bfloat16)
+    write_version(scene.job, 1, model, probe_of(model, "bfloat16"))
+    scene.tick()
+    assert follower.turn(timeout=0.5).kind == "nothing"
+    assert not follower.may_work()
+    assert report(scene).given_up == ()  # the version is as good as any
+
+
+def test_nobody_is_answered_while_an_engine_is_examined(tmp_path, scene):
+    hook, seen = engine_of(tmp_path, "Qwen2, untied", "float32"), []
+    answer = hook.probe
+
+    def watched(target, tokens):
+        if target is not None:
+            seen.append((hook.current_version().paused, report(scene).state, report(scene).ready))
+        return answer(target, tokens)
+
+    hook.probe = watched
+    follow(scene, hook)
+    assert seen == [(True, EngineState.LOADING, False)]
+
+
+@pytest.mark.parametrize("why", ["off", "no directory", "no room"])
+def test_an_engine_that_is_not_examined_says_so(tmp_path, scene, why, monkeypatch):
+    hook = engine_of(tmp_path, "Qwen2, untied", "float32")
+    if why == "no directory":
+        hook.model.config._name_or_path = ""
+    if why == "no room":
+        monkeypatch.setattr(exams, "ROOM", 1e12)
+    follow(scene, hook, exam="off" if why == "off" else "auto")
+    words = {"off": "off", "no directory": "is not on this host", "no room": "are free"}
+    assert words[why] in report(scene).exam
+    assert ("exam_left_out" in scene.names()) is (why != "off")
+
+
+def test_the_exam_is_made_once_for_all(tmp_path, scene, monkeypatch):
+    hook = engine_of(tmp_path, "Qwen2, untied", "float32")
+    files, made = ExamFiles(scene.job), []
+    run = exams._run
+    monkeypatch.setattr(exams, "_run", lambda *asked: made.append(asked) or run(*asked))
+    with files.opened(hook.start_directory(), "float32", None) as (one, copy):
+        with ExamFiles(scene.job).opened(hook.start_directory(), "float32", None) as (other, same):
+            assert (one, copy.path) == (other, same.path)
+        assert os.path.isdir(copy.path)
+    assert len(made) == 1
+    assert not os.path.isdir(copy.path)
+
+
+def test_an_exam_of_tensors_that_are_no_ordinary_numbers_cannot_be_made():
+    with pytest.raises(ValueError, match=r"scale is of dtype torch\.float8"):
+        changed_tensor("scale", torch.ones(2).to(torch.float8_e4m3fn))
+
+
+@pytest.mark.parametrize("tensor", [torch.ones(6), torch.zeros(6), torch.zeros(4, 3), torch.randn(2, 3, 4)])
+def test_every_value_of_a_tensor_moves_and_not_all_by_one_factor(tensor):
+    for dtype in DTYPES.values():
+        old = tensor.to(dtype)
+        new = changed_tensor("a", old)
+        assert bool((new != old).all())
+        assert torch.equal(new, changed_tensor("a", old))
+        moved = (new - old).sign()
+        assert moved.unique().numel() == 2
+
+
+@pytest.mark.slow
+def test_the_other_process_makes_the_same(tmp_path):
+    hook = engine_of(tmp_path, "Qwen2, untied", "float32")
+    command = [
+        sys.executable,
+        "-m",
+        "explorer_hooks.proof.exam_model",
+        hook.start_directory(),
+        f"{tmp_path}/copy",
+    ]
+    done = subprocess.run(
+        [*command, "float32"], input="[[1, 2, 3]]", capture_output=True, text=True, check=True
+    )
+    assert '"kinds"' in done.stdout
+    before = hook.probe(None, [[1, 2, 3]])
+    hook.load(target_of(f"{tmp_path}/copy"))
+    assert hook.probe(None, [[1, 2, 3]]) != before
+
+
+def test_an_answer_that_is_no_number_fails(tmp_path, scene):
+    hook = engine_of(tmp_path, "Qwen2, untied", "float32")
+    with ExamFiles(scene.job).opened(hook.start_directory(), "float32", None) as (exam, _):
+        rows = [[float("nan")] * len(row) for row in exam.start.logprobs]
+        assert exam.problem(ProbeAnswer(tuple(map(tuple, rows))), 1e-5) != ""
+        assert exam.problem(ProbeAnswer(()), 1e-5) != ""
+    assert set(MODELS) >= set(ARCHITECTURES)
