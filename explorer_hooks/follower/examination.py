@@ -9,7 +9,7 @@ from explorer_hooks.follower.reporter import Reporter
 from explorer_hooks.hook import Hook, ProbingHook
 from explorer_hooks.proof.exam import LABEL, REMEDY, Exam, ExamFiles, noise_of
 from explorer_hooks.proof.prover import Prover
-from syncd.errors import LoadFailedError, RefusedError, SyncdError
+from syncd.errors import ConfigError, LoadFailedError, RefusedError, SyncdError
 from syncd.protocol.layout import Job
 from syncd.transports.base import WeightDirectory
 
@@ -75,10 +75,10 @@ class Examination:
         self.unseen = exam.unseen(noise)
         try:
             self._hook.prepare(copy)
-        except RefusedError as error:
+            self._hook.mark(LABEL)
+        except (RefusedError, ConfigError) as error:
             self._leave_out(str(error))
             return
-        self._hook.mark(LABEL)
         self._hook.load(copy)
         if not self._prover.is_held:
             self._hook.commit(copy)

@@ -323,6 +323,11 @@ class FakeSglang(FakeEngine):
             self.reset_cache()
         return {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
 
+    def post_update_weight_version(self, query, body):
+        assert body["abort_all_requests"] is False
+        self.label = body["new_version"]
+        return {"success": True}
+
     def _failed(self, message):
         raise Answer(400, {"success": False, "message": message, "num_paused_requests": 0})
 

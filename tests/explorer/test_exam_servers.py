@@ -1,0 +1,65 @@
+"""The exam of servers: vLLM and SGLang as fakes that answer as transformers does, over HTTP."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch")
+pytest.importorskip("transformers", reason="needs transformers")
+
+from support import small_qwen  # noqa: E402
+from support.engine_beds import SmallSglangBed, SmallVllmBed  # noqa: E402
+from support.followers import Scene  # noqa: E402
+from test_exam import in_this_process  # noqa: E402, F401 - a fixture
+
+from explorer_hooks.proof.exam import LABEL, ExamFiles  # noqa: E402
+from syncd.protocol.engine_state import EngineState, engine_report_of  # noqa: E402
+
+
+@pytest.fixture(params=[SmallVllmBed, SmallSglangBed])
+def bed(request, tmp_path):
+    made = request.param(tmp_path)
+    made.engine.started_from = small_qwen.write_model(f"{tmp_path}/model")
+    made.scene = Scene(tmp_path / "job")
+    yield made
+    made.scene.close()
+    made.close()
+
+
+def follow(bed, **options):
+    follower = bed.scene.follow("e0", bed.open(), retries=0, **options)
+    return follower, engine_report_of(bed.scene.presence().info)
+
+
+def test_a_server_that_loads_everything_passes_and_is_back_on_its_start_weights(bed):
+    follower, found = follow(bed, exam="on")
+    assert (found.exam, found.unseen, found.state) == ("passed", (), EngineState.WAITING)
+    assert bed.engine.weights == bed.engine.start_weights
+    assert follower.running().label is None
+    assert not bed.is_paused()
+
+
+def test_a_server_whose_head_stays_gets_no_work(bed):
+    bed.inject("stale head")
+    follower, found = follow(bed, exam="on")
+    assert (found.exam, found.state) == ("failed", EngineState.WRONG)
+    assert "lm_head.weight stayed as it was" in found.reason
+    assert not follower.may_work()
+
+
+def test_a_server_that_others_may_use_is_examined_only_if_that_is_asked_for(bed):
+    assert follow(bed)[1].exam == "off"
+    assert bed.engine.label in ("default", None)
+
+
+@pytest.mark.fault("a follower is killed while its engine is examined")
+def test_a_server_that_was_left_in_an_exam_is_put_back_before_anything_else(bed):
+    hook = bed.open()
+    with ExamFiles(bed.scene.job).opened(hook.start_directory(), "float32", None) as (_, copy):
+        hook.mark(LABEL)
+        hook.load(copy)
+        hook.commit(copy)
+    assert bed.engine.weights != bed.engine.start_weights
+    follower, found = follow(bed)
+    assert "exam_ended" in bed.scene.names()
+    assert bed.engine.weights == bed.engine.start_weights
+    assert found.state is EngineState.WAITING
+    assert follower.running().label is None
