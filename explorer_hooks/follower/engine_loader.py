@@ -459,11 +459,19 @@ class EngineLoader:
             return
         with self._examination.opened() as exam:
             self._calibrate(is_tested=exam is not None)
-            if exam is not None and self._prover.calibrated is not None:
+            if exam is not None:
                 self._examine(*exam)
 
     def _examine(self, exam: Exam, copy: WeightDirectory) -> None:
         """Have it load the exam's copy, which nobody is answered from, and put it back."""
+        if self.status.start_problem is not None:
+            return
+        try:
+            if not self._examination.is_on_start(exam):
+                return
+        except EngineUnreachableError as error:
+            self.status.lose(error)
+            return
         self.status.is_examined = True
         self.results.publish()
         try:

@@ -42,10 +42,7 @@ class Examination:
 
     @contextmanager
     def opened(self) -> Iterator[tuple[Exam, WeightDirectory] | None]:
-        """Yield the exam of the engine's start model and its copy, None if there is none to be had.
-
-        If the job has no baseline, the start model's answers become the prover's.
-        """
+        """Yield the exam of the engine's start model and its copy, None if there is none to be had."""
         start = self._start()
         if self._hook is None or not start:
             yield None
@@ -58,10 +55,16 @@ class Examination:
             yield None
             return
         try:
-            self._prover.take_baseline(exam.start)
             yield exam, copy
         finally:
             opening.__exit__(None, None, None)
+
+    def is_on_start(self, exam: Exam) -> bool:
+        """Return whether the engine runs the exam's start model, by the job's baseline or by transformers."""
+        reason = "" if self._prover.calibrated is not None else self._prover.measure(exam.start)
+        if reason:
+            self._leave_out(f"its start weights do not answer as transformers does: {reason}")
+        return not reason
 
     def take(self, exam: Exam, copy: WeightDirectory) -> None:
         """Have the engine load the copy, and answer.
@@ -71,7 +74,7 @@ class Examination:
             EngineUnreachableError: It does not answer.
         """
         assert self._hook is not None, "an exam is opened for an engine that answers probes"
-        begun, noise = time.monotonic(), noise_of(self._prover.calibrated or 0.0, self._hook.dtype())
+        begun, noise = time.monotonic(), noise_of(self._prover.noise or 0.0, self._hook.dtype())
         self.unseen = exam.unseen(noise)
         try:
             self._hook.prepare(copy)

@@ -53,6 +53,10 @@ class Prover:
         self._calibrations = calibrations
         self._parameters = ParameterCheck(hook, clock) if hook is not None else None
         self.calibrated: float | None = None
+        self.noise: float | None = None
+        """How far the engine was from what its start weights answer; None if that was not asked."""
+        self._start: Probe | None = None
+        """What they answer."""
         self.last: Proof | None = None
         self.asked_at = -math.inf
         """When the engine was asked last, on the clock's monotonic time."""
@@ -79,11 +83,12 @@ class Prover:
         hook = self._answering(None) if baseline is not None else None
         if hook is None or baseline is None:
             return None
-        self.calibrated, self._hint = None, FAILED
+        self.calibrated, self._start, self._hint = None, None, FAILED
         proof, _ = self._ask(hook, START, None, baseline)
         self._anchors = Anchors()
         if proof.is_proven:
-            self.calibrated = proof.mean
+            self.calibrated = self.noise = proof.mean
+            self._start = baseline
             self._anchors.add(Anchor(START, baseline, self._answers))
             if self._calibrations is not None:
                 self._calibrations.keep(baseline, Calibration(proof.mean, self._answers))
@@ -106,16 +111,15 @@ class Prover:
             self._anchors.add(Anchor(START, baseline, kept.answers))
 
     def test_reload(self) -> Proof | None:
-        """Have an engine that was calibrated read its start weights again, and answer the baseline once more.
+        """Have an engine that was on its start weights read them again, and answer once more.
 
         Returns:
-            The proof; None if the engine was not calibrated, or cannot be asked to read its start weights.
+            The proof; None if it was not shown to be on them, or cannot be asked to read its start weights.
         """
-        baseline = self._baseline() if self.calibrated is not None else None
-        hook = self._answering(None) if baseline is not None else None
-        if hook is None or baseline is None or not hook.reload_start():
+        hook = self._answering(None) if self._start is not None else None
+        if hook is None or self._start is None or not hook.reload_start():
             return None
-        proof, reason = self._ask(hook, START, None, baseline)
+        proof, reason = self._ask(hook, START, None, self._start)
         if reason:
             self._hint = CANNOT_RELOAD
             message = (
@@ -124,10 +128,22 @@ class Prover:
             raise UnprovenError(message, proof, hint=self._hint)
         return proof
 
-    def take_baseline(self, probe: Probe) -> None:
-        """Take what transformers answers with the start model for the job's baseline, if the job has none."""
-        baseline = self._baseline
-        self._baseline = lambda: baseline() or probe
+    def measure(self, start: Probe) -> str:
+        """Measure how far the engine is from transformers on its start weights, where the job has no baseline.
+
+        This is not the noise between engine and trainer, which only versions or a baseline can tell.
+
+        Returns:
+            Why the engine is not on these weights, empty if it is.
+        """
+        hook = self._answering(None)
+        if hook is None:
+            return "it answers no probes"
+        proof, reason = self._ask(hook, START, None, start)
+        if not reason:
+            self.noise, self._start = proof.mean, start
+        self.last = None
+        return reason
 
     @property
     def baseline(self) -> Probe | None:
