@@ -28,7 +28,7 @@ def place(models, tmp_path_factory):
     place = tmp_path_factory.mktemp("resumed")
     done = subprocess.run(
         [sys.executable, f"{TESTS}/parts/importing/programs/resumed.py", place, models],
-        env=os.environ | {"PYTHONPATH": PYTHONPATH}, capture_output=True, text=True, timeout=_LONG, check=False,
+        env=os.environ | {"PYTHONPATH": f"{PYTHONPATH}{os.pathsep}{TESTS}/trainer/engines/programs"}, capture_output=True, text=True, timeout=_LONG, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return place
