@@ -305,7 +305,7 @@ def test_status_watch_continues_after_the_job_was_missing(published):
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=LONG)
     assert first.split()[1] == back.split()[1] == published.root
-    assert "not there" in gone
+    assert "does not exist" in gone
     assert process.returncode == 0
 
 
