@@ -188,7 +188,7 @@ def test_an_adapter_beside_a_model_is_refused(shell, job, export):
     (export / INDEX).unlink()
     (export / "adapter_model.safetensors").write_bytes(shard_bytes({"lora_A": (2, 2)}))
     (export / "adapter_config.json").write_text("{}")
-    refused(shell, job, export, "beside the weights of a model")
+    refused(shell, job, export, "in one directory with the weights of a model")
 
 
 def test_files_that_are_not_copied_are_listed(shell, job, export):

@@ -538,7 +538,7 @@ def _await_turns(process, journal, count):
         (["--explorer.teacher.address", "http://127.0.0.1:1"], "asks no teacher"),
         (
             ["--explorer.evaluation.tasks", "tasks.jsonl", "--explorer.evaluation.reward", "math"],
-            "the agent itself says what",
+            "the agent itself gives the rewards",
         ),
         (["--explorer.agent.function", "", "--explorer.agent.command", "a 'b"], "is no command"),
     ],

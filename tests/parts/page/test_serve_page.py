@@ -144,7 +144,7 @@ def test_the_page_recovers_when_the_server_is_back(show, job):
         server.process.send_signal(signal.SIGKILL)
         server.process.wait(TIMEOUT)
         page.wait_for_selector("#notices :text('No answer from the server since')")
-        assert "what was known at" in page.inner_text("#notices")
+        assert "The page shows the state of" in page.inner_text("#notices")
         assert page.inner_text("#link") == "no answer"
         assert page.title().startswith("\u26a0")
         assert page.locator("#tiles .tile").count() == 5, "what was known is still there"
