@@ -76,7 +76,7 @@ def test_the_imported_job_is_a_full_checkpoint_without_foreign_pickles(place):
         ),
         ("nothing", ["--model.dtype", "bfloat16"], "its weights are float32, and model.dtype is bfloat16"),
         ("no optimizer", [], "the step has no optim_world_size_2_rank_1.pt"),
-        ("torn", [], "not a whole file of torch.save"),
+        ("torn", [], "not a complete file of torch.save"),
         ("code", [], "objects that only load by running code from it"),
     ],
 )
