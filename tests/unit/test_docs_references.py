@@ -1,4 +1,4 @@
-"""The documentation names only what exists: links, headings, files, and tests of the track record."""
+"""The documentation names only what exists: links, headings, files, and tests of the record."""
 
 import ast
 import functools
@@ -52,9 +52,9 @@ def names_in(path):
     return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)}
 
 
-def test_every_test_that_the_track_record_names_exists():
+def test_every_test_that_the_record_names_exists():
     missing = []
-    for row in (ROOT / "docs" / "track-record.md").read_text().splitlines():
+    for row in (ROOT / "tests" / "RECORD.md").read_text().splitlines():
         path = None
         for named, test in GUARD.findall(row.rsplit(" | ", 1)[-1]):
             path = named or path
@@ -90,7 +90,7 @@ def bound_in(file):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_python_name_that_a_page_names_exists(page):
-    text = page.read_text() if page.name != "track-record.md" else ""
+    text = page.read_text() if page.name != "RECORD.md" else ""
     dotted = set(DOTTED.findall(text))
     for module, imported in IMPORT.findall(text):
         dotted |= {f"{module}.{name.strip()}" for name in imported.split(",")}
