@@ -1,5 +1,6 @@
 """The trainer's side of a probe: the fixed tokens of a job, and the record of what the model answers to them."""
 
+import functools
 import math
 import os
 from collections.abc import Iterable, Sequence
@@ -51,6 +52,9 @@ def probe_tokens(
     return rows if is_usable else _spread(vocabulary, length)
 
 
+_tokens_of = functools.cache(probe_tokens)
+
+
 def make_probe(
     tokens: Tokens, logprobs: Sequence[Sequence[float]], compute_dtype: str, export_dtype: str
 ) -> Probe | None:
@@ -95,7 +99,7 @@ def probe_model(model: Any, directory: str, *, trust: bool = False) -> Probe:
         directory: The model's directory or name; its tokenizer makes the tokens.
         trust: Whether code that comes with the tokenizer may run.
     """
-    tokens = probe_tokens(directory, model.config.get_text_config().vocab_size, trust=trust)
+    tokens = _tokens_of(directory, model.config.get_text_config().vocab_size, trust=trust)
     was_training = model.training
     model.eval()
     with torch.no_grad():
