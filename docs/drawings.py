@@ -1,6 +1,6 @@
 """The drawings of the documentation, as SVG that follows the reader's light or dark scheme.
 
-    python docs/drawings.py          # writes docs/*.svg again; tests/unit/test_drawings.py compares them
+`python docs/drawings.py` writes docs/*.svg again; tests/unit/test_drawings.py compares them
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,8 +15,10 @@ STYLE = """
 text { font: 14px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: #1f2328 }
 .small { font-size: 12.5px; fill: #57606a } .title { font-weight: 600 } .step { font-weight: 600; fill: #0a58ca }
 .code { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; font-size: 12.5px }
-rect { fill: #f6f8fa; stroke: #8c959f; stroke-width: 1.2 } rect.inner { fill: #ffffff } rect.strong { stroke: #0a58ca; stroke-width: 1.8 }
-path { fill: none; stroke: #57606a; stroke-width: 1.6 } path.dash { stroke-dasharray: 5 4 } path.life { stroke: #d0d7de }
+rect { fill: #f6f8fa; stroke: #8c959f; stroke-width: 1.2 } rect.inner { fill: #ffffff }
+rect.strong { stroke: #0a58ca; stroke-width: 1.8 }
+path { fill: none; stroke: #57606a; stroke-width: 1.6 } path.dash { stroke-dasharray: 5 4 }
+path.life { stroke: #d0d7de }
 path.bad { stroke: #cf222e } marker path { fill: #57606a; stroke: none } text.bad { fill: #cf222e }
 @media (prefers-color-scheme: dark) {
 text { fill: #e6edf3 } .small { fill: #a3adb8 } .step { fill: #79b8ff }
@@ -25,6 +27,11 @@ path { stroke: #a3adb8 } path.life { stroke: #30363d } marker path { fill: #a3ad
 text.bad { fill: #ff7b72 }
 }
 """
+
+HEAD = (
+    '<marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8" markerHeight="8" '
+    'orient="auto-start-reverse"><path d="M0 0L10 5L0 10z"/></marker>'
+)
 
 
 class Drawing:
@@ -36,9 +43,7 @@ class Drawing:
     def box(self, at: tuple[int, int], size: tuple[int, int], *lines: str, kind: str = "") -> None:
         """Draw a box with centered lines, the first of them bold."""
         (x, y), (width, height) = at, size
-        self._shapes.append(
-            f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="8"{_class(kind)}/>'
-        )
+        self._shapes.append(f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="8"{_class(kind)}/>')
         top = y + height // 2 - 9 * (len(lines) - 1) + 5
         for number, line in enumerate(lines):
             self.text((x + width // 2, top + 18 * number), line, "small" if number else "title", "middle")
@@ -46,7 +51,9 @@ class Drawing:
     def text(self, at: tuple[int, int], text: str, kind: str = "", anchor: str = "start") -> None:
         """Write one line."""
         x, y = at
-        self._shapes.append(f'<text x="{x}" y="{y}" text-anchor="{anchor}"{_class(kind)}>{escape(text)}</text>')
+        self._shapes.append(
+            f'<text x="{x}" y="{y}" text-anchor="{anchor}"{_class(kind)}>{escape(text)}</text>'
+        )
 
     def line(self, *points: tuple[int, int], kind: str = "", arrow: bool = True) -> None:
         """Draw a line through points, with a head at its end."""
@@ -62,8 +69,7 @@ class Drawing:
                 f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" role="img">',
                 f"<title>{escape(self._title)}</title>",
                 f"<style>{STYLE}</style>",
-                '<marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8" markerHeight="8" '
-                'orient="auto-start-reverse"><path d="M0 0L10 5L0 10z"/></marker>',
+                HEAD,
                 *self._shapes,
                 "</svg>\n",
             )
@@ -82,7 +88,11 @@ class Message:
 
 def overview() -> Drawing:
     """Who writes what, of the whole system."""
-    sheet = Drawing(900, 400, "A trainer writes steps into a job directory; syncd watch publishes versions; engines load them")
+    sheet = Drawing(
+        900,
+        400,
+        "A trainer writes steps, syncd watch publishes versions, engines load them",
+    )
     sheet.box((10, 60), (170, 96), "trainer", "your loop, or", "trainer train")
     sheet.box((290, 20), (320, 270), kind="strong")
     sheet.text((450, 46), "job directory", "title", "middle")
@@ -99,7 +109,9 @@ def overview() -> Drawing:
         sheet.text((318, top + 18), name, "code")
         sheet.text((318, top + 35), what, "small")
     sheet.box((355, 335), (190, 54), "syncd watch", "the daemon, on any host")
-    for number, names in enumerate((("follower + vLLM", "syncd follow"), ("follower + SGLang", "explorer run"))):
+    for number, names in enumerate(
+        (("follower + vLLM", "syncd follow"), ("follower + SGLang", "explorer run"))
+    ):
         sheet.box((720, 60 + 130 * number), (170, 96), *names, "on a GPU host")
     sheet.line((180, 100), (304, 100))
     sheet.text((242, 90), "1 write", "step", "middle")

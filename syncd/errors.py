@@ -1,6 +1,6 @@
 """The error tree: each error says what happened, where, what to run next, and the exit code it ends with.
 
-Exit codes follow sysexits where it has a code and are documented in docs/cli.md:
+Exit codes follow sysexits where it has a code and are documented in docs/commands.md:
 
 ====  ==========================================================
 code  meaning

@@ -103,7 +103,9 @@ def probe_model(model: Any, directory: str, *, trust: bool = False) -> Probe:
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        answers = [_answer(model(torch.tensor([row], device=model.device)).logits[0].cpu(), row) for row in tokens]
+        answers = [
+            _answer(model(torch.tensor([row], device=model.device)).logits[0].cpu(), row) for row in tokens
+        ]
     model.train(was_training)
     probe = make_probe(tokens, answers, str(model.dtype).removeprefix("torch."), "keep")
     if probe is None:

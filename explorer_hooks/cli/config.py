@@ -18,7 +18,7 @@ def schema() -> None:
 
 @config.command()
 def docs() -> None:
-    """Print the last part of docs/explorer-run.md: every key of [explorer]."""
+    """Print every key of [explorer]: what it takes, its default and what it means."""
     from syncd.jobfile.model import KEYS  # noqa: PLC0415
 
     click.echo(KEYS.documentation("explorer"), nl=False)

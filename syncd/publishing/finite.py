@@ -2,7 +2,7 @@
 
 Numbers are stored with their exponent in the last byte, so one strided slice has what tells. In weights hardly any
 element has an exponent near its largest, and a search for those bytes is fast (3 to 13 GB/s on one core;
-docs/cli.md). Only a piece in which one is found is examined closely.
+docs/commands.md). Only a piece in which one is found is examined closely.
 """
 
 from dataclasses import dataclass

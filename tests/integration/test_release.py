@@ -64,7 +64,7 @@ def test_the_wheel_has_the_pages_that_messages_cite(environment):
     for page in pages.rglob("*.md"):
         for link, target, _ in links(page):
             assert target.exists(), (page, link)
-    assert f"Without network: {pages}/cli.md" in output(environment, "syncd", "--help")
+    assert f"Without network: {pages}/commands.md" in output(environment, "syncd", "--help")
 
 
 def test_the_wheel_says_that_its_packages_are_typed(environment):

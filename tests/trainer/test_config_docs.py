@@ -33,13 +33,6 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "configs"
 
 
-def test_the_configuration_page_is_up_to_date():
-    page = (ROOT / "docs" / "configuration.md").read_text()
-    assert page.endswith(f"\n{KEYS.documentation(without='explorer')}"), (
-        "write the output of `trainer config docs` to its end"
-    )
-
-
 def test_every_key_and_table_has_a_description():
     assert len(KEYS.all) > 80
     assert [key.name for key in KEYS.all.values() if not key.about] == []

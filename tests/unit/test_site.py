@@ -10,8 +10,9 @@ from support.paths import ROOT
 
 from syncd.errors import REPOSITORY
 
-sys.path.insert(0, str(ROOT / "docs"))
+sys.path.insert(0, str(ROOT / "docs" / "generate"))
 import commands_page
+import reference
 
 DOCS = ROOT / "docs"
 PAGES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
@@ -71,14 +72,16 @@ def test_the_site_has_pages_alone_and_carries_what_draws_diagrams(settings):
     assert settings["theme"]["custom_dir"] == "docs/theme"
 
 
-def test_the_page_of_commands_is_up_to_date():
-    assert commands_page.page() == commands_page.PAGE.read_text(), f"run {commands_page.COMMAND}"
+@pytest.mark.parametrize("page", reference.PARTS)
+def test_each_generated_page_is_what_the_code_says(page):
+    assert reference.text(page) == (DOCS / page).read_text(), f"run {reference.COMMAND}"
 
 
 def test_every_command_is_on_the_page_of_commands():
+    page = (DOCS / "commands.md").read_text()
     for name, group in commands_page.groups().items():
         for verb in group.list_commands(None):
-            assert f"\n### {name} {verb}\n" in commands_page.PAGE.read_text()
+            assert f"\n### {name} {verb}\n" in page
 
 
 def names(file):

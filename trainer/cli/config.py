@@ -18,7 +18,7 @@ def schema() -> None:
 
 @config.command()
 def docs() -> None:
-    """Print docs/configuration.md: every key, what it takes, its default and what it means."""
+    """Print every key of trainer and daemon: what it takes, its default and what it means."""
     from syncd.jobfile.model import KEYS  # noqa: PLC0415
 
     click.echo(KEYS.documentation(without="explorer"), nl=False)

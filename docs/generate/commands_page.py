@@ -1,28 +1,13 @@
-"""Writes docs/commands.md: every command of the three programs with its options, as click knows them.
-
-    python docs/commands_page.py            # writes the page
-    python docs/commands_page.py --check    # exits with 1 if the page is out of date
+"""The commands of docs/commands.md: all of the three programs with their options, as click knows them.
 
 The text is that of `--help`. The width of a terminal and the language of the machine make no difference.
 """
 
 import html
 import inspect
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 import click
-
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "commands.md"
-COMMAND = "python docs/commands_page.py"
-
-_HEAD = f"""# Commands and options
-
-Every command of `syncd`, `trainer` and `explorer`, as its `--help` prints it. `{COMMAND}` writes this page.
-What the commands of `syncd` mean, and exit codes: [cli.md](cli.md). Options that every command has: `-h`, `--help`.
-"""
 
 
 def groups() -> dict[str, click.Group]:
@@ -34,13 +19,14 @@ def groups() -> dict[str, click.Group]:
     return {"syncd": syncd, "trainer": trainer, "explorer": explorer}
 
 
-def page() -> str:
-    """Return the text of the page."""
-    parts = [_HEAD]
-    for name, group in groups().items():
-        parts.append(f"\n## {name}\n")
-        parts += _of(group, click.Context(group, info_name=name))
-    return "".join(parts)
+def parts() -> Mapping[str, str]:
+    """Return the parts of the page by name."""
+    return {"programs": "".join(text for name, group in groups().items() for text in _program(name, group))}
+
+
+def _program(name: str, group: click.Group) -> Iterator[str]:
+    yield f"\n## {name}\n"
+    yield from _of(group, click.Context(group, info_name=name))
 
 
 def _of(command: click.Command, context: click.Context) -> Iterator[str]:
@@ -84,17 +70,3 @@ def _options(command: click.Command, context: click.Context) -> str:
 def _cell(text: str) -> str:
     """Return a text for a cell of a table: viewers differ in how they read an escaped bar, and agree on this one."""
     return html.escape(" ".join(text.split()), quote=False).replace("|", "&#124;")
-
-
-def main() -> int:
-    """Write or check the page, and return the exit code."""
-    sys.path.insert(0, str(ROOT))
-    text = page()
-    if sys.argv[1:] == ["--check"]:
-        return int(text != PAGE.read_text())
-    PAGE.write_text(text)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
