@@ -8,7 +8,12 @@ NAMED = re.compile(r'mark\.fault\(\s*(?:"([^"]+)"|\'([^\']+)\')')
 
 
 def faults() -> set[str]:
-    section = (ROOT / "tests" / "RECORD.md").read_text().split("\n## Faults of other systems\n")[1].split("\n## ")[0]
+    section = (
+        (ROOT / "tests" / "RECORD.md")
+        .read_text()
+        .split("\n## Faults of other systems\n")[1]
+        .split("\n## ")[0]
+    )
     rows = section.splitlines()
     return {row.split("|")[1].strip() for row in rows if row.startswith("| ")} - {"fault"}
 
