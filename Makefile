@@ -108,7 +108,7 @@ test-proof: $(READY)
 ## test-slurm: the shipped sbatch files on a real Slurm, also the exact resume
 test-slurm: $(READY)
 	SYNCD_SLURM=1 $(RECORDED) $(BIN)/python -m pytest tests/trainer/test_slurm_files.py tests/trainer/test_slurm_servers.py \
-		tests/trainer/test_getting_started.py $(PYTEST_ARGS)
+		tests/trainer/test_tutorial_slurm.py $(PYTEST_ARGS)
 
 # Real engines on the CPU, each in an environment of its own; SYNCD_VLLM_PYTHON and SYNCD_SGLANG_PYTHON name another.
 ## test-vllm: a real vLLM on the CPU (SYNCD_VLLM_PYTHON, else it is installed)

@@ -68,18 +68,8 @@ def _record(steps: int) -> list[dict[str, Any]]:
         _start(stack, place, "vllm", *serve, PYTHONPATH="")
         _until_served()
         _start(stack, place, "watch", "syncd", "watch", "job")
-        _start(
-            stack,
-            place,
-            "follow",
-            "syncd",
-            "follow",
-            "job",
-            "--name",
-            "vllm-0",
-            "--hook",
-            f"vllm=http://127.0.0.1:{PORT}",
-        )
+        follow = f"syncd follow job --name vllm-0 --hook vllm=http://127.0.0.1:{PORT} --stay"
+        _start(stack, place, "follow", *follow.split())
         time.sleep(5)
         script = str(ROOT / "examples/publish/sums.py")
         trainer = _start(
