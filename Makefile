@@ -251,7 +251,7 @@ bench: $(READY)
 
 ## learn: does it learn? 20 minutes, three seeds
 learn: $(READY)
-	$(BIN)/python benchmarks/learning.py --png docs/learning.png
+	$(BIN)/python benchmarks/learning.py
 
 ## learn-tasks: three generators of reasoning_gym at once, 50 steps, three seeds (20 minutes)
 learn-tasks: $(READY)

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import commands_page
 import configuration_page
+import events_page
 import import_keys_page
+import metrics_page
 
 DOCS = Path(__file__).resolve().parents[1]
 COMMAND = "python docs/generate"
@@ -13,7 +15,10 @@ COMMAND = "python docs/generate"
 PARTS: Mapping[str, Callable[[], Mapping[str, str]]] = {
     "commands.md": commands_page.parts,
     "configuration.md": configuration_page.parts,
+    "events.md": events_page.parts,
     "import-keys.md": import_keys_page.parts,
+    "json.md": dict,
+    "metrics.md": metrics_page.parts,
 }
 """By page: what stands in its prose as `{{name}}`."""
 

@@ -83,7 +83,7 @@ def _warn_of_tied_head() -> None:
         " reloaded weights; on GPUs nobody has tried it here. The first version shows it: its state is then `wrong`,"
         " and the engine gets no work.\n"
         'hint: reload = "restart" in [explorer.engine], or --engine sglang: '
-        f"{DOCS}/engines-vllm-sglang.md#the-matrix",
+        f"{DOCS}/follow-vllm.md#known-limits",
         err=True,
     )
 

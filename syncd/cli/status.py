@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from syncd.views.check import CheckLimits
     from syncd.views.job_view import JobViewer
 
-_OTHER_LINES = 16
+_OTHER_LINES = 17
 _LINES_OF_A_PROBLEM = 2
 
 

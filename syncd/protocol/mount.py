@@ -92,7 +92,7 @@ def _unescape(text: str) -> str:
 
 
 class MountState(StrEnum):
-    """How the file system of a job is. docs/mounts.md says what the daemon does in each state."""
+    """How the file system of a job is. docs/storage.md says what the daemon does in each state."""
 
     OK = "ok"
     STUCK = "stuck"

@@ -386,5 +386,5 @@ def spoilt(answer, change):
 
 
 def test_the_docs_name_the_flag_that_makes_vllm_name_versions():
-    text = (Path(__file__).parents[2] / "docs" / "engines-vllm-sglang.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "follow-vllm.md").read_text()
     assert SCALE_OUT.rpartition(" ")[2] in text

@@ -7,7 +7,7 @@
     elif came is not None:
         ...                             # a version: lease it, load its files, confirm it
 
-docs/broadcast.md has the protocol.
+The package has the protocol.
 """
 
 import contextlib
