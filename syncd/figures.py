@@ -1,6 +1,6 @@
 """The figures of a training run that people see: the panels of figures.toml, which page and `trainer plot` draw.
 
-Metrics have verl's names where verl has the same quantity: docs/engines.md and docs/monitors.md say what each one is.
+Metrics have verl's names where verl has the same quantity: docs/metrics.md and docs/monitors.md say what each one is.
 """
 
 import os

@@ -20,7 +20,7 @@ _TREE = f"{REPOSITORY}/blob/main/"
 
 def prose(page: Path) -> str:
     """Return the text of a page without its code blocks, in which brackets are no links."""
-    return re.sub(r"^ {4}.*$|^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"^ {4}[^\n]*$|^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
 @functools.cache

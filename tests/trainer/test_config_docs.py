@@ -101,7 +101,7 @@ def test_algorithm_tables_match_the_names_in_verl():
     }
     assert estimators == ADVANTAGES | LACKING.keys() | {GAE}
     assert not ADVANTAGES & LACKING.keys()
-    assert losses - LOSSES.keys() == {"bypass_mode", "geo_mean"}, "docs/engines.md says why not these"
+    assert losses - LOSSES.keys() == {"bypass_mode", "geo_mean"}, "docs/algorithms.md says why not these"
     assert losses >= LOSSES.keys()
     assert {algorithm.advantage for name, algorithm in ALGORITHMS.items() if name != SFT} <= ADVANTAGES
     for name in (*AGGREGATIONS, *(kind.removesuffix("+") for kind in KL_TYPES)):

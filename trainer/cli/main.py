@@ -26,7 +26,7 @@ VERBS: Mapping[str, str] = {
     verbs=VERBS,
     others="trainer.commands",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
-    epilog=f"\b\nKeys of the file: {DOCS}/configuration.md\nExit codes: {DOCS}/trainer.md",
+    epilog=f"\b\nKeys of the file: {DOCS}/configuration.md\nExit codes: {DOCS}/commands.md#exit-codes",
 )
 @click.version_option(__version__, prog_name="trainer")
 @console.debug_option

@@ -20,7 +20,7 @@ _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 _MISSING = "???"
 _OF_PROGRAM = (
     "write the arguments of its config to a file of YAML, as `trl grpo --config FILE` takes them, or the command that"
-    f" starts it to a .sh, and import that: {DOCS}/import.md"
+    f" starts it to a .sh, and import that: {DOCS}/migrate.md"
 )
 
 
