@@ -12,6 +12,7 @@ import http.client
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -27,19 +28,26 @@ RECORDED = ROOT / "docs" / "recording.json"
 DRAWN = ROOT / "docs" / "recording.svg"
 PORT = 8000
 PROMPTS = ("17+18=", "25+36=", "38+14=")
-PAUSE = 1.5
+PAUSE = 0.3
 LAST = 4.0
 """Seconds that the last frame stays."""
 
 Screen = dict[str, list[str]]
 
-PANES = {"trainer": (0, 0, 46, 12), "vllm": (48, 0, 62, 12), "status": (0, 14, 110, 13)}
+PANES: dict[str, tuple[int, float, int, int]] = {
+    "trainer": (0, 0, 52, 12),
+    "vllm": (54, 0, 56, 12),
+    "status": (0, 13.4, 110, 14),
+}
 """Column, row, width and height of each terminal, in characters."""
 COMMANDS = {
     "trainer": "python examples/publish/sums.py base/model job",
     "vllm": "curl 127.0.0.1:8000/v1/completions -d ...",
-    "status": "syncd status job --watch",
+    "status": "watch syncd status job",
 }
+GOOD = re.compile(r" proven |17\+18= +35$|25\+36= +61$|38\+14= +52$")
+"""What is drawn in another color."""
+
 CELL = (7.8, 18)
 STYLE = """
 text { font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; fill: #c9d1d9; white-space: pre }
@@ -157,7 +165,7 @@ def _screen(place: Path) -> Screen:
 def draw(frames: list[dict[str, Any]]) -> str:
     """Return the animation: each line of each terminal is shown as long as it was there."""
     times, length = _times([frame["at"] for frame in frames])
-    columns, rows = 112, 29
+    columns, rows = 114, 29
     width, height = round(columns * CELL[0]), rows * CELL[1]
     shapes = [
         shape
@@ -186,17 +194,19 @@ def _times(at: list[float]) -> tuple[list[float], float]:
 
 def _pane(name: str, screens: list[list[str]], times: list[float], length: float) -> Iterator[str]:
     column, row, width, height = PANES[name]
-    x, y = round((column + 0.6) * CELL[0], 1), round((row + 0.6) * CELL[1], 1)
+    x, y = round((column + 1.4) * CELL[0], 1), round((row + 0.6) * CELL[1], 1)
     size = f'width="{round((width + 0.6) * CELL[0], 1)}" height="{round((height + 0.9) * CELL[1], 1)}"'
     yield f'<rect class="pane" x="{round(x - 6, 1)}" y="{y}" {size} rx="6"/>'
     yield _text(x, y + CELL[1], f"$ {COMMANDS[name]}", ' class="head"')
-    shown = [screen[-(height - 1) :] for screen in screens]
-    for line in range(height - 1):
+    rows = height - 1  # below the command; a program's output scrolls, a table does not
+    shown = [screen[:rows] if name == "status" else screen[-rows:] for screen in screens]
+    for line in range(rows):
         texts = [screen[line][:width] if line < len(screen) else "" for screen in shown]
         for text, first, last in _runs(texts):
             end = times[last] if last < len(times) else length
             if text:
-                yield _shown(_text(x, y + CELL[1] * (line + 2), text), times[first], end, length)
+                kind = ' class="new"' if GOOD.search(text) else ""
+                yield _shown(_text(x, y + CELL[1] * (line + 2), text, kind), times[first], end, length)
 
 
 def _runs(texts: list[str]) -> Iterator[tuple[str, int, int]]:

@@ -47,7 +47,9 @@ def train(lines, place, steps, *, stand_in):
     )
     script = script.replace("sums.py base/model job", f"sums.py base/model job --steps {steps} --pause 0")
     whole = f"set -em\ntrap 'kill $(jobs -p)' EXIT\n{script}\n"
-    return typed(whole, place, limit=1500, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", **environment(place))
+    said = typed(whole, place, limit=1500, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", **environment(place))
+    (place / "said").write_text(said)
+    return said
 
 
 def environment(place):
