@@ -188,6 +188,8 @@ def _text_assigned(tree: ast.Module, name: str) -> str:
 def unescape(command: click.Command) -> click.Command:
     """Return a command with click's mark against wrapping restored: in a raw docstring it is two characters."""
     command.help = (command.help or "").replace("\\b\n", "\b\n")
+    for below in getattr(command, "commands", {}).values():
+        unescape(below)
     return command
 
 

@@ -5,7 +5,7 @@ The text is that of `--help`. The width of a terminal and the language of the ma
 
 import html
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
@@ -54,10 +54,17 @@ def _paragraph(text: str) -> str:
     if not text.startswith("\b"):
         return text.strip()
     first, *lines = text.removeprefix("\b").lstrip("\n").splitlines()
+    if first == "Exit codes:":
+        return _exit_codes(lines)
     if not first.endswith(":"):
         first, lines = "", [first, *lines]
     code = "\n".join(f"    {line.strip()}" for line in lines)
     return f"{first}\n\n{code}" if first else code
+
+
+def _exit_codes(lines: Sequence[str]) -> str:
+    rows = [f"| {code} | {_cell(text)} |" for code, text in (line.split(maxsplit=1) for line in lines)]
+    return "\n".join(["| exit code | meaning |", "|---|---|", *rows])
 
 
 def _options(command: click.Command, context: click.Context) -> str:

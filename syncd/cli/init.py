@@ -127,11 +127,14 @@ def next_commands(directory: str, engine: str | None) -> list[str]:
     help="The model's directory.",
 )
 def init(directory: str, recipe: str, engine: str | None, model: str) -> None:
-    r"""Write a commented job file, files for Slurm, tasks, a reward function and an empty job into DIR.
+    r"""Write the files of a new job into DIR, and print what to run next.
 
-    Prints what to run next.
+    They are a commented job file, sbatch files for Slurm, the definition of an Apptainer image, tasks, a reward
+    function and an empty job directory. The tasks are sums: replace them by yours. Nothing is overwritten.
 
-    Never overwrites: if one of the files is there, it writes nothing and exits with 2.
+    \b
+    Exit codes:
+      2   one of the files exists: none was written; or --model is no model directory
 
     \b
     Examples:
