@@ -165,7 +165,7 @@ def _screen(place: Path) -> Screen:
 def draw(frames: list[dict[str, Any]]) -> str:
     """Return the animation: each line of each terminal is shown as long as it was there."""
     times, length = _times([frame["at"] for frame in frames])
-    columns, rows = 114, 29
+    columns, rows = 114, 30
     width, height = round(columns * CELL[0]), rows * CELL[1]
     shapes = [
         shape

@@ -65,5 +65,6 @@ def environment(place):
 
 def completions(said):
     """Return the answers of the server to the prompts of the page, in their order."""
-    lines = [line for line in said.splitlines() if line.startswith("{") and '"choices"' in line]
-    return [json.loads(line)["choices"][0]["text"] for line in lines]
+    starts = [found.start() for found in re.finditer(r'\{"(?:id|choices)"', said)]
+    answers = [json.JSONDecoder().raw_decode(said[start:])[0] for start in starts]
+    return [answer["choices"][0]["text"] for answer in answers]
