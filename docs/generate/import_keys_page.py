@@ -15,7 +15,7 @@ def parts() -> Mapping[str, str]:
 
 def _tables(project: str) -> str:
     """Return what `trainer import --keys` prints, one level of headings below the project's own."""
-    from trainer.parts.importing.report import markdown  # noqa: PLC0415
+    from trainer.parts.importing.key_tables import markdown  # noqa: PLC0415
     from trainer.parts.importing.table import read_table  # noqa: PLC0415
 
     table = read_table(project)

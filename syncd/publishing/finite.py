@@ -82,7 +82,7 @@ class FiniteCheck:
             raise NonFiniteError(
                 f"tensor {tensor.name!a} holds NaN or infinity, first at flat index {index}",
                 path=self._path,
-                hint="publish other weights, or say --allow-nonfinite",
+                hint="publish other weights, or pass --allow-nonfinite",
             )
         self._seen, self._rest = self._seen + whole // form.size, data[whole:]
 

@@ -140,7 +140,7 @@ def meta_of(name: str, tensor: torch.Tensor) -> TensorMeta:
             f"tensor {name} cannot be filled: {tensor.dtype}, {tensor.layout}, on {tensor.device}"
         )
     if hasattr(tensor, "full_tensor"):
-        raise ConfigError(f"tensor {name} is sharded over ranks", hint="give the model of one process")
+        raise ConfigError(f"tensor {name} is sharded over ranks", hint="pass the model of one process")
     return TensorMeta(FROM_TORCH[tensor.dtype], tuple(tensor.shape))
 
 

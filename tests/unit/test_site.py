@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 
 import pytest
@@ -76,6 +77,24 @@ def test_the_site_has_pages_alone_and_asks_no_other_host(settings):
 @pytest.mark.parametrize("page", reference.PARTS)
 def test_each_generated_page_is_what_the_code_says(page):
     assert reference.text(page) == (DOCS / page).read_text(), f"run {reference.COMMAND}"
+
+
+def test_the_generator_needs_no_more_than_the_extra_docs():
+    """`make docs` has an environment without torch, numpy and pyarrow."""
+    code = """
+import runpy, sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in "pyarrow numpy torch verl transformers tokenizers starlette".split():
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Blocked())
+sys.argv = ["docs/generate", "--check"]
+runpy.run_path("docs/generate", run_name="__main__")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 
 def test_every_command_is_on_the_page_of_commands():

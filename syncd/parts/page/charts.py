@@ -184,7 +184,7 @@ class ChartReader:
             self._events = GrowingFiles([self._job.events, *rotated], EventsCollector)
         with storage_errors(self._job.root):
             if not is_directory(self._job.disk, self._job.root):
-                raise JobMissingError("the job directory is not there", path=self._job.root)
+                raise JobMissingError("the job directory does not exist", path=self._job.root)
             read = self._events.read(self._most_read)
             self._metrics.read(self._most_read - read)
         series = {METRICS: self._metrics.collected.series, EVENTS: self._events.collected.series}

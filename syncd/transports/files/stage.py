@@ -360,7 +360,7 @@ def _private(path: str) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
     if weak := weak_level(os.path.dirname(path)):
-        problem = f"another user could replace what is staged: {weak.problem}"
+        problem = f"another user could replace staged files: {weak.problem}"
         raise ConfigError(problem, path=weak.path, hint=f"{weak.mend}, or another directory: --stage DIR")
     if not is_private(path):
         raise ConfigError("others may use this directory of the stage", path=path, hint=f"rm -r {path}")

@@ -96,7 +96,8 @@ def import_(
       trainer import config.yaml --to job.toml --from-checkpoint /ckpt/verl-job/global_step_200 --resume
       trainer import --keys verl
     """
-    from trainer.parts.importing.report import markdown, report  # noqa: PLC0415
+    from trainer.parts.importing.key_tables import markdown  # noqa: PLC0415
+    from trainer.parts.importing.report import report  # noqa: PLC0415
     from trainer.parts.importing.run import import_config  # noqa: PLC0415
     from trainer.parts.importing.table import read_table  # noqa: PLC0415
 
