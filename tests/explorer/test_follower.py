@@ -973,5 +973,5 @@ def test_invalid_follow_options_are_refused(wrong):
 
 
 def test_an_identity_in_use_is_refused_to_a_second_follower(scene, running):
-    with pytest.raises(UsageError, match="held by another"):
+    with pytest.raises(UsageError, match="in use by another"):
         scene.follow()
