@@ -26,7 +26,7 @@ def parts() -> Mapping[str, str]:
 
 def _program(name: str, group: click.Group) -> Iterator[str]:
     yield f"\n## {name}\n"
-    yield from _of(group, click.Context(group, info_name=name))
+    yield from _of(group, click.Context(group, info_name=name, **group.context_settings))
 
 
 def _of(command: click.Command, context: click.Context) -> Iterator[str]:

@@ -544,7 +544,7 @@ class EngineLoader:
 def _require_confirmed(directory: WeightDirectory, running: Running) -> None:
     if running.label != directory.label:
         raise LoadFailedError(
-            f"the engine was given {directory.label} and says that it runs {running.label}",
+            f"the engine was given {directory.label} and reports {running.label}",
             hint="an engine must report the whole label that it was given",
         )
     if running.paused:
@@ -559,7 +559,7 @@ def _load_failure(what: str, error: Exception) -> LoadFailedError | ConfigError:
     if isinstance(error, LoadFailedError | ConfigError):
         return error
     if isinstance(error, EngineUnreachableError):
-        return LoadFailedError(f"the engine went away during {what}: {error}", hint=error.hint)
+        return LoadFailedError(f"the engine stopped answering during {what}: {error}", hint=error.hint)
     if isinstance(error, SyncdError):
         return LoadFailedError(error.message, path=error.path, hint=error.hint)
     # A hook may be the user's own code.

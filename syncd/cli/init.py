@@ -93,7 +93,7 @@ def _write(directory: str, files: dict[str, str]) -> None:
     with storage_errors(directory), pending_calls()("write", directory):
         os.makedirs(directory, exist_ok=True)
         if there := [name for name in (*files, _JOB) if os.path.lexists(f"{directory}/{name}")]:
-            message = f"nothing was written, these files are there: {', '.join(there)}"
+            message = f"nothing was written, because these files exist: {', '.join(there)}"
             raise UsageError(message, path=directory, hint=f"ls -l {shlex.quote(directory)}")
         os.mkdir(f"{directory}/{_JOB}")  # so that `syncd wait` and `status` know it before anything runs
         for name, text in files.items():

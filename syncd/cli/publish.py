@@ -117,7 +117,9 @@ def _probe_in(disk: "Disk", path: str) -> "Probe":
     try:
         return read_probe(disk, path)
     except MISSING as error:
-        raise UsageError("the probe's file is not there", path=path, hint="syncd probe DIR > FILE") from error
+        raise UsageError(
+            "the probe's file does not exist", path=path, hint="syncd probe DIR > FILE"
+        ) from error
 
 
 def _report_skipped(names: Sequence[str]) -> None:

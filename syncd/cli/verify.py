@@ -60,7 +60,7 @@ def verify(job: str, step: int | None, deep: bool, state_dir: str | None, as_jso
         _show(examined, level, problems, shortcut)
     if problems or (shortcut and shortcut["problems"]):
         hint = f"syncd ls {job}"
-        what = "is damaged" if problems else "is whole, but nobody can use its shortcut"
+        what = "is damaged" if problems else "is complete, but its shortcut cannot be used"
         raise CorruptDataError(f"step {examined.step} {what}", path=examined.directory, hint=hint)
 
 

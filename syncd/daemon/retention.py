@@ -145,7 +145,7 @@ def _strong_rule(snapshot: Snapshot, policy: DaemonConfig) -> Rule:
         yield is_previous and (policy.keep_previous or not step.full), "previous_version", ""
         yield is_filling and not is_stale, "being_written", step.problem
         yield is_damaged and not is_stale, "damaged_lately", step.problem
-        yield step.arriving, "just_sealed", "its writer may be about to go back to it"
+        yield step.arriving, "just_sealed", "its writer may be about to resume from it"
         yield not is_filling and _is_ahead(step, newest, snapshot), "not_yet_published", ""
         is_announced = _may_be_announced(step, snapshot, policy)
         yield is_announced, "may_be_announced", "not earlier than the step the marker names"
@@ -241,7 +241,7 @@ def _weak_decision(
     step: Step, last: set[int], needed: Mapping[int, str], snapshot: Snapshot, policy: DaemonConfig
 ) -> Decision:
     if is_abandoned(step, snapshot):
-        return _remove(step.step, "abandoned", "the trainer went back below it")
+        return _remove(step.step, "abandoned", "the trainer resumed from an earlier step")
     if step.state is not StepState.COMPLETE:
         rule = "stale_partial" if step.state is StepState.FILLING else "damaged"
         return _remove(step.step, rule, step.problem)
@@ -256,7 +256,7 @@ def _weak_decision(
 
 def _left_over(step: Step, snapshot: Snapshot, policy: DaemonConfig) -> Decision:
     if is_quarantined(step, snapshot):
-        return _remove(step.step, "quarantined", "it was put aside")
+        return _remove(step.step, "quarantined", "it is in quarantine")
     if step.full:
         return _remove(step.step, "keep_full", f"older than the newest {policy.keep_full}")
     return _remove(step.step, "superseded", f"older than the newest {policy.keep_last}")

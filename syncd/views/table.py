@@ -214,7 +214,7 @@ def _counts(document: Document) -> str:
 
 def _daemon(daemon: Document | None) -> Text:
     if daemon is None:
-        return Text("none has ever led this job", "yellow")
+        return Text("no daemon has led this job yet", "yellow")
     text = Text(daemon["heart"], _HEARTS[daemon["heart"]])
     return text.append(f"  {_where(daemon)}  term {daemon['term']}", "default")
 

@@ -315,7 +315,7 @@ def test_what_makes_vllm_name_versions_is_said_once(monkeypatch):
 @pytest.mark.parametrize(("opened", "kind"), [(Completing, "vllm"), (older_sglang, "sglang")])
 def test_required_versions_that_a_server_does_not_name_are_a_config_error(opened, kind):
     server = opened()
-    with pytest.raises(ConfigError, match="does not say which version chose which token"):
+    with pytest.raises(ConfigError, match="does not report which version chose which token"):
         Engine(server, kind, "required").result()
     server.stop()
 

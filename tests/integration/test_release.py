@@ -8,7 +8,7 @@ import tarfile
 
 import pytest
 from support import installed
-from support.doc_pages import anchors, links
+from support.doc_pages import anchors, links, message_links
 from support.paths import ROOT
 
 from syncd import __version__
@@ -56,9 +56,9 @@ def test_the_wheel_has_the_pages_that_messages_cite(environment):
     cited = {
         link for name in ("syncd", "trainer", "explorer_hooks")
         for path in (installed.packages_of(environment) / name).rglob("*.py")
-        for link in re.findall(r"\{DOCS\}/([\w/-]+\.md)(?:#([\w-]+))?", path.read_text())
+        for link in message_links(path.read_text())
     }  # fmt: skip
-    assert len(cited) > 10
+    assert len(cited) > 12
     for page, anchor in cited:
         assert not anchor or anchor in anchors(pages / page), (page, anchor)
     for page in pages.rglob("*.md"):
@@ -83,6 +83,6 @@ def test_what_the_package_index_shows_links_to_the_files_of_this_release(environ
     (found,) = importlib.metadata.distributions(name="syncd", path=[str(installed.packages_of(environment))])
     shown = found.metadata.get_payload()
     targets = set(re.findall(r"\]\(([^)]+)\)", shown))
-    assert f"{DOCS}/getting-started.md" in targets
+    assert f"{DOCS}/tutorial-slurm.md" in targets
     assert [target for target in targets if "://" not in target] == []
     assert found.metadata["License-Expression"] == "Apache-2.0"

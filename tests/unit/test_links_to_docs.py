@@ -6,7 +6,7 @@ import importlib.util
 import re
 
 import pytest
-from support.doc_pages import anchors
+from support.doc_pages import anchors, message_links
 from support.paths import ROOT
 
 from syncd.console import CLOSED_PIPE, INTERRUPTED
@@ -22,13 +22,7 @@ SOURCES = [
 
 
 RECIPES = sorted((ROOT / "syncd" / "recipes").iterdir())
-LINK = re.compile(r"(?:\{DOCS\}|@DOCS@)/([\w/-]+\.md)(?:#([\w-]+))?")
-TO_ENTRY = re.compile(r"\{TROUBLESHOOTING\}#([\w-]+)(?![\w{-])")
-TEXTS = [path.read_text() for path in [*SOURCES, *RECIPES]]
-LINKED = sorted(
-    {page for text in TEXTS for page in LINK.findall(text)}
-    | {("troubleshooting.md", anchor) for text in TEXTS for anchor in TO_ENTRY.findall(text)}
-)
+LINKED = sorted(set().union(*(message_links(path.read_text()) for path in [*SOURCES, *RECIPES])))
 
 
 def messages(tree):

@@ -239,7 +239,7 @@ def _prime(directory: StepDirectory) -> StepWeights | None:
         # Where weights are broadcast the step is empty but for the ready file.
         ready = _STABLE in directory.names()
         return StepWeights("", missing="it is ready and holds no weights") if ready else None
-    return weights if directory.has_file("", _STABLE) else lacking(weights, f"{_STABLE} is not there yet")
+    return weights if directory.has_file("", _STABLE) else lacking(weights, f"{_STABLE} does not exist yet")
 
 
 def _prime_weights(directory: StepDirectory) -> StepWeights | None:

@@ -140,7 +140,7 @@ class BroadcastReceiver(BroadcastMembership, WeightReceiver):
         tensors, checksum = self._receive_buckets(group, opened, deadline)
         self.acknowledge(group.offer, opened, checksum)
         if not self.wait_for_end(opened, max(deadline.left(), 0.0)):
-            raise TryAgainError("the trainer gave up the broadcast, or does not answer")
+            raise TryAgainError("the trainer aborted the broadcast, or does not answer")
         self._received = opened
         return WeightTensors(opened.pair, opened.attempt, tensors, opened.probe)
 
@@ -156,7 +156,7 @@ class BroadcastReceiver(BroadcastMembership, WeightReceiver):
     def _join(self, opened: Round, deadline: Deadline) -> FormedGroup:
         offer = self.join_group(max(deadline.left(), 0.0))
         if offer.epoch != opened.epoch:
-            raise TryAgainError("the trainer offers another group by now")
+            raise TryAgainError("the trainer offers another group now")
         plan = plan_buckets(offer.tensors, offer.bucket)
         _require_same_layout(plan, opened)
         self._require_loadable(plan)

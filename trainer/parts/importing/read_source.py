@@ -57,7 +57,9 @@ def read_source(path: str) -> dict[str, Any]:
         )
     if reader is None:
         ends = ", ".join(_READERS)
-        raise UsageError("the end of the file's name says no format", path=path, hint=f"rename it: {ends}")
+        raise UsageError(
+            "the suffix of the file's name is no known format", path=path, hint=f"rename it: {ends}"
+        )
     name, read = reader
     try:
         return dict(_flat(read(_text(path))))

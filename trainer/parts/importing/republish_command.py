@@ -17,7 +17,7 @@ DTYPES = ("keep", "bfloat16", "float16", "float32")
     metavar="DIR",
     required=True,
     type=UncheckedPath(file_okay=False),
-    help="The job of ours that gets the steps; made if it is not there.",
+    help="The job of ours that gets the steps; made if it does not exist.",
 )
 @click.option("--once", is_flag=True, help="End after the newest step.")
 @click.option(
