@@ -177,6 +177,10 @@ class Proof(TypedDict):
     """Data-parallel replicas that answered; the differences are those of the worst."""
     checksums: str
     """What the engine's checksums of its parameters say of the load; empty if nothing."""
+    seen: float | None
+    """Least part of the change since the version `since` whose absence would have been found; null if none."""
+    since: str
+    """Label of that version, `start` for the start model; empty if there is none."""
 
 
 @with_config(_STRICT)
@@ -210,6 +214,10 @@ class Engine(TypedDict):
     """The last proof."""
     given_up: list[GivenUp]
     """The newest 8 versions that it gave up."""
+    exam: str
+    """Result of its exam: passed, failed, off, or why there was none; empty if nobody said."""
+    unseen: list[str]
+    """The kinds of tensors that the exam could not see."""
 
 
 @with_config(_STRICT)
