@@ -16,9 +16,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Any
 
 from explorer_hooks.hook import ProbeAnswer
@@ -168,7 +169,9 @@ class ExamFiles:
 
 
 def _run(start: str, target: str, dtype: str, rows: Rows) -> Document:
-    """Have another process make an exam, which gives its memory back."""
+    """Have another process make an exam, which gives its memory back; a process that has a model makes it itself."""
+    if "transformers" in sys.modules:
+        return _make_here(start, target, dtype, rows)
     command = [sys.executable, "-m", "explorer_hooks.proof.exam_model", start, target, dtype]
     done = subprocess.run(  # noqa: S603 - this interpreter, with paths
         command, input=json.dumps(rows), capture_output=True, text=True, check=False
@@ -178,6 +181,14 @@ def _run(start: str, target: str, dtype: str, rows: Rows) -> Document:
         raise LoadFailedError(f"no exam of {start} can be made: {reason}", path=start)
     document: Document = json.loads(done.stdout)
     return document
+
+
+def _make_here(start: str, target: str, dtype: str, rows: Rows) -> Document:
+    make: Callable[[str, str, str, Rows], Document] = resolve_name("explorer_hooks.proof.exam_model:make")
+    try:
+        return make(start, target, dtype, rows)
+    except (ValueError, RuntimeError, ImportError) as error:
+        raise LoadFailedError(f"no exam of {start} can be made: {error}", path=start) from error
 
 
 @contextmanager

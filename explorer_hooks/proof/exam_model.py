@@ -38,6 +38,12 @@ TIED = "the head, tied to the embedding"
 Answer = list[list[float]]
 
 
+def make(start: str, target: str, dtype: str, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Write the copy, and return the answers."""
+    write_copy(start, target)
+    return dict(measure(start, target, rows, dtype))
+
+
 def write_copy(start: str, target: str) -> None:
     """Write the copy of a start model, with its configuration and tokenizer, into a new directory."""
     os.makedirs(target)
@@ -140,8 +146,7 @@ def _answers(model: Any, rows: Sequence[Sequence[int]]) -> Answer:
 def main() -> None:
     """Write the copy, and print the answers as JSON."""
     start, copy, dtype = sys.argv[1:]
-    write_copy(start, copy)
-    sys.stdout.write(json.dumps(measure(start, copy, json.load(sys.stdin), dtype)))
+    sys.stdout.write(json.dumps(make(start, copy, dtype, json.load(sys.stdin))))
 
 
 if __name__ == "__main__":

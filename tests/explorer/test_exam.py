@@ -27,18 +27,6 @@ ARCHITECTURES = ["Llama, untied", "Qwen2, untied", "Qwen3, tied", "Qwen3-MoE", "
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-@pytest.fixture(autouse=True)
-def in_this_process(monkeypatch):
-    """Make exams here: another process takes seconds to import transformers."""
-    from explorer_hooks.proof.exam_model import measure, write_copy
-
-    def run(start, target, dtype, rows):
-        write_copy(start, target)
-        return measure(start, target, rows, dtype)
-
-    monkeypatch.setattr(exams, "_run", run)
-
-
 class Stale(TransformersHook):
     """Loads as the real hook does, but leaves some tensors as the start model has them."""
 

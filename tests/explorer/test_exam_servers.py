@@ -8,7 +8,6 @@ pytest.importorskip("transformers", reason="needs transformers")
 from support import small_qwen  # noqa: E402
 from support.engine_beds import SmallSglangBed, SmallVllmBed  # noqa: E402
 from support.followers import Scene  # noqa: E402
-from test_exam import in_this_process  # noqa: E402, F401 - a fixture
 
 from explorer_hooks.proof.exam import LABEL, ExamFiles  # noqa: E402
 from syncd.protocol.engine_state import EngineState, engine_report_of  # noqa: E402
