@@ -53,6 +53,7 @@ class EngineLoader:
         self._prover, self._examination = prover, examination
         self._clock, self._tests_reload = clock, options.reload_test
         self._prove_every = options.prove_every
+        self._is_own = isinstance(hook, ProbingHook) and hook.is_own
         self.status = EngineStatus(clock, options.check_every, versions.pair_of_label)
         self.results = LoadResults(self.status, versions, reporter, prover, examination, clock, options)
         self.position: Pair | None = None
@@ -467,10 +468,13 @@ class EngineLoader:
         if self.status.start_problem is not None:
             return
         try:
-            if not self._examination.is_on_start(exam):
+            if not self._examination.is_on_start(exam) or not self._examination.can_take(copy):
                 return
         except EngineUnreachableError as error:
             self.status.lose(error)
+            return
+        except SyncdError as error:
+            self._reporter.event("warning", "exam_left_out", reason=str(error))
             return
         self.status.is_examined = True
         self.results.publish()
@@ -504,7 +508,7 @@ class EngineLoader:
             status.start_problem = None if proof.is_proven else other_start(proof)
             name = "engine_calibrated" if proof.is_proven else "start_model_differs"
             self._reporter.event("info" if proof.is_proven else "warning", name, **figures_of(proof))
-            self._test_reload(is_wanted=self._tests_reload and not is_tested)
+            self._test_reload(is_wanted=self._tests_reload and not is_tested and not self._is_own)
 
     def _test_reload(self, *, is_wanted: bool) -> None:
         """Have the engine reload what it runs, once: whether it can do so at all shows before a version needs it."""

@@ -66,6 +66,17 @@ class Examination:
             self._leave_out(f"its start weights do not answer as transformers does: {reason}")
         return not reason
 
+    def can_take(self, copy: WeightDirectory) -> bool:
+        """Return whether the engine can load the exam's copy; from then on it has the label of an exam."""
+        assert self._hook is not None, "an exam is opened for an engine that answers probes"
+        try:
+            self._hook.prepare(copy)
+            self._hook.mark(LABEL)
+        except (RefusedError, ConfigError) as error:
+            self._leave_out(str(error))
+            return False
+        return True
+
     def take(self, exam: Exam, copy: WeightDirectory) -> None:
         """Have the engine load the copy, and answer.
 
@@ -76,12 +87,6 @@ class Examination:
         assert self._hook is not None, "an exam is opened for an engine that answers probes"
         begun, noise = time.monotonic(), noise_of(self._prover.noise or 0.0, self._hook.dtype())
         self.unseen = exam.unseen(noise)
-        try:
-            self._hook.prepare(copy)
-            self._hook.mark(LABEL)
-        except (RefusedError, ConfigError) as error:
-            self._leave_out(str(error))
-            return
         self._hook.load(copy)
         if not self._prover.is_held:
             self._hook.commit(copy)

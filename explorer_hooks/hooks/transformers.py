@@ -29,6 +29,7 @@ from syncd.errors import (
     EngineDeadError,
     EngineUnreachableError,
     LoadFailedError,
+    RefusedError,
     SyncdError,
 )
 from syncd.protocol.version import UNKNOWN_LABEL
@@ -158,9 +159,14 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
         directory = self.start_directory()
         if not directory:
             return False
+        target = target_of(directory)
+        try:
+            self.parameters.prepare(target)
+        except RefusedError:  # its files have other names than the model's tensors
+            return False
         self._gate.shut()
         self._state.load()
-        self.parameters.load(target_of(directory))
+        self.parameters.load(target)
         self.parameters.forget()
         self._state.restored()
         self._label = None
