@@ -471,6 +471,7 @@ class EngineLoader:
             if not self._examination.is_on_start(exam) or not self._examination.can_take(copy):
                 return
         except EngineUnreachableError as error:
+            self._examination.lose(error)
             self.status.lose(error)
             return
         except SyncdError as error:
@@ -481,6 +482,7 @@ class EngineLoader:
         try:
             self._examination.take(exam, copy)
         except EngineUnreachableError as error:
+            self._examination.lose(error)
             self.status.lose(error)
         except SyncdError as error:
             self.status.unfit = LoadFailedError(error.message, hint=error.hint)

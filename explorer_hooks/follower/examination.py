@@ -9,9 +9,12 @@ from explorer_hooks.follower.reporter import Reporter
 from explorer_hooks.hook import Hook, ProbingHook
 from explorer_hooks.proof.exam import LABEL, REMEDY, Exam, ExamFiles, noise_of
 from explorer_hooks.proof.prover import Prover
-from syncd.errors import ConfigError, LoadFailedError, RefusedError, SyncdError
+from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, RefusedError, SyncdError
 from syncd.protocol.layout import Job
 from syncd.transports.base import WeightDirectory
+
+MOST_LOSSES = 2
+"""After how often an engine that goes away in exams is not examined any more."""
 
 _OFF = "off"
 _PASSED, _FAILED = "passed", "failed"
@@ -33,12 +36,20 @@ class Examination:
         )
         self.result = "" if is_wanted else _OFF
         """Passed, failed, off, or why it was not examined; empty before that is known."""
+        self._losses = 0
         self.unseen: tuple[str, ...] = ()
         """The kinds of tensors that it could not see."""
 
     def forget(self) -> None:
-        """Take the engine for another one: it was started again."""
-        self.result, self.unseen = (_OFF if self.result == _OFF else ""), ()
+        """Take the engine for another one: it was started again. One that was lost in exams twice takes no more."""
+        if self.result != _OFF and self._losses < MOST_LOSSES:
+            self.result, self.unseen = "", ()
+
+    def lose(self, error: EngineUnreachableError) -> None:
+        """Note that the engine went away during an exam."""
+        self._losses += 1
+        if self._losses >= MOST_LOSSES:
+            self._leave_out(f"it went away in {self._losses} exams: {error}")
 
     @contextmanager
     def opened(self) -> Iterator[tuple[Exam, WeightDirectory] | None]:

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pkgutil import resolve_name
 
@@ -68,12 +68,11 @@ def followed_engine(
     listener = log_listener(file.explorer.log, "auto", sys.stderr)
     with ExitStack() as opened:
         server = opened.enter_context(HealthServer.serving(health)) if health is not None else None
-        follow = _follow_options(file)
         file = opened.enter_context(serving(file, stop))
         engine = _open_engine(file)
         if checks_first:
             engine.hook.checks_content = False
-        follower = opened.enter_context(_open_follower(file, engine, follow, listener, stop))
+        follower = opened.enter_context(_open_follower(file, engine, listener, stop))
         if server is not None:
             server.health = partial(follower.health, watched=False)  # while it generates, nobody takes turns
             listener("info", "health_served", {"url": server.url})
@@ -135,18 +134,9 @@ def _takes_tensors(hook: TensorHook) -> bool:
     return not reason
 
 
-def _follow_options(file: JobFile) -> FollowOptions:
-    """Return how versions are followed; a server that is started here is examined as a model in this process is."""
-    options = FollowOptions(**file.explorer.follow.model_dump(), state_dir=file.job.state_dir or None)
-    engine = file.explorer.engine
-    is_own = bool(engine.command) and engine.reload == "in_place"
-    return replace(options, exam="on") if is_own and options.exam == "auto" else options
-
-
-def _open_follower(
-    file: JobFile, engine: InferenceEngine, options: FollowOptions, listener: EventListener, stop: Stop
-) -> Follower:
+def _open_follower(file: JobFile, engine: InferenceEngine, listener: EventListener, stop: Stop) -> Follower:
     job, identity = file.job, file.explorer.name or None
+    options = FollowOptions(**file.explorer.follow.model_dump(), state_dir=job.state_dir or None)
     return Follower.open(
         job.dir, engine.hook, identity, options, engine=engine.name, listener=listener, stop=stop
     )

@@ -10,6 +10,7 @@ from support.engine_beds import SmallSglangBed, SmallVllmBed  # noqa: E402
 from support.followers import Scene  # noqa: E402
 
 from explorer_hooks.proof.exam import LABEL, ExamFiles  # noqa: E402
+from syncd.errors import EngineUnreachableError  # noqa: E402
 from syncd.protocol.engine_state import EngineState, engine_report_of  # noqa: E402
 
 
@@ -42,6 +43,22 @@ def test_a_server_whose_head_stays_gets_no_work(bed):
     assert (found.exam, found.state) == ("failed", EngineState.WRONG)
     assert "lm_head.weight stayed as it was" in found.reason
     assert not follower.may_work()
+
+
+def test_a_server_that_goes_away_in_exams_is_given_up_on_and_works(bed):
+    hook = bed.open()
+
+    def lost(target, tokens):
+        raise EngineUnreachableError("nobody answers")
+
+    hook.probe = lost
+    follower = bed.scene.follow("e0", hook, retries=0, exam="on", check_every=0.0)
+    for _ in range(4):
+        follower.turn(timeout=0.5)
+    found = engine_report_of(bed.scene.presence().info)
+    assert "went away in 2 exams" in found.exam
+    assert found.state is EngineState.WAITING
+    assert bed.scene.names().count("exam_left_out") == 1
 
 
 def test_a_server_that_others_may_use_is_examined_only_if_that_is_asked_for(bed):
