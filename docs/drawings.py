@@ -256,9 +256,48 @@ def step_states() -> Drawing:
     return sheet
 
 
+def architecture() -> Drawing:
+    """The packages of the core, what lies above what, and the parts."""
+    sheet = Drawing(900, 480, "Three packages over one protocol, and the parts that register themselves")
+    columns = (
+        (10, "trainer/", ("loop.py, rank0.py", "engines/, launch/", "experience/, export/")),
+        (310, "syncd/", ("cli/", "views/", "daemon/")),
+        (610, "explorer_hooks/", ("run/", "follower/, proof/", "hooks/, tasks/")),
+    )
+    parts = (
+        ("evaluation, importing,", "megatron, tinker, verl_legacy"),
+        ("broadcast, doctor, memory,", "page, tinker"),
+        ("agents, broadcast,", "evaluation, tinker"),
+    )
+    for (x, name, rows), names in zip(columns, parts, strict=True):
+        sheet.box((x, 10), (280, 68), "parts/", *names)
+        sheet.box((x, 102), (280, 190), kind="strong")
+        sheet.text((x + 140, 128), name, "title", "middle")
+        for number, row in enumerate(rows):
+            sheet.box((x + 14, 140 + 48 * number), (252, 40), kind="inner")
+            sheet.text((x + 26, 165 + 48 * number), row, "code")
+        sheet.line((x + 140, 78), (x + 140, 100), kind="dash")
+        sheet.line((x + 140, 292), (x + 140, 314))
+    shared = "syncd/client/, syncd/transports/, syncd/jobfile/, syncd/experience/"
+    sheet.box(
+        (10, 316),
+        (880, 52),
+        shared,
+        "what the programs share: the client, files and deltas, the job file, batches",
+    )
+    sheet.line((450, 368), (450, 388))
+    below = (
+        "what lies in the job directory; standard library and xxhash; disk.py is the seam to the file system"
+    )
+    sheet.box((10, 390), (880, 52), "syncd/protocol/", below)
+    note = "Arrows are imports. Parts register by entry points: nothing in the core names one."
+    sheet.text((450, 468), note, "small", "middle")
+    return sheet
+
+
 def drawings() -> dict[str, str]:
     """Return the files by their names."""
-    made = (overview, sync, step_states, broadcast, takeover)
+    made = (overview, sync, step_states, broadcast, takeover, architecture)
     return {f"{make.__name__.replace('_', '-')}.svg": make().svg() for make in made}
 
 

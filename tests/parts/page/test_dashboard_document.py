@@ -278,9 +278,3 @@ def test_explorers_whose_engine_is_in_trouble_are_not_cut_off(job, clock, sight,
     for name, state in (("a", EngineState.PROVEN), ("b", EngineState.WRONG)):
         explorer(job, clock, name, info=EngineReport(state).document())
     assert [row["id"] for row in sight()["status"]["explorers"]] == ["b"]
-
-
-def test_every_alert_is_documented():
-    monitoring = DOCS.parent / "examples" / "monitoring" / "syncd.rules.yml"
-    alerts = re.findall(r"- alert: (\w+)", monitoring.read_text())
-    assert re.findall(r"^\| \[`(Syncd\w+)`\]", (DOCS / "observe.md").read_text(), re.MULTILINE) == alerts
