@@ -1,6 +1,6 @@
 """Takes screenshots of the page of a real job, at two pixels for each of the page, cropped to its parts.
 
-    python tests/programs/page_of_job.py JOB OUT
+    PYTHONPATH=.:tests python tests/programs/page_of_job.py JOB OUT
 
 writes OUT/page-top.png (what is published, problems, explorers) and OUT/page-lanes.png (versions by explorer, and the
 first charts). Needs playwright, pillow and a Chromium.
@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 from support.browser import started_browser
 
 WIDTH, SCALE, COLORS = 1180, 2, 128
