@@ -3,7 +3,7 @@
     python benchmarks/recording.py record      # runs it: a trainer, the daemon, a follower, a real vLLM server
     python benchmarks/recording.py draw        # docs/recording.svg from benchmarks/results/recording.json
 
-`record` writes what each of three terminals showed, and when. `draw` shortens pauses of more than `PAUSE` seconds, and
+`record` writes what each of three terminals showed, and when. `draw` shortens pauses of more than `PAUSE` seconds and
 changes nothing else. SYNCD_VLLM_PYTHON names the Python of an environment with vLLM.
 """
 
