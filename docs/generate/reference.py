@@ -7,12 +7,14 @@ import commands_page
 import configuration_page
 import events_page
 import import_keys_page
+import landing_page
 import metrics_page
 
 DOCS = Path(__file__).resolve().parents[1]
 COMMAND = "python docs/generate"
 
 PARTS: Mapping[str, Callable[[], Mapping[str, str]]] = {
+    "README.md": landing_page.parts,
     "commands.md": commands_page.parts,
     "configuration.md": configuration_page.parts,
     "events.md": events_page.parts,
