@@ -175,12 +175,13 @@ test-megatron: .venv-megatron/.ready
 	sh tests/explorer/engines/install_$*.sh $(PYTHON) .venv-$*
 	touch $@
 
-## lint: ruff, mypy, import contracts; and which long targets are due, as a reminder
+## lint: ruff, mypy, import contracts, generated pages; and which long targets are due, as a reminder
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python docs/generate --check
 	@$(BIN)/python tests/targets.py due
 
 # Copies the tree, takes a part out, and runs lint and fast tests there (PYTEST_ARGS: other tests).
@@ -202,9 +203,10 @@ format: $(READY)
 test-install:
 	$(RECORDED) tests/programs/try_install.sh $(PYTHON) .venv-install
 
-# Strict: a link to a page or heading that does not exist ends it. Generated pages are compared by `make test`.
-## docs: the site, from docs/ and docstrings, into out/site
+# Strict: a link to a page or heading that does not exist ends it. `make lint` compares the generated pages.
+## docs: the generated pages, and the site of docs/ and docstrings in out/site
 docs: .venv-docs/.ready
+	.venv-docs/bin/python docs/generate
 	.venv-docs/bin/zensical build --strict --clean
 	cp .venv-docs/mermaid.min.js out/site/assets/javascripts/
 
@@ -255,7 +257,7 @@ bench: $(READY)
 
 ## learn: does it learn? 20 minutes, three seeds
 learn: $(READY)
-	$(BIN)/python benchmarks/learning.py --png docs/learning.png
+	$(BIN)/python benchmarks/learning.py
 
 ## learn-tasks: three generators of reasoning_gym at once, 50 steps, three seeds (20 minutes)
 learn-tasks: $(READY)

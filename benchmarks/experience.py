@@ -3,7 +3,7 @@
     python benchmarks/experience.py
 
 It uses only what every release has, so that it runs on an older tree too and compares the two. Figures and the
-machine are in docs/experience.md.
+machine are in tests/RECORD.md.
 """
 
 import random

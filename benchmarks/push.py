@@ -2,7 +2,7 @@
 
     python benchmarks/push.py --hook vllm=http://127.0.0.1:8000 --model DIR [--rounds 5] [--json out/push.json]
 
-The server was started from DIR and takes weights from memory (docs/engines-vllm-sglang.md#broadcasts). Each round
+The server was started from DIR and takes weights from memory (docs/large-models.md#into-a-server). Each round
 begins with another contestant, and ratios are taken within a round. What counts is the time from the call until the
 server works again: pausing it, loading the same tensors, resetting caches and resuming.
 

@@ -38,23 +38,23 @@ class DaemonConfig:
         prune: Whether anything is removed.
         prune_foreign: Allow pruning steps that other frameworks wrote.
         trash_grace: How long removed steps stay readable; longer than the mount's attribute cache.
-        poll: Time between two scans where no events come; while a step is near, the daemon looks more often.
+        poll: Time between two scans where no events arrive; while a step is being written, it looks more often.
         reconcile: Time between two examinations of everything.
         ttl: Silence after which an explorer or trainer counts as dead.
-        takeover: Silence after which a standby replaces the leading daemon.
-        rewind_settle: How long a marker that goes back must not change.
-        settle: How long a foreign step without a marker must not change.
-        verify: What is checked before publishing: size, header or content.
-        watch: auto, events or polling.
+        takeover: Silence after which a stand-by replaces the leading daemon.
+        rewind_settle: How long a marker that names an earlier step must not change before it is followed.
+        settle: How long a step of another framework without a marker must not change before it is published.
+        verify: What is checked before publishing: sizes, headers too, or every byte.
+        watch: How changes are noticed: by events of the file system or by polling; auto: by events where they arrive.
         exit_when_left: Stop when every explorer and trainer that was there has left.
         metrics_port: Port of the Prometheus endpoint; 0 for none.
         metrics_host: Address it binds to.
         metrics_textfile: File that the node exporter's textfile collector reads; empty for none.
         events_bytes: Size at which events.jsonl is rotated (`"8MiB"` or a number).
-        permissions: Who may read and write what every program makes in the job: umask, private or group.
+        permissions: Who may read and write what every program makes in the job.
         group: With permissions = "group": name or number of the group.
-        log_format: auto, json or console.
-        log_level: debug, info, warning or error.
+        log_format: How it logs; auto: JSON unless stderr is a terminal.
+        log_level: The lowest level that is logged.
     """
 
     keep_last: int = 2

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncd.errors import StorageError, SyncdError, plain, storage_error, unexpected
+from syncd.errors import TROUBLESHOOTING, StorageError, SyncdError, plain, storage_error, unexpected
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -188,6 +188,8 @@ def _text_assigned(tree: ast.Module, name: str) -> str:
 def unescape(command: click.Command) -> click.Command:
     """Return a command with click's mark against wrapping restored: in a raw docstring it is two characters."""
     command.help = (command.help or "").replace("\\b\n", "\b\n")
+    for below in getattr(command, "commands", {}).values():
+        unescape(below)
     return command
 
 
@@ -295,12 +297,15 @@ def _report(error: Exception, program: str, args: Sequence[str]) -> int:
 
 
 def print_error(error: SyncdError) -> None:
-    """Print an error and its hint to stderr, on a terminal in colours unless NO_COLOR is set."""
+    """Print an error and its hint to stderr, on a terminal in colors unless NO_COLOR is set.
+
+    The hint of an error without one is the entry of its exit code in the documentation.
+    """
+    hint = error.hint or f"see {TROUBLESHOOTING}#exit-code-{error.exit_code}"
     # The disk of the log may be full: the exit code must still be the documented one.
     with contextlib.suppress(OSError):
         click.echo(f"{_word('error:', 'red')} {plain(str(error), _LAYOUT)}", err=True)
-        if error.hint:
-            click.echo(f"{_word('hint:', 'cyan')} {plain(error.hint, _LAYOUT)}", err=True)
+        click.echo(f"{_word('hint:', 'cyan')} {plain(hint, _LAYOUT)}", err=True)
 
 
 def _word(text: str, colour: str) -> str:

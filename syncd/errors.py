@@ -1,6 +1,6 @@
 """The error tree: each error says what happened, where, what to run next, and the exit code it ends with.
 
-Exit codes follow sysexits where it has a code and are documented in docs/cli.md:
+Exit codes follow sysexits where it has a code. docs/commands.md lists them, docs/troubleshooting.md says what to do:
 
 ====  ==========================================================
 code  meaning
@@ -35,6 +35,9 @@ DOCS = f"{REPOSITORY}/blob/{'main' if 'dev' in __version__ else f'v{__version__}
 
 A release has its tag's pages, a version between releases those of the branch main.
 """
+
+TROUBLESHOOTING = f"{DOCS}/troubleshooting.md"
+"""The page that has an entry for each state, alert and exit code, and for frequent errors."""
 
 
 class SyncdError(Exception):

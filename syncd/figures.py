@@ -1,6 +1,6 @@
 """The figures of a training run that people see: the panels of figures.toml, which page and `trainer plot` draw.
 
-Metrics have verl's names where verl has the same quantity: docs/engines.md and docs/monitors.md say what each one is.
+Metrics have verl's names where verl has the same quantity: docs/metrics.md says what each one is.
 """
 
 import os
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 METRICS = "metrics.jsonl"
-"""The trainer's figures in the job directory: docs/monitors.md."""
+"""The trainer's figures in the job directory: docs/metrics.md."""
 
 MOST_LINES = 6
 """Curves of a panel whose metrics are a family."""

@@ -69,7 +69,7 @@ _ATTEMPTS = 8
 class Synchronizer(Client):
     """What trainer and explorers use to follow each other, over the files of a job alone.
 
-    `Client` documents its methods (`open`, `lease`, `confirm`, `vacate`, `wait_for`, ...); here are the others.
+    A `Client`, with the method names that users of Trinity-RFT's synchronizer know beside its own.
 
     Examples:
         A trainer:

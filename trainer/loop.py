@@ -43,15 +43,7 @@ P = ParamSpec("P")
 
 
 class Trainer:
-    """Consumes experiences and trains the model. Each rank has one, and all make the same calls.
-
-    Args:
-        engine: The engine.
-        context: What the engine was opened with.
-        stop: Signals that ask for an end.
-        state: The state to resume from.
-        rank0: Rank 0's side; None on the other ranks.
-    """
+    """Consumes experiences and trains the model. Each rank has one, and all make the same calls."""
 
     def __init__(
         self,
@@ -61,6 +53,15 @@ class Trainer:
         state: TrainerState,
         rank0: Rank0 | None,
     ) -> None:
+        """Join engine and loop.
+
+        Args:
+            engine: The engine.
+            context: What the engine was opened with.
+            stop: Signals that ask for an end.
+            state: The state to resume from.
+            rank0: Rank 0's side; None on the other ranks.
+        """
         self.engine, self.rank0, self._state = engine, rank0, state
         self._context, self._ranks, self._stop = context, context.ranks, stop
         self._config = context.config

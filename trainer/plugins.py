@@ -3,8 +3,9 @@
     [project.entry-points."trainer.sample_strategies"]
     newest-first = "mypackage.sampling:newest_first"
 
-The name is what the job's file says (`data.strategy = "newest-first"`); docs/engines.md and docs/experience.md have
-what each group's objects take and return. An entry point is imported when it is used, or by `load_plugins`.
+The name is what the job's file says (`data.strategy = "newest-first"`). What each group's objects take and return:
+docs/training-engines.md, docs/algorithms.md and docs/experience.md. An entry point is imported when it is used, or by
+`load_plugins`.
 """
 
 from collections.abc import Iterable, Mapping

@@ -27,7 +27,7 @@ def find_state(job: Job) -> TrainerState:
             structlog.get_logger().warning("checkpoint_skipped", step=step, reason=str(error))
     if candidates or named:
         raise CorruptDataError(
-            "no full checkpoint is whole",
+            "no full checkpoint is complete",
             path=job.root,
             hint=f"syncd ls {job.root}, or --trainer.continue_from_checkpoint false to start a new job beside it",
         )

@@ -60,7 +60,7 @@ def load_plain(path: str, *, mapped: bool = True) -> Any:
     except pickle.UnpicklingError as error:
         raise _refused(error, path) from error
     except (RuntimeError, EOFError) as error:
-        raise CorruptDataError(f"not a whole file of torch.save: {error}", path=path) from error
+        raise CorruptDataError(f"not a complete file of torch.save: {error}", path=path) from error
 
 
 @contextlib.contextmanager
@@ -90,7 +90,9 @@ def _refused(error: BaseException, path: str) -> CorruptDataError:
     """Return the error for what would run code; of torch's pages of text the name alone."""
     if named := _NAME.search(f"{error} {error.__cause__}"):
         return CorruptDataError(f"{RUNS_CODE}: {named[1]}", path=path, hint=f"ls -lR {path}")
-    return CorruptDataError("the training state cannot be read: it is not whole, or no plain data", path=path)
+    return CorruptDataError(
+        "the training state cannot be read: it is incomplete, or no plain data", path=path
+    )
 
 
 @functools.cache

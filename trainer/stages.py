@@ -172,7 +172,7 @@ def newest_model(directory: str) -> str:
         return latest_hf_directory(Job.at(directory))
     except (OSError, ValueError, CorruptDataError) as error:
         raise StorageError(
-            f"no full checkpoint is there ({error})", path=directory, hint="name the next stage's model.path"
+            f"there is no full checkpoint ({error})", path=directory, hint="name the next stage's model.path"
         ) from error
 
 

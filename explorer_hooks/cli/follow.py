@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from explorer_hooks.cli.options import health_option
 from syncd.arguments import job_argument
 from syncd.completion import matching
 from syncd.console import UncheckedPath
@@ -102,11 +103,7 @@ def _hook_names(_: click.Context, __: click.Parameter, incomplete: str) -> "list
     help="Have an engine on the job's start model first reload that, to show that it can.",
 )
 @_path("--ready-file", "A file that exists while the engine is ready.", "FILE")
-@click.option(
-    "--health",
-    metavar="HOST:PORT",
-    help="Answer HTTP requests: 200 while the engine is ready, else 503. Without HOST on this host only.",
-)
+@health_option
 @_path(
     "--state-dir",
     "The state directory of syncd watch.",
@@ -119,11 +116,21 @@ def _hook_names(_: click.Context, __: click.Parameter, incomplete: str) -> "list
 @_choice("--log-level", "info", ("debug", "info", "warning", "error"), "The lowest level to log.")
 @_choice("--log-format", "auto", ("auto", "json", "text"), "auto: JSON unless stderr is a terminal.")
 def follow(job: str, argv: tuple[str, ...], **parsed: Any) -> None:
-    r"""Keep an inference engine at the newest version of JOB, and report which version it runs.
+    r"""Keep one inference engine at the newest version of JOB, and report which version it really runs.
 
-    Each version is leased, checked and, with --stage, copied once per host before the engine is touched. If a load
-    fails, the engine stays on its version. On SIGTERM the command finishes the current load and exits with 0. If the
-    engine can neither load nor roll back, it exits with 69: restart the engine.
+    For each version the command takes a lease, checks the files and, with --stage, copies them once for each host
+    before it touches the engine. If a load fails, the engine stays on its version. On SIGTERM the current load ends
+    first.
+
+    \b
+    Exit codes:
+      0   after SIGTERM; with --once: the engine runs the version
+      3   with --once: the trainer has gone, and the engine runs no version
+      4   with --once: the time is up
+      65  with --once: the version was refused
+      69  the engine can neither load a version nor roll back: restart the engine
+      74  with --once: the load failed; or the mount does not answer at the start
+      75  with --once: the engine cannot be reached; or the wanted step was removed
 
     \b
     Examples:

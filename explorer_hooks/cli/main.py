@@ -23,13 +23,20 @@ VERBS: Mapping[str, str] = {
     verbs=VERBS,
     others="explorer.commands",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
-    epilog=f"\b\nKeys of the file and exit codes: {DOCS}/explorer-run.md",
+    epilog=f"\b\nExit codes and every command: {DOCS}/commands.md\nKeys: {DOCS}/configuration.md#explorer",
 )
 @click.version_option(__version__, prog_name="explorer")
 @console.debug_option
 @console.completion_option
 def explorer(debug: bool) -> None:  # `debug` is read before anything is parsed
-    """Generate experiences for a job with the versions that its trainer publishes."""
+    r"""Generate experiences for a job with the versions that its trainer publishes.
+
+    \b
+    Examples:
+      explorer run grpo.toml --dry-run
+      explorer run grpo.toml --name e0
+      eval "$(explorer --show-completion bash)"
+    """
 
 
 def main() -> NoReturn:

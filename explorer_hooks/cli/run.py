@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from explorer_hooks.cli.options import checked_config
-from syncd.jobfile.overrides import JobFileCommand, config_argument, overrides_argument, trust_option
+from explorer_hooks.cli.options import explorer_command, named, show
 from syncd.registered import registered
 
 if TYPE_CHECKING:
@@ -14,20 +13,8 @@ if TYPE_CHECKING:
     from syncd.jobfile.model import JobFile
 
 
-@click.command(cls=JobFileCommand)
-@config_argument(checked_config)
-@overrides_argument
-@trust_option
-@click.option(
-    "--name", metavar="NAME", show_default="explorer.name of CONFIG", help="The explorer's identity."
-)
+@explorer_command
 @click.option("--stage", metavar="NAME", help="Explore this one of the file's [[stages]], once it has begun.")
-@click.option(
-    "--health",
-    metavar="HOST:PORT",
-    help="Answer HTTP requests: 200 while the engine is ready, else 503. Without HOST on this host only.",
-)
-@click.option("--dry-run", is_flag=True, help="Check the file, print what was read, and change nothing.")
 def run(
     config: str,
     overrides: tuple[str, ...],
@@ -37,9 +24,20 @@ def run(
     dry_run: bool,
     trust: bool,
 ) -> None:
-    """Explore as CONFIG says; --section.key value overrides any of its keys.
+    r"""Explore as CONFIG says: generate responses to its tasks, score them, and write experiences for the trainer.
 
-    Exits with 0 if the job is finished, the trainer is gone or all tasks are done, and on SIGTERM or Ctrl-C.
+    --section.key value overrides any key of CONFIG. On SIGTERM the current batch is dropped as a whole; a second
+    signal ends the command at once, and nothing is lost.
+
+    \b
+    Exit codes:
+      0   the job is finished, the trainer has left, all tasks are done, or SIGTERM or Ctrl-C
+      2   another live explorer has the name
+      4   no trainer came, or the stage did not begin, within sync.timeout
+      65  the explorer's state file is damaged
+      69  the engine is dead, or ran no usable version for sync.timeout seconds
+      75  another process writes under this name
+      78  the file, a task or the reward function cannot be used
 
     \b
     Examples:
@@ -47,14 +45,13 @@ def run(
       explorer run grpo.toml --name e1 --explorer.engine.kind vllm --explorer.engine.address http://127.0.0.1:8000
       explorer run stages.toml --stage grpo --name e0
       explorer run grpo.toml --dry-run
-    """  # noqa: D301 - click's mark is one backspace
+    """
     from explorer_hooks.run.load import load_file  # noqa: PLC0415
     from syncd.jobfile.code_trust import require_own_model  # noqa: PLC0415
 
-    named = (*overrides, f"--explorer.name={name}") if name is not None else overrides
-    file = load_file(config, named, stage, trust=trust)
+    file = load_file(config, named(overrides, name), stage, trust=trust)
     if dry_run:
-        click.echo(file.model_dump_json(indent=2, include={"job", "model", "data", "sync", "explorer"}))
+        show(file)
         return
     if stage is not None:
         from explorer_hooks.run.stages import wait_for  # noqa: PLC0415

@@ -466,7 +466,7 @@ class EngineLoader:
 def _require_confirmed(directory: WeightDirectory, running: Running) -> None:
     if running.label != directory.label:
         raise LoadFailedError(
-            f"the engine was given {directory.label} and says that it runs {running.label}",
+            f"the engine was given {directory.label} and reports {running.label}",
             hint="an engine must report the whole label that it was given",
         )
     if running.paused:

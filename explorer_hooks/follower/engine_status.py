@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from explorer_hooks.hook import Running
 from explorer_hooks.proof.prover import UnprovenLoads
-from syncd.errors import EngineDeadError, EngineUnreachableError, LoadFailedError
+from syncd.errors import TROUBLESHOOTING, EngineDeadError, EngineUnreachableError, LoadFailedError
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import EngineState
 from syncd.protocol.version import Pair
@@ -102,7 +102,7 @@ class EngineStatus:
 
     def die(self, error: EngineDeadError) -> None:
         """Note that it cannot be restored."""
-        error.hint = error.hint or "restart the engine"
+        error.hint = error.hint or f"restart the engine, then its follower: {TROUBLESHOOTING}#exit-code-69"
         self.applied, self.reason, self.dead = None, str(error), error
 
     def mark_wrong(self, error: LoadFailedError) -> None:

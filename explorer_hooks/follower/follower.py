@@ -334,7 +334,7 @@ class Follower(Closing):
         if decision == "end":
             return TurnOutcome("ended", self.applied, "the step that was wanted is loaded")
         if decision == "missing":
-            return TurnOutcome("gone", reason=f"step {self._policy.step} is not there any more")
+            return TurnOutcome("gone", reason=f"step {self._policy.step} no longer exists")
         if not self.options.stay and not self._results.failed.paused and self._has_trainer_ended():
             return TurnOutcome("ended", self.applied, "the trainer has gone")
         return None

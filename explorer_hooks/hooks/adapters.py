@@ -22,7 +22,7 @@ def require_adapter(target: WeightDirectory) -> dict[str, Any]:
             f"the manifest of version {target.label} has no {ADAPTER}", path=target.path, hint="syncd ls"
         )
     if not os.path.isfile(f"{target.path}/{ADAPTER}"):
-        raise RefusedError(f"{ADAPTER} is not there", path=target.path, hint="syncd verify --deep")
+        raise RefusedError(f"{ADAPTER} does not exist", path=target.path, hint="syncd verify --deep")
     config = f"{target.path}/{ADAPTER_CONFIG}"
     document = _document_of(config)
     if document.get("peft_type") != "LORA":

@@ -273,7 +273,7 @@ class HttpEngineHook(RestartableHook, TensorHook):
             problem = (
                 f"{self.product} was started with {flag}, with which it reads new weights into wrong places"
             )
-            hint = f"start it without {flag}, or use reload=restart: {DOCS}/engines-vllm-sglang.md#eplb"
+            hint = f"start it without {flag}, or use reload=restart: {DOCS}/follow-vllm.md#known-limits"
             raise ConfigError(problem, path=self._server.address, hint=hint)
 
     def _restart_hint(self) -> str:

@@ -238,7 +238,7 @@ class RestartingHook(ProbingHook):
             if time.monotonic() > until:
                 raise LoadFailedError(
                     f"the server, started on {label}, did not answer for {self.options.start_timeout:g} s",
-                    hint="its log says why; a longer start_timeout if it needs more time",
+                    hint="its log has the reason; a longer start_timeout if it needs more time",
                 )
             time.sleep(_TICK)
         self._answered_at = time.monotonic()

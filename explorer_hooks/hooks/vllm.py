@@ -1,6 +1,6 @@
 """vllm: vLLM reads the weights again from a directory while requests wait.
 
-The engine must be started with `VLLM_SERVER_DEV_MODE=1`; docs/engines-vllm-sglang.md says how, and what that exposes.
+The engine must be started with `VLLM_SERVER_DEV_MODE=1`; docs/follow-vllm.md says how, and what that exposes.
 """
 
 from collections.abc import Mapping, Sequence

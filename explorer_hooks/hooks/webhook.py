@@ -22,7 +22,7 @@ _OK, _SERVER = 200, 500
 _LATER = frozenset({408, 425, 429})
 _NO_GET = frozenset({404, 405, 501})
 _ASK_TIMEOUT = 10.0
-_HINT = f"a receiver in a few lines: {DOCS}/hooks.md"
+_HINT = f"a receiver in a few lines: {DOCS}/follow-other-engines.md#webhook"
 
 
 class WebhookHook(PhaseHook):

@@ -18,14 +18,14 @@ from explorer_hooks.proof.judgement import (
     worst_of,
 )
 from explorer_hooks.proof.parameter_check import ParameterCheck
-from syncd.errors import DOCS, LoadFailedError
+from syncd.errors import TROUBLESHOOTING, LoadFailedError
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import Proof
 from syncd.protocol.probe import Probe
 from syncd.transports.base import WeightDirectory, WeightTensors
 
-FAILED = f"{DOCS}/proof.md#a-failed-proof"
-CANNOT_RELOAD = f"reload=restart starts it on each version: {DOCS}/proof.md#an-engine-that-cannot-reload"
+FAILED = f"{TROUBLESHOOTING}#a-failed-proof"
+CANNOT_RELOAD = f"reload=restart starts it on each version: {TROUBLESHOOTING}#an-engine-that-cannot-reload"
 ROUNDING = (
     "start the engine without {}, or --hook-option probe=false: its versions are loaded then, not proven"
 )

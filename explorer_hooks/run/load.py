@@ -77,7 +77,7 @@ def _engine(file: JobFile) -> Iterator[Problem]:
     if engine.kind != "transformers" and temperature != 1 and not engine.processed_logprobs:
         yield Problem(
             "algorithm.temperature",
-            f"algorithm.temperature = {temperature:g}: {engine.kind} says log-probs at temperature 1",
+            f"algorithm.temperature = {temperature:g}: {engine.kind} gives log-probs at temperature 1",
             "start the server with log-probs of the sampling temperature, and set"
             " explorer.engine.processed_logprobs = true",
         )
@@ -86,7 +86,7 @@ def _engine(file: JobFile) -> Iterator[Problem]:
         yield Problem("explorer.engine.reload", text, 'leave it out, or model.lora.publish = "merged"')
     if engine.kind == "transformers" and engine.address:
         yield Problem(
-            "explorer.engine.address", 'explorer.engine.address means nothing to kind = "transformers"'
+            "explorer.engine.address", 'explorer.engine.address has no effect with kind = "transformers"'
         )
     started = engine.command and engine.reload == "in_place" and engine.kind in _SERVERS
     if engine.address.startswith(("http://", "https://")) or (started and not engine.address):

@@ -82,7 +82,7 @@ def _running(options: RestartOptions, host: str, port: int, path: str, stop: Sto
         watch.start()
         yield address
         if not process.is_running and not stop.is_signalled:  # a signal may be meant for both
-            raise EngineDeadError(f"the server {process.end}", hint="its log says why")
+            raise EngineDeadError(f"the server {process.end}", hint="its log has the reason")
     finally:
         over.set()
         process.stop()
@@ -93,9 +93,9 @@ def _await(process: ServerProcess, address: str, path: str, seconds: float, stop
     until = time.monotonic() + seconds
     while not stop() and not _answers(client, path):
         if not process.is_running:
-            raise EngineDeadError(f"the server {process.end}", hint="its log says why")
+            raise EngineDeadError(f"the server {process.end}", hint="its log has the reason")
         if time.monotonic() > until:
-            hint = "its log says why; a longer start_timeout in explorer.engine.options if it needs more time"
+            hint = "its log has the reason; a longer start_timeout in explorer.engine.options if it needs more time"
             raise EngineDeadError(f"the server did not answer for {seconds:g} s", hint=hint)
         time.sleep(_TICK)
 

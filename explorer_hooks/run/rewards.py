@@ -89,7 +89,7 @@ def score_of(returned: object) -> Score:
 def rebuilt(said: object) -> Score:
     """Return the score that a process wrote as JSON: `reward` and `info`, or a `problem`."""
     if not isinstance(said, Mapping):
-        return Score(None, problem="its process wrote what is no score")
+        return Score(None, problem="its process wrote something that is no score")
     if "problem" in said:
         return Score(None, problem=str(said["problem"])[:MAX_PROBLEM])
     info = said.get("info")

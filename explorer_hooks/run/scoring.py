@@ -154,7 +154,7 @@ class FunctionScorer:
             self.close()
             hint = f"def {function.rpartition(':')[2]}(prompt, response, task), or (prompt, responses, task)"
             raise ConfigError(
-                f"the function {function} cannot be used: nobody gives it {unknown[0]}", hint=hint
+                f"the function {function} cannot be used: syncd does not pass it {unknown[0]}", hint=hint
             )
         self._named = _named(signature, self._arguments)
 

@@ -286,7 +286,7 @@ class ServerGenerator(Generator):
             and self._choice.requires_spans
             and any(answer.versions is None for answer in answers)
         ):
-            raise UnsupportedServerError("the server does not say which version chose which token")
+            raise UnsupportedServerError("the server does not report which version chose which token")
         return answers
 
 

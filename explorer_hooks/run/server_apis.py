@@ -226,7 +226,7 @@ class ApiChoice:
             return VllmGenerateApi(self._model)
         if self.requires_spans:
             raise ConfigError(
-                f"the engine does not say which version chose which token: {reason}",
+                f"the engine does not report which version chose which token: {reason}",
                 path=self._server.address,
                 hint=SCALE_OUT,
             )

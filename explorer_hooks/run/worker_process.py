@@ -139,11 +139,11 @@ class WorkerProcess:
                 answer = _answer(line) if len(line) <= self._most else None
                 if answer is None:
                     shown = line[: 2 * _SHOWN].decode("utf-8", "replace").strip()[:_SHOWN]
-                    return f"its process wrote what is no answer: {shown!r}"
+                    return f"its process wrote something that is no answer: {shown!r}"
                 with self._lock:
                     waiting = self._waiting.pop(answer.get("id", 0), None)
                 if waiting is None:
-                    return "its process answered what nobody had asked"
+                    return "its process answered a question that was not asked"
                 waiting.set_result(answer)
         return ""
 

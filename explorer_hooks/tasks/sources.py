@@ -105,7 +105,7 @@ def _refuse(section: TaskSetSection, keys: frozenset[str], how: str) -> None:
     """Raise if a key was given that means nothing to the source."""
     for key in sorted(keys & section.model_fields_set):
         raise ConfigError(
-            f"{key} means nothing to tasks that are {how}", path=section.source, hint=f"leave {key} out"
+            f"{key} has no effect on tasks that are {how}", path=section.source, hint=f"leave {key} out"
         )
 
 

@@ -83,7 +83,7 @@ def _warn_of_tied_head() -> None:
         " reloaded weights; on GPUs nobody has tried it here. The first version shows it: its state is then `wrong`,"
         " and the engine gets no work.\n"
         'hint: reload = "restart" in [explorer.engine], or --engine sglang: '
-        f"{DOCS}/engines-vllm-sglang.md#the-matrix",
+        f"{DOCS}/follow-vllm.md#known-limits",
         err=True,
     )
 
@@ -93,7 +93,7 @@ def _write(directory: str, files: dict[str, str]) -> None:
     with storage_errors(directory), pending_calls()("write", directory):
         os.makedirs(directory, exist_ok=True)
         if there := [name for name in (*files, _JOB) if os.path.lexists(f"{directory}/{name}")]:
-            message = f"nothing was written, these files are there: {', '.join(there)}"
+            message = f"nothing was written, because these files exist: {', '.join(there)}"
             raise UsageError(message, path=directory, hint=f"ls -l {shlex.quote(directory)}")
         os.mkdir(f"{directory}/{_JOB}")  # so that `syncd wait` and `status` know it before anything runs
         for name, text in files.items():
@@ -127,11 +127,14 @@ def next_commands(directory: str, engine: str | None) -> list[str]:
     help="The model's directory.",
 )
 def init(directory: str, recipe: str, engine: str | None, model: str) -> None:
-    r"""Write a commented job file, files for Slurm, tasks, a reward function and an empty job into DIR.
+    r"""Write the files of a new job into DIR, and print what to run next.
 
-    Prints what to run next.
+    They are a commented job file, sbatch files for Slurm, the definition of an Apptainer image, tasks, a reward
+    function and an empty job directory. The tasks are sums: replace them by yours. Nothing is overwritten.
 
-    Never overwrites: if one of the files is there, it writes nothing and exits with 2.
+    \b
+    Exit codes:
+      2   one of the files exists: none was written; or --model is no model directory
 
     \b
     Examples:

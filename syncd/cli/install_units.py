@@ -200,8 +200,12 @@ def install_units(
 ) -> None:
     r"""Write the systemd units of syncd with the paths of this installation, and print what to run next.
 
-    Replaces files that an earlier version wrote. If somebody has changed a file since, it writes nothing and exits 2,
-    unless --force is given.
+    Replaces files that an earlier version wrote. If a file was changed by hand, the command writes nothing unless you
+    give --force.
+
+    \b
+    Exit codes:
+      2   a file was changed by hand: nothing was written
 
     \b
     Examples:

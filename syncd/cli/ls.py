@@ -17,10 +17,10 @@ from syncd.stall.verbs import MountVerb
 @options.state_dir_option
 @options.json_option
 def ls(job: str, state_dir: str | None, as_json: bool, **policy: Any) -> None:
-    r"""List the steps of JOB: state, shards present and expected, bytes, readers, and the rule that keeps each.
+    r"""List the steps of JOB: state, shards, bytes, readers, and the retention rule that keeps each.
 
-    The policy comes from the [daemon] table of --config or JOB/config.toml; these options override it. A daemon that
-    was started with other options may keep other steps.
+    The policy comes from the [daemon] table of --config, or of JOB/config.toml; options override it. A daemon that
+    runs with other options may keep other steps.
 
     \b
     Examples:

@@ -32,11 +32,11 @@ VERBS: Mapping[str, str] = {
 
 def _epilog() -> str:
     """Return what `--help` ends with: the addresses of pages, and the directory of this machine that has them too."""
-    text = f"\b\nExit codes and every command: {DOCS}/cli.md"
+    text = f"\b\nExit codes and every command: {DOCS}/commands.md"
     source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     for directory in (f"{sys.prefix}/share/doc/syncd", f"{source}/docs"):
-        if os.path.isfile(f"{directory}/cli.md"):
-            return f"{text}\nWithout network: {directory}/cli.md"
+        if os.path.isfile(f"{directory}/commands.md"):
+            return f"{text}\nWithout network: {directory}/commands.md"
     return text
 
 

@@ -33,10 +33,16 @@ from syncd.stall.verbs import MountVerb, pending_calls
 @state_dir_option
 @json_option
 def materialise(job: str, step: int, target: str, state_dir: str | None, as_json: bool) -> None:
-    r"""Write STEP of JOB, a delta or not, as the model directory that a full save would have been, byte for byte.
+    r"""Write STEP of JOB, also a delta, as the model directory that a full save would have been, byte for byte.
 
-    The keyframe and each delta after it are read once. Every tile is compared with its digests, and every file with
-    that of the whole step, before DIR appears. DIR must not exist, or be empty, and be outside of the job.
+    The keyframe and each delta after it are read once. DIR appears after every byte was compared with the digests of
+    the step. It must not exist, or be empty, and lie outside of the job. This needs the extra `delta`.
+
+    \b
+    Exit codes:
+      2   there is no such step, the step has no weights, or DIR cannot be used
+      65  the step or a delta before it is damaged
+      75  a step of the chain was removed meanwhile: `syncd pin JOB STEP` keeps it
 
     \b
     Examples:

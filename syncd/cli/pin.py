@@ -23,6 +23,11 @@ def pin(job: str, step: int, reason: str, state_dir: str | None, *, as_json: boo
     r"""Keep STEP of JOB regardless of the retention policy, until `syncd unpin`.
 
     \b
+    Exit codes:
+      2   there is no such step
+      75  the step was removed while it was being pinned
+
+    \b
     Example:
       syncd pin /ckpt/job 120 --reason "best on the hold-out set"
     """

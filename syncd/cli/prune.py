@@ -26,10 +26,15 @@ from syncd.stall.verbs import MountVerb, pending_calls
 @options.state_dir_option
 @options.json_option
 def prune(job: str, dry_run: bool, state_dir: str | None, as_json: bool, **policy: Any) -> None:
-    r"""Remove the steps that the retention policy does not keep, once; a running daemon prunes by itself.
+    r"""Remove the steps of JOB that the retention policy does not keep, once. A running daemon prunes by itself.
 
-    The policy comes from the [daemon] table of --config or JOB/config.toml; these options override it. Every
-    explorer that has a presence file counts as alive, because one reading cannot tell.
+    The policy comes from the [daemon] table of --config, or of JOB/config.toml; options override it. Every explorer
+    with a presence file counts as alive, because one reading cannot tell.
+
+    \b
+    Exit codes:
+      5   a daemon leads the job: it prunes
+      74  a step could not be moved; the others were removed first
 
     \b
     Examples:

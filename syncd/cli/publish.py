@@ -62,12 +62,18 @@ def publish(
 ) -> None:
     r"""Publish the safetensors in DIR as step STEP of JOB, and announce it.
 
-    DIR must be complete: every shard and tensor that its index and its file names promise. Links to files are
-    followed. The command copies, checks, hashes, syncs and seals the files; a crash at any instant leaves either no
-    step or a whole one.
+    DIR must be complete: every shard and tensor that its index and its file names promise. The command takes files
+    that end in .safetensors, .json, .txt, .model, .jinja, .tiktoken or .py, and follows links to files. It copies,
+    checks, hashes, syncs and seals them: a crash at any instant leaves either no step or a whole one.
 
     With --delta-from the step is stored as the changes of an earlier one, if the shards have the same layout and the
-    changes are few; else it is stored whole, and the command says why.
+    changes are few. Otherwise it is stored whole, and the command says why. This needs the extra `delta`.
+
+    \b
+    Exit codes:
+      2   nothing to publish, the step exists, or it is below the newest one and --rewind is missing
+      65  DIR is not complete, a weight is not finite, the file of --probe is no probe, or the parent is damaged
+      75  the parent was removed meanwhile
 
     \b
     Examples:
@@ -111,7 +117,9 @@ def _probe_in(disk: "Disk", path: str) -> "Probe":
     try:
         return read_probe(disk, path)
     except MISSING as error:
-        raise UsageError("the probe's file is not there", path=path, hint="syncd probe DIR > FILE") from error
+        raise UsageError(
+            "the probe's file does not exist", path=path, hint="syncd probe DIR > FILE"
+        ) from error
 
 
 def _report_skipped(names: Sequence[str]) -> None:

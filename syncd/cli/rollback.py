@@ -31,7 +31,15 @@ def rollback(job: str, step: int, reason: str, timeout: float, state_dir: str | 
     r"""Roll explorers back to STEP of JOB, as a new generation.
 
     Nothing newer is published until the trainer announces another step: by its marker or tracker or, in a job
-    without either, by completing one. If no daemon runs, this command publishes the version itself.
+    without either, by completing one. A step in quarantine leaves it. If no daemon leads, this command publishes the
+    version itself.
+
+    \b
+    Exit codes:
+      2   there is no such complete step
+      3   nothing is published yet
+      4   the daemon did not answer in time
+      75  the daemon refused
 
     \b
     Example:

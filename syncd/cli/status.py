@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from syncd.views.check import CheckLimits
     from syncd.views.job_view import JobViewer
 
-_OTHER_LINES = 16
+_OTHER_LINES = 17
 _LINES_OF_A_PROBLEM = 2
 
 
@@ -82,11 +82,17 @@ def status(
 ) -> None:
     r"""Show what JOB has published, who follows it, what is being written, and what is wrong.
 
-    Works without a daemon and without write permission. One reading cannot tell who is alive, because clocks of
-    different hosts are never compared: it shows the age of each heartbeat by its writer's clock. --look and --watch
-    see whether heartbeats change.
+    Needs neither a daemon nor write permission. Clocks of different hosts are never compared, so one reading cannot
+    tell who is alive: it shows the age of each heartbeat by its writer's clock. --look and --watch see whether
+    heartbeats change. If the mount does not answer, the command shows what a daemon of this host reported last.
 
-    If the mount does not answer, show what a daemon of this host reported last, and exit 74.
+    \b
+    Exit codes:
+      0   shown, whatever is wrong; with --check: OK
+      1   with --check: warning
+      2   with --check: critical
+      3   with --check: unknown
+      74  the mount does not answer, or there is no such job
 
     \b
     Examples:

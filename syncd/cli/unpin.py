@@ -14,7 +14,7 @@ from syncd.stall.verbs import MountVerb
 @state_dir_option
 @json_option
 def unpin(job: str, step: int, state_dir: str | None, *, as_json: bool) -> None:
-    r"""Remove the pin of STEP of JOB, so that retention decides again; a step without a pin is no error.
+    r"""Remove the pin of STEP of JOB, so that retention decides again. A step without a pin is no error.
 
     \b
     Example:

@@ -33,12 +33,18 @@ if TYPE_CHECKING:
 def verify(job: str, step: int | None, deep: bool, state_dir: str | None, as_json: bool) -> None:
     r"""Check STEP of JOB, by default the newest version: manifest, sizes and headers; with --deep every byte.
 
-    Prints one line for each wrong file and exits 65; a published step that has lost files or bytes is wrong too.
-    Steps that other frameworks wrote have no digests: only their structure and headers are checked.
+    Prints one line for each wrong file. Steps of other frameworks have no digests: only their structure and headers
+    are checked.
 
-    Of a delta the lineage is checked. With --deep every change since its keyframe is applied, and the result is
-    compared with the digests of the whole files. The shortcut of a step that is stored whole is checked in the same
-    way: one that is wrong is named and exits 65, too, although the step itself is whole.
+    Of a delta, the chain back to its keyframe is checked. With --deep every change is applied, and the result is
+    compared with the digests of the whole files; this needs the extra `delta`. The shortcut of a step that is stored
+    whole is checked in the same way: if it is wrong, the step itself is still whole.
+
+    \b
+    Exit codes:
+      2   there is no such step
+      3   nothing is published, or the step is not complete
+      65  the step is damaged, or nobody can use its shortcut
 
     \b
     Examples:
@@ -54,7 +60,7 @@ def verify(job: str, step: int | None, deep: bool, state_dir: str | None, as_jso
         _show(examined, level, problems, shortcut)
     if problems or (shortcut and shortcut["problems"]):
         hint = f"syncd ls {job}"
-        what = "is damaged" if problems else "is whole, but nobody can use its shortcut"
+        what = "is damaged" if problems else "is complete, but its shortcut cannot be used"
         raise CorruptDataError(f"step {examined.step} {what}", path=examined.directory, hint=hint)
 
 

@@ -84,10 +84,15 @@ def wait(
     state_dir: str | None,
     as_json: bool,
 ) -> None:
-    r"""Wait until JOB has a version newer than VERSION, and print it; exit 4 when the time is up.
+    r"""Wait until JOB has a version newer than VERSION, and print it.
 
     To wait for the next version, pass what this command printed last: GENERATION.STEP grows even when the trainer
-    rolls back to an earlier step, a step alone does not. The job need not exist yet.
+    rolls back to an earlier step, a step alone does not. The job need not exist yet, and the mount may hang.
+
+    \b
+    Exit codes:
+      4   the time is up
+      65  the version is a remote address with characters that cannot be printed; --json escapes them
 
     \b
     Example:

@@ -27,11 +27,17 @@ if TYPE_CHECKING:
 @options.daemon_options
 @options.state_dir_option
 def watch(job: str, only_once: bool, state_dir: str | None, **overrides: Any) -> None:
-    r"""Watch JOB: detect new steps, verify them, publish versions to explorers, and prune.
+    r"""Run the daemon of JOB: detect new steps, check them, publish versions to explorers, and prune old steps.
 
-    One daemon leads a job; a second one stands by and takes over if the leader dies. On SIGTERM the daemon finishes
-    the current step and exits 0, or 74 if the mount does not answer. On SIGHUP it reads the configuration again.
-    Settings come from the [daemon] table of --config or JOB/config.toml.
+    One daemon leads a job. A second one stands by and takes over if the leader dies. On SIGTERM the daemon finishes
+    the current step. On SIGHUP it reads its configuration again: the [daemon] table of --config, or of
+    JOB/config.toml. Options override the file. After kill -9 nothing needs cleaning up.
+
+    \b
+    Exit codes:
+      0   after SIGTERM; with --once after one cycle
+      5   with --once: another daemon leads the job
+      74  an operation on the mount does not return; the daemon has not released the lead
 
     \b
     Examples:

@@ -149,7 +149,7 @@ class BroadcastControl(BroadcastSide):
         living = sorted(self._client.explorers.living())
         chosen = tuple(name for name in living if members is None or name in members)
         if not chosen:
-            raise TryAgainError("no explorer is there to form a group with", path=job.explorers)
+            raise TryAgainError("there is no explorer to form a group with", path=job.explorers)
         epoch, size = (latest_epoch(job, WEIGHTS) or 0) + 1, len(chosen) + 1
         offer = Offer(WEIGHTS, epoch, address, port, backend, size, chosen, tuple(tensors), bucket, secret)
         write_offer(job, offer)

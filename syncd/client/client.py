@@ -93,19 +93,21 @@ class Client(Closing):
 
     Every wait has a deadline, and ends early within `cancelled_by`. However a wait ends, the status of the process is
     then what it was before.
-
-    Args:
-        job: The job.
-        role: What this process is.
-        own: Its presence; None for an observer.
-        poller: Waits.
-        ttl: Seconds of silence after which others count as dead.
-        fence: See `ClientOptions`.
     """
 
     def __init__(
         self, job: Job, role: Role, own: OwnPresence | None, poller: Poller, ttl: float = TTL, fence: str = ""
     ) -> None:
+        """Connect a process.
+
+        Args:
+            job: The job.
+            role: What this process is.
+            own: Its presence; None for an observer.
+            poller: Waits.
+            ttl: Seconds of silence after which others count as dead.
+            fence: See `ClientOptions`.
+        """
         self.job, self.role, self.poller, self.clock = job, role, poller, poller.clock
         self.identity = own.identity if own else None
         """The name of this process in the job; None for an observer."""

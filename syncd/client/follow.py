@@ -170,7 +170,7 @@ class VersionReader:
 
 def missing_job(root: str) -> JobMissingError:
     """Return the error for a missing job directory: nothing is created in what may be unmounted."""
-    return JobMissingError("the job directory is not there", path=root, hint=f"mkdir -p {root}")
+    return JobMissingError("the job directory does not exist", path=root, hint=f"mkdir -p {root}")
 
 
 def _gone(step: int, why: str) -> TryAgainError:

@@ -16,6 +16,7 @@ from typing import Any
 from syncd.client.peers import has_ended
 from syncd.client.wait import Poller
 from syncd.errors import (
+    TROUBLESHOOTING,
     CorruptDataError,
     ProtocolTooNewError,
     SyncdError,
@@ -310,7 +311,7 @@ def _read(disk: Disk, path: str) -> Presence | None:
 
 def _held(identity: str, path: str) -> UsageError:
     return UsageError(
-        f"{identity!r} is held by another process that lives",
+        f"the name {identity!r} is in use by another running process",
         path=path,
-        hint="stop that process, or give this one another name if both are to take part",
+        hint=f"stop that process, or give this one another name: {TROUBLESHOOTING}#a-name-is-in-use",
     )

@@ -123,7 +123,7 @@ def _indexed(disk: Disk, path: str) -> set[str]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptDataError("not an index of weights", path=path) from error
     if odd := [name for name in names if not isinstance(name, str) or not _SHARD.fullmatch(name)]:
-        raise CorruptDataError(f"the index names {odd[0]!r}, which is no shard beside it", path=path)
+        raise CorruptDataError(f"the index names {odd[0]!r}, which is no shard in this directory", path=path)
     return names
 
 

@@ -1,6 +1,6 @@
 """Sync methods, sync styles, and when a trainer or an explorer needs a sync. Pure functions.
 
-Names, aliases and the pull table are those of the system that this one replaces; see docs/synchronizer.md.
+Names, aliases and the pull table are those of the system that this one replaces; see docs/publish.md.
 """
 
 from enum import StrEnum

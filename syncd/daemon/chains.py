@@ -1,6 +1,6 @@
 """Chains of steps that are stored as changes: what a step needs, and by which changes explorers catch up.
 
-Pure functions of what a scan found. docs/delta.md describes deltas and shortcuts.
+Pure functions of what a scan found. docs/delta-format.md describes deltas and shortcuts.
 """
 
 from collections.abc import Iterator, Mapping

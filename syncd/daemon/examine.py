@@ -101,7 +101,7 @@ def _sealed(disk: Disk, path: str, step: int, before: Step | None, *, full: bool
         manifest = decode_manifest(disk.read(f"{path}/{MANIFEST}"), f"{path}/{MANIFEST}")
         wrong = missing_files(disk, path, manifest)
     except MISSING:
-        return replace(sealed, problem="the manifest has just gone")
+        return replace(sealed, problem="the manifest was just removed")
     except CorruptDataError as error:
         later = isinstance(error, ProtocolTooNewError)
         return replace(sealed, state=StepState.DAMAGED, problem=error.message, later=later)

@@ -241,7 +241,7 @@ def _weak_decision(
     step: Step, last: set[int], needed: Mapping[int, str], snapshot: Snapshot, policy: DaemonConfig
 ) -> Decision:
     if is_abandoned(step, snapshot):
-        return _remove(step.step, "abandoned", "the trainer went back below it")
+        return _remove(step.step, "abandoned", "the trainer resumed from an earlier step")
     if step.state is not StepState.COMPLETE:
         rule = "stale_partial" if step.state is StepState.FILLING else "damaged"
         return _remove(step.step, rule, step.problem)
@@ -256,7 +256,7 @@ def _weak_decision(
 
 def _left_over(step: Step, snapshot: Snapshot, policy: DaemonConfig) -> Decision:
     if is_quarantined(step, snapshot):
-        return _remove(step.step, "quarantined", "it was put aside")
+        return _remove(step.step, "quarantined", "it is in quarantine")
     if step.full:
         return _remove(step.step, "keep_full", f"older than the newest {policy.keep_full}")
     return _remove(step.step, "superseded", f"older than the newest {policy.keep_last}")

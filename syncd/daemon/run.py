@@ -241,7 +241,7 @@ def _require_version_read(daemon: Daemon) -> None:
     """Fail if nothing could be decided, because what is published cannot be read."""
     if daemon.snapshot.version_unread:
         path = daemon.job.version
-        message = f"what is published is not known: {daemon.snapshot.version_problem}"
+        message = f"the published version is unknown: {daemon.snapshot.version_problem}"
         raise StorageError(message, path=path, hint=f"ls -l {shlex.quote(path)}")
 
 

@@ -177,12 +177,12 @@ class Scanner:
         with contextlib.suppress(*MISSING):
             status = self._disk.stat(root)
         if status is None or status.kind != "directory":
-            what = "there" if status is None else "a directory"
-            raise JobMissingError(f"the job directory is not {what}", path=root, hint=f"ls -ld {root}")
+            what = "does not exist" if status is None else "is not a directory"
+            raise JobMissingError(f"the job directory {what}", path=root, hint=f"ls -ld {root}")
         born = self._disk.born(root)
         if self._root is not None and _is_another((status.inode, born), self._root):
             raise JobReplacedError(
-                "another directory is in the place of the job, perhaps unmounted",
+                "another directory is in the place of the job, which may be unmounted",
                 path=root,
                 hint=f"findmnt -T {root}",
             )

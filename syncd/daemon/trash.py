@@ -81,7 +81,7 @@ class Trash:
         name = f"{step.directory}.{step.step}.{uuid.uuid4().hex[:8]}"
         try:
             if step.is_attempt:
-                return "" if self.remove_attempt(step) else "it is there no longer"
+                return "" if self.remove_attempt(step) else "it no longer exists"
             path = f"{self._job.root}/{step.directory}"
             if reason := links.why(step.step) or self._claimed(step, path, claims):
                 return reason

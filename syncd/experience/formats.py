@@ -96,7 +96,7 @@ _STRUCTS: dict[str, Callable[..., Any]] = {"spans": Span._make, "turn_rewards": 
 def check_items(name: str, count: int) -> None:
     """Refuse more spans or rewards of turns than a batch may have."""
     if count > MAX_ITEMS:
-        raise UsageError(f"{name}: {count} in one batch where at most {MAX_ITEMS} are taken")
+        raise UsageError(f"{name}: {count} in one batch where at most {MAX_ITEMS} are accepted")
 
 
 def column(name: str, kind: Any, experiences: Sequence[Experience]) -> Any:

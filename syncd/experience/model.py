@@ -183,7 +183,7 @@ def _refusal(what: str) -> UsageError:
 def _check_lengths(experience: Experience) -> None:
     length, prompt = len(experience.tokens), experience.prompt_length
     if length > MAX_TOKENS:
-        raise _refusal(f"tokens are {length} where at most {MAX_TOKENS} are taken")
+        raise _refusal(f"tokens are {length} where at most {MAX_TOKENS} are accepted")
     if type(prompt) is not int or not 0 < prompt < length:
         raise _refusal("prompt_length leaves no prompt or no response")
     length -= prompt

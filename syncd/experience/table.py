@@ -109,7 +109,7 @@ def encode_batch(experiences: Sequence[Experience]) -> bytes:
     )
     data = seal_batch(sink.getvalue().to_pybytes())
     if len(data) > MAX_BYTES:
-        raise UsageError(f"a batch of {len(data)} bytes where at most {MAX_BYTES} are taken")
+        raise UsageError(f"a batch of {len(data)} bytes where at most {MAX_BYTES} are accepted")
     return data
 
 
@@ -148,7 +148,7 @@ def _reason(error: Exception) -> str:
 
 def _check_seal(data: bytes, path: str) -> None:
     if len(data) < _SEAL + 2 * _TAIL or data[:4] != _MAGIC or data[-4:] != _MAGIC:
-        raise CorruptDataError("not a whole Parquet file", path=path)
+        raise CorruptDataError("not a complete Parquet file", path=path)
     split = _footer_start(data)
     if split < _SEAL or len(data) - split > _MAX_FOOTER:
         raise CorruptDataError(f"a footer of {len(data) - split} bytes", path=path)

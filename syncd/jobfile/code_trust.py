@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from syncd.errors import ConfigError, storage_errors
+from syncd.errors import TROUBLESHOOTING, ConfigError, storage_errors
 from syncd.jobfile.problems import shown
 from syncd.jobfile.stages_file import STAGES
 from syncd.protocol.layout import MARKER, STATE, TRACKER
@@ -85,7 +85,10 @@ def require_own_model(path: str, *, runs_code: bool, recorded: bool = False) -> 
 
 
 def _refused(what: str, path: str, weak: WeakLevel) -> ConfigError:
-    hint = f"{weak.mend}; or {OPTION}, if you know what is in it"
+    hint = (
+        f"{weak.mend}; or {OPTION}, if you know what is in it  "
+        f"# {TROUBLESHOOTING}#others-could-have-changed-it"
+    )
     return ConfigError(f"{what} it ({weak})", path=path, hint=hint)
 
 

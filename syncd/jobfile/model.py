@@ -45,9 +45,9 @@ class JobFile(Section):
     model: ModelSection
     """What is trained."""
     engine: EngineSection = EngineSection()
-    """The engine."""
+    """The training engine."""
     algorithm: AlgorithmSection = AlgorithmSection()
-    """What is learnt from experiences."""
+    """What the policy learns from experiences."""
     critic: CriticSection = CriticSection()
     """The critic of PPO."""
     data: DataSection = DataSection()
@@ -55,7 +55,7 @@ class JobFile(Section):
     sync: SyncSection = SyncSection()
     """How weights reach explorers."""
     trainer: TrainerSection = TrainerSection()
-    """The loop."""
+    """The training loop."""
     selection: SelectionSection = SelectionSection()
     """Which steps are best by a figure."""
     monitor: MonitorSection = MonitorSection()

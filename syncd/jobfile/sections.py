@@ -208,7 +208,7 @@ class DataSection(Section):
     max_length: Positive = Field(default=4096, json_schema_extra=FIXED)
     """Tokens of an SFT example: longer ones are cut at the end, rows whose prompt reaches it are skipped."""
     validation_path: str = Field(default="", json_schema_extra=PATH)
-    """JSONL or Parquet of examples, as `sft_path`, whose loss is measured and never learnt."""
+    """JSONL or Parquet of examples, as `sft_path`, whose loss is measured and never trained on."""
     epochs: Count = 0
     """sft: passes over the data set after which the run ends; 0 for no end."""
     consumed: Literal["delete", "archive"] = "delete"

@@ -45,7 +45,7 @@ class EngineSection(Section):
     collective_timeout: Seconds = 1800.0
     """Seconds after which a collective that a rank does not join is an error."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Further settings by the engine's own names; verl's: docs/engines.md."""
+    """Further settings by the engine's own names; verl's: docs/training-engines.md."""
 
 
 class OptimizerSection(Section):
@@ -117,7 +117,7 @@ class AlgorithmSection(Section):
     optimizer: OptimizerSection = OptimizerSection()
     """AdamW and its learning rate."""
     options: dict[str, Any] = Field(default_factory=dict, json_schema_extra=FIXED)
-    """What else the loss reads of verl's actor config, by verl's names; docs/engines.md lists it for each loss."""
+    """What else the loss reads of verl's actor config, by verl's names; docs/algorithms.md has them by loss."""
     loss_options: dict[str, Any] = Field(default_factory=dict, json_schema_extra=FIXED)
     """What a loss of another package takes, by its own names; verl's losses take nothing here."""
 

@@ -1,7 +1,7 @@
 """Prometheus: an observer that turns events into metrics, an endpoint, and a textfile where ports cannot be scraped.
 
-`prometheus_client` is an optional extra: it is imported when a `Metrics` is made and not before. docs/metrics.md has
-the list.
+`prometheus_client` is an optional extra: it is imported when a `Metrics` is made and not before. The tables below
+are also those of docs/metrics.md.
 """
 
 import contextlib
@@ -28,43 +28,60 @@ TEXTFILE_EVERY = 5.0
 """Seconds between two writes of the textfile."""
 
 _COUNTERS = {
-    "versions_published": ("Versions published.", "reason"),
+    "versions_published": (
+        "Versions published, by reason: first, newer, rewind, rewritten, rollback, behind.",
+        "reason",
+    ),
     "published_bytes": ("Bytes of the steps that were published.",),
-    "saved_bytes": ("Whole bytes of published steps less those of their changes.", "kind"),
-    "versions_rewound": ("Times that explorers were sent back.", "reason"),
-    "steps_pruned": ("Steps moved to the trash.", "rule"),
-    "pruned_bytes": ("Bytes of the steps moved to the trash.", "rule"),
+    "saved_bytes": (
+        "Bytes that changes saved: a delta's were neither written nor read, a shortcut's not read.",
+        "kind",
+    ),
+    "versions_rewound": (
+        "Times that explorers were sent back, by reason: rewind, rewritten, rollback.",
+        "reason",
+    ),
+    "steps_pruned": ("Steps moved to the trash, by the retention rule that decided.", "rule"),
+    "pruned_bytes": ("Bytes of the steps moved to the trash, by rule.", "rule"),
     "steps_damaged": ("Times that a step was found damaged.",),
-    "errors": ("Errors by their stable code.", "code"),
-    "textfile_errors": ("Times that the textfile was not written.",),
+    "errors": ("Errors, by their stable code.", "code"),
+    "textfile_errors": ("Times that the textfile could not be written.",),
 }
 _GAUGES = {
-    "is_leader": ("1 while this daemon leads the job.",),
-    "filling_step": ("Newest step that is being written, -1 without one.",),
+    "is_leader": ("1 while this daemon leads the job; 0 of a stand-by.",),
+    "filling_step": ("Newest step that is being written; -1 without one.",),
     "shards_present": ("Writers or shards of that step that exist.",),
-    "shards_expected": ("Writers or shards of that step, 0 while unknown.",),
+    "shards_expected": ("Writers or shards of that step in all; 0 while unknown.",),
     "shards_ratio": ("shards_present / shards_expected.",),
-    "explorer_lag_steps": ("Steps that an explorer is behind.", "explorer"),
-    "engine_state": ("1 for the state that an explorer's engine is in.", "explorer", "state"),
-    "engine_ready": ("1 while an explorer's engine may be given work.", "explorer"),
-    "engine_load_failures": ("Loads that failed or were refused since its explorer's start.", "explorer"),
-    "engine_load_seconds": ("Seconds of its last load.", "explorer"),
-    "engine_proof_difference": ("Mean difference of its last proof, in nats.", "explorer"),
+    "explorer_lag_steps": ("Steps that an explorer is behind; removed with the explorer.", "explorer"),
+    "engine_state": (
+        "1 for the state that an explorer's engine is in, 0 for the others.",
+        "explorer",
+        "state",
+    ),
+    "engine_ready": ("1 while an explorer's engine may get work.", "explorer"),
+    "engine_load_failures": ("Loads that failed or were refused since the explorer's start.", "explorer"),
+    "engine_load_seconds": ("Seconds of the engine's last load.", "explorer"),
+    "engine_proof_difference": ("Mean difference of the engine's last proof, in nats.", "explorer"),
     "engine_proof_tolerance": ("Mean difference up to which a version is proven, in nats.", "explorer"),
-    "mount_state": ("1 for the state that the job's file system is in.", "state"),
-    "mount_stuck_seconds": ("Seconds that an operation on it has not returned, 0 without one.",),
+    "mount_state": ("1 for the state that the job's file system is in, 0 for the others.", "state"),
+    "mount_stuck_seconds": ("Seconds that an operation on the file system has not returned; 0 without one.",),
     "info": ("Constant 1.", "version"),
 }
 # Without a value until an event gives one: a 0 would raise alerts that nobody can explain.
 _UNKNOWN = {
     "term": ("Fencing token of this daemon's term.",),
-    "version_generation": ("Generation of the newest version.",),
-    "version_step": ("Step of the newest version.",),
-    "version_density": ("Share of words that its changes change.",),
-    "version_ratio": ("Its whole bytes / bytes of its changes.",),
-    "version_chain_deltas": ("Deltas from its keyframe to it.",),
+    "version_generation": ("Generation of the newest version that this daemon published.",),
+    "version_step": ("Step of that version.",),
+    "version_density": (
+        "Share of words that the version's changes change; NaN without a delta or shortcut.",
+    ),
+    "version_ratio": ("Bytes of the version stored whole / bytes of its changes; NaN without them.",),
+    "version_chain_deltas": (
+        "Deltas from the version's keyframe to it; 0 of a shortcut, NaN without changes.",
+    ),
     "steps": ("Step directories in the job.",),
-    "quarantined_steps": ("Steps that are put aside.",),
+    "quarantined_steps": ("Steps in quarantine.",),
     "job_bytes": ("Bytes of all steps.",),
     "free_bytes": ("Bytes free on the job's file system.",),
     "leases": ("Leases that live explorers hold.",),
@@ -73,10 +90,14 @@ _UNKNOWN = {
 }
 _HISTOGRAMS = {
     "publish_latency_seconds": (
-        "From the marker's replace to the version's; only where one clock dates both.",
+        "From the replacement of the marker to that of the version; only where one clock dates both.",
         LATENCY_BUCKETS,
     ),
-    "scan_duration_seconds": ("One scan of the job.", SCAN_BUCKETS, "full"),
+    "scan_duration_seconds": (
+        "One scan of the job; full is true if everything was examined.",
+        SCAN_BUCKETS,
+        "full",
+    ),
 }
 _OF_FIELD = {
     event_names.LEADERSHIP_ACQUIRED: {"term": "term"},
@@ -298,6 +319,16 @@ class Metrics:
             self._client.write_to_textfile(self._textfile, self.registry)
         except OSError:
             self._all["textfile_errors"].inc()
+
+
+def described() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
+    """Yield each metric for the documentation: name, kind, labels, meaning."""
+    tables = (("counter", _COUNTERS), ("gauge", _GAUGES), ("gauge", _UNKNOWN))
+    for kind, table in tables:
+        for name, (text, *labels) in table.items():
+            yield f"syncd_{name}{'_total' if kind == 'counter' else ''}", kind, tuple(labels), text
+    for name, (about, _, *named) in _HISTOGRAMS.items():
+        yield f"syncd_{name}", "histogram", tuple(map(str, named)), str(about)
 
 
 def _instruments(client: Any, registry: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 A delta turns the shard files of its parent, byte for byte, into those of the step. Each file is cut into tiles, the
 same for the parent and for the step. A frame is what a delta says of one tile: the digest of its bytes before and
-after, and how to get from one to the other. docs/delta.md has the format with its offsets. Everything here is
+after, and how to get from one to the other. docs/delta-format.md has the format with its offsets. Everything here is
 bounded by the sizes of the files, and no weight is read.
 """
 

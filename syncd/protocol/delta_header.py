@@ -1,6 +1,7 @@
 """What manifests say of changes: the header of a delta, and the shortcut of a step that is stored whole.
 
-Both follow from the parts that the writers leave in their receipts (`receipt.Changes`). docs/delta.md describes them.
+Both follow from the parts that the writers leave in their receipts (`receipt.Changes`). docs/delta-format.md
+describes them.
 """
 
 from collections.abc import Iterable, Sequence

@@ -71,7 +71,7 @@ class Proof:
     tokens: int  # how many log-probs were compared
     seconds: float  # how long the engine took to answer
     replicas: int = 1  # how many data-parallel replicas answered; the differences are those of the worst
-    # What the engine's checksums of its parameters say of the load: docs/proof.md; empty if nothing.
+    # What the engine's checksums of its parameters say of the load: docs/probe-format.md; empty if nothing.
     checksums: str = ""
 
     @property

@@ -168,7 +168,7 @@ class Term:
         # A listing asks the server; the absence of a name may be cached.
         above, _, name = path.rpartition("/")
         if all(entry.name != name for entry in list_if_there(self.job.disk, above)):
-            raise TermLostError(f"somebody has removed term {self.token} of this daemon", path=path)
+            raise TermLostError(f"term {self.token} of this daemon was removed from the disk", path=path)
 
     @contextlib.contextmanager
     def _checked(self) -> Iterator[None]:

@@ -72,7 +72,7 @@ def read_parent(job: Job, manifest: Manifest, delta: DeltaHeader) -> Manifest:
         parent = read_manifest(job.disk, path)
         wrong = missing_files(job.disk, path, parent)
     except MISSING:
-        raise _broken(job, manifest, f"step {delta.parent}, which is not there") from None
+        raise _broken(job, manifest, f"step {delta.parent}, which does not exist") from None
     if problem := link_problem(delta, manifest.files, parent) or (wrong[0] if wrong else ""):
         raise _broken(job, manifest, f"step {delta.parent}: {problem}")
     return parent

@@ -3,7 +3,7 @@
 Its bytes follow from the receipts alone, so two processes that seal the same step write the same file.
 
 A delta is a step stored as the changed elements of an earlier one, its parent. A chain leads from a delta through its
-parents to a keyframe, a step stored whole. docs/delta.md describes them.
+parents to a keyframe, a step stored whole. docs/delta-format.md describes them.
 """
 
 import errno

@@ -92,7 +92,7 @@ def _unescape(text: str) -> str:
 
 
 class MountState(StrEnum):
-    """How the file system of a job is. docs/mounts.md says what the daemon does in each state."""
+    """How the file system of a job is. docs/storage.md says what the daemon does in each state."""
 
     OK = "ok"
     STUCK = "stuck"
@@ -132,35 +132,35 @@ _STATES = {
 _TEXTS = {
     MountState.STUCK: (
         "the mount does not answer; work resumes by itself when it does",
-        "findmnt; dmesg | tail  # is its server up? What asks the mount itself will hang, too",
+        "findmnt; dmesg | tail  # is its server up? A command that touches the mount hangs, too",
     ),
     MountState.MISSING: (
-        "the job directory is not there; nothing is published and nothing removed until it is",
+        "the job directory does not exist; the daemon publishes and removes nothing until it does",
         "findmnt -T {root}; mount it again, or for a new job: mkdir -p {root}",
     ),
     MountState.REPLACED: (
-        "another directory is in the place of the job, perhaps unmounted; nothing of it is touched",
-        "findmnt -T {root}; mount it again, or restart the daemon if this one is meant",
+        "another directory is in the place of the job, which may be unmounted; the daemon does not touch it",
+        "findmnt -T {root}; mount the job again, or restart the daemon if this directory is the right one",
     ),
     MountState.STALE: (
-        "the mount's handle of the job directory is stale: its server has another one in its place",
+        "the mount's handle of the job directory is stale: the server has replaced the directory",
         "findmnt -T {root}; umount and mount it again",
     ),
     MountState.READ_ONLY: (
-        "the file system is read-only; nothing is published and nothing removed until it can be written",
-        "findmnt -T {root}; dmesg | tail; mount -o remount,rw, after what made it read-only is repaired",
+        "the file system is read-only; the daemon publishes and removes nothing until it is writable",
+        "findmnt -T {root}; dmesg | tail; repair the cause, then: mount -o remount,rw",
     ),
     MountState.FULL: (
-        "the file system is full; nothing is published until there is room",
-        "df -h {root}; du -xsh {root}/*  # delete what is no step of the job; see keep_last and max_bytes",
+        "the file system is full; the daemon publishes nothing until space is free",
+        "df -h {root}; du -xsh {root}/*  # delete other files, or keep fewer steps: keep_last, max_bytes",
     ),
     MountState.NO_INODES: (
-        "the file system has no inode left: it has room, and no new file can be made",
+        "the file system has no free inode: it has space, and cannot create a file",
         "df -i {root}; du --inodes -xs {root}/* | sort -n  # delete many small files",
     ),
     MountState.QUOTA: (
-        "the quota is used up; nothing is published until there is room",
-        "quota -s; lfs quota -h {root}; btrfs qgroup show {root}  # delete what is no step of the job",
+        "the quota is used up; the daemon publishes nothing until space is free",
+        "quota -s; lfs quota -h {root}; btrfs qgroup show {root}  # delete other files, or ask for more",
     ),
     MountState.FAILING: ("the file system fails", "findmnt -T {root}; ls -ld {root}; dmesg | tail"),
 }

@@ -9,7 +9,7 @@ import shlex
 import uuid
 from dataclasses import dataclass
 
-from syncd.errors import ConfigError, CorruptDataError, ProtocolTooNewError
+from syncd.errors import TROUBLESHOOTING, ConfigError, CorruptDataError, ProtocolTooNewError
 from syncd.protocol.disk import MISSING, Disk, is_below
 from syncd.protocol.documents import SMALL_LIMIT, Fields, encode, read_document, record_from
 from syncd.protocol.layout import OWNER, STATE, Job
@@ -113,7 +113,8 @@ def check_owner(job: Job) -> None:
         raise ConfigError(
             f"the state directory belongs to another job: {where}",
             path=job.state,
-            hint=f"use another --state-dir; if {job.root} is that job: rm {shlex.quote(job.owner)}",
+            hint=f"use another --state-dir; if {job.root} is that job: rm {shlex.quote(job.owner)}"
+            f"  # {TROUBLESHOOTING}#the-state-directory-of-another-job",
         )
 
 

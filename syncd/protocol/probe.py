@@ -2,7 +2,7 @@
 
 A probe travels with the version whose weights it was computed from: in writer 1's receipt, in the manifest, and in a
 broadcast's round. An engine that runs these weights gives the same tokens the same log-probs. The probe of the model
-that the job started from, the baseline, is recorded once a job. docs/proof.md has the rules.
+that the job started from, the baseline, is recorded once a job. docs/probe-format.md has the rules.
 """
 
 import hashlib

@@ -22,7 +22,7 @@ class StepState(StrEnum):
 
 
 class StepShortcut(NamedTuple):
-    """The shortcut of a step that is stored whole (docs/delta.md)."""
+    """The shortcut of a step that is stored whole (docs/delta-format.md)."""
 
     # The step that it changes; None if the manifest does not say it in a way that can be read.
     parent: int | None

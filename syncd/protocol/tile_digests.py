@@ -1,7 +1,7 @@
 """Roots: digests over the tiles of a step's shard files, by which a delta and its parent are compared.
 
 The root of a file is the xxh3_128 over place and digest of each of its tiles; that of a step is over those of its
-files. docs/delta.md has the form.
+files. docs/delta-format.md has the form.
 """
 
 import struct

@@ -129,7 +129,7 @@ def _written(
         writer.discard()
         raise
     if manifest is None:
-        raise StorageError("the receipt that was just written is not there", path=writer.path)
+        raise StorageError("the receipt that was just written does not exist", path=writer.path)
     return manifest
 
 
@@ -157,13 +157,13 @@ def _check(job: Job, step: int, *, rewind: bool) -> None:
     if not 0 <= step <= MAX_STEP:
         raise UsageError(f"step {step} is out of range")
     if not is_directory(job.disk, job.root):
-        raise UsageError("the job directory is not there", path=job.root, hint=f"mkdir -p {job.root}")
+        raise UsageError("the job directory does not exist", path=job.root, hint=f"mkdir -p {job.root}")
     named = read_marker(job.disk, job.marker).step
     if named is not None and step < named and not rewind:
         raise UsageError(
             f"step {step} is below the newest, {named}: explorers would go back to it",
             path=job.root,
-            hint="publish a higher step, or say --rewind",
+            hint="publish a higher step, or pass --rewind",
         )
 
 

@@ -109,7 +109,7 @@ def index_problems(
         shards: The names of the tensors of each shard.
     """
     for shard in sorted(set(weight_map.values()) - shards.keys()):
-        yield f"{index} names {shard!a}, which is not there"
+        yield f"{index} names {shard!a}, which does not exist"
     places = {tensor: shard for shard, tensors in shards.items() for tensor in tensors}
     for tensor, shard in weight_map.items():
         if shard in shards and tensor not in shards[shard]:
@@ -130,7 +130,7 @@ def _require_whole(
         more = f"; and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
         said = "; ".join(problems[:_NAMED])
         raise CorruptDataError(
-            f"not a whole export: {said}{more}", path=directory, hint=_list_hint(directory)
+            f"the export is incomplete: {said}{more}", path=directory, hint=_list_hint(directory)
         )
 
 
@@ -158,9 +158,9 @@ def _adapter_problems(names: Collection[str]) -> Iterator[str]:
     if ADAPTER not in names:
         return
     if ADAPTER_CONFIG not in names:
-        yield f"{ADAPTER} is there without {ADAPTER_CONFIG}"
+        yield f"{ADAPTER} exists without {ADAPTER_CONFIG}"
     if sum(name.endswith(SHARD) for name in names) > 1:
-        yield f"{ADAPTER} is there beside the weights of a model"
+        yield f"{ADAPTER} is in one directory with the weights of a model"
 
 
 def _missing(stem: str, total: int, names: Mapping[int, str]) -> Iterator[str]:

@@ -2,12 +2,12 @@
 
 Numbers are stored with their exponent in the last byte, so one strided slice has what tells. In weights hardly any
 element has an exponent near its largest, and a search for those bytes is fast (3 to 13 GB/s on one core;
-docs/cli.md). Only a piece in which one is found is examined closely.
+docs/commands.md). Only a piece in which one is found is examined closely.
 """
 
 from dataclasses import dataclass
 
-from syncd.errors import NonFiniteError
+from syncd.errors import TROUBLESHOOTING, NonFiniteError
 from syncd.protocol.safetensors import Header, Tensor
 
 
@@ -82,7 +82,8 @@ class FiniteCheck:
             raise NonFiniteError(
                 f"tensor {tensor.name!a} holds NaN or infinity, first at flat index {index}",
                 path=self._path,
-                hint="publish other weights, or say --allow-nonfinite",
+                hint="publish other weights, or pass --allow-nonfinite: "
+                f"{TROUBLESHOOTING}#weights-that-are-not-finite",
             )
         self._seen, self._rest = self._seen + whole // form.size, data[whole:]
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from syncd.errors import ConfigError, NonFiniteError
+from syncd.errors import TROUBLESHOOTING, ConfigError, NonFiniteError
 from syncd.protocol.safetensors import ALIGN
 from syncd.transports.tensors import TensorMeta
 
@@ -91,7 +91,8 @@ def is_finite(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _refusal(name: str) -> NonFiniteError:
     return NonFiniteError(
         f"tensor {name!r} holds NaN or infinity: the step is not written",
-        hint="look at the loss and the gradient norm of the last steps, or lower the learning rate",
+        hint="check the loss and the gradient norm of the last steps, or lower the learning rate: "
+        f"{TROUBLESHOOTING}#weights-that-are-not-finite",
     )
 
 
@@ -140,7 +141,7 @@ def meta_of(name: str, tensor: torch.Tensor) -> TensorMeta:
             f"tensor {name} cannot be filled: {tensor.dtype}, {tensor.layout}, on {tensor.device}"
         )
     if hasattr(tensor, "full_tensor"):
-        raise ConfigError(f"tensor {name} is sharded over ranks", hint="give the model of one process")
+        raise ConfigError(f"tensor {name} is sharded over ranks", hint="pass the model of one process")
     return TensorMeta(FROM_TORCH[tensor.dtype], tuple(tensor.shape))
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from syncd.errors import TROUBLESHOOTING
+
 Document = Mapping[str, Any]
 
 
@@ -28,39 +30,56 @@ class Kind(NamedTuple):
     """What is said of the problems of one name."""
 
     severity: Severity  # how urgent they are, unless the state of the job says otherwise
+    anchor: (
+        str  # the heading of its entry in docs/troubleshooting.md; braces for the word before the first colon
+    )
     singular: str  # what is said of one, with its detail for the braces
     plural: str = "problems of this kind"  # what is said of several, after their number
 
 
 _CRITICAL, _WARNING, _NOTICE = Severity
+_UNREADABLE, _DAMAGED = "a-file-cannot-be-read", "a-document-is-damaged"
+_DEAD = "an-explorer-or-a-trainer-counts-as-dead"
 
 KINDS: Mapping[str, Kind] = {
-    "daemon": Kind(_CRITICAL, "{}"),
-    "mount": Kind(_CRITICAL, "mount: {}"),
-    "lock": Kind(_CRITICAL, "daemon's lock: {}"),
-    "version": Kind(_CRITICAL, "version file: {}"),
-    "published_step": Kind(_CRITICAL, "{}"),
-    "dead_trainer": Kind(_CRITICAL, "trainer {} is dead", "trainers are dead"),
-    "engine_wrong": Kind(_WARNING, "wrong engine of {}", "engines run other weights than they report"),
-    "engine_dead": Kind(_WARNING, "dead engine of {}", "engines are dead"),
-    "engine_unreachable": Kind(_WARNING, "unreachable engine of {}", "engines do not answer"),
-    "dead_explorer": Kind(_WARNING, "explorer {} is dead", "explorers are dead"),
-    "engine_failed": Kind(_WARNING, "failed load of {}", "engines failed to load the newest version"),
-    "engine_refused": Kind(_WARNING, "refused load of {}", "engines refused the newest version"),
-    "damaged_step": Kind(_WARNING, "damaged {}", "steps are damaged"),
-    "quarantined_step": Kind(_WARNING, "quarantined {}", "steps are quarantined"),
-    "marker": Kind(_WARNING, "marker: {}"),
-    "unreadable_presence": Kind(_WARNING, "{}", "presences cannot be read: no step is removed"),
-    "unreadable_directory": Kind(_WARNING, "{}", "directories cannot be listed: no step is removed"),
-    "presence": Kind(_WARNING, "{}", "presence files cannot be read"),
-    "tracker": Kind(_WARNING, "tracker: {}"),
-    "obstacle": Kind(_WARNING, "{}", "files cannot be read"),
-    "config": Kind(_WARNING, "configuration: {}"),
-    "document": Kind(_NOTICE, "{}", "documents are ignored"),
+    "daemon": Kind(_CRITICAL, "no-daemon-leads", "{}"),
+    "mount": Kind(_CRITICAL, "mount-{}", "mount: {}"),
+    "lock": Kind(_CRITICAL, _UNREADABLE, "record of who leads: {}"),
+    "version": Kind(_CRITICAL, _DAMAGED, "version file: {}"),
+    "published_step": Kind(_CRITICAL, "step-damaged", "{}"),
+    "dead_trainer": Kind(_CRITICAL, _DEAD, "trainer {} is dead", "trainers are dead"),
+    "engine_wrong": Kind(
+        _WARNING, "engine-wrong", "wrong engine of {}", "engines answer with other weights than they name"
+    ),
+    "engine_dead": Kind(_WARNING, "engine-dead", "dead engine of {}", "engines are dead"),
+    "engine_unreachable": Kind(
+        _WARNING, "engine-unreachable", "unreachable engine of {}", "engines do not answer"
+    ),
+    "dead_explorer": Kind(_WARNING, _DEAD, "explorer {} is dead", "explorers are dead"),
+    "engine_failed": Kind(
+        _WARNING, "engine-failed", "failed load of {}", "engines failed to load the newest version"
+    ),
+    "engine_refused": Kind(
+        _WARNING, "engine-refused", "refused load of {}", "engines refused the newest version"
+    ),
+    "damaged_step": Kind(_WARNING, "step-damaged", "damaged {}", "steps are damaged"),
+    "quarantined_step": Kind(_WARNING, "step-quarantined", "quarantined {}", "steps are quarantined"),
+    "marker": Kind(_WARNING, _DAMAGED, "marker: {}"),
+    "unreadable_presence": Kind(
+        _WARNING, _UNREADABLE, "{}", "presences cannot be read, so no step is removed"
+    ),
+    "unreadable_directory": Kind(
+        _WARNING, _UNREADABLE, "{}", "directories cannot be listed, so no step is removed"
+    ),
+    "presence": Kind(_WARNING, _DAMAGED, "{}", "presence files cannot be read"),
+    "tracker": Kind(_WARNING, _DAMAGED, "tracker: {}"),
+    "obstacle": Kind(_WARNING, _UNREADABLE, "{}", "files cannot be read"),
+    "config": Kind(_WARNING, "exit-code-78", "configuration: {}"),
+    "document": Kind(_NOTICE, _DAMAGED, "{}", "documents are ignored"),
 }
 """Names of groups, in the order in which those of one severity are shown."""
 
-_UNKNOWN = Kind(_WARNING, "{}")
+_UNKNOWN = Kind(_WARNING, "symptoms", "{}")
 _OF_EXPLORERS = frozenset(
     {"dead_explorer", "engine_wrong", "engine_dead", "engine_unreachable", "engine_failed", "engine_refused"}
 )
@@ -111,6 +130,7 @@ def _group(status: Document, name: str, details: list[str]) -> dict[str, Any]:
         "text": _text(status, name, kind, details),
         "details": details,
         "hint": _hint(status, name, details),
+        "help": f"{TROUBLESHOOTING}#{kind.anchor.format(details[0].partition(':')[0])}",
     }
 
 

@@ -69,7 +69,8 @@ def status(document: Document, rows: int = 50, *, problems_first: bool = False) 
         parts += [Text(), _trainers(document["trainers"])]
     if any(module["heart"] == "unknown" for module in (*document["explorers"], *document["trainers"])):
         parts.append(Text(_NOTE, "dim"))
-    if notes := [*map(_problem, document["problem_groups"]), *_next(document["next"])]:
+    groups = document["problem_groups"]
+    if notes := [*map(_problem, groups), *_help(groups), *_next(document["next"])]:
         parts = [*notes, Text(), *parts] if problems_first else [*parts, Text(), *notes]
     return Group(*parts)
 
@@ -213,7 +214,7 @@ def _counts(document: Document) -> str:
 
 def _daemon(daemon: Document | None) -> Text:
     if daemon is None:
-        return Text("none has ever led this job", "yellow")
+        return Text("no daemon has led this job yet", "yellow")
     text = Text(daemon["heart"], _HEARTS[daemon["heart"]])
     return text.append(f"  {_where(daemon)}  term {daemon['term']}", "default")
 
@@ -302,6 +303,13 @@ def _problem(problem_group: Document) -> Text:
     return Text(
         _plain(f"! {problem_group['severity']}: {text}{hint}"), _SEVERITIES[problem_group["severity"]]
     )
+
+
+def _help(groups: list[Document]) -> list[Text]:
+    """Return where the documentation says what the most urgent problem means; nothing of what needs no action."""
+    return [
+        Text(f"help: {_plain(group['help'])}", "dim") for group in groups[:1] if group["severity"] != "notice"
+    ]
 
 
 def _next(command: Document | None) -> list[Text]:

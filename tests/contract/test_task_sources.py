@@ -128,7 +128,7 @@ def test_every_source_that_is_read_maps_columns_filters_and_names_what_is_wrong(
     with pytest.raises(ConfigError, match='no task has an answer in the column "solutoin"') as caught:
         opened({**table, "answer_key": "solutoin"})
     assert "solution" in caught.value.hint
-    with pytest.raises(ConfigError, match="size means nothing to tasks that are read"):
+    with pytest.raises(ConfigError, match="size has no effect on tasks that are read"):
         opened({**table, "size": 3})
 
 
@@ -150,7 +150,7 @@ def test_a_set_without_rows_and_files_that_cannot_be_read_are_config_errors(tmp_
     (tmp_path / "nothing").mkdir()
     with pytest.raises(ConfigError, match="datasets cannot read it"):
         opened({"source": str(tmp_path / "nothing")})
-    with pytest.raises(ConfigError, match="split means nothing to tasks that are read from a file"):
+    with pytest.raises(ConfigError, match="split has no effect on tasks that are read from a file"):
         opened({**jsonl(tmp_path, ROWS), "split": "test"})
 
 
@@ -202,7 +202,7 @@ def test_generators_that_are_not_there_and_options_that_do_not_fit_are_named(tmp
         ({"source": "reasoning_gym:zzz"}, "no generator zzz", "python -c"),
         ({**gym(0, 0), "options": {"terms": 2}}, "options do not fit", "min_terms"),
         ({**gym(0, 0), "options": {"min_terms": 9}}, "options do not fit", "max_terms"),
-        ({**gym(0, 0), "prompt_key": "q"}, "prompt_key means nothing", "leave prompt_key out"),
+        ({**gym(0, 0), "prompt_key": "q"}, "prompt_key has no effect", "leave prompt_key out"),
     ):
         with pytest.raises(ConfigError, match=what) as caught:
             opened(table)

@@ -136,7 +136,7 @@ def test_the_command_line_overrides_the_file(write, tmp_path):
                 'command = "python -m sglang.launch_server --model-path {model}',
             ],
         ),
-        ("[explorer.engine]\naddress = 'http://h:1'", ['means nothing to kind = "transformers"']),
+        ("[explorer.engine]\naddress = 'http://h:1'", ['has no effect with kind = "transformers"']),
         ("[explorer.reward]\nfunction = 'maths'", ["neither auto, exact_match, math,", "did you mean math?"]),
         (
             "[explorer.reward]\nfunction = 'math'\nfunctions = { math = 1 }",
@@ -164,7 +164,7 @@ def test_the_command_line_overrides_the_file(write, tmp_path):
         ("[algorithm]\ntemperature = 0.0", ["algorithm.temperature = 0.0 is not a number above 0"]),
         (
             "[explorer.engine]\nkind='vllm'\naddress='http://h:1'\n[algorithm]\ntemperature = 0.7",
-            ["says log-probs at temperature 1", "processed_logprobs"],
+            ["gives log-probs at temperature 1", "processed_logprobs"],
         ),
         ("[data]\ngroups = 5000", ["4096"]),
         (

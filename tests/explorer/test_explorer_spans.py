@@ -315,7 +315,7 @@ def test_what_makes_vllm_name_versions_is_said_once(monkeypatch):
 @pytest.mark.parametrize(("opened", "kind"), [(Completing, "vllm"), (older_sglang, "sglang")])
 def test_required_versions_that_a_server_does_not_name_are_a_config_error(opened, kind):
     server = opened()
-    with pytest.raises(ConfigError, match="does not say which version chose which token"):
+    with pytest.raises(ConfigError, match="does not report which version chose which token"):
         Engine(server, kind, "required").result()
     server.stop()
 
@@ -386,5 +386,5 @@ def spoilt(answer, change):
 
 
 def test_the_docs_name_the_flag_that_makes_vllm_name_versions():
-    text = (Path(__file__).parents[2] / "docs" / "engines-vllm-sglang.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "follow-vllm.md").read_text()
     assert SCALE_OUT.rpartition(" ")[2] in text

@@ -382,7 +382,7 @@ def test_a_lost_link_and_a_parent_that_was_written_again_are_refused_unless_the_
     shutil.rmtree(scene.job.step(2))
     scene.fetch(fetcher, 4).close()  # made of the copy of step 3
     _, late = scene.fetcher(name="late", stage="other")
-    with pytest.raises(RefusedError, match="stored as changes of step 2, which is not there"):
+    with pytest.raises(RefusedError, match="stored as changes of step 2, which does not exist"):
         scene.fetch(late, 4)
     held.close()
 

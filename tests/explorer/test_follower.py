@@ -516,7 +516,7 @@ def test_an_engine_that_reports_another_version_fails_the_load(scene, running):
     scene.engine.lies = scene.label(1)
     outcome = running.turn(timeout=LONG)
     assert outcome.kind == "failed"
-    assert f"{scene.label(2)} and says that it runs {scene.label(1)}" in outcome.reason
+    assert f"{scene.label(2)} and reports {scene.label(1)}" in outcome.reason
     assert scene.presence().applied == (1, 1)
     assert scene.engine.weights == digest_of(scene.payload(1))
 
@@ -973,5 +973,5 @@ def test_invalid_follow_options_are_refused(wrong):
 
 
 def test_an_identity_in_use_is_refused_to_a_second_follower(scene, running):
-    with pytest.raises(UsageError, match="held by another"):
+    with pytest.raises(UsageError, match="in use by another"):
         scene.follow()

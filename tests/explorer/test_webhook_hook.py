@@ -61,7 +61,7 @@ class Receiver(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     def is_genuine(self, body):
-        """Check a request as docs/hooks.md says."""
+        """Check a request as docs/follow-other-engines.md says."""
         when = self.headers["X-Syncd-Timestamp"]
         expected = hmac.new(KEY.encode(), when.encode() + b"." + body, hashlib.sha256).hexdigest()
         same = hmac.compare_digest(f"sha256={expected}", self.headers["X-Syncd-Signature"])

@@ -203,7 +203,7 @@ def test_check_counts_severities_as_the_page_does(shell, published):
     for name in ("e0", "e1"):
         explorer(published, SystemClock(), name, info=wrong)
     done = shell("status", published.root, "--check")
-    several = "2 engines run other weights than they report (e0: other weights, e1: other weights)"
+    several = "2 engines answer with other weights than they name (e0: other weights, e1: other weights)"
     assert done.out.startswith(f"SYNCD WARNING - version 1.2 published 0 s ago; {several} | ")
     term.release()
     done = shell("status", published.root, "--check")
@@ -305,7 +305,7 @@ def test_status_watch_continues_after_the_job_was_missing(published):
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=LONG)
     assert first.split()[1] == back.split()[1] == published.root
-    assert "not there" in gone
+    assert "does not exist" in gone
     assert process.returncode == 0
 
 

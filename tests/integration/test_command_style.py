@@ -1,4 +1,4 @@
-"""All commands of the three programs name values and show defaults in one style, which docs/cli.md describes."""
+"""All commands of the three programs name values and show defaults in one style, which docs/commands.md describes."""
 
 import re
 
@@ -12,7 +12,7 @@ from explorer_hooks.cli.main import explorer
 from syncd.cli.main import syncd
 from trainer.cli.main import trainer
 
-PAGE = ROOT / "docs" / "cli.md"
+PAGE = ROOT / "docs" / "commands.md"
 BY_HAND = re.compile(
     r"\bdefaults?\b|unless given|\((?:\d[\d.]*|auto|info|keep|prune|header)\)", re.IGNORECASE
 )

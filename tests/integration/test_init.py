@@ -110,7 +110,7 @@ def test_the_batch_files_are_valid_and_the_reward_scores_its_tasks(tmp_path, mod
 def test_nothing_is_replaced_and_nothing_else_is_written(tmp_path, model, capsys):
     (tmp_path / "reward.py").write_text("mine")
     assert init(tmp_path, model, "grpo", "vllm") == 2
-    assert "nothing was written, these files are there: reward.py" in capsys.readouterr().err
+    assert "nothing was written, because these files exist: reward.py" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["reward.py"]
     assert (tmp_path / "reward.py").read_text() == "mine"
 

@@ -109,7 +109,7 @@ def test_a_step_that_no_marker_names_is_announced_with_the_same_probe_only(job, 
 @pytest.mark.parametrize(
     ("content", "code", "said"),
     [
-        (None, 2, "the probe's file is not there"),
+        (None, 2, "the probe's file does not exist"),
         (b"{}", 65, "'protocol'"),
         (b"[", 65, "not a JSON document"),
         (b'{"protocol":99}', 78, "upgrade syncd"),
@@ -127,7 +127,7 @@ def test_a_file_that_is_no_probe_is_refused(shell, job, export, tmp_path, conten
 
 def test_an_export_without_a_shard_of_its_index_and_numbers_is_refused(shell, job, export):
     (export / TWO).unlink()
-    refused(shell, job, export, f"{INDEX} names '{TWO}', which is not there")
+    refused(shell, job, export, f"{INDEX} names '{TWO}', which does not exist")
 
 
 def test_an_export_without_a_shard_of_its_numbers_is_refused(shell, job, export):
@@ -140,7 +140,7 @@ def test_an_export_without_a_shard_of_its_index_is_refused(shell, job, export):
     (export / ONE).rename(export / "first.safetensors")
     (export / TWO).unlink()
     write_index(export, {"a": "first.safetensors", "b": "second.safetensors"})
-    refused(shell, job, export, "'second.safetensors', which is not there")
+    refused(shell, job, export, "'second.safetensors', which does not exist")
 
 
 def test_an_index_that_places_a_tensor_in_the_wrong_shard_is_refused(shell, job, export):
@@ -188,7 +188,7 @@ def test_an_adapter_beside_a_model_is_refused(shell, job, export):
     (export / INDEX).unlink()
     (export / "adapter_model.safetensors").write_bytes(shard_bytes({"lora_A": (2, 2)}))
     (export / "adapter_config.json").write_text("{}")
-    refused(shell, job, export, "beside the weights of a model")
+    refused(shell, job, export, "in one directory with the weights of a model")
 
 
 def test_files_that_are_not_copied_are_listed(shell, job, export):

@@ -14,7 +14,7 @@ from support.warm import run_warm
 RACES = int(os.environ.get("SYNCD_RACES", "6"))
 SHARDS, BYTES = 4, 1 << 18
 REFUSALS = (2, 65, 74, 75)
-"""How one that loses ends: documented exit codes (docs/cli.md), each with an error that says what happened."""
+"""How one that loses ends: documented exit codes (docs/commands.md), each with an error that says what happened."""
 
 
 def write_export(directory):

@@ -8,7 +8,7 @@ import tarfile
 
 import pytest
 from support import installed
-from support.doc_pages import anchors, links
+from support.doc_pages import anchors, links, message_links
 from support.paths import ROOT
 
 from syncd import __version__
@@ -56,15 +56,15 @@ def test_the_wheel_has_the_pages_that_messages_cite(environment):
     cited = {
         link for name in ("syncd", "trainer", "explorer_hooks")
         for path in (installed.packages_of(environment) / name).rglob("*.py")
-        for link in re.findall(r"\{DOCS\}/([\w/-]+\.md)(?:#([\w-]+))?", path.read_text())
+        for link in message_links(path.read_text())
     }  # fmt: skip
-    assert len(cited) > 10
+    assert len(cited) > 12
     for page, anchor in cited:
         assert not anchor or anchor in anchors(pages / page), (page, anchor)
     for page in pages.rglob("*.md"):
         for link, target, _ in links(page):
             assert target.exists(), (page, link)
-    assert f"Without network: {pages}/cli.md" in output(environment, "syncd", "--help")
+    assert f"Without network: {pages}/commands.md" in output(environment, "syncd", "--help")
 
 
 def test_the_wheel_says_that_its_packages_are_typed(environment):

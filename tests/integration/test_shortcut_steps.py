@@ -196,7 +196,7 @@ def test_a_shortcut_that_nobody_can_use_is_said_once_and_the_step_stays_whole(na
     assert "step_damaged" not in recorder.names()
     verified = shell("verify", job.root, 3)
     assert verified.code == 65
-    assert "is whole, but nobody can use its shortcut" in verified.err
+    assert "is complete, but its shortcut cannot be used" in verified.err
     manifest = read_manifest(job.disk, job.step(3))
     assert missing_files(job.disk, job.step(3), manifest) == []
     materialise(job, 3, str(tmp_path / "made"))

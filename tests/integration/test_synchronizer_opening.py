@@ -70,7 +70,7 @@ def test_an_open_cancelled_at_its_last_step_is_closed(job, monkeypatch):
 def test_of_two_concurrent_claims_of_an_identity_one_wins(job):
     winner = Presence("e0", incarnation="the other")
     clock = HookedClock(lambda: write_presence(job.disk, job.explorers, winner))
-    with pytest.raises(UsageError, match="held by another"):
+    with pytest.raises(UsageError, match="in use by another"):
         Client.open(job.root, "explorer", "e0", clock=clock, heartbeat=False)
     assert said(job).incarnation == "the other"
 

@@ -85,7 +85,7 @@ def test_a_killed_explorer_counts_as_stopped_and_may_return(world, spawn):
     trainer = world.open("trainer")
     process = spawn("wait", "explorer", "e0")
     eventually(lambda: trainer.get_explorer_status_counts()[RUNNING] == 1)
-    with pytest.raises(UsageError, match="held by another"):
+    with pytest.raises(UsageError, match="in use by another"):
         world.open("explorer", "e0")
     killed(process)
     assert trainer.get_explorer_status_counts() == {RUNNING: 0, REQUIRE_SYNC: 0, STOPPED: 1}

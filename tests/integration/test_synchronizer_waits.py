@@ -370,7 +370,7 @@ def test_the_trainer_status_is_stopped_without_a_trainer(explorer):
 
 def test_an_identity_has_one_holder_at_a_time(world):
     explorer = world.open("explorer", "e0")
-    with pytest.raises(UsageError, match="held by another"):
+    with pytest.raises(UsageError, match="in use by another"):
         world.open("explorer", "e0")
     explorer.close()
     again = world.open("explorer", "e0")
@@ -385,7 +385,7 @@ def test_an_identity_of_a_stopped_process_of_this_host_is_free_and_stays_its_suc
     world.open("explorer", "e0")
     now = world.explorer("e0").incarnation
     time.sleep(0.2)
-    with pytest.raises(UsageError, match="held by another"):
+    with pytest.raises(UsageError, match="in use by another"):
         stopped.client.set_status(REQUIRE_SYNC)
     stopped.close()
     assert world.explorer("e0").incarnation == now
@@ -401,7 +401,7 @@ def test_an_identity_of_another_host_is_taken_only_if_silent(world, monkeypatch)
         0.1, lambda: write_presence(world.job.disk, world.job.explorers, replace(far, beat=1))
     )
     beats.start()
-    with pytest.raises(UsageError, match="held by another"):
+    with pytest.raises(UsageError, match="in use by another"):
         world.open("explorer", "e0")
     beats.join()
     world.open("explorer", "e0")
@@ -455,7 +455,7 @@ def test_a_heartbeat_with_a_taken_identity_fails_every_later_call(world):
     explorer.client.own("explorer", "the next heartbeat").change_later()
     explorer.beat()
     for _ in range(2):
-        with pytest.raises(UsageError, match="held by another"):
+        with pytest.raises(UsageError, match="in use by another"):
             explorer.get_latest_model_version()
     explorer.close()
     assert world.explorer("e0").incarnation == "other"

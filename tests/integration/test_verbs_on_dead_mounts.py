@@ -22,7 +22,7 @@ from syncd.protocol.layout import Job
 
 pytestmark = [pytest.mark.group("mounts"), pytest.mark.timeout(240)]
 
-CLI = Path(__file__).parents[2] / "docs" / "cli.md"
+CLI = Path(__file__).parents[2] / "docs" / "commands.md"
 LONG = 120
 
 READING = {"ls": [], "verify": [], "materialise": ["1", "--to", "{source}-made"]}
@@ -302,7 +302,7 @@ def test_a_closed_pipe_ends_a_verb_with_141(tmp_path):
 
 
 def documented():
-    """Return verb -> (seconds it waits, exit code) of the table in docs/cli.md."""
+    """Return verb -> (seconds it waits, exit code) of the table in docs/commands.md."""
     text = CLI.read_text().split("## A mount that does not answer")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|", text, re.MULTILINE)
     return {

@@ -11,15 +11,18 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
+    ROOT / "tests" / "RECORD.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _TREE = f"{REPOSITORY}/blob/main/"
+_OF_MESSAGES = re.compile(r"(?:\{DOCS\}|@DOCS@)/([\w/-]+\.md)(?:#([\w-]+))?")
+_OF_ENTRIES = re.compile(r"\{TROUBLESHOOTING\}#([\w-]+)(?![\w{-])")
 
 
 def prose(page: Path) -> str:
     """Return the text of a page without its code blocks, in which brackets are no links."""
-    return re.sub(r"^ {4}.*$|^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"^ {4}[^\n]*$|^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
 @functools.cache
@@ -39,3 +42,9 @@ def links(page: Path) -> list[tuple[str, Path, str]]:
         elif "://" not in path:
             found.append((link, (page.parent / path).resolve() if path else page, anchor))
     return found
+
+
+def message_links(source: str) -> set[tuple[str, str]]:
+    """Return the links to the documentation in a module or recipe: the page, and the anchor or nothing."""
+    entries = {("troubleshooting.md", anchor) for anchor in _OF_ENTRIES.findall(source)}
+    return {(page, anchor) for page, anchor in _OF_MESSAGES.findall(source)} | entries

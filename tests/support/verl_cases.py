@@ -358,7 +358,7 @@ REFUSED = {
     "algorithm": {"algorithm": {"name": "grop"}},
     "no critic": {"algorithm": {"advantage": "gae"}},
     "critic of another estimator": {"critic": {"enabled": True}},
-    "critic that is not there": {
+    "critic that does not exist": {
         "algorithm": {"name": "ppo"},
         "critic": {"enabled": True, "path": "/nowhere"},
     },

@@ -78,7 +78,7 @@ def test_a_method_with_a_small_gain_is_still_measured_again():
 def simulated(cost, syncs, able=(FILES, MEMORY)):
     """Return the ways of so many syncs, each measured as `cost(method, number)` says."""
     ways, present, taken = {}, FILES, []
-    lacking = {method: "it is not there" for method in LACKING if method not in able}
+    lacking = {method: "it does not exist" for method in LACKING if method not in able}
     for number in range(1, syncs + 1):
         found = choose_method(Measurements(number, 100, dict(ways), lacking, present))
         present = present if found.is_trial else found.method

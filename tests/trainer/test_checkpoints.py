@@ -132,7 +132,7 @@ def test_a_damaged_checkpoint_is_skipped_and_none_left_is_an_error(job):
     assert find_state(job) == state_at(2)
     for damage in (lambda path: os.truncate(path, 10), os.unlink):
         damage(f"{job.step(2)}/training/trainer.json")
-        with pytest.raises(CorruptDataError, match="no full checkpoint is whole") as caught:
+        with pytest.raises(CorruptDataError, match="no full checkpoint is complete") as caught:
             find_state(job)
         assert "continue_from_checkpoint" in caught.value.hint
 

@@ -165,7 +165,7 @@ MERGED = ADAPTERS + 'publish = "merged"\n'
 def test_deltas_are_refused_where_no_step_could_be_one(write, table, mode, why, hint):
     path = write(table)
     said = refused(path, "--sync.delta", "on", "--sync.mode", mode)
-    assert said.startswith('sync.delta = "on" means nothing')
+    assert said.startswith('sync.delta = "on" has no effect')
     assert why in said
     assert hint in said
     for delta in ("auto", "off"):
@@ -226,10 +226,10 @@ def test_a_wrong_value_is_reported_with_the_accepted_values(write, table, said):
         (["--algorithm.optimizer.schedule", "cosine"], "has no end"),
         (["--algorithm.name", "grop"], 'algorithm.name = "grop" is not one of'),
         (["--algorithm.advantage", "gae"], 'algorithm.advantage = "gae" needs a critic'),
-        (["--critic.enabled", "true"], "critic.enabled means nothing to the estimator grpo"),
-        (["--critic.clip_range", "0.2"], "critic.clip_range means nothing without a critic"),
-        (["--critic.optimizer.lr", "1e-3"], "critic.optimizer means nothing without a critic"),
-        (["--algorithm.lam", "0.9"], "algorithm.lam means nothing to the estimator grpo"),
+        (["--critic.enabled", "true"], "critic.enabled has no effect with the estimator grpo"),
+        (["--critic.clip_range", "0.2"], "critic.clip_range has no effect without a critic"),
+        (["--critic.optimizer.lr", "1e-3"], "critic.optimizer has no effect without a critic"),
+        (["--algorithm.lam", "0.9"], "algorithm.lam has no effect with the estimator grpo"),
         (["--algorithm.name", "ppo", "--algorithm.gamma", "0.9"], "to the estimator reinforce_plus_plus"),
         (
             ["--algorithm.name", "ppo", "--critic.enabled", "true", "--critic.mini_batches", "3"],
@@ -241,11 +241,11 @@ def test_a_wrong_value_is_reported_with_the_accepted_values(write, table, said):
         ),
         (
             ["--algorithm.name", "ppo", "--critic.enabled", "true", "--algorithm.norm_advantage", "true"],
-            "norm_advantage means nothing to the estimator gae",
+            "norm_advantage has no effect with the estimator gae",
         ),
         (
             ["--algorithm.name", "sft", "--data.sft_path", "x", "--critic.enabled", "true"],
-            'critic.enabled means nothing to algorithm.name = "sft"',
+            'critic.enabled has no effect with algorithm.name = "sft"',
         ),
         (["--engine.name", "mine", "--critic.enabled", "true"], 'the engine "mine" trains no critic'),
         (
@@ -262,10 +262,10 @@ def test_a_wrong_value_is_reported_with_the_accepted_values(write, table, said):
         ),
         (
             ["--algorithm.name", "sft", "--data.sft_path", "x", "--algorithm.teacher_coef", "0.1"],
-            'algorithm.teacher_coef means nothing to algorithm.name = "sft"',
+            'algorithm.teacher_coef has no effect with algorithm.name = "sft"',
         ),
-        (["--algorithm.loss_options.cut", "2"], "algorithm.loss_options means nothing to the loss vanilla"),
-        (["--data.strategy_options.depth", "2"], "strategy_options means nothing without data.strategy"),
+        (["--algorithm.loss_options.cut", "2"], "algorithm.loss_options has no effect with the loss vanilla"),
+        (["--data.strategy_options.depth", "2"], "strategy_options has no effect without data.strategy"),
         (["--algorithm.advantage", "remax"], "greedy rollout"),
         (["--algorithm.advantage", "nope"], 'algorithm.advantage = "nope" is not one of'),
         (["--algorithm.loss", "nope"], 'algorithm.loss = "nope" is not one of'),
@@ -281,15 +281,15 @@ def test_a_wrong_value_is_reported_with_the_accepted_values(write, table, said):
         ),
         (
             ["--algorithm.name", "gpg", "--algorithm.clip_ratio", "0.3"],
-            "clip_ratio means nothing to the loss gpg",
+            "clip_ratio has no effect with the loss gpg",
         ),
         (
             ["--algorithm.name", "sapo", "--algorithm.loss_agg_mode", "token-mean"],
-            "algorithm.loss_agg_mode means nothing to the loss sapo",
+            "algorithm.loss_agg_mode has no effect with the loss sapo",
         ),
         (
             ["--algorithm.name", "rloo", "--algorithm.norm_advantage", "false"],
-            "algorithm.norm_advantage means nothing to the estimator rloo",
+            "algorithm.norm_advantage has no effect with the estimator rloo",
         ),
         (["--selection.patience", "5"], "selection.patience needs selection.metric"),
         (["--selection.metric", "validation/loss"], "needs data.validation_path"),
@@ -297,15 +297,15 @@ def test_a_wrong_value_is_reported_with_the_accepted_values(write, table, said):
         (["--selection.metric", "rollout/k3_kl"], 'metric = "rollout_corr/k3_kl"'),
         (
             ["--trainer.validation_interval", "5"],
-            "trainer.validation_interval means nothing without data.validation_path",
+            "trainer.validation_interval has no effect without data.validation_path",
         ),
         (
             ["--algorithm.turn_rewards", "true"],
-            "algorithm.turn_rewards means nothing to the estimator grpo",
+            "algorithm.turn_rewards has no effect with the estimator grpo",
         ),
         (
             ["--algorithm.name", "sft", "--data.sft_path", "x", "--algorithm.options.clip_ratio_c", "4"],
-            'algorithm.options means nothing to algorithm.name = "sft"',
+            'algorithm.options has no effect with algorithm.name = "sft"',
         ),
         (["--algorithm.options.clip_ratio_d", "4"], "did you mean clip_ratio_c?"),
         (["--algorithm.options.tau_pos", "2"], "the loss vanilla does not read algorithm.options.tau_pos"),
@@ -527,7 +527,7 @@ def test_the_length_of_a_chain_is_bounded(write):
         ),
         (
             ["--algorithm.optimizer.min_lr_ratio", "0.1"],
-            "min_lr_ratio means nothing to algorithm.optimizer.schedule = ",
+            "min_lr_ratio has no effect with algorithm.optimizer.schedule = ",
         ),
         (["--data.group_size", "1"], "leaves grpo nothing to compare a rollout with"),
         (["--algorithm.name", "gpro"], "did you mean grpo?"),

@@ -258,6 +258,6 @@ def test_a_delta_of_a_trainers_step_is_exported_whole(job, out, tmp_path):
     assert {tensor.dtype for tensor in load_file(f"{out}-wide/{shard.name}").values()} == {torch.float32}
     os.unlink(shard)
     shutil.rmtree(job.step(8))
-    with pytest.raises(CorruptDataError, match="step 8, which is not there"):
+    with pytest.raises(CorruptDataError, match="step 8, which does not exist"):
         export(job.root, 9, f"{out}-broken")
     assert sorted(os.listdir(os.path.dirname(out))) == ["model", "model-wide"]

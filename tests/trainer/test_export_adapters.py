@@ -91,7 +91,7 @@ def test_an_adapter_alone_is_copied_as_it_is(job, adapter, tmp_path):
 def test_a_base_that_was_moved_is_named_and_another_one_is_refused(job, base, tmp_path):
     moved = shutil.move(base, tmp_path / "moved")
     out = str(tmp_path / "out")
-    with pytest.raises(ConfigError, match="is not there") as caught:
+    with pytest.raises(ConfigError, match="does not exist") as caught:
         export(job.root, 4, out)
     assert "--base DIR" in caught.value.hint
     tiny(kind="llama").save_pretrained(tmp_path / "other")

@@ -135,7 +135,7 @@ class TestRefused:
 
     def test_a_truncated_file_of_a_rank_is_refused(self, foreign, tmp_path):
         os.truncate(foreign / STEP / "actor" / "model_world_size_2_rank_1.pt", 5000)
-        with pytest.raises(CorruptDataError, match="not a whole file"):
+        with pytest.raises(CorruptDataError, match="not a complete file"):
             export(str(foreign), 3, str(tmp_path / "out"))
 
     def test_files_of_two_world_sizes_are_refused(self, foreign, tmp_path):

@@ -106,7 +106,7 @@ def test_every_panel_shows_its_metrics(new_job):
     assert legends["Reward"] is None, "the band says what the curve is"
     passed = legends["Evaluation"].get_texts()
     assert [text.get_text() for text in passed] == ["math/pass_at_1", "math/pass_at_4", "math/reward"]
-    assert curves(figure, "Tokens that are learnt") == [[(1, 100.0), (2, 100.0)], [(1, 200.0), (2, 200.0)]]
+    assert curves(figure, "Trained tokens") == [[(1, 100.0), (2, 100.0)], [(1, 200.0), (2, 200.0)]]
     assert curves(figure, "Effective sample size") == [[(1, 0.9), (2, 0.9)], [(1, 0.4), (2, 0.4)]]
     shares = curves(figure, "Groups and rollouts")
     assert [values[0][1] for values in shares] == [0.25, 0.5, 0.125]

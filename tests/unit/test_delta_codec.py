@@ -212,7 +212,7 @@ def test_reserved_bits_are_zero():
 
 
 def test_the_record_is_what_the_documentation_says():
-    """Against a parser written from the table of docs/delta.md alone."""
+    """Against a parser written from the table of docs/delta-format.md alone."""
     old = weights(1000)
     new = changed(old, 0.02)
     frame = encode(old, new, offset=4096, target=7)

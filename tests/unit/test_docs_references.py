@@ -1,4 +1,4 @@
-"""The documentation names only what exists: links, headings, files, and tests of the track record."""
+"""The documentation names only what exists: links, headings, files, and tests of the record."""
 
 import ast
 import functools
@@ -34,12 +34,6 @@ def test_no_page_of_the_site_links_out_of_it_by_a_path():
     ] == []
 
 
-def test_the_index_names_every_page():
-    docs = ROOT / "docs"
-    named = {target for _, target, _ in links(docs / "README.md")}
-    assert set(docs.rglob("*.md")) - {docs / "README.md"} <= named
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_file_that_a_page_names_exists(page):
     assert {name for name in FILE.findall(page.read_text()) if not (ROOT / name).exists()} == set()
@@ -58,9 +52,9 @@ def names_in(path):
     return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)}
 
 
-def test_every_test_that_the_track_record_names_exists():
+def test_every_test_that_the_record_names_exists():
     missing = []
-    for row in (ROOT / "docs" / "track-record.md").read_text().splitlines():
+    for row in (ROOT / "tests" / "RECORD.md").read_text().splitlines():
         path = None
         for named, test in GUARD.findall(row.rsplit(" | ", 1)[-1]):
             path = named or path
@@ -96,7 +90,7 @@ def bound_in(file):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_python_name_that_a_page_names_exists(page):
-    text = page.read_text() if page.name != "track-record.md" else ""
+    text = page.read_text() if page.name != "RECORD.md" else ""
     dotted = set(DOTTED.findall(text))
     for module, imported in IMPORT.findall(text):
         dotted |= {f"{module}.{name.strip()}" for name in imported.split(",")}

@@ -65,11 +65,11 @@ SHARDS = {"1.safetensors": {"a", "b"}, "2.safetensors": {"c"}}
     [
         (MAP, SHARDS, []),
         (MAP, {**SHARDS, "1.safetensors": {"a", "b", "more"}}, []),
-        (MAP, {"1.safetensors": {"a", "b"}}, ["names '2.safetensors', which is not there"]),
+        (MAP, {"1.safetensors": {"a", "b"}}, ["names '2.safetensors', which does not exist"]),
         ({**MAP, "d": "2.safetensors"}, SHARDS, ["'d' in 2.safetensors, and no shard holds it"]),
         ({**MAP, "c": "1.safetensors"}, SHARDS, ["'c' in 1.safetensors, and it is in 2.safetensors"]),
-        ({**MAP, "d": "../x"}, SHARDS, ["names '../x', which is not there"]),
-        ({**MAP, "d": "\x1b[2J"}, SHARDS, [r"names '\x1b[2J', which is not there"]),
+        ({**MAP, "d": "../x"}, SHARDS, ["names '../x', which does not exist"]),
+        ({**MAP, "d": "\x1b[2J"}, SHARDS, [r"names '\x1b[2J', which does not exist"]),
     ],
 )
 def test_an_index_that_contradicts_its_shards_is_reported(weight_map, shards, said):

@@ -6,10 +6,15 @@ import importlib.util
 import re
 
 import pytest
-from support.doc_pages import anchors
+from support.doc_pages import anchors, message_links
 from support.paths import ROOT
 
-from syncd.errors import REPOSITORY
+from syncd.console import CLOSED_PIPE, INTERRUPTED
+from syncd.errors import REPOSITORY, SyncdError
+from syncd.protocol.engine_state import EngineState
+from syncd.protocol.mount import MountState
+from syncd.protocol.step import StepState
+from syncd.views.problem_groups import KINDS
 
 SOURCES = [
     path for name in ("syncd", "trainer", "explorer_hooks") for path in sorted((ROOT / name).rglob("*.py"))
@@ -17,8 +22,7 @@ SOURCES = [
 
 
 RECIPES = sorted((ROOT / "syncd" / "recipes").iterdir())
-LINK = re.compile(r"(?:\{DOCS\}|@DOCS@)/([\w/-]+\.md)(?:#([\w-]+))?")
-LINKED = sorted({page for path in [*SOURCES, *RECIPES] for page in LINK.findall(path.read_text())})
+LINKED = sorted(set().union(*(message_links(path.read_text()) for path in [*SOURCES, *RECIPES])))
 
 
 def messages(tree):
@@ -61,3 +65,46 @@ def test_a_release_links_to_the_pages_of_its_tag(version, revision, monkeypatch)
     copy = importlib.util.module_from_spec(importlib.util.find_spec("syncd.errors"))
     copy.__spec__.loader.exec_module(copy)
     assert f"{REPOSITORY}/blob/{revision}/docs" == copy.DOCS
+
+
+ENTRIES = anchors(ROOT / "docs" / "troubleshooting.md")
+MONITORING = ROOT / "examples" / "monitoring"
+ALERTS = re.findall(r"- alert: (\w+)", (MONITORING / "syncd.rules.yml").read_text())
+
+
+def exit_codes(kind=SyncdError):
+    return {kind.exit_code}.union(*map(exit_codes, kind.__subclasses__()))
+
+
+def problem_words():
+    """Yield the anchor of each problem that `syncd status` may show."""
+    for kind in KINDS.values():
+        words = set(MountState) - {MountState.OK} if "{}" in kind.anchor else {""}
+        yield from (kind.anchor.format(word) for word in words)
+
+
+NEEDED = {
+    "engine": {f"engine-{state}" for state in EngineState},
+    "mount": {f"mount-{state}" for state in set(MountState) - {MountState.OK}},
+    "step": {f"step-{state}" for state in StepState} | {"step-quarantined"},
+    "alert": {alert.lower() for alert in ALERTS},
+    "exit code": {f"exit-code-{code}" for code in exit_codes() | {0, INTERRUPTED, CLOSED_PIPE}},
+    "problem": set(problem_words()),
+}
+
+
+@pytest.mark.parametrize("what", NEEDED)
+def test_each_state_alert_exit_code_and_problem_has_an_entry_in_troubleshooting(what):
+    assert NEEDED[what] - ENTRIES == set()
+
+
+@pytest.mark.parametrize("what", ["engine", "mount", "exit code"])
+def test_troubleshooting_has_no_entry_of_what_does_not_exist(what):
+    prefix = what.replace(" ", "-") + "-"
+    assert {entry for entry in ENTRIES if entry.startswith(prefix)} == NEEDED[what]
+
+
+def test_each_alert_links_to_its_entry_in_troubleshooting():
+    rules = (MONITORING / "syncd.rules.yml").read_text()
+    page = f"{REPOSITORY}/blob/main/docs/troubleshooting.md"
+    assert re.findall(r"runbook_url: (.*)", rules) == [f"{page}#{alert.lower()}" for alert in ALERTS]

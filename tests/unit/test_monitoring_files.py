@@ -132,7 +132,7 @@ def test_dashboard_panels_are_distinct_and_do_not_overlap():
 def test_every_alert_has_advice_and_a_test(rule):
     assert re.fullmatch(r"Syncd[A-Z]\w+", rule["alert"])
     assert rule["labels"]["severity"] in {"critical", "warning", "info"}
-    assert set(rule["annotations"]) == {"summary", "description"}
+    assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
     assert "{{ $labels.directory }}" in rule["annotations"]["summary"]
     wanted = [
         test["exp_alerts"]

@@ -10,8 +10,6 @@ from support.paths import PYTHONPATH, TESTS
 
 pytest.importorskip("xdist.scheduler", reason="pytest-xdist is not installed")
 
-from support.workers import Scheduling
-
 MOUNTS = re.compile(r'\["(?:mount|unshare)"|\bmounted\(|nfs_bed\b|probe\.(?:slurm|systemd|quota)')
 """What a test does that mounts a file system or boots a machine."""
 

@@ -5,12 +5,22 @@ import click
 
 @click.group()
 def config() -> None:
-    """Print the keys of the file, and the algorithms."""
+    r"""Print the keys of a job's file, its JSON Schema, or the algorithms.
+
+    \b
+    Example:
+      trainer config algorithms
+    """
 
 
 @config.command()
 def schema() -> None:
-    """Print the JSON Schema of the file, for editors and other tools."""
+    r"""Print the JSON Schema of the file, for editors and other tools.
+
+    \b
+    Example:
+      trainer config schema > job.schema.json
+    """
     from syncd.jobfile.model import json_schema  # noqa: PLC0415
 
     click.echo(json_schema())
@@ -18,7 +28,12 @@ def schema() -> None:
 
 @config.command()
 def docs() -> None:
-    """Print docs/configuration.md: every key, what it takes, its default and what it means."""
+    r"""Print every key of trainer and daemon: what it takes, its default and what it means.
+
+    \b
+    Example:
+      trainer config docs
+    """
     from syncd.jobfile.model import KEYS  # noqa: PLC0415
 
     click.echo(KEYS.documentation(without="explorer"), nl=False)
@@ -26,7 +41,12 @@ def docs() -> None:
 
 @config.command()
 def algorithms() -> None:
-    """Print what algorithm.name may be: verl's estimator and loss, clip below and above, aggregation."""
+    r"""Print what algorithm.name may be: verl's estimator and loss, clip below and above, aggregation.
+
+    \b
+    Example:
+      trainer config algorithms
+    """
     from trainer.config.algorithms import ALGORITHMS, published  # noqa: PLC0415
 
     rows = [("name", "advantage", "loss", "clip", "loss_agg_mode", "")]

@@ -27,12 +27,20 @@ from syncd.console import UncheckedPath
 def export(
     job: str, step: int, out: str, dtype: str | None, base: str | None, *, adapter: bool, critic: bool
 ) -> None:
-    """Make the Hugging Face directory OUT of a step or full checkpoint of JOB. An adapter is merged into its model.
+    r"""Write a step or full checkpoint of JOB as the Hugging Face directory OUT. An adapter is merged into its model.
+
+    \b
+    Exit codes:
+      2   there is no such step, it has no critic, it is no adapter, or OUT is taken
+      3   the step is being saved, or was never finished
+      65  the step is damaged, or its files do not fit together
+      75  the step was removed meanwhile: `syncd pin JOB STEP` keeps it
+      78  the model runs code of its own, or the model of an adapter is missing or another one
 
     \b
     Example:
       trainer export /shared/jobs/first 200 ./first-200 --dtype bfloat16
-    """  # noqa: D301 - click's mark is one backspace
+    """
     from trainer.export import export as write  # noqa: PLC0415
 
     write(job, step, out, dtype, base=base, adapter=adapter, critic=critic)

@@ -26,13 +26,20 @@ VERBS: Mapping[str, str] = {
     verbs=VERBS,
     others="trainer.commands",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
-    epilog=f"\b\nKeys of the file: {DOCS}/configuration.md\nExit codes: {DOCS}/trainer.md",
+    epilog=f"\b\nExit codes and every command: {DOCS}/commands.md\nKeys of the file: {DOCS}/configuration.md",
 )
 @click.version_option(__version__, prog_name="trainer")
 @console.debug_option
 @console.completion_option
 def trainer(debug: bool) -> None:  # `debug` is read before anything is parsed
-    """Train a model on the experiences of a job, and write its weights as steps."""
+    r"""Train a model on the experiences of a job, and write its weights as steps.
+
+    \b
+    Examples:
+      trainer train grpo.toml --dry-run
+      trainer train grpo.toml
+      eval "$(trainer --show-completion bash)"
+    """
 
 
 def main() -> NoReturn:

@@ -12,12 +12,14 @@ from syncd.console import UncheckedPath
     "-o", "--out", metavar="FILE", type=UncheckedPath(), show_default="JOB/plot.png", help="The PNG to write."
 )
 def plot(job: str, out: str | None) -> None:
-    """Draw reward, loss, staleness and sync times of JOB to a PNG, and print its path.
+    r"""Draw the curves of JOB, such as reward, loss, staleness and sync times, and print the path of the picture.
+
+    The ending of FILE decides the format: .png, .svg or .pdf.
 
     \b
     Example:
       trainer plot /shared/jobs/first -o curves.png
-    """  # noqa: D301 - click's mark is one backspace
+    """
     from trainer.reporting.plot import plot as draw  # noqa: PLC0415
 
     click.echo(draw(job, out or f"{job}/plot.png"))

@@ -18,6 +18,12 @@ def probe(directory: str, dtype: str, trust: bool) -> None:
     r"""Print the probe of the Hugging Face model directory DIR, for `syncd publish --probe`.
 
     A probe is what a model answers to a few fixed token sequences. Engines that load the step are compared with it.
+    transformers computes it on the CPU; the weights must be safetensors. This needs the extra `transformers`.
+
+    \b
+    Exit codes:
+      65  a log-prob is not finite
+      78  DIR is no such directory, or transformers is not installed
 
     \b
     Example:

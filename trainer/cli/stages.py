@@ -24,15 +24,15 @@ def stages(
     allowed: tuple[str, ...],
     trust: bool,
 ) -> None:
-    """Run the [[stages]] of CONFIG that are not done yet, each in <job.dir>/<name>.
+    r"""Run the [[stages]] of CONFIG that are not done yet, each in <job.dir>/<name>.
 
-    Exits with the code of the stage that failed; the same command resumes with that stage.
+    If a stage fails, the command ends with the exit code of that stage. The same command resumes with it.
 
     \b
     Examples:
       trainer stages stages.toml
       trainer stages stages.toml --nproc 2 --trainer.save_interval 50
-    """  # noqa: D301 - click's mark is one backspace
+    """
     from trainer.config.changes import check_allowed  # noqa: PLC0415
     from trainer.config.model_files import check_model  # noqa: PLC0415
     from trainer.stages import load_stages, pending, preview_stages, run_stages  # noqa: PLC0415

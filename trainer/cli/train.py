@@ -79,7 +79,19 @@ def train(
     allowed: tuple[str, ...],
     trust: bool,
 ) -> None:
-    """Train as CONFIG says, with any key of it overridden by --section.key value.
+    r"""Train as CONFIG says; --section.key value overrides any of its keys.
+
+    The same command resumes: it starts from the newest full checkpoint of the job.
+
+    \b
+    Exit codes:
+      0   total_steps is reached, or samples ran out
+      4   no whole batch came within data.wait_timeout, ranks did not connect, or a rank does not answer
+      5   another trainer trains the job
+      74  the storage refused the last save, or more than sync.max_failures in a row
+      75  SIGTERM or SIGUSR2: saved; start it again to resume
+      78  the file is invalid or contradicts the job, no GPU where one is required, or a package is missing
+      130 Ctrl-C before anything was trained, or twice
 
     \b
     Examples:
@@ -89,7 +101,7 @@ def train(
       srun trainer train grpo.toml
       trainer train grpo.toml --dry-run
       trainer train grpo.toml --algorithm.optimizer.lr 5e-7 --allow-change algorithm.optimizer.lr
-    """  # noqa: D301 - click's mark is one backspace
+    """
     from trainer.config.load import load_config  # noqa: PLC0415
     from trainer.config.model_files import check_model  # noqa: PLC0415
 

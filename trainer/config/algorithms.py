@@ -54,7 +54,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     ),
     "grpo_passk": Algorithm("only the best of a group, against the second best", "grpo_passk"),
 }
-"""Each name with its pair. Dr. GRPO is a setting of grpo, not a name: see docs/configuration.md."""
+"""Each name with its pair. Dr. GRPO is a setting of grpo, not a name: see docs/algorithms.md."""
 
 
 class Loss(NamedTuple):

@@ -41,9 +41,9 @@ def critic_problems(config: JobFile) -> Iterator[Problem]:
         yield Problem("critic.enabled", text, f'engine.name = "{VERL}"')
     elif name == SFT:
         hint = "give it in the stage that has a critic"
-        yield Problem("critic.enabled", f'critic.enabled means nothing to algorithm.name = "{SFT}"', hint)
+        yield Problem("critic.enabled", f'critic.enabled has no effect with algorithm.name = "{SFT}"', hint)
     elif advantage != GAE:
-        text = f"critic.enabled means nothing to the estimator {advantage}, which reads no values"
+        text = f"critic.enabled has no effect with the estimator {advantage}, which reads no values"
         yield Problem("critic.enabled", text, f'algorithm.name = "{PPO}", or algorithm.advantage = "{GAE}"')
     yield from _mini_batches(config)
 
@@ -56,7 +56,7 @@ def _without(config: JobFile, advantage: str) -> Iterator[Problem]:
     keys = [key for key, value in CriticSection() if getattr(config.critic, key) != value]
     if keys and config.algorithm.name != SFT:
         key = f"critic.{keys[0]}"
-        yield Problem(key, f"{key} means nothing without a critic", "critic.enabled = true, or leave it out")
+        yield Problem(key, f"{key} has no effect without a critic", "critic.enabled = true, or leave it out")
 
 
 def _mini_batches(config: JobFile) -> Iterator[Problem]:

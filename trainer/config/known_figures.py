@@ -44,6 +44,20 @@ perf/mfu/critic timing_s/critic timing_s/values timing_s/update_critic timing_s/
 timing_s/critic_backward timing_s/critic_optimizer
 """
 
+_TABLES = (
+    _OF_ALL,
+    _OF_ROLLOUTS,
+    _OF_EXAMPLES,
+    _OF_VALIDATION,
+    _OF_KL,
+    _OF_REWARD_KL,
+    _OF_START_MODEL,
+    _OF_CORRECTION,
+    _OF_CRITIC,
+)
+KNOWN = frozenset(name for names in _TABLES for name in names.split())
+"""Every figure that some run has, but those of families."""
+
 
 def metric_problems(config: JobFile) -> Iterator[Problem]:
     """Yield why no step of the run could have the figure that `selection.metric` names."""

@@ -150,7 +150,7 @@ def _plugins(config: JobFile) -> Iterator[Problem]:
         error = unknown_name(f'data.strategy = "{name}" is not installed', name, SAMPLE_STRATEGY.installed)
         yield Problem("data.strategy", error.message, error.hint)
     if config.data.strategy_options and not name:
-        text = "data.strategy_options means nothing without data.strategy"
+        text = "data.strategy_options has no effect without data.strategy"
         yield Problem("data.strategy_options", text, "leave it out")
 
 
@@ -173,7 +173,7 @@ def _data(config: JobFile) -> Iterator[Problem]:
             " (data.groups x data.group_size)",
         )
     if config.trainer.validation_interval and not data.validation_path:
-        text = "trainer.validation_interval means nothing without data.validation_path"
+        text = "trainer.validation_interval has no effect without data.validation_path"
         yield Problem("trainer.validation_interval", text)
     yield from _selection(config)
     advantage = estimator_and_loss(algorithm_of(config))[0]
@@ -216,7 +216,7 @@ def verl_problems(config: JobFile) -> Iterator[Problem]:
     yield from _one_of("algorithm.reward_kl_type", section.reward_kl_type, REWARD_KL_TYPES)
     if section.reward_kl_coef and section.name == SFT:
         key = "algorithm.reward_kl_coef"
-        yield Problem(key, f'{key} means nothing to algorithm.name = "{SFT}"', "leave it out")
+        yield Problem(key, f'{key} has no effect with algorithm.name = "{SFT}"', "leave it out")
     yield from _name(section.name)
     yield from _supported("algorithm.loss", section.loss, loss_names(), LACKING_LOSSES)
     yield from _supported("algorithm.advantage", section.advantage, ADVANTAGES | {GAE}, LACKING)
@@ -245,9 +245,9 @@ def _name(name: str) -> Iterator[Problem]:
 def _teacher(section: AlgorithmSection) -> Iterator[Problem]:
     key = "algorithm.teacher_coef"
     if section.teacher_coef and section.name == SFT:
-        yield Problem(key, f'{key} means nothing to algorithm.name = "sft"', "leave it out")
+        yield Problem(key, f'{key} has no effect with algorithm.name = "sft"', "leave it out")
     elif section.teacher_coef and section.temperature != 1:
-        text = f"{key} needs algorithm.temperature = 1, at which a teacher says log-probs"
+        text = f"{key} needs algorithm.temperature = 1, at which a teacher gives log-probs"
         yield Problem(key, text, "temperature = 1.0")
 
 
@@ -257,7 +257,9 @@ def _unread(section: AlgorithmSection) -> Iterator[Problem]:
         field = AlgorithmSection.model_fields[name]
         if getattr(section, name) != field.get_default(call_default_factory=True):
             reader = f"the estimator {advantage}" if name in _OF_ESTIMATORS else f"the loss {loss}"
-            yield Problem(f"algorithm.{name}", f"algorithm.{name} means nothing to {reader}", "leave it out")
+            yield Problem(
+                f"algorithm.{name}", f"algorithm.{name} has no effect with {reader}", "leave it out"
+            )
 
 
 def _pair(config: JobFile) -> Iterator[Problem]:
@@ -270,12 +272,12 @@ def _pair(config: JobFile) -> Iterator[Problem]:
             f"algorithm.{key}", f"algorithm.{key} = {low:g} clips nothing below: a ratio is never less than 0"
         )
     if section.loss_options and loss in LOSSES:
-        text = f"algorithm.loss_options means nothing to the loss {loss}"
+        text = f"algorithm.loss_options has no effect with the loss {loss}"
         yield Problem("algorithm.loss_options", text, "algorithm.options has what verl's losses read")
     keys = [key for key in ("advantage", "loss", "options", "loss_options") if getattr(section, key)]
     if section.name == SFT and keys:
         key = f"algorithm.{keys[0]}"
-        yield Problem(key, f'{key} means nothing to algorithm.name = "sft"')
+        yield Problem(key, f'{key} has no effect with algorithm.name = "sft"')
 
 
 def _one_of(key: str, value: str, choices: Mapping[str, object] | frozenset[str]) -> Iterator[Problem]:

@@ -65,7 +65,7 @@ def _unread(section: LoraSection, names: list[str], reader: str) -> Iterator[Pro
     for name in names:
         if getattr(section, name) != LoraSection.model_fields[name].default:
             yield Problem(
-                f"model.lora.{name}", f"model.lora.{name} means nothing without {reader}", "leave it out"
+                f"model.lora.{name}", f"model.lora.{name} has no effect without {reader}", "leave it out"
             )
 
 

@@ -58,7 +58,7 @@ def _problems(key: str, optimizer: OptimizerSection, updates: int | None) -> Ite
     elif updates is not None and warmup > updates:
         yield _too_long(key, warmup, f"is longer than the run, which has {updates} updates")
     if optimizer.min_lr_ratio and name != COSINE:
-        text = f'{key}.min_lr_ratio means nothing to {key}.schedule = "{name}"'
+        text = f'{key}.min_lr_ratio has no effect with {key}.schedule = "{name}"'
         yield Problem(f"{key}.min_lr_ratio", text, f'{key}.schedule = "{COSINE}", or leave it out')
 
 

@@ -1,4 +1,4 @@
-"""Any step or full checkpoint as a complete Hugging Face directory: docs/export.md."""
+"""Any step or full checkpoint as a complete Hugging Face directory: docs/checkpoints.md#export-a-model."""
 
 from trainer.export.run import export
 

@@ -72,7 +72,7 @@ def find_base_directory(
     path = named or (recorded.model if recorded else config.base)
     hint = "--base DIR names the directory of the model that the adapter belongs to"
     if not os.path.isdir(path):
-        raise ConfigError("the model that the adapter belongs to is not there", path=path, hint=hint)
+        raise ConfigError("the model that the adapter belongs to does not exist", path=path, hint=hint)
     if recorded is not None and (digest := model_digest(disk, path)) != recorded.digest:
         text = f"the adapter belongs to another model ({recorded.digest}) than this one ({digest})"
         raise ConfigError(text, path=path, hint=hint)

@@ -82,7 +82,7 @@ def rank_files(disk: Disk, directory: str) -> list[str]:
 def _load(path: str) -> Mapping[str, torch.Tensor]:
     with open(path, "rb") as file:
         if not zipfile.is_zipfile(file):  # torch would call it an invalid argument
-            raise CorruptDataError("not a whole file of torch.save", path=path)
+            raise CorruptDataError("not a complete file of torch.save", path=path)
     try:
         with without_warning():
             tensors = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
@@ -93,7 +93,7 @@ def _load(path: str) -> Mapping[str, torch.Tensor]:
             hint=f"if you trust it: {_MERGER.format(path.rpartition('/')[0])}",
         ) from error
     except (RuntimeError, EOFError) as error:
-        raise CorruptDataError("not a whole file of torch.save", path=path) from error
+        raise CorruptDataError("not a complete file of torch.save", path=path) from error
     if not isinstance(tensors, Mapping) or not tensors or not _all_tensors(tensors):
         raise CorruptDataError("the file holds no tensors by name", path=path)
     return tensors

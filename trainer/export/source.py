@@ -97,7 +97,7 @@ def _require_there(job: Job, step: int) -> None:
     try:
         names = [entry.name for entry in job.disk.list(job.root)]
     except MISSING:
-        raise JobMissingError("the job directory is not there", path=job.root) from None
+        raise JobMissingError("the job directory does not exist", path=job.root) from None
     steps = sorted(number for number in map(parse_step_name, names) if number is not None)
     if step not in steps and step in map(parse_attempt_name, names):
         raise NotReadyError(f"step {step} is not complete: it is being written", path=job.root)
@@ -148,7 +148,7 @@ def _merged(
 def _require_whole(disk: Disk, path: str, manifest: Manifest) -> None:
     if wrong := missing_files(disk, path, manifest):
         raise CorruptDataError(
-            f"step {manifest.step} is not whole: {wrong[0]}", path=path, hint="syncd verify JOB STEP"
+            f"step {manifest.step} is not complete: {wrong[0]}", path=path, hint="syncd verify JOB STEP"
         )
 
 
@@ -187,7 +187,7 @@ def _exported(record: FileRecord) -> str:
 
 def _require_model(manifest: Manifest, path: str) -> None:
     if manifest.kind == "remote":
-        raise UsageError(f"step {manifest.step} holds no whole model: {manifest.uri}", path=path)
+        raise UsageError(f"step {manifest.step} does not hold a complete model: {manifest.uri}", path=path)
 
 
 def _foreign(disk: Disk, path: str, step: int) -> ExportSource:

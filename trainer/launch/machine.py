@@ -33,7 +33,7 @@ def settings(nproc: int, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that a rank should start with, where the user has not set them.
 
     Threads of all ranks together fill the cores once. Copies of a few megabytes go around the processor's cache,
-    so that a save blocks the loop for less time (docs/saving.md).
+    so that a save blocks the loop for less time (`_TUNABLE`).
     """
     cores = len(os.sched_getaffinity(0))
     variables = {"OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS") or str(max(cores // nproc, 1))}

@@ -126,7 +126,7 @@ class GatewayApp:
 
     async def _agent_reward(self, request: Request) -> Response:
         if not self._gateway.limits.agents_reward:
-            raise refused("the agent says no reward here: its driver does, or [explorer.reward]", "reward")
+            raise refused("the agent gives no reward here: its driver does, or [explorer.reward]", "reward")
         return JSONResponse(await self._gateway.reward(self._session_of(request), await _body(request)))
 
     def _session_of(self, request: Request) -> str:

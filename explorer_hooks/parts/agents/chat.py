@@ -133,7 +133,7 @@ def _stop(value: object) -> tuple[str, ...]:
     if not isinstance(strings, list) or len(strings) > _MOST_STOPS:
         raise refused(f"stop is no text, and no list of {_MOST_STOPS} texts at most", "stop")
     if not all(isinstance(text, str) and 0 < len(text) <= _MOST_STOP for text in strings):
-        raise refused(f"stop has what is no text of 1 to {_MOST_STOP} characters", "stop")
+        raise refused(f"stop has an entry that is no text of 1 to {_MOST_STOP} characters", "stop")
     "".join(strings).encode()
     return tuple(sorted(set(strings)))
 

@@ -90,7 +90,7 @@ def _reach(agent: AgentSection) -> Iterator[Problem]:
             yield Problem(f"explorer.agent.{name}", text, "leave it out")
     for name in ("reward_range", "http_reward"):
         if agent.reward == "function" and getattr(agent, name) != getattr(usual, name):
-            text = f"explorer.agent.{name} means nothing where [explorer.reward] gives the rewards"
+            text = f"explorer.agent.{name} has no effect where [explorer.reward] gives the rewards"
             yield Problem(f"explorer.agent.{name}", text, "leave it out")
 
 
@@ -119,7 +119,7 @@ def _agent_evaluation(file: JobFile) -> Iterator[Problem]:
     for name, section in file.explorer.evaluation.named().items():
         if agent.reward == "agent" and section.reward:
             key = f"explorer.evaluation.sets.{name}.reward" if name else "explorer.evaluation.reward"
-            text = f"{key} = {section.reward!r}, and the agent itself says what its rollouts are worth"
+            text = f"{key} = {section.reward!r}, and the agent itself gives the rewards"
             yield Problem(key, text, 'explorer.agent.reward = "function", or leave it out')
 
 
@@ -127,7 +127,7 @@ def _unused_reward(reward: RewardSection) -> Iterator[Problem]:
     """Yield the keys of `[explorer.reward]` that are not read because the agent says its reward."""
     for key in ("function", "functions", "timeout", "workers", "retries", "pause"):
         if getattr(reward, key) != getattr(RewardSection(), key):
-            text = f"explorer.reward.{key} means nothing where the agent says its reward"
+            text = f"explorer.reward.{key} has no effect where the agent gives its reward"
             yield Problem(
                 f"explorer.reward.{key}", text, 'leave it out, or explorer.agent.reward = "function"'
             )

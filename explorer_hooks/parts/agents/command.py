@@ -4,9 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from explorer_hooks.cli.options import checked_config
+from explorer_hooks.cli.options import explorer_command, named, show
 from syncd.extras import install_command
-from syncd.jobfile.overrides import JobFileCommand, config_argument, overrides_argument, trust_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,19 +16,7 @@ AFTER = "run"
 """The verb behind which `--help` lists this one."""
 
 
-@click.command(cls=JobFileCommand)
-@config_argument(checked_config)
-@overrides_argument
-@trust_option
-@click.option(
-    "--name", metavar="NAME", show_default="explorer.name of CONFIG", help="The explorer's identity."
-)
-@click.option(
-    "--health",
-    metavar="HOST:PORT",
-    help="Answer HTTP requests: 200 while the engine is ready, else 503. Without HOST on this host only.",
-)
-@click.option("--dry-run", is_flag=True, help="Check the file, print what was read, and change nothing.")
+@explorer_command
 def serve(
     config: str,
     overrides: tuple[str, ...],
@@ -38,23 +25,22 @@ def serve(
     dry_run: bool,
     trust: bool,
 ) -> None:
-    """Serve agents as CONFIG says, and write what they do as experiences; --section.key value overrides any key.
+    r"""Serve agents as CONFIG says, by an OpenAI-style endpoint, and record what they do as experiences.
 
-    Exits with 0 if the job is finished or the trainer is gone, and on SIGTERM or Ctrl-C.
+    --section.key value overrides any key of CONFIG. Exit codes are those of `explorer run`.
 
     \b
     Examples:
       explorer serve grpo.toml --name e0
       explorer serve grpo.toml --name e0 --explorer.gateway.listen 127.0.0.1:8100
       explorer serve grpo.toml --dry-run
-    """  # noqa: D301 - click's mark is one backspace
+    """
     from explorer_hooks.parts.agents.load import load_served_file  # noqa: PLC0415
     from syncd.jobfile.code_trust import require_own_model  # noqa: PLC0415
 
-    named = (*overrides, f"--explorer.name={name}") if name is not None else overrides
-    file = load_served_file(config, named, trust=trust)
+    file = load_served_file(config, named(overrides, name), trust=trust)
     if dry_run:
-        click.echo(file.model_dump_json(indent=2, include={"job", "model", "data", "sync", "explorer"}))
+        show(file)
         return
     require_own_model(file.model.path, runs_code=file.model.trust_remote_code and not trust)
     click.echo(f"explorer ended: {_gateway_function('serve', 'serve')(file, health)}", err=True)

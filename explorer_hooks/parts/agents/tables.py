@@ -1,6 +1,6 @@
 """The tables [explorer.agent] and [explorer.gateway] of the job's file. Needs pydantic alone.
 
-A key's description is its only documentation: the schema and docs/explorer-run.md are made of it.
+A key's description is its only documentation: the schema and docs/configuration.md are made of it.
 """
 
 import math

@@ -17,5 +17,5 @@ def teacher_problems(file: JobFile, _: str) -> Iterator[Problem]:
     if not teacher.address.startswith(("http://", "https://")):
         yield Problem(key, f"{key} is no address of a server", 'address = "http://127.0.0.1:8001"')
     if file.algorithm.temperature != 1:
-        text = "a teacher says log-probs at temperature 1, and responses are of another temperature"
+        text = "a teacher gives log-probs at temperature 1, and responses are of another temperature"
         yield Problem("algorithm.temperature", text, "temperature = 1.0, or no teacher")

@@ -73,18 +73,27 @@ def bench(
     as_json: bool,
     trust: bool,
 ) -> None:
-    """Measure steps of JOB, and the model that it started from, by its evaluation sets; then end.
+    r"""Measure steps of JOB, and the model that it started from, by its evaluation sets; then end.
 
-    Figures go to JOB/explorers/NAME/evaluations.jsonl, where `trainer plot` finds them. What was measured before
-    with the same weights and settings is not measured again. A step that is gone or damaged costs itself alone.
-    --section.key value overrides any key of CONFIG.
+    Figures go to JOB/explorers/NAME/evaluations.jsonl, where `trainer plot` finds them. What was measured before with
+    the same weights and settings is not measured again. A step that is gone or damaged is named, and the others are
+    measured. --section.key value overrides any key of CONFIG.
+
+    \b
+    Exit codes:
+      0   at least one step was measured, or all were before
+      2   another live explorer has the name
+      65  nothing could be measured
+      69  the engine is dead
+      75  a signal ended it: give the same command again
+      78  the file, a task or the reward function cannot be used
 
     \b
     Examples:
       explorer bench /shared/jobs/first
       explorer bench /shared/jobs/first --steps 10,20 --set math --json
-      explorer bench /shared/jobs/first --config grpo.toml --explorer.engine.kind vllm --explorer.engine.address http://127.0.0.1:8000
-    """  # noqa: D301 - click's mark is one backspace
+      explorer bench /shared/jobs/first --config grpo.toml --explorer.engine.kind transformers
+    """
     from explorer_hooks.parts.evaluation.bench import BenchRequest  # noqa: PLC0415
     from explorer_hooks.parts.evaluation.bench import bench as measured  # noqa: PLC0415
     from explorer_hooks.parts.evaluation.bench_report import document, tables  # noqa: PLC0415

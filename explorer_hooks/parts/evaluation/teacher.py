@@ -201,7 +201,9 @@ def _require_same_tokens(server: HttpClient, model: str, tokens: Tokens) -> None
     ids = (reply.document or {}).get("tokens")
     if reply.is_error or not isinstance(ids, list):
         raise ConfigError(
-            f"the teacher does not say its tokens: {server.complaint(reply)}", path=server.address, hint=hint
+            f"the teacher does not return its tokens: {server.complaint(reply)}",
+            path=server.address,
+            hint=hint,
         )
     own = tokens.ids_of(text)
     if ids != own:

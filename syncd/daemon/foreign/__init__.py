@@ -1,7 +1,7 @@
 """Steps that other frameworks wrote: read-only input of the same standing as this protocol's own steps.
 
 `ForeignLayouts` tries each layout in turn. It caches what each file was found to be, so that a scan of a step that
-has not changed costs its listings and one stat a file. docs/foreign.md has the table of layouts.
+has not changed costs its listings and one stat a file. docs/other-frameworks.md has the table of layouts.
 
 What is on disk is never trusted: names are parsed strictly, links are not followed, every read is bounded, nothing is
 unpickled. Whatever is wrong becomes the step's state and problem. Only a failure of the file system raises.

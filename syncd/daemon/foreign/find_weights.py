@@ -75,7 +75,7 @@ def needing(directory: StepDirectory, weights: StepWeights, name: str) -> StepWe
     """Return the weights, incomplete as long as a configuration file beside them is."""
     file = directory.file(weights.subdirectory, name, whole_object)
     if file is None:
-        return lacking(weights, f"{name} is not there yet")
+        return lacking(weights, f"{name} does not exist yet")
     return weights if file.is_whole else lacking(weights, f"{name}: {file.verdict.problem}")
 
 
@@ -143,7 +143,7 @@ def find_distributed(directory: StepDirectory, subdirectory: str) -> StepWeights
         return None
     metadata = directory.file(subdirectory, METADATA, whole_metadata)
     if metadata is None or metadata.verdict.state is StepState.FILLING:
-        why = metadata.verdict.problem if metadata else "it is not there yet"
+        why = metadata.verdict.problem if metadata else "it does not exist yet"
         return StepWeights(
             subdirectory, gather(directory, subdirectory, data, _as_it_is), missing=f"{METADATA}: {why}"
         )

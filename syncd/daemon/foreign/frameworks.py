@@ -1,6 +1,17 @@
 """The layout of each framework: Trinity-RFT and verl, tinker, prime-rl, plain Hugging Face exports.
 
-docs/foreign.md says what each was checked against.
+Read for each, and trees built after it; no run of these systems was followed:
+
+- tinker, trinity-0.6, verl-lora: agentscope-ai/Trinity-RFT 877840c `tinker_trainer.py`, 139d1c4 `workers.py` and
+  `trainer.py`; pan-x-c/Trinity-RFT 0f0f947 `stream_saver.py`. The stream goes to `.tmp`, its header last, then a
+  rename; the markers are written in place, after the files.
+- verl-fsdp: verl-project/verl 1dda039 and b178a3c `fsdp_checkpoint_manager.py`, `checkpoint_handler.py`;
+  Trinity-RFT d3fad0c. Exports may come in a thread after the marker.
+- verl-megatron: the same commits of verl, `megatron_checkpoint_manager.py`; NVIDIA/Megatron-LM 0057095
+  `dist_checkpointing/serialization.py`; torch 2.13.0 `checkpoint/filesystem.py`, and a checkpoint written by it.
+- prime-rl: PrimeIntellect-ai/prime-rl 559b447 `weights.py`, `pathing.py`, `transports/weights`, `ckpt.py`. `STABLE`
+  comes last; a broadcast over NCCL leaves it and no weights.
+- huggingface: the names that these libraries import from transformers and huggingface_hub.
 """
 
 import re
@@ -228,7 +239,7 @@ def _prime(directory: StepDirectory) -> StepWeights | None:
         # Where weights are broadcast the step is empty but for the ready file.
         ready = _STABLE in directory.names()
         return StepWeights("", missing="it is ready and holds no weights") if ready else None
-    return weights if directory.has_file("", _STABLE) else lacking(weights, f"{_STABLE} is not there yet")
+    return weights if directory.has_file("", _STABLE) else lacking(weights, f"{_STABLE} does not exist yet")
 
 
 def _prime_weights(directory: StepDirectory) -> StepWeights | None:

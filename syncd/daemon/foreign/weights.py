@@ -51,7 +51,7 @@ class StepWeights:
         wrong = next((file for file in self.files if file.verdict.state is state), None)
         if state is StepState.DAMAGED:
             return self.broken or (f"{wrong.name}: {wrong.verdict.problem}" if wrong else "")
-        counted = f"{self.present} of {self.expected or 'an unknown number of'} files are whole"
+        counted = f"{self.present} of {self.expected or 'an unknown number of'} files are complete"
         details = [self.missing, f"{wrong.name}: {wrong.verdict.problem}" if wrong else ""]
         return _joined(counted, *details)
 

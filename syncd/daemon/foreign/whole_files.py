@@ -170,7 +170,9 @@ def _shards_of(document: Any, path: str) -> dict[str, int]:
         raise CorruptDataError(f"it names more than {FILES_LIMIT} files", path=path)
     for name in names:
         if "/" in name or len(name) > NAME_LIMIT or not is_relative_name(name):
-            raise CorruptDataError(f"it names {name[:80]!a}, which is not a file beside it", path=path)
+            raise CorruptDataError(
+                f"it names {name[:80]!a}, which is not a file in this directory", path=path
+            )
     return names
 
 

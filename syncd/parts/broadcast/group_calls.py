@@ -184,7 +184,7 @@ def seconds_left(deadline: Deadline) -> float:
 
 def require(takes_part: Callable[[], bool]) -> None:
     if not takes_part():
-        raise GroupError("the trainer gave up the broadcast")
+        raise GroupError("the trainer aborted the broadcast")
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@
     elif came is not None:
         ...                             # a version: lease it, load its files, confirm it
 
-docs/broadcast.md has the protocol.
+The package has the protocol.
 """
 
 import contextlib
@@ -140,7 +140,7 @@ class BroadcastReceiver(BroadcastMembership, WeightReceiver):
         tensors, checksum = self._receive_buckets(group, opened, deadline)
         self.acknowledge(group.offer, opened, checksum)
         if not self.wait_for_end(opened, max(deadline.left(), 0.0)):
-            raise TryAgainError("the trainer gave up the broadcast, or does not answer")
+            raise TryAgainError("the trainer aborted the broadcast, or does not answer")
         self._received = opened
         return WeightTensors(opened.pair, opened.attempt, tensors, opened.probe)
 

@@ -1,6 +1,6 @@
 """The trainer's end of a broadcast: it broadcasts each step, and saves it to files, whether or not that worked.
 
-All ranks make the same calls; rank 0 alone sends. docs/broadcast.md has the protocol.
+All ranks make the same calls; rank 0 alone sends. The package has the protocol.
 """
 
 import contextlib

@@ -53,9 +53,16 @@ def doctor(
     r"""Check whether DIR can hold jobs: which guarantees its file system gives, and how fast it is.
 
     All probes run in a directory .syncd-doctor-* below DIR (with --peer also in .syncd-doctor-peer), which is removed
-    at the end.
+    at the end. The report ends with the latency to expect and the settings to use.
 
     With --security, find permissions of the job DIR that are too open instead, and print the command that fixes each.
+
+    \b
+    Exit codes:
+      0   nothing failed; warnings do not count
+      4   with --peer: no peer came
+      74  something that syncd relies on does not work
+      77  with --security: something is too open
 
     \b
     Examples:

@@ -92,5 +92,5 @@ def _advice(mount: Mount, cache: float) -> list[str]:
     if cache > 10:  # noqa: PLR2004 - shorter is already chosen by someone
         advice.append(f"actimeo=3 would let trash_grace be {_GRACE + 3:g} s instead of {cache + _GRACE:g} s")
     if "vers=3" in mount.options and mount.option("local_lock") not in (None, "none"):
-        advice.append("nolock: flock and lockf exclude nobody on other hosts; syncd uses neither")
+        advice.append("nolock: flock and lockf do not exclude other hosts; syncd uses neither")
     return advice

@@ -35,9 +35,9 @@ _OPTIONS = {
 }
 _TYPES = {
     UNKNOWN_MOUNT.type: "the kernel does not say which file system this is: findmnt -T DIR",
-    "tmpfs": "tmpfs is gone at the next boot, and is on no other host",
-    "ramfs": "ramfs is gone at the next boot, and is on no other host",
-    "overlay": "a container's own layer is gone with it, and is on no other host",
+    "tmpfs": "tmpfs is lost at the next boot, and no other host sees it",
+    "ramfs": "ramfs is lost at the next boot, and no other host sees it",
+    "overlay": "a container's own layer is lost with it, and no other host sees it",
 }
 
 
@@ -247,7 +247,7 @@ def file_fsync(target: ProbeTarget) -> Finding:
     figures = {"p50_ms": round(middle * 1000, 3), "p99_ms": round(tail * 1000, 3)}
     detail = f"p50 {milliseconds(middle)}, p99 {milliseconds(tail)} of {len(samples)}"
     if middle > _SLOW:
-        return warn(detail, "each publish takes several of these: look at the load of the server", figures)
+        return warn(detail, "each publish does several of these: check the load of the server", figures)
     return ok(detail, figures)
 
 
@@ -271,6 +271,6 @@ def directory_fsync(target: ProbeTarget) -> Finding:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
         detail = f"not supported ({errno_name(error)}): only the file system decides when a rename is durable"
-        return warn(detail, "a step may vanish whole in a power cut, never in part")
+        return warn(detail, "a power cut may lose a whole step, never a part of one")
     finally:
         os.close(descriptor)

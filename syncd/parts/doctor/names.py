@@ -67,7 +67,7 @@ def rename_to_trash(target: ProbeTarget) -> Finding:
     full_directory(step)
     os.rename(step, f"{trash}/step")
     if os.path.lexists(step) or os.listdir(f"{trash}/step") != ["file"]:
-        return fail("a directory that was moved is not whole", _UNFIT)
+        return fail("a directory that was moved is not complete", _UNFIT)
     full_directory(step)
     if _refusal(lambda: os.rename(step, f"{trash}/step"), _FULL):
         return ok("one rename; an entry of the trash is never replaced")
@@ -131,7 +131,7 @@ def hard_links(target: ProbeTarget) -> Finding:
     _create(f"{target.scratch}/one")
     os.link(f"{target.scratch}/one", f"{target.scratch}/two")
     count = os.stat(f"{target.scratch}/two").st_nlink
-    return ok("supported") if count == 2 else ok(f"supported, but the count of links says {count}")  # noqa: PLR2004
+    return ok("supported") if count == 2 else ok(f"supported, but the link count is {count}")  # noqa: PLR2004
 
 
 def full_directory(path: str) -> None:

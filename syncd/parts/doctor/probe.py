@@ -68,9 +68,9 @@ _ADVICE = {
     errno.EACCES: "let this user write: ls -ld {0}",
     errno.EPERM: "let this user write: ls -ld {0}",
     errno.ESTALE: "mount it again: the server no longer knows this directory",
-    errno.EIO: "look at the server and at dmesg; a soft mount gives this error when the server is slow",
+    errno.EIO: "check the server and dmesg; a soft mount gives this error when the server is slow",
 }
-SILENT = "look at the server and the network (a restarted NFSv4 server makes locks wait): dmesg | tail"
+SILENT = "check the server and the network (a restarted NFSv4 server makes locks wait): dmesg | tail"
 """What to do if the file system does not answer."""
 
 _SWEEPS = 50

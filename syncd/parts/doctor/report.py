@@ -145,7 +145,7 @@ def peer_findings(peer: Peer) -> list[Finding]:
     """Return what two hosts measured as findings. syncd relies only on the tick."""
     ways = (("this host's", peer.outward), (f"{peer.host}'s", peer.inward))
     late = max(direction.round_trip_max_ms for _, direction in ways) / 2 > _LATE
-    advice = "the server or the network stalls: look at their load" if late else ""
+    advice = "the server or the network stalls: check their load" if late else ""
     texts: dict[str, Callable[[Direction], str]] = {
         "peer-stat": lambda way: _within(way.stat_ms, way.bound_s),
         "peer-new-name": lambda way: _within(way.new_name_ms, way.bound_s),

@@ -175,7 +175,7 @@ def _secret(_: AccessSnapshot, entry: PathAccess) -> Iterator[AccessFinding]:
 def _readable(seen: AccessSnapshot, entry: PathAccess) -> Iterator[AccessFinding]:
     others = stat.S_IROTH | stat.S_IXOTH
     if entry.role == "job" and seen.permissions == "umask" and entry.mode & others:
-        what = "everybody on every host that mounts it can look into the job"
+        what = "everybody on every host that mounts it can read the job"
         mend = f'chmod o-rwx {quote(entry.path)}; and permissions = "private" or "group" in [job]'
         yield AccessFinding("world-readable", "warn", what, entry.path, mend)
 
@@ -190,7 +190,7 @@ def _against_policy(seen: AccessSnapshot, entry: PathAccess) -> Iterator[AccessF
             entry, "against-policy", "fail", what, f"chmod {'go' if seen.permissions == 'private' else 'o'}="
         )
     if seen.permissions == "group" and entry.is_directory and not entry.mode & stat.S_ISGID:
-        what = "no setgid: what is made in it does not belong to the job's group"
+        what = "no setgid: new files in it do not belong to the job's group"
         yield _at(entry, "no-setgid", "warn", what, "chmod g+s")
 
 
@@ -218,10 +218,10 @@ def _process(seen: AccessSnapshot) -> Iterator[AccessFinding]:
         what = "this is root: run trainer, daemon and explorers as a user of the cluster"
         yield AccessFinding("root", "warn", what, "user 0", "sudo syncd install-units --run-as USER:GROUP")
     if seen.permissions == "umask" and not seen.umask & stat.S_IWOTH:
-        what = f"umask {seen.umask:04o}: everybody can change what this user makes"
+        what = f"umask {seen.umask:04o}: everybody can change the files that this user makes"
         yield AccessFinding("umask", "fail", what, "umask", "umask 022")
     elif seen.permissions == "umask" and not seen.umask & stat.S_IWGRP:
-        what = f"umask {seen.umask:04o}: the group can change what this user makes"
+        what = f"umask {seen.umask:04o}: the group can change the files that this user makes"
         yield AccessFinding("umask", "info", what, "umask", 'permissions = "group" in [job] says which group')
 
 
@@ -265,5 +265,5 @@ def _unit(unit: SystemdUnit) -> Iterator[AccessFinding]:
         mend = f"{drop_in}   # [Service] NoNewPrivileges=yes"
         yield AccessFinding("unit-privileges", "warn", "the service may gain privileges", unit.path, mend)
     if unit.settings.get("UMask", "0022") in ("0000", "000", "00", "0"):
-        what = "UMask=0: everybody can change what it makes"
+        what = "UMask=0: everybody can change the files that it makes"
         yield AccessFinding("unit-umask", "fail", what, unit.path, drop_in)

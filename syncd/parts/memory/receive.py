@@ -1,6 +1,6 @@
 """Receives versions from this host's memory, if the trainer left a copy there of the very save that is published.
 
-docs/memory.md has the rules. If a copy cannot be found or used, the version comes from its files. Imports no torch.
+The package has the rules. If a copy cannot be found or used, the version comes from its files. Imports no torch.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """The trainer's end of the transport through memory: each save leaves a copy of its files in a tmpfs directory too.
 
 A copy is used only once the files of the very same save are published. So if anything fails for a copy, the
-only consequence is that there is none. docs/memory.md has the rules.
+only consequence is that there is none. The package has the rules.
 """
 
 import atexit

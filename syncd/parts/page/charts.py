@@ -1,6 +1,6 @@
 """The charts of the page: what the trainer's metrics.jsonl and the daemon's journal say, over time.
 
-docs/dashboard.md documents the answer. Reading continues where the last reading ended, a bounded number of bytes at a
+docs/json.md documents the answer. Reading continues where the last reading ended, a bounded number of bytes at a
 time; a series takes a bounded number of points (`series`).
 """
 
@@ -51,7 +51,7 @@ def _sources(file: str) -> dict[tuple[str, ...], ThinnedSeries]:
 
 
 class MetricsCollector:
-    """Series of the trainer's metrics, by the rule of docs/monitors.md: a line of step s voids all later steps."""
+    """Series of the trainer's metrics, by the rule of docs/observe.md: a line of step s voids all later steps."""
 
     def __init__(self) -> None:
         self.series = _sources(METRICS)
@@ -184,7 +184,7 @@ class ChartReader:
             self._events = GrowingFiles([self._job.events, *rotated], EventsCollector)
         with storage_errors(self._job.root):
             if not is_directory(self._job.disk, self._job.root):
-                raise JobMissingError("the job directory is not there", path=self._job.root)
+                raise JobMissingError("the job directory does not exist", path=self._job.root)
             read = self._events.read(self._most_read)
             self._metrics.read(self._most_read - read)
         series = {METRICS: self._metrics.collected.series, EVENTS: self._events.collected.series}

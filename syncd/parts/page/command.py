@@ -81,10 +81,16 @@ def serve(
 ) -> None:
     r"""Serve a live page about JOB: trainer, versions, shards, explorers, disk, and why each step stays or goes.
 
-    With several jobs, or --root, the first page is an overview with one line for each.
+    With several jobs, or with --root, the first page is an overview with one line for each job.
 
-    Needs no daemon and no write permission. It listens on this host only; to see it from elsewhere, forward the port:
-    ssh -L 8420:127.0.0.1:8420 HOST. The policy is found as `syncd ls` finds it. Exits 0 on SIGTERM and Ctrl-C.
+    Needs neither a daemon nor write permission. The page is on this host only. To see it from elsewhere, forward the
+    port: ssh -L 8420:127.0.0.1:8420 HOST. The retention policy is found as `syncd ls` finds it.
+
+    \b
+    Exit codes:
+      0   after SIGTERM or Ctrl-C
+      74  there is no such job directory
+      78  the address is taken or invalid
 
     \b
     Examples:

@@ -1,6 +1,6 @@
 """The data of the page: the documents of `status --json` and `ls --json`, cut to what a page can show.
 
-docs/dashboard.md documents every field. A job directory may hold anything: lists, texts and numbers are bounded here.
+docs/json.md documents every field. A job directory may hold anything: lists, texts and numbers are bounded here.
 """
 
 import math

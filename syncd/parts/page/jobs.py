@@ -194,7 +194,7 @@ def summary(name: str, path: str, poll: PollResult) -> dict[str, Any]:
 def _urgency(poll: PollResult, status: Document | None) -> dict[str, str]:
     """Return the severity of a job, and its most urgent problem."""
     if poll.state in (PollState.STUCK, PollState.FAILING):
-        stuck = f"a look has not returned for {poll.looking_for or 0:.0f} s: the mount may be dead"
+        stuck = f"a scan has not returned for {poll.looking_for or 0:.0f} s: the mount may not answer"
         said = stuck if poll.state is PollState.STUCK else str(poll.error)
         return {"severity": Severity.CRITICAL.value, "attention": said}
     if status is None:

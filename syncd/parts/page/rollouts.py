@@ -1,7 +1,7 @@
 """The rollouts that a job still has: a list of the newest, from batches that wait and from those that are kept.
 
 Only batches whose seal holds are shown, as the trainer's reader does it (docs/experience.md); others are listed with
-the reason. Needs pyarrow, which is imported at the first reading. docs/dashboard.md documents the answers.
+the reason. Needs pyarrow, which is imported at the first reading. docs/json.md documents the answers.
 """
 
 import math

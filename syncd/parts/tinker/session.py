@@ -137,7 +137,7 @@ def import_sdk() -> Any:
         raise ConfigError("the package tinker is not installed", hint=install_command("tinker")) from None
     if release != SDK:
         text = (
-            f"the package tinker is of release {release} instead of {SDK}; from 0.25 on it can wait for ever"
+            f"the package tinker is of release {release} instead of {SDK}; from 0.25 on it can wait forever"
         )
         raise ConfigError(text, hint=install_command("tinker"))
     return import_module("tinker")

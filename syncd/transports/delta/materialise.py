@@ -82,10 +82,10 @@ def _check_target(job: Job, disk: Disk, directory: str) -> None:
         )
     parent, name = os.path.split(directory)
     if not is_directory(disk, parent):
-        raise UsageError("the directory of the target is not there", path=parent, hint=f"mkdir -p {parent}")
+        raise UsageError("the directory of the target does not exist", path=parent, hint=f"mkdir -p {parent}")
     is_there = any(entry.name == name for entry in disk.list(parent))
     if is_there and (not is_directory(disk, directory) or list_if_there(disk, directory)):
-        raise UsageError("the target is there and is not empty", path=directory, hint=f"ls -la {directory}")
+        raise UsageError("the target exists and is not empty", path=directory, hint=f"ls -la {directory}")
 
 
 def _files(chain: Chain) -> Iterator[tuple[FileRecord, Iterable[bytes | memoryview]]]:

@@ -23,7 +23,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from syncd.errors import ConfigError, CorruptDataError, StorageError
+from syncd.errors import TROUBLESHOOTING, ConfigError, CorruptDataError, StorageError
 from syncd.protocol.disk import Clock, Disk, is_temporary, remove_tree, temporary_name
 from syncd.protocol.file_lock import FileLock, lock_file
 from syncd.protocol.local_disk import LocalDisk, SystemClock
@@ -133,7 +133,8 @@ class HostStage:
             raise ConfigError(problem, path=directory, hint=f"ls -ld {directory}") from error
         if is_network:
             problem = "a stage must be local to this host"
-            raise ConfigError(problem, path=directory, hint="--stage /dev/shm/syncd")
+            hint = f"--stage /dev/shm/syncd  # {TROUBLESHOOTING}#a-stage-must-be-local-to-this-host"
+            raise ConfigError(problem, path=directory, hint=hint)
         self._sweep_all(keep=_newest(self._own))
 
     def provide(
@@ -360,7 +361,7 @@ def _private(path: str) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
     if weak := weak_level(os.path.dirname(path)):
-        problem = f"another user could replace what is staged: {weak.problem}"
+        problem = f"another user could replace staged files: {weak.problem}"
         raise ConfigError(problem, path=weak.path, hint=f"{weak.mend}, or another directory: --stage DIR")
     if not is_private(path):
         raise ConfigError("others may use this directory of the stage", path=path, hint=f"rm -r {path}")

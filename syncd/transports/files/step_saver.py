@@ -6,7 +6,7 @@
     saver.wait()            # returns once the step is whole, or raises
 
 Two modes, one format. `background` copies the share into memory that is kept for it and blocks for nothing
-else; `stream` blocks until the step is whole and needs 48 MiB of memory. docs/saving.md has the figures.
+else; `stream` blocks until the step is whole and needs 48 MiB of memory. docs/publish.md says which to use.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """How a step is stored: whole, or as the changes of the last one; and what a rank says of its share before that.
 
 `syncd.transports.delta` chooses. A step that is stored whole may have a shortcut: the changes of the last one beside
-it. docs/delta.md has the rules.
+it. docs/large-models.md has the rules.
 """
 
 from collections.abc import Iterator, Sequence

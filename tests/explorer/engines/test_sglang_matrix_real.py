@@ -1,4 +1,4 @@
-"""The matrix of docs/engines-vllm-sglang.md on real SGLang: what the follower says is what transformers says."""
+"""The matrix of docs/follow-other-engines.md on real SGLang: what the follower says is what transformers says."""
 
 import pytest
 from support.engine_matrix import (

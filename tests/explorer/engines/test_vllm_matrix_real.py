@@ -1,4 +1,4 @@
-"""The matrix of docs/engines-vllm-sglang.md on real vLLM: what the follower says is what transformers says."""
+"""The matrix of docs/follow-vllm.md on real vLLM: what the follower says is what transformers says."""
 
 import re
 

@@ -421,7 +421,9 @@ def test_the_agent_of_the_page_is_twenty_lines_and_plays_in_the_job_that_the_pag
     text = job.read_text()
     job.write_text(text + table)
     assert command_line(["run", str(job), "--dry-run"]) == 78, "the page says to take [explorer.reward] out"
-    assert "explorer.reward.function means nothing where the agent says its reward" in capsys.readouterr().err
+    assert (
+        "explorer.reward.function has no effect where the agent gives its reward" in capsys.readouterr().err
+    )
     reward = next(part for part in text.split("\n\n") if part.startswith("[explorer.reward]"))
     job.write_text(text.replace(reward, "") + table)
     assert command_line(["run", str(job), "--dry-run"]) == 0
@@ -536,7 +538,7 @@ def _await_turns(process, journal, count):
         (["--explorer.teacher.address", "http://127.0.0.1:1"], "asks no teacher"),
         (
             ["--explorer.evaluation.tasks", "tasks.jsonl", "--explorer.evaluation.reward", "math"],
-            "the agent itself says what",
+            "the agent itself gives the rewards",
         ),
         (["--explorer.agent.function", "", "--explorer.agent.command", "a 'b"], "is no command"),
     ],

@@ -117,7 +117,7 @@ def test_a_process_that_writes_what_is_no_answer_is_replaced(tmp_path, line):
     try:
         for count in (1, 2):
             (score,) = player.play("http://127.0.0.1:9", ["session"], {"place": 0})
-            assert score.problem == f"its process wrote what is no answer: {line!r}"
+            assert score.problem == f"its process wrote something that is no answer: {line!r}"
             assert len(starts.read_text().split()) == count
     finally:
         player.close()

@@ -233,8 +233,8 @@ def test_a_file_says_whether_harmless_fields_are_refused(tmp_path, connect):
 
 def test_the_table_of_the_page_has_each_field_in_its_row():
     """Of each API: used, replaced, harmless and single values; the page promises what the tables say."""
-    page = (ROOT / "docs/agents.md").read_text()
-    table = page.partition("## What is served")[2].partition("\n## ")[0]
+    page = (ROOT / "docs/json.md").read_text()
+    table = page.partition("### What is served")[2].partition("\n## ")[0]
     served = {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ")}
     for name, api in (("Chat completions", CHAT), ("Responses", RESPONSES)):
         for row, fields in (("used", api.used), ("harmless", api.harmless), ("one value", api.only)):

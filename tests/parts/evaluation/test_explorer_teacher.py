@@ -155,7 +155,7 @@ def test_a_teacher_with_other_tokens_is_refused_at_the_start(server, tokens, tmp
 
 def test_a_teacher_that_does_not_say_its_tokens_is_refused(server, tokens):
     server.tokens = None
-    with pytest.raises(ConfigError, match="does not say its tokens"):
+    with pytest.raises(ConfigError, match="does not return its tokens"):
         Teacher(section(server), tokens)
 
 

@@ -18,7 +18,7 @@ from syncd.errors import ConfigError
         ("[explorer.teacher]\naddress = 'h:1'", ["explorer.teacher.address is no address"]),
         (
             "[explorer.teacher]\naddress = 'http://h:1'\n[algorithm]\ntemperature = 0.7",
-            ["a teacher says log-probs at temperature 1"],
+            ["a teacher gives log-probs at temperature 1"],
         ),
     ],
 )

@@ -29,7 +29,7 @@ def test_the_pages_function_scores_a_row_of_verl_as_verl_does(tmp_path: Path) ->
     parquet.write_table(pa.Table.from_pylist([row]), tmp_path / "train.parquet")
     section = TaskSetSection(source=str(tmp_path / "train.parquet"))
     (task,) = open_tasks([section]).sets[0].tasks.all
-    code = next(block for block in _blocks(_page("import.md")) if "default_compute_score" in block)
+    code = next(block for block in _blocks(_page("migrate.md")) if "default_compute_score" in block)
     names: dict[str, Any] = {}
     exec(code, names)
     assert names["score"]("48 + 24 = 72\n#### 72", task.info) == 1.0
@@ -41,7 +41,7 @@ def test_the_pages_function_gives_a_group_to_a_reward_of_trl() -> None:
         assert prompts == ["1 + 1?", "1 + 1?"]
         return [float(one == true) for one, true in zip(completions, solution, strict=True)]
 
-    code = next(block for block in _blocks(_page("import.md")) if "from my_rewards" in block)
+    code = next(block for block in _blocks(_page("migrate.md")) if "from my_rewards" in block)
     names: dict[str, Any] = {"accuracy": accuracy}
     exec(re.sub(r"from my_rewards .*", "", code), names)
     assert names["score"](["2", "3"], {"prompt": "1 + 1?", "solution": "2"}) == [1.0, 0.0]
@@ -63,7 +63,7 @@ STALE = re.compile(
 
 
 def _sentences() -> Iterator[tuple[str, str]]:
-    for name in ("import.md", *(f"from-{source}.md" for source in PROJECTS)):
+    for name in ("migrate.md", "import-keys.md"):
         yield name, _page(name)
     for path in sorted((DOCS.parent / "trainer/parts/importing").glob("*.[pt]*")):
         yield path.name, path.read_text()

@@ -92,7 +92,7 @@ def test_verls_files_are_tasks_and_held_out_tasks(importer: Importer) -> None:
     file = importer.explorer("run.sh", text)
     assert (file.explorer.tasks, file.explorer.prompt_key) == ("/d/train.parquet", "question")
     assert file.explorer.evaluation.tasks == "/d/test.parquet"
-    assert "import.md#rewards" in importer.said
+    assert "migrate.md#rewards" in importer.said
 
 
 def test_several_of_verls_files_are_sets_with_names_of_their_own(importer: Importer) -> None:

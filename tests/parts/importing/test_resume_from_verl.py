@@ -26,9 +26,11 @@ pytestmark = [pytest.mark.group("engines"), pytest.mark.slow, pytest.mark.timeou
 def place(models, tmp_path_factory):
     """Return where verl's job, the imported one and what each rank found are."""
     place = tmp_path_factory.mktemp("resumed")
+    # The program shares the ranks' code with that of tests/trainer/engines.
+    path = f"{PYTHONPATH}{os.pathsep}{TESTS}/trainer/engines/programs"
     done = subprocess.run(
         [sys.executable, f"{TESTS}/parts/importing/programs/resumed.py", place, models],
-        env=os.environ | {"PYTHONPATH": PYTHONPATH}, capture_output=True, text=True, timeout=_LONG, check=False,
+        env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=_LONG, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return place
@@ -74,7 +76,7 @@ def test_the_imported_job_is_a_full_checkpoint_without_foreign_pickles(place):
         ),
         ("nothing", ["--model.dtype", "bfloat16"], "its weights are float32, and model.dtype is bfloat16"),
         ("no optimizer", [], "the step has no optim_world_size_2_rank_1.pt"),
-        ("torn", [], "not a whole file of torch.save"),
+        ("torn", [], "not a complete file of torch.save"),
         ("code", [], "objects that only load by running code from it"),
     ],
 )

@@ -61,7 +61,7 @@ def test_options_that_cannot_work_are_refused(options, text):
     [
         ({"model": {"dtype": "float32"}}, 'model.dtype = "float32" is not supported'),
         ({"engine": {"compute_dtype": "float32"}}, 'engine.compute_dtype = "float32" is not supported'),
-        ({"model": {"attn_implementation": "eager"}}, "model.attn_implementation means nothing"),
+        ({"model": {"attn_implementation": "eager"}}, "model.attn_implementation has no effect"),
         ({"critic": {"enabled": True}}, "a critic is not supported"),
         ({"data": {"sft_ratio": 0.1, "sft_path": "x"}}, "examples beside rollouts are not supported"),
     ],

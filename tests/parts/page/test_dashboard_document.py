@@ -239,7 +239,7 @@ STATIC = Path(document.__file__).parent / "static"
 
 
 def documented(table):
-    text = (DOCS / "dashboard.md").read_text().split("\n## Data\n")[1].split("\n## ")[0]
+    text = (DOCS / "json.md").read_text().split("\n## HTTP: the page\n")[1].split("\n## ")[0]
     rows = text.split("|---|---|\n")[table].split("\n\n")[0]
     return {re.match(r"\| `(\w+)` \|", row)[1]: row for row in rows.splitlines()}
 
@@ -247,17 +247,17 @@ def documented(table):
 def test_the_document_has_the_documented_fields(job, clock, sight):
     write_step(job, 1)
     shown = json.loads(as_json(document.answer(PollResult(sight()), 2.0)).body)
-    assert set(shown) == documented(1).keys() | {"schema_version"}
-    assert set(shown["serving"]) == documented(2).keys()
+    assert set(shown) == documented(2).keys() | {"schema_version"}
+    assert set(shown["serving"]) == documented(3).keys()
     for name in ("rules", "left_out"):
         inner = shown[name][0] if name == "rules" else shown[name]
-        assert set(inner) == set(re.findall(r"`(\w+)`", documented(1)[name])) - {name}
+        assert set(inner) == set(re.findall(r"`(\w+)`", documented(2)[name])) - {name}
 
 
 def test_the_page_describes_every_retention_rule():
-    table = (DOCS / "retention.md").read_text().split("| key in")[0]
-    rules = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
-    rules |= set(re.findall(r"`(\w+)`", table.split("and removed by")[1].split("Removing is")[0]))
+    tables = (DOCS / "retention.md").read_text().split("\n## Rules that protect\n")[1]
+    tables = tables.split("\n## How a step is removed\n")[0]
+    rules = set(re.findall(r"^\| `(\w+)` \|", tables, re.MULTILINE))
     words = set(re.findall(r"^  (\w+): \"", (STATIC / "rules.js").read_text(), re.MULTILINE))
     assert words == rules
 
@@ -283,4 +283,4 @@ def test_explorers_whose_engine_is_in_trouble_are_not_cut_off(job, clock, sight,
 def test_every_alert_is_documented():
     monitoring = DOCS.parent / "examples" / "monitoring" / "syncd.rules.yml"
     alerts = re.findall(r"- alert: (\w+)", monitoring.read_text())
-    assert re.findall(r"^\| `(Syncd\w+)` \|", (DOCS / "dashboard.md").read_text(), re.MULTILINE) == alerts
+    assert re.findall(r"^\| \[`(Syncd\w+)`\]", (DOCS / "observe.md").read_text(), re.MULTILINE) == alerts

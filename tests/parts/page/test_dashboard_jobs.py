@@ -50,7 +50,7 @@ def test_the_overview_has_the_documented_fields_and_the_most_urgent_job_first(tm
     site = JobsSite(lambda: {"a": serve(finished, clock), "b": serve(running, clock)}, clock, 2.0)
     overview = served(site)
     assert overview["schema_version"] == jobs.OVERVIEW_SCHEMA
-    text = (ROOT / "docs" / "dashboard.md").read_text().split("\n### Several jobs\n")[1].split("\n## ")[0]
+    text = (ROOT / "docs" / "json.md").read_text().split("\n### Several jobs\n")[1].split("\n## ")[0]
     names = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", text, re.MULTILINE)
     fields = {name for row in names for name in re.findall(r"\w+", row)}
     assert fields == {"serving", "jobs", *overview["jobs"][0]}

@@ -222,7 +222,7 @@ print("pyarrow" in sys.modules)
 
 
 def documented(name):
-    text = (ROOT / "docs" / "dashboard.md").read_text().split(f"| field of `/{name}.json` |")[1]
+    text = (ROOT / "docs" / "json.md").read_text().split(f"| field of `/{name}.json` |")[1]
     rows = text.split("\n\n")[0].splitlines()[2:]
     return {field for row in rows for field in re.findall(r"`(\w+)`", row.split(" | ")[0])}
 

@@ -143,7 +143,7 @@ def test_an_old_or_partial_reading_is_called_so(pages, server):
     page = pages.open(server.url, PHONE, charts={**document, "serving": serving, "files": files})
     page.wait_for_selector("#charts svg .curve")
     text = page.inner_text("#charts")
-    assert re.search(r"The charts are of .*: EIO: <b>\.", text)
+    assert re.search(r"The charts show .*: EIO: <b>\.", text)
     assert "metrics.jsonl: 16 MiB of 100 MiB read so far." in text
 
 

@@ -32,7 +32,7 @@ def test_a_tinker_server_needs_an_address(tmp_path):
 
 
 def test_options_of_hooks_mean_nothing_to_it(tmp_path):
-    with pytest.raises(ConfigError, match=r'explorer\.engine\.options means nothing to kind = "tinker"'):
+    with pytest.raises(ConfigError, match=r'explorer\.engine\.options has no effect with kind = "tinker"'):
         loaded(tmp_path, 'address = "http://127.0.0.1:1"\noptions = { probe = "false" }\n')
 
 

@@ -124,7 +124,7 @@ def test_deltas_are_refused_for_addresses_and_adapters(tmp_path):
         '[job]\ndir = "job"\n[model]\npath = "model"\n[engine]\nname = "tinker"\noptions = {url = "http://127.0.0.1:1"}\n'
     )
     path = str(tmp_path / "job.toml")
-    with pytest.raises(ConfigError, match="means nothing to engine") as refused:
+    with pytest.raises(ConfigError, match="has no effect with engine") as refused:
         load_config(path, ["--sync.delta", "on"])
     assert refused.value.hint == 'sync.delta = "auto"'
     for delta in ("auto", "off"):

@@ -190,10 +190,10 @@ REFUSALS = {
     "algorithm": ('algorithm.name = "grop" is not one of', "did you mean grpo"),
     "no critic": ('algorithm.advantage = "gae" needs a critic', "critic.enabled = true"),
     "critic of another estimator": (
-        "critic.enabled means nothing to the estimator grpo",
+        "critic.enabled has no effect with the estimator grpo",
         'algorithm.name = "ppo"',
     ),
-    "critic that is not there": (
+    "critic that does not exist": (
         "not a model directory: No such file or directory: /nowhere",
         "critic.path is a",
     ),
@@ -232,7 +232,7 @@ def test_unsupported_configurations_are_refused_with_a_hint(one):
     assert found.keys() == REFUSALS.keys()
     told = dict(REFUSALS)
     if LACKS.whole_value_loss:
-        told |= {"critic that is not there": ("verl 0.8 has no value loss", "0.9")}
+        told |= {"critic that does not exist": ("verl 0.8 has no value loss", "0.9")}
     for name, (message, hint) in told.items():
         kind, said, advice = found[name]
         assert kind in ("ConfigError", "CorruptDataError", "UsageError"), name

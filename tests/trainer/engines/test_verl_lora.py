@@ -184,13 +184,13 @@ def test_verl_s_own_export_is_of_untrained_weights_and_is_not_used(two, lora_mod
 
 REFUSALS = {
     "fsdp": ('model.lora with engine.strategy = "fsdp" is not supported', "fsdp2"),
-    "no rank": ("model.lora.alpha means nothing without a rank", "leave it out"),
+    "no rank": ("model.lora.alpha has no effect without a rank", "leave it out"),
     "nccl": ('sync.method = "nccl" sends whole weights', "merged"),
     "embedding": ("the model cannot be built: ", "linear layers only"),
     "nothing": ("the model cannot be built: Target modules", "linear layers only"),
     "another rank": ("the adapter to start from has rank 4, and model.lora.rank = 8", "rank = 4"),
     "another alpha": ("the adapter to start from has alpha 12, and model.lora.alpha = 8", "alpha = 12"),
-    "targets of an adapter": ("model.lora.targets means nothing without new adapters", "leave it out"),
+    "targets of an adapter": ("model.lora.targets has no effect without new adapters", "leave it out"),
     "no adapter": ("No such file or directory", ""),
     "dora": ("an adapter with DoRA is not supported", ""),
     "binary": ("the model has no weights in safetensors", "save_pretrained"),

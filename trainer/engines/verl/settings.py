@@ -1,4 +1,4 @@
-"""The job's keys as verl's configurations. docs/engines.md has the table."""
+"""The job's keys as verl's configurations. docs/training-engines.md has the table."""
 
 from typing import Any
 

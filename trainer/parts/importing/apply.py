@@ -141,7 +141,7 @@ def _enter(key: str, entry: Entry, outcome: Outcome) -> None:
     if there is None or (entry.is_given and not there.is_given):
         outcome.entries[key] = entry
     elif entry.is_given and there.value != entry.value:
-        why = f"says other than {there.origin}, and both set {key}"
+        why = f"differs from {there.origin}, and both set {key}"
         outcome.refusals.append(Refusal(entry.origin, why, f"--without {entry.origin}"))
 
 

@@ -75,11 +75,17 @@ def import_(
     state_dir: str | None,
     dtype: str,
 ) -> None:
-    """Turn FILE, a configuration of Trinity-RFT, verl, prime-rl or TRL, into a job's file.
+    r"""Turn FILE, a configuration of Trinity-RFT, verl, prime-rl or TRL, into a job's file.
 
     FILE is YAML, TOML, JSON, or a script (.sh, .txt) with verl's key=value or TRL's --key value; it is never run.
-    Nothing is guessed: while a key that changes training has no counterpart, nothing is written (exit code 78), and
-    each such key is named with what to do.
+    Nothing is guessed. While a key that changes training has no counterpart, nothing is written, and the command says
+    what to do about each such key.
+
+    \b
+    Exit codes:
+      2   the arguments do not fit, the job's file exists, or the keys are of no known project or of several
+      65  with --from-checkpoint: the step is damaged
+      78  keys cannot be mapped, or FILE or the result is invalid: nothing was written
 
     \b
     Examples:
@@ -89,8 +95,9 @@ def import_(
       trainer import config.yaml --to job.toml --from-checkpoint /ckpt/verl-job/global_step_200
       trainer import config.yaml --to job.toml --from-checkpoint /ckpt/verl-job/global_step_200 --resume
       trainer import --keys verl
-    """  # noqa: D301 - click's mark is one backspace
-    from trainer.parts.importing.report import markdown, report  # noqa: PLC0415
+    """
+    from trainer.parts.importing.key_tables import markdown  # noqa: PLC0415
+    from trainer.parts.importing.report import report  # noqa: PLC0415
     from trainer.parts.importing.run import import_config  # noqa: PLC0415
     from trainer.parts.importing.table import read_table  # noqa: PLC0415
 

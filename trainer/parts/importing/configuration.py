@@ -112,7 +112,7 @@ def _as_monitors(value: Any) -> list[str]:
     names = [as_text(name) for name in as_list(value) or () if name not in _NO_MONITORS]
     if others := set(names) - MONITORS:
         raise CannotMapError(
-            f"{', '.join(sorted(others))} is not there", "--monitor.kinds '[\"tensorboard\"]'"
+            f"{', '.join(sorted(others))} does not exist", "--monitor.kinds '[\"tensorboard\"]'"
         )
     return names
 

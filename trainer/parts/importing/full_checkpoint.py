@@ -72,7 +72,7 @@ class RankFiles:
         except pickle.UnpicklingError as error:
             raise ConfigError(RUNS_CODE, path=path, hint=_WEIGHTS_ONLY) from error
         except (RuntimeError, EOFError, OSError) as error:
-            raise CorruptDataError("not a whole file of torch.save", path=path) from error
+            raise CorruptDataError("not a complete file of torch.save", path=path) from error
 
     def check(self, config: JobFile) -> None:
         for name in self.names():

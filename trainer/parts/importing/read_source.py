@@ -20,7 +20,7 @@ _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 _MISSING = "???"
 _OF_PROGRAM = (
     "write the arguments of its config to a file of YAML, as `trl grpo --config FILE` takes them, or the command that"
-    f" starts it to a .sh, and import that: {DOCS}/import.md"
+    f" starts it to a .sh, and import that: {DOCS}/migrate.md"
 )
 
 
@@ -57,7 +57,9 @@ def read_source(path: str) -> dict[str, Any]:
         )
     if reader is None:
         ends = ", ".join(_READERS)
-        raise UsageError("the end of the file's name says no format", path=path, hint=f"rename it: {ends}")
+        raise UsageError(
+            "the suffix of the file's name is no known format", path=path, hint=f"rename it: {ends}"
+        )
     name, read = reader
     try:
         return dict(_flat(read(_text(path))))

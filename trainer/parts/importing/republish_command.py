@@ -17,7 +17,7 @@ DTYPES = ("keep", "bfloat16", "float16", "float32")
     metavar="DIR",
     required=True,
     type=UncheckedPath(file_okay=False),
-    help="The job of ours that gets the steps; made if it is not there.",
+    help="The job of ours that gets the steps; made if it does not exist.",
 )
 @click.option("--once", is_flag=True, help="End after the newest step.")
 @click.option(
@@ -31,16 +31,21 @@ DTYPES = ("keep", "bfloat16", "float16", "float32")
     "--dtype", type=click.Choice(DTYPES), default="bfloat16", help="Of weights that are no safetensors."
 )
 def republish(job: str, to: str, once: bool, state_dir: str | None, dtype: str) -> None:  # noqa: FBT001
-    """Publish each step of JOB, a running job of Trinity-RFT or verl, as safetensors in a second job.
+    r"""Publish each step of JOB, a running job of Trinity-RFT or verl, as safetensors in a second job.
 
-    Steps that are files of FSDP's ranks or of Megatron become safetensors, which any hook follows. Daemons of both
-    jobs are started where none leads. It ends on SIGTERM.
+    Files of FSDP's ranks or of Megatron become safetensors, which any hook follows. Where no daemon leads one of the
+    jobs, the command starts one. It runs until SIGTERM.
+
+    \b
+    Exit codes:
+      3   with --once: no version was published in 2 minutes
+      65  a step is damaged
 
     \b
     Examples:
       trainer republish /ckpt/verl-job --to /ckpt/verl-job-syncd
       trainer republish /ckpt/verl-job --to /ckpt/verl-job-syncd --dtype keep --once
-    """  # noqa: D301 - click's mark is one backspace
+    """
     from trainer.parts.importing.republish import republish_steps  # noqa: PLC0415 - it imports torch
 
     republish_steps(

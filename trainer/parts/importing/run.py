@@ -105,7 +105,7 @@ def _missing(outcome: Outcome) -> list[Refusal]:
     """Return what no key gave, and no job is without."""
     refused = {key for refusal in outcome.refusals for key in refusal.instead.split()}
     return [
-        Refusal(key, "is needed here, and the file says nothing of it", f"--{key} DIR")
+        Refusal(key, "is needed here, and the file does not give it", f"--{key} DIR")
         for key in NEEDED
         if key not in outcome.entries and f"--{key}" not in refused
     ]

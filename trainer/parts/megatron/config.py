@@ -138,7 +138,7 @@ def _others(config: JobFile) -> Iterator[Problem]:
         text = f"examples beside rollouts are not supported {own}"
         yield Problem("data.sft_ratio", text, 'leave it out, or engine.strategy = "fsdp2"')
     if model.attn_implementation != type(model).model_fields["attn_implementation"].default:
-        text = f"model.attn_implementation means nothing {own}"
+        text = f"model.attn_implementation has no effect {own}"
         yield Problem("model.attn_implementation", text, "leave it out")
 
 

@@ -170,7 +170,7 @@ def _read_heads(path: str) -> _Heads:
     except OSError as error:
         raise storage_error(error, path) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise CorruptDataError("it says no number of attention heads", path=path) from error
+        raise CorruptDataError("it has no number of attention heads", path=path) from error
 
 
 class _PlainUnpickler(pickle.Unpickler):

@@ -71,7 +71,7 @@ def tinker_problems(config: JobFile) -> Iterator[Problem]:
         yield _problem("sync.method", why, 'method = "checkpoint"')
     if config.sync.delta == "on":
         text = (
-            'sync.delta = "on" means nothing to engine.name = "tinker": its steps are addresses or adapters'
+            'sync.delta = "on" has no effect with engine.name = "tinker": its steps are addresses or adapters'
         )
         yield Problem("sync.delta", text, 'sync.delta = "auto"')
     if config.trainer.nproc not in ("auto", 1):
@@ -123,7 +123,7 @@ def _unread_problems(section: AlgorithmSection, loss: str) -> Iterator[Problem]:
     for name in clips if loss == UNCLIPPED else unread(section):
         if getattr(section, name) != _default(section, name):
             key = f"algorithm.{name}"
-            yield Problem(key, f"{key} means nothing to this algorithm", "leave it out")
+            yield Problem(key, f"{key} has no effect with this algorithm", "leave it out")
 
 
 def _default(section: Section, name: str) -> Any:

@@ -78,7 +78,7 @@ function isUnread(file) {
 function told({ charts, files, serving }) {
   const found = [];
   if (serving.state === "stuck" || serving.state === "failing") {
-    found.push(`The charts are of ${serving.at ? clock(serving.at) : "no reading yet"}: ${serving.error ? plain(serving.error.message) : "the files do not answer"}.`);
+    found.push(`The charts show ${serving.at ? clock(serving.at) : "no reading yet"}: ${serving.error ? plain(serving.error.message) : "the files do not answer"}.`);
   }
   for (const file of files) {
     if (isUnread(file)) {

@@ -14,7 +14,7 @@ export const section = {
 
 function show(rows) {
   if (!rows.length) {
-    return [node("p", "quiet", "The daemon's journal is empty, or not there.")];
+    return [node("p", "quiet", "The daemon's journal is empty, or does not exist.")];
   }
   return [node("ol", "rows events", ...rows.map(event))];
 }

@@ -14,7 +14,7 @@ export const section = {
 
 function show(rows, left, now) {
   if (!rows.length) {
-    return [node("p", "quiet", "No explorer has shown itself.")];
+    return [node("p", "quiet", "No explorer has joined yet.")];
   }
   const worst = Math.max(1, ...rows.map((row) => row.lag ?? 0));
   // Where not all are seen at first, those that need to be seen come first.

@@ -86,12 +86,12 @@ export class Feed {
       const wait = Math.max(0, (this.next - performance.now()) / 1000);
       const again = this.asking ? "now" : `in ${lasting(wait)}`;
       if (this.isGone) {
-        return ["bad", `The server has had no such job since ${clock(this.lost / 1000)}: its directory is gone, or the server serves other jobs now.${known}`];
+        return ["bad", `The server has not had this job since ${clock(this.lost / 1000)}: its directory was removed, or the server serves other jobs now.${known}`];
       }
       return ["bad", `No answer from the server since ${clock(this.lost / 1000)}.${known} Next try ${again}.`];
     }
     if (this.latest && !this.fits()) {
-      return ["bad", "The server is of another version than this page: reload the page."];
+      return ["bad", "The server has another version than this page: reload the page."];
     }
     return null;
   }

@@ -21,7 +21,7 @@ function show(rows) {
 
 function fill(row) {
   const known = row.expected !== null && row.expected > 0;
-  const there = known ? `${row.present} of ${row.expected}` : `${row.present}, of how many is not known yet`;
+  const there = known ? `${row.present} of ${row.expected}` : `${row.present} of an unknown number`;
   return node(
     "li",
     "fill",

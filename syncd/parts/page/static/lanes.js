@@ -46,7 +46,7 @@ async function ask(element) {
 // Built anew only if something has changed, so that a reader's place is kept.
 function show(element) {
   const { lanes, left_out: left, quarantined, until } = state.found;
-  put(element, [lanes, left, quarantined, until, element.clientWidth], () => (lanes.length ? all(lanes, left, quarantined, until, element.clientWidth) : [node("p", "quiet", "The daemon's journal has not said yet what an explorer ran.")]), new Set());
+  put(element, [lanes, left, quarantined, until, element.clientWidth], () => (lanes.length ? all(lanes, left, quarantined, until, element.clientWidth) : [node("p", "quiet", "The daemon's journal does not have a version of an explorer yet.")]), new Set());
 }
 
 function all(lanes, left, quarantined, until, whole) {
@@ -162,6 +162,6 @@ function words(lane, place, known) {
   const span = lane.spans[place];
   const [since, until, , step, how] = span;
   const isLast = place === lane.spans.length - 1;
-  const end = until === null ? "until now, as far as is known" : `to ${clock(until)}${isLast && lane.gone ? `, then ${lane.gone}` : ""}`;
+  const end = until === null ? "until now" : `to ${clock(until)}${isLast && lane.gone ? `, then ${lane.gone}` : ""}`;
   return [label(span), how === null ? "reported" : plain(how), step !== null && known.quarantined.has(step) ? "quarantined" : "", `${clock(since)} ${end} (${lasting((until ?? known.until) - since)})`].filter(Boolean).join(", ");
 }

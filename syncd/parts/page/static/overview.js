@@ -69,7 +69,7 @@ function title(jobs) {
 }
 
 function notice() {
-  const found = feed.trouble(" Shown is what was known then.");
+  const found = feed.trouble(" The page shows the last known state.");
   const root = feed.latest?.serving.root;
   if (found || !root || root.state === "fresh") {
     return found;
@@ -77,7 +77,7 @@ function notice() {
   if (root.state === "failing") {
     return ["bad", `New jobs cannot be found: ${plain(root.error.message)}.`, root.error.hint];
   }
-  return ["wait", `The search for jobs takes ${lasting(root.looking_for ?? 0)} so far.`];
+  return ["wait", `The search for jobs has taken ${lasting(root.looking_for ?? 0)} so far.`];
 }
 
 function tell() {

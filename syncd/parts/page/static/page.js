@@ -46,19 +46,19 @@ function age() {
 
 function notice() {
   const at = feed.latest?.serving.at;
-  const known = at ? ` Shown is what was known at ${clock(at)}, ${lasting(age() ?? 0)} ago.` : "";
+  const known = at ? ` The page shows the state of ${clock(at)}, ${lasting(age() ?? 0)} ago.` : "";
   return feed.trouble(known) ?? (feed.latest ? poll(feed.latest.serving, known) : null);
 }
 
 function poll({ state, error, looking_for: since, every }, known) {
   if (state === "stuck") {
-    return ["bad", `A look at the job has not come back for ${lasting(since)}: its mount may be dead.${known}`];
+    return ["bad", `A scan of the job has not returned for ${lasting(since)}: its mount may not answer.${known}`];
   }
   if (state === "failing") {
-    return ["bad", `The last look failed: ${plain(error.message)}.${known}`, error.hint];
+    return ["bad", `The last scan failed: ${plain(error.message)}.${known}`, error.hint];
   }
   if (state === "starting") {
-    return ["wait", `The first look at the job takes ${lasting(since ?? 0)} so far.`];
+    return ["wait", `The first scan of the job has taken ${lasting(since ?? 0)} so far.`];
   }
   return !feed.asking && age() > Math.max(OLD_AFTER, 4 * every) ? ["wait", `The data is old.${known}`] : null;
 }

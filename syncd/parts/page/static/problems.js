@@ -18,10 +18,19 @@ export const section = {
 };
 
 function show(group) {
-  const { severity, text, details, hint } = group;
+  const { severity, text, details, hint, help } = group;
   const head = [node("strong", "severity", severity), " ", plain(text)];
   const body = details.length > 1 ? unfolding(group, head) : node("p", "", ...head);
-  return node("div", `notice ${STYLES[severity]}`, body, hint ? command(hint) : "");
+  return node("div", `notice ${STYLES[severity]}`, body, hint ? command(hint) : "", entry(help));
+}
+
+// The entry of Troubleshooting; it is a page elsewhere, which must not learn where this one is.
+function entry(address) {
+  const link = node("a", "help", "what to do");
+  link.href = address;
+  link.rel = "noreferrer";
+  link.target = "_blank";
+  return node("p", "", link);
 }
 
 // Stays open or closed as the reader left it when the problems change.

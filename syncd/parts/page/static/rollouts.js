@@ -35,7 +35,7 @@ function build(element) {
   state.list = node("div", "unfolded");
   state.one = node("div", "");
   state.fields = filters();
-  state.details = node("details", "", node("summary", "", "Experiences that are kept: what the model was asked and what it answered"), state.fields, state.one, state.list);
+  state.details = node("details", "", node("summary", "", "Rollouts: prompts and answers of the model"), state.fields, state.one, state.list);
   state.details.addEventListener("toggle", () => state.details.open && ask());
   element.append(state.details);
 }
@@ -87,7 +87,7 @@ async function ask() {
 function show(found) {
   state.fields.hidden = !found.enabled;
   if (!found.enabled) {
-    put(state.list, false, () => [node("p", "quiet", "Not shown by this server: prompts and answers could be read by everybody who reaches it. ", node("code", "", "syncd serve JOB --rollouts"), " shows them.")]);
+    put(state.list, false, () => [node("p", "quiet", "This server does not show rollouts, because everybody who reaches it could read prompts and answers. ", node("code", "", "syncd serve JOB --rollouts"), " shows them.")]);
     return;
   }
   const { serving, rollouts, batches, found: fitting, known, unreadable, rejected } = found;
@@ -103,7 +103,7 @@ function show(found) {
 
 function notes({ state: how, error, at }) {
   if (how === "stuck" || how === "failing") {
-    const known = at ? ` The list is of ${clock(at)}.` : "";
+    const known = at ? ` The list shows ${clock(at)}.` : "";
     return [node("p", "notice wait", `${error ? plain(error.message) : "The files do not answer"}.${known}`, error?.hint ? node("code", "", plain(error.hint)) : "")];
   }
   return [];
@@ -113,7 +113,7 @@ function nothing({ state: how }, known) {
   if (how === "starting") {
     return "The batches are being read.";
   }
-  return known ? "None fits the filters." : "No batch waits for the trainer, and none is kept: with [data] consumed = \"archive\" the trainer keeps what it has used.";
+  return known ? "No rollout matches the filters." : "No batch waits for the trainer, and none is kept: with [data] consumed = \"archive\" the trainer keeps what it has used.";
 }
 
 function row(one) {

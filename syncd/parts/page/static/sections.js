@@ -4,7 +4,7 @@
 //   id      of the element that it fills
 //   title   its heading; empty for none, then `label` names it for screen readers
 //   place   top (the whole width), left, side (beside left on a wide screen) or below (the whole width)
-//   update  is given that element and each document of data.json that shows a job (docs/dashboard.md)
+//   update  is given that element and each document of data.json that shows a job (docs/json.md)
 // `put` of dom.js builds an element anew only when its values have changed.
 
 import { node } from "./dom.js";

@@ -8,7 +8,7 @@ const MANY = 8;
 
 export const section = {
   id: "steps",
-  title: "Steps, and why each stays or goes",
+  title: "Steps, and why each is kept or removed",
   place: "left",
   update(element, { status, ls, rules: all, left_out: left }) {
     const sums = status.steps.total > MANY ? all : [];
@@ -21,7 +21,7 @@ function rules(rows) {
 }
 
 function rule(row) {
-  const text = `${row.keep ? "" : "goes: "}${plain(row.rule)} \u00B7 ${count(row.steps, "step", "steps")} \u00B7 ${size(row.bytes)}`;
+  const text = `${row.keep ? "" : "removed: "}${plain(row.rule)} \u00B7 ${count(row.steps, "step", "steps")} \u00B7 ${size(row.bytes)}`;
   return chip(text, row.keep ? "" : "goes");
 }
 
@@ -29,7 +29,7 @@ function show(rows, left) {
   if (!rows.length) {
     return [node("p", "quiet", "There is no step yet.")];
   }
-  return [table(["step", "state", "size", "stays", "why"], rows.map(step)), unfold(rows.length), more(left, "older steps")];
+  return [table(["step", "state", "size", "kept", "why"], rows.map(step)), unfold(rows.length), more(left, "older steps")];
 }
 
 const STATES = { complete: "ok", filling: "wait", damaged: "bad" };
@@ -53,7 +53,7 @@ function step(row) {
   const why = [...new Set([reason(row.rule), row.detail, row.problem])].filter(Boolean).map(plain).join(" \u00B7 ");
   return [
     row.keep ? "" : "goes",
-    [`${row.step}`, node("span", "", ...marks), size(row.bytes), row.keep ? "stays" : chip("goes", "goes"), node("span", "", why, " ", node("code", "", plain(row.rule)))],
+    [`${row.step}`, node("span", "", ...marks), size(row.bytes), row.keep ? "kept" : chip("removed", "goes"), node("span", "", why, " ", node("code", "", plain(row.rule)))],
   ];
 }
 

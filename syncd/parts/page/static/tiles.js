@@ -34,7 +34,7 @@ function version({ version: now, newest_complete: newest, marker, next }) {
     lines.push(chip("held after a rollback", "wait"));
   }
   if (now.previous) {
-    lines.push(`${pair(now.previous)} before it`);
+    lines.push(`after ${pair(now.previous)}`);
   }
   const made = tile("Version", pair(now), now.held ? "wait" : "", ...lines);
   made.title = plain(now.path);
@@ -45,7 +45,7 @@ function trainer({ trainers, version: now, finished }) {
   const living = trainers.filter((item) => item.alive !== false);
   const [first] = living.length ? living : trainers;
   if (!first) {
-    return tile("Trainer", "none", "off", "none has ever shown itself");
+    return tile("Trainer", "none", "off", "no trainer has joined yet");
   }
   const ahead = now && first.step !== null ? first.step - now.step : 0;
   const others = trainers.length - 1;
@@ -72,7 +72,7 @@ function explorersTile({ explorers, finished }) {
     "Explorers",
     living.length ? `${living.length}` : "none",
     finished || !(dead || useless) ? "" : living.length ? "wait" : "bad",
-    living.length ? follow : explorers.length ? `of ${explorers.length} that were here` : "nobody follows",
+    living.length ? follow : explorers.length ? `of ${explorers.length} that joined` : "no explorer follows",
     loading ? `${loading} loading now` : "",
     idle ? `${count(idle, "engine", "engines")} not ready` : "",
     dead ? `${dead} dead` : "",
@@ -98,7 +98,7 @@ function disk({ disk: found, steps }, ls) {
 function daemon({ daemon: found, problem_groups: groups }) {
   const isMissed = groups.some(({ name, severity }) => name === "daemon" && severity === "critical");
   if (!found) {
-    return tile("Daemon", "none", isMissed ? "bad" : "", "none has ever led this job");
+    return tile("Daemon", "none", isMissed ? "bad" : "", "no daemon has led this job yet");
   }
   const words = { alive: "leads", dead: "dead", left: "has left", unknown: "not seen yet" };
   const style = found.heart === "unknown" ? "wait" : isMissed ? "bad" : "";
