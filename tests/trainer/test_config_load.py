@@ -310,7 +310,10 @@ def test_a_wrong_value_is_reported_with_the_accepted_values(write, table, said):
         (["--algorithm.options.clip_ratio_d", "4"], "did you mean clip_ratio_c?"),
         (["--algorithm.options.tau_pos", "2"], "the loss vanilla does not read algorithm.options.tau_pos"),
         (["--algorithm.options.clip_ratio", "2"], "algorithm.options.clip_ratio is not set here"),
-        (["--algorithm.options.clip_ratio_c", "1"], "algorithm.options.clip_ratio_c = 1 is not an accepted value"),
+        (
+            ["--algorithm.options.clip_ratio_c", "1"],
+            "algorithm.options.clip_ratio_c = 1 is not an accepted value",
+        ),
         (["--algorithm.options.shuffle", "true"], "algorithm.options.shuffle is not supported"),
         (
             ["--algorithm.options.calculate_entropy", "true"],
