@@ -19,6 +19,9 @@ RECORDED = $(PYTHON) tests/targets.py run $@ $(if $(PYTEST_ARGS),--partial) --
 
 PARTS := $(sort $(notdir $(wildcard tests/parts/[a-z]*)))
 
+# pytest keeps what it makes of a test file beside it; each worker would make all of them anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-vllm demo-agents demo-daemon test test-fast publish-races test-gpu test-matrices test-faults test-kills-ppo test-kills-lora test-proof test-slurm test-vllm test-sglang test-verifiers test-openai-clients test-tinker test-verl08 test-verl-legacy test-megatron lint test-without test-without-each format test-install docs soak soak-simulator soak-parts broadcast-faults agent-kills delta-versions bench learn learn-tasks learn-verifiers clean
 
@@ -47,8 +50,10 @@ demo-agents: $(DEMO) $(if $(filter vllm,$(ENGINE)),$(if $(SYNCD_VLLM_PYTHON),,.v
 demo-daemon: $(DEMO)
 	$(BIN)/python examples/daemon_demo.py
 
+# What tests start imports the tree thousands of times: compiled once, also where Python is told to write no bytecode.
 ## test: all tests but the long ones
 test: $(READY)
+	$(BIN)/python -m compileall -q syncd trainer explorer_hooks tests
 	mkdir -p $(dir $(DURATIONS)) && : > $(DURATIONS)
 	SYNCD_DURATIONS=$(DURATIONS) $(BIN)/python -m pytest -n $(TEST_WORKERS) --max-worker-restart=0 $(PYTEST_ARGS)
 
@@ -73,7 +78,8 @@ test-gpu: $(READY)
 
 # Of some matrices `make test` runs the rows that differ most (tests/support/matrices.py); this runs all rows.
 MATRICES := tests/explorer/test_matrix.py tests/explorer/test_follow_processes.py tests/integration/test_init.py \
-	tests/parts/importing/test_resume_from_verl.py tests/parts/memory/test_memory_jobs.py tests/trainer/test_kills.py \
+	tests/parts/agents/test_gateway_serve.py tests/parts/broadcast/test_broadcast_jobs.py \
+	tests/parts/broadcast/test_broadcast_members.py tests/parts/importing/test_resume_from_verl.py tests/parts/memory/test_memory_jobs.py tests/trainer/test_kills.py \
 	tests/trainer/engines/test_resharding.py tests/trainer/engines/test_verl_gpu_parts.py
 ## test-matrices: all rows of the matrices of which make test runs a part (10 minutes)
 test-matrices: $(READY)
@@ -93,11 +99,11 @@ test-faults: $(READY)
 # A hundred kills of ranks that train an actor and a critic, half of them while a full checkpoint is written.
 ## test-kills-ppo: 100 kills of ranks that train an actor and a critic
 test-kills-ppo: $(READY)
-	SYNCD_ENGINE=ppo SYNCD_KILLS=$(or $(KILLS),50) $(BIN)/python -m pytest tests/trainer/test_kills.py $(PYTEST_ARGS)
+	SYNCD_MATRICES=full SYNCD_ENGINE=ppo SYNCD_KILLS=$(or $(KILLS),50) $(BIN)/python -m pytest tests/trainer/test_kills.py $(PYTEST_ARGS)
 
 ## test-kills-lora: the same with adapters as steps
 test-kills-lora: $(READY)
-	SYNCD_ENGINE=lora SYNCD_KILLS=$(or $(KILLS),50) $(BIN)/python -m pytest tests/trainer/test_kills.py $(PYTEST_ARGS)
+	SYNCD_MATRICES=full SYNCD_ENGINE=lora SYNCD_KILLS=$(or $(KILLS),50) $(BIN)/python -m pytest tests/trainer/test_kills.py $(PYTEST_ARGS)
 
 ## test-proof: 100 faults of engine and files, 200 good loads
 test-proof: $(READY)

@@ -1,10 +1,10 @@
 """Records the terminals of docs/tutorial-vllm.md in a real run, and draws them as an animated SVG.
 
     python benchmarks/recording.py record      # runs it: a trainer, the daemon, a follower, a real vLLM server
-    python benchmarks/recording.py draw        # docs/recording.svg from docs/recording.json
+    python benchmarks/recording.py draw        # docs/recording.svg from benchmarks/results/recording.json
 
-`record` writes docs/recording.json: what each of three terminals showed, and when. `draw` shortens pauses of more
-than `PAUSE` seconds, and changes nothing else. SYNCD_VLLM_PYTHON names the Python of an environment with vLLM.
+`record` writes what each of three terminals showed, and when. `draw` shortens pauses of more than `PAUSE` seconds and
+changes nothing else. SYNCD_VLLM_PYTHON names the Python of an environment with vLLM.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 ROOT = Path(__file__).parents[1]
-RECORDED = ROOT / "docs" / "recording.json"
+RECORDED = ROOT / "benchmarks" / "results" / "recording.json"
 DRAWN = ROOT / "docs" / "recording.svg"
 PORT = 8000
 PROMPTS = ("17+18=", "25+36=", "38+14=")

@@ -8,10 +8,11 @@ from typing import Any, Literal
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
-_STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+"""Of every object: no other field is there. What is published allows more, because a release may add some."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Pair(TypedDict):
     generation: int
     """It grows when explorers go to a step that is not later than the one before."""
@@ -19,7 +20,7 @@ class Pair(TypedDict):
     """The trainer's step."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Delta(TypedDict):
     parent: int
     """The step that it is stored as changes of."""
@@ -33,7 +34,7 @@ class Delta(TypedDict):
     """Deltas since its keyframe, itself included; null if one is missing or damaged."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Shortcut(TypedDict):
     parent: int
     """The step that the changes are of."""
@@ -47,7 +48,7 @@ class Shortcut(TypedDict):
     """Why nobody can use it; empty if it can be used."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Quarantined(TypedDict):
     step: int
     """The step."""
@@ -57,7 +58,7 @@ class Quarantined(TypedDict):
     """Why it is in quarantine."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class GoodVersion(TypedDict):
     generation: int
     """Of the version."""
@@ -69,7 +70,7 @@ class GoodVersion(TypedDict):
     """Digest of its manifest."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class PublishedVersion(TypedDict):
     generation: int
     """It grows when explorers go to a step that is not later than the one before."""
@@ -103,7 +104,7 @@ class PublishedVersion(TypedDict):
     """The newest published version that an engine has shown to run."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Marker(TypedDict):
     step: int | None
     """The step that the trainer announced last; null if it names none."""
@@ -113,7 +114,7 @@ class Marker(TypedDict):
     """What is wrong with it; empty if nothing is."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Steps(TypedDict):
     total: int
     """Steps in the job."""
@@ -129,7 +130,7 @@ class Steps(TypedDict):
     """The pinned steps."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Filling(TypedDict):
     step: int
     """The step that is being written."""
@@ -145,7 +146,7 @@ class Filling(TypedDict):
     """What is missing."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class GivenUp(TypedDict):
     step: int
     """The step."""
@@ -157,7 +158,7 @@ class GivenUp(TypedDict):
     """Whether the engine can never load it."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Proof(TypedDict):
     version: str
     """Label of the version, or `start` for the model that the engine was started with."""
@@ -183,7 +184,7 @@ class Proof(TypedDict):
     """Label of that version, `start` for the start model; empty if there is none."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Engine(TypedDict):
     state: Literal[
         "waiting",
@@ -220,7 +221,7 @@ class Engine(TypedDict):
     """The kinds of tensors that the exam could not see."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Explorer(TypedDict):
     id: str
     """Its identity."""
@@ -248,7 +249,7 @@ class Explorer(TypedDict):
     """The steps that it reads."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Trainer(TypedDict):
     id: str
     """Its identity."""
@@ -270,7 +271,7 @@ class Trainer(TypedDict):
     """What it waits for: `for` (experiences), `path` and `since` (its clock); null if it waits for nothing."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Daemon(TypedDict):
     heart: Literal["alive", "dead", "left", "unknown"]
     """What its heartbeat says."""
@@ -282,7 +283,7 @@ class Daemon(TypedDict):
     """Its process."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Disk(TypedDict):
     free: int | None
     """Bytes free on the job's file system."""
@@ -296,7 +297,7 @@ class Disk(TypedDict):
     """Whether it is a network file system."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Request(TypedDict):
     kind: str
     """rollback or vacate."""
@@ -306,7 +307,7 @@ class Request(TypedDict):
     """Why it was asked for."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Problem(TypedDict):
     name: str
     """A stable name, below."""
@@ -314,7 +315,7 @@ class Problem(TypedDict):
     """What is wrong, for people."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class ProblemGroup(TypedDict):
     name: str
     """As in `problems`, but `dead_explorer` and `dead_trainer` for dead ones, and `presence` for presence files."""
@@ -332,7 +333,7 @@ class ProblemGroup(TypedDict):
     """The address of its entry in [Troubleshooting](troubleshooting.md)."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Finished(TypedDict):
     step: int
     """The last step."""
@@ -340,7 +341,7 @@ class Finished(TypedDict):
     """Why the training ended."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Next(TypedDict):
     why: str
     """What the job lacks."""
@@ -348,7 +349,7 @@ class Next(TypedDict):
     """What to run next."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Status(TypedDict):
     schema_version: Literal[2]
     """Of this document."""
@@ -388,7 +389,7 @@ class Status(TypedDict):
     """Of a job without steps."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Policy(TypedDict):
     keep_last: int
     """As `[daemon]` of the [configuration](configuration.md#daemon)."""
@@ -408,7 +409,7 @@ class Policy(TypedDict):
     """The same."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Step(TypedDict):
     step: int
     """The step."""
@@ -458,7 +459,7 @@ class Step(TypedDict):
     """Why."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Listing(TypedDict):
     schema_version: Literal[1]
     """Of this document."""
@@ -472,7 +473,7 @@ class Listing(TypedDict):
     """By number."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class VerifiedShortcut(TypedDict):
     parent: int
     """The step that the changes are of."""
@@ -484,7 +485,7 @@ class VerifiedShortcut(TypedDict):
     """Why it was not applied; empty if it was."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Verification(TypedDict):
     schema_version: Literal[1]
     """Of this document."""
@@ -506,7 +507,7 @@ class Verification(TypedDict):
     """Null if the step has none or is damaged."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Waited(TypedDict):
     schema_version: Literal[1]
     """Of this document."""
@@ -526,7 +527,7 @@ class Waited(TypedDict):
     """The daemon's date."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Publication(TypedDict):
     schema_version: Literal[1]
     """Of this document."""
@@ -548,7 +549,7 @@ class Publication(TypedDict):
     """Why it is stored whole although `--delta-from` was given; else empty."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Materialisation(TypedDict):
     schema_version: Literal[1]
     """Of this document."""
@@ -564,7 +565,7 @@ class Materialisation(TypedDict):
     """Bytes that were written."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Pinned(TypedDict):
     schema_version: Literal[1]
     """Of this document."""
@@ -576,7 +577,7 @@ class Pinned(TypedDict):
     """Why, as it was given."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Unpinned(TypedDict):
     schema_version: Literal[1]
     """Of this document."""
@@ -588,7 +589,7 @@ class Unpinned(TypedDict):
     """Whether there was a pin."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Decision(TypedDict):
     step: int
     """The step."""
@@ -600,7 +601,7 @@ class Decision(TypedDict):
     """Why."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Pruning(TypedDict):
     schema_version: Literal[1]
     """Of this document."""
@@ -610,7 +611,7 @@ class Pruning(TypedDict):
     """By step."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Rollback(TypedDict):
     schema_version: Literal[1]
     """Of this document."""
@@ -624,7 +625,7 @@ class Rollback(TypedDict):
     """The daemon's date."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Finding(TypedDict):
     name: str
     """What was measured."""
@@ -638,7 +639,7 @@ class Finding(TypedDict):
     """The figures in `detail`, by name."""
 
 
-@with_config(_STRICT)
+@with_config(STRICT)
 class Diagnosis(TypedDict):
     schema_version: Literal[1]
     """Of this document."""

@@ -15,23 +15,28 @@ _WORDS = {
     "null": "null",
 }
 _PAIR = "Pair"
-"""The object that is shown in its row and has no table of its own."""
+_NO_TABLE = {_PAIR, "Serving"}
+"""Objects that the head of the page or another table describes."""
 
 
 def parts() -> Mapping[str, str]:
     """Return the tables of each command's document by the command."""
-    from json_documents import DOCUMENTS  # noqa: PLC0415 - needs pydantic
-
-    return {name: "\n".join(_tables(_schema(kind))) for name, kind in DOCUMENTS.items()}
+    shown = set(_NO_TABLE)
+    return {name: "\n".join(_tables(_schema(kind), shown)) for name, kind in _documents().items()}
 
 
 def schemas() -> str:
     """Return the JSON Schema of every document by its command, as a file."""
+    title = "What commands of syncd print with --json, and what routes of syncd serve answer"
+    documents = {name: _open(_schema(kind)) for name, kind in _documents().items()}
+    return json.dumps({"title": title, "documents": documents}, indent=1, sort_keys=True) + "\n"
+
+
+def _documents() -> Mapping[str, type[Any]]:
+    from http_documents import ROUTES  # noqa: PLC0415 - needs pydantic
     from json_documents import DOCUMENTS  # noqa: PLC0415
 
-    title = "What commands of syncd print with --json"
-    documents = {name: _open(_schema(kind)) for name, kind in DOCUMENTS.items()}
-    return json.dumps({"title": title, "documents": documents}, indent=1, sort_keys=True) + "\n"
+    return {**DOCUMENTS, **ROUTES}
 
 
 def _open(schema: Any) -> Any:
@@ -47,10 +52,10 @@ def _schema(kind: type[Any]) -> Schema:
     return TypeAdapter(kind).json_schema()
 
 
-def _tables(schema: Schema) -> Iterator[str]:
-    """Yield the lines of the table of a document, then those of each object in it, once."""
+def _tables(schema: Schema, shown: set[str]) -> Iterator[str]:
+    """Yield the lines of the table of a document, then those of each object in it that no document had before."""
     yield from _table("field", schema)
-    definitions, shown = schema.get("$defs", {}), {_PAIR}
+    definitions = schema.get("$defs", {})
     open_objects = list(_objects(schema))
     while open_objects:
         field, name = open_objects.pop(0)
@@ -87,8 +92,9 @@ def _type(field: Schema) -> str:
         return f"`{json.dumps(field['const'])}`"
     if field.get("type") == "array":
         return f"list of {_plural(_type(field['items']))}"
-    return _WORDS[field["type"]]
+    return _WORDS[field["type"]] if "type" in field else "value"
 
 
 def _plural(word: str) -> str:
-    return word if word == "text" else f"{word}s"
+    first, *others = word.split(" ")
+    return " ".join([first if first == "text" else f"{first}s", *others])

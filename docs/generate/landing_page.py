@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
-DOCS = Path(__file__).resolve().parents[1]
+from titles import DOCS, title
+
 _GROUP = re.compile(r"(?m)^  - (\w[\w ]*):\n((?:      .*\n)+)")
 _PAGE = re.compile(r"(?m)^ +- ([\w/-]+\.md)$")
 
@@ -18,8 +18,4 @@ def _groups() -> Iterator[str]:
     navigation = (DOCS.parent / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
     for group, entries in _GROUP.findall(navigation):
         pages = [page for page in _PAGE.findall(entries) if page != "README.md"]
-        yield f"- **{group}**: {', '.join(f'[{_title(page)}]({page})' for page in pages)}"
-
-
-def _title(page: str) -> str:
-    return (DOCS / page).read_text().partition("\n")[0].removeprefix("# ")
+        yield f"- **{group}**: {', '.join(f'[{title(page)}]({page})' for page in pages)}"

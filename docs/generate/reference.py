@@ -10,6 +10,7 @@ import import_keys_page
 import json_page
 import landing_page
 import metrics_page
+from titles import titled
 
 DOCS = Path(__file__).resolve().parents[1]
 COMMAND = "python docs/generate"
@@ -38,7 +39,7 @@ def text(page: str) -> str:
         mark = f"{{{{{name}}}}}"
         assert mark in made, f"pages/{page}.in has no {mark}"
         made = made.replace(mark, part.strip("\n"))
-    return made
+    return titled(made)
 
 
 def write() -> None:

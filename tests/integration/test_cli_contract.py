@@ -3,12 +3,12 @@
 import contextlib
 import os
 import re
-import sys
 import threading
 import time
 
 import pytest
 from support.cli import VERBS, spawn
+from support.documents import checked
 from support.jobs import explorer, shard_bytes, write_step
 from support.paths import ROOT
 
@@ -23,10 +23,7 @@ from syncd.protocol.takeover import Candidate
 from syncd.protocol.writer import StepWriter
 
 pytest.importorskip("pydantic", reason="documents are checked by pydantic")
-from pydantic import TypeAdapter
-
 DOCS = ROOT / "docs"
-sys.path.insert(0, str(DOCS / "generate"))
 CONVENTIONS = {0, console.INTERRUPTED, console.CLOSED_PIPE}
 ELSEWHERE = {1, 69, 130, 141}
 """Reached in test_cli_main.py by a bug, Ctrl-C and a closed pipe, in test_follow_processes.py by a dead engine."""
@@ -182,14 +179,6 @@ def test_the_daemon_exits_with_0_after_sigterm(published):
 
 def section(name):
     return (DOCS / "json.md").read_text().split(f"\n## {name}\n")[1].split("\n## ")[0]
-
-
-def checked(name, document):
-    """Check a document by its documented type: each field is there, of its type, and no other."""
-    from json_documents import DOCUMENTS
-
-    TypeAdapter(DOCUMENTS[name]).validate_python(document, strict=True)
-    return document
 
 
 def test_status_json_is_as_documented(shell, published):

@@ -47,7 +47,7 @@ def attacked(tmp_path):
 
 
 LOOKS = (["status", "--json"], ["verify", 2, "--deep"], ["ls"])
-ACTS = (["watch", "--once", "--keep-last", 1], ["prune", "--keep-last", 1])
+ACTS = (["watch", "--once", "--keep-last", 1, "--takeover", 4], ["prune", "--keep-last", 1])
 
 
 def limited(*words):

@@ -77,7 +77,7 @@ def test_the_next_version_is_published_and_verbs_answer(job, shell, name, put):
         assert done.code in (0, 4, 65, 77), done.err
         assert "bug" not in done.err
         assert "[Errno" not in done.err
-    done = shell("watch", job.root, "--once")
+    done = shell("watch", job.root, "--once", "--takeover", "4")
     expected = 2 if name == "global_step_3/manifest.json" else 3
     assert (done.code, read_version(job).step) == (0, expected), done.err
     if put is directory and name in (".syncd/version.json", ".syncd/job.json"):

@@ -15,6 +15,8 @@ from beds.loop import frozen, mounted
 from beds.silent import silent
 from support.cli import VERBS, command, environment, spawn
 from support.jobs import shard_bytes, write_step
+from support.processes import must
+from support.warm import run_warm
 
 from syncd.protocol.layout import Job
 
@@ -55,18 +57,38 @@ def make_job(root):
     for step in (1, 2):
         write_step(job, step)
     for args in (["watch", root, "--once", "--no-prune", "--log-level", "error"], ["pin", root, "2"]):
-        subprocess.run(command(*args), check=True, env=environment(), capture_output=True, timeout=LONG)
+        must(command(*args), run_warm)
     return job
 
 
-@pytest.fixture
-def silenced(tmp_path):
-    """Return a job whose mount never answers."""
+OWN_LIMITS = {
+    "watch": ["watch"],
+    "watch --once": ["watch", "--once"],
+    "follow": ["follow", "--hook", "command", "--", "true"],
+    "doctor": ["doctor"],
+    "doctor --security": ["doctor", "--security"],
+}
+"""Verbs that wait for a mount as long as they say themselves: 10 s, the doctor 30."""
+
+
+@pytest.fixture(scope="module")
+def silence(tmp_path_factory):
+    """Return a job whose mount never answers, and verbs with their own limits, which wait for it meanwhile."""
     if (reason := probe.silent_mount()) is not None:
         pytest.skip(reason)
-    job = make_job(tmp_path / "job")
-    with silent(job.root):
-        yield job
+    job = make_job(tmp_path_factory.mktemp("silent") / "job")
+    with silent(job.root), contextlib.ExitStack() as stack:
+        waiting = {}
+        for name, (verb, *options) in OWN_LIMITS.items():
+            waiting[name] = stack.enter_context(spawn(verb, job.root, *options))
+            stack.callback(waiting[name].kill)
+        yield job, waiting
+
+
+@pytest.fixture
+def silenced(silence):
+    """Return a job whose mount never answers."""
+    return silence[0]
 
 
 @pytest.fixture
@@ -151,27 +173,9 @@ def test_parsing_a_command_line_makes_no_call_on_the_mount(silenced, verb):
     there = f"{silenced.root}/x"
     paths = {"publish": ["1", there], "ls": ["--config", there], "install-units": ["--dir", there]}
     first = [] if verb == "install-units" else [silenced.root]
-    done = run(verb, *first, *paths.get(verb, []), "--state-dir", there, "--nonsense")
+    done = run_warm(command(verb, *first, *paths.get(verb, []), "--state-dir", there, "--nonsense"))
     assert done.returncode == 2
     assert "No such option" in done.stderr
-
-
-@pytest.mark.slow
-def test_verbs_with_their_own_time_limits_exit_with_74(silenced, tmp_path):
-    """They take 10 s, the doctor 30 s: all at once."""
-    lines = {
-        "watch": ["watch", silenced.root],
-        "watch --once": ["watch", silenced.root, "--once"],
-        "follow": ["follow", silenced.root, "--hook", "command", "--", "true"],
-        "doctor": ["doctor", silenced.root],
-        "doctor --security": ["doctor", silenced.root, "--security"],
-    }
-    with contextlib.ExitStack() as stack:
-        running = {name: stack.enter_context(spawn(*line)) for name, line in lines.items()}
-        for name, process in running.items():
-            _, err = process.communicate(timeout=LONG)
-            assert process.returncode == 74, (name, err)
-            assert "not answer" in err, name
 
 
 # --- a frozen local disk: what is written to it can neither return nor be killed ------------------------------
@@ -248,6 +252,15 @@ def test_sigterm_ends_a_verb_on_a_mount_that_never_answers(silenced, source, ver
         process.terminate()
         process.communicate(timeout=LONG)
         assert process.returncode == code
+
+
+@pytest.mark.parametrize("name", OWN_LIMITS)
+def test_verbs_with_their_own_time_limits_exit_with_74(silence, name):
+    """After the other verbs: these have waited since the first of them."""
+    process = silence[1][name]
+    _, err = process.communicate(timeout=LONG)
+    assert process.returncode == 74, err
+    assert "not answer" in err
 
 
 @pytest.mark.parametrize(

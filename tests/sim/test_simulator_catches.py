@@ -109,13 +109,13 @@ def test_pruning_a_step_that_the_trainer_writes_again_is_caught(monkeypatch):
     monkeypatch.setattr(retention, "is_meant", lambda request, snapshot: request.step in snapshot.steps)
     monkeypatch.setattr(planning, "is_meant", lambda request, snapshot: request.step in snapshot.steps)
     monkeypatch.setattr(Trash, "_changed", lambda *_: None)
-    assert_caught("I3", "I7", first=12)
+    assert_caught("I3", "I7", first=361)
 
 
 def test_removing_a_step_on_an_outdated_scan_is_caught(monkeypatch):
     """Removing a step without looking once more what it is: it may have become a full checkpoint."""
     monkeypatch.setattr(Trash, "_changed", lambda *_: None)
-    assert_caught("I3 a full checkpoint inside its policy stays", "I3 a step being written stays", first=12)
+    assert_caught("I3 a full checkpoint inside its policy stays", "I3 a step being written stays", first=361)
 
 
 def test_leading_without_fencing_is_caught(monkeypatch):

@@ -1,13 +1,22 @@
 """A real browser by Playwright, and pages in it that must not complain."""
 
 import contextlib
+import os
 import shutil
+import signal
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-TIMEOUT_MS = 60_000
+TIMEOUT_MS = 30_000
+"""Of one wait for an element or a page."""
+
+BOUND = 120.0
+"""Seconds of all that one test asks of a browser: most calls of Playwright wait for its answer without a bound."""
+
 _FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -46,13 +55,51 @@ def started_browser() -> Iterator[Any]:
         "playwright.sync_api", reason="no playwright: pip install -e '.[browser]'"
     )
     path = next((found for name in _NAMES if (found := shutil.which(name))), None)
-    with playwright.sync_playwright() as driver:
-        try:
-            started = driver.chromium.launch(executable_path=path, args=_FLAGS, timeout=TIMEOUT_MS)
-        except playwright.Error as error:
-            pytest.skip(f"no browser starts here: {error.message.splitlines()[0]}")
+    with contextlib.ExitStack() as stack:
+        with bounded("the start of a browser"):
+            driver = stack.enter_context(playwright.sync_playwright())
+            try:
+                started = driver.chromium.launch(executable_path=path, args=_FLAGS, timeout=TIMEOUT_MS)
+            except playwright.Error as error:
+                pytest.skip(f"no browser starts here: {error.message.splitlines()[0]}")
         yield started
-        started.close()
+        with bounded("the end of a browser"), contextlib.suppress(playwright.Error):  # it may have been ended
+            started.close()
+
+
+class bounded(contextlib.AbstractContextManager[None]):  # noqa: N801 -- used as a function
+    """Ends this process's browsers, with which every call that waits for one fails, if a block takes too long.
+
+    Args:
+        what: What waits, for the failure.
+        seconds: How long it may take.
+    """
+
+    def __init__(self, what: str, seconds: float = BOUND) -> None:
+        self._what, self._seconds, self._is_late = what, seconds, False
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._timer.cancel()
+        if self._is_late:
+            raise AssertionError(f"{self._what}: no answer within {self._seconds:g} s") from error
+
+    def _end(self) -> None:
+        self._is_late = True
+        for pid in _drivers():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _drivers() -> Iterator[int]:
+    """Yield Playwright's processes, whose browsers end with them."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in children.read_text().split():
+            with contextlib.suppress(OSError):
+                if b"run-driver" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    yield int(pid)
 
 
 class Pages:
@@ -63,7 +110,7 @@ class Pages:
     """
 
     def __init__(self, browser: Any) -> None:
-        self._browser = browser
+        self._browser, self._bound = browser, bounded("what a test asks of a browser")
         self._contexts: list[Any] = []
         self.wrong: list[str] = []
         self.asked: list[str] = []
@@ -93,8 +140,9 @@ class Pages:
 
     def close(self) -> None:
         """Close all pages; nothing may have gone wrong in them, and no other host have been asked."""
-        for context in self._contexts:
-            context.close()
+        with self._bound:
+            for context in self._contexts:
+                context.close()
         assert self.wrong == []
         assert [address for address in self.asked if not address.startswith("http://127.0.0.1:")] == []
 

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import select
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -65,10 +66,12 @@ def served(*args: object) -> Iterator[Page]:
     with spawn("serve", *args, "--port", "0") as process:
         assert process.stdout is not None
         try:
-            url = process.stdout.readline().strip()
+            says, _, _ = select.select([process.stdout], [], [], TIMEOUT)
+            url = process.stdout.readline().strip() if says else ""
             if not url:
+                process.kill()
                 _, err = process.communicate(timeout=TIMEOUT)
-                raise AssertionError(f"no page: {err}")
+                raise AssertionError(f"no page within {TIMEOUT:g} s: {err}")
             yield Page(url, process)
         finally:
             if process.poll() is None:

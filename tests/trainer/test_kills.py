@@ -1,12 +1,12 @@
 """kill -9 of one rank or of all at random moments, then a start again: as if nothing had happened.
 
 SYNCD_KILLS says how many kills there are; SYNCD_ENGINE=verl has verl's engine killed, which takes minutes,
-SYNCD_ENGINE=ppo the same with a critic, and SYNCD_ENGINE=lora with adapters as steps. Without it, `make
-test-matrices` kills one run with a critic once.
+SYNCD_ENGINE=ppo the same with a critic, and SYNCD_ENGINE=lora with adapters as steps. `make test` kills where it
+harms most, while a training state is written; `make test-matrices` at any moment too, and one run with a critic once.
 
-Torch and verl take longer to import than a run from kill to kill. So with more than three kills, ranks to be killed
-are forked from a process that has imported them, and meet as torchrun's do. The undisturbed run and the last start of
-the killed one are always the command itself.
+Torch and verl take longer to import than a run from kill to kill. So ranks to be killed are forked from a process
+that has imported them, and meet as torchrun's do. The undisturbed run and the last start of the killed one are the
+command itself.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ import xxhash
 from support import forked
 from support.checker import marker, sealed
 from support.engine_process import free_port
-from support.matrices import LONG
+from support.matrices import LONG, rows
 from support.trainers import ENVIRONMENT, write_experiences
 
 from syncd.protocol.local_disk import LocalDisk
@@ -167,6 +167,10 @@ class ForkedRanks:
             for rank in range(kind.ranks)
         ]
 
+    def alive(self):
+        """Return the process ids of those that run."""
+        return [rank.pid for rank in self.ranks if rank.exitcode is None]
+
     def poll(self):
         """Return the exit code of the first that failed, 0 if none did, None while all of them run or end well."""
         codes = [rank.exitcode for rank in self.ranks]
@@ -186,15 +190,8 @@ class ForkedRanks:
         return self.poll()
 
 
-def start_to_kill(job, kind):
-    """Start a trainer that is going to be killed."""
-    return ForkedRanks(job, kind) if KILLS > 3 else start(job, kind)
-
-
 def ranks_of(process):
     """Return the process ids of a trainer's ranks."""
-    if isinstance(process, ForkedRanks):
-        return [rank.pid for rank in process.ranks if rank.exitcode is None]
     children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False)
     return [int(pid) for pid in children.stdout.split()]
 
@@ -320,15 +317,16 @@ def wait_for_saving_behind(job, process, draw):
     return False
 
 
-@pytest.mark.parametrize(
-    ("wait", "kind"), [(wait_for_random_work, WHOLE), (wait_for_saving_behind, ONLY_FULL)]
-)
+AIMED = (wait_for_saving_behind, ONLY_FULL)
+
+
+@pytest.mark.parametrize(("wait", "kind"), rows([(wait_for_random_work, WHOLE), AIMED], AIMED))
 def test_a_run_killed_again_and_again_ends_like_an_undisturbed_one(place, straight, record_line, wait, kind):
     killed = new_job(place, f"killed-{wait.__name__}")
     draw, done, resumed, halfway, left = random.Random(SEED), 0, [], 0, set()
     aims = wait is wait_for_saving_behind
     while done < KILLS or (aims and not halfway and done < 4 * KILLS):
-        process = start_to_kill(killed, kind)
+        process = ForkedRanks(killed, kind)
         if not wait(killed, process, draw):
             # It has reached the end before it could be killed: begin again from nothing.
             assert process.wait(_LONG) == 0, tail(killed)
@@ -336,9 +334,8 @@ def test_a_run_killed_again_and_again_ends_like_an_undisturbed_one(place, straig
             killed = new_job(place, f"killed-{wait.__name__}-{done}")
             continue
         everyone = draw.random() < 0.5
-        ranks = ranks_of(process)
-        starter = [] if isinstance(process, ForkedRanks) else [process.pid]
-        kill([*ranks, *starter] if everyone else draw.sample(ranks, 1) if ranks else [])
+        ranks = process.alive()
+        kill(ranks if everyone else draw.sample(ranks, 1) if ranks else [])
         code = process.wait(_LONG)
         done += 1
         assert code != 0 or not ranks, "a rank was killed and nobody noticed"

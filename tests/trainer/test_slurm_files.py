@@ -117,7 +117,7 @@ def test_srun_trains_with_one_rank_a_task(bed, tmp_path):
 
 STUBS = {
     "explorer": """#!/bin/bash
-# Says how it was started, works until it is told to leave or the trainer has gone, and leaves cleanly.
+# Says how it was started, works until it is told to leave or the trainer is gone, and leaves cleanly.
 echo "$SLURM_JOB_ID ${SLURM_ARRAY_TASK_ID:--} $*" >>OUT/explorers
 trap 'echo "left ${SLURM_ARRAY_TASK_ID:--}" >>OUT/explorers; exit 0' TERM
 for _ in {1..1200}; do [[ -e OUT/gone ]] && exit 0; sleep 0.1; done

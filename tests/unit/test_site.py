@@ -14,6 +14,7 @@ from syncd.errors import REPOSITORY
 sys.path.insert(0, str(ROOT / "docs" / "generate"))
 import commands_page
 import reference
+import titles
 
 DOCS = ROOT / "docs"
 PAGES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
@@ -72,6 +73,11 @@ def test_the_site_has_pages_alone_and_asks_no_other_host(settings):
     named = [*settings["extra_css"], *settings["extra_javascript"]]
     assert [name for name in named if not (DOCS / name).is_file()] == []
     assert not [page for page in PAGES if "```mermaid" in (DOCS / page).read_text()], "drawings are SVG"
+
+
+def test_links_between_pages_show_titles():
+    named = {page: found for page in PAGES if (found := titles.LINK.findall((DOCS / page).read_text()))}
+    assert named == {}, "write the page's title, or the heading, in place of its file's name"
 
 
 @pytest.mark.parametrize("page", reference.PARTS)

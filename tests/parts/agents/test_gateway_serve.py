@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import matrices
 from support.chat_model import write_chat_model
 from support.gateway_case import SIZE, play, record_sessions, write_file
 from support.served_process import MINUTES, ServedProcess, patiently
@@ -57,6 +58,7 @@ def test_eight_sessions_at_once_with_a_kill_and_a_version_in_the_middle_are_reco
     record_sessions(models[1], world, served, 1e-4)
 
 
+@matrices.LONG
 def test_versions_that_are_adapters_are_recorded_exactly_too(models, world, tmp_path):
     """As above; step 1 is an adapter, by which the answers change."""
     peft = pytest.importorskip("peft", reason="needs peft")

@@ -1,13 +1,17 @@
 """Broadcasts between real processes: the trainer's loop, explorers, a daemon; gloo on this host."""
 
+import itertools
+
 import pytest
+from support import matrices
 from support.broadcasts import SIZES, left_over, write_experiences
 
 STEPS = 4
+STYLES = ("fixed", "trainer_driven", "explorer_driven", "fully_async")
+KEPT = (("fixed", 3), ("trainer_driven", 1), ("explorer_driven", 1), ("fully_async", 1))
 
 
-@pytest.mark.parametrize("members", [1, 3])
-@pytest.mark.parametrize("style", ["fixed", "trainer_driven", "explorer_driven", "fully_async"])
+@pytest.mark.parametrize(("style", "members"), matrices.rows(itertools.product(STYLES, (1, 3)), *KEPT))
 def test_trainer_and_explorers_end_with_the_same_weights(processes, style, members):
     names = [f"e{number}" for number in range(members)]
     for name in names:

@@ -343,7 +343,9 @@ def test_the_overview_leads_to_each_job_and_back(show, job, tmp_path, size):
         assert page.evaluate("document.documentElement.scrollWidth") <= size[0], "nothing sticks out"
         assert page.evaluate(CONTRAST) == []
         link = page.locator("text=with <b>mark-up-and-more")
-        assert size == PHONE or link.bounding_box()["height"] < 30, "no name is broken"
+        assert size == PHONE or link.evaluate("one => one.getBoundingClientRect().height") < 30, (
+            "no name is broken"
+        )
         link.click()
         page.wait_for_selector("#progress code")
         assert page.inner_text("#job") == "with <b>mark-up-and-more"
