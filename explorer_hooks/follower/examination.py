@@ -125,7 +125,7 @@ class Examination:
             self._leave_out(str(error))
             return ""
         if not start:
-            self._leave_out("the directory that the engine was started from is not on this host")
+            self._leave_out("its start weights cannot be read again from a directory of this host")
         return start
 
     def _leave_out(self, reason: str) -> None:

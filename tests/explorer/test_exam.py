@@ -214,7 +214,7 @@ def test_an_engine_that_is_not_examined_says_so(tmp_path, scene, why, monkeypatc
     if why == "no room":
         monkeypatch.setattr(exams, "ROOM", 1e12)
     follow(scene, hook, exam="off" if why == "off" else "auto")
-    words = {"off": "off", "no directory": "is not on this host", "no room": "are free"}
+    words = {"off": "off", "no directory": "cannot be read again", "no room": "are free"}
     assert words[why] in report(scene).exam
     assert ("exam_left_out" in scene.names()) is (why != "off")
 
