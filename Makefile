@@ -14,7 +14,6 @@ SEED ?= 1
 FAULTS ?= 100
 RACES ?= 200
 MINUTES ?= 60
-MERMAID := 12.3.0
 # Runs a long target and records its result in tests/targets.json; a part of one, by PYTEST_ARGS, is not recorded.
 RECORDED = $(PYTHON) tests/targets.py run $@ $(if $(PYTEST_ARGS),--partial) --
 
@@ -116,7 +115,7 @@ test-proof: $(READY)
 ## test-slurm: the shipped sbatch files on a real Slurm, also the exact resume
 test-slurm: $(READY)
 	SYNCD_SLURM=1 $(RECORDED) $(BIN)/python -m pytest tests/trainer/test_slurm_files.py tests/trainer/test_slurm_servers.py \
-		tests/trainer/test_getting_started.py $(PYTEST_ARGS)
+		tests/trainer/test_tutorial_slurm.py $(PYTEST_ARGS)
 
 # Real engines on the CPU, each in an environment of its own; SYNCD_VLLM_PYTHON and SYNCD_SGLANG_PYTHON name another.
 ## test-vllm: a real vLLM on the CPU (SYNCD_VLLM_PYTHON, else it is installed)
@@ -124,7 +123,7 @@ test-vllm: $(READY) $(if $(SYNCD_VLLM_PYTHON),,.venv-vllm/.ready)
 	SYNCD_LORA_VERSIONS=$(or $(VERSIONS),20) SYNCD_DELTA_VERSIONS=$(or $(VERSIONS),40) \
 		$(RECORDED) $(BIN)/python -m pytest tests/explorer/engines/test_vllm_real.py \
 		tests/explorer/engines/test_vllm_adapters_real.py tests/explorer/engines/test_vllm_matrix_real.py \
-		tests/explorer/engines/test_vllm_lora_training_real.py tests/parts/agents/test_vllm_gateway_real.py $(PYTEST_ARGS)
+		tests/explorer/engines/test_vllm_lora_training_real.py tests/explorer/engines/test_vllm_tutorial_real.py tests/parts/agents/test_vllm_gateway_real.py $(PYTEST_ARGS)
 
 ## test-sglang: a real SGLang on the CPU (SYNCD_SGLANG_PYTHON, else it is installed)
 test-sglang: $(READY) $(if $(SYNCD_SGLANG_PYTHON),,.venv-sglang/.ready)
@@ -210,14 +209,10 @@ test-install:
 docs: .venv-docs/.ready
 	.venv-docs/bin/python docs/generate
 	.venv-docs/bin/zensical build --strict --clean
-	cp .venv-docs/mermaid.min.js out/site/assets/javascripts/
 
 .venv-docs/.ready: setup.cfg constraints.txt
 	$(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
-	# Diagrams are drawn without asking another host: docs/theme/main.html names this file.
-	npm pack --silent --pack-destination .venv-docs mermaid@$(MERMAID)
-	tar -xzf .venv-docs/mermaid-$(MERMAID).tgz -C .venv-docs --strip-components 2 package/dist/mermaid.min.js
 	touch $@
 
 ## soak: both soaks, one after the other: a little more than an hour

@@ -1,5 +1,6 @@
 """The trainer's side of a probe: the fixed tokens of a job, and the record of what the model answers to them."""
 
+import functools
 import math
 import os
 from collections.abc import Iterable, Sequence
@@ -51,6 +52,9 @@ def probe_tokens(
     return rows if is_usable else _spread(vocabulary, length)
 
 
+_tokens_of = functools.cache(probe_tokens)
+
+
 def make_probe(
     tokens: Tokens, logprobs: Sequence[Sequence[float]], compute_dtype: str, export_dtype: str
 ) -> Probe | None:
@@ -79,11 +83,31 @@ def probe_directory(directory: str, compute_dtype: str, *, trust: bool = False) 
         compute_dtype: What the forward pass computes in. The weights are published as they are in the directory.
         trust: Whether code that comes with the model may run.
     """
-    model = _load_model(directory, compute_dtype, trust=trust)
-    tokens = probe_tokens(directory, model.config.get_text_config().vocab_size, trust=trust)
-    with torch.inference_mode():
-        answers = [_answer(model(torch.tensor([row])).logits[0], row) for row in tokens]
-    probe = make_probe(tokens, answers, compute_dtype, "keep")
+    return probe_model(_load_model(directory, compute_dtype, trust=trust), directory, trust=trust)
+
+
+def probe_model(model: Any, directory: str, *, trust: bool = False) -> Probe:
+    """Return the probe of a transformers model in this process, as it is now, for `Client.publish`.
+
+    Examples:
+        A training loop of your own:
+
+            client.publish(model.state_dict(), step, probe=probe_model(model, directory))
+
+    Args:
+        model: What `from_pretrained` returned; whether it is in training mode stays as it is.
+        directory: The model's directory or name; its tokenizer makes the tokens.
+        trust: Whether code that comes with the tokenizer may run.
+    """
+    tokens = _tokens_of(directory, model.config.get_text_config().vocab_size, trust=trust)
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        answers = [
+            _answer(model(torch.tensor([row], device=model.device)).logits[0].cpu(), row) for row in tokens
+        ]
+    model.train(was_training)
+    probe = make_probe(tokens, answers, str(model.dtype).removeprefix("torch."), "keep")
     if probe is None:
         raise non_finite_error(model.state_dict().items())
     return probe

@@ -264,7 +264,9 @@ class Rank0:
         if waited is None or waited < limit:
             return None
         hint = f"syncd status {self.client.job.root}  # who explores?"
-        return TimedOutError(f"no whole batch of experiences within {limit:g} s", path=self._path, hint=hint)
+        return TimedOutError(
+            f"no complete batch of experiences within {limit:g} s", path=self._path, hint=hint
+        )
 
     def _explorer_asks(self, now: LoopFacts) -> bool:
         """Return whether an explorer asks for weights; if there are no newer ones, tell it so."""

@@ -29,7 +29,7 @@ def find_state(job: Job) -> TrainerState:
         raise CorruptDataError(
             "no full checkpoint is complete",
             path=job.root,
-            hint=f"syncd ls {job.root}, or --trainer.continue_from_checkpoint false to start a new job beside it",
+            hint=f"syncd ls {job.root}, or --trainer.continue_from_checkpoint false for a new directory",
         )
     return FRESH
 

@@ -114,7 +114,7 @@ def wait_text(
         file: The job's file, for the command that starts an explorer.
     """
     at = time.strftime("%H:%M:%S", time.localtime(since))
-    there = f"{groups[0]} of {groups[1]} groups are there"
+    there = f"{groups[0]} of {groups[1]} groups have arrived"
     parts = [f"waiting for experiences in {path} since {at} ({span(seconds)}): {there}"]
     if rejected:
         parts.append(f"{rejected} batches were set aside in {path}/.rejected")

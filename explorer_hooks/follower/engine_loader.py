@@ -481,7 +481,7 @@ def _load_failure(what: str, error: Exception) -> LoadFailedError | ConfigError:
     if isinstance(error, LoadFailedError | ConfigError):
         return error
     if isinstance(error, EngineUnreachableError):
-        return LoadFailedError(f"the engine went away during {what}: {error}", hint=error.hint)
+        return LoadFailedError(f"the engine stopped answering during {what}: {error}", hint=error.hint)
     if isinstance(error, SyncdError):
         return LoadFailedError(error.message, path=error.path, hint=error.hint)
     # A hook may be the user's own code.

@@ -336,7 +336,7 @@ class Follower(Closing):
         if decision == "missing":
             return TurnOutcome("gone", reason=f"step {self._policy.step} no longer exists")
         if not self.options.stay and not self._results.failed.paused and self._has_trainer_ended():
-            return TurnOutcome("ended", self.applied, "the trainer has gone")
+            return TurnOutcome("ended", self.applied, "the trainer is gone")
         return None
 
     def _snapshot(self) -> FollowSnapshot:

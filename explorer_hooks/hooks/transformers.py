@@ -310,4 +310,6 @@ def _model_of(candidate: Any, address: str) -> torch.nn.Module:
             return candidate.model  # type: ignore[no-any-return]
         if callable(candidate):
             candidate = candidate()
-    raise ConfigError(f"{address} is no model, has none and returns none", hint=f"--hook transformers={FORM}")
+    raise ConfigError(
+        f"{address} is not a model, and neither has nor returns one", hint=f"--hook transformers={FORM}"
+    )

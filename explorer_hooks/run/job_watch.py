@@ -26,7 +26,7 @@ class JobWatch:
         """Return why the job is over for an explorer, empty while it is not."""
         if end := self._end_of_job():
             return f"the job is finished: {end}"
-        return "the trainer has gone" if self._trainer_is_gone() else ""
+        return "the trainer is gone" if self._trainer_is_gone() else ""
 
     def _end_of_job(self) -> str:
         """Return what the job has reached once its last version is published, whatever presence files say."""

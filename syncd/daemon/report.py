@@ -358,11 +358,14 @@ def symptoms(snapshot: Snapshot) -> Iterator[Problem]:
     elif lasting and marker.step is not None and _is_missing(snapshot, marker.step):
         yield "marker", f"ahead of its step: {marker.step} is not complete"
     for module in snapshot.unreadable:
-        yield "unreadable_presence", f"no step is removed while it lives, it may read any: {module}"
+        yield (
+            "unreadable_presence",
+            f"no step is removed while its process lives, because it may read any: {module}",
+        )
     for problem in snapshot.unlisted:
-        yield "unreadable_directory", f"no step is removed, any may be leased or pinned: {problem}"
+        yield "unreadable_directory", f"no step is removed, because any may be leased or pinned: {problem}"
     if snapshot.tracker_problem:
-        yield "tracker", f"no full checkpoint is removed, it may name any: {snapshot.tracker_problem}"
+        yield "tracker", f"no full checkpoint is removed, because it may name any: {snapshot.tracker_problem}"
     for problem in snapshot.entry_problems:
         yield "obstacle", problem
     # A step's own directory is shown as damaged.
@@ -382,7 +385,7 @@ def _documents(snapshot: Snapshot) -> Iterator[Problem]:
     for name, module in snapshot.explorers.items():
         applied = module.presence.applied
         if applied is not None and applied[0] > BELIEVED_GENERATION:
-            yield "document", f"explorer {name} names generation {applied[0]}, which is not believed"
+            yield "document", f"explorer {name} names generation {applied[0]}, which is too high to be real"
 
 
 def _should_have_marker(snapshot: Snapshot) -> bool:

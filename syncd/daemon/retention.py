@@ -145,7 +145,7 @@ def _strong_rule(snapshot: Snapshot, policy: DaemonConfig) -> Rule:
         yield is_previous and (policy.keep_previous or not step.full), "previous_version", ""
         yield is_filling and not is_stale, "being_written", step.problem
         yield is_damaged and not is_stale, "damaged_lately", step.problem
-        yield step.arriving, "just_sealed", "its writer may be about to go back to it"
+        yield step.arriving, "just_sealed", "its writer may be about to resume from it"
         yield not is_filling and _is_ahead(step, newest, snapshot), "not_yet_published", ""
         is_announced = _may_be_announced(step, snapshot, policy)
         yield is_announced, "may_be_announced", "not earlier than the step the marker names"

@@ -63,7 +63,7 @@ def check_format(metadata: Mapping[bytes, bytes], path: str) -> None:
     named = _number(metadata.get(b"format"), path)
     protocol = _number(metadata.get(b"protocol"), path)
     if named is None and protocol is not None and protocol > 1:
-        raise _too_new(f"a batch of protocol {protocol}, which says no format", path)
+        raise _too_new(f"a batch of protocol {protocol}, which names no format", path)
     if named is not None and named > FORMAT:
         raise _too_new(f"a batch of format {named}, and this release reads format {FORMAT}", path)
     if named != FORMAT:

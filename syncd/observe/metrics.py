@@ -38,7 +38,7 @@ _COUNTERS = {
         "kind",
     ),
     "versions_rewound": (
-        "Times that explorers were sent back, by reason: rewind, rewritten, rollback.",
+        "Times that explorers rolled back, by reason: rewind, rewritten, rollback.",
         "reason",
     ),
     "steps_pruned": ("Steps moved to the trash, by the retention rule that decided.", "rule"),

@@ -58,7 +58,7 @@ def model_digest(disk: Disk, model: str) -> str:
         headers = {path: read_weights_header(disk, path) for path in weight_files(disk, model)}
         described = sorted((name, *kind) for name, kind in signature(headers.values()).items())
     except (*MISSING, CorruptDataError) as error:
-        raise ConfigError(f"the model's safetensors files are not whole: {error}", path=model) from error
+        raise ConfigError(f"the model's safetensors files are incomplete: {error}", path=model) from error
     state = hasher(DEFAULT)
     state.update(json.dumps(described, separators=(",", ":")).encode())
     places = sorted(

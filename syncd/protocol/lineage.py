@@ -95,7 +95,7 @@ def link_problem(delta: DeltaHeader, stored: Sequence[FileRecord], parent: Manif
         return "it was written again, or its manifest is another one"
     root = parent.delta.root_after if parent.delta else parent.root
     if root is not None and root != delta.root_before:
-        return "its root is not the one that the changes begin at"
+        return "its root digest is not the one that the changes start from"
     if _layout(parent.whole_shards) != _layout(delta.shards):
         return "its shard files have other names or sizes"
     inherited = set(delta.files) - set(stored)
@@ -187,7 +187,7 @@ def check_tables(manifest: Manifest, tables: Sequence[DeltaTable]) -> None:
     elif counts != (delta.changed, delta.elements):
         problem = "the frames count other words than the manifest says"
     elif roots_of(tables) != (delta.root_before, delta.root_after):
-        problem = "the digests of the frames do not make the roots of the manifest"
+        problem = "the digests of the frames do not match the roots in the manifest"
     else:
         return
     raise CorruptDataError(f"step {manifest.step}: {problem}")

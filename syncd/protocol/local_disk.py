@@ -213,7 +213,7 @@ def _refuse_links(path: str, start: int) -> None:
         except MISSING:
             return
         if is_link:
-            raise OSError(errno.ELOOP, "a symbolic link stands where a directory of the job must be", part)
+            raise OSError(errno.ELOOP, "a symbolic link is where a directory of the job must be", part)
 
 
 def _kind(mode: int) -> Kind:

@@ -161,7 +161,7 @@ def _check(job: Job, step: int, *, rewind: bool) -> None:
     named = read_marker(job.disk, job.marker).step
     if named is not None and step < named and not rewind:
         raise UsageError(
-            f"step {step} is below the newest, {named}: explorers would go back to it",
+            f"step {step} is below the newest, {named}: explorers would roll back to it",
             path=job.root,
             hint="publish a higher step, or pass --rewind",
         )

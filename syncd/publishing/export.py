@@ -194,9 +194,7 @@ def _examined(disk: Disk, path: str) -> FileStat:
     except OSError as error:
         if error.errno not in _NOWHERE:
             raise
-        raise CorruptDataError(
-            "a link that leads nowhere", path=path, hint=f"ls -l {shlex.quote(path)}"
-        ) from None
+        raise CorruptDataError("a broken link", path=path, hint=f"ls -l {shlex.quote(path)}") from None
     what = "a directory" if status.kind == "directory" else "a device, a pipe or a socket"
     raise CorruptDataError(f"{what} where a regular file must be", path=path, hint=_list_hint(path))
 

@@ -228,7 +228,7 @@ def test_versions_are_applied_at_the_interval_until_the_trainer_ends(world, weig
     trainer = Trainer(world, weights, steps=6, style=style)
     why = explore(file, "e0", "--sync.style", style)
     trainer.end()
-    assert why == "the trainer has gone"
+    assert why == "the trainer is gone"
     assert steps_of(world, "e0")[:6] == [[0], [0], [2], [2], [4], [4]]
     assert world.explorer("e0").applied == (1, 6)
     assert world.explorer("e0").status is RunningStatus.STOPPED
@@ -262,7 +262,7 @@ def test_sync_offset_lets_the_explorer_run_ahead(world, weights, file):
 
 def test_an_explorer_driven_trainer_answers_the_explorer(world, weights, file):
     trainer = Trainer(world, weights, steps=4, style="explorer_driven")
-    assert explore(file, "e0", "--sync.style", "explorer_driven") == "the trainer has gone"
+    assert explore(file, "e0", "--sync.style", "explorer_driven") == "the trainer is gone"
     trainer.end()
     found = steps_of(world, "e0")
     assert found[:2] == [[0], [0]]
@@ -273,7 +273,7 @@ def test_a_fully_async_explorer_follows_new_versions_within_its_bound(world, wei
     trainer = Trainer(world, weights, steps=8, style="fully_async")
     why = explore(file, "e0", "--sync.style", "fully_async", "--explorer.ahead", "3")
     trainer.end()
-    assert why == "the trainer has gone"
+    assert why == "the trainer is gone"
     made = [step for batch in steps_of(world, "e0") for step in batch]
     assert made == sorted(made)
     assert len(set(made)) > 1
@@ -585,7 +585,7 @@ def test_a_restarted_server_is_reloaded_before_it_works(world, weights, file, en
     server = ["--explorer.engine.kind=vllm", f"--explorer.engine.address={engine.address}"]
     why = explore(file, "e0", "--sync.style", style, "--explorer.engine.concurrency=1", *server)
     trainer.end()
-    assert why == "the trainer has gone"
+    assert why == "the trainer is gone"
     assert engine.restarted
     assert engine.unapplied == 0
     made = [one for batch in batches(world, "e0") for one in batch]
@@ -613,7 +613,7 @@ def test_an_explorer_starts_its_server_on_a_free_port_and_stops_it(
     world, weights, file, directory, command, tmp_path
 ):
     trainer = Trainer(world, weights, steps=4)
-    assert explore(file, "e0", *command) == "the trainer has gone"
+    assert explore(file, "e0", *command) == "the trainer is gone"
     trainer.end()
     [(pid, *_, model)] = starts(tmp_path)
     assert model == f"{directory}/model"
@@ -734,6 +734,6 @@ def test_a_stage_is_explored_in_its_own_directory_with_its_model(
     trainer = Trainer(world, weights, steps=2, interval=1)
     assert command_line(["run", file, "--stage", "job", "--name", "e0"]) == 0
     trainer.end()
-    assert "explorer ended: the trainer has gone" in capsys.readouterr().err
+    assert "explorer ended: the trainer is gone" in capsys.readouterr().err
     assert steps_of(world, "e0")[:2] == [[0], [1]]
     assert not (tmp_path / "experiences").exists()

@@ -177,7 +177,7 @@ def test_a_follower_without_a_stage_and_without_room_says_what_to_do(scene, monk
     monkeypatch.setattr(syncd.transports.files.stage.LocalDisk, "free", lambda *_: 0)
     outcome = follower.turn(20)
     assert outcome.kind == "refused"
-    assert "step 2 is a delta, and without a stage it cannot be made whole" in outcome.reason
+    assert "step 2 is a delta, and cannot be rebuilt without a stage" in outcome.reason
     hint = next(fields["hint"] for name, fields in scene.told if name == "load_refused")
     assert "--stage" in hint
     assert f"syncd materialise {scene.job.root} 2 --to DIR" in hint

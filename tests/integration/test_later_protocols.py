@@ -137,7 +137,7 @@ def test_an_explorers_absurd_generation_is_not_believed(job, generation):
     assert pair(job) == (1, 2)
     assert daemon.error is None
     if generation <= MAX_GENERATION:
-        assert "is not believed" in heard.of("document_rejected")[0]["detail"]
+        assert "too high to be real" in heard.of("document_rejected")[0]["detail"]
     else:
         (unreadable,) = daemon.snapshot.unreadable
         assert "e0" in unreadable

@@ -1,4 +1,4 @@
-"""Every command of README.md and docs/getting-started.md runs in a test; here run those that no other test runs."""
+"""Every command of README.md and the tutorials runs in a test; here run those that no other test runs."""
 
 import ast
 import os
@@ -13,90 +13,71 @@ from support.fake_engines import FakeVllm
 from support.foreign_jobs import SAMPLES
 from support.jobs import write_step
 from support.paths import ROOT
-from support.readme import commands, line_of, table_commands, typed
+from support.readme import commands, typed
 
+from syncd.cli.main import syncd as syncd_commands
 from syncd.protocol.layout import Job
 from syncd.protocol.version import read_version
 
-BY_HAND = "docs/first-contact.md"
-"""Has the output of what needs a network or an engine."""
+BY_HAND = "tests/FIRST_CONTACT.md"
+"""Has the output of what needs a network, minutes or an engine."""
 
 _HERE = "integration/test_readme_commands.py"
-_QUICKSTART = "integration/test_readme_quickstart.py::test_every_command_of_the_quickstart_succeeds"
-_SLURM = "trainer/test_getting_started.py::test_the_commands_of_the_page_train_a_model_on_slurm"
+_VLLM = (
+    "integration/test_tutorial_vllm.py"
+    "::test_the_commands_of_the_page_train_and_the_server_answers_with_the_last_version"
+)
+_SLURM = "trainer/test_tutorial_slurm.py::test_the_commands_of_the_page_train_a_model_on_slurm"
 _ONE_MACHINE = "integration/test_init.py::test_the_command_for_one_machine_trains"
-_TRAINER = "trainer/test_readme_trainer.py"
 _SYSTEMD = "integration/test_systemd.py::test_the_user_unit_runs_the_daemon_without_root"
-_CLI = "trainer/test_trainer_cli.py"
-_CONFIG = f"{_CLI}::test_the_config_command_prints_schema_docs_and_algorithms"
+_TABLE = f"{_HERE}::test_every_verb_succeeds"
 _AGENT = (
     "parts/agents/test_agents.py"
     "::test_the_agent_of_the_page_is_twenty_lines_and_plays_in_the_job_that_the_page_begins_with"
 )
 RUN_BY = {
-    "README.md#Install": BY_HAND,
-    "README.md#Quickstart": _QUICKSTART,
-    "make setup": BY_HAND,
+    "git clone https://github.com/syncd-project/syncd && cd syncd": BY_HAND,
+    "python3.11 -m venv .venv && source .venv/bin/activate": BY_HAND,
+    "pip install -e '.[transformers,explorer]' -c constraints.txt": BY_HAND,
+    "python3.11 -m venv .venv-vllm && .venv-vllm/bin/pip install 'vllm>=0.27.1'": BY_HAND,
     "make demo": BY_HAND,
     "make test": BY_HAND,
-    "make demo-daemon": f"{_HERE}::test_the_demo_of_the_daemon_holds",
-    "make demo-vllm": BY_HAND,
-    "make demo-agents": BY_HAND,
-    "syncd watch /ckpt/job --state-dir /var/tmp/syncd-state": f"{_HERE}::test_a_foreign_job_is_read_as_it_is",
-    "syncd install-units --user && systemctl --user daemon-reload": _SYSTEMD,
-    'systemctl --user enable --now "syncd-user@$(systemd-escape -p /ckpt/job).service"': _SYSTEMD,
-    'systemctl --user status "syncd-user@$(systemd-escape -p /ckpt/job).service"': _SYSTEMD,
-    "trainer train grpo.toml": f"{_TRAINER}::test_the_trainer_alone_and_under_torchrun_trains",
-    "torchrun --nnodes 4 --nproc-per-node 8 --no-python trainer train grpo.toml": (
-        f"{_TRAINER}::test_the_trainer_alone_and_under_torchrun_trains"
-    ),
-    "srun trainer train grpo.toml": "trainer/test_slurm_files.py::test_srun_trains_with_one_rank_a_task",
-    "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --host 127.0.0.1 --port 8000": BY_HAND,
-    "syncd follow /ckpt/job --hook vllm=http://127.0.0.1:8000 --stage /dev/shm/syncd": (
-        f"{_HERE}::test_a_server_that_already_runs_is_followed"
-    ),
-    "explorer run grpo.toml --name e0": _ONE_MACHINE,
-    "explorer serve grpo.toml --name e0": (
-        "parts/agents/test_gateway_serve.py::test_eight_sessions_at_once_with_a_kill_and_a_version_in_the_middle_are_recorded_exactly"
-    ),
-    "README.md#An agent of your own": _AGENT,
-    "getting-started.md#Environment": BY_HAND,
-    "getting-started.md#Check the mount": _SLURM,
-    "getting-started.md#A model": _SLURM,
-    "getting-started.md#A job": _SLURM,
-    "getting-started.md#Start it": _SLURM,
-    "getting-started.md#Watch it": _SLURM,
+    "README.md#Your own trainer to vLLM": _VLLM,
+    "syncd init first --model /models/Qwen3-8B --engine vllm": _TABLE,
+    "cd first && sbatch together.sbatch job.toml job": _SLURM,
+    "syncd doctor /ckpt": _TABLE,
+    "syncd install-units --user": _SYSTEMD,
+    "syncd status /ckpt/job --check --max-age 600": _TABLE,
+    "tutorial-vllm.md#What you need": _VLLM,
+    "tutorial-vllm.md#Start the daemon, the server and the follower": _VLLM,
+    "tutorial-vllm.md#Publish from your loop": _VLLM,
+    "tutorial-vllm.md#Watch it": _VLLM,
+    "tutorial-slurm.md#What you need": BY_HAND,
+    "tutorial-slurm.md#Check the mount": _SLURM,
+    "tutorial-slurm.md#A model": _SLURM,
+    "tutorial-slurm.md#A job": _SLURM,
+    "tutorial-slurm.md#Start it": _SLURM,
+    "tutorial-slurm.md#Watch it": _SLURM,
+    "tutorial-slurm.md#The end": _SLURM,
     "trainer train job.toml & explorer run job.toml --name e0": _ONE_MACHINE,
+    "pip install -e '.[trainer,gateway,transformers,plot]' -c constraints.txt openai": BY_HAND,
+    "tutorial-agent.md#What you need": _AGENT,
+    "tutorial-agent.md#Write the agent": _AGENT,
+    "tutorial-agent.md#The job": _AGENT,
+    "syncd status job --watch": "integration/test_cli_verbs.py",
+    "trainer plot job": _ONE_MACHINE,
 }
-"""What runs each command, or each first block of a section; tests below tests/."""
-
-TABLES = {
-    "trainer train CONFIG [--dry-run] [--section.key value]": (
-        f"{_CLI}::test_a_dry_run_prints_the_resolved_file_and_changes_nothing"
-    ),
-    "trainer stages CONFIG": f"{_TRAINER}::test_the_stages_of_a_file_train_one_after_the_other",
-    "trainer plot JOB": _ONE_MACHINE,
-    "trainer import FILE --to JOB.TOML": (
-        "parts/importing/test_importing.py::test_a_file_becomes_one_that_trainer_and_explorer_read"
-    ),
-    "trainer republish JOB --to DIR": (
-        "parts/importing/test_republish.py::test_steps_are_served_while_the_job_runs_and_after_it_was_rewound"
-    ),
-    "trainer export JOB STEP OUT [--critic]": _ONE_MACHINE,
-    "trainer config schema": _CONFIG,
-    "trainer config docs": _CONFIG,
-    "trainer config algorithms": _CONFIG,
-}
-"""What runs the commands of README's tables that do not begin with `syncd`."""
+"""What runs each command, or each section; tests below tests/."""
 
 VERBS = """
-syncd init new --model base
+syncd init new --model base --engine vllm
 syncd watch job 2>watch.log & daemon=$!
 syncd publish job 1 weights
 syncd wait job --newer-than 0 --timeout 60
 syncd publish job 2 weights
 syncd wait job --newer-than 1 --timeout 60
 syncd status job
+syncd status job --check --max-age 600
 syncd ls job
 syncd verify job
 syncd verify job 1 --deep
@@ -116,40 +97,35 @@ syncd doctor job --security
 syncd install-units --dir units
 HOME=$PWD syncd install-units --user
 """
-"""Every verb of README's table, with values for its words."""
+"""Every verb of `syncd`, with values for its words."""
 
 
 def test_each_command_is_run_by_a_test_or_shown_with_its_output():
     used, shown = set(), (ROOT / BY_HAND).read_text()
-    for section, is_first, command in commands():
-        # "The end" of getting-started is typed with its section; the agent is a file, which its test reads.
-        is_whole = is_first or "getting" in section or RUN_BY.get(section) == _AGENT
-        known = command if command in RUN_BY else section if is_whole else ""
+    for section, command in commands():
+        known = command if command in RUN_BY else section
         assert known in RUN_BY, f"{section}: nothing runs {command!r}"
-        # The page was typed in the checkout.
+        # It was typed in the checkout.
         typed_there = command.replace("/shared/syncd/", "").replace("'/shared/syncd[", "'.[")
         assert RUN_BY[known] != BY_HAND or re.search(rf"{re.escape(typed_there)}[`\s]", shown), command
         used.add(known)
     assert used == set(RUN_BY)
-    for test in {*RUN_BY.values(), *TABLES.values()} - {BY_HAND}:
+    for test in {*RUN_BY.values()} - {BY_HAND}:
         path, _, name = test.partition("::")
         tree = ast.parse((ROOT / "tests" / path).read_text())
-        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, test
+        assert not name or name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, (
+            test
+        )
 
 
-def test_each_command_of_a_table_is_run_by_a_test():
-    ours = [command for command in table_commands() if command.startswith("syncd ")]
-    assert set(table_commands()) == {*ours, *TABLES}
-    for command in ours:
-        verb = " ".join(command.split()[:2])
-        lines = [line for line in VERBS.splitlines() if verb in line]
-        assert lines, f"nothing runs {command!r}"
-        for option in re.findall(r"--[a-z-]+", command):
-            assert any(option in line for line in lines), f"nothing runs {command!r} with {option}"
+def test_each_verb_is_run_by_a_test():
+    lines = VERBS.splitlines()
+    verbs = set(syncd_commands.list_commands(None)) - {"probe"}  # tests/trainer/test_probe_command.py
+    assert {verb for verb in verbs if not any(f"syncd {verb}" in line for line in lines)} == set()
 
 
 @pytest.mark.slow
-def test_every_command_of_the_table_succeeds(tmp_path):
+def test_every_verb_succeeds(tmp_path):
     for name in ("job", "weights", "base"):
         (tmp_path / name).mkdir(mode=0o700)
     (tmp_path / "base/config.json").write_text("{}")
@@ -174,7 +150,7 @@ def test_the_demo_of_the_daemon_holds(tmp_path):
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     (tmp_path / ".venv/.demo").touch()
-    said = typed(line_of("make demo-daemon"), tmp_path, MAKEFLAGS="--no-print-directory")
+    said = typed("make demo-daemon", tmp_path, MAKEFLAGS="--no-print-directory")
     assert "$ kill -9 the daemon" in said
     assert said.endswith("everything held\n")
 
@@ -184,8 +160,8 @@ def test_a_foreign_job_is_read_as_it_is(tmp_path):
     sample.place(tmp_path / "job")
     (tmp_path / "job/latest_checkpointed_iteration.txt").write_text("20")
     before = sorted(path.name for path in (tmp_path / "job").rglob("*"))
-    line = line_of("syncd watch /ckpt").replace("/ckpt", str(tmp_path)).replace("/var/tmp", str(tmp_path))
     state = f"--state-dir {tmp_path}/syncd-state"
+    line = f"syncd watch {tmp_path}/job {state}"
     end = f"syncd wait {tmp_path}/job {state} --newer-than 0 --timeout 120; kill %1; wait"
     assert typed(f"set -m; {line} 2>/dev/null & {end}", tmp_path) == "1.20\n"
     assert sorted(path.name for path in (tmp_path / "job").rglob("*")) == before, "nothing is written into it"
@@ -198,10 +174,7 @@ def test_a_server_that_already_runs_is_followed(tmp_path):
     typed(f"syncd watch {job.root} --once --log-level warning", tmp_path)
     server = FakeVllm()
     try:
-        line = line_of("syncd follow /ckpt").replace("/ckpt", str(tmp_path))
-        line = line.replace("http://127.0.0.1:8000", server.address).replace(
-            "/dev/shm/syncd", f"{tmp_path}/stage"
-        )
+        line = f"syncd follow {job.root} --hook vllm={server.address} --stage {tmp_path}/stage"
         typed(f"{line} --once --wait 120", tmp_path)
         assert server.label.startswith("1.3.")  # and the beginning of the digest
     finally:

@@ -83,6 +83,6 @@ def test_what_the_package_index_shows_links_to_the_files_of_this_release(environ
     (found,) = importlib.metadata.distributions(name="syncd", path=[str(installed.packages_of(environment))])
     shown = found.metadata.get_payload()
     targets = set(re.findall(r"\]\(([^)]+)\)", shown))
-    assert f"{DOCS}/getting-started.md" in targets
+    assert f"{DOCS}/tutorial-slurm.md" in targets
     assert [target for target in targets if "://" not in target] == []
     assert found.metadata["License-Expression"] == "Apache-2.0"

@@ -1,6 +1,6 @@
 """An explorer of one's own without torch: explore.py JOB NAME JOURNAL [options]
 
-It follows with a light engine until the trainer has gone and its last version is applied. With --steps it writes as
+It follows with a light engine until the trainer is gone and its last version is applied. With --steps it writes as
 many batches of experiences, one group each, and takes versions by the style that is named; each experience says
 which bytes the engine held.
 """

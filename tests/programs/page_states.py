@@ -38,6 +38,9 @@ from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.writer import StepWriter
 
 SIZES = {"desk": (1280, 800), "phone": (390, 844)}
+SCALE = 2
+"""Pixels of an image for each of the page: screens of today show them sharp."""
+
 COLORS = 96
 """Of an image, so that it is small."""
 
@@ -272,7 +275,9 @@ def shoot(browser: Any, url: str, out: Path, state: str) -> None:
     """Write a screenshot for each size and scheme: of the whole page, on a phone of what is seen first."""
     for size, (width, height) in SIZES.items():
         for scheme in ("light", "dark"):
-            context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+            context = browser.new_context(
+                viewport={"width": width, "height": height}, color_scheme=scheme, device_scale_factor=SCALE
+            )
             page = context.new_page()
             page.goto(url)
             page.wait_for_selector("main:not([hidden]) *")

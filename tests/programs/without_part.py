@@ -47,7 +47,8 @@ FAST = (
 """The tests that run unless others are named: decisions as pure functions, documents, the job file, command lines."""
 
 PAGES = (
-    "test_architecture_page", "test_charts", "test_docs_commands", "test_docs_references", "test_due_targets",
+    "test_architecture_page", "test_charts", "test_docs_commands", "test_docs_references", "test_drawings",
+    "test_due_targets",
     "test_faults_are_tested", "test_figure_names", "test_links_to_docs", "test_monitoring_files", "test_parts",
     "test_site", "test_structure", "test_workflows",
 )  # fmt: skip

@@ -40,7 +40,7 @@ class Record:
         self.announced, self.announced_at = attempt, now
 
     def resume(self, step: int, now: float) -> int:
-        """Take note that the trainer has gone back to a step; return how many attempts that abandons."""
+        """Take note that the trainer is gone back to a step; return how many attempts that abandons."""
         left = [attempt for attempt in self.contents if attempt[0] > step and attempt not in self.abandoned]
         self.abandoned.update(dict.fromkeys(left, now))
         return len(left)

@@ -122,7 +122,7 @@ def record_sessions(models, world, served, tolerance, publish=None):
             assert [one.result(MINUTES)["state"] for one in rounds] == ["rewarded"] * len(places)
         found = [row for batch in _batches(world, ROUNDS) for row in batch]
     assert served.wait() == 0
-    assert "explorer ended: the trainer has gone\n" in served.said
+    assert "explorer ended: the trainer is gone\n" in served.said
     assert world.explorer("e0").status is RunningStatus.STOPPED
     names = [f"g{number}.{group}" for number in range(ROUNDS) for group in range(GROUPS)]
     assert _places(found) == sorted((name, rollout) for name in names for rollout in range(SIZE))

@@ -38,8 +38,8 @@ def refused(call):
         ((*FLASH, "--engine.compute_dtype", "float32"), 'engine.compute_dtype = "bfloat16"'),
         ((*SPLIT[2:], "2"), "needs flash attention, and model.attn_implementation is"),
         ((*FLASH, *SPLIT[4:], "2"), "engine.packing = true"),
-        ((*SPLIT, "0"), "is not a value that it takes"),
-        ((*SPLIT, "two"), "is not a value that it takes"),
+        ((*SPLIT, "0"), "is not an accepted value"),
+        ((*SPLIT, "two"), "is not an accepted value"),
         (("--algorithm.options.ulysses_sequence_parallel_size", "2"), "engine.options.ulysses_sequence_pa"),
     ],
 )

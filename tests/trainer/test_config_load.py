@@ -230,7 +230,7 @@ def test_a_wrong_value_is_reported_with_the_accepted_values(write, table, said):
         (["--critic.clip_range", "0.2"], "critic.clip_range has no effect without a critic"),
         (["--critic.optimizer.lr", "1e-3"], "critic.optimizer has no effect without a critic"),
         (["--algorithm.lam", "0.9"], "algorithm.lam has no effect with the estimator grpo"),
-        (["--algorithm.name", "ppo", "--algorithm.gamma", "0.9"], "to the estimator reinforce_plus_plus"),
+        (["--algorithm.name", "ppo", "--algorithm.gamma", "0.9"], "with the estimator reinforce_plus_plus"),
         (
             ["--algorithm.name", "ppo", "--critic.enabled", "true", "--critic.mini_batches", "3"],
             "= 64 rows cannot be split evenly into critic.mini_batches = 3",
@@ -310,7 +310,10 @@ def test_a_wrong_value_is_reported_with_the_accepted_values(write, table, said):
         (["--algorithm.options.clip_ratio_d", "4"], "did you mean clip_ratio_c?"),
         (["--algorithm.options.tau_pos", "2"], "the loss vanilla does not read algorithm.options.tau_pos"),
         (["--algorithm.options.clip_ratio", "2"], "algorithm.options.clip_ratio is not set here"),
-        (["--algorithm.options.clip_ratio_c", "1"], "algorithm.options.clip_ratio_c = 1 is not a value"),
+        (
+            ["--algorithm.options.clip_ratio_c", "1"],
+            "algorithm.options.clip_ratio_c = 1 is not an accepted value",
+        ),
         (["--algorithm.options.shuffle", "true"], "algorithm.options.shuffle is not supported"),
         (
             ["--algorithm.options.calculate_entropy", "true"],

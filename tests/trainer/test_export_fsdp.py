@@ -227,5 +227,5 @@ class TestRegion:
         assert found == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 7)]
 
     def test_partial_sums_are_refused(self):
-        with pytest.raises(ValueError, match="not made whole"):
+        with pytest.raises(ValueError, match="is not supported"):
             region_of((4,), torch.arange(2), [Partial()], 0)

@@ -329,7 +329,7 @@ def test_a_run_without_samples_times_out_and_saves_a_full_checkpoint(job):
     config = small_config(job, data={"wait_timeout": 0.5}, trainer={"total_steps": None})
     with (
         prepared_trainer(config) as (made, _),
-        pytest.raises(TimedOutError, match="no whole batch") as caught,
+        pytest.raises(TimedOutError, match="no complete batch") as caught,
     ):
         made.train()
     assert caught.value.exit_code == 4

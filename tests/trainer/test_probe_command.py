@@ -15,7 +15,7 @@ from syncd.protocol.layout import Job  # noqa: E402
 from syncd.protocol.local_disk import LocalDisk  # noqa: E402
 from syncd.protocol.manifest import read_manifest  # noqa: E402
 from syncd.protocol.probe import read_probe  # noqa: E402
-from trainer.probe import probe_tokens  # noqa: E402
+from trainer.probe import probe_directory, probe_model, probe_tokens  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +72,10 @@ def test_a_model_that_answers_nan_is_refused_with_the_name_of_the_tensor(shell, 
     assert (done.code, done.out) == (65, "")
     assert "tensor model.layers.1.mlp.up_proj.weight is not finite" in done.err
     assert os.listdir(tmp_path) == ["broken"]
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_a_model_of_this_process_answers_as_its_directory_does_and_is_as_before(model, is_training):
+    here = transformers.AutoModelForCausalLM.from_pretrained(model).train(is_training)
+    assert probe_model(here, str(model)) == probe_directory(str(model), "float32")
+    assert here.training is is_training

@@ -1,4 +1,4 @@
-"""The trainer's commands of README.md, typed in bash, with an engine that is a few numbers."""
+"""The ways to start a trainer of docs/launch.md, typed in bash, with an engine that is a few numbers."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch", reason="the trainer needs torch")
 
 from support.paths import PYTHONPATH
-from support.readme import line_of, typed
+from support.readme import typed
 from support.trainers import write_experiences
 
 from syncd.protocol.layout import Job
@@ -15,6 +15,7 @@ from syncd.protocol.version import read_version
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+UNDER_TORCHRUN = "torchrun --standalone --nproc-per-node 2 --no-python trainer train grpo.toml"
 CONFIG = """
 [job]
 dir = "job"
@@ -46,11 +47,10 @@ def new_job(directory):
     write_experiences(directory, 4)
 
 
-@pytest.mark.parametrize("start", ["trainer train grpo.toml", "torchrun"])
-def test_the_trainer_alone_and_under_torchrun_trains(tmp_path, start):
+@pytest.mark.parametrize("line", ["trainer train grpo.toml", UNDER_TORCHRUN])
+def test_the_trainer_alone_and_under_torchrun_trains(tmp_path, line):
     new_job(tmp_path / "job")
     (tmp_path / "grpo.toml").write_text(CONFIG)
-    line = line_of(start).replace("--nnodes 4 --nproc-per-node 8", "--standalone --nproc-per-node 2")
     typed(line, tmp_path, PYTHONPATH=PYTHONPATH, OMP_NUM_THREADS="1")
     version = read_version(Job.at(tmp_path / "job"))
     assert version is not None, "the daemon that rank 0 started has published"

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from beds import probe
 from support.checker import sealed
-from support.readme import line_of
 from support.trainers import ENVIRONMENT
 from test_kills import STEPS, WHOLE, damaged, final_state, finish, new_job, write_config
 
@@ -110,7 +109,7 @@ job_is 1 Restarts=2
 def test_srun_trains_with_one_rank_a_task(bed, tmp_path):
     job = new_job(tmp_path, "job")
     Path(write_config(job, WHOLE)).rename(tmp_path / "grpo.toml")
-    in_bed(bed, tmp_path, line_of("srun trainer train").replace("srun", "srun -N2 -n2"))
+    in_bed(bed, tmp_path, "srun -N2 -n2 trainer train grpo.toml")
     version = read_version(Job.at(job))
     assert version is not None
     assert version.step == STEPS
@@ -118,7 +117,7 @@ def test_srun_trains_with_one_rank_a_task(bed, tmp_path):
 
 STUBS = {
     "explorer": """#!/bin/bash
-# Says how it was started, works until it is told to leave or the trainer has gone, and leaves cleanly.
+# Says how it was started, works until it is told to leave or the trainer is gone, and leaves cleanly.
 echo "$SLURM_JOB_ID ${SLURM_ARRAY_TASK_ID:--} $*" >>OUT/explorers
 trap 'echo "left ${SLURM_ARRAY_TASK_ID:--}" >>OUT/explorers; exit 0' TERM
 for _ in {1..1200}; do [[ -e OUT/gone ]] && exit 0; sleep 0.1; done

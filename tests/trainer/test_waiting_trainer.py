@@ -63,7 +63,7 @@ def test_a_short_wait_between_steps_is_not_reported():
 @pytest.mark.parametrize(
     ("fields", "end"),
     [
-        ({"living": 0}, "2 of 8 groups are there; no explorer is alive: explorer run /a/grpo.toml"),
+        ({"living": 0}, "2 of 8 groups have arrived; no explorer is alive: explorer run /a/grpo.toml"),
         ({"living": 0, "file": ""}, "no explorer is alive: explorer run CONFIG"),
         ({"living": 3}, "3 explorers alive"),
         ({"living": None}, "explorers cannot be seen"),
@@ -98,7 +98,7 @@ def test_a_waiting_trainer_reports_in_log_terminal_and_status(tmp_path, capsys):
         lines = [note for note in shown.notes if note.startswith("waiting")]
         assert len(lines) >= 3
         assert f"waiting for experiences in {tmp_path}/experiences since " in lines[0]
-        assert "0 of 2 groups are there; no explorer is alive" in lines[0]
+        assert "0 of 2 groups have arrived; no explorer is alive" in lines[0]
         said = capsys.readouterr().out
         assert said.count("waiting for experiences") == len(lines)
         assert syncd(["status", str(tmp_path), "--json"]) in (0, 3)

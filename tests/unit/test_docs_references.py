@@ -34,6 +34,12 @@ def test_no_page_of_the_site_links_out_of_it_by_a_path():
     ] == []
 
 
+def test_links_behind_a_block_of_code_count(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("[a](a.md)\n\n    code [b](b.md)\n\n[c](c.md)\n\n```\n[d](d.md)\n```\n\n[e](e.md)\n")
+    assert [link for link, _, _ in links(page)] == ["a.md", "c.md", "e.md"]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_file_that_a_page_names_exists(page):
     assert {name for name in FILE.findall(page.read_text()) if not (ROOT / name).exists()} == set()

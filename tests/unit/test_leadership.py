@@ -246,7 +246,7 @@ def test_of_two_leaders_with_one_token_only_the_one_with_the_term_acts(job, cloc
     os.makedirs(job.requests)
     Path(job.requests, "one.json").write_bytes(b"asked")
     before = tree(job.root)
-    with pytest.raises(FencedError, match="removed term 1"):
+    with pytest.raises(FencedError, match="term 1 of this daemon was removed"):
         act(old, job)
     old.release()
     assert tree(job.root) == before

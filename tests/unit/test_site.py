@@ -14,6 +14,7 @@ from syncd.errors import REPOSITORY
 sys.path.insert(0, str(ROOT / "docs" / "generate"))
 import commands_page
 import reference
+import titles
 
 DOCS = ROOT / "docs"
 PAGES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
@@ -58,19 +59,25 @@ def test_each_page_is_in_the_navigation_once(settings):
 def test_the_site_is_strict_and_belongs_to_the_repository(settings):
     assert settings["strict"] is True
     assert set(settings["validation"].values()) == {"warn"}
-    assert settings["repo_url"] == REPOSITORY
+    assert [link["link"] for link in settings["extra"]["social"]] == [REPOSITORY]
     assert (settings["docs_dir"], settings["site_dir"]) == ("docs", "out/site")
 
 
-def test_the_site_has_pages_alone_and_carries_what_draws_diagrams(settings):
+def test_the_site_has_pages_alone_and_asks_no_other_host(settings):
     others = {
         path.relative_to(DOCS).parts[0] for path in DOCS.rglob("*.*") if path.suffix in (".py", ".html")
     }
     assert others <= {name.rstrip("/") for name in settings["exclude_docs"].split()} | {"__pycache__"}
-    makefile, theme = (ROOT / "Makefile").read_text(), (DOCS / "theme" / "main.html").read_text()
-    assert "cp .venv-docs/mermaid.min.js out/site/assets/javascripts/\n" in makefile
-    assert "'assets/javascripts/mermaid.min.js' | url" in theme
-    assert settings["theme"]["custom_dir"] == "docs/theme"
+    assert "repo_url" not in settings, "the theme asks the forge's API on each page"
+    assert settings["theme"]["font"] is False
+    named = [*settings["extra_css"], *settings["extra_javascript"]]
+    assert [name for name in named if not (DOCS / name).is_file()] == []
+    assert not [page for page in PAGES if "```mermaid" in (DOCS / page).read_text()], "drawings are SVG"
+
+
+def test_links_between_pages_show_titles():
+    named = {page: found for page in PAGES if (found := titles.LINK.findall((DOCS / page).read_text()))}
+    assert named == {}, "write the page's title, or the heading, in place of its file's name"
 
 
 @pytest.mark.parametrize("page", reference.PARTS)

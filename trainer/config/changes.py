@@ -65,7 +65,7 @@ def check_allowed(names: Iterable[str]) -> None:
         if not KEYS.all[name].fixed:
             raise UsageError(f"--allow-change {name}: it may change anyway", hint="leave the option out")
         if name in UNSOUND:
-            hint = "give --trainer.continue_from_checkpoint false for a new directory beside it"
+            hint = "pass --trainer.continue_from_checkpoint false for a new directory"
             raise UsageError(f"--allow-change {name}: it cannot change: {UNSOUND[name]}", hint=hint)
 
 

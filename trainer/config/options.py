@@ -245,7 +245,7 @@ def option_problems(
         choices = f"{table} takes {', '.join(sorted(accepted))}"
         yield _problem(table, name, f"verl has no {whole}", nearest(name, accepted) or choices)
     elif not accepted[name](value):
-        yield _problem(table, name, f"{whole} = {shown(value)} is not a value that it takes")
+        yield _problem(table, name, f"{whole} = {shown(value)} is not an accepted value")
 
 
 def _useless(name: str, section: AlgorithmSection) -> str:

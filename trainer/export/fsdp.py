@@ -75,7 +75,7 @@ def rank_files(disk: Disk, directory: str) -> list[str]:
         raise CorruptDataError(f"rank files of one world size are needed; there are: {sizes}", path=directory)
     ((world_size, names),) = by_world_size.items()
     if len(names) < world_size:
-        raise NotReadyError(f"only {len(names)} of {world_size} ranks' files are there", path=directory)
+        raise NotReadyError(f"only {len(names)} of {world_size} ranks' files exist", path=directory)
     return [names[rank] for rank in range(world_size)]
 
 
@@ -159,5 +159,5 @@ def region_of(
             starts[axis] += start
             sizes[axis] = min(piece, sizes[axis] - start)
         elif type(placement) is not Replicate:
-            raise ValueError(f"{placement} is not made whole here")
+            raise ValueError(f"{placement} is not supported")
     return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))

@@ -104,7 +104,7 @@ def _opened(
         else:
             source = find_source(job, step, full_precision=dtype == "float32", base=base)
         if not adapter and CONFIG not in source.companions:
-            text = f"there is no {CONFIG} with the weights, so nobody can load them"
+            text = f"there is no {CONFIG} with the weights, so no engine can load them"
             raise CorruptDataError(text, path=source.path)
         yield source
 
@@ -181,7 +181,7 @@ def _require_free(disk: Disk, out: str) -> None:
     except MISSING:
         is_free = True
     if not is_free:
-        raise UsageError("the export would replace what is there", path=out, hint="name a new directory")
+        raise UsageError("the export would replace existing files", path=out, hint="name a new directory")
 
 
 def copy_file(disk: Disk, source: str, target: str, record: FileRecord | None = None) -> None:

@@ -105,7 +105,7 @@ def _require_there(job: Job, step: int) -> None:
         raise UsageError(
             f"there is no step {step}",
             path=job.root,
-            hint=f"steps that are there: {', '.join(map(str, steps[-10:])) or 'none'}",
+            hint=f"existing steps: {', '.join(map(str, steps[-10:])) or 'none'}",
         )
 
 

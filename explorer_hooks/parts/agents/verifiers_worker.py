@@ -43,7 +43,7 @@ def loaded(asked: Mapping[str, Any]) -> tuple[Any, list[Any]]:
         raise UnusableError("it has tasks without end", "[explorer.agent.select] limit = 1000")
     tasks = list(view)
     if not tasks:
-        raise UnusableError("it has no task", "look at [explorer.agent.select]")
+        raise UnusableError("it has no task", "check [explorer.agent.select]")
     boxed = next((task for task in tasks if task.NEEDS_CONTAINER or task.data.image is not None), None)
     if boxed is not None:
         raise UnusableError(

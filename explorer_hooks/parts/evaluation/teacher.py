@@ -213,5 +213,5 @@ def _require_same_tokens(server: HttpClient, model: str, tokens: Tokens) -> None
             f"{len(ids)} tokens where the policy has {len(own)}",
         )
         raise ConfigError(
-            f'the tokenizer of the teacher "{model}" is another one: {where}', path=server.address, hint=hint
+            f'the tokenizer of the teacher "{model}" differs: {where}', path=server.address, hint=hint
         )

@@ -156,7 +156,7 @@ class BroadcastReceiver(BroadcastMembership, WeightReceiver):
     def _join(self, opened: Round, deadline: Deadline) -> FormedGroup:
         offer = self.join_group(max(deadline.left(), 0.0))
         if offer.epoch != opened.epoch:
-            raise TryAgainError("the trainer offers another group by now")
+            raise TryAgainError("the trainer offers another group now")
         plan = plan_buckets(offer.tensors, offer.bucket)
         _require_same_layout(plan, opened)
         self._require_loadable(plan)

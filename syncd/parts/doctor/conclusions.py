@@ -81,7 +81,7 @@ def seconds(value: str | None) -> float | None:
 
 def _advice(mount: Mount, cache: float) -> list[str]:
     if mount.option("noac") is not None:
-        return ["noac can go: a tick asks the server by itself, and noac makes every other stat slow"]
+        return ["noac can be removed: a tick asks the server by itself, and noac makes every other stat slow"]
     if not mount.type.startswith("nfs"):
         return []
     advice = ["noac is not needed: a tick lists and opens, which asks the server (close-to-open)"]

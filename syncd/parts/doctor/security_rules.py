@@ -251,7 +251,7 @@ def _mount(seen: AccessSnapshot) -> Iterator[AccessFinding]:
         mend = "on the server: exportfs -v | grep no_root_squash"
         yield AccessFinding("root-squash", "info", what, mount.source, mend)
         if mount.option("sec") in (None, "sys"):
-            what = "sec=sys: the server believes each host which user it is"
+            what = "sec=sys: the server trusts each host to say which user it is"
             yield AccessFinding("nfs-security", "info", what, point, "sec=krb5p, where hosts are not trusted")
 
 

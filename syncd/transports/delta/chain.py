@@ -113,7 +113,7 @@ class Chain:
             state.update(data)
             yield tile, data
         if f"{name}:{state.hexdigest()}" != record.digest:
-            message = f"the chain does not make the {record.name} that step {self.manifest.step} says"
+            message = f"the chain does not produce the {record.name} that step {self.manifest.step} says"
             raise CorruptDataError(message, path=path)
 
     def file_pieces(self, record: FileRecord) -> Iterator[bytes]:
@@ -179,7 +179,9 @@ class Chain:
             raise CorruptDataError(error.message, path=base or reader.link.container) from None
 
     def _blame_base(self, path: str, why: str) -> NoReturn:
-        raise BaseDamagedError(f"the copy that changes begin with is another one: {why}", path=path) from None
+        raise BaseDamagedError(
+            f"the copy that the changes start from is another one: {why}", path=path
+        ) from None
 
     def _header(self, record: FileRecord) -> Header:
         return read_header(self._base.disk, self._base.path(record))

@@ -198,7 +198,7 @@ class FilesReceiver(DirectoryReceiver):
                 self._stage_source(leased, payload, self._scratch), self._options.stop, self._options.report
             )
         except (StageFullError, ConfigError) as error:
-            message = f"step {step} is a delta, and without a stage it cannot be made whole: {error.message}"
+            message = f"step {step} is a delta, and cannot be rebuilt without a stage: {error.message}"
             hint = f"follow with --stage DIR (explorer run: explorer.follow.stage), or {materialise_hint(job, step)}"
             raise RefusedError(message, path=error.path, hint=hint) from error
 

@@ -250,7 +250,7 @@ class HostStage:
         # No other process knows this name, so the copy is only missing if a person removed it.
         copy = self._copy_or_none(f"{source.key}+{uuid.uuid4().hex[:8]}", source, stop)
         if copy is None:
-            raise StorageError("a copy in the stage has gone", path=self._own)
+            raise StorageError("a copy in the stage was removed", path=self._own)
         return copy
 
     def _copy(self, path: str, key: str, source: StageSource, stop: Callable[[], bool]) -> None:

@@ -397,8 +397,8 @@ def test_a_stopped_explorer_kills_its_agents(tmp_path):
 
 
 def page_block(after):
-    """Return the indented text that follows a line of README's section about agents."""
-    page = (ROOT / "README.md").read_text().partition("\n## An agent of your own\n")[2].partition("\n## ")[0]
+    """Return the indented text that follows a line of the tutorial about agents."""
+    page = (ROOT / "docs/tutorial-agent.md").read_text()
     assert after in page
     lines = page.partition(after)[2].partition("\n\n")[2].splitlines()
     end = next(at for at, line in enumerate(lines) if line and not line.startswith(" "))

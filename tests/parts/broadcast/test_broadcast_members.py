@@ -96,7 +96,7 @@ def check(processes, names, steps=STEPS):
     for name in names:
         found = processes.result(name)
         assert found["digest"] == trained["digest"], processes.log(name)
-        assert found["why"].startswith(("the trainer has gone", "the job is finished"))
+        assert found["why"].startswith(("the trainer is gone", "the job is finished"))
         assert found["sockets"] == []
         assert applied(processes, name) == (1, steps)
     assert left_over(processes.job) == []

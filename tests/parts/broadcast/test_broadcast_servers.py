@@ -47,7 +47,7 @@ def check(processes):
     assert found["digest"] == trained["digest"], processes.log("e0")
     assert pair_of(found["label"]) == (1, STEPS)
     assert (found["paused"], found["groups"], found["open"], found["sockets"]) == (False, 0, False, [])
-    assert found["why"].startswith(("the trainer has gone", "the job is finished"))
+    assert found["why"].startswith(("the trainer is gone", "the job is finished"))
     assert applied(processes, "e0") == (1, STEPS)
     assert left_over(processes.job) == []
     for one in trained["found"]:

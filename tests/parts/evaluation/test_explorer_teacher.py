@@ -148,7 +148,7 @@ def test_a_key_that_the_server_refuses_ends_the_run(server, tokens):
 
 def test_a_teacher_with_other_tokens_is_refused_at_the_start(server, tokens, tmp_path):
     server.tokens = PlainTokens(_plain(other_tokenizer(tmp_path)))
-    with pytest.raises(ConfigError, match='the tokenizer of the teacher "policy" is another one') as caught:
+    with pytest.raises(ConfigError, match='the tokenizer of the teacher "policy" differs') as caught:
         Teacher(section(server), tokens)
     assert "model.path" in caught.value.hint
 

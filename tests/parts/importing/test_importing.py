@@ -311,7 +311,7 @@ BAD: dict[str, tuple[bytes, int, str]] = {
     "huge.yaml": (b"#" * (5 << 20), 78, "larger than 4 MiB"),
     "nobody.yaml": (b"colour: red\n", 2, "no known project"),
     "both.yaml": (b"actor_rollout_ref: {model: {path: x}}\nbuffer: {batch_size: 1}\n", 2, "Trinity-RFT and verl"),
-    "config.ini": (b"[a]\n", 2, "says no format"),
+    "config.ini": (b"[a]\n", 2, "is no known format"),
     "grpo.py": (b"GRPOTrainer()\n", 2, "is not run"),
     "loop.yaml": (b'actor_rollout_ref: {model: {path: "${actor_rollout_ref.model.path}"}}\n', 78, "refers to itself"),
     "unset.yaml": (b'actor_rollout_ref: {model: {path: "${oc.env:NO_SUCH_NAME}"}}\n', 78, "NO_SUCH_NAME, which is"),

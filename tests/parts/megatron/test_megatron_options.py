@@ -39,7 +39,7 @@ def test_the_usual_settings_have_no_problem():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"tensor_model_parallel_size": 0}, "is not a value that it takes"),
+        ({"tensor_model_parallel_size": 0}, "is not an accepted value"),
         ({"sequence_parallel": True}, "without engine.options.tensor_model_parallel_size above 1"),
         ({"virtual_pipeline_model_parallel_size": 2}, "needs engine.options.pipeline_model_parallel_size"),
         ({"use_dynamic_bsz": True}, "needs a bound"),
@@ -47,7 +47,7 @@ def test_the_usual_settings_have_no_problem():
         ({"pad_to_length": True}, "without engine.packing = true"),
         ({"vanilla_mbridge": False}, "is not set here"),
         ({"use_megatron_fsdp": True}, "is not supported: its training state has another format"),
-        ({"override_transformer_config": {"sequence_parallel": True}}, "is not a value that it takes"),
+        ({"override_transformer_config": {"sequence_parallel": True}}, "is not an accepted value"),
         ({"reshard_after_forward": True}, "verl has no engine.options.reshard_after_forward"),
     ],
 )

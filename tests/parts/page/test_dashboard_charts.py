@@ -2,10 +2,9 @@
 
 import json
 import os
-import re
 
 import pytest
-from support.paths import ROOT
+from support.documents import checked
 
 from syncd.errors import JobMissingError
 from syncd.figures import METRICS, MOST_LINES
@@ -13,7 +12,7 @@ from syncd.jsonl import LINE_LIMIT
 from syncd.observe.events import Event
 from syncd.observe.journal import Journal
 from syncd.parts.page.chart_table import CHARTS, EVENTS
-from syncd.parts.page.charts import ChartReader, EventsCollector, MetricsCollector, answer
+from syncd.parts.page.charts import ChartReader, EventsCollector, MetricsCollector, answer, lanes_answer
 from syncd.parts.page.lanes import MOST_KNOWN, MOST_LANES, MOST_SPANS
 from syncd.parts.page.poller import PollResult
 from syncd.parts.page.series import Point, ThinnedSeries
@@ -391,15 +390,12 @@ def test_the_answer_is_from_the_files_of_the_job(tmp_path):
         read()
 
 
-def test_the_answer_has_the_documented_fields(tmp_path):
-    found = answer(PollResult(ChartReader(lambda: Job.at(tmp_path))()), 5.0)
-    text = (ROOT / "docs" / "json.md").read_text().split("| field of `/charts.json` |")[1].split("\n## ")[0]
-    table, prose = text.split("\n\n")[:2]
-    rows = {re.match(r"\| `(\w+)` \|", row)[1]: row for row in table.splitlines()[2:]}
-    assert set(found) == rows.keys() | {"schema_version"}
-    for name in ("charts", "files"):
-        assert set(found[name][0]) == set(re.findall(r"`(\w+)`", rows[name])) - {name}
-    assert set(found["charts"][0]["series"][0]) == set(re.findall(r"`(\w+)`", prose))
+def test_the_answers_are_as_documented(tmp_path):
+    poll = PollResult(ChartReader(lambda: Job.at(tmp_path))())
+    found = checked("/charts.json", answer(poll, 5.0))
+    assert found["charts"][0]["series"]
+    assert found["files"]
+    checked("/lanes.json", lanes_answer(poll, 5.0))
 
 
 def test_the_names_of_files_are_those_of_their_writers(tmp_path):

@@ -59,7 +59,7 @@ def import_config(
         resume: With `checkpoint`: make the step a full checkpoint of the new job instead, with its training state.
     """
     if to is not None and os.path.lexists(to):
-        raise UsageError("the job's file is there already", path=to, hint="name another one with --to")
+        raise UsageError("the job file exists already", path=to, hint="name another one with --to")
     values = {**read_source(path), **dict(map(read_setting, settings))}
     table = table_of(values, source, path)
     if resume and checkpoint is None:

@@ -134,7 +134,7 @@ class MegatronFiles:
             whole[region].copy_(piece)
             filled += piece.numel()
         if filled != whole.numel():
-            raise CorruptDataError(f"tensor {part.name!r} is not whole", path=self._directory)
+            raise CorruptDataError(f"tensor {part.name!r} is incomplete", path=self._directory)
         return whole
 
     def _piece(self, name: str, offsets: torch.Size) -> torch.Tensor:

@@ -36,7 +36,7 @@ def download_adapter(url: str, base_model: str, timeout: float) -> TinkerAdapter
     """
     shown = url.partition("?")[0]  # what follows may be a signature
     if not url.startswith(("http://", "https://")):
-        raise CorruptDataError("the tinker server's address of an adapter is none of HTTP", path=shown)
+        raise CorruptDataError("the tinker server's address of an adapter is not an HTTP address", path=shown)
     try:
         with urllib.request.urlopen(url, timeout=timeout) as answer:  # noqa: S310 - the server gave it
             archive = answer.read()

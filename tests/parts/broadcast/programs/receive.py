@@ -2,7 +2,7 @@
 
 receive.py JOB IDENTITY STYLE LAST [FAULT [UNTIL]]      runs until it has step LAST, confirmed
 
-or, with UNTIL gone, until the trainer has gone.
+or, with UNTIL gone, until the trainer is gone.
 
 It writes, into JOB.IDENTITY.json, the way each step came and the digest of its parameters at the end. A fault is
 PHASE:SIGNAL:NUMBER: at that phase of its broadcast of that number it sends itself the signal.

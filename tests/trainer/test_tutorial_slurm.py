@@ -1,4 +1,4 @@
-"""docs/getting-started.md as a newcomer types it, on a real Slurm: a model, a job, one sbatch, its status and end."""
+"""docs/tutorial-slurm.md as a newcomer types it, on a real Slurm: a model, a job, one sbatch, its status and end."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from test_slurm_files import bed, in_bed  # noqa: E402, F401
 
 pytestmark = [pytest.mark.group("mounts"), pytest.mark.beds, pytest.mark.slow, pytest.mark.timeout(1500)]
 
-PAGE = ROOT / "docs" / "getting-started.md"
+PAGE = ROOT / "docs" / "tutorial-slurm.md"
 SHARED = "/shared"
 
 
@@ -31,17 +31,16 @@ def commands():
     """Return what is typed on a cluster once the environment is there."""
     found = sections()
     assert list(found) == [
-        "Environment",
+        "What you need",
         "Check the mount",
         "A model",
         "A job",
         "Start it",
         "Watch it",
+        "The end",
         "On one machine",
     ]
-    typed = [found[name] for name in list(found)[1:-1]]
-    end = re.findall(r"(?m)^ {4}(.*)$", PAGE.read_text().split("\nThe end:\n")[1].split("\n## ")[0])
-    return [line for lines in [*typed, end] for line in lines]
+    return [line for name in list(found)[1:-1] for line in found[name]]
 
 
 def shown():

@@ -1,0 +1,665 @@
+"""What `--json` prints, as types. docs/json.md and docs/json-schema.json are made of them; tests check real output.
+
+Each class is one JSON object, and the string below a field says what it means.
+"""
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict
+
+STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+"""Of every object: no other field is there. What is published allows more, because a release may add some."""
+
+
+@with_config(STRICT)
+class Pair(TypedDict):
+    generation: int
+    """It grows when explorers go to a step that is not later than the one before."""
+    step: int
+    """The trainer's step."""
+
+
+@with_config(STRICT)
+class Delta(TypedDict):
+    parent: int
+    """The step that it is stored as changes of."""
+    density: float
+    """Share of the words that changed."""
+    bytes: int
+    """Bytes of the changes."""
+    whole_bytes: int
+    """Bytes of the files that a full save would have."""
+    chain: int | None
+    """Deltas since its keyframe, itself included; null if one is missing or damaged."""
+
+
+@with_config(STRICT)
+class Shortcut(TypedDict):
+    parent: int
+    """The step that the changes are of."""
+    density: float
+    """Share of the words that changed."""
+    bytes: int
+    """Bytes of the changes, which lie beside the whole files."""
+    whole_bytes: int
+    """Bytes of the whole files."""
+    problem: str
+    """Why nobody can use it; empty if it can be used."""
+
+
+@with_config(STRICT)
+class Quarantined(TypedDict):
+    step: int
+    """The step."""
+    digest: str
+    """Digest of its manifest."""
+    reason: str
+    """Why it is in quarantine."""
+
+
+@with_config(STRICT)
+class GoodVersion(TypedDict):
+    generation: int
+    """Of the version."""
+    step: int
+    """Of the version."""
+    path: str
+    """Its directory, relative to the job."""
+    digest: str
+    """Digest of its manifest."""
+
+
+@with_config(STRICT)
+class PublishedVersion(TypedDict):
+    generation: int
+    """It grows when explorers go to a step that is not later than the one before."""
+    step: int
+    """The trainer's step."""
+    kind: str
+    """weights, delta, lora or remote."""
+    path: str
+    """The directory to load, absolute; of a remote step its URI."""
+    layout: str
+    """syncd, or the layout of another framework."""
+    digest: str
+    """Digest of the manifest; of another framework's step a fingerprint."""
+    published_at: float
+    """The daemon's date."""
+    age: float
+    """Seconds since then, on this host's clock."""
+    delta: Delta | None
+    """Of a delta."""
+    shortcut: Shortcut | None
+    """Of a step that is stored whole with a shortcut."""
+    previous: Pair | None
+    """The version before."""
+    held: bool
+    """After a rollback: nothing newer is published until the trainer announces another step."""
+    term: int
+    """Of the daemon that published it."""
+    quarantine: list[Quarantined]
+    """The steps in quarantine."""
+    last_good: GoodVersion | None
+    """The newest published version that an engine has shown to run."""
+
+
+@with_config(STRICT)
+class Marker(TypedDict):
+    step: int | None
+    """The step that the trainer announced last; null if it names none."""
+    text: str
+    """What the file holds."""
+    problem: str
+    """What is wrong with it; empty if nothing is."""
+
+
+@with_config(STRICT)
+class Steps(TypedDict):
+    total: int
+    """Steps in the job."""
+    filling: int
+    """Of these, steps that are being written."""
+    complete: int
+    """Steps that can be loaded."""
+    damaged: int
+    """Steps that cannot."""
+    bytes: int
+    """Bytes of all steps."""
+    pinned: list[int]
+    """The pinned steps."""
+
+
+@with_config(STRICT)
+class Filling(TypedDict):
+    step: int
+    """The step that is being written."""
+    present: int
+    """Writers or shards that are there."""
+    expected: int | None
+    """Writers or shards in all; null while unknown."""
+    bytes: int
+    """Bytes so far."""
+    layout: str
+    """syncd, or the layout of another framework."""
+    problem: str
+    """What is missing."""
+
+
+@with_config(STRICT)
+class GivenUp(TypedDict):
+    step: int
+    """The step."""
+    digest: str
+    """Digest of its manifest."""
+    reason: str
+    """Why the engine did not load it."""
+    refused: bool
+    """Whether the engine can never load it."""
+
+
+@with_config(STRICT)
+class Proof(TypedDict):
+    version: str
+    """Label of the version, or `start` for the model that the engine was started with."""
+    mean: float
+    """Mean difference of the log-probs, in nats."""
+    worst: float
+    """Largest difference of one token, in nats."""
+    tolerance: float
+    """Mean difference up to which a version is proven, in nats."""
+    calibrated: float | None
+    """Mean difference that was measured with the start model; null if it was not."""
+    tokens: int
+    """Tokens that were compared."""
+    seconds: float
+    """How long the engine took to answer."""
+    replicas: int
+    """Data-parallel replicas that answered; the differences are those of the worst."""
+    checksums: str
+    """What the engine's checksums of its parameters say of the load; empty if nothing."""
+
+
+@with_config(STRICT)
+class Engine(TypedDict):
+    state: Literal[
+        "waiting",
+        "loading",
+        "proven",
+        "loaded",
+        "refused",
+        "failed",
+        "unreachable",
+        "wrong",
+        "dead",
+        "stopped",
+    ]
+    """The state of the engine; stopped: its explorer has stopped."""
+    since: float
+    """Since when, by the explorer's clock."""
+    ready: bool
+    """Whether it may get work; false if its explorer is dead or has stopped."""
+    reason: str
+    """Why it is in this state; empty if nothing is wrong."""
+    loads: int
+    """Versions that it loaded."""
+    failures: int
+    """Loads that failed or were refused since the explorer's start."""
+    load_seconds: float | None
+    """How long the last load took; null before the first."""
+    proof: Proof | None
+    """The last proof."""
+    given_up: list[GivenUp]
+    """The newest 8 versions that it gave up."""
+
+
+@with_config(STRICT)
+class Explorer(TypedDict):
+    id: str
+    """Its identity."""
+    status: Literal["running", "require_sync", "stopped"]
+    """What it reports of itself."""
+    heart: Literal["alive", "dead", "left", "unknown"]
+    """What its heartbeat says: [Heartbeats](commands.md#heartbeats)."""
+    alive: bool | None
+    """Whether it lives; null while that is unknown."""
+    beat_age: float
+    """Age of its last heartbeat by its own clock."""
+    host: str
+    """Its host."""
+    pid: int
+    """Its process."""
+    applied: Pair | None
+    """The version that it runs; null also while its engine names a version and does not prove it."""
+    loading: Pair | None
+    """The version that it loads now."""
+    lag: int | None
+    """Steps that it is behind; null while it has loaded nothing."""
+    engine: Engine | None
+    """Its engine; null if it reports none that can be read."""
+    leases: list[int]
+    """The steps that it reads."""
+
+
+@with_config(STRICT)
+class Trainer(TypedDict):
+    id: str
+    """Its identity."""
+    status: Literal["running", "require_sync", "stopped"]
+    """What it reports of itself."""
+    heart: Literal["alive", "dead", "left", "unknown"]
+    """What its heartbeat says."""
+    alive: bool | None
+    """Whether it lives; null while that is unknown."""
+    beat_age: float
+    """Age of its last heartbeat by its own clock."""
+    host: str
+    """Its host."""
+    pid: int
+    """Its process."""
+    step: int | None
+    """Its step."""
+    waiting: dict[str, Any] | None
+    """What it waits for: `for` (experiences), `path` and `since` (its clock); null if it waits for nothing."""
+
+
+@with_config(STRICT)
+class Daemon(TypedDict):
+    heart: Literal["alive", "dead", "left", "unknown"]
+    """What its heartbeat says."""
+    term: int
+    """Its term: it grows with each new leader."""
+    host: str | None
+    """Its host."""
+    pid: int | None
+    """Its process."""
+
+
+@with_config(STRICT)
+class Disk(TypedDict):
+    free: int | None
+    """Bytes free on the job's file system."""
+    job_bytes: int
+    """Bytes of all steps."""
+    mount: str
+    """Where the file system is mounted."""
+    type: str
+    """Its type, such as nfs4."""
+    network: bool
+    """Whether it is a network file system."""
+
+
+@with_config(STRICT)
+class Request(TypedDict):
+    kind: str
+    """rollback or vacate."""
+    step: int
+    """The step."""
+    reason: str
+    """Why it was asked for."""
+
+
+@with_config(STRICT)
+class Problem(TypedDict):
+    name: str
+    """A stable name, below."""
+    detail: str
+    """What is wrong, for people."""
+
+
+@with_config(STRICT)
+class ProblemGroup(TypedDict):
+    name: str
+    """As in `problems`, but `dead_explorer` and `dead_trainer` for dead ones, and `presence` for presence files."""
+    severity: Literal["critical", "warning", "notice"]
+    """critical: no version can be published or used; warning: a part does not work; notice: nothing to do now."""
+    count: int
+    """How many problems."""
+    text: str
+    """What it is, for people, such as "9 explorers are dead"."""
+    details: list[str]
+    """What is said of each."""
+    hint: str
+    """A command that helps, or empty."""
+    help: str
+    """The address of its entry in [Troubleshooting](troubleshooting.md)."""
+
+
+@with_config(STRICT)
+class Finished(TypedDict):
+    step: int
+    """The last step."""
+    reason: str
+    """Why the training ended."""
+
+
+@with_config(STRICT)
+class Next(TypedDict):
+    why: str
+    """What the job lacks."""
+    command: str
+    """What to run next."""
+
+
+@with_config(STRICT)
+class Status(TypedDict):
+    schema_version: Literal[2]
+    """Of this document."""
+    job: str
+    """Absolute path of the job."""
+    state_dir: str
+    """Absolute path of the state directory."""
+    at: float
+    """When the job was scanned, on this host's clock."""
+    version: PublishedVersion | None
+    """The published version; null before the first."""
+    marker: Marker
+    """What the trainer announced."""
+    newest_complete: int | None
+    """The newest step that can be loaded, published or not."""
+    steps: Steps
+    """Counts of steps."""
+    filling: list[Filling]
+    """Steps that are being written."""
+    explorers: list[Explorer]
+    """By identity."""
+    trainers: list[Trainer]
+    """By identity."""
+    daemon: Daemon | None
+    """The leading daemon; null if none has ever led the job."""
+    disk: Disk
+    """The job's file system."""
+    requests: list[Request]
+    """Open requests."""
+    finished: Finished | None
+    """Of a job whose trainer ended after its last step; null while a trainer may run, and if nothing shows an end."""
+    problems: list[Problem]
+    """What is wrong."""
+    problem_groups: list[ProblemGroup]
+    """The problems by severity, each kind once."""
+    next: Next | None
+    """Of a job without steps."""
+
+
+@with_config(STRICT)
+class Policy(TypedDict):
+    keep_last: int
+    """As `[daemon]` of the [configuration](configuration.md#daemon)."""
+    keep_every: int
+    """The same."""
+    keep_full: int
+    """The same."""
+    max_bytes: int
+    """The same."""
+    partial_grace: float
+    """The same."""
+    keep_previous: bool
+    """The same."""
+    prune: bool
+    """The same."""
+    prune_foreign: bool
+    """The same."""
+
+
+@with_config(STRICT)
+class Step(TypedDict):
+    step: int
+    """The step."""
+    directory: str
+    """Name of its directory in the job."""
+    layout: str
+    """syncd, or the layout of another framework."""
+    state: Literal["filling", "complete", "damaged"]
+    """filling: it is being written."""
+    kind: str
+    """weights, delta, lora or remote."""
+    full: bool
+    """Whether a training can resume from it."""
+    present: int
+    """Writers or shards that are there."""
+    expected: int | None
+    """Writers or shards in all; null while unknown."""
+    shards: int
+    """Files of weights that are there; of a step that is being written, its writers."""
+    shards_expected: int | None
+    """The same in all; null while unknown."""
+    bytes: int
+    """Bytes so far."""
+    digest: str
+    """Digest of the manifest; of another framework's step a fingerprint."""
+    parent: int | None
+    """Of a delta, the step before."""
+    delta: Delta | None
+    """Of a complete delta."""
+    shortcut: Shortcut | None
+    """Of a step that is stored whole with a shortcut."""
+    published: Literal["newest", "previous"] | None
+    """Whether it is the published version, or the one before."""
+    leases: list[str]
+    """Explorers that read it."""
+    pinned: bool
+    """Whether an operator keeps it."""
+    problem: str
+    """What is missing or wrong."""
+    quarantined: str | None
+    """Why it is in quarantine."""
+    keep: bool
+    """Whether retention keeps it."""
+    rule: str
+    """The [rule](retention.md) that decides."""
+    detail: str
+    """Why."""
+
+
+@with_config(STRICT)
+class Listing(TypedDict):
+    schema_version: Literal[1]
+    """Of this document."""
+    job: str
+    """Absolute path of the job."""
+    at: float
+    """When the job was scanned, on this host's clock."""
+    policy: Policy
+    """The retention policy."""
+    steps: list[Step]
+    """By number."""
+
+
+@with_config(STRICT)
+class VerifiedShortcut(TypedDict):
+    parent: int
+    """The step that the changes are of."""
+    bytes: int
+    """Bytes of the changes."""
+    problems: list[str]
+    """What is wrong with it."""
+    unproved: str
+    """Why it was not applied; empty if it was."""
+
+
+@with_config(STRICT)
+class Verification(TypedDict):
+    schema_version: Literal[1]
+    """Of this document."""
+    step: int
+    """The step."""
+    layout: str
+    """syncd, or the layout of another framework."""
+    level: Literal["header", "content"]
+    """How closely it was checked."""
+    ok: bool
+    """Whether nothing is wrong with the step; true with problems of its shortcut alone."""
+    bytes: int
+    """Bytes of the step."""
+    digest: str
+    """Digest of the manifest."""
+    problems: list[str]
+    """What is wrong; the command prints the document before it exits with 65, too."""
+    shortcut: VerifiedShortcut | None
+    """Null if the step has none or is damaged."""
+
+
+@with_config(STRICT)
+class Waited(TypedDict):
+    schema_version: Literal[1]
+    """Of this document."""
+    generation: int
+    """Of the version."""
+    step: int
+    """Of the version."""
+    kind: str
+    """weights, delta, lora or remote."""
+    layout: str
+    """syncd, or the layout of another framework."""
+    path: str
+    """The directory to load, absolute; of a remote step its URI."""
+    digest: str
+    """Digest of the manifest."""
+    published_at: float
+    """The daemon's date."""
+
+
+@with_config(STRICT)
+class Publication(TypedDict):
+    schema_version: Literal[1]
+    """Of this document."""
+    step: int
+    """The step."""
+    bytes: int
+    """Bytes that were stored."""
+    digest: str
+    """Digest of the manifest."""
+    shards: int
+    """Files of weights."""
+    kind: str
+    """weights, delta or lora."""
+    skipped: list[str]
+    """Names in the directory that were not copied; those of directories end in `/`."""
+    whole_bytes: int
+    """Bytes of the files that the step stands for: `bytes` unless it is a delta."""
+    why_whole: str
+    """Why it is stored whole although `--delta-from` was given; else empty."""
+
+
+@with_config(STRICT)
+class Materialisation(TypedDict):
+    schema_version: Literal[1]
+    """Of this document."""
+    step: int
+    """The step."""
+    directory: str
+    """Where it is now, absolute."""
+    kind: str
+    """weights or delta."""
+    digest: str
+    """Digest of the manifest."""
+    bytes: int
+    """Bytes that were written."""
+
+
+@with_config(STRICT)
+class Pinned(TypedDict):
+    schema_version: Literal[1]
+    """Of this document."""
+    step: int
+    """The step."""
+    pinned: Literal[True]
+    """Always."""
+    reason: str
+    """Why, as it was given."""
+
+
+@with_config(STRICT)
+class Unpinned(TypedDict):
+    schema_version: Literal[1]
+    """Of this document."""
+    step: int
+    """The step."""
+    pinned: Literal[False]
+    """Always."""
+    was_pinned: bool
+    """Whether there was a pin."""
+
+
+@with_config(STRICT)
+class Decision(TypedDict):
+    step: int
+    """The step."""
+    keep: bool
+    """Whether it stays."""
+    rule: str
+    """The [rule](retention.md) that decides."""
+    detail: str
+    """Why."""
+
+
+@with_config(STRICT)
+class Pruning(TypedDict):
+    schema_version: Literal[1]
+    """Of this document."""
+    dry_run: bool
+    """Whether nothing was removed."""
+    decisions: list[Decision]
+    """By step."""
+
+
+@with_config(STRICT)
+class Rollback(TypedDict):
+    schema_version: Literal[1]
+    """Of this document."""
+    generation: int
+    """Of the version that was published."""
+    step: int
+    """Of that version."""
+    path: str
+    """Its directory, relative to the job."""
+    published_at: float
+    """The daemon's date."""
+
+
+@with_config(STRICT)
+class Finding(TypedDict):
+    name: str
+    """What was measured."""
+    verdict: Literal["ok", "warn", "fail", "skip"]
+    """fail: syncd relies on it; warn: it costs speed or comfort."""
+    detail: str
+    """What was seen."""
+    advice: str
+    """A command or option that helps, or empty."""
+    figures: dict[str, Any]
+    """The figures in `detail`, by name."""
+
+
+@with_config(STRICT)
+class Diagnosis(TypedDict):
+    schema_version: Literal[1]
+    """Of this document."""
+    protocol: int
+    """Version of the protocol."""
+    directory: str
+    """The directory, absolute."""
+    findings: list[Finding]
+    """One for each measurement."""
+    peer: dict[str, Any] | None
+    """Without `--peer` null; else `host`, how it sees this one (`outward`), and how this one sees it (`inward`)."""
+    expect: dict[str, Any]
+    """Expected latency and recommended settings."""
+    verdict: Literal["ok", "warn", "fail", "skip"]
+    """The worst of the findings."""
+
+
+DOCUMENTS: dict[str, type[Any]] = {
+    "status": Status,
+    "ls": Listing,
+    "verify": Verification,
+    "wait": Waited,
+    "publish": Publication,
+    "materialise": Materialisation,
+    "pin": Pinned,
+    "unpin": Unpinned,
+    "prune": Pruning,
+    "rollback": Rollback,
+    "doctor": Diagnosis,
+}
+"""By command of `syncd`: what its `--json` prints."""
