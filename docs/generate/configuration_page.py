@@ -1,4 +1,4 @@
-"""The tables of docs/configuration.md: every key of every table of a job's file."""
+"""The tables of docs/configuration.md: every key of every table of a job file."""
 
 import re
 from collections.abc import Mapping

@@ -2,22 +2,21 @@
 
 import re
 from collections.abc import Mapping
+from pkgutil import resolve_name
 
 TITLES = {"trinity": "Trinity-RFT", "verl": "verl", "prime-rl": "prime-rl", "trl": "TRL"}
+_PART = "trainer.parts.importing"
+"""Imported by its name: the type checker passes in a tree without the part, too."""
 
 
 def parts() -> Mapping[str, str]:
     """Return the tables of each project by its name."""
-    from trainer.parts.importing.table import PROJECTS  # noqa: PLC0415
-
-    return {name: _tables(name) for name in PROJECTS}
+    return {name: _tables(name) for name in resolve_name(f"{_PART}.table:PROJECTS")}
 
 
 def _tables(project: str) -> str:
     """Return what `trainer import --keys` prints, one level of headings below the project's own."""
-    from trainer.parts.importing.key_tables import markdown  # noqa: PLC0415
-    from trainer.parts.importing.table import read_table  # noqa: PLC0415
-
-    table = read_table(project)
-    printed = markdown(table).removeprefix("## Keys\n\n")
-    return re.sub(r"(?m)^### (.+)$", rf"### \1: {TITLES[project]}", printed)
+    table = resolve_name(f"{_PART}.table:read_table")(project)
+    printed: str = resolve_name(f"{_PART}.key_tables:markdown")(table)
+    headed = printed.removeprefix("## Keys\n\n")
+    return re.sub(r"(?m)^### (.+)$", rf"### \1: {TITLES[project]}", headed)

@@ -4,6 +4,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -54,9 +55,8 @@ def _code(names: str) -> str:
 
 def _panels() -> str:
     """Return the charts of page and plot, in their order."""
-    from syncd.parts.page.chart_table import CHARTS  # noqa: PLC0415
-
-    rows = [f"| {chart.title} | {chart.unit} | {_shown(chart)} | {chart.source} |" for chart in CHARTS]
+    charts = resolve_name("syncd.parts.page.chart_table:CHARTS")  # a part, which a tree may be without
+    rows = [f"| {chart.title} | {chart.unit} | {_shown(chart)} | {chart.source} |" for chart in charts]
     return "\n".join(["| chart | unit | what it shows | file |", "|---|---|---|---|", *rows])
 
 

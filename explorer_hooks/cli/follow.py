@@ -82,7 +82,12 @@ def _hook_names(_: click.Context, __: click.Parameter, incomplete: str) -> "list
     "--name", metavar="NAME", show_default="host and process", help="This explorer's name in the job."
 )
 @_path("--stage", "Directory for one copy per host, such as /dev/shm/syncd.", "DIR")
-@click.option("--policy", metavar="POLICY", default="newest", help="newest, every, exact=N or at-least=N.")
+@click.option(
+    "--policy",
+    metavar="POLICY",
+    default="newest",
+    help="Which versions to load: newest, every, exact=N or at-least=N.",
+)
 @_count("--max-lag", "Steps that a ready engine may be behind.")
 @_choice(
     "--verify",
@@ -92,10 +97,10 @@ def _hook_names(_: click.Context, __: click.Parameter, incomplete: str) -> "list
 )
 @click.option("--token-env", metavar="NAME", help="Environment variable with the engine's token.")
 @_path("--token-file", "File with the token.", "FILE", show_default="systemd's credential hook-token")
-@_seconds("--timeout", 300.0, "Seconds for one request or load.")
-@_count("--retries", "Retries of a load that failed.", default=2)
+@_seconds("--timeout", 300.0, "Give up one request or load after this many seconds.")
+@_count("--retries", "Retry a load that failed this many times.", default=2)
 @click.option("--once", is_flag=True, help="Exit once the engine runs the version that the policy selects.")
-@_seconds("--wait", 3600.0, "Seconds to wait with --once.")
+@_seconds("--wait", 3600.0, "With --once: wait this many seconds.")
 @click.option("--stay", is_flag=True, help="Wait for another trainer after one is gone.")
 @click.option(
     "--reload-test/--no-reload-test",
@@ -111,7 +116,7 @@ def _hook_names(_: click.Context, __: click.Parameter, incomplete: str) -> "list
     envvar="SYNCD_STATE_DIR",
     show_default="JOB/.syncd",
 )
-@_seconds("--ttl", 60.0, "Seconds of silence that mean dead.")
+@_seconds("--ttl", 60.0, "Count a process as dead after this many seconds without a heartbeat.")
 @click.option("--json", "as_json", is_flag=True, help="Print each result as one JSON line.")
 @_choice("--log-level", "info", ("debug", "info", "warning", "error"), "The lowest level to log.")
 @_choice("--log-format", "auto", ("auto", "json", "text"), "auto: JSON unless stderr is a terminal.")

@@ -112,19 +112,24 @@ def next_commands(directory: str, engine: str | None) -> list[str]:
 
 @click.command(cls=MountVerb)
 @click.argument("directory", metavar="DIR", type=UncheckedPath(file_okay=False))
-@click.option("--recipe", type=click.Choice(RECIPES), default="grpo", help="What is trained.")
+@click.option(
+    "--recipe",
+    type=click.Choice(RECIPES),
+    default="grpo",
+    help="What to train: sft, grpo, or lora (GRPO with an adapter).",
+)
 @click.option(
     "--engine",
     type=click.Choice(ENGINES),
     show_default="vllm",
-    help="What generates; sft needs none and takes none.",
+    help="The inference engine; not with sft.",
 )
 @click.option(
     "--model",
     metavar="DIR",
     required=True,
     type=UncheckedPath(file_okay=False),
-    help="The model's directory.",
+    help="Directory of the model to start from.",
 )
 def init(directory: str, recipe: str, engine: str | None, model: str) -> None:
     r"""Write the files of a new job into DIR, and print what to run next.

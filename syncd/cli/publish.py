@@ -37,7 +37,7 @@ _NAMED = 5
     "--probe",
     type=UncheckedPath(),
     metavar="FILE",
-    help="A file of `syncd probe DIR`, to prove engines with.",
+    help="A probe that `syncd probe DIR` printed: engines that load the step are checked by it.",
 )
 @click.option(
     "--delta-from",

@@ -29,10 +29,10 @@ layout, problem, detail]"""
 STEP_QUARANTINED: Final = "step_quarantined"
 """The daemon quarantined a step; once for each step. [error: step, digest, reason]"""
 SHORTCUT_REJECTED: Final = "shortcut_rejected"
-"""No reader can use the delta copy beside a step that is stored whole; the step itself is intact. Once for
+"""No reader can use the shortcut of a step that is stored whole; the step itself is complete. Once for
 each step. [warning: step, parent, detail]"""
 VERSION_PUBLISHED: Final = "version_published"
-"""Explorers follow this version from now on; the last five fields only with a delta or a delta copy. [info:
+"""Explorers follow this version from now on; the last five fields only with a delta or a shortcut. [info:
 generation, step, kind, reason, bytes, latency, parent, density, chain, changes_bytes, whole_bytes]"""
 VERSION_REWOUND: Final = "version_rewound"
 """Explorers roll back; the reason is rewind, rollback or rewritten. [warning: reason, step, before]"""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,11 @@ from PIL import Image
 from support.browser import started_browser
 
 WIDTH, SCALE, COLORS = 1180, 2, 128
-HEIGHTS = {"top": 760, "lanes": 820}
+LANES = 800
+"""Height of the picture that begins with the lanes."""
+
+WATCHED = 63.0
+"""Seconds that the page watches heartbeats first: after 60 it knows who is dead."""
 
 
 @contextmanager
@@ -30,10 +35,13 @@ def served(job: str) -> Iterator[str]:
         server.terminate()
 
 
-def part_tops(page: Any) -> dict[str, float]:
-    """Return where each part of the page begins."""
-    lanes = page.get_by_role("heading", name="Versions by explorer").first
-    return {"top": 0.0, "lanes": lanes.bounding_box()["y"] - 16}
+def parts(page: Any) -> dict[str, tuple[int, int]]:
+    """Return where each part of the page begins and ends."""
+    steps, lanes = (
+        round(page.get_by_role("heading", name=name).first.bounding_box()["y"]) - 14
+        for name in ("Steps, and why each", "Versions by explorer")
+    )
+    return {"top": (0, steps), "lanes": (lanes, lanes + LANES)}
 
 
 def shoot(browser: Any, url: str, out: Path) -> None:
@@ -42,12 +50,12 @@ def shoot(browser: Any, url: str, out: Path) -> None:
     page = context.new_page()
     page.goto(url)
     page.wait_for_selector("main:not([hidden]) svg")
-    page.wait_for_timeout(3000)  # charts and lanes come by requests of their own
-    for name, top in part_tops(page).items():
-        path = out / f"page-{name}.png"
-        clip = {"x": 0, "y": top, "width": WIDTH, "height": HEIGHTS[name]}
-        page.screenshot(path=path, full_page=True, clip=clip)
-        Image.open(path).quantize(COLORS).save(path, optimize=True)
+    page.wait_for_timeout(WATCHED * 1000)
+    page.evaluate("document.body.replaceWith(document.body.cloneNode(true))")  # it moves while it is live
+    places, whole = parts(page), Image.open(BytesIO(page.screenshot(full_page=True)))
+    for name, (top, end) in places.items():
+        part = whole.crop((0, top * SCALE, WIDTH * SCALE, end * SCALE))
+        part.convert("RGB").quantize(COLORS).save(out / f"page-{name}.png", optimize=True)
     context.close()
 
 

@@ -5,7 +5,7 @@ import click
 
 @click.group()
 def config() -> None:
-    r"""Print the keys of a job's file, its JSON Schema, or the algorithms.
+    r"""Print the keys of a job file, its JSON Schema, or the algorithms.
 
     \b
     Example:

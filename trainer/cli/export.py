@@ -14,16 +14,16 @@ from syncd.console import UncheckedPath
     "--dtype",
     type=click.Choice(["bfloat16", "float16", "float32"]),
     show_default="as they are",
-    help="Of the weights.",
+    help="Convert the weights to this dtype.",
 )
 @click.option(
     "--base",
     metavar="DIR",
     type=UncheckedPath(file_okay=False),
-    help="The model that an adapter belongs to, if it was moved.",
+    help="Where the model of an adapter is now, if it was moved.",
 )
-@click.option("--adapter", is_flag=True, help="Copy an adapter alone, as peft reads it.")
-@click.option("--critic", is_flag=True, help="The critic of a full checkpoint, not the policy.")
+@click.option("--adapter", is_flag=True, help="Export an adapter alone, as peft reads it.")
+@click.option("--critic", is_flag=True, help="Export the critic of a full checkpoint instead of the policy.")
 def export(
     job: str, step: int, out: str, dtype: str | None, base: str | None, *, adapter: bool, critic: bool
 ) -> None:

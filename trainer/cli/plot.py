@@ -9,7 +9,12 @@ from syncd.console import UncheckedPath
 @click.command()
 @job_argument
 @click.option(
-    "-o", "--out", metavar="FILE", type=UncheckedPath(), show_default="JOB/plot.png", help="The PNG to write."
+    "-o",
+    "--out",
+    metavar="FILE",
+    type=UncheckedPath(),
+    show_default="JOB/plot.png",
+    help="The picture to write.",
 )
 def plot(job: str, out: str | None) -> None:
     r"""Draw the curves of JOB, such as reward, loss, staleness and sync times, and print the path of the picture.

@@ -11,7 +11,7 @@ from syncd.console import UncheckedPath
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),
     default="float32",
-    help="What the forward pass computes in.",
+    help="Dtype of the forward pass.",
 )
 @click.option("--trust-remote-code", "trust", is_flag=True, help="Run code that comes with the model.")
 def probe(directory: str, dtype: str, trust: bool) -> None:

@@ -44,7 +44,7 @@ def _steps(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...] 
     metavar="CONFIG",
     type=UncheckedPath(),
     show_default="JOB/config.toml",
-    help="The job's file, as `explorer run` takes it.",
+    help="The job file, as `explorer run` takes it.",
 )
 @click.option(
     "--base",

@@ -1,4 +1,4 @@
-"""`trainer import`: turn a configuration of Trinity-RFT, verl, prime-rl or TRL into a job's file."""
+"""`trainer import`: turn a configuration of Trinity-RFT, verl, prime-rl or TRL into a job file."""
 
 import click
 
@@ -20,17 +20,17 @@ SOURCES = ("trinity", "verl", "prime-rl", "trl")
     "--to",
     metavar="FILE",
     type=UncheckedPath(),
-    help="Where the job's file goes.",
+    help="Write the job file here instead of to stdout.",
 )
 @click.option(
     "--from",
     "source",
     type=click.Choice(SOURCES),
     show_default="told by the keys",
-    help="The project that FILE is of.",
+    help="The project that FILE belongs to.",
 )
 @click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="One of their keys, above the file's."
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set one of their keys, whatever FILE says."
 )
 @click.option(
     "--without", multiple=True, metavar="KEY", help="Leave out one of their keys, or a table of them."
@@ -40,7 +40,7 @@ SOURCES = ("trinity", "verl", "prime-rl", "trl")
     "checkpoint",
     metavar="DIR",
     type=UncheckedPath(file_okay=False),
-    help="Start from the weights of a step, JOB/global_step_N: they are exported beside the job's file.",
+    help="Start from the weights of a step, JOB/global_step_N: export them beside the job file.",
 )
 @click.option(
     "--resume",
@@ -75,7 +75,7 @@ def import_(
     state_dir: str | None,
     dtype: str,
 ) -> None:
-    r"""Turn FILE, a configuration of Trinity-RFT, verl, prime-rl or TRL, into a job's file.
+    r"""Turn FILE, a configuration of Trinity-RFT, verl, prime-rl or TRL, into a job file.
 
     FILE is YAML, TOML, JSON, or a script (.sh, .txt) with verl's key=value or TRL's --key value; it is never run.
     Nothing is guessed. While a key that changes training has no counterpart, nothing is written, and the command says
@@ -83,7 +83,7 @@ def import_(
 
     \b
     Exit codes:
-      2   the arguments do not fit, the job's file exists, or the keys are of no known project or of several
+      2   the arguments do not fit, the job file exists, or the keys are of no known project or of several
       65  with --from-checkpoint: the step is damaged
       78  keys cannot be mapped, or FILE or the result is invalid: nothing was written
 

@@ -17,7 +17,7 @@ DTYPES = ("keep", "bfloat16", "float16", "float32")
     metavar="DIR",
     required=True,
     type=UncheckedPath(file_okay=False),
-    help="The job of ours that gets the steps; made if it does not exist.",
+    help="The job that gets the steps; it is made if it does not exist.",
 )
 @click.option("--once", is_flag=True, help="End after the newest step.")
 @click.option(
@@ -25,10 +25,10 @@ DTYPES = ("keep", "bfloat16", "float16", "float32")
     metavar="DIR",
     type=UncheckedPath(file_okay=False),
     show_default="JOB/.syncd",
-    help="Where the state of JOB is.",
+    help="The state directory of JOB.",
 )
 @click.option(
-    "--dtype", type=click.Choice(DTYPES), default="bfloat16", help="Of weights that are no safetensors."
+    "--dtype", type=click.Choice(DTYPES), default="bfloat16", help="Dtype of weights that become safetensors."
 )
 def republish(job: str, to: str, once: bool, state_dir: str | None, dtype: str) -> None:  # noqa: FBT001
     r"""Publish each step of JOB, a running job of Trinity-RFT or verl, as safetensors in a second job.
