@@ -78,10 +78,12 @@ test-gpu: $(READY)
 
 # Of some matrices `make test` runs the rows that differ most (tests/support/matrices.py); this runs all rows.
 MATRICES := tests/explorer/test_matrix.py tests/explorer/test_follow_processes.py tests/integration/test_init.py \
-	tests/parts/agents/test_gateway_serve.py tests/parts/broadcast/test_broadcast_jobs.py \
-	tests/parts/broadcast/test_broadcast_members.py tests/parts/importing/test_resume_from_verl.py tests/parts/memory/test_memory_jobs.py tests/trainer/test_kills.py \
+	tests/parts/agents/test_gateway_serve.py tests/parts/broadcast/test_broadcast_faults.py \
+	tests/parts/broadcast/test_broadcast_jobs.py tests/parts/broadcast/test_broadcast_members.py \
+	tests/parts/broadcast/test_engine_push_ipc.py tests/parts/importing/test_resume_from_verl.py \
+	tests/parts/memory/test_memory_jobs.py tests/trainer/test_kills.py \
 	tests/trainer/engines/test_resharding.py tests/trainer/engines/test_verl_gpu_parts.py
-## test-matrices: all rows of the matrices of which make test runs a part (10 minutes)
+## test-matrices: all rows of the matrices of which make test runs a part
 test-matrices: $(READY)
 	SYNCD_MATRICES=full $(RECORDED) $(BIN)/python -m pytest -n $(TEST_WORKERS) --max-worker-restart=0 $(MATRICES) $(PYTEST_ARGS)
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from support.job_file import tiny_job, write_job
 from support.trainers import (
     ENVIRONMENT,
     HERE,
@@ -239,7 +240,7 @@ def test_two_ranks_save_together_and_exit_with_the_error_of_rank_0(tmp_path):
     """Rank 0 cannot look at explorers any more once it waits for the third batch."""
     fill(tmp_path, 2)
     path = tmp_path / "job.toml"
-    path.write_text(FILE.format(job=tmp_path))
+    write_job(path, tiny_job(tmp_path, trainer={"nproc": 2, "start_daemon": False}))
     program = (
         "import sys; from trainer.launch.train import train; from trainer.config.load import load_config\n"
     )
@@ -258,22 +259,6 @@ def test_two_ranks_save_together_and_exit_with_the_error_of_rank_0(tmp_path):
     assert "checkpoint_saved_after_error" in done.stderr
     assert full_checkpoints(tmp_path) == [2]
     assert {f"tiny_{rank}_of_2.pt" for rank in (0, 1)} < set(os.listdir(tmp_path / "global_step_2/training"))
-
-
-FILE = """
-[job]
-dir = "{job}"
-[model]
-path = "/nowhere"
-[engine]
-name = "tests.tiny"
-[data]
-groups = 2
-group_size = 2
-[trainer]
-nproc = 2
-start_daemon = false
-"""
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])

@@ -1,4 +1,7 @@
-"""docs/tutorial-slurm.md as a newcomer types it, on a real Slurm: a model, a job, one sbatch, its status and end."""
+"""docs/tutorial-slurm.md as a newcomer types it, on a real Slurm: a model, a job, one sbatch, its status and end.
+
+`make test-slurm` runs it; of the shipped sbatch files `make test` has test_slurm_files.py.
+"""
 
 import os
 import re
@@ -12,7 +15,13 @@ need("verl", "the trainer needs verl")
 from support.paths import ROOT  # noqa: E402
 from test_slurm_files import bed, in_bed  # noqa: E402, F401
 
-pytestmark = [pytest.mark.group("mounts"), pytest.mark.beds, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [
+    pytest.mark.only_with(SYNCD_SLURM="1"),
+    pytest.mark.group("mounts"),
+    pytest.mark.beds,
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),
+]
 
 PAGE = ROOT / "docs" / "tutorial-slurm.md"
 SHARED = "/shared"

@@ -11,7 +11,7 @@ from agent_kills.judging import compared
 from support.cli import environment
 from support.paths import ROOT, TESTS
 
-KILLS = 20
+KILLS = 12
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import itertools
 import pytest
 from support import matrices
 from support.broadcasts import SIZES, left_over, write_experiences
+from support.job_file import tiny_job, write_job
 
 STEPS = 4
 STYLES = ("fixed", "trainer_driven", "explorer_driven", "fully_async")
@@ -29,31 +30,15 @@ def test_trainer_and_explorers_end_with_the_same_weights(processes, style, membe
     assert left_over(processes.job) == []
 
 
-TWO_RANKS = """
-[job]
-dir = "{job}"
-[model]
-path = "/nowhere"
-[engine]
-name = "tests.tiny"
-options = {{ vocab = {vocab}, width = {width} }}
-[data]
-groups = 2
-group_size = 2
-[sync]
-method = "nccl"
-bucket_mib = 1
-[trainer]
-start_daemon = false
-nproc = 2
-total_steps = 3
-"""
-
-
 def test_a_trainer_of_two_ranks_broadcasts_as_one(processes):
     """By its own command; both ranks walk the export, and the first one sends."""
-    with open(f"{processes.job}.toml", "w", encoding="utf-8") as file:
-        file.write(TWO_RANKS.format(job=processes.job, **SIZES))
+    job = tiny_job(
+        processes.job,
+        engine={"options": SIZES},
+        sync={"method": "nccl", "bucket_mib": 1},
+        trainer={"start_daemon": False, "nproc": 2, "total_steps": 3},
+    )
+    write_job(f"{processes.job}.toml", job)
     write_experiences(processes.job, 6)
     processes.explorer("e0", "fixed", 3, "", "end")
     processes.until(lambda: "ready" in processes.log("e0"))

@@ -9,6 +9,7 @@ import statistics
 import pytest
 from support import matrices
 from support.broadcasts import HERE, LONG, left_over
+from support.job_file import tiny_job, write_job
 
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import path_of, read_presence
@@ -27,35 +28,22 @@ IMPORTED = (
     "transformers.tokenization_utils_tokenizers",
     "transformers.generation.utils",
 )
-FILE = """
-[job]
-dir = "{job}"
-[model]
-path = "{start}/model"
-[engine]
-name = "tests.tiny"
-[data]
-groups = 2
-group_size = 2
-consumed = "archive"
-end_when_left = false
-wait_timeout = 60.0
-[sync]
-method = "{method}"
-memory_dir = "{memory}"
-style = "{style}"
-dtype = "keep"
-delta = "off"
-timeout = 60
-ready_timeout = 30
-broadcast_timeout = 10
-[trainer]
-total_steps = {steps}
-[explorer]
-tasks = "{start}/tasks.jsonl"
-[explorer.sampling]
-max_tokens = 4
-"""
+
+
+def write_scene(processes, start, style, *, method="nccl", memory="/dev/shm", steps=STEPS):
+    """Write the file of a job in which explorers follow broadcasts, and return its path."""
+    sync = {"method": method, "memory_dir": memory, "style": style, "dtype": "keep", "delta": "off"}
+    limits = {"timeout": 60, "ready_timeout": 30, "broadcast_timeout": 10}
+    job = tiny_job(
+        processes.job,
+        model={"path": f"{start}/model"},
+        data={"consumed": "archive", "end_when_left": False, "wait_timeout": 60.0},
+        sync=sync | limits,
+        trainer={"total_steps": steps},
+        explorer={"tasks": f"{start}/tasks.jsonl", "sampling": {"max_tokens": 4}},
+    )
+    write_job(f"{processes.job}.toml", job)
+    return f"{processes.job}.toml"
 
 
 @pytest.fixture(scope="session")
@@ -76,11 +64,8 @@ def begun(nursery, directory):
 def scene(processes, start):
     """Return what begins a job of a style; it returns the explorers' names."""
 
-    def begin(style, members, *faults, method="nccl", memory="/dev/shm", steps=STEPS):
-        file = f"{processes.job}.toml"
-        with open(file, "w", encoding="utf-8") as written:
-            keys = {"style": style, "method": method, "memory": memory, "steps": steps}
-            written.write(FILE.format(job=processes.job, start=start, **keys))
+    def begin(style, members, *faults, **more):
+        file = write_scene(processes, start, style, **more)
         names = [f"e{number}" for number in range(members)]
         for number, name in enumerate(names):
             program = f"{HERE}/programs/member.py"

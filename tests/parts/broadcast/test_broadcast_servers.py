@@ -5,7 +5,7 @@ import signal
 import pytest
 from support.broadcasts import HERE, LONG, left_over
 from support.servers import Server
-from test_broadcast_members import FILE, STEPS, applied, begun, heard
+from test_broadcast_members import STEPS, applied, begun, heard, write_scene
 
 from syncd.protocol.version import pair_of
 
@@ -33,10 +33,7 @@ def engine(nursery, begin_from, tmp_path):
 
 
 def begin(processes, begin_from, server, style):
-    file = f"{processes.job}.toml"
-    with open(file, "w", encoding="utf-8") as written:
-        keys = {"style": style, "method": "nccl", "memory": "/dev/shm", "steps": STEPS}
-        written.write(FILE.format(job=processes.job, start=begin_from, **keys))
+    file = write_scene(processes, begin_from, style)
     program = f"{HERE}/programs/server_member.py"
     processes.start("e0", program, file, processes.job, "e0", server.kind, server.port)
     processes.start("trainer", f"{HERE}/programs/teach.py", file, processes.job, 1)

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="needs torch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
 from safetensors.torch import save_file  # noqa: E402
+from support import matrices  # noqa: E402
 from support.broadcasts import HERE, LONG, received  # noqa: E402
 from support.paths import PYTHONPATH  # noqa: E402
 from support.servers import Server, digest_of  # noqa: E402
@@ -205,7 +206,9 @@ def test_auto_pushes_by_ipc_to_an_engine_on_this_host(engine, start):
 
 @pytest.mark.group("mounts")
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts another shared memory, as root")
-@pytest.mark.parametrize(("size", "complaint"), [("8m", "memory"), ("16k", "does not take")])
+@pytest.mark.parametrize(
+    ("size", "complaint"), matrices.rows([("8m", "memory"), ("16k", "does not take")], ("8m", "memory"))
+)
 def test_an_engine_that_does_not_share_memory_is_pushed_over_gloo(engine, start, size, complaint):
     """As from another container, with room there and without."""
     before = engine.state()["digest"]
