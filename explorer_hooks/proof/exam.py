@@ -48,6 +48,9 @@ ROOM = 1.1
 
 REMEDY = f"reload=restart starts it on each version, or another flag or release: {DOCS}/proof.md#the-exam"
 
+TIED = "the head, tied to the embedding"
+"""The kind of a head that has no tensor of its own."""
+
 _DIGEST = f"sha256:{hashlib.sha256(b'an exam of syncd').hexdigest()}"
 LABEL = engine_label((0, 0), _DIGEST)
 """What an engine that is examined runs: the label of no version of any job."""

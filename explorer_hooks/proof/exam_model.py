@@ -20,6 +20,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from explorer_hooks.proof.exam import TIED
 from explorer_hooks.proof.start_check import shard_names
 
 CHANGE = 0.5
@@ -33,7 +34,6 @@ _ZERO = 0.02
 
 _LARGEST = 64 << 20
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-TIED = "the head, tied to the embedding"
 
 Answer = list[list[float]]
 

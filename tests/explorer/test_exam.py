@@ -17,8 +17,8 @@ from support.proven import probe_of, write_version  # noqa: E402
 from explorer_hooks.hook import ProbeAnswer  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
 from explorer_hooks.proof import exam as exams  # noqa: E402
-from explorer_hooks.proof.exam import ExamFiles, noise_of, target_of  # noqa: E402
-from explorer_hooks.proof.exam_model import TIED, changed_tensor  # noqa: E402
+from explorer_hooks.proof.exam import TIED, ExamFiles, noise_of, target_of  # noqa: E402
+from explorer_hooks.proof.exam_model import changed_tensor  # noqa: E402
 from syncd.protocol.engine_state import EngineState, engine_report_of  # noqa: E402
 from syncd.protocol.probe import write_base_probe  # noqa: E402
 
