@@ -43,6 +43,9 @@ SEEN = 10.0
 NOISE = {True: 1e-5, False: 5e-3}
 """The noise that is reckoned with at the least, in nats, by whether the engine computes in float32."""
 
+LONGEST = 3600.0
+"""How many seconds an exam may take to be made, by this process or by another that is waited for."""
+
 ROOM = 1.1
 """How much room the copy needs, in multiples of the start model."""
 
@@ -176,9 +179,12 @@ def _run(start: str, target: str, dtype: str, rows: Rows) -> Document:
     if "transformers" in sys.modules:
         return _make_here(start, target, dtype, rows)
     command = [sys.executable, "-m", "explorer_hooks.proof.exam_model", start, target, dtype]
-    done = subprocess.run(  # noqa: S603 - this interpreter, with paths
-        command, input=json.dumps(rows), capture_output=True, text=True, check=False
-    )
+    try:
+        done = subprocess.run(  # noqa: S603 - this interpreter, with paths
+            command, input=json.dumps(rows), capture_output=True, text=True, check=False, timeout=LONGEST
+        )
+    except subprocess.TimeoutExpired as error:
+        raise LoadFailedError(f"no exam of {start} was made in {LONGEST:g} s", path=start) from error
     if done.returncode:
         reason = done.stderr.strip().rpartition("\n")[2] or f"it exited with {done.returncode}"
         raise LoadFailedError(f"no exam of {start} can be made: {reason}", path=start)
@@ -197,17 +203,22 @@ def _make_here(start: str, target: str, dtype: str, rows: Rows) -> Document:
 @contextmanager
 def _claimed(path: str) -> Iterator[FileLock]:
     """Hold the claim to make an exam; once its copy is there, share it with others who use it."""
-    while True:
-        lock = lock_file(f"{path}.lock", exclusive=True)
-        if lock is None and os.path.isdir(path):
-            lock = lock_file(f"{path}.lock", exclusive=False)
-        if lock is not None:
-            break
+    lock, limit = _lock(path), time.monotonic() + LONGEST
+    while lock is None:
+        if time.monotonic() > limit:
+            raise LoadFailedError(f"another process has made this exam for {LONGEST:g} s", path=path)
         time.sleep(_TICK)
+        lock = _lock(path)
     try:
         yield lock
     finally:
         lock.close()
+
+
+def _lock(path: str) -> FileLock | None:
+    """Take the claim, or a share of a copy that is there; None while another process makes it."""
+    lock = lock_file(f"{path}.lock", exclusive=True)
+    return lock_file(f"{path}.lock", exclusive=False) if lock is None and os.path.isdir(path) else lock
 
 
 def _remove_unused(path: str) -> None:

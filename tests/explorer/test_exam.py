@@ -4,6 +4,7 @@ import copy
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +20,9 @@ from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
 from explorer_hooks.proof import exam as exams  # noqa: E402
 from explorer_hooks.proof.exam import TIED, ExamFiles, noise_of, target_of  # noqa: E402
 from explorer_hooks.proof.exam_model import changed_tensor  # noqa: E402
+from syncd.errors import LoadFailedError  # noqa: E402
 from syncd.protocol.engine_state import EngineState, engine_report_of  # noqa: E402
+from syncd.protocol.file_lock import lock_file  # noqa: E402
 from syncd.protocol.probe import write_base_probe  # noqa: E402
 
 LONG = 60.0
@@ -230,6 +233,21 @@ def test_the_exam_is_made_once_for_all(tmp_path, scene, monkeypatch):
         assert os.path.isdir(changed.path)
     assert len(made) == 1
     assert not os.path.isdir(changed.path)
+
+
+def test_an_exam_that_is_not_made_in_time_is_left_out(tmp_path, scene, monkeypatch):
+    monkeypatch.setattr(exams, "LONGEST", 0.2)
+    files, start = ExamFiles(scene.job), engine_of(tmp_path, "Qwen2, untied", "float32").start_directory()
+    os.makedirs(scene.job.exams)
+    monkeypatch.setattr(exams, "_key", lambda *asked: "one")
+    claim = lock_file(f"{scene.job.exams}/one.lock", exclusive=True)
+    with pytest.raises(LoadFailedError, match="another process has made this exam"):
+        files.opened(start, "float32", None).__enter__()
+    claim.close()
+    monkeypatch.setattr(exams, "sys", SimpleNamespace(modules={}, executable=sys.executable))
+    with pytest.raises(LoadFailedError, match="was made in"):
+        files.opened(start, "float32", None).__enter__()
+    assert not os.path.isdir(f"{scene.job.exams}/one")
 
 
 def test_an_exam_of_tensors_that_are_no_ordinary_numbers_cannot_be_made():

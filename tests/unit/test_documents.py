@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support.memory import MemoryDisk, memory_job
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError, SyncdError
+from syncd.extras import upgrade_command
 from syncd.protocol.delta_header import DeltaHeader
 from syncd.protocol.digest import digest_bytes
 from syncd.protocol.documents import (
@@ -228,7 +229,7 @@ def test_a_surrogate_pair_decodes_to_one_character():
 def test_a_newer_protocol_is_refused_with_an_upgrade_hint():
     with pytest.raises(ProtocolTooNewError, match=f"written by protocol {PROTOCOL + 1}") as raised:
         decode(b'{"protocol":%d}' % (PROTOCOL + 1), "/job/x.json")
-    assert "upgrade" in raised.value.hint
+    assert raised.value.hint == upgrade_command()
     assert raised.value.path == "/job/x.json"
 
 
