@@ -13,6 +13,8 @@ def run(base_url: str, api_key: str, task: dict[str, Any]) -> float:
         try:
             done = client.chat.completions.create(model="policy", messages=history)
         except openai.BadRequestError:  # the history is too long for another turn
+            if len(history) == 1:
+                raise  # no first turn: that is an error
             return 0.0
         answer = done.choices[0].message.content or ""
         history += [{"role": "assistant", "content": answer}, {"role": "user", "content": following}]

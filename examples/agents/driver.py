@@ -34,6 +34,8 @@ def agent(client: openai.OpenAI, question: str) -> str:
         try:
             done = client.chat.completions.create(model="policy", messages=history, tools=[TOOL])
         except openai.BadRequestError:  # the history is too long for another turn
+            if len(history) == 1:
+                raise  # no first turn: that is an error
             break
         message = done.choices[0].message
         history.append(message.model_dump(exclude_none=True))

@@ -31,6 +31,8 @@ def run(base_url: str, api_key: str, task: dict[str, Any]) -> dict[str, float]:
         try:
             done = client.chat.completions.create(model="policy", messages=history, tools=[TOOL])
         except openai.BadRequestError:  # the history is too long for another turn
+            if len(history) == 1:
+                raise  # no first turn: that is an error
             break
         message = done.choices[0].message
         history.append(message.model_dump(exclude_none=True))

@@ -37,7 +37,8 @@ class ModelParameters:
         self._timings = LoadTimings(SystemClock())
         self._direct, self._cast = direct, cast
         held = self._targets().metas
-        self._holds: Mapping[str, TensorMeta] | None = None if cast else held
+        self._at_first = None if cast else held
+        self._holds: Mapping[str, TensorMeta] | None = self._at_first
         self._version = ParameterVersion()
 
     @property
@@ -74,6 +75,11 @@ class ModelParameters:
         """Forget which version they hold: somebody else has filled them."""
         self.label = None
         self._version.forget()
+
+    def restart(self) -> None:
+        """Forget all loads: the tensors have the values of the start again, whose dtypes bind no version."""
+        self.forget()
+        self._holds = self._at_first
 
     def takes_changes(self) -> bool:
         """Return whether they are in main memory, and of the dtypes of the version that was loaded."""

@@ -167,7 +167,7 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
         self._gate.shut()
         self._state.load()
         self.parameters.load(target)
-        self.parameters.forget()
+        self.parameters.restart()
         self._state.restored()
         self._label = None
         self._gate.open()

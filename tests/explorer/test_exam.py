@@ -176,6 +176,16 @@ def test_an_engine_that_loads_everything_passes_and_is_back_on_its_start_weights
     assert report(scene).state is EngineState.PROVEN
 
 
+def test_the_first_version_after_an_exam_may_have_another_dtype_than_the_start_model(tmp_path, scene):
+    follower = follow(scene, engine_of(tmp_path, "Qwen3, tied", "float32"))
+    assert report(scene).exam == "passed"
+    model = model_of("Qwen3, tied", 1).to(torch.bfloat16)
+    write_version(scene.job, 1, model, probe_of(model, "bfloat16"))
+    scene.tick()
+    outcome = follower.turn(timeout=LONG)
+    assert outcome.kind == "applied", outcome.reason
+
+
 @pytest.mark.fault("an engine's way of loading does not reach a tensor, whose change no version shows")
 def test_an_engine_that_leaves_a_part_out_gets_no_work_and_no_version_until_it_is_started_again(
     tmp_path, scene

@@ -230,7 +230,7 @@ def test_the_command_for_one_machine_trains(tmp_path, model, recipe, weights):
     for key, value in SMALL.items():
         text = re.sub(rf"(?m)^{key} = \d+", f"{key} = {value}", text)
     (tmp_path / "job.toml").write_text(text)
-    both = line_of("trainer train job.toml & explorer run job.toml")
+    both = line_of("trainer train job.toml --trainer.total_steps 5").replace("total_steps 5", "total_steps 2")
     line = f"{both}; code=$?; wait $! && (exit $code) && trainer plot job && trainer export job 2 out"
     typed(line, tmp_path, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     metrics = [json.loads(line) for line in (tmp_path / "job" / "metrics.jsonl").read_text().splitlines()]

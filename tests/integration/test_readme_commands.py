@@ -59,7 +59,9 @@ RUN_BY = {
     "tutorial-slurm.md#Start it": _SLURM,
     "tutorial-slurm.md#Watch it": _SLURM,
     "tutorial-slurm.md#The end": _SLURM,
-    "trainer train job.toml & explorer run job.toml --name e0": _ONE_MACHINE,
+    "tutorial-slurm.md#On one machine": _ONE_MACHINE,
+    "trainer train job.toml --trainer.total_steps 5 --algorithm.optimizer.warmup_steps 0"
+    " & explorer run job.toml --name e0": _ONE_MACHINE,
     "pip install -e '.[trainer,gateway,transformers,plot]' -c constraints.txt openai": BY_HAND,
     "tutorial-agent.md#What you need": _AGENT,
     "tutorial-agent.md#Write the agent": _AGENT,

@@ -144,7 +144,7 @@ class AgentSchedule:
         self._playing.discard(key)
         if self._dropped_in_row >= self._limits.max_failures:
             message = f"{self._dropped_in_row} groups in a row were dropped, the last one because: {problem}"
-            raise ConfigError(message, hint="try the agent on that task")
+            raise ConfigError(message, hint="the first attempt_failed has the cause")
 
     def _limit_met(self, attempts: Sequence[Attempt]) -> str:
         """Return the limit that the last request of one of some attempts has met behind a turn."""

@@ -24,6 +24,7 @@ from support.chat_model import write_chat_model
 from support.gateway_bed import GatewayBed, ScriptedEngine
 from support.jobs import ManualClock
 from support.paths import ROOT
+from support.readme import line_of, typed
 from support.served_process import MINUTES, ServedProcess
 from support.synchronizers import Threads, World
 
@@ -45,7 +46,6 @@ from explorer_hooks.run.rewards import Score
 from explorer_hooks.run.scoring import BuiltInScorer, open_scorer
 from explorer_hooks.tasks.sources import open_tasks
 from explorer_hooks.tasks.task import Task
-from syncd.cli.main import run as syncd_command
 from syncd.errors import ConfigError, EngineDeadError
 from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
@@ -408,9 +408,10 @@ def page_block(after):
 def test_the_agent_of_the_page_is_twenty_lines_and_plays_in_the_job_that_the_page_begins_with(
     tmp_path, capsys
 ):
-    place, model = tmp_path / "mine", tmp_path / "model"
-    write_chat_model(model)
-    assert syncd_command(["init", str(place), "--model", str(model), "--engine", "transformers"]) == 0
+    place = tmp_path / "mine"
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    make = line_of("python examples/calculator/make.py base")
+    typed(f"{make} --conversations 500 && {line_of('syncd init mine')}", tmp_path)
     agent, table, job = (
         page_block("`agent.py` beside"),
         page_block("`job.toml`, take `[explorer.reward]` out"),
