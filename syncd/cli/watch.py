@@ -10,7 +10,7 @@ import click
 from syncd.arguments import job_argument
 from syncd.cli import options
 from syncd.config import DaemonConfig
-from syncd.protocol.layout import Job
+from syncd.protocol.layout import CONFIG, Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.stall.calls import STUCK_AFTER, PendingCalls, TrackCall, tracked
 from syncd.stall.verbs import MountVerb, pending_calls
@@ -96,7 +96,9 @@ def _serve(name: str, state_dir: str | None, overrides: Mapping[str, Any]) -> No
         daemon.report(event_names.DAEMON_STARTED, "info", job=job.root, state=job.state, version=__version__)
         keeper = host_state.Writer(job.root, os.path.abspath(name))
         watchdog = Watchdog(clock, calls, aside, keeper, watchdog_interval())
-        DaemonLoop(daemon, clock, Notifier(), load, watchdog, background).run()
+        awaits_config = overrides.get("config") is None and not os.path.lexists(f"{job.root}/{CONFIG}")
+        loop = DaemonLoop(daemon, clock, Notifier(), load, watchdog, background, awaits_config=awaits_config)
+        loop.run()
 
 
 def _observers(job: Job, config: DaemonConfig, attend: TrackCall) -> "tuple[Observers, Observers]":

@@ -18,6 +18,7 @@ from syncd.client.wait import Poller
 from syncd.errors import (
     TROUBLESHOOTING,
     CorruptDataError,
+    FencedError,
     ProtocolTooNewError,
     SyncdError,
     UsageError,
@@ -95,6 +96,7 @@ class OwnPresence:
         self._leases: Counter[int] = Counter()
         self._error: SyncdError | None = None
         self._dirty, self._lost, self.closed = True, False, False
+        self._fence = fence
         self._written = clock.monotonic()
 
     @property
@@ -238,7 +240,7 @@ class OwnPresence:
     def _check_taken(self) -> None:
         if self._is_taken():
             self._lost = True
-            raise _held(self.identity, self._path)
+            raise _taken_over(self.identity, self._path) if self._fence else _held(self.identity, self._path)
 
     def _is_taken(self) -> bool:
         presence = _read(self._disk, self._path)
@@ -307,6 +309,12 @@ def _read(disk: Disk, path: str) -> Presence | None:
         raise
     except (*MISSING, CorruptDataError):
         return None
+
+
+def _taken_over(identity: str, path: str) -> FencedError:
+    return FencedError(
+        f"another process has taken over the name {identity!r} while this one was paused", path=path
+    )
 
 
 def _held(identity: str, path: str) -> UsageError:

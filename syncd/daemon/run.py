@@ -15,8 +15,9 @@ from syncd.daemon.watchdog import Watchdog
 from syncd.errors import LockHeldError, StorageError, SyncdError
 from syncd.observe import event_names
 from syncd.observe.sd_notify import Notifier
-from syncd.protocol.disk import Clock
+from syncd.protocol.disk import Clock, exists
 from syncd.protocol.entry_problem import EntryProblem
+from syncd.protocol.layout import CONFIG
 from syncd.protocol.leadership import BEAT
 from syncd.protocol.mount import CROWDED, PATIENT, MountState
 from syncd.stall.worker import WorkerThread
@@ -60,6 +61,7 @@ class DaemonLoop:
         load: Reads the configuration again, for SIGHUP.
         watchdog: Reports what does not return, in this thread.
         background: Where the daemon's slow work runs; waited for at the end.
+        awaits_config: Also read it once the job has its file: a daemon may start before the trainer that writes it.
     """
 
     def __init__(
@@ -70,6 +72,8 @@ class DaemonLoop:
         load: Callable[[], DaemonConfig],
         watchdog: Watchdog,
         background: Background,
+        *,
+        awaits_config: bool = False,
     ) -> None:
         self._daemon, self._clock, self._manager, self._load = daemon, clock, manager, load
         self._watchdog, self._background = watchdog, background
@@ -77,6 +81,7 @@ class DaemonLoop:
         self._signals = Signals(self._reported, self._woken)
         self._news_at = clock.monotonic()
         self._mode = ""
+        self._awaits_config = awaits_config
 
     def run(self) -> None:
         """Run until a signal asks to stop, or until all modules have left if the configuration says so."""
@@ -128,7 +133,7 @@ class DaemonLoop:
         daemon.on_progress(self._notify)
         while not self._signals.stop:
             self._report_mode(watcher)
-            if self._signals.reload:
+            if self._signals.reload or self._has_config_now():
                 self._signals.reload = False
                 self._reload()
             seconds = daemon.tick(woken=woken)
@@ -180,6 +185,14 @@ class DaemonLoop:
             manager.alive(status_line(daemon))
         else:
             manager.status(status_line(daemon))
+
+    def _has_config_now(self) -> bool:
+        """Return whether the job's file of configuration is there since the last time that this was asked."""
+        if self._awaits_config:
+            with contextlib.suppress(OSError):  # the tick reports it
+                self._awaits_config = not exists(self._daemon.job.disk, f"{self._daemon.job.root}/{CONFIG}")
+                return not self._awaits_config
+        return False
 
     def _reload(self) -> None:
         """Read the configuration again; report an invalid one and keep the old one."""

@@ -273,8 +273,8 @@ def test_an_import_path_may_name_a_model_a_holder_a_factory_or_a_hook(kind, monk
     ("address", "settings", "says"),
     [
         (None, {}, "import path"),
-        ("os:sep", {}, "no model"),
-        ("os:getpid", {}, "no model"),
+        ("os:sep", {}, "not a model"),
+        ("os:getpid", {}, "not a model"),
         ("os:sep", {"direct": "perhaps"}, "direct"),
         ("os:sep", {"speed": "high"}, "speed"),
     ],

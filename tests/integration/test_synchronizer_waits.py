@@ -9,8 +9,9 @@ import pytest
 from support.jobs import write_step
 from support.synchronizers import A_WHILE, LONG, eventually, stays
 
-from syncd.errors import JobMissingError, StorageError, SyncdError, TimedOutError, UsageError
-from syncd.protocol.local_disk import LocalDisk
+from syncd.client.own_presence import OwnPresence
+from syncd.errors import FencedError, JobMissingError, StorageError, SyncdError, TimedOutError, UsageError
+from syncd.protocol.local_disk import LocalDisk, SystemClock
 from syncd.protocol.presence import Presence, RunningStatus, write_presence
 from syncd.protocol.process import Process
 from syncd.protocol.request import Request, write_request
@@ -390,6 +391,20 @@ def test_an_identity_of_a_stopped_process_of_this_host_is_free_and_stays_its_suc
     stopped.close()
     assert world.explorer("e0").incarnation == now
     assert world.explorer("e0").status is RUNNING
+
+
+def test_a_trainer_that_lost_its_name_while_it_was_paused_is_fenced(world, monkeypatch):
+    """It ends with 75, as everything does that another has replaced, and not as if it were called wrongly."""
+    monkeypatch.setattr("syncd.client.own_presence.CLAIM", 0.1)
+    job, fence = world.job, f"{world.job.state}/term"
+    for directory in (job.trainers, fence):
+        job.disk.make_directory(directory)
+    paused = OwnPresence(job.disk, SystemClock(), job.trainers, "trainer", 0, fence=fence)
+    paused.join()
+    write_presence(job.disk, job.trainers, Presence("trainer", incarnation="another"))
+    time.sleep(0.2)
+    with pytest.raises(FencedError, match="has taken over the name 'trainer'"):
+        paused.change()
 
 
 def test_an_identity_of_another_host_is_taken_only_if_silent(world, monkeypatch):

@@ -89,6 +89,22 @@ def test_after_sigkill_the_next_daemon_leads_at_once(job):
     assert read_version(job).pair == (1, 5)
 
 
+def test_a_daemon_that_starts_before_the_job_has_its_file_keeps_what_the_file_says(job):
+    """Batch files start the daemon beside the trainer, which writes the file before its first step."""
+    with watching(job, "--trash-grace", "0"):
+        until(lambda: latest_token(job) == 1)
+        with open(f"{job.root}/config.toml", "w") as file:
+            file.write("[daemon]\nkeep_last = 3\n")
+        for number in range(1, 6):
+            write_step(job, number)
+            until(lambda: published(job) == number)  # noqa: B023 - it is called before the next round
+        until(lambda: sorted(steps_of(job)) == [3, 4, 5])
+        with open(job.events) as file:
+            pruned = [line for line in file if "step_pruned" in line]
+        assert len(pruned) == 2
+        assert all("newest 3" in line for line in pruned), pruned
+
+
 def led_elsewhere(job: Job, beat: int) -> None:
     """Leave what a leader on another host leaves, alive or not."""
     place = f"{job.lock}/{token_name(max(latest_token(job), 1))}"

@@ -21,7 +21,7 @@ _PRELOADED = (
 def start(log, environment, *argv, more=()):
     """Start a program, `FILE ...` or `-m MODULE ...`, and return its process; what it says goes to a file.
 
-    What reads the environment at its import, such as the number of torch's threads, has that of the first call.
+    What reads the environment at its import has that of the first call. Torch is told its number of threads.
 
     Args:
         log: The file.
@@ -41,6 +41,8 @@ def _become(log, environment, argv):
     for target in (1, 2):
         os.dup2(output, target)
     os.environ.update(environment)
+    if threads := environment.get("OMP_NUM_THREADS"):
+        sys.modules["torch"].set_num_threads(int(threads))
     sys.path[:0] = environment.get("PYTHONPATH", "").split(os.pathsep)
     if argv[0] == "-m":
         sys.argv = list(argv[1:])

@@ -154,11 +154,14 @@ class ForkedRanks:
 
     def __init__(self, job, kind):
         path = write_config(job, kind)
+        # Sums of as many parts as in the undisturbed run, or bits differ.
+        threads = {"OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]}
         shared = {"WORLD_SIZE": kind.ranks, "LOCAL_WORLD_SIZE": kind.ranks, "MASTER_PORT": free_port()}
         self.ranks = [
             forked.start(
                 f"{job}.log",
                 ENVIRONMENT
+                | threads
                 | {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "LOCAL_RANK": str(rank)}
                 | {name: str(value) for name, value in shared.items()},
                 *("-m", "trainer", "train", path),

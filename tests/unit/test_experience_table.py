@@ -197,7 +197,7 @@ def test_a_changed_byte_is_refused_before_parsing():
     for place in range(len(data)):
         changed = bytearray(data)
         changed[place] ^= 1 << chance.randrange(8)
-        with pytest.raises(CorruptDataError, match=r"seal|whole|footer"):
+        with pytest.raises(CorruptDataError, match=r"seal|complete|footer"):
             decode_batch(bytes(changed), "x")
 
 

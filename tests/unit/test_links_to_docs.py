@@ -21,7 +21,7 @@ SOURCES = [
 ]
 
 
-RECIPES = sorted((ROOT / "syncd" / "recipes").iterdir())
+RECIPES = sorted(path for path in (ROOT / "syncd" / "recipes").iterdir() if path.is_file())
 LINKED = sorted(set().union(*(message_links(path.read_text()) for path in [*SOURCES, *RECIPES])))
 
 

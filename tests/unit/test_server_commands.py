@@ -7,7 +7,7 @@ from support.paths import ROOT
 FILES = (
     ROOT / "README.md",
     *ROOT.glob("docs/**/*.md"),
-    *ROOT.glob("syncd/recipes/*"),
+    *ROOT.glob("syncd/recipes/*.*"),
     *ROOT.glob("examples/**/*.*"),
     *(path for folder in ("syncd", "trainer", "explorer_hooks") for path in ROOT.glob(f"{folder}/**/*.py")),
 )

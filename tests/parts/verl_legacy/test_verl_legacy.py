@@ -212,4 +212,4 @@ def test_another_release_is_refused_with_what_to_do(monkeypatch):
         ConfigError, match=r"verl 0\.9\.1 is installed; the engine verl_legacy runs 0\.7\.1"
     ) as caught:
         checks.check(samples.configured("/nowhere"))
-    assert "syncd[verl-legacy]" in caught.value.hint
+    assert "[verl-legacy]" in caught.value.hint
