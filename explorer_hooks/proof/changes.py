@@ -162,8 +162,8 @@ def least_seen(changes: Sequence[Change]) -> tuple[float, str] | None:
     if not seen:
         return None
     largest, level = max(seen, key=lambda change: _square(change.trainer)), math.log(LEVEL / len(seen))
-    found = (share for share in _SHARES if largest.chance(share) < level)
-    return next(found, 1.0), largest.since
+    least = next((share for share in _SHARES if largest.chance(share) < level), 1.0)
+    return least, largest.since
 
 
 def log_chance(terms: Sequence[float]) -> float:

@@ -98,14 +98,14 @@ class Exam:
     def problem(self, answer: ProbeAnswer, noise: float) -> str:
         """Return what an engine has not loaded by its answer, empty if it has loaded all that it shows."""
         seen = {kind: by for kind, by in self._distances().items() if by >= SEEN * noise}
-        found = _flat(answer.logprobs)
-        off = _distance(found, self.exam) if len(found) == len(self.exam) else math.inf
+        answers = _flat(answer.logprobs)
+        off = _distance(answers, self.exam) if len(answers) == len(self.exam) else math.inf
         if seen and off < min(seen.values()) / 2:
             return ""
-        if _distance(found, _flat(self.start.logprobs)) < off / 2:
+        if _distance(answers, _flat(self.start.logprobs)) < off / 2:
             return "it answers as before, so it has loaded nothing"
-        near = min(seen, key=lambda kind: _distance(found, self.kinds[kind]), default="")
-        named = near and _distance(found, self.kinds[near]) < off / 2
+        near = min(seen, key=lambda kind: _distance(answers, self.kinds[kind]), default="")
+        named = near and _distance(answers, self.kinds[near]) < off / 2
         stayed = f"{near} stayed as it was" if named else "tensors of more than one kind stayed as they were"
         return f"{stayed}: its answers are {off:.3g} nats from those of what it loaded"
 
@@ -148,9 +148,9 @@ class ExamFiles:
             _remove_unused(path)
 
     def _made(self, start: str, path: str, dtype: str, rows: Rows) -> Exam:
-        known = self._known(f"{path}.json")
-        if known is not None and os.path.isdir(path):
-            return known
+        kept = self._kept(f"{path}.json")
+        if kept is not None and os.path.isdir(path):
+            return kept
         size = sum(os.path.getsize(os.path.realpath(f"{start}/{name}")) for name in shard_names(start))
         free = self._job.disk.free(self._job.exams)
         if free < ROOM * size:
@@ -167,7 +167,7 @@ class ExamFiles:
         self._job.disk.replace(f"{path}.json", encode({**document, **more}))
         return Exam.read(read_document(self._job.disk, f"{path}.json"))
 
-    def _known(self, path: str) -> Exam | None:
+    def _kept(self, path: str) -> Exam | None:
         try:
             return Exam.read(read_document(self._job.disk, path))
         except (OSError, SyncdError):
@@ -232,8 +232,8 @@ def _remove_unused(path: str) -> None:
 def _key(start: str, dtype: str, rows: Rows) -> str:
     """Return what tells the exam of one model from others: paths, sizes and times of its files, dtype and tokens."""
     files = [(name, os.stat(os.path.realpath(f"{start}/{name}"))) for name in sorted(shard_names(start))]
-    known = [start, dtype, rows, [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]]
-    return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:32]
+    identity = [start, dtype, rows, [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]]
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
 
 
 def target_of(path: str) -> WeightDirectory:
