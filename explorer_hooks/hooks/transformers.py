@@ -22,6 +22,7 @@ from explorer_hooks.hooks.parameters import ModelParameters
 from explorer_hooks.hooks.phases import LoadState, require_loadable
 from explorer_hooks.hooks.settings import HookSettings
 from explorer_hooks.proof.exam import target_of
+from explorer_hooks.proof.log_probs import log_probs_of
 from explorer_hooks.proof.server_probes import SWITCH_OFF, dtype_word, require_known_tokens
 from syncd.client.client import Client
 from syncd.errors import (
@@ -138,7 +139,7 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
         require_known_tokens(tokens, _vocabulary_of(self.model))
         try:
             with _evaluating(self.model), torch.no_grad():
-                return ProbeAnswer(_log_probs(self.model, tokens))
+                return ProbeAnswer(log_probs_of(self.model, tokens))
         except Exception as error:
             raise LoadFailedError(
                 f"the model does not answer the probe: {type(error).__name__}: {error}", hint=SWITCH_OFF
@@ -307,21 +308,6 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-def _log_probs(model: torch.nn.Module, rows: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
-    """Return the log-prob of each token after the first of its row; rows of one length are one batch."""
-    device = next(model.parameters()).device
-    log_probs: list[tuple[float, ...]] = [()] * len(rows)
-    for length in {len(row) for row in rows}:
-        places = [at for at, row in enumerate(rows) if len(row) == length]
-        ids = torch.tensor([list(rows[at]) for at in places], device=device)
-        output = model(ids)
-        logits = getattr(output, "logits", output)[:, :-1].float()
-        chosen = logits.log_softmax(-1).gather(-1, ids[:, 1:, None].to(logits.device))[..., 0]
-        for at, values in zip(places, chosen.tolist(), strict=True):
-            log_probs[at] = tuple(values)
-    return tuple(log_probs)
 
 
 def _vocabulary_of(model: torch.nn.Module) -> int | None:

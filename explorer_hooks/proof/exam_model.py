@@ -21,6 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from explorer_hooks.proof.exam import TIED
+from explorer_hooks.proof.log_probs import log_probs_of
 from explorer_hooks.proof.start_check import shard_names
 
 CHANGE = 0.5
@@ -135,12 +136,8 @@ def _loaded(directory: str, dtype: str) -> Any:
 
 
 def _answers(model: Any, rows: Sequence[Sequence[int]]) -> Answer:
-    answers = []
     with torch.no_grad():
-        for row in rows:
-            logprobs = model(torch.tensor([list(row)])).logits[0, :-1].float().log_softmax(-1)
-            answers.append(logprobs.gather(-1, torch.tensor(row[1:])[:, None])[:, 0].tolist())
-    return answers
+        return [list(row) for row in log_probs_of(model, rows)]
 
 
 def main() -> None:
