@@ -6,6 +6,12 @@ The core names groups, and a part the objects in them, in setup.cfg. An object i
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 
+DAEMON_PARTS = "syncd.daemon_parts"
+"""What works in the daemon's ticks, by the name of its table in [daemon]: a `PartTable` (`syncd/config.py`)."""
+
+GATES = "explorer.gates"
+"""What a follower waits for between fetching a version and loading it (`explorer_hooks/follower/gate.py`)."""
+
 
 def registered(group: str) -> Mapping[str, EntryPoint]:
     """Return the entry points of a group by name, in the order of names; nothing is imported."""
