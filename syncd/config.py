@@ -177,7 +177,7 @@ def load(
 
 
 def _divided(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the daemon's own keys, and the tables of parts: `rolling = {...}`, or `rolling_canaries` as an option."""
+    """Return the daemon's own keys, and tables of parts: `rolling = {...}`, or `rolling_canaries` as an option."""
     own = {key: value for key, value in values.items() if key in _FIELDS}
     if len(own) == len(values):
         return own, {}

@@ -344,9 +344,7 @@ class Follower(Closing):
     def _decide(self) -> Version | int | TurnOutcome | None:
         decision = decide(self._policy, self._snapshot())
         if not isinstance(decision, str):
-            if self._loader.waits_for(decision):
-                return None
-            return self._gates.version(decision) or self._versions.to_lease(decision)
+            return None if self._loader.waits_for(decision) else self._to_lease(decision)
         self._loader.stop_waiting()
         if decision == "restore":
             self._loader.restore()
@@ -358,6 +356,9 @@ class Follower(Closing):
         if not self.options.stay and not self._results.failed.paused and self._has_trainer_ended():
             return TurnOutcome("ended", self.applied, "the trainer is gone")
         return None
+
+    def _to_lease(self, pair: Pair) -> Version | int:
+        return self._gates.version(pair) or self._versions.to_lease(pair)
 
     def _snapshot(self) -> FollowSnapshot:
         failed, loader = self._results.failed, self._loader

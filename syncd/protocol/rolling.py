@@ -45,7 +45,10 @@ class Slot:
 
     generation: int
     step: int
+    digest: str  # of the version, as in the version file
     since: float = 0.0  # seconds since the epoch on the clock of the daemon that wrote it last
+    # Whether it counts nowhere, since the engine runs no version: it holds only while that is so.
+    free: bool = False
 
     @property
     def pair(self) -> Pair:
@@ -96,8 +99,9 @@ class Wave:
         return frozenset(version.pair for version in self.stopped)
 
     def needed(self) -> Mapping[int, str]:
-        """Return the digest of each step that explorers may be told to load, by step."""
-        return {version.step: version.digest for version in (self.candidate, self.approved) if version}
+        """Return the digest of each step that explorers are told to load, by step."""
+        versions = (*self.admitted.values(), self.candidate, self.approved)
+        return {version.step: version.digest for version in versions if version}
 
 
 @dataclass(frozen=True, slots=True)

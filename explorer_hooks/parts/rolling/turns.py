@@ -15,13 +15,10 @@ def target(wave: Wave, name: str, newest: Pair | None, applied: Pair | None) -> 
     if newest is None:
         return None
     stopped = wave.stopped_pairs
-    slot = wave.admitted.get(name)
-    if slot is not None and slot.pair not in stopped:
-        return slot.pair
-    is_wrong = applied is None or applied in stopped
-    for version in (wave.approved, wave.candidate):
-        is_news = version is not None and (is_wrong or applied is None or applied < version.pair)
-        if version is not None and is_news and version.pair not in stopped:
+    for version in (wave.admitted.get(name), wave.approved, wave.candidate):
+        if version is None or version.pair in stopped:
+            continue
+        if applied is None or applied in stopped or applied < version.pair:
             return version.pair
     return applied
 
@@ -34,7 +31,7 @@ def is_admitted(wave: Wave, name: str, pair: Pair, applied: Pair | None) -> bool
     if applied is None and wave.approved is not None and pair == wave.approved.pair:
         return True
     slot = wave.admitted.get(name)
-    return slot is not None and slot.pair == pair
+    return slot is not None and slot.pair == pair and not (slot.free and applied is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,9 @@ def goes_alone(wave: Wave, name: str, pair: Pair, others: Sequence[Other]) -> bo
 
 def _may_load(wave: Wave, other: Other, behind: Sequence[Other]) -> bool:
     """Return whether another one may load what the last leader admitted it to."""
-    return other in behind and other.name in wave.admitted
+    slot = wave.admitted.get(other.name)
+    is_open = slot is not None and not slot.free and other.applied is not None and other.applied < slot.pair
+    return is_open and other in behind
 
 
 def _in_order(units: Iterable[str]) -> list[str]:

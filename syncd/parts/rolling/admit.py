@@ -169,12 +169,11 @@ class _Test:
         return shown < self._needed(tested) and bool(shown or testing & able)
 
     def _can_test(self, engine: Engine, version: GoodVersion) -> bool:
-        """Return whether an engine runs a version, or may: it neither gave it up nor loads it for too long already."""
+        """Return whether an engine runs a version, or may: it has not given it up, and no load of it hangs."""
         if engine.applied == version.pair:
             return engine.serves
         slot = self._before.admitted.get(engine.name)
-        is_loading = slot is not None and slot.pair == version.pair
-        is_late = slot is not None and is_loading and self._now - slot.since >= self._policy.patience
+        is_late = slot is not None and self._now - slot.since >= self._policy.patience
         return engine.waits and not is_late and not engine.has_given_up(version)
 
     def _needed(self, version: GoodVersion) -> int:
@@ -183,7 +182,7 @@ class _Test:
         return max(min(self._policy.canaries, can), 1)
 
     def _approved(self) -> GoodVersion | None:
-        """Return what all may load: the version in test once enough canaries run it, else what was approved before."""
+        """Return what all may load: the version in test once enough canaries run it, else that of before."""
         kept = self._kept()
         tested, published = self.candidate or self._before.candidate, self._fleet.published
         if tested is None or published is None or tested.pair in self._pairs:
@@ -247,7 +246,7 @@ class _Slots:
     def fill(self, canaries: list[Engine]) -> Wave:
         """Return the wave with its slots."""
         wanted = dict(self._wanted(canaries))
-        self._keep(wanted)
+        self._keep()
         taken = self._taken_units()
         waiting = []
         for name, version in wanted.items():
@@ -257,7 +256,7 @@ class _Slots:
             if engine.serves and engine.unit not in taken and len(taken) >= self._wave.limit:
                 waiting.append(name)
                 continue
-            self._admitted[name] = Slot(*version.pair, self._now)
+            self._admitted[name] = Slot(*version.pair, version.digest, self._now, free=not engine.serves)
             if engine.serves:
                 taken.add(engine.unit)
         waiting += self._waits_for_canaries(wanted)
@@ -290,40 +289,53 @@ class _Slots:
         is_ahead = engine.applied is not None and engine.applied > version.pair
         return not is_ahead or engine.applied in self._wave.stopped_pairs
 
-    def _keep(self, wanted: Mapping[str, GoodVersion]) -> None:
-        """Keep the slots that are taken: each until its holder runs the version, gave it up or died."""
+    def _keep(self) -> None:
+        """Keep the slots that are taken: each until its holder runs the version, gave it up or died.
+
+        A slot is never given another version: its holder may have read either.
+        """
         for name, slot in self._before.admitted.items():
             engine = self._by_name.get(name)
-            if engine is None or engine.applied == slot.pair:
+            if engine is None or self._is_done(engine, slot):
                 continue
-            version = wanted.get(name)
-            if engine.paused_for is not None:
-                self._admitted[name] = replace(
-                    slot, generation=engine.paused_for[0], step=engine.paused_for[1]
-                )
-            elif version is not None:
-                self._admitted[name] = Slot(*version.pair, slot.since)
-            elif not self._has_given_up(engine, slot):
+            if self._is_still_wanted(slot.pair):
+                self._admitted[name] = slot
+            elif engine.paused_for == slot.pair:
+                self._admitted[name] = replace(slot, digest="")  # it holds the slot until this load has ended
+            else:
                 self._leaving[name] = self._now
         # Whoever has paused holds a slot, admitted or not: it may have gone on while nobody led.
         for engine in self._fleet.engines:
             if engine.paused_for is not None and engine.name not in self._admitted:
-                self._admitted[engine.name] = Slot(*engine.paused_for, self._now)
+                self._admitted[engine.name] = Slot(*engine.paused_for, "", self._now, free=not engine.serves)
         for name, since in self._before.leaving.items():
             if name in self._by_name and name not in self._admitted and 0 <= self._now - since < SETTLE:
                 self._leaving.setdefault(name, since)
 
-    def _has_given_up(self, engine: Engine, slot: Slot) -> bool:
-        versions = filter(None, (self._before.candidate, self._before.approved, self._fleet.published))
-        return any(version.pair == slot.pair and engine.has_given_up(version) for version in versions)
+    def _is_done(self, engine: Engine, slot: Slot) -> bool:
+        """Return whether the holder of a slot needs it no more."""
+        if engine.paused_for is not None:
+            return engine.paused_for != slot.pair and not slot.digest
+        is_there = engine.applied is not None and engine.applied >= slot.pair
+        is_stopped = engine.applied != slot.pair and engine.applied in self._wave.stopped_pairs
+        has_ended = not slot.digest or (slot.step, slot.digest) in engine.gave_up
+        return (is_there and not is_stopped) or has_ended or (slot.free and engine.serves)
+
+    def _is_still_wanted(self, pair: Pair) -> bool:
+        wave = self._wave
+        if pair in wave.stopped_pairs:
+            return False
+        is_approved = (
+            wave.approved is not None and pair <= wave.approved.pair and pair[0] == wave.approved.generation
+        )
+        return is_approved or (wave.candidate is not None and pair == wave.candidate.pair)
 
     def _taken_units(self) -> set[str]:
         """Return the units that pause or may: a slot that has lasted for longer than `patience` does not count."""
         taken = {
             self._by_name[name].unit
             for name, slot in self._admitted.items()
-            if self._now - slot.since < self._wave.patience
-            and (self._by_name[name].serves or self._by_name[name].paused_for)
+            if not slot.free and self._now - slot.since < self._wave.patience
         }
         return taken | {self._by_name[name].unit for name in self._leaving}
 

@@ -11,7 +11,7 @@ from syncd.parts.rolling.admit import Policy, admit
 from syncd.parts.rolling.fleet import fleet_of
 from syncd.protocol.disk import Clock
 from syncd.protocol.layout import Job
-from syncd.protocol.rolling import CANARY, STOPPED, Slot, Wave, encode_wave
+from syncd.protocol.rolling import CANARY, STOPPED, Wave, encode_wave
 from syncd.protocol.version import GoodVersion, label_of
 
 LOOK_EVERY = 0.5
@@ -55,7 +55,7 @@ class Rolling:
             return self._end(snapshot)
         self._off_since = float("-inf")
         now = self._epoch + self._clock.monotonic()
-        before = self._wave or _inherited(snapshot.wave, now)
+        before = self._wave or inherited(snapshot.wave, now)
         wave = admit(fleet_of(snapshot, options.unit), options, before, now)
         self._write(wave)
         assert self._wave is not None  # it was just written
@@ -121,11 +121,11 @@ class Rolling:
         return {"seconds": round(max(self._clock.time() - version.published_at, 0.0), 3)}
 
 
-def _inherited(wave: Wave | None, now: float) -> Wave:
+def inherited(wave: Wave | None, now: float) -> Wave:
     """Return the wave of the leader before: its slots begin anew, since its clock may be another one."""
     if wave is None:
         return Wave()
-    admitted = {name: Slot(*slot.pair, now) for name, slot in wave.admitted.items()}
+    admitted = {name: replace(slot, since=now) for name, slot in wave.admitted.items()}
     return replace(wave, admitted=admitted, leaving=dict.fromkeys(wave.leaving, now))
 
 

@@ -26,12 +26,12 @@ _SHARE = re.compile(r"(\d{1,3})%", re.ASCII)
 _PERCENT, _MOST, _MOST_SECONDS = 100, 1 << 20, 1e9
 _SLOTS = 'a number of units, or a share of them such as "25%"'
 _ABOUT: Mapping[str, tuple[str, str, str]] = {
-    "max_paused": ("N|N%", "1", "units that may pause for a load at once: a number, or a share of all"),
+    "max_paused": ("UNITS", "1", "units that may pause for a load at once: a number, or a share of all"),
     "canaries": ("N", "1", "engines that must run a version before others get it; 0: none"),
     "wrong": ("N", "1", "engines that must give a version up, as after a failed proof, for it to be stopped"),
     "patience": ("S", "600", "seconds after which a load that has not ended no longer holds up the others"),
     "unit": ("", "engine", "what pauses together: each engine, or all engines of a host"),
-    "rollback_paused": ("N|N%", "max_paused", "units that may pause at once for `syncd rollback`"),
+    "rollback_paused": ("UNITS", "as max_paused", "units that may pause at once for `syncd rollback`"),
 }
 """By key: the name of its value, its default, its meaning."""
 
@@ -99,9 +99,11 @@ def _in_range(name: str) -> Any:
         import click  # noqa: PLC0415
 
         try:
-            return None if value is None else _checked(name, value, "the command line") and value
+            if value is not None:
+                _checked(name, value, "the command line")
         except ConfigError as error:
             raise click.BadParameter(error.message) from error
+        return value
 
     return check
 
