@@ -112,7 +112,9 @@ class _Test:
         candidate = self.candidate
         if candidate is None or candidate == self.approved:
             return []
-        chosen = {name for name, slot in self._before.admitted.items() if slot.pair == candidate.pair}
+        slots = self._before.admitted
+        chosen = {name for name, slot in slots.items() if slot.pair == candidate.pair}
+        chosen |= {engine.name for engine in self._fleet.engines if engine.paused_for == candidate.pair}
         able = [engine for engine in self._fleet.engines if self._can_test(engine, candidate)]
         able.sort(
             key=lambda engine: (engine.applied != candidate.pair, engine.name not in chosen, _doubts(engine))

@@ -18,7 +18,9 @@ from syncd.protocol.rolling import Slot, StoppedVersion, Wave, encode_wave, wave
 from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import GoodVersion, Version
 
-OLD, GOOD, NEW = [GoodVersion(1, step, "weights", f"global_step_{step}/actor", f"d{step}") for step in (40, 41, 42)]
+OLD, GOOD, NEW = [
+    GoodVersion(1, step, "weights", f"global_step_{step}/actor", f"d{step}") for step in (40, 41, 42)
+]
 READABLE = frozenset((version.step, version.digest) for version in (OLD, GOOD, NEW))
 POLICY = Policy(max_paused=1, canaries=1, patience=60.0)
 BEFORE = Wave(candidate=GOOD, approved=GOOD)
@@ -39,7 +41,12 @@ def admitted(wave):
 
 def test_a_canary_gets_the_new_version_and_the_others_wait_for_it():
     wave = admit(fleet(engine("a"), engine("b"), engine("c")), POLICY, BEFORE, 10.0)
-    assert (wave.phase, wave.candidate, wave.approved, admitted(wave)) == ("canary", NEW, GOOD, {"a": NEW.pair})
+    assert (wave.phase, wave.candidate, wave.approved, admitted(wave)) == (
+        "canary",
+        NEW,
+        GOOD,
+        {"a": NEW.pair},
+    )
     assert wave.waiting == ("b", "c")
     assert wave.why == "a must show first that 1.42 is good"
 
@@ -47,7 +54,12 @@ def test_a_canary_gets_the_new_version_and_the_others_wait_for_it():
 def test_once_the_canary_runs_it_the_others_get_it_one_after_the_other():
     before = admit(fleet(engine("a"), engine("b"), engine("c")), POLICY, BEFORE, 10.0)
     wave = admit(fleet(engine("a", NEW), engine("b"), engine("c", OLD)), POLICY, before, 20.0)
-    assert (wave.phase, wave.approved, admitted(wave), wave.waiting) == ("rolling", NEW, {"c": NEW.pair}, ("b",))
+    assert (wave.phase, wave.approved, admitted(wave), wave.waiting) == (
+        "rolling",
+        NEW,
+        {"c": NEW.pair},
+        ("b",),
+    )
     assert wave.why == "1 of 1 slots are taken"
     done = admit(fleet(*(engine(name, NEW) for name in "abc")), POLICY, wave, 30.0)
     assert (done.phase, done.admitted, done.waiting) == ("idle", {}, ())
@@ -106,7 +118,9 @@ def test_an_engine_that_runs_nothing_needs_no_slot_and_its_admission_ends_once_i
     assert {name: slot.free for name, slot in wave.admitted.items()} == {"new": True, "b": False}
     assert is_admitted(wave, "new", NEW.pair, None)
     assert not is_admitted(wave, "new", NEW.pair, GOOD.pair)
-    later = admit(fleet(engine("a", NEW), engine("b", paused_for=NEW.pair), engine("new")), POLICY, wave, 11.0)
+    later = admit(
+        fleet(engine("a", NEW), engine("b", paused_for=NEW.pair), engine("new")), POLICY, wave, 11.0
+    )
     assert admitted(later) == {"b": NEW.pair}
 
 
@@ -128,7 +142,9 @@ def test_a_withdrawn_admission_keeps_its_slot_for_a_while():
 
 
 def test_engines_of_a_host_pause_together_if_it_is_the_unit():
-    engines = [replace(engine(name, NEW if name == "a" else GOOD), unit=f"host {name in 'abc'}") for name in "abcd"]
+    engines = [
+        replace(engine(name, NEW if name == "a" else GOOD), unit=f"host {name in 'abc'}") for name in "abcd"
+    ]
     assert set(admit(fleet(*engines), POLICY, BEFORE, 10.0).admitted) == {"b", "c"}
 
 
@@ -156,7 +172,7 @@ ENGINES = st.lists(
 
 
 @given(ENGINES, st.integers(1, 3), st.integers(0, 2))
-def test_no_more_units_are_admitted_than_may_pause_and_the_same_snapshot_changes_nothing(states, limit, canaries):
+def test_no_more_units_are_admitted_than_may_pause_and_a_wave_settles(states, limit, canaries):
     engines = [
         engine(f"e{place}", applied, paused_for=loading, gave_up={(42, "d42"): "?"} if gave_up else {})
         for place, (applied, loading, gave_up) in enumerate(states)
@@ -168,10 +184,11 @@ def test_no_more_units_are_admitted_than_may_pause_and_the_same_snapshot_changes
     slots = [name for name, slot in wave.admitted.items() if not slot.free]
     assert not new or len(slots) <= limit
     assert not any(wave.admitted[name].pair in wave.stopped_pairs for name in new)
-    assert admit(fleet(*engines), policy, wave, 10.5) == wave
+    settled = admit(fleet(*engines), policy, wave, 10.5)
+    assert admit(fleet(*engines), policy, settled, 11.0) == settled
 
 
-# --- followers --------------------------------------------------------------------------------------------------------
+# --- followers ------------------------------------------------------------------------------------------------------
 
 WAVE = Wave(candidate=NEW, approved=GOOD, admitted={"a": Slot(1, 42, "d42")})
 
@@ -201,11 +218,13 @@ def test_without_a_leader_they_go_in_the_order_of_names_and_never_to_a_candidate
     assert not goes_alone(wave, "a", NEW.pair, others)
 
 
-# --- document, table, retention ---------------------------------------------------------------------------------------
+# --- document, table, retention -------------------------------------------------------------------------------------
 
 
 def test_the_document_keeps_everything():
-    wave = replace(WAVE, term=3, beat=7, phase="canary", leaving={"b": 5.0}, waiting=("c",), why="w", old=("o",))
+    wave = replace(
+        WAVE, term=3, beat=7, phase="canary", leaving={"b": 5.0}, waiting=("c",), why="w", old=("o",)
+    )
     wave = replace(wave, stopped=(StoppedVersion(1, 2, "d", "r"),), unit="host", by_word=True)
     read = wave_from(decode(encode_wave(wave), "rolling.json"))
     assert (read, read.beat) == (wave, 7)
@@ -242,7 +261,7 @@ def test_the_table_and_the_options_make_the_same_policy():
     ],
 )
 def test_what_is_wrong_with_a_table_is_said(table, text):
-    with pytest.raises(ConfigError, match="") as caught:
+    with pytest.raises(ConfigError) as caught:
         load(None, {"rolling": table})
     assert text in str(caught.value)
     assert caught.value.exit_code == 78
@@ -260,7 +279,7 @@ def test_it_is_refused_with_a_broadcast(tmp_path):
 
 def test_retention_keeps_what_engines_are_told_to_load():
     steps = {
-        step: Step(step, f"global_step_{step}", StepState.COMPLETE, digest=f"d{step}", layout="syncd")
+        step: Step(step, f"global_step_{step}", "syncd", StepState.COMPLETE, digest=f"d{step}")
         for step in range(30, 43)
     }
     version = Version(1, 42, "weights", "global_step_42/actor", "d42")

@@ -6,8 +6,8 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from simulator import rolling
-from simulator.rolling import RULES, BrokenPromise, reaches_all, search
+from support import rolling_schedules
+from support.rolling_schedules import RULES, BrokenPromiseError, reaches_all, search
 
 from explorer_hooks.parts.rolling import turns
 from syncd.parts.rolling import admit
@@ -19,19 +19,23 @@ MUTANTS = {
     "one more slot": (admit, "len(taken) >= self._wave.limit:", "len(taken) > self._wave.limit:"),
     "no canary is needed": (admit, "is_vouched = self._policy.canaries == 0 or", "is_vouched = True or"),
     "a stopped version is tested": (admit, "newest.pair not in self._pairs and self", "self"),
-    "nobody stops a version": (admit, "if len(reasons) >= self._policy.wrong and", "if False and"),
+    "nobody stops a version": (admit, "len(reasons) >= self._policy.wrong\n", "False\n"),
     "one that gave it up keeps its slot": (admit, " or (slot.step, slot.digest) in engine.gave_up", ""),
-    "a slot of one that served nothing stays": (admit, "or has_ended or (slot.free and engine.serves)", "or has_ended"),
-    "a load that hangs holds its slot": (admit, "if not slot.free and self._now - slot.since < self._wave.patience", "if not slot.free"),
+    "a free slot stays": (admit, "or has_ended or (slot.free and engine.serves)", "or has_ended"),
+    "a load that hangs holds its slot": (
+        admit,
+        "if not slot.free and self._now - slot.since < self._wave.patience",
+        "if not slot.free",
+    ),
     "a load that hangs is a canary": (admit, "engine.waits and not is_late and", "engine.waits and"),
     "a withdrawn slot is free at once": (admit, "self._leaving[name] = self._now", "pass"),
     "each version begins a new test": (admit, "return shown < self._needed(tested) and", "return False and"),
-    "what nobody can read is approved": (admit, "or not self._fleet.can_read(tested):\n            return kept", "or False:\n            return kept"),
     "a free slot holds for one that serves": (turns, " and not (slot.free and applied is not None)", ""),
     "alone to a candidate": (turns, "approved is None or pair != approved.pair or", "approved is None or"),
     "all go alone at once": (turns, "len(loading) + order.index(mine) < wave.limit", "wave.limit"),
     "a canary goes back": (admit, "return not is_ahead or", "return True or"),
-}  # fmt: skip
+}
+"""By name: the module, the rule, and what it is replaced by."""
 
 
 @pytest.mark.slow
@@ -62,14 +66,16 @@ def mutated(module, old, new):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_rule_is_found_out(name):
-    rules = mutated(*MUTANTS[name])
-    with pytest.raises((BrokenPromise, AssertionError)):
-        for first in range(0, 600, 20):
-            search(range(first, first + 20), rules)
-            for seed in range(first, first + 20):
-                reaches_all(seed, rules)
+    with pytest.raises(BrokenPromiseError):
+        search_both(mutated(*MUTANTS[name]))
+
+
+def search_both(rules):
+    for seed in range(400):
+        reaches_all(seed, rules)
+        search([seed], rules)
 
 
 def test_the_simulator_uses_the_rules_of_the_product():
-    assert rolling.RULES.admit is admit.admit
-    assert rolling.RULES.goes_alone is turns.goes_alone
+    assert rolling_schedules.RULES.admit is admit.admit
+    assert rolling_schedules.RULES.goes_alone is turns.goes_alone

@@ -1,6 +1,6 @@
 """Rolling updates in a simulated fleet: the rules of the product, and engines, followers and daemons that go wrong.
 
-    python -m simulator.rolling [SCHEDULES] [FIRST]   (in tests/) search random fleets for a broken promise
+    python -m support.rolling_schedules [SCHEDULES] [FIRST]   (in tests/) search random fleets for a broken promise
 
 A follower sees the wave, and a daemon the presences, as they were up to `lag` seconds ago. Two daemons lead in turn:
 each may be killed or paused, and whoever wakes up under an old term is refused. Engines fail, hang and die; versions
@@ -38,7 +38,7 @@ RULES = SimpleNamespace(
 )
 
 
-class BrokenPromise(AssertionError):
+class BrokenPromiseError(AssertionError):
     """A promise does not hold in a schedule."""
 
 
@@ -388,7 +388,7 @@ class Fleet:
     # --- promises -----------------------------------------------------------------------------------------------
 
     def _fail(self, text):
-        raise BrokenPromise(
+        raise BrokenPromiseError(
             f"seed {self.seed} at {self.now:.0f} s: {text} ({self.policy}, {self.count} engines)"
         )
 
@@ -495,10 +495,10 @@ def reaches_all(seed, rules=RULES):
     fleet.run(90.0)
     # A test is not begun anew for each version that comes: then none would ever be approved.
     if fleet.wave.approved is None or fleet.step - fleet.wave.approved.step > (policy.canaries + 2) * a_load:
-        raise BrokenPromise(f"seed {seed}: {fleet.step} versions, and approved is {fleet.wave.approved}")
+        raise BrokenPromiseError(f"seed {seed}: {fleet.step} versions, and approved is {fleet.wave.approved}")
     fleet.run(90.0 + 2 * a_load + waves * a_load)
     if text := fleet.unfinished():
-        raise BrokenPromise(f"seed {seed}: {text} after {waves} waves ({policy}, {count} engines)")
+        raise BrokenPromiseError(f"seed {seed}: {text} after {waves} waves ({policy}, {count} engines)")
 
 
 if __name__ == "__main__":
