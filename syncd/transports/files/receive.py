@@ -31,6 +31,7 @@ from syncd.transports.files.leased_directory import (
     PayloadFiles,
     payload_of,
 )
+from syncd.transports.files.piece_reader import ORIGIN, PieceReader
 from syncd.transports.files.stage import (
     HostStage,
     StagedCopy,
@@ -54,15 +55,20 @@ class FilesReceiver(DirectoryReceiver):
 
     Args:
         stage: The stage of this host; None to load from the job directory, and deltas from a directory below TMPDIR.
+        reader: Gets the bytes for the stage.
     """
 
     name = "checkpoint"
 
     def __init__(
-        self, client: "Client", options: DirectoryOptions | None = None, stage: HostStage | None = None
+        self,
+        client: "Client",
+        options: DirectoryOptions | None = None,
+        stage: HostStage | None = None,
+        reader: PieceReader = ORIGIN,
     ) -> None:
         super().__init__(client, options)
-        self._stage = stage
+        self._stage, self._reader = stage, reader
         self._scratch: HostStage | None = None
         self._is_full = False
         self._has_warned = False
@@ -237,11 +243,12 @@ class FilesReceiver(DirectoryReceiver):
     def _stage_source(self, leased: "Leased", payload: PayloadFiles, stage: HostStage | None) -> StageSource:
         """Return how the stage gets a version: as changes of a copy that it has, or by copying the files."""
         manifest, report = leased.manifest, self._options.report
+        reader = self._reader if stage is self._stage else ORIGIN
         source_files = self._disk, leased.version, leased.path, payload.records
         if manifest is None or manifest.changes is None or stage is None or not can_decode():
-            return StageSource(*source_files)
+            return StageSource(*source_files, reader=reader)
         source: StageSource = resolve_name(_DELTA_SOURCE)(
-            *source_files, self._client, manifest, stage, report
+            *source_files, self._client, manifest, stage, report, reader=reader
         )
         return source
 

@@ -1,0 +1,98 @@
+"""What becomes of a host that fails, is slow, or is not needed: pure decisions.
+
+Blame comes late and is forgotten with the version: what is moved is read from the file system once more, and at the
+beginning all hosts look slow. With quick blame, hosts on a busy network blame each other, and each reads everything.
+"""
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+STRIKES = 3
+"""Time-outs in a row after which a host is asked nothing more for this version."""
+
+SLACK = 2.0
+"""Seconds, and a tenth of the time until now, that a host may be later than most."""
+
+WINDOW = 3.0
+"""Seconds of a host's answers by which its speed is judged: what it did long ago says nothing."""
+
+ABSENT = 3.0
+"""Seconds that a host may take to begin with a version."""
+
+BUDGET = 1.25
+"""How much of its own share a host may read from the file system before it says so."""
+
+ALONE = 3.0
+"""Seconds of reading alone below which other hosts make nothing faster."""
+
+Failure = Literal["refused", "wrong", "denied", "late", "absent", "busy", "lost"]
+"""refused: nobody listens. wrong: the bytes do not match their digest. denied: it takes another token. late: no answer in
+time. absent: it does not know the version. busy: the piece is on its way to it. lost: the connection ended."""
+
+Fate = Literal["remove", "move", "wait"]
+"""remove: it is asked nothing more for this version. move: the next host is asked for this piece. wait: it is asked again."""
+
+
+def fate_of(failure: Failure, strikes: int, absent_for: float) -> Fate:
+    """Return what follows from a failure.
+
+    Args:
+        strikes: Time-outs and lost connections in a row, this one among them.
+        absent_for: Seconds for which it has said that it does not know the version.
+    """
+    if failure in ("refused", "wrong", "denied"):
+        return "remove"
+    if failure == "absent":
+        return "remove" if absent_for >= ABSENT else "wait"
+    if failure == "busy":
+        return "wait"
+    return "remove" if strikes >= STRIKES else "move"
+
+
+@dataclass(frozen=True, slots=True)
+class HostProgress:
+    """How far one host is with what is asked of it."""
+
+    left: int  # bytes that it has yet to deliver
+    recent: int  # bytes that it has delivered in the last `WINDOW` seconds
+
+
+def late_hosts(
+    hosts: Mapping[str, HostProgress], elapsed: float, largest: int, *, is_coarse: bool = False
+) -> dict[str, int]:
+    """Return what hosts may keep, in bytes, of what they have yet to deliver, by host; the rest is asked elsewhere.
+
+    Nobody is late until most have delivered everything.
+
+    Args:
+        elapsed: Seconds since this host began with the version.
+        largest: Bytes of the largest piece.
+        is_coarse: Whether large files are one piece each, which comes long after the others.
+    """
+    if not hosts or statistics.median_low(host.left for host in hosts.values()) > 0:
+        return {}
+    window, limit = min(elapsed, WINDOW), SLACK + (1.0 if is_coarse else 0.1) * elapsed
+    if window <= 0 or elapsed < SLACK:
+        return {}
+    keeps = dict[str, int]()
+    for name, host in hosts.items():
+        speed = max(host.recent, largest / 4) / window
+        if host.left > limit * speed:
+            keeps[name] = int(limit * speed)
+    return keeps
+
+
+def is_quick_alone(size: int, rate: float | None) -> bool:
+    """Return whether reading everything from the file system takes no longer than other hosts save.
+
+    Args:
+        rate: Bytes a second that this host was given by the file system while all hosts read; None if unknown.
+    """
+    return rate is not None and size < ALONE * rate
+
+
+def budget_of(share: int) -> int:
+    """Return the bytes that a host may read from the file system without saying so."""
+    return int(share * BUDGET)
