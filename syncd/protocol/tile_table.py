@@ -1,10 +1,11 @@
 """The tables of tiles beside the receipts of a step: place and digest of each tile of its shard files.
 
-`.receipts/00001-of-00004.tiles` has those of the files of one writer. A reader that gets a step in pieces from several
-places proves each piece by them. No manifest lists these files: the root in the manifest is a digest of what they hold,
-so a table that is damaged is found, and a step without one is whole all the same.
+`.receipts/00001-of-00004.tiles` has those of the files of one writer. A reader that gets a step in pieces from
+several places proves each piece by them. No manifest lists these files: the root in the manifest is a digest of
+what they hold, so a table that is damaged is found, and a step without one is whole all the same.
 
-One line of JSON (`protocol`, `files`: name and number of tiles of each), then the records of all tiles in that order.
+One line of JSON (`protocol`, `files`: name and number of tiles of each), then the records of all tiles in that
+order.
 """
 
 import contextlib
@@ -46,7 +47,7 @@ def decode_tiles(data: bytes, path: str) -> dict[str, bytes]:
 
 
 def read_tiles(disk: Disk, step_path: str, manifest: Manifest) -> dict[str, bytes] | None:
-    """Return the records of all tiles of a step, proven by the root of its manifest; None if it has no such tables."""
+    """Return the records of all tiles of a step, proven by the root of its manifest; None without them."""
     directory, found = receipts_directory(step_path), dict[str, bytes]()
     for entry in list_if_there(disk, directory) if manifest.root else ():
         if entry.kind == "file" and entry.name.endswith(SUFFIX) and not entry.name.startswith("."):
@@ -61,9 +62,7 @@ def is_proven(records: TileRecords, manifest: Manifest) -> bool:
     shards = manifest.whole_shards
     if not shards or any(record.name not in records for record in shards):
         return False
-    roots = {
-        Target(record.name, record.size): root_of_records(records[record.name]) for record in shards
-    }
+    roots = {Target(record.name, record.size): root_of_records(records[record.name]) for record in shards}
     root = manifest.delta.root_after if manifest.delta else manifest.root
     return step_root(roots) == root and all(_covers(records[name], size) for name, size in roots)
 

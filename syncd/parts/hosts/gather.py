@@ -37,7 +37,9 @@ _END = 5.0
 class Together:
     """Who gets a plan together."""
 
-    members: Sequence[str]  # the hosts that pieces are asked of, sorted; this one among them if it reads a share
+    members: Sequence[
+        str
+    ]  # the hosts that pieces are asked of, sorted; this one among them if it reads a share
     me: str  # this host's address
     token: str
     path: str  # of the step, in requests: kind and digest
@@ -109,7 +111,7 @@ class Gather:
         return self.tally
 
     def _share(self) -> int:
-        """Return the bytes that this host reads from the file system if nothing is wrong; at least its part of all."""
+        """Return the bytes that this host reads from the file system if nothing is wrong."""
         me, members, pieces = self._together.me, self._together.members, self._plan.pieces
         owned = (piece.length for number, piece in enumerate(pieces) if order_of(number, members)[:1] == [me])
         own = sum(length for _, _, length in self._plan.own)
@@ -124,7 +126,8 @@ class Gather:
             if read and not self._work.has(number) and number not in self._reading and number not in own:
                 own.appendleft(number)
                 self._changed.notify_all()
-            return self._changed.wait_for(lambda: self._over or self._work.has(number), seconds) and self._work.has(number)
+            self._changed.wait_for(lambda: self._over or self._work.has(number), seconds)
+            return self._work.has(number)
 
     # --- work ---------------------------------------------------------------------------------------------------
 
@@ -337,7 +340,9 @@ class Gather:
         with self._changed:
             if self._queues[self._together.me] or self._reading:
                 return
-            others = [h for h in self._together.members if h not in self.tally.removed and h != self._together.me]
+            others = [
+                h for h in self._together.members if h not in self.tally.removed and h != self._together.me
+            ]
             progress = {host: self._progress_of(host, now) for host in others}
             progress[self._together.me] = HostProgress(0, 0)
             largest = max((piece.length for piece in self._plan.pieces), default=0)
@@ -348,9 +353,13 @@ class Gather:
 
     def _progress_of(self, host: str, now: float) -> HostProgress:
         pieces, flying = self._plan.pieces, self._flying[host]
-        left = sum(pieces[number].length for number in {*self._queues[host], *flying} if not self._work.has(number))
+        left = sum(
+            pieces[number].length for number in {*self._queues[host], *flying} if not self._work.has(number)
+        )
         left -= sum(request.received for request in flying.values())
-        return HostProgress(max(left, 0), sum(count for at, count in self._recent[host] if at >= now - WINDOW))
+        return HostProgress(
+            max(left, 0), sum(count for at, count in self._recent[host] if at >= now - WINDOW)
+        )
 
     def _take_from(self, host: str, keep: int) -> list[Request]:
         """Move what a late host would not deliver in time; return the requests that are to be ended."""
@@ -373,4 +382,3 @@ class Gather:
             if not self._queues[self._together.me]:
                 self.tally.reading = self.tally.reading or time.monotonic() - self._begun
             self._changed.notify_all()
-

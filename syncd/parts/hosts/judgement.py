@@ -28,11 +28,13 @@ ALONE = 3.0
 """Seconds of reading alone below which other hosts make nothing faster."""
 
 Failure = Literal["refused", "wrong", "denied", "late", "absent", "busy", "lost"]
-"""refused: nobody listens. wrong: the bytes do not match their digest. denied: it takes another token. late: no answer in
-time. absent: it does not know the version. busy: the piece is on its way to it. lost: the connection ended."""
+"""refused: nobody listens. wrong: the bytes do not match their digest. denied: it takes another token. late: no
+answer in time. absent: it does not know the version. busy: the piece is on its way to it. lost: the connection
+ended."""
 
 Fate = Literal["remove", "move", "wait"]
-"""remove: it is asked nothing more for this version. move: the next host is asked for this piece. wait: it is asked again."""
+"""remove: it is asked nothing more for this version. move: the next host is asked for this piece. wait: it is asked
+again."""
 
 
 def fate_of(failure: Failure, strikes: int, absent_for: float) -> Fate:

@@ -1,8 +1,9 @@
 """The two files by which hosts find each other: the list of hosts, and the token that lets them ask.
 
-`.syncd/peers.json` (`members`: addresses, sorted; `term`) is written by the leader, through its term, when the list
-changes. `.syncd/peer_token` has 64 hexadecimal digits and the permissions of the job: who may read the weights may ask
-for them. Hosts with different lists only read more from the file system: digests decide, never the list.
+`.syncd/peers.json` (`members`: addresses, sorted; `term`) is written by the leader, through its term, when the
+list changes. `.syncd/peer_token` has 64 hexadecimal digits and the permissions of the job: who may read the
+weights may ask for them. Hosts with different lists only read more from the file system: digests decide, never the
+list.
 """
 
 import re
@@ -33,7 +34,9 @@ def is_address(text: object) -> bool:
 def members_of(explorers: Iterable[Presence]) -> list[str]:
     """Return the addresses that presences name, sorted, each once."""
     found = {presence.info.get(INFO) for presence in explorers}
-    return sorted(address for address in found if isinstance(address, str) and is_address(address))[:MOST_MEMBERS]
+    return sorted(address for address in found if isinstance(address, str) and is_address(address))[
+        :MOST_MEMBERS
+    ]
 
 
 def encode_members(members: Iterable[str], term: int) -> bytes:

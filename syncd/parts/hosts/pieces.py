@@ -1,8 +1,9 @@
 """The pieces that a step is divided into, and how each is proven.
 
-Of whole shard files a piece is a tile, whose digest is in a table that the manifest's root proves. Of containers it is a
-run of frames: each has a checksum over its record and its streams, and the table of all records is the container's head,
-which every host reads from the file system. Of every other file the piece is the whole file, proven by its record.
+Of whole shard files a piece is a tile, whose digest is in a table that the manifest's root proves. Of containers
+it is a run of frames: each has a checksum over its record and its streams, and the table of all records is the
+container's head, which every host reads from the file system. Of every other file the piece is the whole file,
+proven by its record.
 """
 
 import contextlib
@@ -111,9 +112,7 @@ class PiecePlan:
         return any(piece.length > TILE for piece in self.pieces)
 
 
-def plan_copy(
-    directory: str, records: Sequence[FileRecord], tiles: dict[str, bytes] | None
-) -> PiecePlan:
+def plan_copy(directory: str, records: Sequence[FileRecord], tiles: dict[str, bytes] | None) -> PiecePlan:
     """Return how the files of a directory are divided.
 
     Args:

@@ -1,7 +1,7 @@
 """The files that pieces are written into, and who may write which piece now.
 
-A piece that was asked of a second host may still come from the first. Only the attempt that claimed it last writes it,
-and none does once it is proven, so bytes of a late or wrong host never change a proven piece.
+A piece that was asked of a second host may still come from the first. Only the attempt that claimed it last writes
+it, and none does once it is proven, so bytes of a late or wrong host never change a proven piece.
 """
 
 import itertools

@@ -63,6 +63,7 @@ class HostsReader(PieceReader):
         self._shelf = Shelf(context.stage)
         self._gathers: dict[str, Gather] = {}
         self._live: list[LivePieces] = []
+        self._kept: dict[str, FileLock] = {}  # of containers, by their directory
         self._server: PieceServer | None = None
         self._bytes = {"origin": 0, "peers": 0}
         self._over_budget = 0
@@ -88,9 +89,13 @@ class HostsReader(PieceReader):
             self._count(Tally(origin=plan.size, share=plan.size))
             return
         make_directories(target, wanted.records)
-        self._gather("copy", plan, wanted.digest, self._hosts(members, plan, "copy", wanted.digest), target, stop)
+        self._gather(
+            "copy", plan, wanted.digest, self._hosts(members, plan, "copy", wanted.digest), target, stop
+        )
 
-    def copy_made(self, manifest: Manifest, wanted: WantedFiles, target: str, stop: Callable[[], bool]) -> bool:
+    def copy_made(
+        self, manifest: Manifest, wanted: WantedFiles, target: str, stop: Callable[[], bool]
+    ) -> bool:
         token, members = self._tokens(), read_members(self._client.job)
         if token is None:
             return False
@@ -117,17 +122,18 @@ class HostsReader(PieceReader):
         if token is None or not members:
             yield None
             return
-        with contextlib.ExitStack() as held:
-            places = dict[str, str]()
-            for link in links:
-                places |= held.enter_context(self._containers(link, members, stop))
-            yield NearerDisk(self._client.job.disk, places)
+        self._drop_containers(links)
+        places = dict[str, str]()
+        for link in links:
+            places |= self._containers(link, members, stop)
+        yield NearerDisk(self._client.job.disk, places)
 
     def bytes_by_source(self) -> Mapping[str, int]:
         return dict(self._bytes)
 
     def close(self) -> None:
         self._drop_live()
+        self._drop_containers()
         server, self._server = self._server, None
         if server is not None:
             server.shutdown()
@@ -135,34 +141,36 @@ class HostsReader(PieceReader):
 
     # --- one step -----------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _containers(self, link: Manifest, members: list[str], stop: Callable[[], bool]) -> Iterator[dict[str, str]]:
-        """Have the containers of a step on this host while the block lasts; yield where, by where the job has them."""
+    def _containers(self, link: Manifest, members: list[str], stop: Callable[[], bool]) -> dict[str, str]:
+        """Get the containers of a step; return where this host has them, by where the job does."""
         job, step = self._client.job, self._client.job.step(link.step)
         plan = plan_containers(step, link.containers, containers(job, link))
         path = f"{self._shelf.directory}/containers-{key_of(link.digest)}"
-        held = self._locked(path)
-        if held is None or not plan.pieces:
-            yield {}
-            return
-        with contextlib.closing(held):
-            if not os.path.isdir(path):
+        if path not in self._kept and plan.pieces and (held := lock_file(f"{path}.lock", exclusive=True)):
+            try:
+                shutil.rmtree(path, ignore_errors=True)
                 make_directories(path, link.containers)
-                try:
-                    hosts = self._hosts(members, plan, "containers", link.digest)
-                    self._gather("containers", plan, link.digest, hosts, path, stop)
-                except BaseException:
-                    shutil.rmtree(path, ignore_errors=True)
-                    raise
-            yield {f"{step}/{record.name}": f"{path}/{record.name}" for record in link.containers}
+                hosts = self._hosts(members, plan, "containers", link.digest)
+                self._gather("containers", plan, link.digest, hosts, path, stop)
+            except BaseException:
+                shutil.rmtree(path, ignore_errors=True)
+                held.remove()
+                raise
+            if held.share():
+                self._kept[path] = held
+        is_here = (
+            path in self._kept
+        )  # else another process of this host gets them: they are read from the job
+        return {f"{step}/{record.name}": f"{path}/{record.name}" for record in link.containers if is_here}
 
-    def _locked(self, path: str) -> FileLock | None:
-        """Lock containers for this process; None while another process of this host gets them."""
-        held = lock_file(f"{path}.lock", exclusive=True)
-        return held or (lock_file(f"{path}.lock", exclusive=False) if os.path.isdir(path) else None)
+    def _drop_containers(self, keep: Sequence[Manifest] = ()) -> None:
+        """Give up the containers of other steps; the stage removes them."""
+        names = {f"{self._shelf.directory}/containers-{key_of(link.digest)}" for link in keep}
+        for path in self._kept.keys() - names:
+            self._kept.pop(path).close()
 
     def _hosts(self, members: list[str], plan: PiecePlan, kind: str, digest: str) -> list[str]:
-        """Return whom pieces are asked of: those that have all, else all in turn; this host alone if that is quick."""
+        """Return whom pieces are asked of: those that have all, else all in turn; nobody if that is as quick."""
         if self._is_auto and is_quick_alone(plan.size, self._rate):
             return [self.address]
         token = self._tokens()
@@ -187,7 +195,9 @@ class HostsReader(PieceReader):
         together = Together(hosts, self.address, self._tokens() or "", path)
         gather = Gather(plan, together, self._client.job.disk, target, live)
         self._gathers = {path: gather}
-        self._tell("debug", "peers_started", kind=kind, hosts=len(hosts), pieces=len(plan.pieces), bytes=plan.size)
+        self._tell(
+            "debug", "peers_started", kind=kind, hosts=len(hosts), pieces=len(plan.pieces), bytes=plan.size
+        )
         try:
             self._count(gather.run(stop))
         except BaseException:
@@ -203,7 +213,9 @@ class HostsReader(PieceReader):
             self._tell("warning", "peers_removed", hosts=dict(tally.removed), wrong=tally.wrong)
         if tally.is_over_budget:
             self._over_budget += 1
-            self._tell("warning", "origin_budget_exceeded", read=tally.origin, share=tally.share, moved=tally.moved)
+            self._tell(
+                "warning", "origin_budget_exceeded", read=tally.origin, share=tally.share, moved=tally.moved
+            )
         self._tell("debug", "peers_ended", origin=tally.origin, peers=tally.peers, seconds=tally.seconds)
         self._describe()
 
@@ -252,7 +264,9 @@ class NearerDisk(LocalDisk):
 
     def read_at(self, path: str, offset: int, length: int) -> bytes:
         nearer = self._places.get(path)
-        return super().read_at(nearer, offset, length) if nearer else self._origin.read_at(path, offset, length)
+        return (
+            super().read_at(nearer, offset, length) if nearer else self._origin.read_at(path, offset, length)
+        )
 
 
 class _CachedToken:

@@ -26,7 +26,9 @@ WAIT = 10.0
 """Seconds that a request waits for a piece that is on its way."""
 
 _IDLE = 20.0
-_PIECE = re.compile(r"/piece/(copy|containers)/([0-9a-f]{16})/(\d{1,9})/(\d{1,6})/(\d{1,16})/(\d{1,16})", re.ASCII)
+_PIECE = re.compile(
+    r"/piece/(copy|containers)/([0-9a-f]{16})/(\d{1,9})/(\d{1,6})/(\d{1,16})/(\d{1,16})", re.ASCII
+)
 _HAVE = re.compile(r"/have/(copy|containers)/([0-9a-f]{16})", re.ASCII)
 
 
@@ -75,7 +77,9 @@ class PieceHandler(QuietHandler):
 
     def do_GET(self) -> None:  # noqa: N802 - http.server's name
         token = self.server.token()
-        if token is None or not hmac.compare_digest(self.headers.get(TOKEN_HEADER, "").encode(), token.encode()):
+        if token is None or not hmac.compare_digest(
+            self.headers.get(TOKEN_HEADER, "").encode(), token.encode()
+        ):
             self._answer(HTTPStatus.FORBIDDEN)
         elif (match := _HAVE.fullmatch(self.path)) is not None:
             self._have(match[1], match[2])

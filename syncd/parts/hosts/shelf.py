@@ -1,4 +1,4 @@
-"""What this host can give to others: whole copies of its stage, containers, and the proven pieces of what it is getting.
+"""What this host can give to others: copies of its stage, containers, and proven pieces of what it is getting.
 
 All processes of a host share it, since one of them alone listens. In the directory of a job's copies:
 
@@ -53,7 +53,9 @@ class LivePieces:
         target: Where the files are being written.
     """
 
-    def __init__(self, shelf: str, kind: str, digest: str, target: str, names: Sequence[str], count: int) -> None:
+    def __init__(
+        self, shelf: str, kind: str, digest: str, target: str, names: Sequence[str], count: int
+    ) -> None:
         self.marks = bytearray(count)
         self._path = f"{shelf}/live-{kind}-{key_of(digest)}"
         head = json.dumps({"path": target, "names": list(names)}).encode() + b"\n"
@@ -93,7 +95,9 @@ class Shelf:
     def _whole(self, kind: str, digest: str) -> Holding | None:
         for name in _names(self.directory):
             match = _COPY.fullmatch(name)
-            is_it = match is not None and match[1] == digest if kind == "copy" else name == f"containers-{digest}"
+            is_it = (
+                match is not None and match[1] == digest if kind == "copy" else name == f"containers-{digest}"
+            )
             path = f"{self.directory}/{name}"
             if is_it and (held := lock_file(f"{path}.lock", exclusive=False)) is not None:
                 if os.path.isdir(path):
@@ -105,9 +109,11 @@ class Shelf:
         try:
             with open(f"{self.directory}/live-{kind}-{digest}", "rb") as file:
                 head = json.loads(file.readline())
-                return Holding(head["path"], head["names"], None, file.read())
+                if os.path.isdir(head["path"]):
+                    return Holding(head["path"], head["names"], None, file.read())
         except (OSError, ValueError, KeyError):
-            return None
+            pass
+        return None
 
 
 def files_below(path: str) -> list[str]:

@@ -46,7 +46,9 @@ class PieceReader(ABC):
     def copy(self, wanted: WantedFiles, target: str, stop: Callable[[], bool]) -> None:
         """Write files that the job stores into a new directory, every byte of them checked; `stop` is polled."""
 
-    def copy_made(self, manifest: Manifest, wanted: WantedFiles, target: str, stop: Callable[[], bool]) -> bool:
+    def copy_made(
+        self, manifest: Manifest, wanted: WantedFiles, target: str, stop: Callable[[], bool]
+    ) -> bool:
         """Write the files that a chain makes, from where they are whole already.
 
         Args:
@@ -72,7 +74,7 @@ class PieceReader(ABC):
         """Return the bytes that were read since the start, by where they came from; empty if nothing counts them."""
         return {}
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most hold nothing
         """Give up what the reader holds."""
 
 

@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 _DELTA_SOURCE = "syncd.transports.delta.source:DeltaSource"
 """Imported when the first delta is staged: it needs the extra `delta`."""
 
+_PEERS = "peers"
+"""The source of bytes that other hosts gave."""
+
 
 class FilesReceiver(DirectoryReceiver):
     """Receives versions from the job directory, through the stage of this host if there is one.
@@ -71,6 +74,7 @@ class FilesReceiver(DirectoryReceiver):
         self._stage, self._reader = stage, reader
         self._scratch: HostStage | None = None
         self._is_full = False
+        self._came_from = ""
         self._has_warned = False
         if stage is None:
             sweep_scratch(client.job.root, client.clock)
@@ -226,7 +230,8 @@ class FilesReceiver(DirectoryReceiver):
             base=payload.base,
         )
         check = partial(check_copy, staged.path, payload.records, lambda: False)
-        return HeldDirectory(directory, "stage", payload.size, staged.close, check=check)
+        came_from = self._came_from if verified else ""
+        return HeldDirectory(directory, "stage", payload.size, staged.close, check=check, read_from=came_from)
 
     def _loadable(self, leased: "Leased") -> Version:
         """Return the version as hooks get it.
@@ -263,12 +268,14 @@ class FilesReceiver(DirectoryReceiver):
                 return None
 
     def _stage_copy(self, stage: HostStage, source: StageSource) -> StagedCopy:
+        before = self._reader.bytes_by_source().get(_PEERS, 0)
         try:
             staged = stage.provide(source, self._options.stop, self._options.report)
         except StageFullError:
             self._is_full = True
             raise
         self._is_full = False
+        self._came_from = _PEERS if self._reader.bytes_by_source().get(_PEERS, 0) > before else ""
         return staged
 
 
