@@ -10,7 +10,14 @@ from functools import partial
 
 from syncd.errors import RefusedError, TryAgainError
 from syncd.parts.hosts.asking import AskError, Request
-from syncd.parts.hosts.judgement import WINDOW, HostProgress, budget_of, fate_of, late_hosts
+from syncd.parts.hosts.judgement import (
+    WINDOW,
+    HostProgress,
+    budget_of,
+    fate_of,
+    have_most_delivered,
+    late_hosts,
+)
 from syncd.parts.hosts.order import next_host, order_of
 from syncd.parts.hosts.pieces import PiecePlan
 from syncd.parts.hosts.pieces_in_work import PiecesInWork, SupersededError
@@ -88,6 +95,8 @@ class Gather:
         self._strikes: Counter[str] = Counter()
         self._absent: dict[str, float] = {}
         self._over = self._is_unshared_read = False
+        self._calm_since = 0.0
+        self._largest = max((piece.length for piece in plan.pieces), default=0)
         self._error: Exception | None = None
         self.tally = Tally()
 
@@ -338,15 +347,15 @@ class Gather:
     def _judge(self) -> None:
         now = time.monotonic()
         with self._changed:
-            if self._queues[self._together.me] or self._reading:
-                return
-            others = [
-                h for h in self._together.members if h not in self.tally.removed and h != self._together.me
-            ]
+            me, removed = self._together.me, self.tally.removed
+            others = [host for host in self._together.members if host != me and host not in removed]
             progress = {host: self._progress_of(host, now) for host in others}
-            progress[self._together.me] = HostProgress(0, 0)
-            largest = max((piece.length for piece in self._plan.pieces), default=0)
-            late = late_hosts(progress, now - self._begun, largest, is_coarse=self._plan.has_whole_files)
+            is_calm = not self._queues[me] and not self._reading and have_most_delivered(progress.values())
+            self._calm_since = (self._calm_since or now) if is_calm else 0.0
+            calm_for = now - self._calm_since if is_calm else 0.0
+            late = late_hosts(
+                progress, now - self._begun, calm_for, self._largest, is_coarse=self._plan.has_whole_files
+            )
             ended = [request for host, keep in late.items() for request in self._take_from(host, keep)]
         for request in ended:
             request.end()
@@ -357,9 +366,8 @@ class Gather:
             pieces[number].length for number in {*self._queues[host], *flying} if not self._work.has(number)
         )
         left -= sum(request.received for request in flying.values())
-        return HostProgress(
-            max(left, 0), sum(count for at, count in self._recent[host] if at >= now - WINDOW)
-        )
+        since = max(now - WINDOW, self._calm_since)
+        return HostProgress(max(left, 0), sum(count for at, count in self._recent[host] if at >= since))
 
     def _take_from(self, host: str, keep: int) -> list[Request]:
         """Move what a late host would not deliver in time; return the requests that are to be ended."""

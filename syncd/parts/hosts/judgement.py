@@ -5,7 +5,7 @@ beginning all hosts look slow. With quick blame, hosts on a busy network blame e
 """
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +17,9 @@ SLACK = 2.0
 
 WINDOW = 3.0
 """Seconds of a host's answers by which its speed is judged: what it did long ago says nothing."""
+
+SETTLE = 1.5
+"""Seconds for which hosts are watched, once most have delivered everything, before one is called late."""
 
 ABSENT = 3.0
 """Seconds that a host may take to begin with a version."""
@@ -58,26 +61,35 @@ class HostProgress:
     """How far one host is with what is asked of it."""
 
     left: int  # bytes that it has yet to deliver
-    recent: int  # bytes that it has delivered in the last `WINDOW` seconds
+    recent: int  # bytes that it has delivered in the last `WINDOW` seconds, and since most have delivered everything
+
+
+def have_most_delivered(hosts: Iterable[HostProgress]) -> bool:
+    """Return whether most hosts, this one among them, have nothing left to deliver: nobody is late before that."""
+    return statistics.median_low([0, *(host.left for host in hosts)]) == 0
 
 
 def late_hosts(
-    hosts: Mapping[str, HostProgress], elapsed: float, largest: int, *, is_coarse: bool = False
+    hosts: Mapping[str, HostProgress],
+    elapsed: float,
+    calm_for: float,
+    largest: int,
+    *,
+    is_coarse: bool = False,
 ) -> dict[str, int]:
-    """Return what hosts may keep, in bytes, of what they have yet to deliver, by host; the rest is asked elsewhere.
+    """Return what late hosts may keep of what they have yet to deliver, in bytes; the rest is asked elsewhere.
 
-    Nobody is late until most have delivered everything.
+    A host is judged by what it does once the others no longer read from the file system: before, they took turns there.
 
     Args:
         elapsed: Seconds since this host began with the version.
+        calm_for: Seconds since most hosts have delivered everything.
         largest: Bytes of the largest piece.
         is_coarse: Whether large files are one piece each, which comes long after the others.
     """
-    if not hosts or statistics.median_low(host.left for host in hosts.values()) > 0:
+    if calm_for < SETTLE:
         return {}
-    window, limit = min(elapsed, WINDOW), SLACK + (1.0 if is_coarse else 0.1) * elapsed
-    if window <= 0 or elapsed < SLACK:
-        return {}
+    window, limit = min(calm_for, WINDOW), SLACK + (1.0 if is_coarse else 0.1) * elapsed
     keeps = dict[str, int]()
     for name, host in hosts.items():
         speed = max(host.recent, largest / 4) / window
