@@ -79,7 +79,7 @@ def late_hosts(
 ) -> dict[str, int]:
     """Return what late hosts may keep of what they have yet to deliver, in bytes; the rest is asked elsewhere.
 
-    A host is judged by what it does once the others no longer read from the file system: before, they took turns there.
+    A host is judged by what it does once the others no longer read from the file system: before, they shared that.
 
     Args:
         elapsed: Seconds since this host began with the version.

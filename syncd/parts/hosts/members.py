@@ -8,7 +8,7 @@ list.
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING
@@ -33,8 +33,8 @@ def is_address(text: object) -> bool:
 
 def members_of(explorers: Iterable[Presence]) -> list[str]:
     """Return the addresses that presences name, sorted, each once."""
-    found = {presence.info.get(INFO) for presence in explorers}
-    return sorted(address for address in found if isinstance(address, str) and is_address(address))[
+    named = (presence.info.get(INFO) for presence in explorers)
+    return sorted({address for address in named if isinstance(address, str) and is_address(address)})[
         :MOST_MEMBERS
     ]
 
@@ -63,8 +63,3 @@ def read_token(job: Job) -> str | None:
     except (OSError, CorruptDataError):
         return None
     return text if _TOKEN.fullmatch(text) else None
-
-
-def info_of(address: str, read: Mapping[str, int], over_budget: int) -> dict[str, object]:
-    """Return the facts that a presence has of a host that reads from others."""
-    return {INFO: address, "bytes_from": dict(read), "over_budget": over_budget}

@@ -67,7 +67,11 @@ class PieceProof:
         while chunk:
             if not self._left:
                 self._end_part()
-                self._part = next(self._parts)
+                following = next(self._parts, None)
+                if following is None:
+                    self._good = False  # more bytes than the piece has
+                    return
+                self._part = following
                 self._left, self._state = self._part.length, self._part.begin()
             part, chunk = chunk[: self._left], chunk[self._left :]
             assert self._state is not None, "a part has begun"

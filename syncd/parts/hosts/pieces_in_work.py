@@ -29,8 +29,8 @@ class Claim:
 
     def write(self, chunk: memoryview) -> None:
         """Take the next bytes of the piece."""
-        self._proof.feed(chunk)
         self._work.write_claimed(self._number, self._identity, chunk, self._at)
+        self._proof.feed(chunk)
         self._at += len(chunk)
 
     def finish(self) -> bool:

@@ -13,7 +13,7 @@ from syncd.errors import ConfigError, CorruptDataError, SyncdError
 from syncd.parts.hosts.asking import hosts_that_have
 from syncd.parts.hosts.gather import Gather, Tally, Together
 from syncd.parts.hosts.judgement import is_quick_alone
-from syncd.parts.hosts.members import info_of, is_address, read_members, read_token
+from syncd.parts.hosts.members import INFO, is_address, read_members, read_token
 from syncd.parts.hosts.pieces import PiecePlan, made_tiles, plan_containers, plan_copy, stored_tiles
 from syncd.parts.hosts.server import PieceServer, bind_or_none
 from syncd.parts.hosts.shelf import LivePieces, Shelf, key_of
@@ -22,6 +22,8 @@ from syncd.protocol.file_lock import FileLock, lock_file
 from syncd.protocol.lineage import containers
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import Manifest, read_manifest
+from syncd.protocol.read_bytes import INFO as READ
+from syncd.protocol.read_bytes import ReadBytes
 from syncd.transports.files.copy_files import copy_files, make_directories
 from syncd.transports.files.piece_reader import PieceReader, ReaderContext, WantedFiles
 
@@ -39,6 +41,8 @@ def split_address(text: str) -> tuple[str, int]:
     if match is None or int(match["port"]) > _MOST_PORT:
         raise ConfigError(f"{text[:80]!r} is no address to give pieces at", hint=_HINT)
     host = match["host"].strip("[]") or socket.gethostname()
+    if not is_address(f"[{host}]:0" if ":" in host else f"{host}:0"):
+        raise ConfigError(f"{host[:80]!r} is no host to give pieces at", hint=_HINT)
     if host in ("0.0.0.0", "::"):  # noqa: S104 - refused
         raise ConfigError(f"{host} is not an address that other hosts can ask", hint=_HINT)
     return host, int(match["port"])
@@ -66,13 +70,11 @@ class HostsReader(PieceReader):
         self._kept: dict[str, FileLock] = {}  # of containers, by their directory
         self._server: PieceServer | None = None
         self._bytes = {"origin": 0, "peers": 0}
-        self._over_budget = 0
+        self._is_over_budget = False
         self._rate: float | None = None
         self._tokens = _CachedToken(lambda: read_token(self._client.job))
         self._listen()
         self.address = self._own_address()
-        if not is_address(self.address):
-            raise ConfigError(f"{self.address!r} is not an address that other hosts can ask", hint=_HINT)
         self._describe()
 
     def copy(self, wanted: WantedFiles, target: str, stop: Callable[[], bool]) -> None:
@@ -211,8 +213,8 @@ class HostsReader(PieceReader):
             self._rate = tally.origin / (tally.reading or tally.seconds)
         if tally.removed:
             self._tell("warning", "peers_removed", hosts=dict(tally.removed), wrong=tally.wrong)
+        self._is_over_budget = tally.is_over_budget
         if tally.is_over_budget:
-            self._over_budget += 1
             self._tell(
                 "warning", "origin_budget_exceeded", read=tally.origin, share=tally.share, moved=tally.moved
             )
@@ -245,7 +247,8 @@ class HostsReader(PieceReader):
 
     def _describe(self) -> None:
         with contextlib.suppress(SyncdError, OSError):
-            self._client.describe(info_of(self.address, self._bytes, self._over_budget))
+            read = ReadBytes(self._bytes["origin"], self._bytes["peers"], self._is_over_budget)
+            self._client.describe({INFO: self.address, READ: read.document()}, now=False)
 
     def _tell(self, level: str, name: str, **fields: object) -> None:
         self._report(level, name, **fields)

@@ -33,9 +33,9 @@ WAYS = ("whole", "delta", "join")
 """whole: a step. delta: changes of a step that all have. join: half of the hosts have the step, the others come."""
 
 FAULTS = ("none", "killed", "slow", "liar", "late", "dead", "lists", "token")
-"""killed, slow: one host, after a third of the time of one copy; slow: a tenth of its speed. liar: it gives wrong
-bytes for each fifth piece. late: two more hosts come after half of the time. dead: no other host is there. lists: each host
-leaves another out of its list. token: every host has a token of its own."""
+"""killed, slow: one host, after a third of the time of one copy; slow: a tenth of its speed. liar: it gives wrong bytes
+for each fifth piece. late: two more hosts come after half of the time. dead: no other host is there. lists: each
+host leaves another out of its list. token: every host has a token of its own."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _make_job(world):
     os.mkdir(world.path("job"))
     job = Job.at(world.path("job"))
     daemon, *_ = start(job, SystemClock(), keep_last=20)
-    model = _Model(world.cell.mib)
+    model = _Model(world.cell.mib * (2 if world.cell.way == "delta" else 1))  # its changes are half as large
     _publish(job, 1, model.export(world.path("export1")))
     daemon.tick(woken=True)
     if world.cell.way == "delta":
@@ -118,7 +118,8 @@ class _Model:
         for tensors in self.shards:
             for tensor in tensors.values():
                 words = tensor.view(np.uint16)
-                words[self._random.random(words.shape) < 0.3] += 1
+                changes = self._random.integers(1, 200, words.shape, np.uint16)
+                words += changes * (self._random.random(words.shape) < 0.5)
         return self
 
     def export(self, directory):

@@ -13,14 +13,17 @@ import time
 import xxhash
 
 import syncd.protocol.delta
+import syncd.protocol.safetensors
 
 with open(sys.argv[1]) as file:
     conf = json.load(file)
 # Links are slow, so that they are what is measured and not the CPU; tiles are as much smaller.
 syncd.protocol.delta.TILE = conf["tile"]
+syncd.protocol.safetensors._FIRST_READ = 2 << 10
 
 from support.fake_hook import FakeEngine, FakeHook  # noqa: E402
 
+import syncd.transports.delta.source  # noqa: E402 - imports are not what is measured
 from explorer_hooks.follower.policy import FollowOptions  # noqa: E402
 from explorer_hooks.follower.versions import Fetcher  # noqa: E402
 from syncd.client.client import Client  # noqa: E402
