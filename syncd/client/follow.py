@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
-from syncd.client.early_wake import VersionLookout
 from syncd.client.own_presence import OwnPresence
 from syncd.client.peers import Peers
+from syncd.client.rhythm import VersionLookout
 from syncd.client.sync_policy import NOTHING, is_new
 from syncd.client.wait import Poller
 from syncd.errors import CorruptDataError, JobMissingError, StorageError, TryAgainError, UsageError
