@@ -75,6 +75,7 @@ class FilesReceiver(DirectoryReceiver):
         self._scratch: HostStage | None = None
         self._is_full = False
         self._came_from = ""
+        self._missing_for_deltas = missing_packages("delta")
         self._has_warned = False
         if stage is None:
             sweep_scratch(client.job.root, client.clock)
@@ -84,15 +85,15 @@ class FilesReceiver(DirectoryReceiver):
         has_room = self._options.changes if self._stage is None else not self._is_full
         if not has_room or "weights" not in self._options.kinds:
             return ()
-        if missing := missing_packages("delta"):
-            self._warn(missing)
+        if self._missing_for_deltas:
+            self._warn()
             return ()
         return (READS_DELTA,)
 
-    def _warn(self, missing: list[str]) -> None:
+    def _warn(self) -> None:
         if not self._has_warned:
             self._has_warned = True
-            reason = f"not installed: {', '.join(missing)}"
+            reason = f"not installed: {', '.join(self._missing_for_deltas)}"
             self._options.report("warning", "deltas_disabled", reason=reason, hint=install_command("delta"))
 
     def sweep(self) -> None:
@@ -157,14 +158,14 @@ class FilesReceiver(DirectoryReceiver):
                 return self._held_copy(leased.version, staged, payload)
             checked = self._checked(leased.version, self._disk, leased.path, payload)
         manifest = leased.manifest
-        if self._options.changes and manifest and manifest.shortcut and can_decode():
+        if self._options.changes and manifest and manifest.shortcut and not self._missing_for_deltas:
             checked = replace(checked, changes=StoredChanges(self._client.job, (manifest,)))
         return HeldDirectory(checked, "files", payload.size)
 
     def _find_delta(self, leased: "Leased", timings: LoadTimings) -> HeldDirectory:
         """Return a delta as the directory of a full save, in the stage or below TMPDIR; or as changes."""
         manifest = leased.manifest
-        if manifest is None or not can_decode():
+        if manifest is None or self._missing_for_deltas:
             message = f"step {leased.version.step} is a delta, and numpy or pyarrow is not installed"
             raise RefusedError(message, path=leased.path, hint=install_command("delta"))
         self._require_sizes(leased, manifest)
@@ -250,7 +251,7 @@ class FilesReceiver(DirectoryReceiver):
         manifest, report = leased.manifest, self._options.report
         reader = self._reader if stage is self._stage else ORIGIN
         source_files = self._disk, leased.version, leased.path, payload.records
-        if manifest is None or manifest.changes is None or stage is None or not can_decode():
+        if manifest is None or manifest.changes is None or stage is None or self._missing_for_deltas:
             return StageSource(*source_files, reader=reader)
         source: StageSource = resolve_name(_DELTA_SOURCE)(
             *source_files, self._client, manifest, stage, report, reader=reader
@@ -277,7 +278,3 @@ class FilesReceiver(DirectoryReceiver):
         self._is_full = False
         self._came_from = _PEERS if self._reader.bytes_by_source().get(_PEERS, 0) > before else ""
         return staged
-
-
-def can_decode() -> bool:
-    return not missing_packages("delta")
