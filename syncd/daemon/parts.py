@@ -1,11 +1,12 @@
 """Parts of the daemon: what other packages do in each of its ticks, under its term."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from syncd.registered import DAEMON_PARTS, registered
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from syncd.config import DaemonConfig
     from syncd.daemon.leader import DaemonLeader
     from syncd.daemon.report import EventReporter

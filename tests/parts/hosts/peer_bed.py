@@ -33,9 +33,9 @@ WAYS = ("whole", "delta", "join")
 """whole: a step. delta: changes of a step that all have. join: half of the hosts have the step, the others come."""
 
 FAULTS = ("none", "killed", "slow", "liar", "late", "dead", "lists", "token")
-"""killed, slow: one host, after a third of the time of one copy; slow: a tenth of its speed. liar: it gives wrong bytes
-for each fifth piece. late: two more hosts come after half of the time. dead: no other host is there. lists: each
-host leaves another out of its list. token: every host has a token of its own."""
+"""killed, slow: one host, after a third of the time of one copy; slow: a tenth of its speed. liar: it gives wrong
+bytes for each fifth piece. late: two more hosts come after half of the time. dead: no other host is there. lists:
+each host leaves another out of its list. token: every host has a token of its own."""
 
 
 @dataclass(frozen=True)
