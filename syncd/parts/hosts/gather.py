@@ -16,6 +16,7 @@ from syncd.parts.hosts.judgement import (
     budget_of,
     fate_of,
     have_most_delivered,
+    is_stuck,
     late_hosts,
 )
 from syncd.parts.hosts.order import next_host, order_of
@@ -102,7 +103,7 @@ class Gather:
 
     def run(self, stop: Callable[[], bool]) -> Tally:
         """Get everything; `stop` is polled."""
-        begun = self._begun = time.monotonic()
+        begun = self._begun = self._moved_on = time.monotonic()
         self.tally.share = self._share()
         for number in range(len(self._plan.pieces)):
             self._enqueue(number)
@@ -237,6 +238,7 @@ class Gather:
                 raise RefusedError(f"{offset} bytes where more were written", path=path)
             with self._changed:
                 self.tally.origin += len(data)
+                self._moved_on = time.monotonic()
             yield offset, memoryview(data)
             offset += len(data)
         if self._over:
@@ -295,6 +297,7 @@ class Gather:
         with self._changed:
             self.tally.peers += count
             recent, now = self._recent[host], time.monotonic()
+            self._moved_on = now
             recent.append((now, count))
             while recent[0][0] < now - WINDOW:
                 recent.popleft()
@@ -317,7 +320,7 @@ class Gather:
                 self._move(number)
             else:
                 self._queues[host].append(number)
-        if fate == "wait" and failure == "absent":
+        if fate == "wait":
             time.sleep(_PAUSE)
 
     def _move(self, number: int) -> None:
@@ -353,9 +356,10 @@ class Gather:
             is_calm = not self._queues[me] and not self._reading and have_most_delivered(progress.values())
             self._calm_since = (self._calm_since or now) if is_calm else 0.0
             calm_for = now - self._calm_since if is_calm else 0.0
-            late = late_hosts(
-                progress, now - self._begun, calm_for, self._largest, is_coarse=self._plan.has_whole_files
-            )
+            is_coarse = self._plan.has_whole_files
+            late = late_hosts(progress, now - self._begun, calm_for, self._largest, is_coarse=is_coarse)
+            if is_stuck(now - self._moved_on, is_coarse=is_coarse):
+                late, self._moved_on = dict.fromkeys(progress, 0), now
             ended = [request for host, keep in late.items() for request in self._take_from(host, keep)]
         for request in ended:
             request.end()
@@ -371,16 +375,17 @@ class Gather:
 
     def _take_from(self, host: str, keep: int) -> list[Request]:
         """Move what a late host would not deliver in time; return the requests that are to be ended."""
-        queue, kept = self._queues[host], deque[int]()
-        room = keep - sum(self._plan.pieces[number].length for number in self._flying[host])
-        ended = [] if room >= -keep and keep > 0 else list(self._flying[host].values())
-        for number in list(queue):
-            room -= self._plan.pieces[number].length
+        queue, kept, flying = self._queues[host], deque[int](), self._flying[host]
+        pieces = self._plan.pieces
+        room = keep - sum(pieces[number].length - request.received for number, request in flying.items())
+        ended = list(flying.values()) if room < 0 else []  # `_fail` moves what they are for
+        self._queues[host] = kept
+        for number in queue:
+            room -= pieces[number].length
             if room >= 0:
                 kept.append(number)
             elif not self._work.has(number):
                 self._move(number)
-        self._queues[host] = kept
         return ended
 
     def _note_proven(self, number: int) -> None:

@@ -18,8 +18,11 @@ SLACK = 2.0
 WINDOW = 3.0
 """Seconds of a host's answers by which its speed is judged: what it did long ago says nothing."""
 
-SETTLE = 1.5
+SETTLE = 2.0
 """Seconds for which hosts are watched, once most have delivered everything, before one is called late."""
+
+STUCK = 30.0
+"""Seconds in which nothing came, from the file system or another host, after which all that is awaited is moved."""
 
 ABSENT = 3.0
 """Seconds that a host may take to begin with a version."""
@@ -96,6 +99,11 @@ def late_hosts(
         if host.left > limit * speed:
             keeps[name] = int(limit * speed)
     return keeps
+
+
+def is_stuck(silent_for: float, *, is_coarse: bool = False) -> bool:
+    """Return whether nothing has come from anywhere for so long that every piece is asked elsewhere."""
+    return silent_for >= STUCK * (10 if is_coarse else 1)
 
 
 def is_quick_alone(size: int, rate: float | None) -> bool:

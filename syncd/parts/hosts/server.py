@@ -6,6 +6,7 @@ import json
 import os
 import re
 import threading
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Protocol
@@ -26,6 +27,7 @@ WAIT = 10.0
 """Seconds that a request waits for a piece that is on its way."""
 
 _IDLE = 20.0
+_POLL = 0.1
 _PIECE = re.compile(
     r"/piece/(copy|containers)/([0-9a-f]{16})/(\d{1,9})/(\d{1,6})/(\d{1,16})/(\d{1,16})", re.ASCII
 )
@@ -119,7 +121,12 @@ class PieceHandler(QuietHandler):
             holding.close()
             getting.await_piece(number, WAIT, read=self.headers.get(READ_HEADER) == "1")
             return self.server.shelf.find(kind, digest)
-        return holding  # another process of this host gets it: it is asked again
+        until = time.monotonic() + WAIT  # another process of this host gets it
+        while holding is not None and not holding.has(number) and time.monotonic() < until:
+            holding.close()
+            time.sleep(_POLL)
+            holding = self.server.shelf.find(kind, digest)
+        return holding
 
     def _send(self, holding: Holding, file: int, offset: int, length: int) -> None:
         try:

@@ -118,8 +118,8 @@ class _Model:
         for tensors in self.shards:
             for tensor in tensors.values():
                 words = tensor.view(np.uint16)
-                changes = self._random.integers(1, 200, words.shape, np.uint16)
-                words += changes * (self._random.random(words.shape) < 0.5)
+                changes = self._random.integers(1, 60, words.shape, np.uint16)
+                words += changes * (self._random.random(words.shape) < 0.35)
         return self
 
     def export(self, directory):

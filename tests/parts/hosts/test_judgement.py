@@ -9,11 +9,13 @@ from syncd.parts.hosts.judgement import (
     SETTLE,
     SLACK,
     STRIKES,
+    STUCK,
     HostProgress,
     budget_of,
     fate_of,
     have_most_delivered,
     is_quick_alone,
+    is_stuck,
     late_hosts,
 )
 
@@ -70,6 +72,12 @@ def test_large_files_that_are_one_piece_have_more_time():
     hosts = {"h": HostProgress(20 * MB, 3 * MB)}
     assert late_hosts(hosts, 30.0, 3.0, MB)
     assert not late_hosts(hosts, 30.0, 3.0, MB, is_coarse=True)
+
+
+def test_all_that_is_awaited_is_moved_once_nothing_comes_from_anywhere():
+    assert not is_stuck(STUCK - 0.1)
+    assert is_stuck(STUCK)
+    assert not is_stuck(STUCK, is_coarse=True)
 
 
 def test_reading_alone_is_chosen_only_where_it_was_measured_to_be_quick():

@@ -224,3 +224,17 @@ def test_an_address_that_others_cannot_ask_is_refused(fleet, address):
     with pytest.raises(ConfigError) as error:
         fleet.add(1, peers=address)
     assert "--peers HOST:PORT" in error.value.hint
+
+
+def test_what_another_follower_of_the_host_gets_is_given_by_the_one_that_listens(fleet):
+    fleet.whole(1)
+    (first,) = fleet.add(1)
+    (second,) = fleet.add(1, peers=first.reader.address)
+    second.fetcher._stage = first.fetcher._stage
+    second.fetcher._files._stage = first.fetcher._stage  # followers of one host share its stage
+    second.reader._shelf.directory = first.reader._shelf.directory
+    (other,) = fleet.add(1)
+    fleet.list()
+    fleet.fetch_all([second, other])
+    assert right(fleet, [second, other], 1)
+    assert copies(fleet, [second, other], 1) < 1.1
