@@ -17,8 +17,9 @@ from support.proven import probe_of, write_version  # noqa: E402
 
 from explorer_hooks.hook import ProbeAnswer  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
-from explorer_hooks.proof import exam as exams  # noqa: E402
-from explorer_hooks.proof.exam import TIED, ExamFiles, noise_of, target_of  # noqa: E402
+from explorer_hooks.proof import exam_files as exams  # noqa: E402
+from explorer_hooks.proof.exam import TIED, noise_of  # noqa: E402
+from explorer_hooks.proof.exam_files import ExamFiles, Subject, target_of  # noqa: E402
 from explorer_hooks.proof.exam_model import changed_tensor  # noqa: E402
 from syncd.errors import LoadFailedError  # noqa: E402
 from syncd.protocol.engine_state import EngineState, engine_report_of  # noqa: E402
@@ -98,7 +99,7 @@ def test_every_kind_of_tensor_that_stays_is_named_but_those_listed_as_unseen(
 ):
     hook = engine_of(tmp_path, name, dtype)
     hook.is_fused = "MoE" in name
-    with ExamFiles(scene.job).opened(hook.start_directory(), dtype, None) as (exam, changed):
+    with ExamFiles(scene.job).opened(Subject(hook.start_directory()), dtype, None) as (exam, changed):
         start = hook.probe(None, exam.start.tokens)
         mean = max(abs(a - b) for row, other in zip(start.logprobs, exam.start.logprobs, strict=True)
                    for a, b in zip(row, other, strict=True))  # fmt: skip
@@ -237,8 +238,8 @@ def test_the_exam_is_made_once_for_all(tmp_path, scene, monkeypatch):
     files, made = ExamFiles(scene.job), []
     run = exams._run
     monkeypatch.setattr(exams, "_run", lambda *asked: made.append(asked) or run(*asked))
-    with files.opened(hook.start_directory(), "float32", None) as (one, changed):
-        with ExamFiles(scene.job).opened(hook.start_directory(), "float32", None) as (other, same):
+    with files.opened(Subject(hook.start_directory()), "float32", None) as (one, changed):
+        with ExamFiles(scene.job).opened(Subject(hook.start_directory()), "float32", None) as (other, same):
             assert (one, changed.path) == (other, same.path)
         assert os.path.isdir(changed.path)
     assert len(made) == 1
@@ -252,11 +253,11 @@ def test_an_exam_that_is_not_made_in_time_is_left_out(tmp_path, scene, monkeypat
     monkeypatch.setattr(exams, "_key", lambda *asked: "one")
     claim = lock_file(f"{scene.job.exams}/one.lock", exclusive=True)
     with pytest.raises(LoadFailedError, match="another process has made this exam"):
-        files.opened(start, "float32", None).__enter__()
+        files.opened(Subject(start), "float32", None).__enter__()
     claim.close()
     monkeypatch.setattr(exams, "sys", SimpleNamespace(modules={}, executable=sys.executable))
     with pytest.raises(LoadFailedError, match="was made in"):
-        files.opened(start, "float32", None).__enter__()
+        files.opened(Subject(start), "float32", None).__enter__()
     assert not os.path.isdir(f"{scene.job.exams}/one")
 
 
@@ -297,7 +298,7 @@ def test_the_other_process_makes_the_same(tmp_path):
 
 def test_an_answer_that_is_no_number_fails(tmp_path, scene):
     hook = engine_of(tmp_path, "Qwen2, untied", "float32")
-    with ExamFiles(scene.job).opened(hook.start_directory(), "float32", None) as (exam, _):
+    with ExamFiles(scene.job).opened(Subject(hook.start_directory()), "float32", None) as (exam, _):
         rows = [[float("nan")] * len(row) for row in exam.start.logprobs]
         assert exam.problem(ProbeAnswer(tuple(map(tuple, rows))), 1e-5) != ""
         assert exam.problem(ProbeAnswer(()), 1e-5) != ""

@@ -9,7 +9,8 @@ from support import small_qwen  # noqa: E402
 from support.engine_beds import SmallSglangBed, SmallVllmBed  # noqa: E402
 from support.followers import Scene  # noqa: E402
 
-from explorer_hooks.proof.exam import LABEL, ExamFiles  # noqa: E402
+from explorer_hooks.proof.exam import LABEL  # noqa: E402
+from explorer_hooks.proof.exam_files import ExamFiles, Subject  # noqa: E402
 from syncd.errors import EngineUnreachableError  # noqa: E402
 from syncd.protocol.engine_state import EngineState, engine_report_of  # noqa: E402
 
@@ -69,7 +70,7 @@ def test_a_server_that_others_may_use_is_examined_only_if_that_is_asked_for(bed)
 @pytest.mark.fault("a follower is killed while its engine is examined")
 def test_a_server_that_was_left_in_an_exam_is_put_back_before_anything_else(bed):
     hook = bed.open()
-    with ExamFiles(bed.scene.job).opened(hook.start_directory(), "float32", None) as (_, copy):
+    with ExamFiles(bed.scene.job).opened(Subject(hook.start_directory()), "float32", None) as (_, copy):
         hook.mark(LABEL)
         hook.load(copy)
         hook.commit(copy)
