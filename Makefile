@@ -23,7 +23,7 @@ PARTS := $(sort $(notdir $(wildcard tests/parts/[a-z]*)))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-vllm demo-agents demo-daemon test test-fast publish-races test-gpu test-matrices test-faults test-kills-ppo test-kills-lora test-proof test-slurm test-vllm test-sglang test-verifiers test-openai-clients test-tinker test-verl08 test-verl-legacy test-megatron lint test-without test-without-each format test-install docs soak soak-simulator soak-parts broadcast-faults agent-kills delta-versions bench learn learn-tasks learn-verifiers clean
+.PHONY: help setup demo demo-vllm demo-agents demo-daemon test test-fast publish-races test-gpu test-matrices test-faults test-kills-ppo test-kills-lora test-proof test-exam test-slurm test-vllm test-sglang test-verifiers test-openai-clients test-tinker test-verl08 test-verl-legacy test-megatron lint test-without test-without-each format test-install docs soak soak-simulator soak-parts broadcast-faults agent-kills delta-versions bench learn learn-tasks learn-verifiers clean
 
 ## help: this list
 help:
@@ -110,6 +110,13 @@ test-kills-lora: $(READY)
 ## test-proof: 100 faults of engine and files, 200 good loads
 test-proof: $(READY)
 	SYNCD_PROOF=full $(BIN)/python -m pytest tests/explorer/test_proof_faults.py $(PYTEST_ARGS)
+
+# Every kind of tensor of five architectures is left out of a load in turn; the table of docs/proof.md follows from it.
+## test-exam: every kind of tensor of five architectures, left out of a load in turn (10 minutes)
+test-exam: $(READY)
+	mkdir -p out && rm -f out/exam_rows.jsonl
+	SYNCD_MATRICES=full SYNCD_EXAM_ROWS=out/exam_rows.jsonl $(BIN)/python -m pytest tests/explorer/test_exam.py -k every_kind $(PYTEST_ARGS)
+	$(BIN)/python tests/programs/exam_table.py out/exam_rows.jsonl docs/proof.md
 
 # The shipped sbatch files on a real Slurm, the long way too: warned, drained, requeued, resumed exactly.
 ## test-slurm: the shipped sbatch files on a real Slurm, also the exact resume

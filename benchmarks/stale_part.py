@@ -37,7 +37,7 @@ _ALL = "everything"
 _ROWS, _LENGTH = 4, 16
 _BATCH, _CONTEXT, _VOCABULARY = 8, 64, 256
 _WARM_STEPS, _WARM_RATE = 300, 1e-3
-_CONFIG = {
+_CONFIG: dict[str, Any] = {
     "vocab_size": _VOCABULARY,
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -122,13 +122,13 @@ def _text() -> torch.Tensor:
 
 
 def _model(attention: str) -> Any:
-    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**_CONFIG))
+    model: Any = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**_CONFIG))
     model.set_attn_implementation(attention)
     return model.eval()
 
 
 def _batches(text: torch.Tensor, seed: int) -> Iterator[torch.Tensor]:
-    draw = random.Random(seed)  # noqa: S311 - not for secrets
+    draw = random.Random(seed)
     while True:
         places = [draw.randrange(len(text) - _CONTEXT) for _ in range(_BATCH)]
         yield torch.stack([text[place : place + _CONTEXT] for place in places])
@@ -205,7 +205,7 @@ def _engines(model: Any, options: argparse.Namespace) -> tuple[Engine, list[Engi
     for name in model.state_dict():
         kinds.setdefault(kind_of(name), []).append(name)
     kinds[_ALL] = list(model.state_dict())
-    draw = random.Random(3)  # noqa: S311 - not for secrets
+    draw = random.Random(3)
     parts = [draw.choice(sorted(kinds)) for _ in range(options.engines)]
     stops = [draw.randrange(2, max(3, options.versions // 2)) for _ in parts]
     return Engine("", (), 1), [
@@ -236,9 +236,8 @@ def _figures(
 
 def _show(rates: Sequence[Mapping[str, Any]]) -> None:
     for one in rates:
-        print(
-            f"learning rate {one['rate']:g}, noise {one['noise']:.3g} nats, false alarms {json.dumps(one['false_alarms'])}"
-        )
+        alarms = json.dumps(one["false_alarms"])
+        print(f"learning rate {one['rate']:g}, noise {one['noise']:.3g} nats, false alarms {alarms}")
         for rule in ("change", "tolerance"):
             ages = sorted(engine[rule] for engine in one["engines"] if rule in engine)
             middle = f"median {statistics.median(ages):g}, most {max(ages)}" if ages else ""

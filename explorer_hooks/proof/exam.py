@@ -66,11 +66,11 @@ class Exam:
 
     def unseen(self, noise: float) -> tuple[str, ...]:
         """Return the kinds of tensors that could stay without being noticed."""
-        return tuple(sorted(kind for kind, by in self._distances().items() if by < SEEN * noise))
+        return tuple(sorted(kind for kind, by in self.distances().items() if by < SEEN * noise))
 
     def problem(self, answer: ProbeAnswer, noise: float) -> str:
         """Return what an engine has not loaded by its answer, empty if it has loaded all that it shows."""
-        seen = {kind: by for kind, by in self._distances().items() if by >= SEEN * noise}
+        seen = {kind: by for kind, by in self.distances().items() if by >= SEEN * noise}
         answers = _flat(answer.logprobs)
         off = _distance(answers, self.exam) if len(answers) == len(self.exam) else math.inf
         if seen and off < min(seen.values()) / 2:
@@ -82,7 +82,8 @@ class Exam:
         stayed = f"{near} stayed as it was" if named else "tensors of more than one kind stayed as they were"
         return f"{stayed}: its answers are {off:.3g} nats from those of what it loaded"
 
-    def _distances(self) -> dict[str, float]:
+    def distances(self) -> dict[str, float]:
+        """Return how far the answers are from the copy's if one kind of tensor stays, in nats."""
         return {kind: _distance(values, self.exam) for kind, values in self.kinds.items()}
 
 

@@ -68,7 +68,8 @@ def _change(model: Any, dtypes: Mapping[str, torch.dtype]) -> None:
 def _size_of_b(layer: Any) -> float:
     weight = layer.get_base_layer().weight.detach().float()
     rank, scaling = layer.r[_NAME], layer.scaling[_NAME]
-    return CHANGE * float(weight.square().mean().sqrt()) * (layer.in_features / rank) ** 0.5 / scaling
+    root = float(weight.square().mean().sqrt())
+    return float(CHANGE * root * (layer.in_features / rank) ** 0.5 / scaling)
 
 
 def _measure(model: Any, layers: Sequence[str], rows: Sequence[Sequence[int]]) -> Mapping[str, Any]:

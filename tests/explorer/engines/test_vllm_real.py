@@ -177,7 +177,8 @@ class TestRestarted:
         with contextlib.closing(scene):
             write_base_probe(scene.job, probe_of(small_qwen.model_of(0, tied=True)), start)
             follower = scene.follow("e0", hook, retries=0)
-            awaited(lambda: follower.turn(0.5) and "engine_calibrated" in scene.names(), limit=STARTING)
+            awaited(lambda: follower.turn(0.5) and "engine_calibrated" in scene.names(), limit=3 * STARTING)
+            assert engine_report_of(scene.presence().info).exam == "passed"
             for step in (1, 2):
                 model = small_qwen.model_of(step, tied=True)
                 write_version(scene.job, step, model, probe_of(model), beside=start)
