@@ -122,7 +122,7 @@ def _text() -> torch.Tensor:
 
 
 def _model(attention: str) -> Any:
-    model: Any = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**_CONFIG))
+    model: Any = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**_CONFIG))  # type: ignore[no-untyped-call]
     model.set_attn_implementation(attention)
     return model.eval()
 
