@@ -87,7 +87,7 @@ def test_a_server_that_serves_every_layer_of_an_adapter_passes_and_keeps_nothing
     assert len(told(scene, "engine_examined")) == 1
 
 
-@pytest.mark.fault("a server leaves a layer out of each adapter")
+@pytest.mark.fault("an engine's way of loading does not reach a tensor, whose change no version shows")
 def test_a_server_that_leaves_a_layer_out_gets_no_version(bed, scene, monkeypatch):
     merged = small_qwen._merged
     monkeypatch.setattr(small_qwen, "_merged", lambda model, adapter: merged(model, leave_out(adapter)))

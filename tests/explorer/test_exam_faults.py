@@ -128,7 +128,7 @@ def test_a_fault_in_an_exam_leaves_an_engine_that_works_on_its_start_weights_or_
         ),
     ],
 )
-@pytest.mark.fault("a follower is killed at a call of an exam")
+@pytest.mark.fault("a follower is killed while its engine is examined")
 def test_whoever_follows_a_follower_that_was_killed_in_an_exam_restores_the_start_weights(
     scene, probes, call, at
 ):

@@ -257,7 +257,6 @@ def test_each_part_that_no_load_reaches_is_named_before_an_engine_gets_work(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.fault("loads leave the prefix cache as it was, and no version shows it")
 def test_a_prefix_cache_that_loads_do_not_reset_fails_the_exam(tmp_path):
     found, may_work = examined(tmp_path / "one", "float32", keeps_cache=True)
     assert (found.exam, may_work) == ("failed", False)
