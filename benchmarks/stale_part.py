@@ -73,13 +73,14 @@ class Engine:
         proof = compare(
             str(version), probe, answer, tolerance(probe, DTYPE, calibrated), calibrated, seconds=0.0
         )
-        new = Anchor(str(version), probe, (answer,))
-        problem = stayed(self.anchors.changes(new)[0])
         age = version - self.since + 1
         if not proof.is_proven:
             self.found.setdefault("tolerance", age)
-        if problem or not proof.is_proven:
-            self.found.setdefault("change", age)
+        if "change" in self.found:
+            return
+        new = Anchor(str(version), probe, (answer,))
+        if not proof.is_proven or stayed(self.anchors.changes(new)[0]):
+            self.found["change"] = age
         else:
             self.anchors.add(new)
 
@@ -94,14 +95,16 @@ def main() -> None:
     torch.manual_seed(0)
     text = _text()
     start = _warmed(text)
-    rates = [_followed(start, text, rate, options) for rate in RATES]
+    rates = []
+    for rate in RATES:
+        rates.append(_followed(start, text, rate, options))
+        _show(rates[-1])
     figures = {
         "what": "versions until an engine is found that stopped loading a part, bfloat16",
         "machine": report.machine(Path.cwd(), torch=torch.__version__),
         "versions": options.versions,
         "rates": rates,
     }
-    _show(rates)
     if options.json:
         report.keep(options.json, figures)
 
@@ -109,7 +112,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--versions", type=int, default=1000, help="at each learning rate")
-    parser.add_argument("--engines", type=int, default=30, help="that stop, at each learning rate")
+    parser.add_argument("--engines", type=int, default=16, help="that stop, at each learning rate")
     parser.add_argument("--json", help="where the figures are kept")
     return parser.parse_args()
 
@@ -234,14 +237,13 @@ def _figures(
     return {"rate": rate, "noise": calibrated, "false_alarms": dict(alarms), "engines": rows}
 
 
-def _show(rates: Sequence[Mapping[str, Any]]) -> None:
-    for one in rates:
-        alarms = json.dumps(one["false_alarms"])
-        print(f"learning rate {one['rate']:g}, noise {one['noise']:.3g} nats, false alarms {alarms}")
-        for rule in ("change", "tolerance"):
-            ages = sorted(engine[rule] for engine in one["engines"] if rule in engine)
-            middle = f"median {statistics.median(ages):g}, most {max(ages)}" if ages else ""
-            print(f"  {rule}: {len(ages)} of {len(one['engines'])} found {middle}")
+def _show(one: Mapping[str, Any]) -> None:
+    alarms = json.dumps(one["false_alarms"])
+    print(f"learning rate {one['rate']:g}, noise {one['noise']:.3g} nats, false alarms {alarms}")
+    for rule in ("change", "tolerance"):
+        ages = sorted(engine[rule] for engine in one["engines"] if rule in engine)
+        middle = f"median {statistics.median(ages):g}, most {max(ages)}" if ages else ""
+        print(f"  {rule}: {len(ages)} of {len(one['engines'])} found {middle}", flush=True)
 
 
 if __name__ == "__main__":
