@@ -262,7 +262,7 @@ def _engine(engine: Document | None, now: float) -> tuple[Text, str, Text, str]:
         shown.append(", not ready" if is_waiting_to_work else "", "yellow"),
         "" if seconds is None else f"{seconds:.3g} s",
         Text(str(engine["failures"]), "yellow" if engine["failures"] else ""),
-        "" if proof is None else f"{proof['mean']:.2g} of {proof['tolerance']:.2g}",
+        "" if proof is None else f"{proof['mean']:.2g} of {proof['tolerance']:.2g}{_power(proof)}",
     )
 
 
@@ -272,6 +272,12 @@ def _read(read: Document | None) -> Text:
         return Text("")
     shown = f"{size(read['origin'])}, {size(read['peers'])} of peers"
     return Text(shown, "yellow" if read["over_budget"] else "")
+
+
+def _power(proof: Document) -> str:
+    """Return the least part of the model's change whose absence would have been found, empty if that is not known."""
+    seen = proof.get("seen")
+    return "" if seen is None else f", sees {seen:.0%}"
 
 
 def _trainers(trainers: Iterable[Document]) -> Table:

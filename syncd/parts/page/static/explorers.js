@@ -50,12 +50,14 @@ function engine(row, now) {
   if (isGone(row)) {
     return node("span", "heart off", found.state === "stopped" ? "stopped" : `was ${plain(found.state)}`);
   }
-  const { state, since, ready, load_seconds: seconds, failures, proof } = found;
+  const { state, since, ready, load_seconds: seconds, failures, proof, exam } = found;
   const style = ENGINES[state] ?? "";
   const figures = [
     seconds === null ? "" : `loaded in ${seconds.toPrecision(3)} s`,
     failures ? `${count(failures, "failed load", "failed loads")}` : "",
     proof ? `difference ${proof.mean.toPrecision(2)} of ${proof.tolerance.toPrecision(2)}` : "",
+    proof && proof.seen ? `changes of ${Math.round(100 * proof.seen)} % of the model or more would be seen` : "",
+    exam === "passed" || exam === "failed" ? `exam ${exam}` : "",
   ].filter(Boolean);
   return node(
     "span",
