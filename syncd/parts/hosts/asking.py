@@ -14,7 +14,7 @@ CONNECT = 5.0
 SILENT = WAIT + 5.0
 """Seconds without a byte after which a host is late."""
 
-_HAVE = 0.5
+_HAVE = 1.0
 _CHUNK = 256 << 10
 
 _FAILURES: dict[int, Failure] = {
