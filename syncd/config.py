@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from syncd.errors import ConfigError
 from syncd.protocol.layout import read_config_file
 from syncd.protocol.permissions import POLICIES, parse_config, policy_in
-from syncd.registered import DAEMON_PARTS, registered
+from syncd.registered import DAEMON_TABLES, registered
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(i?B)?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
@@ -90,7 +90,7 @@ class DaemonConfig:
 
 
 class PartTable(Protocol):
-    """The table of a part below `[daemon]`: what is registered under `DAEMON_PARTS` by the table's name."""
+    """The table of a part below `[daemon]`: what is registered under `DAEMON_TABLES` by its name."""
 
     def read(self, table: Mapping[str, Any], where: str, document: Mapping[str, Any]) -> Any:
         """Return what a table says, checked; `document` is the whole file, as far as it is known."""
@@ -128,13 +128,13 @@ def table_schema() -> dict[str, Any]:
         name: {**_takes(name), "default": field.default, "description": about[name]}
         for name, field in _FIELDS.items()
     }
-    tables = {name: point.load().schema() for name, point in daemon_parts().items()}
+    tables = {name: point.load().schema() for name, point in daemon_tables().items()}
     return {"type": "object", "properties": {**keys, **tables}, "additionalProperties": False}
 
 
-def daemon_parts() -> Mapping[str, EntryPoint]:
-    """Return the parts of the daemon that are installed, by the names of their tables; none is imported."""
-    return registered(DAEMON_PARTS)
+def daemon_tables() -> Mapping[str, EntryPoint]:
+    """Return the tables of parts below [daemon], by name; none is imported."""
+    return registered(DAEMON_TABLES)
 
 
 def _takes(name: str) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def _divided(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     if len(own) == len(values):
         return own, {}
     parts: dict[str, Any] = {}
-    names = daemon_parts()
+    names = daemon_tables()
     for key, value in values.items():
         name = next((name for name in names if key.startswith(f"{name}_")), "")
         if key in names:
@@ -197,7 +197,7 @@ def _divided(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 def _read_part(name: str, table: Any, where: str, document: Mapping[str, Any]) -> Any:
     if not isinstance(table, Mapping):
         raise ConfigError(f"[daemon.{name}] is not a table", path=where)
-    part: PartTable = daemon_parts()[name].load()
+    part: PartTable = daemon_tables()[name].load()
     return part.read(table, where, document)
 
 

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 
 DAEMON_PARTS = "syncd.daemon_parts"
-"""What works in the daemon's ticks, by the name of its table in [daemon]: a `PartTable` (`syncd/config.py`)."""
+"""What works in the daemon's ticks (`syncd/daemon/parts.py`)."""
+
+DAEMON_TABLES = "syncd.daemon_tables"
+"""The tables of such parts below [daemon], by the name of the part: a `PartTable` each (`syncd/config.py`)."""
 
 GATES = "explorer.gates"
 """What a follower waits for between fetching a version and loading it (`explorer_hooks/follower/gate.py`)."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from syncd.config import CHOICES, DaemonConfig, check_value, daemon_parts, load
+from syncd.config import CHOICES, DaemonConfig, check_value, daemon_tables, load
 from syncd.console import UncheckedPath
 from syncd.errors import ConfigError, JobMissingError, UsageError
 from syncd.extras import install_command
@@ -191,7 +191,7 @@ def daemon_options(command: F) -> F:
 
 def _of_parts() -> Iterator[Callable[[F], F]]:
     """Yield decorators that add the options for the tables of parts."""
-    for point in daemon_parts().values():
+    for point in daemon_tables().values():
         yield from point.load().options()
 
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from syncd.config import daemon_parts
+from syncd.registered import DAEMON_PARTS, registered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DaemonPart(Protocol):
-    """One part of the daemon of a job: what `open` of a registered `syncd.config.PartTable` returns."""
+    """One part of the daemon of a job: what `open` of a registered object returns."""
 
     @property
     def every(self) -> float:
@@ -37,7 +37,7 @@ class DaemonParts:
     """All parts of one daemon."""
 
     def __init__(self, job: "Job", clock: "Clock", leader: "DaemonLeader", reporter: "EventReporter") -> None:
-        kinds = daemon_parts().items()
+        kinds = registered(DAEMON_PARTS).items()
         self._parts: Mapping[str, DaemonPart] = {
             name: kind.load().open(job, clock, leader, reporter) for name, kind in kinds
         }
