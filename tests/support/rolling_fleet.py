@@ -65,7 +65,7 @@ def follow(job, name, log, seconds, stage):
 
 
 def lead(job, table):
-    """Be a daemon."""
+    """Be a daemon; without a table one that rolls nothing out."""
     opened = Job.at(job)
     config = load(None, {"rolling": table, "takeover": 4.0, "ttl": 10.0, "trash_grace": 2.0})
     with Observers(Journal(opened.events, 1 << 20, adopt=opened.disk.adopt)) as observers:

@@ -1,7 +1,7 @@
 """Writes the wave in the daemon's ticks, under its term."""
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from syncd.daemon.leader import DaemonLeader
 from syncd.daemon.report import EventReporter
@@ -13,6 +13,9 @@ from syncd.protocol.disk import Clock
 from syncd.protocol.layout import Job
 from syncd.protocol.rolling import CANARY, STOPPED, Wave, encode_wave
 from syncd.protocol.version import GoodVersion, label_of
+
+if TYPE_CHECKING:
+    from syncd.observe.events import Level
 
 LOOK_EVERY = 0.5
 """Seconds between two readings of presences while anybody waits or loads."""
@@ -93,7 +96,7 @@ class Rolling:
         state = (wave.phase, wave.candidate, wave.approved, wave.by_word)
         if state != self._reported:
             stopped = next((item.reason for item in wave.stopped if _is(item.pair, snapshot)), "")
-            level = "error" if wave.phase == STOPPED else "info"
+            level: Level = "error" if wave.phase == STOPPED else "info"
             shown = {
                 "phase": wave.phase,
                 "candidate": _label(wave.candidate),

@@ -31,8 +31,8 @@ def fleet_of(snapshot: Snapshot, unit: str) -> Fleet:
 
 
 def _rolled(version: Version) -> GoodVersion:
-    names = (version.kind, version.path, version.digest, version.layout, version.parent)
-    return GoodVersion(*version.pair, *names)
+    content = version.kind, version.path, version.digest
+    return GoodVersion(*version.pair, *content, layout=version.layout, parent=version.parent)
 
 
 def _readable(snapshot: Snapshot) -> Iterator[Key]:

@@ -33,7 +33,6 @@ MUTANTS = {
     "a free slot holds for one that serves": (turns, " and not (slot.free and applied is not None)", ""),
     "alone to a candidate": (turns, "approved is None or pair != approved.pair or", "approved is None or"),
     "all go alone at once": (turns, "len(loading) + order.index(mine) < wave.limit", "wave.limit"),
-    "a canary goes back": (admit, "return not is_ahead or", "return True or"),
 }
 """By name: the module, the rule, and what it is replaced by."""
 
