@@ -39,6 +39,8 @@ class Mirror:
             return False
         if self._seen is None or self._seen[0] != newest.pair:
             self._seen = newest.pair, self._clock.monotonic()
+        if self._begun is not None and published is not None and self._begun.version.pair <= published:
+            self._begun = None
         way = self._way(newest)
         self._show_lag(way, newest.pair, published)
         self._begun = way
@@ -92,6 +94,7 @@ class Mirror:
         link = next((link for link in way.links if not self._target.is_sealed(link)), None)
         if link is None:
             self._publish(way)
+            self._begun = None
         else:
             self._copy(link)
             self._begun = self._find(way.version)

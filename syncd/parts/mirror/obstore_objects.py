@@ -87,7 +87,10 @@ class ObstoreObjects:
 
     def replace(self, name: str, data: bytes, tag: Any) -> Any:
         """Write an object if it is still the one with this tag."""
-        return self._put(name, data, "create" if tag is None else tag)
+        try:
+            return self._put(name, data, "create" if tag is None else tag)
+        except FileNotFoundError:
+            raise FencedError("somebody has deleted it", path=f"{self.address}/{name}") from None
 
     def list(self, prefix: str) -> list[Listed]:
         """Return all objects whose names begin with a prefix."""
