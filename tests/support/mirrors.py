@@ -1,4 +1,4 @@
-"""Mirrors in one process: an object store in memory whose every call can end or pause a mirror, and jobs at both ends."""
+"""Mirrors in one process: a store in memory whose every call can end or pause a mirror, and jobs at both ends."""
 
 import contextlib
 import threading
@@ -261,7 +261,8 @@ class Trainer:
         write_marker(self.job.disk, self.job.marker, step)
         self.tick()
         self.tick()
-        assert self.pair and self.pair[1] == step
+        assert self.pair is not None
+        assert self.pair[1] == step
         announcer = StepAnnouncer(self.job, None, Poller(self.clock, Pace(self.job.state, 0.01), 20.0))
         for later in [number for number in steps_of(self.job) if number > step]:
             announcer.vacate(later, 20.0)

@@ -17,12 +17,12 @@ from syncd.daemon.service import Daemon
 from syncd.errors import AlreadySealedError, FencedError, SyncdError, TryAgainError
 from syncd.parts.mirror.ends import Source
 from syncd.parts.mirror.job_source import PIECE, Seat
-from syncd.parts.mirror.links import Link
+from syncd.parts.mirror.links import Link, find_way
 from syncd.parts.mirror.meter import Meter
 from syncd.parts.mirror.transfer import CheckedFile
 from syncd.protocol.digest import CHUNK
 from syncd.protocol.disk import MISSING, Clock
-from syncd.protocol.layout import Job
+from syncd.protocol.layout import Job, step_name
 from syncd.protocol.manifest import missing_files, read_manifest
 from syncd.protocol.mirror_report import MirrorReport
 from syncd.protocol.receipt import FileRecord
@@ -181,6 +181,7 @@ class JobTarget:
                 self._meter.check()
                 file.state.update(os.pread(descriptor, min(CHUNK, there - begin), begin))
             for offset, data in file.pieces(there):
+                self._meter.check()
                 if stop():
                     raise TryAgainError("the copy was given up: another file of the step failed")
                 self._meter.spend(len(data))
@@ -206,6 +207,8 @@ class JobTarget:
     def _go_below(self, step: int, version: Version, source: Source) -> None:
         """Have nobody need the steps from a number on: the newest version, or else the marker, goes below it."""
         snapshot = self._daemon.snapshot
+        if self._go_to_previous(step, version, source):
+            return
         common = self._common_below(step, source)
         if (
             snapshot.version is None
@@ -220,11 +223,30 @@ class JobTarget:
                 path=self._job.root,
                 hint="mirror it into another directory",
             )
-        there = snapshot.steps[common]
-        back = Version(
-            version.generation, common, there.kind, there.payload, there.digest, parent=there.parent
-        )
-        self.publish(back, ())
+        link = source.link(common, snapshot.steps[common].digest)
+        if link is not None:
+            self.publish(_version_of((version.generation, common), link), ())
+
+    def _go_to_previous(self, step: int, version: Version, source: Source) -> bool:
+        """Publish the source's version before a version if that lies below a step; return whether it does."""
+        pair, published = version.previous, self.published()
+        if pair is None or pair[1] >= step or published is None or pair <= published:
+            return False
+        link = source.link(pair[1], "")
+        if link is None:
+            return False
+        before = _version_of(pair, link)
+        source.hold([*self._numbers(before, source), pair[1]])
+        way = find_way(before, self.has, source.link, self.is_sealed)
+        if any(self._digest_at(one.step) is not None for one in way.links):
+            return False  # it needs steps whose numbers others have here
+        for one in way.links:
+            self.copy(one, source)
+        self.publish(before, way.links)
+        return True
+
+    def _numbers(self, version: Version, source: Source) -> list[int]:
+        return find_way(version, self.has, source.link, self.is_sealed).steps
 
     def _common_below(self, step: int, source: Source) -> int | None:
         """Return the newest step below a number that both sides have with the same content."""
@@ -257,6 +279,13 @@ class JobTarget:
         return StepAnnouncer(
             self._job, None, Poller(self._clock, pace, VACATED_WITHIN, f"syncd status {self._job.root}")
         )
+
+
+def _version_of(pair: Pair, link: Link) -> Version:
+    """Return a version of a step that the source has."""
+    manifest = link.manifest
+    path = manifest.uri or f"{step_name(link.step)}/{manifest.payload}"
+    return Version(*pair, manifest.kind, path, manifest.digest, parent=manifest.parent)
 
 
 def _size(path: str) -> int:

@@ -61,10 +61,9 @@ class Mirror:
 
     def _finish(self, newest: Version | None, published: Pair | None) -> None:
         """Release what was held; refuse a source that is behind what it was."""
-        if self._begun is not None:
-            self._begun = None
-            self._source.hold(())
-            self._target.hold(())
+        self._begun = None
+        self._source.hold(())
+        self._target.hold(())
         if newest and published and newest.pair < published:
             raise TryAgainError(
                 f"the source is at {label_of(newest.pair)}, below {label_of(published)} at the target: "

@@ -271,6 +271,7 @@ class StoreTarget:
         file = CheckedFile(source, link, record, self._part)
         pieces, sent = dict(object_at(record, self._part)), 0
         for offset, data in file.pieces() if record.size else [(0, b"")]:
+            self._meter.check()
             if stop():
                 raise TryAgainError("the copy was given up: another file of the step failed")
             name = pieces[offset]

@@ -1,5 +1,6 @@
 """Experiences on their way back: each batch once and in order, whatever is killed and whenever."""
 
+import contextlib
 import os
 
 import pytest
@@ -98,10 +99,8 @@ def test_a_kill_between_any_two_calls_never_doubles_or_loses_a_batch(jobs, when)
         if count % 3 == 2:
             intake.take = killed_take
         for one in (mover(source, StoreBatches(client)), mover(StoreBatches(client), intake)):
-            try:
+            with contextlib.suppress(KilledError):
                 one.turn()
-            except KilledError:
-                pass
         mover(JobBatches(far), StoreBatches(objects)).turn()
         mover(StoreBatches(objects), JobIntake(near)).turn()
     wanted = [f"{letter}{count}" for count in range(1, 13) for letter in "tu"]

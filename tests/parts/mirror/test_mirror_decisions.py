@@ -1,5 +1,6 @@
 """What a mirror copies next, what an object store keeps, how long it waits: properties of pure functions."""
 
+import itertools
 from dataclasses import dataclass, replace
 
 import pytest
@@ -131,7 +132,7 @@ def test_a_version_stays_for_its_grace_after_the_next_one_and_the_newest_always(
         history.append(PastVersion(1, step, f"{step}-x", at))
     kept = kept_versions(history, keep, grace, at + later)
     assert kept[-min(keep, len(history)) :] == tuple(history[-keep:])
-    for version_, after in zip(history, history[1:], strict=False):
+    for version_, after in itertools.pairwise(history):
         if at + later - after.at < grace:
             assert version_ in kept
         elif version_ not in history[-keep:]:
@@ -145,6 +146,8 @@ def test_retention_never_takes_what_a_kept_version_is_stored_as_changes_of(paren
     index = Index()
     for step, back in enumerate(parents):
         parent = step - back if back and step >= back else None
+        if parent is not None and key(parent) not in index.steps:
+            return  # its trainer would not write changes of what nobody has
         one = link(step, 1, parent)
         index = index.with_version(version(step), [one], "job", float(step))
         index = index.pruned(keep, 0.0, 1e9)
@@ -152,8 +155,6 @@ def test_retention_never_takes_what_a_kept_version_is_stored_as_changes_of(paren
         for stored in index.steps.values():
             assert not stored.parent or stored.parent in index.steps
         assert not set(index.removing) & set(index.steps)
-        if parent is not None and key(parent) not in index.steps:
-            return  # its trainer would not write changes of what nobody has
     assert decode_index(encode_index(index), "x") == index
     assert needed_keys(index.history, index.steps) == set(index.steps)
 
