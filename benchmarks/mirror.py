@@ -2,8 +2,8 @@
 
     python benchmarks/mirror.py [--versions 40] [--poll 0.25] [--direct] [--json FILE]
 
-Two real mirrors with moto's S3 between them (`make test-mirror` installs moto), or with --direct one from job to job. All
-runs on this host, so that both publishes have one clock. A version comes every other second.
+Two real mirrors with moto's S3 between them (`make test-mirror` installs moto), or with --direct one from job to job.
+All runs on this host, so that both publishes have one clock. A version comes every other second.
 """
 
 import argparse

@@ -65,6 +65,9 @@ class JobSource:
 
     def newest(self) -> Version | None:
         """Return the published version; steps of other frameworks have no manifest to be copied by."""
+        self._job.disk.refresh(self._job.root)
+        with contextlib.suppress(*MISSING):  # before the first daemon there is no state directory
+            self._job.disk.refresh(self._job.state)
         version = read_version_or_none(self._job)
         if version is not None and version.layout != "syncd":
             raise CorruptDataError(

@@ -183,7 +183,7 @@ def _run_to_job(source: str, target: str, choices: MirrorOptions) -> None:
     objects = open_objects(source) if is_store(source) else None
     near = None if objects else options.open_job(source, None)
     job = options.open_job(target, None)
-    mirror_of = check_target(job, MirrorSource(report.source, _identity(objects, near)))
+    mirror_of = check_target(job, MirrorSource(report.source, _identity(objects, near, job, report.source)))
     with (
         daemon_loop(target, None, choices.daemon, mirror_of) as (daemon, loop),
         contextlib.ExitStack() as ends,
@@ -223,12 +223,21 @@ def _await_lead(daemon: "Daemon", clock: SystemClock) -> None:
         clock.sleep(_LOOK)
 
 
-def _identity(objects: Objects | None, near: Job | None) -> str:
-    """Return the identity of the source's job, empty while it is not known."""
+def _identity(objects: Objects | None, near: Job | None, far: Job, name: str) -> str:
+    """Return the identity of the source's job, empty while it is not known.
+
+    A store that does not answer at the start of a service is waited for, if the far job says what it is a mirror of.
+    """
     if objects is None:
         return identity_of(near) or "" if near else ""
     source = StoreSource(objects)
-    source.newest()
+    try:
+        source.newest()
+    except SyncdError:
+        before = owner.mirrored_from(far)
+        if before is None or before.source != name:
+            raise
+        return before.identity
     return source.job
 
 
