@@ -142,7 +142,8 @@ def _repeated(mirrored: Mirrored, snapshot: Snapshot) -> _Choice | None:
     step = snapshot.steps.get(wanted.step) if wanted else None
     if wanted is None or step is None or step.state is not StepState.COMPLETE or step.digest != wanted.digest:
         return None
-    if snapshot.floor is not None and wanted.pair <= snapshot.floor:
+    known = _floor(snapshot, version) if version else snapshot.floor
+    if known is not None and wanted.pair <= known:
         return None
     reason = "first" if version is None else "newer" if wanted.step > version.step else "rewind"
     return _Choice(step, wanted.generation, reason)

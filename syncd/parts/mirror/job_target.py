@@ -8,7 +8,6 @@ until then it lies beside it and grows piece by piece.
 import os
 import time
 from collections.abc import Callable, Collection
-from typing import Any
 
 from syncd.client.announce import StepAnnouncer
 from syncd.client.wait import Pace, Poller
@@ -23,6 +22,7 @@ from syncd.parts.mirror.transfer import CheckedFile
 from syncd.protocol.digest import CHUNK
 from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import Job, step_name
+from syncd.protocol.leadership import Term
 from syncd.protocol.manifest import missing_files, read_manifest
 from syncd.protocol.mirror_report import MirrorReport
 from syncd.protocol.receipt import FileRecord
@@ -268,7 +268,7 @@ class JobTarget:
         problem = step.problem if step else "its step is not there"
         return f"{label} was not published within {PUBLISHED_WITHIN:g} s: {problem or 'it is still being checked'}"
 
-    def _term(self) -> Any:
+    def _term(self) -> Term:
         term = self._daemon.leader.term
         if term is None:
             raise FencedError("this mirror no longer leads its target", path=self._job.root)

@@ -1,6 +1,7 @@
 """One iteration of a mirror: read the source's version, copy one step of the way to it, or publish it."""
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,9 @@ class Mirror:
         tell: Hears events: level, name, and fields as keywords.
     """
 
-    def __init__(self, source: Source, target: Target, clock: Clock, about: MirrorReport, tell: Any) -> None:
+    def __init__(
+        self, source: Source, target: Target, clock: Clock, about: MirrorReport, tell: Callable[..., None]
+    ) -> None:
         self._source, self._target, self._clock, self._tell = source, target, clock, tell
         self._report = about
         self._begun: Way | None = None

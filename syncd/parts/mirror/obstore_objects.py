@@ -110,7 +110,7 @@ class ObstoreObjects:
 
     def _put(self, name: str, data: bytes, mode: Any) -> Any:
         with self._explained(name):
-            return dict(obstore.put(self._store, name, data, mode=mode, use_multipart=False))
+            return _tag(obstore.put(self._store, name, data, mode=mode, use_multipart=False))
 
     @contextlib.contextmanager
     def _explained(self, name: str) -> Iterator[None]:
@@ -146,8 +146,12 @@ def explain(error: Exception, where: str) -> SyncdError:
 
 def _found(result: Any) -> Found:
     meta = result.meta
-    tag = {"e_tag": meta["e_tag"], "version": meta.get("version")}
-    return Found(bytes(result.bytes()), tag, meta["last_modified"].timestamp())
+    return Found(bytes(result.bytes()), _tag(meta), meta["last_modified"].timestamp())
+
+
+def _tag(meta: Any) -> dict[str, str]:
+    """Return what `replace` compares: obstore takes no version where the store gives none."""
+    return {key: meta[key] for key in ("e_tag", "version") if meta.get(key) is not None}
 
 
 def open_store(address: str) -> Any:
