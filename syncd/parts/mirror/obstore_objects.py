@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -27,6 +28,8 @@ _RETRIES = {"max_retries": 2, "retry_timeout": timedelta(seconds=30)}
 
 _CHANGED = (exceptions.PreconditionError, exceptions.AlreadyExistsError)
 _DENIED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+_DURATION = re.compile(r" in [0-9.]+.?s, after [0-9]+ retries.*?(?= - |$)| in [0-9.]+.?s\b")
+_ENDPOINTS = ("AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _EXPIRED = (
     "ExpiredToken",
     "InvalidAccessKeyId",
@@ -133,15 +136,26 @@ class _NotModified(Exception):  # noqa: N818 - an answer and no error
 
 def explain(error: Exception, where: str) -> SyncdError:
     """Return an error of this project for what a store answered."""
-    text = (str(error).splitlines() or [""])[0][:_LONGEST]
     whole = str(error)
+    # How long it took differs each time, and the same reason is said once.
+    text = _DURATION.sub("", (whole.splitlines() or [""])[0])[:_LONGEST]
     if isinstance(error, _DENIED) or any(word in whole for word in _EXPIRED):
         return ConfigError(
             f"the object store refuses the credentials: {text}",
             path=where,
             hint="aws sts get-caller-identity  # or renew what AWS_* or the profile holds",
         )
-    return StorageError(f"the object store does not answer: {text}", path=where, hint="curl -I ENDPOINT")
+    return StorageError(
+        f"the object store does not answer: {text}", path=where, hint=f"curl -sSI {_endpoint(where)}"
+    )
+
+
+def _endpoint(where: str) -> str:
+    """Return the address of the server of a store."""
+    if where.startswith("gs"):
+        return "https://storage.googleapis.com"
+    named = (os.environ.get(name) for name in _ENDPOINTS)
+    return next(filter(None, named), "https://s3.amazonaws.com")
 
 
 def _found(result: Any) -> Found:
@@ -175,10 +189,7 @@ def open_store(address: str) -> Any:
 
 
 def _client_options() -> dict[str, Any]:
-    is_plain = any(
-        os.environ.get(name, "").startswith("http://")
-        for name in ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
-    )
+    is_plain = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
     return {"timeout": _TIMEOUT, "connect_timeout": "10s", **({"allow_http": True} if is_plain else {})}
 
 

@@ -77,6 +77,18 @@ def test_refused_credentials_and_a_store_that_is_down_say_what_to_do(monkeypatch
         obstore_objects.exceptions.GenericError("Generic S3 error: <Code>ExpiredToken</Code>"), "s3://b/j"
     )
     assert "credentials" in expired.message
+    said = {
+        obstore_objects.explain(
+            obstore_objects.exceptions.GenericError(
+                f"Error performing GET http://h/b/v.json in {time}, after 2 retries, max_retries: 2  - HTTP error: x"
+            ),
+            "s3://b/j",
+        ).message
+        for time in ("802.5ms", "1.2s", "90µs")
+    }
+    assert said == {
+        "the object store does not answer: Error performing GET http://h/b/v.json - HTTP error: x"
+    }
     for name, value in environment_of("http://127.0.0.1:9").items():
         monkeypatch.setenv(name, value)
     with pytest.raises(StorageError, match="does not answer"):

@@ -46,8 +46,8 @@ class Sites:
     def start(self, end):
         places = [self.trainer.job.root, self.store] if end == "push" else [self.store, self.far.root]
         command = [sys.executable, "-m", "syncd", "mirror", *places, "--experiences", "--poll", "0.1"]
-        log = open(f"{self.far.root}-{end}.log", "ab")  # noqa: SIM115 - the process's
-        self.running[end] = subprocess.Popen(command, env=self.environment, stderr=log)
+        with open(f"{self.far.root}-{end}.log", "ab") as log:
+            self.running[end] = subprocess.Popen(command, env=self.environment, stderr=log)
 
     def end(self, end, number):
         self.running[end].send_signal(number)
@@ -114,9 +114,8 @@ def test_versions_arrive_through_kills_of_both_mirrors_and_experiences_come_back
     sites.wait(sites.is_there)
     assert_same(sites)
     sites.wait(lambda: not any(batch_paths.numbers(sites.far, batch_paths.batches(sites.far, "e0"))))
-    name = f"{sites.far.root}"
     sites.wait(lambda: len(tasks(sites)) == written)
-    assert tasks(sites) == [f"task-{number}" for number in range(written)], name
+    assert tasks(sites) == [f"task-{number}" for number in range(written)]
     for end in ("push", "pull"):
         assert sites.end(end, signal.SIGTERM) == 0
 
