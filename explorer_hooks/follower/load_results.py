@@ -138,7 +138,8 @@ class LoadResults:
             raise error
         if isinstance(error, RefusedError):
             self._give_up(pair, reason, refused=True)
-            self._publish_event("error", "load_refused", {**event, "hint": error.hint})
+            hint = error.hint or f"syncd verify JOB {pair[1]} --deep"
+            self._publish_event("error", "load_refused", {**event, "hint": hint})
             return TurnOutcome("refused", pair, reason)
         return self._report_retry(pair, error, event)
 

@@ -24,8 +24,8 @@ from syncd.protocol.version import Pair
 from syncd.transports.base import WeightDirectory, WeightTensors
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_LABEL = re.compile(r"(\d{1,16})\.(\d{1,16})(?:\.[0-9a-f]{16})?", re.ASCII)
-"""The part of an adapter's name behind the dash; earlier releases wrote the pair alone."""
+_LABEL = re.compile(r"(\d{1,16})\.(\d{1,16})\.[0-9a-f]{16}", re.ASCII)
+"""The part of an adapter's name behind the dash."""
 
 
 class AdapterServerHook(ServerHook):
@@ -167,7 +167,7 @@ class AdapterServerHook(ServerHook):
                     self._unload(name)
 
     def _versions(self) -> dict[str, Pair]:
-        """Return the adapters that this hook names, those of earlier releases too, by name."""
+        """Return the adapters that this hook names, by name."""
         versions: dict[str, Pair] = {}
         for name in self._listed():
             prefix, dash, label = name.rpartition("-")

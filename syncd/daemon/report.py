@@ -16,8 +16,7 @@ from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import EngineReport, EngineState, engine_of
 from syncd.protocol.entry_problem import EntryProblem
 from syncd.protocol.mount import MountState, MountTrouble
-from syncd.protocol.presence import RunningStatus
-from syncd.protocol.recent_versions import recent_of
+from syncd.protocol.presence import RunningStatus, recent_of
 from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import BELIEVED_GENERATION, MISSING_MARKER, Version
 

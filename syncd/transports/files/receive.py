@@ -65,6 +65,7 @@ class FilesReceiver(DirectoryReceiver):
         self._stage = stage
         self._scratch: HostStage | None = None
         self._is_full = False
+        self._missing_for_deltas = missing_packages("delta")
         self._has_warned = False
         if stage is None:
             sweep_scratch(client.job.root, client.clock)
@@ -74,15 +75,15 @@ class FilesReceiver(DirectoryReceiver):
         has_room = self._options.changes if self._stage is None else not self._is_full
         if not has_room or "weights" not in self._options.kinds:
             return ()
-        if missing := missing_packages("delta"):
-            self._warn(missing)
+        if self._missing_for_deltas:
+            self._warn()
             return ()
         return (READS_DELTA,)
 
-    def _warn(self, missing: list[str]) -> None:
+    def _warn(self) -> None:
         if not self._has_warned:
             self._has_warned = True
-            reason = f"not installed: {', '.join(missing)}"
+            reason = f"not installed: {', '.join(self._missing_for_deltas)}"
             self._options.report("warning", "deltas_disabled", reason=reason, hint=install_command("delta"))
 
     def sweep(self) -> None:
@@ -147,14 +148,14 @@ class FilesReceiver(DirectoryReceiver):
                 return self._held_copy(leased.version, staged, payload)
             checked = self._checked(leased.version, self._disk, leased.path, payload)
         manifest = leased.manifest
-        if self._options.changes and manifest and manifest.shortcut and can_decode():
+        if self._options.changes and manifest and manifest.shortcut and not self._missing_for_deltas:
             checked = replace(checked, changes=StoredChanges(self._client.job, (manifest,)))
         return HeldDirectory(checked, "files", payload.size)
 
     def _find_delta(self, leased: "Leased", timings: LoadTimings) -> HeldDirectory:
         """Return a delta as the directory of a full save, in the stage or below TMPDIR; or as changes."""
         manifest = leased.manifest
-        if manifest is None or not can_decode():
+        if manifest is None or self._missing_for_deltas:
             message = f"step {leased.version.step} is a delta, and numpy or pyarrow is not installed"
             raise RefusedError(message, path=leased.path, hint=install_command("delta"))
         self._require_sizes(leased, manifest)
@@ -238,7 +239,7 @@ class FilesReceiver(DirectoryReceiver):
         """Return how the stage gets a version: as changes of a copy that it has, or by copying the files."""
         manifest, report = leased.manifest, self._options.report
         source_files = self._disk, leased.version, leased.path, payload.records
-        if manifest is None or manifest.changes is None or stage is None or not can_decode():
+        if manifest is None or manifest.changes is None or stage is None or self._missing_for_deltas:
             return StageSource(*source_files)
         source: StageSource = resolve_name(_DELTA_SOURCE)(
             *source_files, self._client, manifest, stage, report
@@ -263,7 +264,3 @@ class FilesReceiver(DirectoryReceiver):
             raise
         self._is_full = False
         return staged
-
-
-def can_decode() -> bool:
-    return not missing_packages("delta")
