@@ -23,16 +23,19 @@ PHONE = 390, 844
 CHARTS, ROWS = 4, 8
 """How many charts are below the lanes, and how many rollouts below the one that is open."""
 
+PAGES = 40
+"""Pages of the list that are looked through for a rollout of several versions."""
+
 WATCHED = 63.0
 """Seconds that the page watches heartbeats first: after 60 it knows who is dead."""
 
-MOST_VERSIONS = """() => {
-  const rows = [...document.querySelectorAll("#rollouts tbody tr")];
-  const spans = (row) => row.cells[2].textContent.includes(" to ");
-  const good = (row) => spans(row) && row.cells[1].textContent === "1";
-  (rows.find(good) ?? rows.find(spans) ?? rows[0]).querySelector("button").click();
+OF_VERSIONS = """() => {
+  const good = (row) => row.cells[2].textContent.includes(" to ") && row.cells[1].textContent === "1";
+  const row = [...document.querySelectorAll("#rollouts tbody tr")].find(good);
+  row?.querySelector("button").click();
+  return Boolean(row);
 }"""
-"""Opens a rollout whose tokens are of more than one version, if the list has one."""
+"""Opens a rollout with a reward whose tokens are of more than one version; whether the list has one."""
 
 WHOLE_EVENTS = """(end) => {
   for (const row of document.querySelectorAll(".events > li"))
@@ -84,7 +87,14 @@ def rollouts(page: Any) -> Box:
     """Open a rollout, and return the part with it and the list."""
     page.locator("#rollouts summary").first.click()
     page.wait_for_selector("#rollouts tbody tr")
-    page.evaluate(MOST_VERSIONS)
+    for _ in range(PAGES):
+        if page.evaluate(OF_VERSIONS):
+            break
+        first = page.locator("#rollouts .pager").inner_text()
+        page.get_by_role("button", name="older").click()
+        page.wait_for_function(
+            "(text) => document.querySelector('#rollouts .pager').innerText !== text", arg=first
+        )
     page.wait_for_selector("#rollouts .tokens .token")
     return heading(page, "Rollouts"), bottom(page, "#rollouts tbody tr", ROWS)
 
@@ -138,7 +148,8 @@ def shoot_jobs(browser: Any, root: str, out: Path) -> None:
     """Write a picture of the overview of all jobs below a directory."""
     with served("--root", root) as url, opened(browser, url, (WIDTH, 400)) as page:
         page.wait_for_timeout(WATCHED * 1000)
-        save(whole(page), out / "page-jobs.png")
+        end = bottom(page, "footer", 1)
+        save(whole(page).crop((0, 0, WIDTH * SCALE, end * SCALE)), out / "page-jobs.png")
 
 
 def shoot_phones(browser: Any, jobs: list[str], out: Path) -> None:
