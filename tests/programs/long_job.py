@@ -114,7 +114,7 @@ def schedule(run: LongJob, out: Path) -> Iterable[Deed]:
         (0.42, lambda: run.explore("e1")),
         (0.60, lambda: run.kill("daemon")),
         (0.90, lambda: run.kill("e2")),
-        (0.94, lambda: shoot("top", "lanes", "rollouts")),
+        (0.94, lambda: shoot("top", "lanes", "rollouts", "phones")),
         (0.98, lambda: run.kill("stand-by")),
         (1.00, lambda: shoot("dead-daemon", "jobs")),
     ]

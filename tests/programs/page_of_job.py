@@ -65,10 +65,10 @@ def heading(page: Any, name: str) -> int:
     return round(above + page.evaluate("scrollY")) - 14
 
 
-def bottom(page: Any, selector: str, count: int) -> int:
+def bottom(page: Any, selector: str, count: int, margin: int = 14) -> int:
     """Return where the last one of so many elements ends."""
     box = page.locator(selector).nth(count - 1).bounding_box()
-    return round(box["y"] + box["height"] + page.evaluate("scrollY")) + 14
+    return round(box["y"] + box["height"] + page.evaluate("scrollY")) + margin
 
 
 def top(page: Any) -> Box:
@@ -96,7 +96,7 @@ def rollouts(page: Any) -> Box:
             "(text) => document.querySelector('#rollouts .pager').innerText !== text", arg=first
         )
     page.wait_for_selector("#rollouts .tokens .token")
-    return heading(page, "Rollouts"), bottom(page, "#rollouts tbody tr", ROWS)
+    return heading(page, "Rollouts"), bottom(page, "#rollouts tbody tr", ROWS, margin=0)
 
 
 PARTS: dict[str, Callable[[Any], Box]] = {
