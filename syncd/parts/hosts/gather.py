@@ -97,6 +97,7 @@ class Gather:
         self._absent: dict[str, float] = {}
         self._over = self._is_unshared_read = False
         self._calm_since = 0.0
+        self._origin_rate: float | None = None
         self._largest = max((piece.length for piece in plan.pieces), default=0)
         self._error: Exception | None = None
         self.tally = Tally()
@@ -357,7 +358,14 @@ class Gather:
             self._calm_since = (self._calm_since or now) if is_calm else 0.0
             calm_for = now - self._calm_since if is_calm else 0.0
             is_coarse = self._plan.has_whole_files
-            late = late_hosts(progress, now - self._begun, calm_for, self._largest, is_coarse=is_coarse)
+            late = late_hosts(
+                progress,
+                now - self._begun,
+                calm_for,
+                self._largest,
+                is_coarse=is_coarse,
+                origin=self._origin_rate,
+            )
             if is_stuck(now - self._moved_on, is_coarse=is_coarse):
                 late, self._moved_on = dict.fromkeys(progress, 0), now
             ended = [request for host, keep in late.items() for request in self._take_from(host, keep)]
@@ -392,6 +400,8 @@ class Gather:
         del number
         with self._changed:
             self._left -= 1
-            if not self._queues[self._together.me]:
-                self.tally.reading = self.tally.reading or time.monotonic() - self._begun
+            if not self._queues[self._together.me] and not self.tally.reading:
+                self.tally.reading = time.monotonic() - self._begun
+                readers = len(self._together.members) if self._together.me in self._together.members else 0
+                self._origin_rate = readers * self.tally.origin / self.tally.reading or None
             self._changed.notify_all()
