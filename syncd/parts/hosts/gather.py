@@ -96,6 +96,7 @@ class Gather:
         self._strikes: Counter[str] = Counter()
         self._absent: dict[str, float] = {}
         self._over = self._is_unshared_read = False
+        self._spans: dict[int, list[tuple[int, int, int]]] = {}
         self._calm_since = 0.0
         self._origin_rate: float | None = None
         self._largest = max((piece.length for piece in plan.pieces), default=0)
@@ -139,6 +140,23 @@ class Gather:
                 self._changed.notify_all()
             self._changed.wait_for(lambda: self._over or self._work.has(number), seconds)
             return self._work.has(number)
+
+    def await_bytes(self, file: int, offset: int, length: int) -> None:
+        """Wait until bytes of a file are proven, for the one who builds a version of them meanwhile."""
+        spans = self._spans.get(file)
+        if spans is None:
+            spans = self._spans[file] = _spans_of(self._plan, file)
+        wanted = [number for begin, end, number in spans if begin < offset + length and end > offset]
+
+        def has_all() -> bool:
+            return not self._unread and all(self._work.has(number) for number in wanted)
+
+        with self._changed:
+            self._changed.wait_for(lambda: has_all() or self._over)
+            if not has_all():
+                raise self._error or TryAgainError(
+                    "reading it was given up", path=self._plan.files[file].path
+                )
 
     # --- work ---------------------------------------------------------------------------------------------------
 
@@ -405,3 +423,12 @@ class Gather:
                 readers = len(self._together.members) if self._together.me in self._together.members else 0
                 self._origin_rate = readers * self.tally.origin / self.tally.reading or None
             self._changed.notify_all()
+
+
+def _spans_of(plan: PiecePlan, file: int) -> list[tuple[int, int, int]]:
+    """Return the first byte, the end and the number of each piece of a file."""
+    return [
+        (piece.offset, piece.offset + piece.length, number)
+        for number, piece in enumerate(plan.pieces)
+        if piece.file == file
+    ]
