@@ -372,7 +372,8 @@ class Gather:
             me, removed = self._together.me, self.tally.removed
             others = [host for host in self._together.members if host != me and host not in removed]
             progress = {host: self._progress_of(host, now) for host in others}
-            is_calm = not self._queues[me] and not self._reading and have_most_delivered(progress.values())
+            # What it reads for others after its own share changes nothing: else they would delay each other.
+            is_calm = self.tally.reading > 0 and have_most_delivered(progress.values())
             self._calm_since = (self._calm_since or now) if is_calm else 0.0
             calm_for = now - self._calm_since if is_calm else 0.0
             is_coarse = self._plan.has_whole_files
