@@ -65,6 +65,8 @@ class LastReport(TypedDict):
 
 @with_config(STRICT)
 class StalledStatus(TypedDict):
+    schema_version: Literal[2]
+    """Of this document."""
     job: str
     """Absolute path of the job."""
     at: float
