@@ -96,7 +96,9 @@ class Gather:
         self._strikes: Counter[str] = Counter()
         self._absent: dict[str, float] = {}
         self._over = self._is_unshared_read = False
+        self._spans: dict[int, list[tuple[int, int, int]]] = {}
         self._calm_since = 0.0
+        self._origin_rate: float | None = None
         self._largest = max((piece.length for piece in plan.pieces), default=0)
         self._error: Exception | None = None
         self.tally = Tally()
@@ -138,6 +140,23 @@ class Gather:
                 self._changed.notify_all()
             self._changed.wait_for(lambda: self._over or self._work.has(number), seconds)
             return self._work.has(number)
+
+    def await_bytes(self, file: int, offset: int, length: int) -> None:
+        """Wait until bytes of a file are proven, for the one who builds a version of them meanwhile."""
+        spans = self._spans.get(file)
+        if spans is None:
+            spans = self._spans[file] = _spans_of(self._plan, file)
+        wanted = [number for begin, end, number in spans if begin < offset + length and end > offset]
+
+        def has_all() -> bool:
+            return not self._unread and all(self._work.has(number) for number in wanted)
+
+        with self._changed:
+            self._changed.wait_for(lambda: has_all() or self._over)
+            if not has_all():
+                raise self._error or TryAgainError(
+                    "reading it was given up", path=self._plan.files[file].path
+                )
 
     # --- work ---------------------------------------------------------------------------------------------------
 
@@ -353,11 +372,19 @@ class Gather:
             me, removed = self._together.me, self.tally.removed
             others = [host for host in self._together.members if host != me and host not in removed]
             progress = {host: self._progress_of(host, now) for host in others}
-            is_calm = not self._queues[me] and not self._reading and have_most_delivered(progress.values())
+            # What it reads for others after its own share changes nothing: else they would delay each other.
+            is_calm = self.tally.reading > 0 and have_most_delivered(progress.values())
             self._calm_since = (self._calm_since or now) if is_calm else 0.0
             calm_for = now - self._calm_since if is_calm else 0.0
             is_coarse = self._plan.has_whole_files
-            late = late_hosts(progress, now - self._begun, calm_for, self._largest, is_coarse=is_coarse)
+            late = late_hosts(
+                progress,
+                now - self._begun,
+                calm_for,
+                self._largest,
+                is_coarse=is_coarse,
+                origin=self._origin_rate,
+            )
             if is_stuck(now - self._moved_on, is_coarse=is_coarse):
                 late, self._moved_on = dict.fromkeys(progress, 0), now
             ended = [request for host, keep in late.items() for request in self._take_from(host, keep)]
@@ -392,6 +419,17 @@ class Gather:
         del number
         with self._changed:
             self._left -= 1
-            if not self._queues[self._together.me]:
-                self.tally.reading = self.tally.reading or time.monotonic() - self._begun
+            if not self._queues[self._together.me] and not self.tally.reading:
+                self.tally.reading = time.monotonic() - self._begun
+                readers = len(self._together.members) if self._together.me in self._together.members else 0
+                self._origin_rate = readers * self.tally.origin / self.tally.reading or None
             self._changed.notify_all()
+
+
+def _spans_of(plan: PiecePlan, file: int) -> list[tuple[int, int, int]]:
+    """Return the first byte, the end and the number of each piece of a file."""
+    return [
+        (piece.offset, piece.offset + piece.length, number)
+        for number, piece in enumerate(plan.pieces)
+        if piece.file == file
+    ]

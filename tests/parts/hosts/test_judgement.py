@@ -68,6 +68,13 @@ def test_a_host_at_a_tenth_is_late_and_one_that_ends_soon_is_not():
     assert late == {"slow": int((SLACK + 1.0) * MB / 3)}
 
 
+def test_nobody_is_late_while_the_file_system_is_what_is_slow():
+    hosts = {"a": HostProgress(20 * MB, 3 * MB), "b": HostProgress(20 * MB, 3 * MB)}
+    assert late_hosts(hosts, 10.0, 3.0, MB // 10).keys() == {"a", "b"}
+    assert not late_hosts(hosts, 10.0, 3.0, MB // 10, origin=4.0 * MB)
+    assert late_hosts(hosts, 10.0, 3.0, MB // 10, origin=5.0 * MB)
+
+
 def test_large_files_that_are_one_piece_have_more_time():
     hosts = {"h": HostProgress(20 * MB, 3 * MB)}
     assert late_hosts(hosts, 30.0, 3.0, MB)

@@ -238,3 +238,30 @@ def test_what_another_follower_of_the_host_gets_is_given_by_the_one_that_listens
     fleet.fetch_all([second, other])
     assert right(fleet, [second, other], 1)
     assert copies(fleet, [second, other], 1) < 1.1
+
+
+def test_a_damaged_copy_is_not_built_upon_and_the_version_is_right(fleet):
+    fleet.whole(1)
+    hosts = fleet.add(2)
+    fleet.list()
+    fleet.fetch_all()
+    path = f"{hosts[0].held.directory.path}/model-00001-of-00002.safetensors"
+    with open(path, "r+b") as file:
+        file.seek(-100, os.SEEK_END)
+        file.write(bytes(100))
+    fleet.delta(2)
+    fleet.fetch_all()
+    assert right(fleet, hosts, 2)
+    assert "stage_copy_damaged" in hosts[0].events()
+
+
+def test_several_deltas_at_once_are_read_together(fleet):
+    fleet.whole(1)
+    hosts = fleet.add(2)
+    fleet.list()
+    fleet.fetch_all()
+    fleet.delta(2)
+    fleet.delta(3)
+    fleet.fetch_all()
+    assert right(fleet, hosts, 3)
+    assert {host.held.shown_source for host in hosts} == {"peers"}
