@@ -18,6 +18,7 @@ from explorer_hooks.hooks.adapters import BaseCheck, require_adapter
 from explorer_hooks.hooks.http_engine import require_files
 from explorer_hooks.hooks.http_settings import ServerHook
 from explorer_hooks.hooks.settings import HookSettings
+from explorer_hooks.proof.exam import LABEL
 from explorer_hooks.proof.start_check import StartModel, start_model_of
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 from syncd.protocol.version import Pair
@@ -143,6 +144,16 @@ class AdapterServerHook(ServerHook):
         elif self._loading is not None and self._loading in self._versions():
             self._unload(self._loading)
         self._loading = None
+
+    def start_directory(self) -> str:
+        return self._base_directory()
+
+    def end_exam(self) -> bool:
+        """Unload the adapter of an exam; the model and other adapters were not touched."""
+        self._loading = None
+        if (name := self.name_of(LABEL)) in self._listed():
+            self._unload(name)
+        return False
 
     def _withdraw(self, listed: dict[str, Pair], target: WeightDirectory) -> None:
         """Unload versions after the one that is to run, and others of its number."""

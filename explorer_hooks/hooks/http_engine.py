@@ -162,7 +162,7 @@ class HttpEngineHook(RestartableHook, TensorHook):
         del target  # it runs one version at a time
         start = self._start_model()
         require_known_tokens(tokens, start.vocabulary if start else None)
-        first, *others = [probe.answer(tokens) for probe in self._server_probes()]
+        first, *others = [probe.answer(tokens, with_cache=self.asks_cache) for probe in self._server_probes()]
         return first._replace(others=tuple(others))
 
     def start_directory(self) -> str:
@@ -385,7 +385,7 @@ def require_files(hook: Hook, target: WeightDirectory) -> None:
             size = os.stat(path).st_size
         except OSError as error:
             problem = f"a file of the version cannot be read: {error.strerror}"
-            raise RefusedError(problem, path=path, hint="syncd verify --deep") from error
+            raise RefusedError(problem, path=path, hint="syncd verify JOB STEP --deep") from error
         if size != shard.size:
             problem = f"it has {size} bytes instead of {shard.size}"
-            raise RefusedError(problem, path=path, hint="syncd verify --deep")
+            raise RefusedError(problem, path=path, hint="syncd verify JOB STEP --deep")
