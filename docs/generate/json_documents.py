@@ -222,6 +222,16 @@ class Engine(TypedDict):
 
 
 @with_config(STRICT)
+class ReadBytes(TypedDict):
+    origin: int
+    """Bytes that its host read from the job's file system since its start."""
+    peers: int
+    """Bytes that it read from other hosts."""
+    over_budget: bool
+    """Whether it read more of the last version from the file system than a quarter beyond its share."""
+
+
+@with_config(STRICT)
 class Explorer(TypedDict):
     id: str
     """Its identity."""
@@ -247,6 +257,8 @@ class Explorer(TypedDict):
     """Its engine; null if it reports none that can be read."""
     leases: list[int]
     """The steps that it reads."""
+    read: ReadBytes | None
+    """Where its host's bytes came from; null unless it also reads from other hosts."""
 
 
 @with_config(STRICT)
@@ -339,6 +351,40 @@ class Rolling(TypedDict):
     """The explorers that come next, in order, at most 64."""
     old: list[str]
     """Explorers that do not wait for their turn, at most 64."""
+
+
+@with_config(STRICT)
+class Mirror(TypedDict):
+    id: str
+    """The name of its presence."""
+    heart: Literal["alive", "dead", "left", "unknown"]
+    """What its heartbeat says."""
+    alive: bool | None
+    """The same: null while it is not known."""
+    beat_age: float
+    """Seconds since its heartbeat by its own clock."""
+    host: str
+    """Its host."""
+    pid: int
+    """Its process."""
+    source: str
+    """What it copies."""
+    target: str
+    """Where to."""
+    state: str
+    """starting, current, copying, failing or standby."""
+    generation: int | None
+    """Of the newest version at the target; null before the first."""
+    step: int | None
+    """Of that version."""
+    behind: int
+    """Steps that the target is behind its source; at least 1 while it lacks a version."""
+    left: int
+    """Bytes to copy before it has the newest version."""
+    detail: str
+    """Why it cannot go on; empty if it can."""
+    since: float
+    """When the state began, by the mirror's clock."""
 
 
 @with_config(STRICT)
@@ -435,6 +481,10 @@ class Status(TypedDict):
     """The leading daemon; null if none has ever led the job."""
     rolling: Rolling | None
     """Of [rolling updates](rolling.md); null without."""
+    mirror_of: str | None
+    """What a mirror copies into this job; null for a job of its own."""
+    mirrors: list[Mirror]
+    """The mirrors that read the job or lead it."""
     disk: Disk
     """The job's file system."""
     requests: list[Request]

@@ -68,13 +68,20 @@ def test_a_host_at_a_tenth_is_late_and_one_that_ends_soon_is_not():
     assert late == {"slow": int((SLACK + 1.0) * MB / 3)}
 
 
+def test_nobody_is_late_while_the_file_system_is_what_is_slow():
+    hosts = {"a": HostProgress(20 * MB, 3 * MB), "b": HostProgress(20 * MB, 3 * MB)}
+    assert late_hosts(hosts, 10.0, 3.0, MB // 10).keys() == {"a", "b"}
+    assert not late_hosts(hosts, 10.0, 3.0, MB // 10, origin=4.0 * MB)
+    assert late_hosts(hosts, 10.0, 3.0, MB // 10, origin=5.0 * MB)
+
+
 def test_large_files_that_are_one_piece_have_more_time():
     hosts = {"h": HostProgress(20 * MB, 3 * MB)}
     assert late_hosts(hosts, 30.0, 3.0, MB)
     assert not late_hosts(hosts, 30.0, 3.0, MB, is_coarse=True)
 
 
-def test_all_that_is_awaited_is_moved_once_nothing_comes_from_anywhere():
+def test_a_host_reads_what_is_missing_once_nothing_comes_from_anywhere():
     assert not is_stuck(STUCK - 0.1)
     assert is_stuck(STUCK)
     assert not is_stuck(STUCK, is_coarse=True)
