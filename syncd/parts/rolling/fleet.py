@@ -6,6 +6,7 @@ from syncd.daemon.retention import is_quarantined
 from syncd.daemon.snapshot import Module, Snapshot
 from syncd.parts.rolling.admit import Engine, Fleet, Key
 from syncd.protocol.engine_state import EngineReport, EngineState, engine_report_of
+from syncd.protocol.mirror_report import mirror_of_presence
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.rolling import READS_GATE, at_gate
 from syncd.protocol.step import StepState
@@ -43,13 +44,13 @@ def _readable(snapshot: Snapshot) -> Iterator[Key]:
 
 def _engines(explorers: Mapping[str, Module], unit: str) -> Iterator[Engine]:
     for name in sorted(explorers):
-        module = explorers[name]
-        if (
-            module.alive
-            and module.presence.status is not RunningStatus.STOPPED
-            and not module.presence.problem
-        ):
-            yield engine_of_presence(name, module.presence, unit)
+        if explorers[name].alive and _has_engine(explorers[name].presence):
+            yield engine_of_presence(name, explorers[name].presence, unit)
+
+
+def _has_engine(presence: Presence) -> bool:
+    is_running = presence.status is not RunningStatus.STOPPED and not presence.problem
+    return is_running and mirror_of_presence(presence) is None
 
 
 def engine_of_presence(name: str, presence: Presence, unit: str) -> Engine:
