@@ -7,7 +7,8 @@ DEMO := $(VENV)/.demo
 WORKERS ?= 2
 # Most tests wait for files, mounts and machines: one worker more than there are cores.
 TEST_WORKERS ?= 3
-# Seconds of each test of `make test`, a line each: `sort -rn out/durations.txt | head -25`.
+# Seconds of each test of `make test`, and seconds of a processor, a line each: `sort -rn out/durations.txt | head -25`,
+# and `sort -k2 -rn`.
 DURATIONS ?= out/durations.txt
 SCHEDULES ?= 10000
 SEED ?= 1
