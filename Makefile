@@ -24,7 +24,7 @@ PARTS := $(sort $(notdir $(wildcard tests/parts/[a-z]*)))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-vllm demo-agents demo-daemon test test-fast publish-races test-gpu test-matrices test-faults test-kills-ppo test-kills-lora test-proof test-slurm test-vllm test-sglang test-verifiers test-openai-clients test-tinker test-verl08 test-verl-legacy test-megatron lint test-without test-without-each format test-install docs soak soak-simulator soak-parts broadcast-faults agent-kills delta-versions bench learn learn-tasks learn-verifiers clean
+.PHONY: help setup demo demo-vllm demo-agents demo-daemon test test-fast publish-races test-gpu test-matrices test-faults test-kills-ppo test-kills-lora test-proof test-exam test-slurm test-vllm test-sglang test-verifiers test-openai-clients test-tinker test-verl08 test-verl-legacy test-megatron lint test-without test-without-each format test-install docs soak soak-simulator soak-parts broadcast-faults agent-kills delta-versions test-peers bench learn learn-tasks learn-verifiers clean
 
 ## help: this list
 help:
@@ -113,6 +113,13 @@ test-kills-lora: $(READY)
 test-proof: $(READY)
 	SYNCD_PROOF=full $(BIN)/python -m pytest tests/explorer/test_proof_faults.py $(PYTEST_ARGS)
 
+# Every kind of tensor of five architectures is left out of a load in turn; the table of docs/proof.md follows from it.
+## test-exam: every kind of tensor of five architectures, left out of a load in turn (10 minutes)
+test-exam: $(READY)
+	mkdir -p out && rm -f out/exam_rows.jsonl
+	SYNCD_MATRICES=full SYNCD_EXAM_ROWS=out/exam_rows.jsonl $(BIN)/python -m pytest tests/explorer/test_exam.py -k every_kind $(PYTEST_ARGS)
+	$(BIN)/python tests/programs/exam_table.py out/exam_rows.jsonl docs/proof.md
+
 # The shipped sbatch files on a real Slurm, the long way too: warned, drained, requeued, resumed exactly.
 ## test-slurm: the shipped sbatch files on a real Slurm, also the exact resume
 test-slurm: $(READY)
@@ -124,13 +131,13 @@ test-slurm: $(READY)
 test-vllm: $(READY) $(if $(SYNCD_VLLM_PYTHON),,.venv-vllm/.ready)
 	SYNCD_LORA_VERSIONS=$(or $(VERSIONS),20) SYNCD_DELTA_VERSIONS=$(or $(VERSIONS),40) \
 		$(RECORDED) $(BIN)/python -m pytest tests/explorer/engines/test_vllm_real.py \
-		tests/explorer/engines/test_vllm_adapters_real.py tests/explorer/engines/test_vllm_matrix_real.py \
+		tests/explorer/engines/test_vllm_exam_real.py tests/explorer/engines/test_vllm_adapters_real.py tests/explorer/engines/test_vllm_matrix_real.py \
 		tests/explorer/engines/test_vllm_lora_training_real.py tests/explorer/engines/test_vllm_tutorial_real.py tests/parts/agents/test_vllm_gateway_real.py $(PYTEST_ARGS)
 
 ## test-sglang: a real SGLang on the CPU (SYNCD_SGLANG_PYTHON, else it is installed)
 test-sglang: $(READY) $(if $(SYNCD_SGLANG_PYTHON),,.venv-sglang/.ready)
 	SYNCD_LORA_VERSIONS=$(or $(VERSIONS),20) SYNCD_DELTA_VERSIONS=$(or $(VERSIONS),40) \
-		$(RECORDED) $(BIN)/python -m pytest tests/explorer/engines/test_sglang_real.py \
+		$(RECORDED) $(BIN)/python -m pytest tests/explorer/engines/test_sglang_real.py tests/explorer/engines/test_sglang_exam_real.py \
 		tests/explorer/engines/test_sglang_adapters_real.py tests/explorer/engines/test_sglang_matrix_real.py \
 		tests/explorer/engines/test_sglang_lora_training_real.py tests/parts/agents/test_sglang_gateway_real.py $(PYTEST_ARGS)
 
@@ -249,6 +256,13 @@ agent-kills: $(READY)
 delta-versions: $(READY)
 	SYNCD_DELTA_VERSIONS=$(or $(VERSIONS),1000) SYNCD_SEED=$(SEED) \
 		$(BIN)/python -m pytest tests/explorer/test_delta_versions.py $(PYTEST_ARGS)
+
+# Namespaces with limited links, as root; without, it says why it is skipped. Half an hour or two: hosts x ways x faults, and a hundred
+# random schedules of kills. A cell whose result is in the file is not run again.
+## test-peers: hosts that read together, in network namespaces: every fault, 100 schedules of kills (as root)
+test-peers: $(READY)
+	PYTHONPATH=.:tests:tests/parts/hosts $(BIN)/python -m peer_matrix --out benchmarks/results/peers.json
+	SYNCD_PEERS=full $(RECORDED) $(BIN)/python -m pytest tests/parts/hosts/test_peers_bed.py $(PYTEST_ARGS)
 
 ## bench: the daemon, measured
 bench: $(READY)

@@ -236,6 +236,9 @@ class ProbingHook(Hook):
     probes: ProbeTime = "serving"
     """When the engine answers: while its work is held, only while it works, or not at all if that is switched off."""
 
+    asks_cache: bool = True
+    """Whether an answer also says what a prefix cache holds; false once an exam has shown that loads reset it."""
+
     @abstractmethod
     def probe(
         self, target: WeightDirectory | WeightTensors | None, tokens: Sequence[Sequence[int]]
@@ -287,6 +290,15 @@ class ProbingHook(Hook):
             EngineUnreachableError: It does not answer.
         """
         return False
+
+    def end_exam(self) -> bool:
+        """Take back what an exam has loaded; return whether the engine has read its start weights again.
+
+        Raises:
+            LoadFailedError: It could not; it gets no work until `abort`.
+            EngineUnreachableError: It does not answer.
+        """
+        return self.reload_start()
 
     def dtype(self) -> str | None:
         """Return the dtype in which the engine computes, by its name in torch; None if it does not say.

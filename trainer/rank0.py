@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Concatenate, ParamSpec
 
@@ -17,7 +17,7 @@ from syncd.protocol.disk import Clock
 from syncd.protocol.job_end import JobEnd, clear_finished, mark_finished
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.mount import mount_of
-from syncd.protocol.presence import RunningStatus
+from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.version import read_marker
 from trainer.auto_method import MethodChooser
 from trainer.checkpoints import TrainerState
@@ -235,7 +235,7 @@ class Rank0:
             with contextlib.suppress(SyncdError, OSError):
                 self.client.describe({_WAITING: None}, now=False)
 
-    def _living(self) -> int | None:
+    def _living(self) -> Mapping[str, Presence] | None:
         try:
             self._explorers.have_left()
         except (SyncdError, OSError):
@@ -244,7 +244,7 @@ class Rank0:
 
     def _is_watched(self) -> bool:
         """Return whether weights that are due are published; explorers that cannot be seen may be there."""
-        return not publishes_only_to_watchers(self.config) or self._living() != 0
+        return not publishes_only_to_watchers(self.config) or self._living() != {}
 
     def _is_done(self, step: int) -> bool:
         total, strategy = self.config.trainer.total_steps, self.strategy

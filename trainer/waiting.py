@@ -1,15 +1,16 @@
 """What a trainer waits for: samples, the explorers that make them, and the daemon."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
 from syncd.client.client import Client
 from syncd.errors import SyncdError
 from syncd.protocol.disk import Clock
+from syncd.protocol.engine_state import engine_of
 from syncd.protocol.layout import Job
-from syncd.protocol.presence import RunningStatus
+from syncd.protocol.presence import Presence
 from syncd.protocol.takeover import Candidate
 from trainer.reporting.figures import span
 
@@ -99,7 +100,7 @@ def wait_text(
     seconds: float,
     groups: tuple[int, int],
     rejected: int,
-    living: int | None,
+    living: Mapping[str, Presence] | None,
     file: str,
 ) -> str:
     """Return one line about a wait, for people.
@@ -110,7 +111,7 @@ def wait_text(
         seconds: For how long that is.
         groups: Whole groups that have been read, and groups that a step takes.
         rejected: Batches that this start has rejected.
-        living: Living explorers; None if that cannot be read.
+        living: The presences of the living explorers; None if they cannot be read.
         file: The job's file, for the command that starts an explorer.
     """
     at = time.strftime("%H:%M:%S", time.localtime(since))
@@ -121,10 +122,21 @@ def wait_text(
     if living is None:
         parts.append("explorers cannot be seen")
     elif living:
-        parts.append(f"{living} explorer{'s' if living > 1 else ''} alive")
+        parts.append(f"{len(living)} explorer{'s' if len(living) > 1 else ''} alive")
+        parts.extend(_troubles(living))
     else:
         parts.append(f"no explorer is alive: explorer run {file or 'CONFIG'}")
     return "; ".join(parts)
+
+
+def _troubles(explorers: Mapping[str, Presence]) -> list[str]:
+    """Return one text for each explorer whose engine can do no work or refuses the newest version."""
+    reports = {name: engine_of(presence) for name, presence in sorted(explorers.items())}
+    return [
+        f"{name} has state {report.state}: {report.reason}"
+        for name, report in reports.items()
+        if report is not None and report.state.is_trouble
+    ]
 
 
 _COUNT_EVERY = 1.0
@@ -139,7 +151,7 @@ class ExplorerLiveness:
         self._counted = float("-inf")
         self._seen = False
         self._gone_since: float | None = None
-        self.living = 0
+        self.living: Mapping[str, Presence] = {}
 
     def have_left(self) -> bool:
         """Return whether all explorers of this run have left for good."""
@@ -150,9 +162,8 @@ class ExplorerLiveness:
         return self._gone_since is not None and now - self._gone_since >= self._grace
 
     def _count(self, now: float) -> None:
-        counts = self._client.explorers.counts()
-        self.living = counts[RunningStatus.RUNNING] + counts[RunningStatus.REQUIRE_SYNC]
-        self._seen = self._seen or self.living > 0
+        self.living = self._client.explorers.living()
+        self._seen = self._seen or bool(self.living)
         if self.living or not self._seen:
             self._gone_since = None
         elif self._gone_since is None:

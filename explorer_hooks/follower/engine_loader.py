@@ -29,10 +29,16 @@ from syncd.transports.base import WeightDirectory, WeightTensors
 from syncd.transports.files.leased_directory import HeldDirectory, LoadTimings
 from syncd.transports.tensors import Tensors, compare, require_fit
 
-_WHOLE = "weights"
+_WHOLE, _ADAPTER = "weights", "lora"
 _ASKS = 4
 _ASK_PAUSE = 0.1
 """How often an engine is asked at once what it runs if its connection was lost in a load, and seconds in between."""
+
+
+class UnfitEngineError(SyncdError):
+    """The engine's way of loading does not reach every tensor, so it gets no version."""
+
+    code = "unfit_engine"
 
 
 class EngineLoader:
@@ -105,6 +111,9 @@ class EngineLoader:
             held = self._fetch_and_load(wanted, timings)
         except (UsageError, ConfigError):
             raise
+        except UnfitEngineError as error:
+            self.results.publish()
+            return TurnOutcome("failed", pair, str(error))  # the version is as good as any
         except (SyncdError, OSError) as error:
             return self.results.report_failure(pair, error)
         self.position = held.pair
@@ -184,6 +193,7 @@ class EngineLoader:
             directory = held.directory
             self._versions.add_label(directory.label)
             self._prepare(directory, timings)
+            self._examine_adapters(directory)
             self.results.publish_loading(held)
             self._load_directory(directory, timings)
             undo.pop_all()
@@ -360,13 +370,13 @@ class EngineLoader:
             self._clock.sleep(_ASK_PAUSE)
         return self.running()
 
-    def _prove_running(self, weights: WeightDirectory | WeightTensors) -> None:
+    def _prove_running(self, weights: WeightDirectory | WeightTensors, *, again: bool = False) -> None:
         """Have it prove a version that it says it runs; if it cannot, it is wrong until another version is loaded."""
         status = self.status
         try:
             if self._prover.can_prove(weights):
                 status.unproven.begin(weights.label)
-            status.is_proven = self._prover.prove(weights) is not None
+            status.is_proven = self._prover.prove(weights, again=again) is not None
             status.unproven.end(is_proven=True)
         except EngineUnreachableError as error:
             status.unproven.end(is_proven=False)
@@ -381,7 +391,7 @@ class EngineLoader:
         age = self._clock.monotonic() - self._prover.asked_at
         if good is None or not 0 < self._prove_every <= age:
             return
-        self._prove_running(good)
+        self._prove_running(good, again=True)
         if (wrong := self.status.wrong) is not None:
             fields = {"version": good.label, "reason": str(wrong), "again": True, "hint": wrong.hint}
             self._reporter.event("warning", "proof_failed", **fields)
@@ -442,7 +452,7 @@ class EngineLoader:
     def _end_exam(self) -> None:
         """Put an engine back on its start weights that another follower has left in an exam."""
         try:
-            if isinstance(self._hook, ProbingHook) and self._hook.reload_start():
+            if isinstance(self._hook, ProbingHook) and self._hook.end_exam():
                 self.status.is_suspect = False
                 self._reporter.event(
                     "warning", "exam_ended", reason="its follower ended while it was examined"
@@ -462,6 +472,16 @@ class EngineLoader:
             self._calibrate(is_tested=exam is not None)
             if exam is not None:
                 self._examine(*exam)
+
+    def _examine_adapters(self, directory: WeightDirectory) -> None:
+        """Examine an engine of adapters before the first one; one that fails gets neither this nor another."""
+        if directory.version.kind != _ADAPTER:
+            return
+        with self._examination.opened(directory) as exam:
+            if exam is not None:
+                self._examine(*exam)
+        if self.status.unfit is not None:
+            raise UnfitEngineError(self.status.unfit.message, hint=self.status.unfit.hint)
 
     def _examine(self, exam: Exam, copy: WeightDirectory) -> None:
         """Have it load the exam's copy, which nobody is answered from, and put it back."""
@@ -488,7 +508,7 @@ class EngineLoader:
             self.status.unfit = LoadFailedError(error.message, hint=error.hint)
             self._reporter.event("error", "exam_failed", reason=str(error), hint=error.hint)
         finally:
-            self._test_reload(is_wanted=True)
+            self._read_again(self._prover.end_exam)
             self.status.is_examined = False
         self._ask()
 
@@ -510,14 +530,13 @@ class EngineLoader:
             status.start_problem = None if proof.is_proven else other_start(proof)
             name = "engine_calibrated" if proof.is_proven else "start_model_differs"
             self._reporter.event("info" if proof.is_proven else "warning", name, **figures_of(proof))
-            self._test_reload(is_wanted=self._tests_reload and not is_tested and not self._is_own)
+            if self._tests_reload and not is_tested and not self._is_own:
+                self._read_again(self._prover.test_reload)
 
-    def _test_reload(self, *, is_wanted: bool) -> None:
-        """Have the engine reload what it runs, once: whether it can do so at all shows before a version needs it."""
-        if not is_wanted:
-            return
+    def _read_again(self, read: Callable[[], Proof | None]) -> None:
+        """Have the engine read its start weights again: that it cannot do so shows before a version needs it."""
         try:
-            proof = self._reloaded_start()
+            proof = self._reread(read)
         except ConfigError:
             raise
         except EngineUnreachableError as error:
@@ -528,13 +547,13 @@ class EngineLoader:
             if proof is not None:
                 self._reporter.event("info", "reload_tested", **figures_of(proof))
 
-    def _reloaded_start(self) -> Proof | None:
-        """Have it read its start weights again and prove that it still runs them; None if that cannot be asked.
+    def _reread(self, read: Callable[[], Proof | None]) -> Proof | None:
+        """Return the proof that it still runs its start weights; None if that cannot be asked.
 
         An engine that does not prove them is wrong until a version is loaded that it proves.
         """
         try:
-            return self._prover.test_reload()
+            return read()
         except UnprovenError as error:
             self.status.mark_wrong(error)
             raise

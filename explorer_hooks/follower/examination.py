@@ -1,5 +1,6 @@
-"""The exam in the follower: an engine on its start weights loads the exam's copy, answers, and is put back."""
+"""The exam in the follower: an engine loads the exam's copy, answers, and is put back."""
 
+import contextlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +8,8 @@ from contextlib import contextmanager
 from explorer_hooks.follower.policy import FollowOptions
 from explorer_hooks.follower.reporter import Reporter
 from explorer_hooks.hook import Hook, ProbingHook
-from explorer_hooks.proof.exam import LABEL, REMEDY, Exam, ExamFiles, noise_of
+from explorer_hooks.proof.exam import LABEL, REMEDY, Exam, noise_of
+from explorer_hooks.proof.exam_files import ExamFiles, Subject, is_whole
 from explorer_hooks.proof.prover import Prover
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, RefusedError, SyncdError
 from syncd.protocol.layout import Job
@@ -18,12 +20,14 @@ MOST_LOSSES = 2
 
 _OFF = "off"
 _PASSED, _FAILED = "passed", "failed"
+_ADAPTERS = frozenset({"lora"})
 
 
 class Examination:
     """Examines one engine each time that it is started.
 
-    Whoever examines it holds its work, and restores the start weights afterwards.
+    An engine of adapters is examined once its first version says which adapters it will get. Whoever examines an
+    engine holds its work, and puts it back afterwards.
     """
 
     def __init__(
@@ -36,6 +40,8 @@ class Examination:
         )
         self.result = "" if is_wanted else _OFF
         """Passed, failed, off, or why it was not examined; empty before that is known."""
+        self.takes_adapters = hook.kinds == _ADAPTERS
+        """Whether the engine loads adapters beside a model that stays."""
         self._losses = 0
         self.unseen: tuple[str, ...] = ()
         """The kinds of tensors that it could not see."""
@@ -43,7 +49,7 @@ class Examination:
     def forget(self) -> None:
         """Take the engine for another one: it was started again. One that was lost in exams twice takes no more."""
         if self.result != _OFF and self._losses < MOST_LOSSES:
-            self.result, self.unseen = "", ()
+            self.result, self.unseen, self._prover.is_examined = "", (), False
 
     def lose(self, error: EngineUnreachableError) -> None:
         """Note that the engine went away during an exam."""
@@ -52,23 +58,22 @@ class Examination:
             self._leave_out(f"it went away in {self._losses} exams: {error}")
 
     @contextmanager
-    def opened(self) -> Iterator[tuple[Exam, WeightDirectory] | None]:
-        """Yield the exam of the engine's start model and its copy, None if there is none to be had."""
-        start = self._start()
-        if self._hook is None or not start:
-            yield None
-            return
-        opening = self._files.opened(start, self._hook.dtype() or "bfloat16", self._prover.baseline)
-        try:
-            exam, copy = opening.__enter__()
-        except LoadFailedError as error:
-            self._leave_out(str(error))
-            yield None
-            return
-        try:
-            yield exam, copy
-        finally:
-            opening.__exit__(None, None, None)
+    def opened(self, version: WeightDirectory | None = None) -> Iterator[tuple[Exam, WeightDirectory] | None]:
+        """Yield the exam of the engine's start model and its copy, None if there is none to be had.
+
+        Args:
+            version: The version of adapters that is about to be loaded.
+        """
+        subject, hook = self._subject(version), self._hook
+        with contextlib.ExitStack() as stack:
+            opened = None
+            if subject is not None and hook is not None:
+                dtype, baseline = hook.dtype() or "bfloat16", self._prover.baseline
+                try:
+                    opened = stack.enter_context(self._files.opened(subject, dtype, baseline))
+                except LoadFailedError as error:
+                    self._leave_out(str(error))
+            yield opened
 
     def is_on_start(self, exam: Exam) -> bool:
         """Return whether the engine runs the exam's start model, by the job's baseline or by transformers."""
@@ -95,17 +100,18 @@ class Examination:
             LoadFailedError: Its way of loading does not reach every tensor, or it could not load the copy.
             EngineUnreachableError: It does not answer.
         """
-        assert self._hook is not None, "an exam is opened for an engine that answers probes"
-        begun, noise = time.monotonic(), noise_of(self._prover.noise or 0.0, self._hook.dtype())
+        begun, noise = time.monotonic(), noise_of(self._prover.noise or 0.0, self._dtype())
         self.unseen = exam.unseen(noise)
-        self._hook.load(copy)
-        if not self._prover.is_held:
-            self._hook.commit(copy)
-        problems = [exam.problem(answer, noise) for answer in self._prover.answers(copy, exam.start)]
-        if problem := next(filter(None, problems), ""):
+        try:
+            self._load(copy)
+            self._require_all(exam, copy, noise)
+        except LoadFailedError:
+            if not is_whole(copy):
+                self._leave_out("its copy was removed while it was loaded")
+                return
             self.result = _FAILED
-            raise LoadFailedError(f"it does not load every tensor: {problem}", hint=REMEDY)
-        self.result = _PASSED
+            raise
+        self.result, self._prover.is_examined = _PASSED, True
         self._reporter.event(
             "info",
             "engine_examined",
@@ -115,18 +121,35 @@ class Examination:
             bytes=exam.size,
         )
 
-    def _start(self) -> str:
-        """Return the directory of the engine's start model; empty if it is not to be examined, or not from here."""
-        if self.result or self._hook is None:
-            return ""
+    def _require_all(self, exam: Exam, copy: WeightDirectory, noise: float) -> None:
+        """Return if each replica answers as one that has loaded the whole copy."""
+        problems = [exam.problem(answer, noise) for answer in self._prover.answers(copy, exam.start)]
+        if problem := next(filter(None, problems), ""):
+            raise LoadFailedError(f"it does not load every tensor: {problem}", hint=REMEDY)
+
+    def _load(self, copy: WeightDirectory) -> None:
+        assert self._hook is not None, "an exam is opened for an engine that answers probes"
+        self._hook.load(copy)
+        # A server answers under an adapter's name at once, and a commit would withdraw the others.
+        if not self._prover.is_held and not self.takes_adapters:
+            self._hook.commit(copy)
+
+    def _dtype(self) -> str | None:
+        return self._hook.dtype() if self._hook is not None else None
+
+    def _subject(self, version: WeightDirectory | None) -> Subject | None:
+        """Return what the engine is examined with; None if it is not to be examined now, or not from here."""
+        if self.result or self._hook is None or self.takes_adapters is (version is None):
+            return None
         try:
             start = self._hook.start_directory()
         except SyncdError as error:
             self._leave_out(str(error))
-            return ""
+            return None
         if not start:
             self._leave_out("its start weights cannot be read again from a directory of this host")
-        return start
+            return None
+        return Subject(start, version.path if version is not None else "")
 
     def _leave_out(self, reason: str) -> None:
         self.result = reason

@@ -18,14 +18,15 @@ from explorer_hooks.hooks.adapters import BaseCheck, require_adapter
 from explorer_hooks.hooks.http_engine import require_files
 from explorer_hooks.hooks.http_settings import ServerHook
 from explorer_hooks.hooks.settings import HookSettings
+from explorer_hooks.proof.exam import LABEL
 from explorer_hooks.proof.start_check import StartModel, start_model_of
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 from syncd.protocol.version import Pair
 from syncd.transports.base import WeightDirectory, WeightTensors
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_LABEL = re.compile(r"(\d{1,16})\.(\d{1,16})(?:\.[0-9a-f]{16})?", re.ASCII)
-"""The part of an adapter's name behind the dash; earlier releases wrote the pair alone."""
+_LABEL = re.compile(r"(\d{1,16})\.(\d{1,16})\.[0-9a-f]{16}", re.ASCII)
+"""The part of an adapter's name behind the dash."""
 
 
 class AdapterServerHook(ServerHook):
@@ -144,6 +145,16 @@ class AdapterServerHook(ServerHook):
             self._unload(self._loading)
         self._loading = None
 
+    def start_directory(self) -> str:
+        return self._base_directory()
+
+    def end_exam(self) -> bool:
+        """Unload the adapter of an exam; the model and other adapters were not touched."""
+        self._loading = None
+        if (name := self.name_of(LABEL)) in self._listed():
+            self._unload(name)
+        return False
+
     def _withdraw(self, listed: dict[str, Pair], target: WeightDirectory) -> None:
         """Unload versions after the one that is to run, and others of its number."""
         pair, own = target.version.pair, self.adapter_name(target)
@@ -167,7 +178,7 @@ class AdapterServerHook(ServerHook):
                     self._unload(name)
 
     def _versions(self) -> dict[str, Pair]:
-        """Return the adapters that this hook names, those of earlier releases too, by name."""
+        """Return the adapters that this hook names, by name."""
         versions: dict[str, Pair] = {}
         for name in self._listed():
             prefix, dash, label = name.rpartition("-")

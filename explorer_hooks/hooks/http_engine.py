@@ -162,7 +162,7 @@ class HttpEngineHook(RestartableHook, TensorHook):
         del target  # it runs one version at a time
         start = self._start_model()
         require_known_tokens(tokens, start.vocabulary if start else None)
-        first, *others = [probe.answer(tokens) for probe in self._server_probes()]
+        first, *others = [probe.answer(tokens, with_cache=self.asks_cache) for probe in self._server_probes()]
         return first._replace(others=tuple(others))
 
     def start_directory(self) -> str:

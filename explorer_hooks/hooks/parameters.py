@@ -8,9 +8,10 @@ from syncd.errors import LoadFailedError, RefusedError
 from syncd.protocol.local_disk import SystemClock
 from syncd.transports.base import WeightDirectory
 from syncd.transports.delta.fill_changes import ParameterVersion
+from syncd.transports.files import fill_tensors
 from syncd.transports.files.fill_tensors import LoadCounts, check_fit, offered
 from syncd.transports.files.leased_directory import LoadTimings
-from syncd.transports.tensors import TensorMeta
+from syncd.transports.tensors import Fit, TensorMeta
 from syncd.transports.torch_tensors import TargetTensors, is_straight, target_tensors
 
 
@@ -39,7 +40,10 @@ class ModelParameters:
         held = self._targets().metas
         self._at_first = None if cast else held
         self._holds: Mapping[str, TensorMeta] | None = self._at_first
-        self._version = ParameterVersion()
+        self._whole: WeightDirectory | None = None
+        """The version that was filled from whole files last, None if they hold something else."""
+        self._changed: ParameterVersion | None = None
+        """What fills versions that are stored as changes; None before the first one after a whole one."""
 
     @property
     def metas(self) -> Mapping[str, TensorMeta] | None:
@@ -59,7 +63,10 @@ class ModelParameters:
         targets = self._targets()
         self._timings.clear()
         with self._timings.part("prepare"):
-            self._version.prepare(target, targets, check_fit(target, targets, cast=self._cast))
+            fit = check_fit(target, targets, cast=self._cast)
+            if target.changes is not None:
+                self._changed = self._changed or ParameterVersion(self._whole)
+                self._changed.prepare(target, targets, fit)
 
     def load(self, target: WeightDirectory) -> None:
         self.label = self._holds = None
@@ -68,13 +75,23 @@ class ModelParameters:
         except RefusedError as error:  # `prepare` did not refuse it, so this is a failed load
             raise LoadFailedError(error.message, path=error.path) from error
         with self._timings.part("load"):
-            self.loaded = self._version.load(target, self._targets(), fit, direct=self._direct)
+            self.loaded = self._fill(target, fit)
         self._holds, self.label = offered(target), target.label
+
+    def _fill(self, target: WeightDirectory, fit: Fit) -> LoadCounts:
+        changed, targets = self._changed or ParameterVersion(), self._targets()
+        self._whole = self._changed = None  # while they are filled, they hold no version
+        if target.changes is not None:
+            counts = changed.load(target, targets, fit, direct=self._direct)
+            self._changed = changed
+        else:
+            counts = fill_tensors.load(target, targets, fit, direct=self._direct)
+            self._whole = target
+        return counts
 
     def forget(self) -> None:
         """Forget which version they hold: somebody else has filled them."""
-        self.label = None
-        self._version.forget()
+        self.label = self._whole = self._changed = None
 
     def restart(self) -> None:
         """Forget all loads: the tensors have the values of the start again, whose dtypes bind no version."""

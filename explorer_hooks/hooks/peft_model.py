@@ -32,6 +32,8 @@ class PeftHook(TransformersHook):
     def __init__(self, model: torch.nn.Module, directory: str, *, timeout: float = 300.0) -> None:
         super().__init__(model, timeout=timeout)
         self._base = BaseCheck(lambda: directory)
+        self._before: dict[str, torch.Tensor] = {}
+        """The adapter before an exam."""
 
     def prepare(self, target: WeightDirectory) -> None:
         """Refuse an adapter of another model, of other layers, or of another rank or alpha."""
@@ -54,6 +56,21 @@ class PeftHook(TransformersHook):
         model: Any = self.model
         with model.disable_adapter():
             return super().probe(target, tokens)
+
+    def mark(self, label: str) -> None:
+        """Keep the adapter: unlike a model's start weights it lies in no directory."""
+        del label
+        self._before = {name: tensor.detach().clone() for name, tensor in self._loadable_tensors().items()}
+
+    def end_exam(self) -> bool:
+        """Put the adapter back that was there before the exam."""
+        tensors = self._loadable_tensors()
+        with torch.no_grad():
+            for name, before in self._before.items():
+                tensors[name].copy_(before)
+        self._before = {}
+        self.unload()
+        return False
 
     def no_broadcasts(self) -> str:
         return "the job's steps are adapters, which come through files"

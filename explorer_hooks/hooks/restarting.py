@@ -115,6 +115,7 @@ class RestartingHook(ProbingHook):
     """A server that is stopped, and started on the directory of each version."""
 
     name: ClassVar[str] = "restart"
+    is_own: ClassVar[bool] = True
 
     def __init__(self, inner: RestartableHook, options: RestartOptions) -> None:
         host, port = inner.address
@@ -123,7 +124,10 @@ class RestartingHook(ProbingHook):
                 f"a server at {host} cannot be started from here", hint="--hook vllm=http://127.0.0.1:8000"
             )
         self._inner, self.options, self._host, self._port = inner, options, host, port
-        inner.is_restarted = True
+        inner.is_restarted, inner.asks_cache = (
+            True,
+            False,
+        )  # a server that was just started has an empty cache
         self.probes = inner.probes
         self._process = ServerProcess(options.stop_timeout, options.log)
         self._lock = threading.Lock()
@@ -167,6 +171,16 @@ class RestartingHook(ProbingHook):
         self, target: WeightDirectory | WeightTensors | None, tokens: Sequence[Sequence[int]]
     ) -> ProbeAnswer:
         return self._inner.probe(target, tokens)
+
+    def start_directory(self) -> str:
+        return self.options.start_model if os.path.isdir(self.options.start_model) else ""
+
+    def end_exam(self) -> bool:
+        """Start the server on its start model again, in the place of an exam's copy."""
+        self._replace(self.options.start_model, "the start model")
+        self._is_named = True
+        self._state.restored()
+        return True
 
     def dtype(self) -> str | None:
         return self._inner.dtype()

@@ -21,7 +21,7 @@ from explorer_hooks.hook import (
 from explorer_hooks.hooks.parameters import ModelParameters
 from explorer_hooks.hooks.phases import LoadState, require_loadable
 from explorer_hooks.hooks.settings import HookSettings
-from explorer_hooks.proof.exam import target_of
+from explorer_hooks.proof.exam_files import target_of
 from explorer_hooks.proof.log_probs import log_probs_of
 from explorer_hooks.proof.server_probes import SWITCH_OFF, dtype_word, require_known_tokens
 from syncd.client.client import Client
@@ -168,11 +168,15 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
         self._gate.shut()
         self._state.load()
         self.parameters.load(target)
+        self.unload()
+        return True
+
+    def unload(self) -> None:
+        """Serve the weights that the model was started with, which it has again."""
         self.parameters.restart()
         self._state.restored()
         self._label = None
         self._gate.open()
-        return True
 
     def takes_changes(self) -> bool:
         return self.parameters.takes_changes()

@@ -48,16 +48,20 @@ def make(start: str, target: str, dtype: str, rows: Sequence[Sequence[int]]) -> 
 def write_copy(start: str, target: str) -> None:
     """Write the copy of a start model, with its configuration and tokenizer, into a new directory."""
     os.makedirs(target)
-    shards = shard_names(start)
+    copy_beside(start, target)
+    for name in shard_names(start):
+        with safe_open(os.path.realpath(f"{start}/{name}"), framework="pt") as file:
+            changed = {key: changed_tensor(key, file.get_tensor(key)) for key in file.keys()}  # noqa: SIM118 - no mapping
+        save_file(changed, f"{target}/{name}", {"format": "pt"})
+
+
+def copy_beside(start: str, target: str) -> None:
+    """Copy what lies beside the weights: configuration and tokenizer."""
     for name in sorted(os.listdir(start)):
         path = os.path.realpath(f"{start}/{name}")
         is_beside = not name.endswith((".safetensors", ".bin", ".pt", ".pth", ".gguf"))
         if is_beside and os.path.isfile(path) and os.path.getsize(path) <= _LARGEST:
             shutil.copyfile(path, f"{target}/{name}")
-    for name in shards:
-        with safe_open(os.path.realpath(f"{start}/{name}"), framework="pt") as file:
-            changed = {key: changed_tensor(key, file.get_tensor(key)) for key in file.keys()}  # noqa: SIM118 - no mapping
-        save_file(changed, f"{target}/{name}", {"format": "pt"})
 
 
 def changed_tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -71,7 +75,7 @@ def changed_tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
     signs = torch.ones([1] * tensor.dim())
     for axis, size in enumerate(tensor.shape):
         shape = [size if at == axis else 1 for at in range(tensor.dim())]
-        signs = signs * _signs(f"{name}/{axis}", size).reshape(shape)
+        signs = signs * signs_of(f"{name}/{axis}", size).reshape(shape)
     if tensor.dim() > 1 and bool(tensor.any()):
         return (tensor * (1 + CHANGE * signs)).to(tensor.dtype).contiguous()
     root = float(tensor.float().square().mean().sqrt())
@@ -79,26 +83,32 @@ def changed_tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.float() + step * signs).to(tensor.dtype).contiguous()
 
 
-def _signs(key: str, size: int) -> torch.Tensor:
+def signs_of(key: str, size: int) -> torch.Tensor:
+    """Return ones with signs that follow from a key."""
     draw = random.Random(key)  # noqa: S311 - the same on every host
     return torch.tensor([1.0 if byte & 1 else -1.0 for byte in draw.randbytes(size)])
 
 
 def measure(start: str, copy: str, rows: Sequence[Sequence[int]], dtype: str) -> Mapping[str, Any]:
     """Return the log-probs of rows by the start model, by the copy, and by the copy with each kind left as it was."""
-    begin, changed = _loaded(start, dtype), _loaded(copy, dtype)
+    begin, changed = loaded(start, dtype), loaded(copy, dtype)
     old = dict(begin.named_parameters())
     kinds: dict[str, list[str]] = {}
     for name in dict(changed.named_parameters()):
-        kinds.setdefault(_NUMBER.sub("*", name), []).append(name)
+        kinds.setdefault(kind_of(name), []).append(name)
     stale: dict[str, Answer] = {}
     for kind, names in sorted(kinds.items()):
         with _left(changed, old, names):
-            stale[kind] = _answers(changed, rows)
+            stale[kind] = answers_of(changed, rows)
     if changed.get_output_embeddings().weight is changed.get_input_embeddings().weight:
         with _head_left(changed, begin):
-            stale[TIED] = _answers(changed, rows)
-    return {"start": _answers(begin, rows), "exam": _answers(changed, rows), "kinds": stale}
+            stale[TIED] = answers_of(changed, rows)
+    return {"start": answers_of(begin, rows), "exam": answers_of(changed, rows), "kinds": stale}
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of a tensor or layer: its name without the numbers of layers and experts."""
+    return _NUMBER.sub("*", name)
 
 
 @contextmanager
@@ -126,7 +136,7 @@ def _head_left(model: Any, begin: Any) -> Iterator[None]:
         head.weight = tied
 
 
-def _loaded(directory: str, dtype: str) -> Any:
+def loaded(directory: str, dtype: str) -> Any:
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - takes seconds
     from transformers.utils import logging  # noqa: PLC0415
 
@@ -135,7 +145,7 @@ def _loaded(directory: str, dtype: str) -> Any:
     return model.eval()
 
 
-def _answers(model: Any, rows: Sequence[Sequence[int]]) -> Answer:
+def answers_of(model: Any, rows: Sequence[Sequence[int]]) -> Answer:
     with torch.no_grad():
         return [list(row) for row in log_probs_of(model, rows)]
 

@@ -108,10 +108,15 @@ def problem(proof: Proof, answer: ProbeAnswer) -> str:
             f"the engine answers as other weights: {proof.mean:.3g} nats from the trainer at the mean of "
             f"{proof.tokens} tokens, where {proof.tolerance:.3g} are tolerated"
         )
+    return stale_cache(answer, CACHE_MARGIN * proof.tolerance)
+
+
+def stale_cache(answer: ProbeAnswer, allowed: float) -> str:
+    """Return why an answer shows a prefix cache of other weights, empty if it does not, or was not asked."""
     if answer.fresh is None or answer.cached is None:
         return ""
     stale = abs(answer.fresh - answer.cached)
-    if stale <= CACHE_MARGIN * proof.tolerance:
+    if stale <= allowed:
         return ""
     return f"the prefix cache holds keys and values of other weights: {stale:.3g} nats off for one token"
 

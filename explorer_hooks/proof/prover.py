@@ -60,6 +60,8 @@ class Prover:
         self.last: Proof | None = None
         self.asked_at = -math.inf
         """When the engine was asked last, on the clock's monotonic time."""
+        self.is_examined = False
+        """Whether an exam has shown that a load reaches every tensor, and resets the prefix cache."""
         self._anchors = Anchors()
         self._answers: tuple[ProbeAnswer, ...] = ()
         self._hint = FAILED
@@ -117,7 +119,16 @@ class Prover:
             The proof; None if it was not shown to be on them, or cannot be asked to read its start weights.
         """
         hook = self._answering(None) if self._start is not None else None
-        if hook is None or self._start is None or not hook.reload_start():
+        return self._answer_again(hook) if hook is not None and hook.reload_start() else None
+
+    def end_exam(self) -> Proof | None:
+        """Take back what an exam has loaded; an engine that has read its start weights again answers once more."""
+        is_back = self._hook is not None and self._hook.end_exam()
+        hook = self._answering(None) if is_back else None
+        return self._answer_again(hook) if hook is not None else None
+
+    def _answer_again(self, hook: ProbingHook) -> Proof | None:
+        if self._start is None:
             return None
         proof, reason = self._ask(hook, START, None, self._start)
         if reason:
@@ -154,8 +165,7 @@ class Prover:
         hook = self._answering(target)
         if hook is None:
             raise LoadFailedError("it answers no probes")
-        answer = (self._ended.ask if self._ended else hook.probe)(target, probe.tokens)
-        return (answer, *answer.others)
+        return self._answers_of(hook, target, probe)
 
     def can_prove(self, target: WeightDirectory | WeightTensors) -> bool:
         return target.probe is not None and self._answering(target) is not None
@@ -170,12 +180,17 @@ class Prover:
             allowed = tolerance(target.probe, hook.dtype(), self.calibrated)
         self._parameters.begin(running, target, allowed)
 
-    def prove(self, target: WeightDirectory | WeightTensors) -> Proof | None:
-        """Have the engine answer the probe of a version that it has loaded; None if nothing can be proven."""
+    def prove(self, target: WeightDirectory | WeightTensors, *, again: bool = False) -> Proof | None:
+        """Have the engine answer the probe of a version that it has loaded; None if nothing can be proven.
+
+        Args:
+            again: Whether it was proven before. Then an engine that was examined is asked about its cache, too.
+        """
         hook = self._answering(target) if target.probe is not None else None
         if target.probe is None or hook is None:
             return None
-        proof, reason = self._ask(hook, target.label, target, target.probe)
+        with_cache = again or not self.is_examined
+        proof, reason = self._ask(hook, target.label, target, target.probe, with_cache=with_cache)
         if not reason and isinstance(target, WeightDirectory):
             reason = self._ask_checksums(target)
         if reason:
@@ -198,13 +213,18 @@ class Prover:
         return self._hook if self._ended is None or self._ended.may_ask(target) else None
 
     def _ask(
-        self, hook: ProbingHook, name: str, target: WeightDirectory | WeightTensors | None, probe: Probe
+        self,
+        hook: ProbingHook,
+        name: str,
+        target: WeightDirectory | WeightTensors | None,
+        probe: Probe,
+        *,
+        with_cache: bool = True,
     ) -> tuple[Proof, str]:
         begun = self._clock.monotonic()
-        answer = (self._ended.ask if self._ended else hook.probe)(target, probe.tokens)
+        self._answers = self._answers_of(hook, target, probe, with_cache=with_cache)
         self.asked_at = self._clock.monotonic()
-        seconds = self.asked_at - begun
-        self._answers, dtype = (answer, *answer.others), hook.dtype()
+        seconds, dtype = self.asked_at - begun, hook.dtype()
         allowed = tolerance(probe, dtype, self.calibrated)
         judged = [
             (
@@ -217,6 +237,19 @@ class Prover:
             judged = self._judge_changes(Anchor(name, probe, self._answers, _content(target)), judged)
         self.last, reason = worst_of(judged)
         return self.last, reason
+
+    def _answers_of(
+        self,
+        hook: ProbingHook,
+        target: WeightDirectory | WeightTensors | None,
+        probe: Probe,
+        *,
+        with_cache: bool = True,
+    ) -> tuple[ProbeAnswer, ...]:
+        """Return what each replica answers."""
+        hook.asks_cache = with_cache
+        answer = (self._ended.ask if self._ended else hook.probe)(target, probe.tokens)
+        return (answer, *answer.others)
 
     def _judge_changes(self, new: Anchor, judged: Sequence[tuple[Proof, str]]) -> list[tuple[Proof, str]]:
         """Return proofs that also say what would have been found, and why an engine has stayed where it was."""

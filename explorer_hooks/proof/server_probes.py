@@ -4,7 +4,8 @@ Two requests make one answer. The first is an ordinary one: a long prompt and on
 engine uses what its prefix cache has of this prompt, since that was asked with the version before as well. The second
 asks for the log-probs of the prompts themselves, for which vLLM and SGLang compute every key and value again; the
 long prompt with the generated token is one of them. If that token has another log-prob there, the cache holds keys
-and values of other weights.
+and values of other weights. Where nobody asks about the cache, the second request alone is made, without the long
+prompt.
 """
 
 import itertools
@@ -65,9 +66,14 @@ class ServerProbe(ABC):
     def next_token(self, prompt: Sequence[int]) -> NextToken:
         """Return the likeliest token after a prompt, computed with the prefix cache."""
 
-    def answer(self, tokens: Rows) -> ProbeAnswer:
-        """Return the engine's answer to a probe, with the check of its prefix cache if the model can read so much."""
-        prompt = self._long_prompt(tokens)
+    def answer(self, tokens: Rows, *, with_cache: bool = True) -> ProbeAnswer:
+        """Return the engine's answer to a probe.
+
+        Args:
+            with_cache: Whether its prefix cache is checked too, if the model can read so much. That takes six times
+                the tokens of a probe of 64.
+        """
+        prompt = self._long_prompt(tokens) if with_cache else []
         if not prompt:
             return ProbeAnswer(self.log_probs(tokens))
         chosen = self.next_token(prompt)

@@ -45,8 +45,12 @@ def serving(file: JobFile, stop: Stop) -> Iterator[JobFile]:
     options = RestartOptions.read(section.kind, {"start_model": file.model.path, **settings}, argv)
     with _running(options, *_place(section.address), _PATHS[section.kind], stop) as address:
         rest = {key: value for key, value in section.options.items() if key not in OWN}
-        changed = section.model_copy(update={"address": address, "command": "", "options": rest})
-        yield file.model_copy(update={"explorer": file.explorer.model_copy(update={"engine": changed})})
+        engine = section.model_copy(update={"address": address, "command": "", "options": rest})
+        follow = file.explorer.follow
+        if follow.exam == "auto":  # nobody else uses this server
+            follow = follow.model_copy(update={"exam": "on"})
+        changed = file.explorer.model_copy(update={"engine": engine, "follow": follow})
+        yield file.model_copy(update={"explorer": changed})
 
 
 def _place(address: str) -> tuple[str, int]:

@@ -21,6 +21,7 @@ from syncd.stall.verbs import MountVerb, pending_calls
 
 if TYPE_CHECKING:
     from syncd.protocol.disk import Disk
+    from syncd.protocol.layout import Job
     from syncd.protocol.manifest import Manifest
     from syncd.protocol.probe import Probe
 
@@ -40,6 +41,12 @@ _NAMED = 5
     help="A probe that `syncd probe DIR` printed: engines that load the step are checked by it.",
 )
 @click.option(
+    "--baseline",
+    type=UncheckedPath(),
+    metavar="FILE",
+    help="What `syncd probe` printed of the model that engines start with; recorded once a job.",
+)
+@click.option(
     "--delta-from",
     "parent",
     type=click.IntRange(min=0),
@@ -56,6 +63,7 @@ def publish(
     rewind: bool,
     allow_nonfinite: bool,
     probe: str | None,
+    baseline: str | None,
     parent: int | None,
     state_dir: str | None,
     as_json: bool,
@@ -66,13 +74,16 @@ def publish(
     that end in .safetensors, .json, .txt, .model, .jinja, .tiktoken or .py, and follows links to files. It copies,
     checks, hashes, syncs and seals them: a crash at any instant leaves either no step or a whole one.
 
+    With --baseline the difference between each engine and your trainer is measured before the first version, and
+    versions are proven more closely.
+
     With --delta-from the step is stored as the changes of an earlier one, if the shards have the same layout and the
     changes are few. Otherwise it is stored whole, and the command says why. This needs the extra `delta`.
 
     \b
     Exit codes:
       2   nothing to publish, the step exists, or it is below the newest one and --rewind is missing
-      65  DIR is not complete, a weight is not finite, the file of --probe is no probe, or the parent is damaged
+      65  DIR is not complete, a weight is not finite, a probe's file is no probe, or the parent is damaged
       75  the parent was removed meanwhile
 
     \b
@@ -80,12 +91,15 @@ def publish(
       syncd publish /ckpt/job 120 ./export
       syncd publish /ckpt/job 0 ~/.cache/huggingface/hub/models--Qwen--Qwen3-8B/snapshots/b968826d
       syncd probe ./export > probe.json && syncd publish /ckpt/job 120 ./export --probe probe.json
+      syncd probe ./base > base.json && syncd publish /ckpt/job 1 ./export --probe probe.json --baseline base.json
       syncd publish /ckpt/job 121 ./export --delta-from 120
     """
     from syncd.publishing import FollowingDisk, publish_export, read_export  # noqa: PLC0415
 
     opened, disk = open_job(job, state_dir), TrackedDisk(FollowingDisk(), pending_calls())
     answer = None if probe is None else _probe_in(disk, probe)
+    if baseline is not None:
+        _record(opened, _probe_in(disk, baseline), baseline)
     export = read_export(disk, directory)
     choices: dict[str, Any] = {"rewind": rewind, "allow_nonfinite": allow_nonfinite, "probe": answer}
     if parent is None:
@@ -120,6 +134,13 @@ def _probe_in(disk: "Disk", path: str) -> "Probe":
         raise UsageError(
             "the probe's file does not exist", path=path, hint="syncd probe DIR > FILE"
         ) from error
+
+
+def _record(job: "Job", probe: "Probe", path: str) -> None:
+    """Record what the model answers that engines start with, unless the job has it."""
+    from syncd.protocol.probe import write_base_probe  # noqa: PLC0415 - few steps are published with one
+
+    write_base_probe(job, probe, path)
 
 
 def _report_skipped(names: Sequence[str]) -> None:

@@ -11,11 +11,11 @@ from dataclasses import asdict
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
 
 from syncd.client.announce import StepAnnouncer
-from syncd.client.early_wake import VersionLookout
 from syncd.client.follow import Leased, VersionFollower, VersionReader, missing_job
 from syncd.client.heartbeat import Heartbeat
 from syncd.client.own_presence import OwnPresence, join
 from syncd.client.peers import Peers
+from syncd.client.rhythm import VersionLookout
 from syncd.client.sync_policy import NOTHING
 from syncd.client.wait import Pace, Poller, T
 from syncd.context import Closing

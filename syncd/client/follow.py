@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
-from syncd.client.early_wake import VersionLookout
 from syncd.client.own_presence import OwnPresence
 from syncd.client.peers import Peers
+from syncd.client.rhythm import VersionLookout
 from syncd.client.sync_policy import NOTHING, is_new
 from syncd.client.wait import Poller
 from syncd.errors import CorruptDataError, JobMissingError, StorageError, TryAgainError, UsageError
@@ -16,8 +16,7 @@ from syncd.protocol.disk import MISSING, exists, list_if_there
 from syncd.protocol.engine_state import engine_report_of
 from syncd.protocol.layout import ACTOR, Job, step_name
 from syncd.protocol.manifest import Manifest, read_manifest
-from syncd.protocol.presence import Presence
-from syncd.protocol.recent_versions import RECENT, with_recent
+from syncd.protocol.presence import RECENT, Presence, with_recent
 from syncd.protocol.version import Pair, Version, read_version, read_version_or_none
 
 T = TypeVar("T")

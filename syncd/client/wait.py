@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import TypeVar
 
-from syncd.client.early_wake import VersionLookout
+from syncd.client.rhythm import VersionLookout
 from syncd.errors import StorageError, TimedOutError, UsageError, storage_error
 from syncd.protocol.disk import Clock
 from syncd.protocol.mount import mount_of

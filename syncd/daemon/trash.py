@@ -247,12 +247,12 @@ class DeadLeadersTrash:
         return [path for name in old for path in self._in_trash(f"{trash}/{name}")]
 
     def _in_trash(self, trash: str) -> Iterator[str]:
-        """Yield the entries of a term's trash: those of its claim, and those that earlier releases put beside it."""
+        """Yield the entries of a term's trash, which are those of its claims."""
         disk = self._job.disk
-        for entry in list_if_there(disk, trash):
-            path = f"{trash}/{entry.name}"
-            below = list_if_there(disk, path) if is_private(entry) else None
-            yield from [path] if below is None else [f"{path}/{inner.name}" for inner in below]
+        for claim in filter(is_private, list_if_there(disk, trash)):
+            yield from (
+                f"{trash}/{claim.name}/{entry.name}" for entry in list_if_there(disk, f"{trash}/{claim.name}")
+            )
 
     def _delete(self, path: str) -> int:
         try:

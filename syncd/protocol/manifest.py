@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.adapter_base import AdapterBase
-from syncd.protocol.delta_header import DeltaHeader, Shortcut, describe_changes
+from syncd.protocol.delta_header import DeltaHeader, Described, Shortcut, describe_changes
 from syncd.protocol.digest import digest_file, is_digest, name_of
 from syncd.protocol.disk import MISSING, Disk, FileStat, is_directory
 from syncd.protocol.documents import (
@@ -149,7 +149,8 @@ def from_receipts(
     first = receipts[0]
     shards = tuple(record for receipt in receipts for record in receipt.shards)
     files = tuple(record for receipt in receipts for record in receipt.files)
-    description = describe_changes(receipts, shards)
+    has_changes = any(receipt.changes or receipt.roots for receipt in receipts)
+    description = describe_changes(receipts, shards) if has_changes else Described()
     more = description.shortcut.containers if description.shortcut else ()
     names = [record.name for record in (*shards, *files, *more)]
     if len(set(names)) != len(names):

@@ -73,6 +73,12 @@ KINDS: Mapping[str, Kind] = {
     ),
     "presence": Kind(_WARNING, _DAMAGED, "{}", "presence files cannot be read"),
     "tracker": Kind(_WARNING, _DAMAGED, "tracker: {}"),
+    "origin_budget": Kind(
+        _WARNING,
+        "hosts-read-more-than-their-share",
+        "{}",
+        "explorers read more of the last version from the file system than their share",
+    ),
     "obstacle": Kind(_WARNING, _UNREADABLE, "{}", "files cannot be read"),
     "config": Kind(_WARNING, "exit-code-78", "configuration: {}"),
     "document": Kind(_NOTICE, _DAMAGED, "{}", "documents are ignored"),

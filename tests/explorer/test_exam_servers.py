@@ -8,8 +8,10 @@ pytest.importorskip("transformers", reason="needs transformers")
 from support import small_qwen  # noqa: E402
 from support.engine_beds import SmallSglangBed, SmallVllmBed  # noqa: E402
 from support.followers import Scene  # noqa: E402
+from support.proven import probe_of, write_version  # noqa: E402
 
-from explorer_hooks.proof.exam import LABEL, ExamFiles  # noqa: E402
+from explorer_hooks.proof.exam import LABEL  # noqa: E402
+from explorer_hooks.proof.exam_files import ExamFiles, Subject  # noqa: E402
 from syncd.errors import EngineUnreachableError  # noqa: E402
 from syncd.protocol.engine_state import EngineState, engine_report_of  # noqa: E402
 
@@ -45,6 +47,32 @@ def test_a_server_whose_head_stays_gets_no_work(bed):
     assert not follower.may_work()
 
 
+def test_a_server_whose_loads_leave_the_prefix_cache_as_it_was_gets_no_work(bed):
+    bed.inject("stale prefix cache")
+    follower, found = follow(bed, exam="on")
+    assert (found.exam, found.state) == ("failed", EngineState.WRONG)
+    assert "the prefix cache holds keys and values of other weights" in found.reason
+    assert not follower.may_work()
+
+
+def test_a_server_that_has_passed_is_asked_for_the_tokens_of_the_probe_alone_until_it_is_asked_again(bed):
+    hook, asked = bed.open(), []
+    answer = hook.probe
+    hook.probe = lambda target, tokens: asked.append(hook.asks_cache) or answer(target, tokens)
+    follower = bed.scene.follow("e0", hook, retries=0, exam="on", prove_every=1e-9)
+    assert asked
+    assert all(asked)
+    asked.clear()
+    model = small_qwen.model_of(1)
+    write_version(bed.scene.job, 1, model, probe_of(model))
+    bed.scene.tick()
+    assert follower.turn(timeout=60.0).kind == "applied"
+    assert asked == [False]
+    follower.turn(timeout=0.5)
+    assert asked[1:]
+    assert all(asked[1:])
+
+
 def test_a_server_that_goes_away_in_exams_is_given_up_on_and_works(bed):
     hook = bed.open()
 
@@ -69,7 +97,7 @@ def test_a_server_that_others_may_use_is_examined_only_if_that_is_asked_for(bed)
 @pytest.mark.fault("a follower is killed while its engine is examined")
 def test_a_server_that_was_left_in_an_exam_is_put_back_before_anything_else(bed):
     hook = bed.open()
-    with ExamFiles(bed.scene.job).opened(hook.start_directory(), "float32", None) as (_, copy):
+    with ExamFiles(bed.scene.job).opened(Subject(hook.start_directory()), "float32", None) as (_, copy):
         hook.mark(LABEL)
         hook.load(copy)
         hook.commit(copy)

@@ -167,6 +167,7 @@ def untouched(scene, follower, outcome, *words):
         assert word in outcome.reason
         assert word in record.reason
         assert word in report.reason
+    assert all(fields["hint"] for name, fields in scene.told if name == "load_refused")
     assert (record.step, record.refused) == (2, True)
     assert record.digest == read_manifest(scene.job.disk, scene.job.step(2)).digest
     assert scene.engine.log == ["prepare", "load", "commit"]

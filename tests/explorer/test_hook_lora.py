@@ -149,9 +149,8 @@ def test_an_adapter_of_the_same_name_from_another_directory_is_replaced(bed, hoo
     assert bed.runs(target)
 
 
-@pytest.mark.parametrize("left", ["policy-1.10", "policy-1.10.ffffffffffffffff"])
-def test_an_adapter_of_the_same_step_with_other_content_is_replaced(bed, hook, left):
-    target = bed.target((1, 10))
+def test_an_adapter_of_the_same_step_with_other_content_is_replaced(bed, hook):
+    target, left = bed.target((1, 10)), "policy-1.10.ffffffffffffffff"
     bed.engine.adapters[left] = ("/an/older/job", "something else")
     assert hook.current_version().label == left.removeprefix("policy-")
     load(hook, target)

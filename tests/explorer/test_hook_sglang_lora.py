@@ -12,7 +12,7 @@ from support.jobs import shard_bytes
 from support.targets import label, target_of
 
 from explorer_hooks.hook import Running
-from explorer_hooks.hooks.sglang_adapter_limits import require_servable
+from explorer_hooks.hooks.sglang_lora import require_servable
 from explorer_hooks.proof.start_check import StartModel
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, RefusedError
 from syncd.transports.tensors import TensorMeta

@@ -44,7 +44,10 @@ class ModelBed(Bed):
     """A model of this process, with dropout that a probe must keep out."""
 
     dtype = "float32"
-    cannot: ClassVar = dict.fromkeys(("cache", "gone", "checksums"), "the engine is this process")
+    cannot: ClassVar = {
+        **dict.fromkeys(("cache", "gone", "checksums"), "the engine is this process"),
+        "exam": "its start weights lie in no directory",
+    }
 
     def __init__(self, directory):
         self.directory, self.fault = directory, ""
@@ -127,7 +130,10 @@ class OwnEngine:
 
 
 class OwnBed(ModelBed):
-    cannot: ClassVar = dict.fromkeys(("cache", "gone", "checksums"), "the engine is this process")
+    cannot: ClassVar = {
+        **dict.fromkeys(("cache", "gone", "checksums"), "the engine is this process"),
+        "exam": "its start weights lie in no directory",
+    }
 
     def __init__(self, directory):
         self.directory, self.own = directory, OwnEngine()

@@ -17,14 +17,19 @@ pytest.importorskip("transformers", reason="needs transformers")
 from support.followers import Scene  # noqa: E402
 from support.proven import SHARD, probe_of, write_version  # noqa: E402
 from support.small_qwen import model_of  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
 
 from explorer_hooks.hook import ProbeAnswer  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
+from explorer_hooks.proof.exam_model import kind_of  # noqa: E402
 from syncd.protocol.engine_state import EngineState, engine_report_of  # noqa: E402
 from syncd.protocol.probe import write_base_probe  # noqa: E402
 
 ALL = os.environ.get("SYNCD_PROOF") == "full"
 FAULTS = 100 if ALL else 20
+PARTS = 20 if ALL else 2
+"""Engines in each dtype that leave a kind of tensor out of every load."""
+
 GOOD = 100 if ALL else 4
 """Good loads in each dtype."""
 
@@ -79,6 +84,10 @@ class FaultyHook(TransformersHook):
         if self.fault is not None:
             with torch.no_grad():
                 self.fault(self.model.state_dict(), before)
+
+    def reload_start(self):
+        self.cache = None
+        return super().reload_start()
 
 
 def stale(names):
@@ -216,6 +225,42 @@ def test_each_fault_is_found_by_the_check_that_must_find_it(bed):
         bed.publish(step)
         assert bed.follower.turn(timeout=LONG).pair == (1, step), (number, name)
         assert bed.report().state is EngineState.PROVEN
+
+
+def examined(place, dtype, fault=None, *, keeps_cache=False):
+    """Return what an engine with a fault reports after its exam."""
+    os.mkdir(place)
+    model_of(0).to(DTYPES[dtype]).save_pretrained(f"{place}/start")
+    model = AutoModelForCausalLM.from_pretrained(f"{place}/start", dtype=DTYPES[dtype])
+    scene, hook = Scene(f"{place}/job"), FaultyHook(model.eval())
+    hook.fault, hook.keeps_cache = fault, keeps_cache
+    try:
+        follower = scene.follow("e0", hook, retries=0)
+        return engine_report_of(scene.presence().info), follower.may_work()
+    finally:
+        scene.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+def test_each_part_that_no_load_reaches_is_named_before_an_engine_gets_work(tmp_path, dtype):
+    kinds = {}
+    for name in model_of(0).state_dict():
+        kinds.setdefault(kind_of(name), []).append(name)
+    draw = random.Random(dtype)
+    for number, kind in enumerate(draw.choices(sorted(kinds), k=PARTS)):
+        found, may_work = examined(tmp_path / str(number), dtype, stale(kinds[kind]))
+        assert (found.exam, found.state, may_work) == ("failed", EngineState.WRONG, False), kind
+        assert f"{kind} stayed as it was" in found.reason
+        assert found.unseen == ()
+    assert examined(tmp_path / "good", dtype)[0].exam == "passed"
+
+
+@pytest.mark.slow
+def test_a_prefix_cache_that_loads_do_not_reset_fails_the_exam(tmp_path):
+    found, may_work = examined(tmp_path / "one", "float32", keeps_cache=True)
+    assert (found.exam, may_work) == ("failed", False)
+    assert re.search(CHECKS["cache"], found.reason)
 
 
 @pytest.mark.slow

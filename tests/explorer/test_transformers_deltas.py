@@ -193,11 +193,9 @@ def test_waiting_for_generations_is_not_what_a_model_says(scene, monkeypatch):
     scene._stack.callback(hook.close)
     follower, clock = scene.follow("e0", hook), ManualClock()
     hook.parameters._timings = LoadTimings(clock)
-    shut, load = hook._gate.shut, hook.parameters._version.load
+    shut, fill = hook._gate.shut, hook.parameters._fill
     monkeypatch.setattr(hook._gate, "shut", lambda: (clock.sleep(100.0), shut()))
-    monkeypatch.setattr(
-        hook.parameters._version, "load", lambda *given, **more: (clock.sleep(2.0), load(*given, **more))[1]
-    )
+    monkeypatch.setattr(hook.parameters, "_fill", lambda *given: (clock.sleep(2.0), fill(*given))[1])
     scene.whole(1)
     applied(follower, 1)
     assert reader_seconds(scene.presence().info, 1) == 2.0

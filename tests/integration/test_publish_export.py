@@ -18,7 +18,7 @@ from support.publishing import publish_directory
 from syncd.errors import AlreadySealedError, CorruptDataError, NonFiniteError, UsageError
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, missing_files, read_manifest
-from syncd.protocol.probe import Probe, encode_probe
+from syncd.protocol.probe import Probe, encode_probe, read_base_probe
 from syncd.protocol.version import read_marker
 from syncd.publishing import FollowingDisk
 
@@ -94,6 +94,16 @@ def test_a_step_is_published_with_the_probe_of_a_file(shell, job, export, tmp_pa
     assert read_manifest(job.disk, job.step(7)).probe == PROBE
     assert shell("publish", job.root, 8, export).code == 0
     assert read_manifest(job.disk, job.step(8)).probe is None
+
+
+def test_the_baseline_is_recorded_once_a_job(shell, job, export, tmp_path):
+    other = Probe(PROBE.tokens, ((-1.5, -3.0),), "float32", "keep")
+    for step, probe in ((7, PROBE), (8, other)):
+        (tmp_path / "base.json").write_bytes(encode_probe(probe))
+        assert shell("publish", job.root, step, export, "--baseline", tmp_path / "base.json").code == 0
+        assert read_base_probe(job) == PROBE
+    done = shell("publish", job.root, 9, export, "--baseline", tmp_path / "nothing.json")
+    assert (done.code, "the probe's file does not exist" in done.err) == (2, True)
 
 
 def test_a_step_that_no_marker_names_is_announced_with_the_same_probe_only(job, export):

@@ -3,20 +3,24 @@
 A bed needs besides what every bed has: `model(target)`, the model of a version, None: of the start weights, by
 transformers and not by what the engine holds; `inject(fault)`, one of `fake_engines.FAULTS` for the loads to come;
 `load_stale(hook, target)`, a load that leaves the prefix cache as it was; `dtype`, what the engine says of it;
-`stays`, what its checksums say where nothing was loaded. Keys of `cannot`: `cache`, `checksums` and the faults.
+`stays`, what its checksums say where nothing was loaded. Keys of `cannot`: `cache`, `checksums`, `exam`
+and the faults.
 """
 
 import contextlib
 import statistics
 import time
+from dataclasses import replace
 
 import pytest
 
 from explorer_hooks.hook import Running
+from explorer_hooks.proof.exam import DIGEST, LABEL
 from explorer_hooks.proof.parameter_check import Moved, moved
 from support import small_qwen
 from support.hook_contract import IMPATIENCE, bounded, load, needs
 from syncd.errors import EngineUnreachableError, LoadFailedError
+from syncd.protocol.version import Version
 
 CLOSE = 1e-4
 """Nats by which a log-prob in float32 may differ from transformers'."""
@@ -42,6 +46,11 @@ def difference(answer, model, rows=ROWS):
 def stale(answer):
     """Return how far the token after the long prompt is off with the cache."""
     return abs(answer.fresh - answer.cached)
+
+
+def examined(target):
+    """Return the target with the label of an exam."""
+    return replace(target, version=Version(0, 0, target.version.kind, target.path, DIGEST))
 
 
 def load_and_probe(bed, hook, target, rows=ROWS):
@@ -139,6 +148,34 @@ class AnswersProbes:
         answer = load_and_probe(bed, hook, target)
         assert hook.current_version() == Running(target.label)
         assert difference(answer, bed.model(target))[0] > FAR
+
+    @needs("exam")
+    def test_an_exam_is_taken_back(self, bed, hook):
+        """The weights of an exam have a label of their own, and nothing of them stays."""
+        target = examined(bed.target((1, 10)))
+        hook.prepare(target)
+        hook.mark(LABEL)
+        hook.load(target)
+        if hook.probes == "serving" and target.version.kind == "weights":
+            hook.commit(target)
+        assert difference(hook.probe(target, ROWS), bed.model(bed.target((1, 10))))[1] < CLOSE
+        assert hook.current_version().label == LABEL or hook.current_version().paused
+        hook.end_exam()
+        assert hook.current_version() == Running(None)
+        assert not bed.is_paused()
+        assert difference(hook.probe(None, ROWS), bed.model(None))[1] < CLOSE
+        following = bed.target((1, 11))
+        answer = load_and_probe(bed, hook, following)
+        assert difference(answer, bed.model(following))[1] < CLOSE
+
+    @needs("cache")
+    def test_the_cache_is_left_out_of_an_answer_on_request(self, bed, hook):
+        target = bed.target((1, 10))
+        load(hook, target)
+        hook.asks_cache = False
+        answer = hook.probe(target, ROWS)
+        assert (answer.fresh, answer.cached) == (None, None)
+        assert difference(answer, bed.model(target))[1] < CLOSE
 
     @needs("checksums")
     def test_checksums_change_with_a_load_and_with_nothing_else(self, bed, hook):

@@ -92,6 +92,7 @@ def write_adapter(directory, seed, *, rank=_RANK, model=None, layers=ADAPTED):
         "lora_alpha": 2 * rank,
         "target_modules": list(layers),
         "bias": "none",
+        "use_rslora": False,
     }
     with open(f"{directory}/adapter_config.json", "w") as file:
         json.dump(config, file)

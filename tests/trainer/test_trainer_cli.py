@@ -191,11 +191,8 @@ def test_the_stages_command_refuses_to_run_as_a_rank(shell, stages, monkeypatch)
     assert "RANK is set" in err
 
 
-def test_plot_and_export_pass_their_arguments_on(shell, module):
-    plots, exports = module("trainer.reporting.plot", "plot", "x.png"), module("trainer.export", "export")
-    assert shell("plot", "/job")[:2] == (0, "x.png\n")
-    assert shell("plot", "/job", "-o", "y.png")[0] == 0
-    assert plots == [("/job", "/job/plot.png"), ("/job", "y.png")]
+def test_export_passes_its_arguments_on(shell, module):
+    exports = module("trainer.export", "export")
     assert shell("export", "/job", "7", "/out", "--dtype", "float32")[0] == 0
     assert shell("export", "/job", "7", "/out")[0] == 0
     assert exports == [("/job", 7, "/out", "float32"), ("/job", 7, "/out", None)]
@@ -210,12 +207,12 @@ def test_plot_and_export_pass_their_arguments_on(shell, module):
     ],
 )
 def test_errors_are_one_line_with_an_exit_code(shell, module, error, code, said):
-    module("trainer.reporting.plot", "plot", error)
-    ended, out, err = shell("plot", "/job")
+    module("trainer.export", "export", error)
+    ended, out, err = shell("export", "/job", "7", "/out")
     assert (ended, out) == (code, "")
     assert err.startswith(said)
     assert "Traceback" not in err
-    assert "Traceback" in shell("--debug", "plot", "/job")[2]
+    assert "Traceback" in shell("--debug", "export", "/job", "7", "/out")[2]
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,10 @@ from support.trainers import make_trainer, small_config, write_experiences
 from syncd.cli.main import run as syncd
 from syncd.client.client import Client
 from syncd.errors import FencedError, TimedOutError
+from syncd.protocol.engine_state import EngineReport, EngineState
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
+from syncd.protocol.presence import Presence
 from syncd.synchronizer import Synchronizer
 from trainer.rank0 import Rank0
 from trainer.waiting import DAEMON, EVERY, QUIET, DaemonWait, Waiting, wait_text
@@ -60,15 +62,24 @@ def test_a_short_wait_between_steps_is_not_reported():
     assert waiting.seconds == QUIET
 
 
+REFUSING = Presence(
+    "e0", info=EngineReport(EngineState.REFUSED, reason="lm_head.weight is missing").document()
+)
+
+
 @pytest.mark.parametrize(
     ("fields", "end"),
     [
-        ({"living": 0}, "2 of 8 groups have arrived; no explorer is alive: explorer run /a/grpo.toml"),
-        ({"living": 0, "file": ""}, "no explorer is alive: explorer run CONFIG"),
-        ({"living": 3}, "3 explorers alive"),
+        ({"living": {}}, "2 of 8 groups have arrived; no explorer is alive: explorer run /a/grpo.toml"),
+        ({"living": {}, "file": ""}, "no explorer is alive: explorer run CONFIG"),
+        ({"living": {name: Presence(name) for name in "abc"}}, "3 explorers alive"),
+        (
+            {"living": {"a": Presence("a"), "e0": REFUSING}},
+            "2 explorers alive; e0 has state refused: lm_head.weight is missing",
+        ),
         ({"living": None}, "explorers cannot be seen"),
         (
-            {"living": 1, "rejected": 4},
+            {"living": {"a": Presence("a")}, "rejected": 4},
             "4 batches were set aside in /job/experiences/.rejected; 1 explorer alive",
         ),
     ],

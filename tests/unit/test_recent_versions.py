@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from syncd.protocol.presence import Presence
-from syncd.protocol.recent_versions import KEPT_FOR, MOST_RECENT, RECENT, recent_of, with_recent
+from syncd.protocol.presence import KEPT_FOR, MOST_RECENT, RECENT, Presence, recent_of, with_recent
 
 
 def confirmed(presence, pair, at, state="proven"):

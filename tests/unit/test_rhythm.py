@@ -5,8 +5,7 @@ import os
 import pytest
 from support.jobs import ManualClock, write_step
 
-from syncd.client.early_wake import VersionLookout
-from syncd.client.rhythm import FRACTION, GROWING, QUICK, NameChanges, Rhythm, look_after
+from syncd.client.rhythm import FRACTION, GROWING, QUICK, NameChanges, Rhythm, VersionLookout, look_after
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.version import Version

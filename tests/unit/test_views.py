@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -277,7 +278,8 @@ def engine(job, clock, name, state, **more):
 
 def test_status_shows_the_state_of_each_engine_and_its_last_proof(job, clock):
     given_up = (GivenUp(6, "xxh", "it does not fit", refused=True),)
-    more = {"loads": 3, "failures": 2, "load_seconds": 1.25, "proof": PROOF, "given_up": given_up}
+    proof = replace(PROOF, seen=0.3)
+    more = {"loads": 3, "failures": 2, "load_seconds": 1.25, "proof": proof, "given_up": given_up}
     engine(job, clock, "e0", "proven", **more)
     explorer(job, clock, "older")
     document = documents.status(JobViewer(job, clock).read())
@@ -300,7 +302,7 @@ def test_status_shows_the_state_of_each_engine_and_its_last_proof(job, clock):
     assert head.split() == columns.split()
     assert "proven 1 min 30 s" in row
     assert "1.25 s" in row
-    assert "0.00012 of 0.005" in row
+    assert "0.00012 of 0.005, sees 30%" in row
     assert other.split() == ["older", "~", "0", "s", "ago", "running"]
 
 

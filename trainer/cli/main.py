@@ -14,7 +14,6 @@ VERBS: Mapping[str, str] = {
     "train": "Train: consume experiences, write steps.",
     "stages": "Train the stages of one file, one after the other.",
     "config": "Print the schema and the documentation of the file, and the algorithms.",
-    "plot": "Draw a job's curves to a PNG.",
     "export": "Make a Hugging Face directory of a step or full checkpoint.",
 }
 """Each verb with its line of help. `trainer.cli.<verb>` has the command, under its name."""

@@ -23,8 +23,7 @@ from syncd.transports.base import (
     close_senders,
     open_senders,
 )
-from syncd.transports.free_memory import free_memory
-from syncd.transports.host_memory import HostMemory
+from syncd.transports.host_memory import HostMemory, free_memory
 from syncd.transports.ranks import all_or_error, raise_agreed, rank0_or_error
 from trainer.auto_method import senders_of
 from trainer.checkpoints import training_directory

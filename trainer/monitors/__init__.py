@@ -1,1 +1,1 @@
-"""Where metrics go: JSONL always, others by entry point, none of which can stop training."""
+"""Where metrics go: JSONL always, services by entry point, none of which can stop training."""

@@ -1,1 +1,1 @@
-"""What a person sees while it trains: a live display on a terminal, plain lines otherwise; and plots of it."""
+"""What a person sees while it trains: a live display on a terminal, plain lines otherwise."""

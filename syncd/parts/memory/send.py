@@ -31,8 +31,7 @@ from syncd.protocol.receipt import receipts_directory
 from syncd.transports.base import Export, SendContext, Sent, StepContent, WeightSender
 from syncd.transports.files.send import FilesSender
 from syncd.transports.files.step_copy import StepCopy
-from syncd.transports.free_memory import capacity, is_memory, read_free_memory, refusal
-from syncd.transports.host_memory import HostMemory, unlimited
+from syncd.transports.host_memory import HostMemory, capacity, is_memory, read_free_memory, refusal, unlimited
 
 if TYPE_CHECKING:
     from syncd.client.client import Client

@@ -92,24 +92,30 @@ class _Proof(NamedTuple):
 class ParameterVersion:
     """Knows which version the parameters of a model hold, and puts the next one into them.
 
-    Used by one thread. Whoever changes the parameters otherwise calls `forget`; a change without it is found by the
+    Used by one thread. Whoever changes the parameters otherwise makes a new one; a change without it is found by the
     digests.
+
+    Args:
+        whole: The version that they hold, if it was filled from whole files. Its headers are read when changes need
+            them.
     """
 
-    def __init__(self) -> None:
-        self._digest = ""
+    def __init__(self, whole: WeightDirectory | None = None) -> None:
+        self._digest = whole.version.digest if whole else ""
+        self._whole = whole
         self._layouts: Layouts = {}
         self._proof: _Proof | None = None
-
-    def forget(self) -> None:
-        self._digest, self._proof = "", None
 
     def prepare(self, target: WeightDirectory, targets: TargetTensors, fit: Fit) -> None:
         """Make a version of what the parameters hold, if it is stored as changes of that; nothing is written."""
         self._proof = None
         changes = target.changes
         links = self._links(changes) if changes else ()
-        if changes is None or not links or not self._can_read(targets, fit):
+        if changes is None or not links:
+            return
+        if self._whole is not None:
+            self._layouts, self._whole = _layouts_of(self._whole), None
+        if not self._can_read(targets, fit):
             return
         try:
             memory = _ParameterFiles(
@@ -118,7 +124,7 @@ class ParameterVersion:
             chain = Chain(changes.job, links, memory)
             _each(chain, _read_through)
         except BaseDamagedError:
-            self.forget()
+            self._digest = ""
         except (CorruptDataError, OSError) as error:
             if links[-1].delta is None:
                 return  # a shortcut that cannot be used: the shards are whole
@@ -131,14 +137,14 @@ class ParameterVersion:
     ) -> LoadCounts:
         """Fill parameters with a version: as changes if `prepare` has proved them, else whole."""
         proof = self._proof
-        self.forget()
+        self._digest, self._proof = "", None
         if proof is not None and proof.digest == target.version.digest:
             counts = _fill(target, proof.chain, self._layouts, proof.targets, fit)
         elif target.changes is not None and target.changes.manifests[0].delta is not None:
             counts = self._fill_whole(target, target.changes, targets, fit)
         else:
             counts = fill_tensors.load(target, targets, fit, direct=direct)
-            self._layouts = _layouts_of(target)
+            self._whole = target
         self._digest = target.version.digest
         return counts
 
@@ -148,6 +154,7 @@ class ParameterVersion:
         try:
             chain = Chain(changes.job, changes.manifests)
             self._layouts = {_short(record): _layout(chain.head(record), record) for record in _shards(chain)}
+            self._whole = None
         except (CorruptDataError, OSError) as error:
             raise LoadFailedError(f"loading {target.label} failed: {error}") from error
         return _fill(target, chain, self._layouts, targets, fit)

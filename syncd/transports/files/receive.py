@@ -31,6 +31,7 @@ from syncd.transports.files.leased_directory import (
     PayloadFiles,
     payload_of,
 )
+from syncd.transports.files.piece_reader import ORIGIN, PieceReader
 from syncd.transports.files.stage import (
     HostStage,
     StagedCopy,
@@ -48,23 +49,33 @@ if TYPE_CHECKING:
 _DELTA_SOURCE = "syncd.transports.delta.source:DeltaSource"
 """Imported when the first delta is staged: it needs the extra `delta`."""
 
+_PEERS = "peers"
+"""The source of bytes that other hosts gave."""
+
 
 class FilesReceiver(DirectoryReceiver):
     """Receives versions from the job directory, through the stage of this host if there is one.
 
     Args:
         stage: The stage of this host; None to load from the job directory, and deltas from a directory below TMPDIR.
+        reader: Gets the bytes for the stage.
     """
 
     name = "checkpoint"
 
     def __init__(
-        self, client: "Client", options: DirectoryOptions | None = None, stage: HostStage | None = None
+        self,
+        client: "Client",
+        options: DirectoryOptions | None = None,
+        stage: HostStage | None = None,
+        reader: PieceReader = ORIGIN,
     ) -> None:
         super().__init__(client, options)
-        self._stage = stage
+        self._stage, self._reader = stage, reader
         self._scratch: HostStage | None = None
         self._is_full = False
+        self._came_from = ""
+        self._missing_for_deltas = missing_packages("delta")
         self._has_warned = False
         if stage is None:
             sweep_scratch(client.job.root, client.clock)
@@ -74,15 +85,15 @@ class FilesReceiver(DirectoryReceiver):
         has_room = self._options.changes if self._stage is None else not self._is_full
         if not has_room or "weights" not in self._options.kinds:
             return ()
-        if missing := missing_packages("delta"):
-            self._warn(missing)
+        if self._missing_for_deltas:
+            self._warn()
             return ()
         return (READS_DELTA,)
 
-    def _warn(self, missing: list[str]) -> None:
+    def _warn(self) -> None:
         if not self._has_warned:
             self._has_warned = True
-            reason = f"not installed: {', '.join(missing)}"
+            reason = f"not installed: {', '.join(self._missing_for_deltas)}"
             self._options.report("warning", "deltas_disabled", reason=reason, hint=install_command("delta"))
 
     def sweep(self) -> None:
@@ -147,14 +158,14 @@ class FilesReceiver(DirectoryReceiver):
                 return self._held_copy(leased.version, staged, payload)
             checked = self._checked(leased.version, self._disk, leased.path, payload)
         manifest = leased.manifest
-        if self._options.changes and manifest and manifest.shortcut and can_decode():
+        if self._options.changes and manifest and manifest.shortcut and not self._missing_for_deltas:
             checked = replace(checked, changes=StoredChanges(self._client.job, (manifest,)))
         return HeldDirectory(checked, "files", payload.size)
 
     def _find_delta(self, leased: "Leased", timings: LoadTimings) -> HeldDirectory:
         """Return a delta as the directory of a full save, in the stage or below TMPDIR; or as changes."""
         manifest = leased.manifest
-        if manifest is None or not can_decode():
+        if manifest is None or self._missing_for_deltas:
             message = f"step {leased.version.step} is a delta, and numpy or pyarrow is not installed"
             raise RefusedError(message, path=leased.path, hint=install_command("delta"))
         self._require_sizes(leased, manifest)
@@ -220,7 +231,8 @@ class FilesReceiver(DirectoryReceiver):
             base=payload.base,
         )
         check = partial(check_copy, staged.path, payload.records, lambda: False)
-        return HeldDirectory(directory, "stage", payload.size, staged.close, check=check)
+        came_from = self._came_from if verified else ""
+        return HeldDirectory(directory, "stage", payload.size, staged.close, check=check, read_from=came_from)
 
     def _loadable(self, leased: "Leased") -> Version:
         """Return the version as hooks get it.
@@ -237,11 +249,12 @@ class FilesReceiver(DirectoryReceiver):
     def _stage_source(self, leased: "Leased", payload: PayloadFiles, stage: HostStage | None) -> StageSource:
         """Return how the stage gets a version: as changes of a copy that it has, or by copying the files."""
         manifest, report = leased.manifest, self._options.report
+        reader = self._reader if stage is self._stage else ORIGIN
         source_files = self._disk, leased.version, leased.path, payload.records
-        if manifest is None or manifest.changes is None or stage is None or not can_decode():
-            return StageSource(*source_files)
+        if manifest is None or manifest.changes is None or stage is None or self._missing_for_deltas:
+            return StageSource(*source_files, reader=reader)
         source: StageSource = resolve_name(_DELTA_SOURCE)(
-            *source_files, self._client, manifest, stage, report
+            *source_files, self._client, manifest, stage, report, reader=reader
         )
         return source
 
@@ -256,14 +269,12 @@ class FilesReceiver(DirectoryReceiver):
                 return None
 
     def _stage_copy(self, stage: HostStage, source: StageSource) -> StagedCopy:
+        before = self._reader.bytes_by_source().get(_PEERS, 0)
         try:
             staged = stage.provide(source, self._options.stop, self._options.report)
         except StageFullError:
             self._is_full = True
             raise
         self._is_full = False
+        self._came_from = _PEERS if self._reader.bytes_by_source().get(_PEERS, 0) > before else ""
         return staged
-
-
-def can_decode() -> bool:
-    return not missing_packages("delta")

@@ -13,8 +13,7 @@ from support.gateway_case import write_file
 from explorer_hooks.cli.main import run as command_line
 from explorer_hooks.parts.agents.answers import AnswerParser
 from explorer_hooks.parts.agents.api_errors import ApiError
-from explorer_hooks.parts.agents.parameter_types import typed_value
-from explorer_hooks.parts.agents.tool_formats import read_calls, written_format
+from explorer_hooks.parts.agents.tool_formats import read_calls, typed_value, written_format
 from explorer_hooks.run.tokens import TransformersTokens
 
 SHIPPED = {

@@ -103,8 +103,6 @@ def test_steps_are_served_while_the_job_runs_and_after_it_was_rewound(tmp_path: 
 def test_what_does_not_go_together_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "job").mkdir()
     assert run(["republish", str(tmp_path / "job")]) == 2
-    assert run(["import", "--watch", str(tmp_path / "job")]) == 2
-    assert run(["import", "--watch", str(tmp_path / "none"), "--to", str(tmp_path / "out")]) == 74
     assert run(["republish", str(tmp_path / "job"), "--to", str(tmp_path / "job/inside"), "--once"]) == 2
     assert "beside it" in capsys.readouterr().err
     assert run(["republish", str(tmp_path / "none"), "--to", str(tmp_path / "out")]) == 74

@@ -13,9 +13,9 @@ from syncd.parts.memory.send import SLACK, MemoryCopies
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, read_manifest
 from syncd.protocol.memory_copies import OWNER, copies_in, hold_copy, is_copy_of, lock_directory
-from syncd.transports import free_memory
+from syncd.transports import host_memory
 from syncd.transports.files.step_saver import StepSaver
-from syncd.transports.free_memory import FreeMemory, MemoryLeft, is_memory, read_free_memory, refusal
+from syncd.transports.host_memory import FreeMemory, MemoryLeft, is_memory, read_free_memory, refusal
 
 pytestmark = pytest.mark.group("mounts")
 
@@ -293,6 +293,6 @@ def test_the_memory_left_is_read_from_every_limited_control_group(tmp_path, monk
         for name, figure in zip(names, figures, strict=False):
             (tmp_path / group / name).write_text(f"{figure}\n")
         (tmp_path / group / "memory.stat").write_text(f"anon 7\n{names[2]} 100\n")
-    found = sorted(free_memory._left(str(tmp_path), "/a/b/c", names))
+    found = sorted(host_memory._left(str(tmp_path), "/a/b/c", names))
     assert found == [MemoryLeft(200, 2000), MemoryLeft(700, 1000)]
-    assert list(free_memory._left(str(tmp_path), "/elsewhere", names)) == []
+    assert list(host_memory._left(str(tmp_path), "/elsewhere", names)) == []

@@ -18,7 +18,7 @@ from syncd.parts.page.charts import ChartReader
 from syncd.protocol.layout import Job
 from trainer.monitors.jsonl import read_history
 from trainer.monitors.several import Monitors
-from trainer.reporting.plot import draw
+from trainer.parts.plot.plot import draw
 
 OF_FAMILIES = {
     "evaluation": ("eval/reward", "eval/pass_at_K"),

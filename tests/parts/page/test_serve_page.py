@@ -196,7 +196,14 @@ def test_the_page_asks_for_a_reload_if_the_schema_is_newer(show, server):
 
 def test_the_page_shows_the_state_of_each_engine_with_its_last_proof(show, server):
     document = server.get().document
-    proof = {"version": "1.2", "mean": 0.00012, "worst": 0.1, "tolerance": 0.005, "calibrated": None}
+    proof = {
+        "version": "1.2",
+        "mean": 0.00012,
+        "worst": 0.1,
+        "tolerance": 0.005,
+        "calibrated": None,
+        "seen": 0.3,
+    }
     engine = {
         "state": "proven",
         "since": document["status"]["at"] - 90,
@@ -207,6 +214,7 @@ def test_the_page_shows_the_state_of_each_engine_with_its_last_proof(show, serve
         "load_seconds": 1.25,
         "proof": proof,
         "given_up": [],
+        "exam": "passed",
     }
     row = {**document["status"]["explorers"][0], "heart": "alive", "alive": True, "lag": 0}
     wrong = {**engine, "state": "wrong", "ready": False, "proof": None, "load_seconds": None, "failures": 0}
@@ -216,6 +224,7 @@ def test_the_page_shows_the_state_of_each_engine_with_its_last_proof(show, serve
     text = page.inner_text("#explorers")
     assert re.search(r"proven 1 min 3\d s", text)
     assert "loaded in 1.25 s \u00b7 1 failed load \u00b7 difference 0.00012 of 0.0050" in text
+    assert "changes of 30 % of the model or more would be seen \u00b7 exam passed" in text
     assert re.search(r"wrong 1 min 3\d s", text)
     assert "1 engine not ready" in page.inner_text("#tiles")
 

@@ -5,7 +5,6 @@ import click
 from syncd.console import UncheckedPath
 from syncd.jobfile.overrides import JobFileCommand, overrides_argument
 from trainer.cli.train import check_file, plugin_names
-from trainer.parts.importing.republish_command import DTYPES, republish
 
 AFTER = "stages"
 """The verb behind which `--help` lists this one."""
@@ -53,11 +52,6 @@ SOURCES = ("trinity", "verl", "prime-rl", "trl")
     type=click.Choice(SOURCES),
     help="Print what becomes of each key of a project, and end.",
 )
-# What `trainer republish` is now.
-@click.option("--watch", metavar="JOB", type=UncheckedPath(file_okay=False), hidden=True)
-@click.option("--once", is_flag=True, hidden=True)
-@click.option("--state-dir", metavar="DIR", type=UncheckedPath(file_okay=False), hidden=True)
-@click.option("--dtype", type=click.Choice(DTYPES), default="bfloat16", hidden=True)
 @click.pass_context
 def import_(
     ctx: click.Context,
@@ -70,10 +64,6 @@ def import_(
     checkpoint: str | None,
     resume: bool,
     keys_of: str | None,
-    watch: str | None,
-    once: bool,
-    state_dir: str | None,
-    dtype: str,
 ) -> None:
     r"""Turn FILE, a configuration of Trinity-RFT, verl, prime-rl or TRL, into a job file.
 
@@ -103,13 +93,6 @@ def import_(
 
     if keys_of is not None:
         click.echo(markdown(read_table(keys_of)), nl=False)
-        return
-    if watch is not None:
-        if file or overrides or to is None:
-            raise click.UsageError(
-                "--watch JOB goes with --to DIR and with no FILE: trainer republish JOB --to DIR"
-            )
-        ctx.invoke(republish, job=watch, to=to, once=once, state_dir=state_dir, dtype=dtype)
         return
     path = check_file("FILE", file or "")
     imported = import_config(

@@ -1,7 +1,7 @@
 // Each explorer: whether it lives, what it runs, how far it is behind, and the state of its engine.
 
 import { ago, bar, chip, FOLD, heart, more, node, put, table, unfold } from "./dom.js";
-import { count, pair, plain, where } from "./text.js";
+import { count, pair, plain, size, where } from "./text.js";
 
 export const section = {
   id: "explorers",
@@ -50,12 +50,14 @@ function engine(row, now) {
   if (isGone(row)) {
     return node("span", "heart off", found.state === "stopped" ? "stopped" : `was ${plain(found.state)}`);
   }
-  const { state, since, ready, load_seconds: seconds, failures, proof } = found;
+  const { state, since, ready, load_seconds: seconds, failures, proof, exam } = found;
   const style = ENGINES[state] ?? "";
   const figures = [
     seconds === null ? "" : `loaded in ${seconds.toPrecision(3)} s`,
     failures ? `${count(failures, "failed load", "failed loads")}` : "",
     proof ? `difference ${proof.mean.toPrecision(2)} of ${proof.tolerance.toPrecision(2)}` : "",
+    proof && proof.seen ? `changes of ${Math.round(100 * proof.seen)} % of the model or more would be seen` : "",
+    exam === "passed" || exam === "failed" ? `exam ${exam}` : "",
   ].filter(Boolean);
   return node(
     "span",
@@ -78,6 +80,10 @@ function explorer(row, worst, engines) {
   const gone = isGone(row);
   const name = node("span", "", node("strong", "", plain(row.id)), " ", node("span", "quiet", where(row)));
   const lag = row.lag === null ? "" : row.lag ? node("span", "lag", `${row.lag}`, bar(row.lag / worst, row.lag > 1 ? "wait" : "", "behind")) : "0";
+  if (row.read) {
+    const shown = `read ${size(row.read.origin)}, ${size(row.read.peers)} of peers`;
+    runs.push(" ", node("span", row.read.over_budget ? "bad" : "quiet", shown));
+  }
   const status = row.status === "require_sync" ? chip("waits for a version", "accent") : "";
   return [gone ? "faint" : "", [name, heart(row), ...engines, node("span", "", ...runs, " ", status), lag, row.leases.join(", ")]];
 }

@@ -1,9 +1,12 @@
-"""`trainer plot`: a job's curves."""
+"""`trainer plot`: draw a job's curves to a PNG."""
 
 import click
 
 from syncd.arguments import job_argument
 from syncd.console import UncheckedPath
+
+AFTER = "config"
+"""The verb behind which `--help` lists this one."""
 
 
 @click.command()
@@ -25,6 +28,6 @@ def plot(job: str, out: str | None) -> None:
     Example:
       trainer plot /shared/jobs/first -o curves.png
     """
-    from trainer.reporting.plot import plot as draw  # noqa: PLC0415
+    from trainer.parts.plot.plot import plot as draw  # noqa: PLC0415
 
     click.echo(draw(job, out or f"{job}/plot.png"))

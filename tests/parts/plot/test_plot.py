@@ -2,6 +2,7 @@
 
 import math
 import os
+import subprocess
 import sys
 
 import pytest
@@ -12,10 +13,11 @@ pytest.importorskip("matplotlib", reason="plots need matplotlib")
 from syncd.errors import ConfigError, JobMissingError, NotReadyError, StorageError, UsageError
 from syncd.extras import install_command
 from syncd.jsonl import append
+from trainer.cli.main import run
 from trainer.monitors.base import MonitoredRun
 from trainer.monitors.jsonl import Jsonl
 from trainer.parts.evaluation.watch import EVERY, EvaluationWatch, evaluation_history
-from trainer.reporting.plot import draw, plot
+from trainer.parts.plot.plot import draw, plot
 
 FULL = {
     "critic/score/mean": 0.5,
@@ -298,3 +300,20 @@ def test_plot_errors_have_exit_codes_and_hints(new_job, tmp_path, monkeypatch):
     with pytest.raises(ConfigError) as caught:
         plot(job, f"{tmp_path}/out.png")
     assert caught.value.hint == install_command("plot")
+
+
+def test_the_command_passes_its_arguments_on(monkeypatch, capsys):
+    calls = []
+    monkeypatch.setattr("trainer.parts.plot.plot.plot", lambda *given: (calls.append(given), "x.png")[1])
+    assert run(["plot", "/job"]) == 0
+    assert capsys.readouterr().out == "x.png\n"
+    assert run(["plot", "/job", "-o", "y.png"]) == 0
+    assert calls == [("/job", "/job/plot.png"), ("/job", "y.png")]
+
+
+def test_matplotlib_is_imported_by_a_plot_alone():
+    code = "import sys, trainer.parts.plot.plot; print({'torch', 'matplotlib'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "set()\n"
