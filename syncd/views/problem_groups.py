@@ -39,7 +39,7 @@ class Kind(NamedTuple):
 
 _CRITICAL, _WARNING, _NOTICE = Severity
 _UNREADABLE, _DAMAGED = "a-file-cannot-be-read", "a-document-is-damaged"
-_DEAD = "an-explorer-or-a-trainer-counts-as-dead"
+_DEAD = "an-explorer-or-a-trainer-is-dead"
 
 KINDS: Mapping[str, Kind] = {
     "daemon": Kind(_CRITICAL, "no-daemon-leads", "{}"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from syncd.errors import RefusedError, TryAgainError
-from syncd.parts.hosts.asking import AskError, Request
+from syncd.parts.hosts.asking import AskError, HostRequest
 from syncd.parts.hosts.judgement import (
     WINDOW,
     HostProgress,
@@ -91,7 +91,7 @@ class Gather:
         self._asked: Counter[int] = Counter()
         self._through: set[int] = set()
         self._reading: set[int] = set()
-        self._flying: dict[str, dict[int, Request]] = {host: {} for host in together.members}
+        self._flying: dict[str, dict[int, HostRequest]] = {host: {} for host in together.members}
         self._recent: dict[str, deque[tuple[float, int]]] = {host: deque() for host in together.members}
         self._strikes: Counter[str] = Counter()
         self._absent: dict[str, float] = {}
@@ -274,7 +274,7 @@ class Gather:
 
     def _ask_all(self, host: str) -> None:
         while (number := self._next_of(host)) is not None:
-            request = Request(host, self._together.token)
+            request = HostRequest(host, self._together.token)
             try:
                 self._ask(host, number, request)
                 self._strikes[host] = 0
@@ -287,7 +287,7 @@ class Gather:
                 with self._changed:
                     self._flying[host].pop(number, None)
 
-    def _ask(self, host: str, number: int, request: Request) -> None:
+    def _ask(self, host: str, number: int, request: HostRequest) -> None:
         piece, claim = self._plan.pieces[number], self._work.claim(number)
         with self._changed:
             self._flying[host][number] = request
@@ -400,7 +400,7 @@ class Gather:
         since = max(now - WINDOW, self._calm_since)
         return HostProgress(max(left, 0), sum(count for at, count in self._recent[host] if at >= since))
 
-    def _take_from(self, host: str, keep: int) -> list[Request]:
+    def _take_from(self, host: str, keep: int) -> list[HostRequest]:
         """Move what a late host would not deliver in time; return the requests that are to be ended."""
         queue, kept, flying = self._queues[host], deque[int](), self._flying[host]
         pieces = self._plan.pieces

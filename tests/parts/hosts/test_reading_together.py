@@ -156,7 +156,7 @@ def test_hosts_with_different_lists_get_the_right_bytes(fleet, monkeypatch):
 
 def test_a_host_that_does_not_answer_is_given_up(fleet, monkeypatch):
     monkeypatch.setattr(asking, "SILENT", 0.2)
-    monkeypatch.setattr(asking.Request.__init__, "__defaults__", (1.0, 0.2))
+    monkeypatch.setattr(asking.HostRequest.__init__, "__defaults__", (1.0, 0.2))
     fleet.whole(1)
     hosts = fleet.add(2)
     fleet.list()
