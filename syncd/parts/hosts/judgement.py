@@ -12,7 +12,7 @@ from typing import Literal
 STRIKES = 3
 """Time-outs in a row after which a host is asked nothing more for this version."""
 
-SLACK = 2.0
+SLACK = 1.0
 """Seconds, and a tenth of the time until now, that a host may be later than most."""
 
 WINDOW = 3.0
