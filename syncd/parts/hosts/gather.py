@@ -307,7 +307,8 @@ class Gather:
             while not self._over and self._left and host not in self.tally.removed:
                 while queue:
                     number = queue.popleft()
-                    if not self._work.has(number):
+                    # What this host reads for others meanwhile comes sooner than from a host that has been late.
+                    if not self._work.has(number) and number not in self._reading:
                         return number
                 self._changed.wait(1.0)
         return None
