@@ -113,7 +113,10 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--versions", type=int, default=1000, help="at each learning rate")
-    parser.add_argument("--engines", type=int, default=10, help="that stop, at each learning rate")
+    parser.add_argument(
+        "--engines", type=int, default=10, help="engines that stop loading a part, at each learning rate"
+    )
+    parser.add_argument("--whole", type=int, default=10, help="engines that stop loading anything")
     parser.add_argument("--json", help="where the figures are kept")
     return parser.parse_args()
 
@@ -205,16 +208,17 @@ def _judge_good(
 
 
 def _engines(model: Any, options: argparse.Namespace) -> tuple[Engine, list[Engine]]:
+    """Return a right engine, and those that stop."""
     kinds: dict[str, list[str]] = {}
     for name in model.state_dict():
         kinds.setdefault(kind_of(name), []).append(name)
     kinds[_ALL] = list(model.state_dict())
-    draw = random.Random(3)
+    draw, last = random.Random(3), max(3, options.versions // 2)
     parts = [draw.choice(sorted(kinds)) for _ in range(options.engines)]
-    stops = [draw.randrange(2, max(3, options.versions // 2)) for _ in parts]
-    return Engine("", (), 1), [
-        Engine(part, kinds[part], since) for part, since in zip(parts, stops, strict=True)
-    ]
+    stopped = [Engine(part, kinds[part], draw.randrange(2, last)) for part in parts]
+    draw = random.Random(4)
+    whole = [Engine(_ALL, kinds[_ALL], draw.randrange(2, last)) for _ in range(options.whole)]
+    return Engine("", (), 1), [*stopped, *whole]
 
 
 def _probe(model: Any, state: State, tokens: Tokens) -> Probe:
@@ -241,10 +245,13 @@ def _figures(
 def _show(one: Mapping[str, Any]) -> None:
     alarms = json.dumps(one["false_alarms"])
     print(f"learning rate {one['rate']:g}, noise {one['noise']:.3g} nats, false alarms {alarms}")
-    for rule in ("change", "tolerance"):
-        ages = sorted(engine[rule] for engine in one["engines"] if rule in engine)
-        middle = f"median {statistics.median(ages):g}, most {max(ages)}" if ages else ""
-        print(f"  {rule}: {len(ages)} of {len(one['engines'])} found {middle}", flush=True)
+    for is_whole in (False, True):
+        engines = [engine for engine in one["engines"] if (engine["part"] == _ALL) is is_whole]
+        for rule in ("change", "tolerance"):
+            ages = sorted(engine[rule] for engine in engines if rule in engine)
+            middle = f"median {statistics.median(ages):g}, most {max(ages)}" if ages else ""
+            what = "everything" if is_whole else "a part"
+            print(f"  {what}, by {rule}: {len(ages)} of {len(engines)} found {middle}", flush=True)
 
 
 if __name__ == "__main__":
