@@ -23,7 +23,7 @@ PARTS := $(sort $(notdir $(wildcard tests/parts/[a-z]*)))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-vllm demo-agents demo-daemon test test-fast publish-races test-gpu test-matrices test-faults test-kills-ppo test-kills-lora test-proof test-exam test-slurm test-vllm test-sglang test-verifiers test-openai-clients test-tinker test-verl08 test-verl-legacy test-megatron lint test-without test-without-each format test-install docs soak soak-simulator soak-parts broadcast-faults agent-kills delta-versions bench learn learn-tasks learn-verifiers clean
+.PHONY: help setup demo demo-vllm demo-agents demo-daemon test test-fast publish-races test-gpu test-matrices test-faults test-kills-ppo test-kills-lora test-proof test-exam test-slurm test-vllm test-sglang test-verifiers test-openai-clients test-tinker test-verl08 test-verl-legacy test-megatron lint test-without test-without-each format test-install docs soak soak-simulator soak-parts broadcast-faults agent-kills delta-versions test-peers bench learn learn-tasks learn-verifiers clean
 
 ## help: this list
 help:
@@ -254,6 +254,13 @@ agent-kills: $(READY)
 delta-versions: $(READY)
 	SYNCD_DELTA_VERSIONS=$(or $(VERSIONS),1000) SYNCD_SEED=$(SEED) \
 		$(BIN)/python -m pytest tests/explorer/test_delta_versions.py $(PYTEST_ARGS)
+
+# Namespaces with limited links, as root; without, it says why it is skipped. Half an hour or two: hosts x ways x faults, and a hundred
+# random schedules of kills. A cell whose result is in the file is not run again.
+## test-peers: hosts that read together, in network namespaces: every fault, 100 schedules of kills (as root)
+test-peers: $(READY)
+	PYTHONPATH=.:tests:tests/parts/hosts $(BIN)/python -m peer_matrix --out benchmarks/results/peers.json
+	SYNCD_PEERS=full $(RECORDED) $(BIN)/python -m pytest tests/parts/hosts/test_peers_bed.py $(PYTEST_ARGS)
 
 ## bench: the daemon, measured
 bench: $(READY)

@@ -6,6 +6,9 @@ The core names groups, and a part the objects in them, in setup.cfg. An object i
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 
+DAEMON_PARTS = "syncd.daemon_parts"
+"""What works in the daemon's ticks (`syncd/daemon/parts.py`)."""
+
 
 def registered(group: str) -> Mapping[str, EntryPoint]:
     """Return the entry points of a group by name, in the order of names; nothing is imported."""

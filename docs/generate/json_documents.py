@@ -222,6 +222,16 @@ class Engine(TypedDict):
 
 
 @with_config(STRICT)
+class ReadBytes(TypedDict):
+    origin: int
+    """Bytes that its host read from the job's file system since its start."""
+    peers: int
+    """Bytes that it read from other hosts."""
+    over_budget: bool
+    """Whether it read more of the last version from the file system than a quarter beyond its share."""
+
+
+@with_config(STRICT)
 class Explorer(TypedDict):
     id: str
     """Its identity."""
@@ -247,6 +257,8 @@ class Explorer(TypedDict):
     """Its engine; null if it reports none that can be read."""
     leases: list[int]
     """The steps that it reads."""
+    read: ReadBytes | None
+    """Where its host's bytes came from; null unless it also reads from other hosts."""
 
 
 @with_config(STRICT)

@@ -83,6 +83,11 @@ def _hook_names(_: click.Context, __: click.Parameter, incomplete: str) -> "list
 )
 @_path("--stage", "Directory for one copy per host, such as /dev/shm/syncd.", "DIR")
 @click.option(
+    "--peers",
+    metavar="HOST:PORT",
+    help="With --stage: read each version together with the job's other hosts; this one gives its pieces here.",
+)
+@click.option(
     "--policy",
     metavar="POLICY",
     default="newest",

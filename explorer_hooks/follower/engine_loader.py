@@ -574,7 +574,7 @@ def _require_confirmed(directory: WeightDirectory, running: Running) -> None:
             hint="an engine must report the whole label that it was given",
         )
     if running.paused:
-        raise LoadFailedError(f"the engine was given {directory.label} and takes no work")
+        raise LoadFailedError(f"the engine loaded {directory.label} and stayed paused")
 
 
 def _interrupted(error: EngineUnreachableError) -> InterruptedLoadError:

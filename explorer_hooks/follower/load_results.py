@@ -105,7 +105,7 @@ class LoadResults:
         self.failed.clear()
         seconds = round(sum(spent for part, spent in timings.items() if part != NOTICED), 6)
         more = {} if filled is None else {"filled": round(filled, 6)}
-        loaded = {"step": held.pair[1], "source": held.source, "seconds": seconds, **more}
+        loaded = {"step": held.pair[1], "source": held.shown_source, "seconds": seconds, **more}
         facts = {"staged": held.staged_at, "loaded": loaded, "timings": dict(timings), "bytes": self._bytes}
         self.publish(facts, loads=self._reporter.report.loads + 1, load_seconds=seconds)
 
@@ -114,7 +114,7 @@ class LoadResults:
         version, is_proven = label_of(held.pair), self._status.is_proven
         proof = self._prover.last if is_proven else None
         figures = figures_of(proof) if proof else {}
-        fields = {"version": version, "proven": is_proven, "source": held.source, **figures, **timings}
+        fields = {"version": version, "proven": is_proven, "source": held.shown_source, **figures, **timings}
         self._reporter.event("info", "version_applied", **fields)
         if proof and has_grown(proof):
             self._reporter.event("warning", "proof_difference_grew", version=version, **figures)

@@ -54,6 +54,9 @@ class FollowOptions:
     # Steps that the engine may be behind and still be given work; None for any number.
     max_lag: int | None = None
     stage: str | None = None  # a local directory for one copy per host; None to load from the job directory
+    # Where this host gives its pieces of versions to others, and so reads the rest from them: HOST:PORT, or
+    # NAME=ADDRESS of another reader than http. None to read from the job directory alone.
+    peers: str | None = None
     # How closely a version is checked before the engine gets it; by default every byte is hashed.
     verify: Verification | str = Verification.CONTENT
     retries: int = 2  # how often a version that failed to load is tried again
@@ -76,6 +79,9 @@ class FollowOptions:
 
     def __post_init__(self) -> None:
         policy_of(self)
+        if self.peers and not self.stage:
+            hint = "--stage /dev/shm/syncd --peers HOST:PORT"
+            raise ConfigError("peers need a stage: hosts give each other what they have staged", hint=hint)
         try:
             Verification(self.verify)
         except ValueError:

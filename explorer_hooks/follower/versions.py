@@ -21,6 +21,7 @@ from syncd.transports.files.leased_directory import (
     open_nearer_receivers,
     refuse_damage,
 )
+from syncd.transports.files.piece_reader import ORIGIN, PieceReader, ReaderContext, open_reader
 from syncd.transports.files.receive import FilesReceiver
 from syncd.transports.files.stage import HostStage
 
@@ -201,13 +202,14 @@ class Fetcher:
             raise ConfigError(f"the hook {hook.name} loads no directories, so it cannot follow versions")
         self._client = client
         self._stage = HostStage(options.stage, client.job.root, client.clock) if options.stage else None
+        self._reader = _open_reader(options, client, self._stage, report)
         verify = Verification(options.verify)
         if verify is Verification.CONTENT and hook.checks_content:
             verify = Verification.HEADER  # the hook itself compares the content while it loads
         self._hook = hook if isinstance(hook, ChangesHook) and hook.reads_changes else None
         wanted = DirectoryOptions(hook.kinds, verify, stop, report, changes=self._hook is not None)
         self._nearer = open_nearer_receivers(client, wanted)
-        self._files = FilesReceiver(client, wanted, self._stage)
+        self._files = FilesReceiver(client, wanted, self._stage, self._reader)
         self._publish_reads()
 
     def fetch(self, wanted: Version | int, timings: LoadTimings) -> HeldDirectory:
@@ -236,6 +238,7 @@ class Fetcher:
     def close(self) -> None:
         """Remove the staged copies that no process of this host uses, and their directory if it is empty."""
         self._files.close()
+        self._reader.close()
         if self._stage is not None:
             self._stage.close()
 
@@ -251,3 +254,12 @@ class Fetcher:
         directory = self._files.find(leased, timings)
         assert directory is not None, "the job directory has every version"
         return directory
+
+
+def _open_reader(
+    options: FollowOptions, client: Client, stage: HostStage | None, report: ReportEvent
+) -> PieceReader:
+    if not options.peers or stage is None:
+        return ORIGIN
+    place = stage.directory
+    return open_reader(options.peers, lambda address: ReaderContext(address, client, place, report))

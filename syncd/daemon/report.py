@@ -17,6 +17,7 @@ from syncd.protocol.engine_state import EngineReport, EngineState, engine_of
 from syncd.protocol.entry_problem import EntryProblem
 from syncd.protocol.mount import MountState, MountTrouble
 from syncd.protocol.presence import RunningStatus, recent_of
+from syncd.protocol.read_bytes import ReadBytes, read_bytes_of
 from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import BELIEVED_GENERATION, MISSING_MARKER, Version
 
@@ -248,7 +249,9 @@ def _engines(before: Mapping[str, Module], after: Mapping[str, Module]) -> Itera
         now, was = _engine(module), _engine(before.get(name))
         if now is None or now == was:
             continue
-        yield Message(event_names.ENGINE_REPORTED, "debug", {"explorer": name, **_figures(now)})
+        read = read_bytes_of(module.presence.info)
+        figures = {**_figures(now), **_read_figures(read)}
+        yield Message(event_names.ENGINE_REPORTED, "debug", {"explorer": name, **figures})
         state = was.state if was else None
         if now.state is not state and (now.state.is_trouble or (state and state.is_trouble)):
             fields = {"explorer": name, "state": now.state.value, "before": state and state.value}
@@ -328,6 +331,12 @@ def _figures(engine: EngineReport) -> dict[str, Any]:
     }
 
 
+def _read_figures(read: ReadBytes | None) -> dict[str, Any]:
+    if read is None:
+        return {}
+    return {"origin_bytes": read.origin, "peer_bytes": read.peers, "over_budget": read.over_budget}
+
+
 def _level(state: EngineState) -> Level:
     if state in (EngineState.WRONG, EngineState.DEAD):
         return "error"
@@ -374,7 +383,19 @@ def symptoms(snapshot: Snapshot) -> Iterator[Problem]:
         yield "version", snapshot.version_problem
     if version and version.kind != "remote" and _is_missing(snapshot, version.step):
         yield "published_step", f"step {version.step} is published and no longer complete"
+    yield from _over_budget(snapshot)
     yield from _documents(snapshot)
+
+
+def _over_budget(snapshot: Snapshot) -> Iterator[Problem]:
+    """Yield the explorers whose other hosts were lost, slow or wrong, so that they read their bytes as well."""
+    for name, module in snapshot.explorers.items():
+        read = read_bytes_of(module.presence.info)
+        if module.alive and not _has_left(module) and read is not None and read.over_budget:
+            yield (
+                "origin_budget",
+                f"explorer {name} read more of the last version from the file system than its share",
+            )
 
 
 def _documents(snapshot: Snapshot) -> Iterator[Problem]:

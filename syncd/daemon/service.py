@@ -12,6 +12,7 @@ from typing import Any
 from syncd.config import DaemonConfig
 from syncd.daemon.examine import VerifyLevel, problems_of, shortcut_problem_of
 from syncd.daemon.leader import DaemonLeader
+from syncd.daemon.parts import DaemonParts
 from syncd.daemon.plan import Plan, plan, still_holds
 from syncd.daemon.removals import Removals
 from syncd.daemon.report import EventReporter, change_fields, describe, lag_of, totals
@@ -72,6 +73,7 @@ class Daemon:
         self.leader = DaemonLeader(job, config, clock, self._reporter, process, gone)
         self._scanner = Scanner(job, clock, config.ttl, self.leader.progress)
         self.removals = Removals(job, clock, self.leader, self._scanner, self._reporter, background)
+        self.parts = DaemonParts(job, clock, self.leader, self._reporter)
         self.error: SyncdError | None = None
         self.trouble: MountTrouble | None = None
         self._retry = _RETRY_LEAST
@@ -153,6 +155,7 @@ class Daemon:
         before = self.snapshot
         self._scan(woken=woken)
         self.found_news = self.snapshot.marker != before.marker
+        self._run_parts()
         self._act(before)
         self.leader.beat()
         self.leader.on_progress()
@@ -168,6 +171,7 @@ class Daemon:
             self.removals.pause(self.config.ttl)
         self._scanner.reset(term.floor)
         self.removals.begin_term(term)
+        self.parts.begin_term()
         self._reconciled = float("-inf")
 
     @property
@@ -207,6 +211,7 @@ class Daemon:
             self._amend(self.plan.amend)
         reporter.publish_differences(before, scanned)
         if published is not None:
+            self._run_parts()
             self._report_published(published, scanned)
             self.leader.progress()
             self._prove_shortcut(scanned.steps[published.step])
@@ -219,9 +224,13 @@ class Daemon:
         removals.forget_explorers(self.snapshot)
         removals.empty_trash(self.snapshot, self.config)
 
+    def _run_parts(self) -> None:
+        """Let parts work: before the plan, which may depend on it, and again once a version is published."""
+        self.snapshot = self.parts.act(self.snapshot, self.config)
+
     def _interval(self) -> float:
         """Return the seconds after which to scan again without an event."""
-        waits = [BEAT]
+        waits = [BEAT, self.parts.every]
         if any(step.state is StepState.FILLING for step in self.snapshot.steps.values()):
             waits.append(FILLING_EVERY)
         if self.plan.due_in is not None:

@@ -69,8 +69,9 @@ EXPLORER_LEFT: Final = "explorer_left"
 EXPLORER_LAG_CHANGED: Final = "explorer_lag_changed"
 """An explorer is another number of steps behind than before. [debug: explorer, lag]"""
 ENGINE_REPORTED: Final = "engine_reported"
-"""A live explorer reports something new of its engine; seen within 5 s. [debug: explorer, state, ready,
-failures, load_seconds, mean, tolerance]"""
+"""A live explorer reports something new of its engine; seen within 5 s. Bytes: where it reads from other
+hosts too. [debug: explorer, state, ready, failures, load_seconds, mean, tolerance, origin_bytes, peer_bytes,
+over_budget]"""
 ENGINE_STATE_CHANGED: Final = "engine_state_changed"
 """An engine came into trouble or out of it. error: wrong, dead; warning: unreachable, refused, failed.
 [error, warning, info: explorer, state, before, reason]"""

@@ -64,6 +64,15 @@ _GAUGES = {
     "engine_load_seconds": ("Seconds of the engine's last load.", "explorer"),
     "engine_proof_difference": ("Mean difference of the engine's last proof, in nats.", "explorer"),
     "engine_proof_tolerance": ("Mean difference up to which a version is proven, in nats.", "explorer"),
+    "explorer_origin_bytes": (
+        "Bytes that an explorer with peers has read from the job's file system since its start.",
+        "explorer",
+    ),
+    "explorer_peer_bytes": ("Bytes that it has read from other hosts since then.", "explorer"),
+    "explorer_over_budget": (
+        "1 if it read more of the last version from the file system than a quarter beyond its share.",
+        "explorer",
+    ),
     "mount_state": ("1 for the state that the job's file system is in, 0 for the others.", "state"),
     "mount_stuck_seconds": ("Seconds that an operation on the file system has not returned; 0 without one.",),
     "info": ("Constant 1.", "version"),
@@ -122,6 +131,9 @@ _OF_EXPLORER = {
     "load_seconds": "engine_load_seconds",
     "mean": "engine_proof_difference",
     "tolerance": "engine_proof_tolerance",
+    "origin_bytes": "explorer_origin_bytes",
+    "peer_bytes": "explorer_peer_bytes",
+    "over_budget": "explorer_over_budget",
 }
 """The gauges with the label `explorer`, by the field of an event."""
 

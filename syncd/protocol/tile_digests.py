@@ -14,21 +14,32 @@ from syncd.protocol.digest import digest_bytes
 from syncd.protocol.receipt import ShardRoots
 from syncd.protocol.safetensors import Header
 
-_RECORD = struct.Struct("<QQ16s")
+RECORD = struct.Struct("<QQ16s")
+"""Of one tile: its first byte in the file, its bytes, and their xxh3_128."""
 
 
 class FileRoot:
     """The root of one file: a digest over place and digest of each of its tiles, in order."""
 
     def __init__(self) -> None:
-        self._state = xxhash.xxh3_128()
+        self._records = bytearray()
 
     def add_tile(self, offset: int, length: int, digest: bytes) -> None:
         """Add the next tile, with the xxh3_128 of its bytes."""
-        self._state.update(_RECORD.pack(offset, length, digest))
+        self._records += RECORD.pack(offset, length, digest)
+
+    @property
+    def records(self) -> bytes:
+        """Return the place and digest of each tile, one after the other: what the root is the digest of."""
+        return bytes(self._records)
 
     def hexdigest(self) -> str:
-        return self._state.hexdigest()
+        return root_of_records(self._records)
+
+
+def root_of_records(records: bytes | bytearray) -> str:
+    """Return the root of a file from the records of its tiles."""
+    return xxhash.xxh3_128_hexdigest(records)
 
 
 class TileHasher:
@@ -53,6 +64,11 @@ class TileHasher:
     def hexdigest(self) -> str:
         """Return the root of the file, once all of its bytes were given."""
         return self._root.hexdigest()
+
+    @property
+    def records(self) -> bytes:
+        """Return the records of the tiles so far (`FileRoot.records`)."""
+        return self._root.records
 
     def _begin(self) -> None:
         self._tile = next(

@@ -44,6 +44,7 @@ from syncd.protocol.layout import (
     Job,
     check_identity,
     is_relative_name,
+    receipt_name,
 )
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.manifest import (
@@ -66,6 +67,7 @@ from syncd.protocol.receipt import (
     whole_attempt,
     write_receipt,
 )
+from syncd.protocol.tile_table import SUFFIX, TileRecords, encode_tiles
 from syncd.protocol.version import write_marker
 
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
@@ -153,6 +155,13 @@ class StepWriter:
                 raise
             disk.sync_directory(directory)
         return FileRecord(name, size, content, tensors)
+
+    def tiles(self, writer: int, records: TileRecords) -> None:
+        """Leave the table of the tiles of the shard files that this writer wrote whole, before its receipt."""
+        name = receipt_name(writer, self.world_size).removesuffix(".json") + SUFFIX
+        with self._explained():
+            self._check_there()
+            self.job.disk.replace(f"{receipts_directory(self.path)}/{name}", encode_tiles(records))
 
     def receipt(
         self,

@@ -64,11 +64,14 @@ def publish_export(
     """
 
     def write(writer: StepWriter) -> Content:
-        shards, roots = [], list[ShardRoots]()
+        shards, roots, tiles = [], list[ShardRoots](), dict[str, bytes]()
         for name in export.shards:
-            record, root = _copy(writer, disk, export, name, check=not allow_nonfinite)
+            record, tiled = _copy(writer, disk, export, name, check=not allow_nonfinite)
             shards.append(record)
-            roots.append(ShardRoots(record.name, root))
+            roots.append(ShardRoots(record.name, tiled.hexdigest()))
+            tiles[record.name] = tiled.records
+        if export.kind == "weights":
+            writer.tiles(1, tiles)
         files = [copy_file(writer, disk, export, name) for name in export.files]
         return Content(shards, files, export.kind, roots if export.kind == "weights" else ())
 
@@ -193,8 +196,8 @@ def require_unchanged(disk: Disk, export: Export, name: str, size: int) -> None:
 
 def _copy(
     writer: StepWriter, disk: Disk, export: Export, name: str, *, check: bool
-) -> tuple[FileRecord, str]:
-    """Copy a shard and check that it is finite; return its record and its root."""
+) -> tuple[FileRecord, TileHasher]:
+    """Copy a shard and check that it is finite; return its record and its tiles."""
     header, path = export.shards[name], f"{export.directory}/{name}"
     finite, tiled = FiniteCheck(header, path), TileHasher(header)
 
@@ -203,7 +206,7 @@ def _copy(
             finite.feed(piece)
         tiled.feed(piece)
 
-    return copy_file(writer, disk, export, name, see), tiled.hexdigest()
+    return copy_file(writer, disk, export, name, see), tiled
 
 
 def _seen(pieces: Iterator[bytes], see: Callable[[bytes], None]) -> Iterator[bytes]:

@@ -14,6 +14,7 @@ from syncd.daemon.snapshot import Module, Snapshot
 from syncd.protocol.engine_state import EngineReport, EngineState, engine_of
 from syncd.protocol.mount import MountState, mount_trouble
 from syncd.protocol.presence import Presence, RunningStatus
+from syncd.protocol.read_bytes import read_bytes_of
 from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import pair_document
 from syncd.stall.host_state import HostFile
@@ -217,6 +218,7 @@ def _explorer(view: JobView, name: str) -> Document:
         "lag": lag_of(view.snapshot, module),
         "engine": engine and engine.document(),
         "leases": list(presence.leases),
+        "read": read.document() if (read := read_bytes_of(presence.info)) else None,
     }
 
 

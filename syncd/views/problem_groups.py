@@ -39,7 +39,7 @@ class Kind(NamedTuple):
 
 _CRITICAL, _WARNING, _NOTICE = Severity
 _UNREADABLE, _DAMAGED = "a-file-cannot-be-read", "a-document-is-damaged"
-_DEAD = "an-explorer-or-a-trainer-counts-as-dead"
+_DEAD = "an-explorer-or-a-trainer-is-dead"
 
 KINDS: Mapping[str, Kind] = {
     "daemon": Kind(_CRITICAL, "no-daemon-leads", "{}"),
@@ -73,6 +73,12 @@ KINDS: Mapping[str, Kind] = {
     ),
     "presence": Kind(_WARNING, _DAMAGED, "{}", "presence files cannot be read"),
     "tracker": Kind(_WARNING, _DAMAGED, "tracker: {}"),
+    "origin_budget": Kind(
+        _WARNING,
+        "hosts-read-more-than-their-share",
+        "{}",
+        "explorers read more of the last version from the file system than their share",
+    ),
     "obstacle": Kind(_WARNING, _UNREADABLE, "{}", "files cannot be read"),
     "config": Kind(_WARNING, "exit-code-78", "configuration: {}"),
     "document": Kind(_NOTICE, _DAMAGED, "{}", "documents are ignored"),

@@ -229,7 +229,10 @@ def _filling(filling: Iterable[Document]) -> Table:
 
 def _explorers(explorers: list[Document], rows: int, now: float) -> Table:
     engines = _ENGINE_COLUMNS if any(item["engine"] for item in explorers) else ()
-    table = _table("explorer", "heartbeat", "status", *engines, "applied", "loading", "lag", "leases", "host")
+    reads = ("read",) if any(item["read"] for item in explorers) else ()
+    table = _table(
+        "explorer", "heartbeat", "status", *engines, "applied", "loading", "lag", "leases", *reads, "host"
+    )
     for item in sorted(explorers, key=_attention)[:rows]:
         table.add_row(
             item["id"],
@@ -240,6 +243,7 @@ def _explorers(explorers: list[Document], rows: int, now: float) -> Table:
             _pair(item["loading"]),
             _lag(item["lag"]),
             " ".join(map(str, item["leases"])),
+            *(_read(item["read"]) for _ in reads),
             _where(item),
         )
     if len(explorers) > rows:
@@ -260,6 +264,14 @@ def _engine(engine: Document | None, now: float) -> tuple[Text, str, Text, str]:
         Text(str(engine["failures"]), "yellow" if engine["failures"] else ""),
         "" if proof is None else f"{proof['mean']:.2g} of {proof['tolerance']:.2g}{_power(proof)}",
     )
+
+
+def _read(read: Document | None) -> Text:
+    """Return where bytes came from: `1.2 GB, 3.4 GB of peers`."""
+    if read is None:
+        return Text("")
+    shown = f"{size(read['origin'])}, {size(read['peers'])} of peers"
+    return Text(shown, "yellow" if read["over_budget"] else "")
 
 
 def _power(proof: Document) -> str:

@@ -7,12 +7,12 @@ deltas after it are read from the job. Imports numpy and pyarrow.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.delta_header import DeltaHeader
-from syncd.protocol.disk import MISSING, remove_tree
+from syncd.protocol.disk import MISSING, Disk, remove_tree
 from syncd.protocol.layout import ACTOR
 from syncd.protocol.lineage import CHAIN_LIMIT, read_parent
 from syncd.protocol.local_disk import LocalDisk
@@ -20,7 +20,7 @@ from syncd.protocol.manifest import Manifest
 from syncd.protocol.receipt import FileRecord
 from syncd.transports.delta.chain import BaseDamagedError, Chain, WholeFiles
 from syncd.transports.files.copy_files import give_up_if, make_directories, new_file, several_at_once
-from syncd.transports.files.stage import HostStage, StagedCopy, StageSource
+from syncd.transports.files.stage import HostStage, StagedCopy, StageFullError, StageSource
 
 if TYPE_CHECKING:
     from syncd.client.client import Client
@@ -63,6 +63,11 @@ class DeltaSource(StageSource):
             if route.copy is None and len(route.links) == 1:
                 StageSource.write(self, target, stop)
                 return True
+            if route.copy is None and self.reader.copy_made(self.manifest, self.wanted, target, stop):
+                return True
+            if route.copy is None and self.reader.is_shared:
+                with contextlib.suppress(StageFullError), self._staged_keyframe(route.links[-1], stop):
+                    return self._wrote(target, stop)
             try:
                 self._build(route, target, stop)
             except BaseDamagedError as error:
@@ -126,9 +131,29 @@ class DeltaSource(StageSource):
     def _copy_of(self, digest: str) -> StagedCopy | None:
         return None if digest in self._damaged else self.stage.find_digest(digest)
 
+    @contextlib.contextmanager
+    def _staged_keyframe(self, keyframe: Manifest, stop: Callable[[], bool]) -> Iterator[None]:
+        """Hold a copy of the keyframe, which hosts divide among them, while the block lasts."""
+        version = replace(self.version, step=keyframe.step, digest=keyframe.digest)
+        records = tuple(
+            record._replace(name=record.name.removeprefix(f"{ACTOR}/"))
+            for record in (*keyframe.shards, *keyframe.files)
+            if record.name.startswith(f"{ACTOR}/")
+        )
+        directory = f"{self.client.job.step(keyframe.step)}/{ACTOR}"
+        source = StageSource(self.disk, version, directory, records, reader=self.reader)
+        with contextlib.closing(self.stage.provide(source, stop)):
+            yield
+
     def _build(self, route: _Route, target: str, stop: Callable[[], bool]) -> None:
+        with self.reader.nearer([link for link in route.links if link.changes], stop) as disk:
+            self._build_from(disk, route, target, stop)
+
+    def _build_from(self, disk: Disk | None, route: _Route, target: str, stop: Callable[[], bool]) -> None:
+        """Build the files from containers that are read from a file system, None for that of the job."""
         base = WholeFiles(LocalDisk(), route.copy.path, is_copy=True) if route.copy else None
-        chain = Chain(self.client.job, route.links, base)
+        job = replace(self.client.job, disk=disk) if disk else self.client.job
+        chain = Chain(job, route.links, base)
         make_directories(target, self.records)
 
         def build(record: FileRecord, over: Callable[[], bool]) -> None:

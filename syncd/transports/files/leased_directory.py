@@ -88,6 +88,7 @@ class HeldDirectory:
     check: Callable[[], None] | None = None
     # Closes the lease on the step, which is the caller's before `keep_lease`.
     lease: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    read_from: str = ""  # where its bytes came from, if that says more than `source`: peers
 
     def keep_lease(self, lease: contextlib.ExitStack) -> Self:
         self.lease = lease.pop_all()
@@ -96,6 +97,11 @@ class HeldDirectory:
     @property
     def pair(self) -> Pair:
         return self.directory.version.pair
+
+    @property
+    def shown_source(self) -> str:
+        """Return where its bytes came from, for people to read."""
+        return self.read_from or self.source
 
     @property
     def staged_at(self) -> str | None:

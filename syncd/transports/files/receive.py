@@ -31,6 +31,7 @@ from syncd.transports.files.leased_directory import (
     PayloadFiles,
     payload_of,
 )
+from syncd.transports.files.piece_reader import ORIGIN, PieceReader
 from syncd.transports.files.stage import (
     HostStage,
     StagedCopy,
@@ -48,23 +49,32 @@ if TYPE_CHECKING:
 _DELTA_SOURCE = "syncd.transports.delta.source:DeltaSource"
 """Imported when the first delta is staged: it needs the extra `delta`."""
 
+_PEERS = "peers"
+"""The source of bytes that other hosts gave."""
+
 
 class FilesReceiver(DirectoryReceiver):
     """Receives versions from the job directory, through the stage of this host if there is one.
 
     Args:
         stage: The stage of this host; None to load from the job directory, and deltas from a directory below TMPDIR.
+        reader: Gets the bytes for the stage.
     """
 
     name = "checkpoint"
 
     def __init__(
-        self, client: "Client", options: DirectoryOptions | None = None, stage: HostStage | None = None
+        self,
+        client: "Client",
+        options: DirectoryOptions | None = None,
+        stage: HostStage | None = None,
+        reader: PieceReader = ORIGIN,
     ) -> None:
         super().__init__(client, options)
-        self._stage = stage
+        self._stage, self._reader = stage, reader
         self._scratch: HostStage | None = None
         self._is_full = False
+        self._came_from = ""
         self._missing_for_deltas = missing_packages("delta")
         self._has_warned = False
         if stage is None:
@@ -221,7 +231,8 @@ class FilesReceiver(DirectoryReceiver):
             base=payload.base,
         )
         check = partial(check_copy, staged.path, payload.records, lambda: False)
-        return HeldDirectory(directory, "stage", payload.size, staged.close, check=check)
+        came_from = self._came_from if verified else ""
+        return HeldDirectory(directory, "stage", payload.size, staged.close, check=check, read_from=came_from)
 
     def _loadable(self, leased: "Leased") -> Version:
         """Return the version as hooks get it.
@@ -238,11 +249,12 @@ class FilesReceiver(DirectoryReceiver):
     def _stage_source(self, leased: "Leased", payload: PayloadFiles, stage: HostStage | None) -> StageSource:
         """Return how the stage gets a version: as changes of a copy that it has, or by copying the files."""
         manifest, report = leased.manifest, self._options.report
+        reader = self._reader if stage is self._stage else ORIGIN
         source_files = self._disk, leased.version, leased.path, payload.records
         if manifest is None or manifest.changes is None or stage is None or self._missing_for_deltas:
-            return StageSource(*source_files)
+            return StageSource(*source_files, reader=reader)
         source: StageSource = resolve_name(_DELTA_SOURCE)(
-            *source_files, self._client, manifest, stage, report
+            *source_files, self._client, manifest, stage, report, reader=reader
         )
         return source
 
@@ -257,10 +269,12 @@ class FilesReceiver(DirectoryReceiver):
                 return None
 
     def _stage_copy(self, stage: HostStage, source: StageSource) -> StagedCopy:
+        before = self._reader.bytes_by_source().get(_PEERS, 0)
         try:
             staged = stage.provide(source, self._options.stop, self._options.report)
         except StageFullError:
             self._is_full = True
             raise
         self._is_full = False
+        self._came_from = _PEERS if self._reader.bytes_by_source().get(_PEERS, 0) > before else ""
         return staged

@@ -164,7 +164,10 @@ class SaveFiles:
         shards = self._write_shard(save, share.layout, put, digest)
         whole = TimedBytes(share.layout.size, self._clock.monotonic() - begun)
         self.times = self.times._replace(whole=whole)
-        return shards, [ShardRoots(record.name, digest.root) for record in shards if digest.root]
+        roots = [ShardRoots(record.name, digest.root) for record in shards if digest.root]
+        if roots:
+            save.writer.tiles(self._number, {shard.name: digest.tile_records for shard in roots})
+        return shards, roots
 
     def _write_shard(
         self, save: StepSave, layout: ShardLayout, put: Callable[[ShardWriter], None], digest: ShardDigest

@@ -152,6 +152,11 @@ class ShardDigest:
         """Return the root of the file in hexadecimal, empty if none is computed."""
         return self._tiles.hexdigest() if self._tiles is not None else ""
 
+    @property
+    def tile_records(self) -> bytes:
+        """Return the records of its tiles, of which the root is a digest."""
+        return self._tiles.records if self._tiles is not None else b""
+
     def _check_finite(self, content: torch.Tensor, start: int) -> None:
         end = start + content.numel()
         while self._check and (tensor := self._tensor) is not None and tensor.start < end:

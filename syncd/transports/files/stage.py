@@ -21,19 +21,20 @@ import re
 import tempfile
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from syncd.errors import TROUBLESHOOTING, ConfigError, CorruptDataError, StorageError
 from syncd.protocol.disk import Clock, Disk, is_temporary, remove_tree, temporary_name
 from syncd.protocol.file_lock import FileLock, lock_file
 from syncd.protocol.local_disk import LocalDisk, SystemClock
-from syncd.protocol.memory_copies import is_private, size_of
+from syncd.protocol.memory_copies import is_private
 from syncd.protocol.mount import mount_of
 from syncd.protocol.path_trust import weak_level
 from syncd.protocol.process import Process
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Version
-from syncd.transports.files.copy_files import check_copy, copy_files
+from syncd.transports.files.copy_files import check_copy
+from syncd.transports.files.piece_reader import ORIGIN, PieceReader, WantedFiles
 
 STALLED = 30.0
 """Seconds without progress after which another process's copy is no longer waited for."""
@@ -57,6 +58,7 @@ class StageSource:
     version: Version
     directory: str  # the directory that the names of the files are relative to
     records: Sequence[FileRecord]
+    reader: PieceReader = field(default=ORIGIN, kw_only=True)  # gets the bytes
 
     @property
     def key(self) -> str:
@@ -69,7 +71,11 @@ class StageSource:
 
     def write(self, target: str, stop: Callable[[], bool]) -> None:
         """Write the files into a new directory, every byte of them checked; `stop` is polled."""
-        copy_files(self.disk, self.directory, target, self.records, stop)
+        self.reader.copy(self.wanted, target, stop)
+
+    @property
+    def wanted(self) -> WantedFiles:
+        return WantedFiles(self.disk, self.directory, self.records, self.version.digest)
 
 
 class StagedCopy:
@@ -136,6 +142,11 @@ class HostStage:
             hint = f"--stage /dev/shm/syncd  # {TROUBLESHOOTING}#a-stage-must-be-local-to-this-host"
             raise ConfigError(problem, path=directory, hint=hint)
         self._sweep_all(keep=_newest(self._own))
+
+    @property
+    def directory(self) -> str:
+        """Return the directory of the copies of this job."""
+        return self._own
 
     def provide(
         self,
@@ -281,8 +292,8 @@ class HostStage:
         )
 
     def _progress(self, key: str) -> int:
-        """Return the bytes of an unfinished copy."""
-        return sum(size_of(f"{self._own}/{name}") for name in _names(self._own) if _is_part(name, key))
+        """Return the bytes that are written of an unfinished copy; its files may have their whole sizes at once."""
+        return sum(_written(f"{self._own}/{name}") for name in _names(self._own) if _is_part(name, key))
 
     def _sweep(self, directory: str, keep: str = "") -> None:
         names = _names(directory)
@@ -303,6 +314,15 @@ class HostStage:
         for name in _names(directory):
             if _is_part(name, key):
                 remove_tree(self._disk, f"{directory}/{name}")
+
+
+def _written(path: str) -> int:
+    size = 0
+    for directory, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                size += os.lstat(f"{directory}/{name}").st_blocks
+    return size
 
 
 def _existing(path: str, held: FileLock) -> StagedCopy | None:

@@ -1,7 +1,7 @@
 // Each explorer: whether it lives, what it runs, how far it is behind, and the state of its engine.
 
 import { ago, bar, chip, FOLD, heart, more, node, put, table, unfold } from "./dom.js";
-import { count, pair, plain, where } from "./text.js";
+import { count, pair, plain, size, where } from "./text.js";
 
 export const section = {
   id: "explorers",
@@ -80,6 +80,10 @@ function explorer(row, worst, engines) {
   const gone = isGone(row);
   const name = node("span", "", node("strong", "", plain(row.id)), " ", node("span", "quiet", where(row)));
   const lag = row.lag === null ? "" : row.lag ? node("span", "lag", `${row.lag}`, bar(row.lag / worst, row.lag > 1 ? "wait" : "", "behind")) : "0";
+  if (row.read) {
+    const shown = `read ${size(row.read.origin)}, ${size(row.read.peers)} of peers`;
+    runs.push(" ", node("span", row.read.over_budget ? "bad" : "quiet", shown));
+  }
   const status = row.status === "require_sync" ? chip("waits for a version", "accent") : "";
   return [gone ? "faint" : "", [name, heart(row), ...engines, node("span", "", ...runs, " ", status), lag, row.leases.join(", ")]];
 }

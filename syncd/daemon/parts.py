@@ -1,0 +1,58 @@
+"""Parts of the daemon: what other packages do in each of its ticks, under its term."""
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from syncd.registered import DAEMON_PARTS, registered
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from syncd.config import DaemonConfig
+    from syncd.daemon.leader import DaemonLeader
+    from syncd.daemon.report import EventReporter
+    from syncd.daemon.snapshot import Snapshot
+    from syncd.protocol.disk import Clock
+    from syncd.protocol.layout import Job
+
+
+class DaemonPart(Protocol):
+    """One part of the daemon of a job: what `open` of a registered object returns."""
+
+    @property
+    def every(self) -> float:
+        """Return the seconds after which it wants another tick; infinity if it waits for nothing."""
+
+    def begin_term(self) -> None:
+        """Forget what it knows: this daemon has begun to lead."""
+
+    def act(self, snapshot: "Snapshot", options: Any) -> "Snapshot":
+        """Do its work in a tick, before the plan and again after a publish; return what the plan shall know.
+
+        Args:
+            options: What its table says, None without one.
+        """
+
+
+class DaemonParts:
+    """All parts of one daemon."""
+
+    def __init__(self, job: "Job", clock: "Clock", leader: "DaemonLeader", reporter: "EventReporter") -> None:
+        kinds = registered(DAEMON_PARTS).items()
+        self._parts: Mapping[str, DaemonPart] = {
+            name: kind.load().open(job, clock, leader, reporter) for name, kind in kinds
+        }
+
+    @property
+    def every(self) -> float:
+        """Return the seconds after which one of them wants another tick."""
+        return min((part.every for part in self._parts.values()), default=float("inf"))
+
+    def begin_term(self) -> None:
+        for part in self._parts.values():
+            part.begin_term()
+
+    def act(self, snapshot: "Snapshot", config: "DaemonConfig") -> "Snapshot":
+        del config  # no part has a table yet
+        for part in self._parts.values():
+            snapshot = part.act(snapshot, None)
+        return snapshot

@@ -1,0 +1,61 @@
+"""What the leader does for hosts that read from each other: it writes their list and their token."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from syncd.daemon.leader import DaemonLeader
+from syncd.daemon.report import EventReporter
+from syncd.daemon.snapshot import Snapshot
+from syncd.errors import ConfigError
+from syncd.parts.hosts.members import MEMBERS, TOKEN, encode_members, members_of, new_token, read_token
+from syncd.protocol.disk import Clock
+from syncd.protocol.layout import Job
+
+
+class MembersDuty:
+    """Keeps the list of hosts while this daemon leads; without hosts that have peers it writes nothing."""
+
+    every = float("inf")
+
+    def __init__(self, job: Job, leader: DaemonLeader) -> None:
+        self._job, self._leader = job, leader
+        self._written: list[str] = []
+
+    def begin_term(self) -> None:
+        self._written = []
+
+    def act(self, snapshot: Snapshot, options: Any) -> Snapshot:
+        """Write the list if it has changed."""
+        del options
+        alive = (module.presence for module in snapshot.explorers.values() if module.alive)
+        members, term = members_of(alive), self._leader.term
+        if term is not None and members != self._written:
+            if read_token(self._job) is None:
+                term.publish(f"{self._job.state}/{TOKEN}", new_token())
+            term.publish(f"{self._job.state}/{MEMBERS}", encode_members(members, term.token))
+            self._written = members
+        return snapshot
+
+
+class HostsPart:
+    """The part of the daemon; its table has no key: hosts join by `--peers` of their followers."""
+
+    def open(self, job: Job, clock: Clock, leader: DaemonLeader, reporter: EventReporter) -> MembersDuty:
+        del clock, reporter
+        return MembersDuty(job, leader)
+
+    def read(self, table: Mapping[str, Any], where: str, document: Mapping[str, Any]) -> None:
+        del document
+        hint = "explorer.follow.peers, or syncd follow --peers HOST:PORT"
+        raise ConfigError(
+            f"[daemon.hosts] takes no key: {', '.join(table) or 'it is empty'}", path=where, hint=hint
+        )
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+
+    def options(self) -> Iterable[Callable[[Any], Any]]:
+        return ()
+
+
+PART = HostsPart()

@@ -1,0 +1,102 @@
+"""The files that pieces are written into, and who may write which piece now.
+
+A piece that was asked of a second host may still come from the first. Only the attempt that claimed it last writes
+it, and none does once it is proven, so bytes of a late or wrong host never change a proven piece.
+"""
+
+import itertools
+import os
+import threading
+from collections.abc import Callable
+
+from syncd.parts.hosts.pieces import PiecePlan, PieceProof
+from syncd.parts.hosts.shelf import LivePieces
+
+_LOCKS = 64
+
+
+class SupersededError(Exception):
+    """Another attempt has claimed the piece, or it is proven."""
+
+
+class Claim:
+    """One attempt to get one piece."""
+
+    def __init__(self, work: "PiecesInWork", number: int, identity: int) -> None:
+        self._work, self._number, self._identity = work, number, identity
+        piece = work.plan.pieces[number]
+        self._at, self._proof = piece.offset, PieceProof(piece)
+
+    def write(self, chunk: memoryview) -> None:
+        """Take the next bytes of the piece."""
+        self._work.write_claimed(self._number, self._identity, chunk, self._at)
+        self._proof.feed(chunk)
+        self._at += len(chunk)
+
+    def finish(self) -> bool:
+        """Return whether the bytes match their digests; then the piece is proven."""
+        if not self._proof.is_proven():
+            return False
+        self._work.prove(self._number, self._identity)
+        return True
+
+
+class PiecesInWork:
+    """The files of a plan below a directory, with the marks of what is proven.
+
+    Args:
+        target: The directory, which is there.
+        proven: Called with each piece that is proven.
+    """
+
+    def __init__(self, plan: PiecePlan, target: str, live: LivePieces, proven: Callable[[int], None]) -> None:
+        self.plan, self._live, self._proven = plan, live, proven
+        self._claims: dict[int, int] = {}
+        self._numbers = itertools.count(1)
+        self._locks = [threading.Lock() for _ in range(_LOCKS)]
+        self._files = [_new_file(f"{target}/{file.name}", file.size) for file in plan.files]
+
+    def has(self, number: int) -> bool:
+        return self._live.marks[number] == 1
+
+    def claim(self, number: int) -> Claim:
+        """Claim a piece; whoever had claimed it writes no more of it."""
+        with self._locks[number % _LOCKS]:
+            if self.has(number):
+                raise SupersededError
+            identity = self._claims[number] = next(self._numbers)
+            return Claim(self, number, identity)
+
+    def write_claimed(self, number: int, identity: int, chunk: memoryview, offset: int) -> None:
+        with self._locks[number % _LOCKS]:
+            self._require(number, identity)
+            self._write(self.plan.pieces[number].file, chunk, offset)
+
+    def write_own(self, file: int, chunk: memoryview, offset: int) -> None:
+        """Write bytes that are no piece."""
+        self._write(file, chunk, offset)
+
+    def prove(self, number: int, identity: int) -> None:
+        with self._locks[number % _LOCKS]:
+            self._require(number, identity)
+            self._live.mark(number)
+        self._proven(number)
+
+    def close(self) -> None:
+        for descriptor in self._files:
+            os.close(descriptor)
+
+    def _require(self, number: int, identity: int) -> None:
+        if self.has(number) or self._claims[number] != identity:
+            raise SupersededError
+
+    def _write(self, file: int, chunk: memoryview, offset: int) -> None:
+        while chunk:
+            done = os.pwrite(self._files[file], chunk, offset)
+            chunk, offset = chunk[done:], offset + done
+
+
+def _new_file(path: str, size: int) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    os.truncate(descriptor, size)
+    return descriptor

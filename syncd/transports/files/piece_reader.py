@@ -1,0 +1,112 @@
+"""The seam under a stage: where the bytes of a step come from. Alone it is the origin, the file system of the job.
+
+Another package registers a way to get them from nearer places under the entry point group `syncd.piece_readers`.
+Imports no torch.
+"""
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from syncd.errors import ConfigError
+from syncd.protocol.disk import Disk
+from syncd.protocol.manifest import Manifest
+from syncd.protocol.receipt import FileRecord
+from syncd.registered import registered
+from syncd.transports.files.copy_files import copy_files
+
+if TYPE_CHECKING:
+    from syncd.client.client import Client
+
+GROUP = "syncd.piece_readers"
+
+ReportEvent = Callable[..., None]
+"""Hears an event: its level, its name, and its fields as keywords."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantedFiles:
+    """The files of one step that a stage wants."""
+
+    disk: Disk  # the file system of the job
+    directory: str  # the directory there that the names of the files are relative to
+    records: Sequence[FileRecord]
+    digest: str  # of the step's manifest, which identifies the step on every host
+
+
+class PieceReader(ABC):
+    """Gets the files of a step; a follower has one."""
+
+    is_shared: ClassVar[bool] = False
+    """Whether hosts divide what they read among them: a keyframe that a chain begins with is then staged first."""
+
+    @abstractmethod
+    def copy(self, wanted: WantedFiles, target: str, stop: Callable[[], bool]) -> None:
+        """Write files that the job stores into a new directory, every byte of them checked; `stop` is polled."""
+
+    def copy_made(
+        self, manifest: Manifest, wanted: WantedFiles, target: str, stop: Callable[[], bool]
+    ) -> bool:
+        """Write the files that a chain makes, from where they are whole already.
+
+        Args:
+            manifest: Of the step, which has changes of an earlier one.
+
+        Returns:
+            Whether they were written, and checked; False leaves nothing behind.
+        """
+        del manifest, wanted, target, stop
+        return False
+
+    @contextlib.contextmanager
+    def nearer(self, links: Sequence[Manifest], stop: Callable[[], bool]) -> Iterator[Disk | None]:
+        """Have the containers of steps nearer while the block lasts.
+
+        Yields:
+            The file system to read them from instead of that of the job, None for that of the job.
+        """
+        del links, stop
+        yield None
+
+    def bytes_by_source(self) -> Mapping[str, int]:
+        """Return the bytes that were read since the start, by where they came from; empty if nothing counts them."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing
+        """Give up what the reader holds."""
+
+
+class OriginReader(PieceReader):
+    """Reads everything from the file system of the job."""
+
+    def copy(self, wanted: WantedFiles, target: str, stop: Callable[[], bool]) -> None:
+        copy_files(wanted.disk, wanted.directory, target, wanted.records, stop)
+
+
+ORIGIN = OriginReader()
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderContext:
+    """What a registered reader is opened with."""
+
+    address: str  # what the user gave, without the name of the reader
+    client: "Client"
+    stage: str  # the directory of the copies of this job on this host
+    report: ReportEvent
+
+
+def open_reader(text: str, context: Callable[[str], ReaderContext]) -> PieceReader:
+    """Return the reader that `[NAME=]ADDRESS` names; without a name it is `http`."""
+    name, separator, address = text.partition("=")
+    if not separator:
+        name, address = "http", text
+    readers = registered(GROUP)
+    if name not in readers:
+        there = ", ".join(readers)
+        hint = f"--peers HOST:PORT, or NAME=ADDRESS with one of {there}" if there else "leave --peers out"
+        raise ConfigError(f"no reader of other hosts is called {name[:80]!r}", hint=hint)
+    reader: PieceReader = readers[name].load()(context(address))
+    return reader
