@@ -23,7 +23,7 @@ PARTS := $(sort $(notdir $(wildcard tests/parts/[a-z]*)))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-vllm demo-agents demo-daemon test test-fast publish-races test-gpu test-matrices test-faults test-kills-ppo test-kills-lora test-proof test-exam test-slurm test-vllm test-sglang test-verifiers test-openai-clients test-tinker test-verl08 test-verl-legacy test-megatron lint test-without test-without-each format test-install docs soak soak-simulator soak-parts broadcast-faults agent-kills delta-versions test-peers bench learn learn-tasks learn-verifiers clean
+.PHONY: help setup demo demo-vllm demo-agents demo-daemon test test-fast publish-races test-gpu test-matrices test-faults test-kills-ppo test-kills-lora test-proof test-exam test-slurm test-vllm test-sglang test-verifiers test-openai-clients test-mirror test-tinker test-verl08 test-verl-legacy test-megatron lint test-without test-without-each format test-install docs soak soak-simulator soak-parts broadcast-faults agent-kills delta-versions test-peers bench learn learn-tasks learn-verifiers clean
 
 ## help: this list
 help:
@@ -148,6 +148,17 @@ test-verifiers: $(READY) $(if $(SYNCD_VERIFIERS_PYTHON),,.venv-verifiers/.ready)
 ## test-openai-clients: openai, openai-agents, LangChain and litellm (SYNCD_OPENAI_CLIENTS_PYTHON, else installed)
 test-openai-clients: $(READY) $(if $(SYNCD_OPENAI_CLIENTS_PYTHON),,.venv-openai-clients/.ready)
 	$(BIN)/python -m pytest tests/parts/agents/test_openai_clients.py $(PYTEST_ARGS)
+
+# Two sites with moto's S3 between them: mirrors killed at random instants, outages, experiences on their way back.
+## test-mirror: mirrors over moto's S3 (VERSIONS, SEED; SYNCD_MOTO_SERVER, else it is installed)
+test-mirror: $(READY) $(if $(SYNCD_MOTO_SERVER),,.venv-moto/.ready)
+	SYNCD_S3=1 SYNCD_MIRROR_VERSIONS=$(or $(VERSIONS),200) SYNCD_SEED=$(SEED) $(RECORDED) $(BIN)/python -m pytest \
+		tests/parts/mirror/test_mirror_s3.py tests/parts/mirror/test_mirror_objects.py $(PYTEST_ARGS)
+
+.venv-moto/.ready: tests/parts/mirror/moto.txt
+	$(PYTHON) -m venv .venv-moto
+	.venv-moto/bin/python -m pip --disable-pip-version-check install --quiet -r $<
+	touch $@
 
 # The engine `tinker` and explorers against a real tinker server on the CPU; SYNCD_TINKER_PYTHON names another one's Python.
 ## test-tinker: a real tinker server on the CPU (SYNCD_TINKER_PYTHON, else it is installed)
@@ -299,4 +310,4 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 
 ## clean: remove environments, builds and caches
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-tinker .venv-verifiers .venv-openai-clients .venv-verl08 .venv-verl-legacy .venv-megatron .venv-docs .venv-install build dist out/site .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-tinker .venv-verifiers .venv-openai-clients .venv-moto .venv-verl08 .venv-verl-legacy .venv-megatron .venv-docs .venv-install build dist out/site .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -296,6 +296,40 @@ class Daemon(TypedDict):
 
 
 @with_config(STRICT)
+class Mirror(TypedDict):
+    id: str
+    """The name of its presence."""
+    heart: Literal["alive", "dead", "left", "unknown"]
+    """What its heartbeat says."""
+    alive: bool | None
+    """The same: null while it is not known."""
+    beat_age: float
+    """Seconds since its heartbeat by its own clock."""
+    host: str
+    """Its host."""
+    pid: int
+    """Its process."""
+    source: str
+    """What it copies."""
+    target: str
+    """Where to."""
+    state: str
+    """starting, current, copying, failing or standby."""
+    generation: int | None
+    """Of the newest version at the target; null before the first."""
+    step: int | None
+    """Of that version."""
+    behind: int
+    """Steps that the target is behind its source; at least 1 while it lacks a version."""
+    left: int
+    """Bytes to copy before it has the newest version."""
+    detail: str
+    """Why it cannot go on; empty if it can."""
+    since: float
+    """When the state began, by the mirror's clock."""
+
+
+@with_config(STRICT)
 class Disk(TypedDict):
     free: int | None
     """Bytes free on the job's file system."""
@@ -387,6 +421,10 @@ class Status(TypedDict):
     """By identity."""
     daemon: Daemon | None
     """The leading daemon; null if none has ever led the job."""
+    mirror_of: str | None
+    """What a mirror copies into this job; null for a job of its own."""
+    mirrors: list[Mirror]
+    """The mirrors that read the job or lead it."""
     disk: Disk
     """The job's file system."""
     requests: list[Request]

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from syncd.config import DaemonConfig
@@ -12,6 +13,7 @@ from syncd.daemon.report import lag_of, symptoms
 from syncd.daemon.retention import Decision
 from syncd.daemon.snapshot import Module, Snapshot
 from syncd.protocol.engine_state import EngineReport, EngineState, engine_of
+from syncd.protocol.mirror_report import mirror_of_presence
 from syncd.protocol.mount import MountState, mount_trouble
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.read_bytes import read_bytes_of
@@ -47,9 +49,13 @@ def status(view: JobView) -> Document:
         "newest_complete": newest_complete(snapshot),
         "steps": _counts(snapshot),
         "filling": [_filling(step) for step in _by_step(snapshot) if step.state is StepState.FILLING],
-        "explorers": [_explorer(view, name) for name in sorted(snapshot.explorers)],
+        "explorers": [
+            _explorer(view, name) for name in sorted(snapshot.explorers) if not _is_mirror(view, name)
+        ],
         "trainers": [_trainer(view, name) for name in sorted(snapshot.trainers)],
         "daemon": _daemon(view),
+        "mirror_of": view.mirror_of.source if view.mirror_of else None,
+        "mirrors": [_mirror(view, name) for name in sorted(snapshot.explorers) if _is_mirror(view, name)],
         "disk": _disk(view),
         "requests": [_picked(item, "kind step reason") for item in snapshot.requests],
         "finished": view.end and _picked(view.end, "step reason"),
@@ -79,12 +85,44 @@ def problems(view: JobView) -> list[tuple[str, str]]:
     problem_list += [("quarantined_step", f"step {key[0]}: {put_aside[key]}") for key in there]
     problem_list += list(view.problems.items())
     problem_list += _engine_problems(view)
-    problem_list += [("dead", name) for name, heart in sorted(view.hearts.items()) if heart is Heart.DEAD]
+    problem_list += [
+        ("dead", name)
+        for name, heart in sorted(view.hearts.items())
+        if heart is Heart.DEAD and not _is_mirror(view, name.removeprefix("explorer/"))
+    ]
+    problem_list += _mirror_problems(view)
     problem_list += [("mount", trouble)] if (trouble := _mount_trouble(view)) else []
     heart = view.lead.heart if view.lead else Heart.LEFT
     if heart in (Heart.DEAD, Heart.LEFT):
         problem_list.append(("daemon", "no daemon leads this job"))
     return problem_list
+
+
+def _is_mirror(view: JobView, name: str) -> bool:
+    """Return whether an explorer's presence is that of a mirror, which leases steps and reports."""
+    module = view.snapshot.explorers.get(name)
+    return module is not None and mirror_of_presence(module.presence) is not None
+
+
+def _mirror(view: JobView, name: str) -> Document:
+    module = view.snapshot.explorers[name]
+    report = mirror_of_presence(module.presence)
+    assert report is not None  # `_is_mirror` has said so
+    shared = _module(view, module, view.hearts[f"explorer/{name}"])
+    shown = report.document()
+    texts = {key: shown[key][:_LONGEST] for key in ("source", "target", "state", "detail")}
+    return {**{key: value for key, value in shared.items() if key != "status"}, **shown, **texts}
+
+
+def _mirror_problems(view: JobView) -> Iterator[tuple[str, str]]:
+    """Yield the mirrors that have ended without a word, and those that cannot go on."""
+    for name in filter(partial(_is_mirror, view), sorted(view.snapshot.explorers)):
+        mirror = _mirror(view, name)
+        between = f"{mirror['source']} to {mirror['target']}"
+        if mirror["heart"] == Heart.DEAD:
+            yield "mirror_dead", between
+        elif mirror["state"] == "failing":
+            yield "mirror_failing", f"{between}: {mirror['detail']}"
 
 
 def _engine_problems(view: JobView) -> Iterator[tuple[str, str]]:

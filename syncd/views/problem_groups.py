@@ -62,6 +62,8 @@ KINDS: Mapping[str, Kind] = {
     "engine_refused": Kind(
         _WARNING, "engine-refused", "refused load of {}", "engines refused the newest version"
     ),
+    "mirror_dead": Kind(_WARNING, "a-mirror-has-ended", "dead mirror of {}", "mirrors are dead"),
+    "mirror_failing": Kind(_WARNING, "a-mirror-cannot-go-on", "mirror of {}", "mirrors cannot go on"),
     "damaged_step": Kind(_WARNING, "step-damaged", "damaged {}", "steps are damaged"),
     "quarantined_step": Kind(_WARNING, "step-quarantined", "quarantined {}", "steps are quarantined"),
     "marker": Kind(_WARNING, _DAMAGED, "marker: {}"),
@@ -100,7 +102,7 @@ def problem_groups(status: Document) -> list[dict[str, Any]]:
     """Return the problems of a status document, each kind once, the most urgent first.
 
     Args:
-        status: With `job`, `version`, `steps`, `problems`, `explorers`, `trainers` and `finished`.
+        status: With `job`, `version`, `steps`, `problems`, `explorers`, `trainers`, `mirror_of` and `finished`.
     """
     groups: dict[str, list[str]] = {}
     for problem in status["problems"]:
@@ -167,6 +169,8 @@ def _hint(status: Document, name: str, details: list[str]) -> str:
     """Return the command that helps, empty if there is none that always does."""
     job = shlex.quote(status["job"])
     if name == "daemon":
+        if source := status.get("mirror_of"):
+            return f"syncd mirror {shlex.quote(source)} {job}"
         is_obvious = status["finished"] or _is_empty(status)
         return "" if is_obvious else f"syncd watch {job}"
     step = _STEP.match(details[0]) if name in ("damaged_step", "quarantined_step", "published_step") else None

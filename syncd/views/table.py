@@ -59,6 +59,7 @@ def status(document: Document, rows: int = 50, *, problems_first: bool = False) 
         marker=_marker(document),
         steps=_counts(document),
         daemon=_daemon(document["daemon"]),
+        **({"mirror of": _plain(source)} if (source := document.get("mirror_of")) else {}),
     )
     parts: list[RenderableType] = [head]
     if document["filling"]:
@@ -67,7 +68,11 @@ def status(document: Document, rows: int = 50, *, problems_first: bool = False) 
         parts += [Text(), _explorers(document["explorers"], rows, document["at"])]
     if document["trainers"]:
         parts += [Text(), _trainers(document["trainers"])]
-    if any(module["heart"] == "unknown" for module in (*document["explorers"], *document["trainers"])):
+    mirrors = document.get("mirrors", [])
+    if mirrors:
+        parts += [Text(), _mirrors(mirrors)]
+    modules = (*document["explorers"], *document["trainers"], *mirrors)
+    if any(module["heart"] == "unknown" for module in modules):
         parts.append(Text(_NOTE, "dim"))
     groups = document["problem_groups"]
     if notes := [*map(_problem, groups), *_help(groups), *_next(document["next"])]:
@@ -285,6 +290,23 @@ def _trainers(trainers: Iterable[Document]) -> Table:
     for item in trainers:
         step = "" if item["step"] is None else str(item["step"])
         table.add_row(item["id"], _heart(item), _doing(item), step, _where(item))
+    return table
+
+
+def _mirrors(mirrors: Iterable[Document]) -> Table:
+    table = _table("mirror to", "heartbeat", "state", "version", "lag", "left", "host")
+    for item in mirrors:
+        pair = None if item["step"] is None else item
+        left = size(item["left"]) if item["left"] else ""
+        table.add_row(
+            _plain(item["target"]),
+            _heart(item),
+            _plain(item["state"]),
+            _pair(pair),
+            _lag(item["behind"]),
+            left,
+            _where(item),
+        )
     return table
 
 

@@ -329,6 +329,9 @@ class Gather:
             if is_ended:
                 self._move(number)
                 return
+            if host in self.tally.removed:  # by another request meanwhile: nobody looks at its queue any more
+                self._remove(host, number, failure)
+                return
             self._strikes[host] += failure in ("late", "lost")
             self.tally.wrong += failure == "wrong"
             absent_for = now - self._absent.setdefault(host, now) if failure == "absent" else 0.0
@@ -386,10 +389,18 @@ class Gather:
                 origin=self._origin_rate,
             )
             if is_stuck(now - self._moved_on, is_coarse=is_coarse):
-                late, self._moved_on = dict.fromkeys(progress, 0), now
+                self._moved_on = now
+                self._read_rest()
             ended = [request for host, keep in late.items() for request in self._take_from(host, keep)]
         for request in ended:
             request.end()
+
+    def _read_rest(self) -> None:
+        """Read all that is missing from the file system: nothing came from anywhere."""
+        own = self._queues[self._together.me]
+        missing = (number for number in range(len(self._plan.pieces)) if not self._work.has(number))
+        own.extend(number for number in missing if number not in self._reading and number not in own)
+        self._changed.notify_all()
 
     def _progress_of(self, host: str, now: float) -> HostProgress:
         pieces, flying = self._plan.pieces, self._flying[host]

@@ -22,7 +22,7 @@ SETTLE = 2.0
 """Seconds for which hosts are watched, once most have delivered everything, before one is called late."""
 
 STUCK = 30.0
-"""Seconds in which nothing came, from the file system or another host, after which all that is awaited is moved."""
+"""Seconds in which nothing came, from the file system or another host, after which a host reads what is missing."""
 
 ABSENT = 3.0
 """Seconds that a host may take to begin with a version."""
@@ -108,7 +108,7 @@ def late_hosts(
 
 
 def is_stuck(silent_for: float, *, is_coarse: bool = False) -> bool:
-    """Return whether nothing has come from anywhere for so long that every piece is asked elsewhere."""
+    """Return whether nothing has come from anywhere for so long that a host reads all that is missing itself."""
     return silent_for >= STUCK * (10 if is_coarse else 1)
 
 

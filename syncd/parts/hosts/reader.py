@@ -77,6 +77,8 @@ class HostsReader(PieceReader):
         self._tokens = _CachedToken(lambda: read_token(self._client.job))
         self._listen()
         self.address = self._own_address()
+        if self._server is None:
+            self._tell("info", "peers_address_shared", address=self.address)
         self._describe()
 
     def copy(self, wanted: WantedFiles, target: str, stop: Callable[[], bool]) -> None:

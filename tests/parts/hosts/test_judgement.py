@@ -81,7 +81,7 @@ def test_large_files_that_are_one_piece_have_more_time():
     assert not late_hosts(hosts, 30.0, 3.0, MB, is_coarse=True)
 
 
-def test_all_that_is_awaited_is_moved_once_nothing_comes_from_anywhere():
+def test_a_host_reads_what_is_missing_once_nothing_comes_from_anywhere():
     assert not is_stuck(STUCK - 0.1)
     assert is_stuck(STUCK)
     assert not is_stuck(STUCK, is_coarse=True)

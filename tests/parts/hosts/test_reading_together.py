@@ -213,6 +213,7 @@ def test_a_second_follower_of_a_host_shares_the_port_of_the_first(fleet):
     (first,) = fleet.add(1)
     (second,) = fleet.add(1, peers=first.reader.address)
     assert second.reader._server is None
+    assert "peers_address_shared" in second.events()
     assert second.reader.address == first.reader.address
     fleet.list()
     fleet.fetch_all()
@@ -265,3 +266,15 @@ def test_several_deltas_at_once_are_read_together(fleet):
     fleet.fetch_all()
     assert right(fleet, hosts, 3)
     assert {host.held.shown_source for host in hosts} == {"peers"}
+
+
+def test_what_a_killed_follower_leaves_in_the_stage_is_removed(fleet):
+    fleet.whole(1)
+    (host,) = fleet.add(1)
+    own = host.fetcher._stage.directory
+    for name in ("live-copy-0123456789abcdef", "live-containers-0123456789abcdef"):
+        with open(f"{own}/{name}", "w") as file:
+            file.write("{}")
+    os.mkdir(f"{own}/containers-0123456789abcdef")
+    host.fetcher.sweep()
+    assert [name for name in os.listdir(own) if "0123456789abcdef" in name] == []
