@@ -7,7 +7,8 @@ DEMO := $(VENV)/.demo
 WORKERS ?= 2
 # Most tests wait for files, mounts and machines: one worker more than there are cores.
 TEST_WORKERS ?= 3
-# Seconds of each test of `make test`, a line each: `sort -rn out/durations.txt | head -25`.
+# Seconds of each test of `make test`, and seconds of a processor, a line each: `sort -rn out/durations.txt | head -25`,
+# and `sort -k2 -rn`.
 DURATIONS ?= out/durations.txt
 SCHEDULES ?= 10000
 SEED ?= 1
@@ -78,6 +79,7 @@ test-gpu: $(READY)
 
 # Of some matrices `make test` runs the rows that differ most (tests/support/matrices.py); this runs all rows.
 MATRICES := tests/explorer/test_matrix.py tests/explorer/test_follow_processes.py tests/integration/test_init.py \
+	tests/integration/test_one_bad_document.py tests/integration/test_verbs_on_dead_mounts.py \
 	tests/parts/agents/test_gateway_serve.py tests/parts/broadcast/test_broadcast_faults.py \
 	tests/parts/broadcast/test_broadcast_jobs.py tests/parts/broadcast/test_broadcast_members.py \
 	tests/parts/broadcast/test_engine_push_ipc.py tests/parts/importing/test_resume_from_verl.py \

@@ -307,7 +307,8 @@ class Gather:
             while not self._over and self._left and host not in self.tally.removed:
                 while queue:
                     number = queue.popleft()
-                    if not self._work.has(number):
+                    # What this host reads for others meanwhile comes sooner than from a host that has been late.
+                    if not self._work.has(number) and number not in self._reading:
                         return number
                 self._changed.wait(1.0)
         return None
@@ -376,7 +377,8 @@ class Gather:
             others = [host for host in self._together.members if host != me and host not in removed]
             progress = {host: self._progress_of(host, now) for host in others}
             # What it reads for others after its own share changes nothing: else they would delay each other.
-            is_calm = self.tally.reading > 0 and have_most_delivered(progress.values())
+            has_share = me in self._together.members
+            is_calm = self.tally.reading > 0 and have_most_delivered(progress.values(), has_share=has_share)
             self._calm_since = (self._calm_since or now) if is_calm else 0.0
             calm_for = now - self._calm_since if is_calm else 0.0
             is_coarse = self._plan.has_whole_files

@@ -12,7 +12,7 @@ from typing import Literal
 STRIKES = 3
 """Time-outs in a row after which a host is asked nothing more for this version."""
 
-SLACK = 2.0
+SLACK = 1.0
 """Seconds, and a tenth of the time until now, that a host may be later than most."""
 
 WINDOW = 3.0
@@ -67,9 +67,14 @@ class HostProgress:
     recent: int  # bytes that it has delivered in the last `WINDOW` seconds, and since most have delivered everything
 
 
-def have_most_delivered(hosts: Iterable[HostProgress]) -> bool:
-    """Return whether most hosts, this one among them, have nothing left to deliver: nobody is late before that."""
-    return statistics.median_low([0, *(host.left for host in hosts)]) == 0
+def have_most_delivered(hosts: Iterable[HostProgress], *, has_share: bool) -> bool:
+    """Return whether most hosts have nothing left to deliver: nobody is late before that.
+
+    Args:
+        has_share: Whether this host reads a share too, which it has done.
+    """
+    left = [*([0] if has_share else []), *(host.left for host in hosts)]
+    return bool(left) and statistics.median_low(left) == 0
 
 
 def late_hosts(

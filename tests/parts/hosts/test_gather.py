@@ -70,3 +70,13 @@ def test_what_is_missing_is_read_once_nothing_comes_from_anywhere(place):
     assert set(made._queues[HOSTS[0]]) == set(range(COUNT))
     live.close()
     made._work.close()
+
+
+def test_what_this_host_reads_for_others_is_not_asked_of_another_host_again(place):
+    made, live = gather(place, "reading")
+    (number, *_) = made._queues[HOSTS[1]]
+    assert not made.await_piece(number, 0.0, read=True)
+    assert made._next_own(is_spare=False) == number
+    assert number not in iter(lambda: made._next_of(HOSTS[1]) if made._queues[HOSTS[1]] else None, None)
+    live.close()
+    made._work.close()

@@ -48,10 +48,15 @@ def test_nobody_is_late_at_the_beginning(hosts, elapsed, calm_for):
     assert late_hosts(hosts, elapsed, calm_for, MB) == {}
 
 
-@given(st.lists(PROGRESS, max_size=9))
-def test_most_have_delivered_only_if_half_of_all_have(hosts):
-    done = 1 + sum(host.left == 0 for host in hosts)
-    assert have_most_delivered(hosts) == (2 * done >= len(hosts) + 1)
+@given(st.lists(PROGRESS, max_size=9), st.booleans())
+def test_most_have_delivered_only_if_half_of_all_have(hosts, has_share):
+    done = has_share + sum(host.left == 0 for host in hosts)
+    count = len(hosts) + has_share
+    assert have_most_delivered(hosts, has_share=has_share) == (count > 0 and 2 * done >= count)
+
+
+def test_the_only_host_that_has_a_step_is_never_late():
+    assert not have_most_delivered([HostProgress(20 * MB, MB)], has_share=False)
 
 
 @given(
