@@ -461,6 +461,7 @@ class EngineLoader:
     def _recall(self) -> None:
         with contextlib.suppress(SyncdError, OSError):
             self._prover.recall()
+            self._examination.recall()
 
     def _accept_running(self) -> None:
         """Report what an engine runs that is polled for the first time or came back, and keep its files."""
