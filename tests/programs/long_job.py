@@ -103,7 +103,11 @@ def written(path: Path, config: dict[str, Any]) -> None:
 def pictures(place: Path, out: Path, names: Iterable[str]) -> None:
     """Take pictures of the page as it is now."""
     program = Path(__file__).with_name("page_of_job.py")
-    subprocess.run([sys.executable, program, place / JOB, out, *names], check=True)
+    taken = subprocess.run([sys.executable, program, place / JOB, out, *names], check=False)
+    if taken.returncode:
+        print(
+            f"no pictures of {', '.join(names)}: take them by page_of_job.py while the job runs", flush=True
+        )
 
 
 def schedule(run: LongJob, out: Path) -> Iterable[Deed]:

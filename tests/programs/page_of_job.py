@@ -80,7 +80,7 @@ def top(page: Any) -> Box:
 
 def lanes(page: Any) -> Box:
     """Return the part with versions by explorer, and the first charts."""
-    return heading(page, "Versions by explorer"), bottom(page, ".charts > figure", CHARTS)
+    return heading(page, "Versions by explorer"), bottom(page, ".charts > figure", CHARTS, margin=8)
 
 
 def rollouts(page: Any) -> Box:

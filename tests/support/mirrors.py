@@ -29,6 +29,8 @@ from syncd.publishing import FollowingDisk, publish_export, read_export
 from syncd.transports.delta.publish import publish_delta
 
 PART = 64 << 10
+PATIENCE = 90.0
+"""Seconds for a step to be vacated: longer than a killed mirror's lease lasts."""
 
 
 class KilledError(BaseException):
@@ -263,9 +265,9 @@ class Trainer:
         self.tick()
         assert self.pair is not None
         assert self.pair[1] == step
-        announcer = StepAnnouncer(self.job, None, Poller(self.clock, Pace(self.job.state, 0.01), 20.0))
+        announcer = StepAnnouncer(self.job, None, Poller(self.clock, Pace(self.job.state, 0.01), PATIENCE))
         for later in [number for number in steps_of(self.job) if number > step]:
-            announcer.vacate(later, 20.0)
+            announcer.vacate(later, PATIENCE)
 
     def _export(self, step: int) -> str:
         self._exports += 1

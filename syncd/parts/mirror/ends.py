@@ -14,7 +14,7 @@ class OvertakenError(TryAgainError):
     """Another mirror was faster: what was decided is decided anew, and nothing has failed."""
 
 
-class Source(Protocol):
+class SourceEnd(Protocol):
     """Where versions come from."""
 
     @property
@@ -40,7 +40,7 @@ class Source(Protocol):
         """Release everything that it holds."""
 
 
-class Target(Protocol):
+class TargetEnd(Protocol):
     """Where versions go."""
 
     def is_ready(self) -> bool:
@@ -55,13 +55,13 @@ class Target(Protocol):
     def is_sealed(self, link: Link) -> bool:
         """Return whether a step is whole there although no version names it yet."""
 
-    def make_way(self, version: Version, links: Collection[Link], source: Source) -> bool:
+    def make_way(self, version: Version, links: Collection[Link], source: SourceEnd) -> bool:
         """Remove what is in the way of these steps, all or a part of it; return whether anything was."""
 
     def hold(self, steps: Collection[int]) -> None:
         """Have these steps stay there, and no longer those of before."""
 
-    def copy(self, link: Link, source: Source) -> int:
+    def copy(self, link: Link, source: SourceEnd) -> int:
         """Copy and seal one step whose parents are there; return the bytes that were not there yet."""
 
     def publish(self, version: Version, links: Collection[Link]) -> None:

@@ -14,7 +14,7 @@ from syncd.client.wait import Pace, Poller
 from syncd.daemon.plan import Mirrored
 from syncd.daemon.service import Daemon
 from syncd.errors import AlreadySealedError, FencedError, SyncdError, TryAgainError
-from syncd.parts.mirror.ends import Source
+from syncd.parts.mirror.ends import SourceEnd
 from syncd.parts.mirror.job_source import PIECE, Seat
 from syncd.parts.mirror.links import Link, find_way
 from syncd.parts.mirror.meter import Meter
@@ -71,7 +71,7 @@ class JobTarget:
         """Return false: what is sealed in a job is known to `has`."""
         return False
 
-    def make_way(self, version: Version, links: Collection[Link], source: Source) -> bool:
+    def make_way(self, version: Version, links: Collection[Link], source: SourceEnd) -> bool:
         """Remove steps of the same numbers with another content: their trainer went back and wrote them again."""
         others = sorted(
             link.step for link in links if self._digest_at(link.step) not in (None, link.manifest.digest)
@@ -88,7 +88,7 @@ class JobTarget:
         """Lease what was copied for a version until that is published."""
         self._seat.hold(steps)
 
-    def copy(self, link: Link, source: Source) -> int:
+    def copy(self, link: Link, source: SourceEnd) -> int:
         """Copy the files into the attempt's directory, and seal it by one rename."""
         writer = StepWriter(
             self._job, link.step, link.manifest.world_size, link.manifest.attempt, self._clock
@@ -151,7 +151,7 @@ class JobTarget:
             return ""
 
     def _copy_file(
-        self, attempt: str, link: Link, record: FileRecord, source: Source, stop: Callable[[], bool]
+        self, attempt: str, link: Link, record: FileRecord, source: SourceEnd, stop: Callable[[], bool]
     ) -> int:
         """Copy one file of an attempt, from where it was left; return the bytes that were not there yet."""
         disk, path = self._job.disk, f"{attempt}/{record.name}"
@@ -191,7 +191,7 @@ class JobTarget:
             os.close(descriptor)
         return size - there
 
-    def _piece(self, source: Source) -> int:
+    def _piece(self, source: SourceEnd) -> int:
         """Return the bytes to read at once: under a limit no more than a second's."""
         return (
             min(source.piece, PIECE, max(self._meter.rate, 64 << 10))
@@ -204,7 +204,7 @@ class JobTarget:
     def _announce(self, step: int) -> None:
         write_marker(self._job.disk, self._job.marker, step, via=self._term().staging)
 
-    def _go_below(self, step: int, version: Version, source: Source) -> None:
+    def _go_below(self, step: int, version: Version, source: SourceEnd) -> None:
         """Have nobody need the steps from a number on: the newest version, or else the marker, goes below it."""
         snapshot = self._daemon.snapshot
         if self._go_to_previous(step, version, source):
@@ -227,7 +227,7 @@ class JobTarget:
         if link is not None:
             self.publish(_version_of((version.generation, common), link), ())
 
-    def _go_to_previous(self, step: int, version: Version, source: Source) -> bool:
+    def _go_to_previous(self, step: int, version: Version, source: SourceEnd) -> bool:
         """Publish the source's version before a version if that lies below a step; return whether it does."""
         pair, published = version.previous, self.published()
         if pair is None or pair[1] >= step or published is None or pair <= published:
@@ -245,10 +245,10 @@ class JobTarget:
         self.publish(before, way.links)
         return True
 
-    def _numbers(self, version: Version, source: Source) -> list[int]:
+    def _numbers(self, version: Version, source: SourceEnd) -> list[int]:
         return find_way(version, self.has, source.link, self.is_sealed).steps
 
-    def _common_below(self, step: int, source: Source) -> int | None:
+    def _common_below(self, step: int, source: SourceEnd) -> int | None:
         """Return the newest step below a number that both sides have with the same content."""
         for number, there in sorted(self._daemon.snapshot.steps.items(), reverse=True):
             if number < step and there.state is StepState.COMPLETE and source.link(number, there.digest):

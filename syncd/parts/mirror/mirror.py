@@ -8,7 +8,7 @@ from typing import Any
 from syncd.errors import TryAgainError
 from syncd.observe import event_names
 from syncd.parts.mirror.decisions import choose_way, lag
-from syncd.parts.mirror.ends import Source, Target
+from syncd.parts.mirror.ends import SourceEnd, TargetEnd
 from syncd.parts.mirror.links import Link, Way, find_way
 from syncd.protocol.disk import Clock
 from syncd.protocol.mirror_report import MirrorReport
@@ -24,7 +24,12 @@ class Mirror:
     """
 
     def __init__(
-        self, source: Source, target: Target, clock: Clock, about: MirrorReport, tell: Callable[..., None]
+        self,
+        source: SourceEnd,
+        target: TargetEnd,
+        clock: Clock,
+        about: MirrorReport,
+        tell: Callable[..., None],
     ) -> None:
         self._source, self._target, self._clock, self._tell = source, target, clock, tell
         self._report = about

@@ -14,7 +14,7 @@ from typing import Any
 
 from syncd.errors import FencedError, TryAgainError
 from syncd.observe import event_names
-from syncd.parts.mirror.ends import OvertakenError, Source
+from syncd.parts.mirror.ends import OvertakenError, SourceEnd
 from syncd.parts.mirror.index import NAME, Index, decode_index, encode_index
 from syncd.parts.mirror.links import Link, decoded_link, key_of
 from syncd.parts.mirror.meter import Meter
@@ -173,7 +173,7 @@ class StoreTarget:
         """Return whether this process has seen the step's seal."""
         return link.key in self._sealed and link.key not in self._index.removing
 
-    def make_way(self, version: Version, links: Collection[Link], source: Source) -> bool:  # noqa: ARG002
+    def make_way(self, version: Version, links: Collection[Link], source: SourceEnd) -> bool:  # noqa: ARG002
         """Look whether another mirror was faster, before much is copied; no step is ever in the way of another."""
         left = sum(link.manifest.size for link in links if not self.is_sealed(link))
         if left <= self._part or self._clock.monotonic() - self._read_at < _FRESH:
@@ -183,7 +183,7 @@ class StoreTarget:
     def hold(self, steps: Collection[int]) -> None:
         """Do nothing: what no version names is kept for as long as what a reader may have begun with."""
 
-    def copy(self, link: Link, source: Source) -> int:
+    def copy(self, link: Link, source: SourceEnd) -> int:
         """Copy the files of a step, then create its manifest."""
         if link.key in self._index.removing:
             self._remove([link.key])
@@ -263,7 +263,7 @@ class StoreTarget:
         directory: str,
         link: Link,
         record: FileRecord,
-        source: Source,
+        source: SourceEnd,
         there: dict[str, int],
         stop: Callable[[], bool],
     ) -> int:

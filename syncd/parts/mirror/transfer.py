@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from syncd.errors import CorruptDataError
-from syncd.parts.mirror.ends import Source
+from syncd.parts.mirror.ends import SourceEnd
 from syncd.parts.mirror.links import Link
 from syncd.protocol.digest import Hasher, hasher, name_of
 from syncd.protocol.receipt import FileRecord
@@ -16,7 +16,7 @@ class CheckedFile:
         piece: Bytes that are read at once.
     """
 
-    def __init__(self, source: Source, link: Link, record: FileRecord, piece: int) -> None:
+    def __init__(self, source: SourceEnd, link: Link, record: FileRecord, piece: int) -> None:
         self._source, self._link, self._record, self._piece = source, link, record, piece
         self._kind = name_of(record.digest)
         self.state: Hasher = hasher(self._kind)

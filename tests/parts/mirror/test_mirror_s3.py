@@ -38,7 +38,7 @@ class Sites:
     def __init__(self, place, url):
         for name in ("job", "far"):
             os.mkdir(f"{place}/{name}")
-        self.trainer, self.far = Trainer(Job.at(f"{place}/job")), Job.at(f"{place}/far")
+        self.trainer, self.far = Trainer(Job.at(f"{place}/job"), ttl=10.0), Job.at(f"{place}/far")
         self.environment = {**environment(), **environment_of(url)}
         self.store = f"s3://weights/{os.path.basename(place)}"
         self.running = {}
