@@ -24,7 +24,7 @@ PARTS := $(sort $(notdir $(wildcard tests/parts/[a-z]*)))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-vllm demo-agents demo-daemon test test-fast publish-races test-gpu test-matrices test-faults test-kills-ppo test-kills-lora test-proof test-exam test-slurm test-vllm test-sglang test-verifiers test-openai-clients test-mirror test-tinker test-verl08 test-verl-legacy test-megatron lint test-without test-without-each format test-install docs soak soak-simulator soak-parts broadcast-faults agent-kills delta-versions test-peers bench learn learn-tasks learn-verifiers clean
+.PHONY: help setup demo demo-vllm demo-agents demo-daemon test test-fast publish-races test-gpu test-matrices test-faults test-kills-ppo test-kills-lora test-proof test-exam test-slurm test-vllm test-sglang test-verifiers test-openai-clients test-mirror test-tinker test-verl08 test-verl-legacy test-megatron lint test-without test-without-each format test-install docs soak soak-simulator soak-parts broadcast-faults test-rolling agent-kills delta-versions test-peers bench learn learn-tasks learn-verifiers clean
 
 ## help: this list
 help:
@@ -250,6 +250,11 @@ soak-simulator: $(READY)
 ## soak-parts: real processes for an hour, killed and cut off, as root (MINUTES, SEED)
 soak-parts: $(READY)
 	PYTHONPATH=.:tests $(BIN)/python -m soak --minutes $(MINUTES) --seed $(SEED)
+
+# Rolling updates in simulated fleets whose engines, followers and daemons go wrong, and each rule broken: half an hour.
+## test-rolling: 10,000 schedules of rolling updates (SCHEDULES)
+test-rolling: $(READY)
+	ROLLING_SCHEDULES=$(or $(SCHEDULES),10000) $(BIN)/python -m pytest --timeout 7200 tests/parts/rolling $(PYTEST_ARGS)
 
 # Broadcasts that break off at random phases, on either side, by SIGKILL and SIGSTOP.
 ## broadcast-faults: broadcasts that break off at random phases (FAULTS, SEED)

@@ -296,6 +296,64 @@ class Daemon(TypedDict):
 
 
 @with_config(STRICT)
+class RollingSlot(TypedDict):
+    explorer: str
+    """Who may load a version."""
+    generation: int
+    """Of the version."""
+    step: int
+    """Of the version."""
+    since: float
+    """Since when, by the daemon's clock."""
+    age: float
+    """Seconds since then, on this host's clock."""
+    free: bool
+    """Whether it counts nowhere, since its engine runs no version."""
+    loads: bool
+    """Whether it loads now."""
+
+
+@with_config(STRICT)
+class RollingStopped(TypedDict):
+    generation: int
+    """Of the version."""
+    step: int
+    """Of the version."""
+    digest: str
+    """Digest of its manifest."""
+    reason: str
+    """Why canaries stopped it."""
+
+
+@with_config(STRICT)
+class Rolling(TypedDict):
+    phase: Literal["idle", "canary", "rolling", "stopped"]
+    """idle: all run what is approved; canary: a version is tested; rolling: engines load what is approved."""
+    candidate: Pair | None
+    """The version that canaries test, or that is approved too; null if the published one is stopped."""
+    approved: Pair | None
+    """The version that all others load."""
+    by_word: bool
+    """Whether canaries only say that they run it: there was nothing to prove it by."""
+    why: str
+    """Why the first of those that wait does so."""
+    limit: int
+    """How many units may pause at once."""
+    unit: Literal["engine", "host"]
+    """What a unit is."""
+    patience: float
+    """Seconds after which a slot no longer counts."""
+    stopped: list[RollingStopped]
+    """The versions that canaries stopped, the newest 16."""
+    slots: list[RollingSlot]
+    """Who may load now."""
+    waiting: list[str]
+    """The explorers that come next, in order, at most 64."""
+    old: list[str]
+    """Explorers that do not wait for their turn, at most 64."""
+
+
+@with_config(STRICT)
 class Mirror(TypedDict):
     id: str
     """The name of its presence."""
@@ -421,6 +479,8 @@ class Status(TypedDict):
     """By identity."""
     daemon: Daemon | None
     """The leading daemon; null if none has ever led the job."""
+    rolling: Rolling | None
+    """Of [rolling updates](rolling.md); null without."""
     mirror_of: str | None
     """What a mirror copies into this job; null for a job of its own."""
     mirrors: list[Mirror]
@@ -676,6 +736,16 @@ class Rollback(TypedDict):
 
 
 @with_config(STRICT)
+class RollingOf(TypedDict):
+    schema_version: Literal[1]
+    """Of this document."""
+    job: str
+    """Absolute path of the job."""
+    rolling: Rolling
+    """Who may load which version."""
+
+
+@with_config(STRICT)
 class Finding(TypedDict):
     name: str
     """What was measured."""
@@ -718,6 +788,7 @@ DOCUMENTS: dict[str, type[Any]] = {
     "unpin": Unpinned,
     "prune": Pruning,
     "rollback": Rollback,
+    "rolling": RollingOf,
     "doctor": Diagnosis,
 }
 """By command of `syncd`: what its `--json` prints."""

@@ -237,6 +237,7 @@ class Daemon:
     def _run_parts(self) -> None:
         """Let parts work: before the plan, which may depend on it, and again once a version is published."""
         self.snapshot = self.parts.act(self.snapshot, self.config)
+        self._scanner.note_wave(self.snapshot.wave, self.parts.every)
 
     def _interval(self) -> float:
         """Return the seconds after which to scan again without an event."""

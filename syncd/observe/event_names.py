@@ -87,6 +87,12 @@ TRAINER_DIED: Final = "trainer_died"
 TRAINER_LEFT: Final = "trainer_left"
 """A trainer reported that it stops, or its file was removed. [info: trainer]"""
 
+WAVE_CHANGED: Final = "wave_changed"
+"""With rolling updates: another version is tested or rolled out, or the last engine runs it (seconds since its
+publish). error: canaries have stopped the published version; reason says why. [info, error: phase, candidate,
+approved, by_word, reason, admitted, slots, waiting, stopped, seconds]"""
+WAVE_PROGRESSED: Final = "wave_progressed"
+"""With rolling updates: more or fewer engines load or wait. [debug: admitted, slots, waiting, stopped]"""
 MIRROR_STARTED: Final = "mirror_started"
 """`syncd mirror` begins. [info: source, target, version]"""
 MIRROR_STEP_COPIED: Final = "mirror_step_copied"

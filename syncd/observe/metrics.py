@@ -103,6 +103,11 @@ _UNKNOWN = {
     "free_bytes": ("Bytes free on the job's file system.",),
     "leases": ("Leases that live explorers hold.",),
     "explorers_alive": ("Live explorers.",),
+    "rolling_admitted": ("Explorers that may load a version now; NaN without rolling updates.",),
+    "rolling_paused": ("Of them those that gave up serving another version for it.",),
+    "rolling_waiting": ("Explorers that wait for their turn.",),
+    "rolling_stopped": ("1 while canaries have stopped the published version, else 0.",),
+    "rolling_seconds_to_last": ("Seconds from the last publish that reached every engine until it had.",),
     "trainers_alive": ("Live trainers.",),
 }
 _HISTOGRAMS = {
@@ -116,11 +121,20 @@ _HISTOGRAMS = {
         "full",
     ),
 }
+_OF_WAVE = {
+    "admitted": "rolling_admitted",
+    "slots": "rolling_paused",
+    "waiting": "rolling_waiting",
+    "stopped": "rolling_stopped",
+    "seconds": "rolling_seconds_to_last",
+}
 _OF_FIELD = {
     event_names.LEADERSHIP_ACQUIRED: {"term": "term"},
     event_names.VERSION_PUBLISHED: {"generation": "version_generation", "step": "version_step"},
     event_names.MIRROR_LAG_CHANGED: {"behind": "mirror_behind_steps", "bytes": "mirror_left_bytes"},
     event_names.MOUNT_STUCK: {"seconds": "mount_stuck_seconds"},
+    event_names.WAVE_CHANGED: _OF_WAVE,
+    event_names.WAVE_PROGRESSED: _OF_WAVE,
     event_names.SCAN_COMPLETED: {
         "steps": "steps",
         "quarantined": "quarantined_steps",

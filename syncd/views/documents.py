@@ -17,8 +17,9 @@ from syncd.protocol.mirror_report import mirror_of_presence
 from syncd.protocol.mount import MountState, mount_trouble
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.read_bytes import read_bytes_of
+from syncd.protocol.rolling import Wave, at_gate
 from syncd.protocol.step import Step, StepState
-from syncd.protocol.version import pair_document
+from syncd.protocol.version import GoodVersion, pair_document
 from syncd.stall.host_state import HostFile
 from syncd.views import problem_groups
 from syncd.views.job_view import Heart, JobView
@@ -54,6 +55,7 @@ def status(view: JobView) -> Document:
         ],
         "trainers": [_trainer(view, name) for name in sorted(snapshot.trainers)],
         "daemon": _daemon(view),
+        "rolling": rolling(view),
         "mirror_of": view.mirror_of.source if view.mirror_of else None,
         "mirrors": [_mirror(view, name) for name in sorted(snapshot.explorers) if _is_mirror(view, name)],
         "disk": _disk(view),
@@ -84,6 +86,7 @@ def problems(view: JobView) -> list[tuple[str, str]]:
     there = sorted(key for key in put_aside if key[0] in steps and steps[key[0]].digest == key[1])
     problem_list += [("quarantined_step", f"step {key[0]}: {put_aside[key]}") for key in there]
     problem_list += list(view.problems.items())
+    problem_list += _rolling_problems(view.snapshot)
     problem_list += _engine_problems(view)
     problem_list += [
         ("dead", name)
@@ -286,6 +289,48 @@ def _daemon(view: JobView) -> Document | None:
     leader = view.lead.leader
     where = {"host": leader.host if leader else None, "pid": leader.process.pid if leader else None}
     return {"heart": view.lead.heart.value, "term": view.lead.term, **where}
+
+
+def rolling(view: JobView) -> Document | None:
+    """Return who may load which version, None where no versions are rolled out."""
+    wave = view.snapshot.wave
+    if wave is None:
+        return None
+    versions = {name: pair_document(version.pair) if version else None for name, version in _in_wave(wave)}
+    return {
+        **_picked(wave, "phase"),
+        **versions,
+        **_picked(wave, "by_word why limit unit patience"),
+        "stopped": [_picked(item, "generation step digest reason") for item in wave.stopped],
+        "slots": [_slot(view, name) for name in wave.admitted],
+        "waiting": list(wave.waiting),
+        "old": list(wave.old),
+    }
+
+
+def _in_wave(wave: Wave) -> Iterator[tuple[str, GoodVersion | None]]:
+    yield "candidate", wave.candidate
+    yield "approved", wave.approved
+
+
+def _slot(view: JobView, name: str) -> Document:
+    wave, explorer = view.snapshot.wave, view.snapshot.explorers.get(name)
+    assert wave is not None  # it has the slot
+    slot, gate = wave.admitted[name], at_gate(explorer.presence.info) if explorer else None
+    loads = gate is not None and gate.passed
+    shown = _picked(slot, "generation step since free")
+    return {"explorer": name, **shown, "age": _age(view, slot.since), "loads": loads}
+
+
+def _rolling_problems(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    """Yield that canaries have stopped the published version, and who does not wait for its turn."""
+    wave, version = snapshot.wave, snapshot.version
+    if wave is None:
+        return
+    for item in wave.stopped:
+        if version is not None and item.pair == version.pair:
+            yield "rolling_stopped", f"{item.generation}.{item.step}: {item.reason}"
+    yield from (("rolling_old", name) for name in wave.old)
 
 
 def _disk(view: JobView) -> Document:

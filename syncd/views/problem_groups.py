@@ -66,6 +66,7 @@ KINDS: Mapping[str, Kind] = {
     "mirror_failing": Kind(_WARNING, "a-mirror-cannot-go-on", "mirror of {}", "mirrors cannot go on"),
     "damaged_step": Kind(_WARNING, "step-damaged", "damaged {}", "steps are damaged"),
     "quarantined_step": Kind(_WARNING, "step-quarantined", "quarantined {}", "steps are quarantined"),
+    "rolling_stopped": Kind(_WARNING, "canaries-stopped-a-version", "canaries stopped {}"),
     "marker": Kind(_WARNING, _DAMAGED, "marker: {}"),
     "unreadable_presence": Kind(
         _WARNING, _UNREADABLE, "{}", "presences cannot be read, so no step is removed"
@@ -83,6 +84,12 @@ KINDS: Mapping[str, Kind] = {
     ),
     "obstacle": Kind(_WARNING, _UNREADABLE, "{}", "files cannot be read"),
     "config": Kind(_WARNING, "exit-code-78", "configuration: {}"),
+    "rolling_old": Kind(
+        _NOTICE,
+        "canaries-stopped-a-version",
+        "explorer {} does not wait for its turn",
+        "explorers do not wait for their turn",
+    ),
     "document": Kind(_NOTICE, _DAMAGED, "{}", "documents are ignored"),
 }
 """Names of groups, in the order in which those of one severity are shown."""
@@ -173,6 +180,8 @@ def _hint(status: Document, name: str, details: list[str]) -> str:
             return f"syncd mirror {shlex.quote(source)} {job}"
         is_obvious = status["finished"] or _is_empty(status)
         return "" if is_obvious else f"syncd watch {job}"
+    if name == "rolling_stopped":
+        return f"syncd rolling {job}"
     step = _STEP.match(details[0]) if name in ("damaged_step", "quarantined_step", "published_step") else None
     return f"syncd verify {job} {step[1]} --deep" if step else ""
 

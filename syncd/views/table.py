@@ -27,6 +27,7 @@ _ENGINES = {
     "dead": "bold red",
 }
 _ENGINE_COLUMNS = ("engine", "load", "failures", "proof")
+_PHASES = {"idle": "green", "canary": "yellow", "rolling": "yellow", "stopped": "bold red"}
 _WORKING = ("proven", "loaded", "refused", "failed")
 _SEVERITIES = {"critical": "bold red", "warning": "yellow", "notice": "dim"}
 _NAMED = 3
@@ -66,6 +67,8 @@ def status(document: Document, rows: int = 50, *, problems_first: bool = False) 
         parts += [Text(), _filling(document["filling"])]
     if document["explorers"]:
         parts += [Text(), _explorers(document["explorers"], rows, document["at"])]
+    if document["rolling"]:
+        parts += [Text(), rolling(document["rolling"])]
     if document["trainers"]:
         parts += [Text(), _trainers(document["trainers"])]
     mirrors = document.get("mirrors", [])
@@ -269,6 +272,33 @@ def _engine(engine: Document | None, now: float) -> tuple[Text, str, Text, str]:
         Text(str(engine["failures"]), "yellow" if engine["failures"] else ""),
         "" if proof is None else f"{proof['mean']:.2g} of {proof['tolerance']:.2g}{_power(proof)}",
     )
+
+
+def rolling(wave: Document) -> RenderableType:
+    """Return who may load which version, and who waits why."""
+    word = "  by the word of canaries: there was nothing to prove it by" if wave["by_word"] else ""
+    head = _grid(
+        rolling=Text(wave["phase"], _PHASES[wave["phase"]]),
+        candidate=Text(_pair(wave["candidate"]) or "none"),
+        approved=Text(_pair(wave["approved"]) or "none").append(word, "yellow"),
+        waiting=Text(_waiting(wave)),
+    )
+    if not wave["slots"]:
+        return head
+    table = _table("slot", "version", "for", "")
+    for slot in wave["slots"]:
+        is_free = "serves nothing" if slot["free"] else ""
+        doing = "loads" if slot["loads"] else "may load"
+        table.add_row(slot["explorer"], _pair(slot), age(slot["age"]), f"{doing} {is_free}".strip())
+    return Group(head, table)
+
+
+def _waiting(wave: Document) -> str:
+    names, why = wave["waiting"], _plain(wave["why"])
+    if not names:
+        return "nobody"
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}: {why}"
 
 
 def _read(read: Document | None) -> Text:
