@@ -450,6 +450,8 @@ class Fleet:
     def unfinished(self):
         """Return what is missing for all to run the newest version that is good, empty if nothing is."""
         published, living = self.published, [item for item in self.followers if item.alive]
+        if published is None:
+            return ""  # nobody led while versions were written
         if published.pair in self.stopped_at or published.step in self.bad:
             wrong = [item.name for item in living if item.applied and item.applied[1] in self.bad]
             return f"{wrong} run a bad version" if wrong else ""

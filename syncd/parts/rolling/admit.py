@@ -313,7 +313,7 @@ class _Slots:
                     *engine.paused_for, "", self._now, free=not engine.serves
                 )
         for name, since in self._before.leaving.items():
-            if name in self._by_name and name not in self._admitted and 0 <= self._now - since < SETTLE:
+            if name in self._by_name and 0 <= self._now - since < SETTLE:
                 self._leaving.setdefault(name, since)
 
     def _is_done(self, engine: Engine, slot: Admission) -> bool:
