@@ -7,7 +7,8 @@ DEMO := $(VENV)/.demo
 WORKERS ?= 2
 # Most tests wait for files, mounts and machines: one worker more than there are cores.
 TEST_WORKERS ?= 3
-# Seconds of each test of `make test`, a line each: `sort -rn out/durations.txt | head -25`.
+# Seconds of each test of `make test`, and seconds of a processor, a line each: `sort -rn out/durations.txt | head -25`,
+# and `sort -k2 -rn`.
 DURATIONS ?= out/durations.txt
 SCHEDULES ?= 10000
 SEED ?= 1
@@ -23,7 +24,7 @@ PARTS := $(sort $(notdir $(wildcard tests/parts/[a-z]*)))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-vllm demo-agents demo-daemon test test-fast publish-races test-gpu test-matrices test-faults test-kills-ppo test-kills-lora test-proof test-exam test-slurm test-vllm test-sglang test-verifiers test-openai-clients test-tinker test-verl08 test-verl-legacy test-megatron lint test-without test-without-each format test-install docs soak soak-simulator soak-parts broadcast-faults agent-kills delta-versions test-peers bench learn learn-tasks learn-verifiers clean
+.PHONY: help setup demo demo-vllm demo-agents demo-daemon test test-fast publish-races test-gpu test-matrices test-faults test-kills-ppo test-kills-lora test-proof test-exam test-slurm test-vllm test-sglang test-verifiers test-openai-clients test-mirror test-tinker test-verl08 test-verl-legacy test-megatron lint test-without test-without-each format test-install docs soak soak-simulator soak-parts broadcast-faults test-rolling agent-kills delta-versions test-peers bench learn learn-tasks learn-verifiers clean
 
 ## help: this list
 help:
@@ -78,6 +79,7 @@ test-gpu: $(READY)
 
 # Of some matrices `make test` runs the rows that differ most (tests/support/matrices.py); this runs all rows.
 MATRICES := tests/explorer/test_matrix.py tests/explorer/test_follow_processes.py tests/integration/test_init.py \
+	tests/integration/test_one_bad_document.py tests/integration/test_verbs_on_dead_mounts.py \
 	tests/parts/agents/test_gateway_serve.py tests/parts/broadcast/test_broadcast_faults.py \
 	tests/parts/broadcast/test_broadcast_jobs.py tests/parts/broadcast/test_broadcast_members.py \
 	tests/parts/broadcast/test_engine_push_ipc.py tests/parts/importing/test_resume_from_verl.py \
@@ -148,6 +150,17 @@ test-verifiers: $(READY) $(if $(SYNCD_VERIFIERS_PYTHON),,.venv-verifiers/.ready)
 ## test-openai-clients: openai, openai-agents, LangChain and litellm (SYNCD_OPENAI_CLIENTS_PYTHON, else installed)
 test-openai-clients: $(READY) $(if $(SYNCD_OPENAI_CLIENTS_PYTHON),,.venv-openai-clients/.ready)
 	$(BIN)/python -m pytest tests/parts/agents/test_openai_clients.py $(PYTEST_ARGS)
+
+# Two sites with moto's S3 between them: mirrors killed at random instants, outages, experiences on their way back.
+## test-mirror: mirrors over moto's S3 (VERSIONS, SEED; SYNCD_MOTO_SERVER, else it is installed)
+test-mirror: $(READY) $(if $(SYNCD_MOTO_SERVER),,.venv-moto/.ready)
+	SYNCD_S3=1 SYNCD_MIRROR_VERSIONS=$(or $(VERSIONS),200) SYNCD_SEED=$(SEED) $(RECORDED) $(BIN)/python -m pytest \
+		tests/parts/mirror/test_mirror_s3.py tests/parts/mirror/test_mirror_objects.py $(PYTEST_ARGS)
+
+.venv-moto/.ready: tests/parts/mirror/moto.txt
+	$(PYTHON) -m venv .venv-moto
+	.venv-moto/bin/python -m pip --disable-pip-version-check install --quiet -r $<
+	touch $@
 
 # The engine `tinker` and explorers against a real tinker server on the CPU; SYNCD_TINKER_PYTHON names another one's Python.
 ## test-tinker: a real tinker server on the CPU (SYNCD_TINKER_PYTHON, else it is installed)
@@ -238,6 +251,11 @@ soak-simulator: $(READY)
 soak-parts: $(READY)
 	PYTHONPATH=.:tests $(BIN)/python -m soak --minutes $(MINUTES) --seed $(SEED)
 
+# Rolling updates in simulated fleets whose engines, followers and daemons go wrong, and each rule broken: half an hour.
+## test-rolling: 10,000 schedules of rolling updates (SCHEDULES)
+test-rolling: $(READY)
+	ROLLING_SCHEDULES=$(or $(SCHEDULES),10000) $(BIN)/python -m pytest --timeout 7200 tests/parts/rolling $(PYTEST_ARGS)
+
 # Broadcasts that break off at random phases, on either side, by SIGKILL and SIGSTOP.
 ## broadcast-faults: broadcasts that break off at random phases (FAULTS, SEED)
 broadcast-faults: $(READY)
@@ -299,4 +317,4 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 
 ## clean: remove environments, builds and caches
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-tinker .venv-verifiers .venv-openai-clients .venv-verl08 .venv-verl-legacy .venv-megatron .venv-docs .venv-install build dist out/site .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-tinker .venv-verifiers .venv-openai-clients .venv-moto .venv-verl08 .venv-verl-legacy .venv-megatron .venv-docs .venv-install build dist out/site .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -202,7 +202,7 @@ def _smooth(values: Sequence[float]) -> list[float]:
 def _readers(found: Mapping[str, Any]) -> str:
     """How long it takes until the last reader has a step, by ways."""
     drawing = Drawing(
-        "Alone, N readers take N copies' time; with peers they share one",
+        "Alone, N readers take as long as N copies, with peers little more than one",
         f"Until the last reader has a fresh step, over a link of {found['rate_mb']:g} MB/s; one run, shared cores",
         {"blue": "syncd", "green": "syncd, as changes of the step before", "orange": "others"},
     )

@@ -52,7 +52,7 @@ def main() -> None:
         machine = report.machine(scratch, torch=torch.__version__, device=options.device)
     size = sum(file.stat().st_size for file in start.glob("*.safetensors")) if options.start else options.size
     print(f"{size / 2**30:.2f} GiB, {options.hook or 'transformers in this process'}, {machine}")
-    report.print_targets([*_rows(rounds, options.forward), *_exam_rows(rounds, options.exam)], 36, 32)
+    report.print_targets([*_rows(rounds, options.forward), *_exam_rows(rounds, options.examined)], 36, 32)
 
 
 def _options() -> argparse.Namespace:
@@ -64,10 +64,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="of the model in this process")
     parser.add_argument("--start", help="a model directory, in the place of one that is made")
     parser.add_argument("--hook", help="NAME=ADDRESS of a server that was started on --start")
+    parser.add_argument("--exam", choices=["on", "off"], default="on", help="whether the engine is examined")
     parser.add_argument("--rounds", type=int, default=5, help="versions that count, after one that does not")
     parser.add_argument("--dir", default=None, help="where to work; files go through its file system")
     options = parser.parse_args()
-    options.exam = {}
+    options.examined = {}
     if bool(options.hook) > bool(options.start):
         parser.error("--hook needs --start, the directory that the server was started on")
     return options
@@ -90,7 +91,7 @@ def _measure(scratch: Path, start: Path, options: argparse.Namespace) -> list[Ma
     with open(probe, "wb") as file:
         subprocess.run([*_SYNCD, "probe", str(start), "--dtype", options.dtype], stdout=file, check=True)
     rounds, hook = [], _hook(start, options)
-    settings = FollowOptions(stay=True, reload_test=False, exam="on")
+    settings = FollowOptions(stay=True, reload_test=False, exam=options.exam)
     listener = partial(_keep_exam, options)
     with report.running_daemon(job), Follower.open(job, hook, "e0", settings, listener=listener) as follower:
         for step in range(1, options.rounds + 2):
@@ -108,7 +109,7 @@ def _keep_exam(options: argparse.Namespace, level: str, name: str, fields: Mappi
     """Keep what an exam took, or why there was none."""
     del level
     if name in ("engine_examined", "exam_left_out"):
-        options.exam = dict(fields)
+        options.examined = dict(fields)
 
 
 def _forward(hook: Hook, probe: Path, rounds: int) -> list[float]:

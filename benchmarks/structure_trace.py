@@ -27,6 +27,9 @@ from trainer.experience.batch import Batch
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("syncd", "trainer", "explorer_hooks")
+_HEARTBEAT = "syncd-heartbeat"
+"""The thread whose calls do not count: a heartbeat falls due in a slow run alone."""
+
 _WAIT = 60.0
 
 
@@ -56,7 +59,8 @@ class _Trace:
         path = Path(code.co_filename)
         if path.is_relative_to(ROOT) and code.co_name != "<module>":
             name = str(path.relative_to(ROOT))
-            if name.split("/", maxsplit=1)[0] in PACKAGES:
+            is_heartbeat = threading.current_thread().name == _HEARTBEAT
+            if name.split("/", maxsplit=1)[0] in PACKAGES and not is_heartbeat:
                 self.entered.add((name, code.co_qualname))
 
 

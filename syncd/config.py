@@ -4,13 +4,15 @@ import dataclasses
 import difflib
 import re
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
+from typing import Any, Protocol
 
 from syncd.errors import ConfigError
 from syncd.protocol.layout import read_config_file
 from syncd.protocol.permissions import POLICIES, parse_config, policy_in
+from syncd.registered import DAEMON_TABLES, registered
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(i?B)?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
@@ -83,9 +85,24 @@ class DaemonConfig:
     group: str = ""
     log_format: str = "auto"
     log_level: str = "info"
+    # What the tables of parts below [daemon] say, by the part's name: each as its part reads it.
+    parts: Mapping[str, Any] = field(default_factory=dict)
 
 
-_FIELDS = {field.name: field for field in dataclasses.fields(DaemonConfig)}
+class PartTable(Protocol):
+    """The table of a part below `[daemon]`: what is registered under `DAEMON_TABLES` by its name."""
+
+    def read(self, table: Mapping[str, Any], where: str, document: Mapping[str, Any]) -> Any:
+        """Return what a table says, checked; `document` is the whole file, as far as it is known."""
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON Schema of the table."""
+
+    def options(self) -> Iterable[Callable[[Any], Any]]:
+        """Return decorators that add to `syncd watch` an option `--NAME-KEY` for each key of the table."""
+
+
+_FIELDS = {item.name: item for item in dataclasses.fields(DaemonConfig) if item.name != "parts"}
 _SIZES = frozenset({"max_bytes", "events_bytes"})
 _AT_LEAST = {
     "keep_last": 1,
@@ -111,7 +128,13 @@ def table_schema() -> dict[str, Any]:
         name: {**_takes(name), "default": field.default, "description": about[name]}
         for name, field in _FIELDS.items()
     }
-    return {"type": "object", "properties": keys, "additionalProperties": False}
+    tables = {name: point.load().schema() for name, point in daemon_tables().items()}
+    return {"type": "object", "properties": {**keys, **tables}, "additionalProperties": False}
+
+
+def daemon_tables() -> Mapping[str, EntryPoint]:
+    """Return the tables of parts below [daemon], by name; none is imported."""
+    return registered(DAEMON_TABLES)
 
 
 def _takes(name: str) -> dict[str, Any]:
@@ -124,7 +147,12 @@ def _takes(name: str) -> dict[str, Any]:
 
 
 def load(
-    path: str | None, overrides: Mapping[str, Any], *, trusted: bool = True, kept: bool = False
+    path: str | None,
+    overrides: Mapping[str, Any],
+    *,
+    trusted: bool = True,
+    kept: bool = False,
+    document: Mapping[str, Any] | None = None,
 ) -> DaemonConfig:
     """Return the configuration of a TOML file's `[daemon]` table with overrides on top.
 
@@ -134,14 +162,43 @@ def load(
         trusted: Whether nobody but this user and root can have written the file.
         kept: Whether it is the job directory's own file, not one that the user has named: that one may be a pipe, and
             is read to its end however long that takes.
+        document: The whole file, where no path is given and parts check their tables against others.
     """
-    table = _table(path, read_config_file if kept else _read) if path else {}
+    whole = _document(path, read_config_file if kept else _read) if path else document or {}
+    table = _table(whole, path) if path else {}
     if not trusted:
         _refuse_reaching(table, path)
     options = {key: value for key, value in overrides.items() if value is not None}
     where = path or "the command line"
-    values = {key: check_value(key, value, where) for key, value in {**table, **options}.items()}
-    return dataclasses.replace(DaemonConfig(), **values)
+    given, parts = _divided({**table, **options})
+    values = {key: check_value(key, value, where) for key, value in given.items()}
+    read = {name: _read_part(name, part, where, whole) for name, part in parts.items()}
+    return dataclasses.replace(DaemonConfig(), **values, parts=read)
+
+
+def _divided(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the daemon's own keys, and tables of parts: `rolling = {...}`, or `rolling_canaries` as an option."""
+    own = {key: value for key, value in values.items() if key in _FIELDS}
+    if len(own) == len(values):
+        return own, {}
+    parts: dict[str, Any] = {}
+    names = daemon_tables()
+    for key, value in values.items():
+        name = next((name for name in names if key.startswith(f"{name}_")), "")
+        if key in names:
+            parts[key] = {**value, **parts.get(key, {})} if isinstance(value, Mapping) else value
+        elif name:
+            parts[name] = {**parts.get(name, {}), key.removeprefix(f"{name}_"): value}
+        elif key not in own:
+            own[key] = value
+    return own, parts
+
+
+def _read_part(name: str, table: Any, where: str, document: Mapping[str, Any]) -> Any:
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"[daemon.{name}] is not a table", path=where)
+    part: PartTable = daemon_tables()[name].load()
+    return part.read(table, where, document)
 
 
 def _read(path: str) -> bytes:
@@ -185,13 +242,16 @@ def parse_size(text: str) -> int:
     return int(size)
 
 
-def _table(path: str, read: Callable[[str], bytes]) -> dict[str, Any]:
+def _document(path: str, read: Callable[[str], bytes]) -> dict[str, Any]:
     try:
-        document = parse_config(read(path), path)
+        return parse_config(read(path), path)
     except OSError as error:
         raise ConfigError(
             f"cannot be read ({error.strerror})", path=path, hint=f"ls -lL {shlex.quote(str(path))}"
         ) from error
+
+
+def _table(document: Mapping[str, Any], path: str) -> dict[str, Any]:
     table = document.get("daemon", {})
     if not isinstance(table, dict):
         raise ConfigError("[daemon] is not a table", path=path)

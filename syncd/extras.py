@@ -16,6 +16,7 @@ EXTRAS: Mapping[str, str] = {
     "metrics": "prometheus_client",
     "experience": "pyarrow",
     "delta": "numpy pyarrow",
+    "mirror": "obstore",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     "mlflow": "mlflow",
@@ -26,7 +27,7 @@ EXTRAS: Mapping[str, str] = {
 _OF_PROGRAM: Mapping[str, tuple[str, ...]] = {
     "trainer": ("trainer",),
     "explorer": ("explorer", "transformers"),
-    "syncd": ("delta", "explorer", "transformers", "metrics"),
+    "syncd": ("delta", "explorer", "transformers", "metrics", "mirror"),
 }
 """The extras of a program's own verbs, which are named before others."""
 

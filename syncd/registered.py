@@ -9,6 +9,12 @@ from importlib.metadata import EntryPoint, entry_points
 DAEMON_PARTS = "syncd.daemon_parts"
 """What works in the daemon's ticks (`syncd/daemon/parts.py`)."""
 
+DAEMON_TABLES = "syncd.daemon_tables"
+"""The tables of such parts below [daemon], by the name of the part: a `PartTable` each (`syncd/config.py`)."""
+
+GATES = "explorer.gates"
+"""What a follower waits for between fetching a version and loading it (`explorer_hooks/follower/gate.py`)."""
+
 
 def registered(group: str) -> Mapping[str, EntryPoint]:
     """Return the entry points of a group by name, in the order of names; nothing is imported."""

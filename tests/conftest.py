@@ -27,13 +27,35 @@ with contextlib.suppress(ImportError):  # the tests on a GPU run where it is not
 pytest_plugins = ["support.engine_fixtures"]  # one launch of ranks for engines of core and parts
 
 _RECORDS: list[str] = []
-_MEASURED = "measured"
+_MEASURED, _PROCESSOR = "measured", "processor"
 _SECONDS: dict[str, float] = {}
 _DURATIONS = os.environ.pop("SYNCD_DURATIONS", None)
-"""The file that gets a line for each test as it ends, so that a run that is cut off has left them too.
+"""The file that gets a line for each test as it ends, so that a run that is cut off has left them too: its seconds,
+and the seconds of a processor that it and the processes that have ended by then took.
 
 What tests start does not inherit it: a hook's programs see each variable that begins with SYNCD_.
 """
+
+
+def _processor():
+    """Return the seconds of a processor that this process and the ended ones below it have taken."""
+    return sum(os.times()[:4])
+
+
+_BEGAN = pytest.StashKey[float]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    item.stash[_BEGAN] = _processor()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if call.when == "teardown":
+        report.user_properties.append((_PROCESSOR, _processor() - item.stash.get(_BEGAN, _processor())))
+    return report
 
 
 @pytest.fixture
@@ -63,8 +85,9 @@ def pytest_runtest_logreport(report):
     if report.when == "teardown":
         _RECORDS.extend(line for name, line in report.user_properties if name == _MEASURED)
         if _DURATIONS is not None:
+            taken = dict(report.user_properties).get(_PROCESSOR, 0.0)
             with open(_DURATIONS, "a", encoding="utf-8") as file:
-                file.write(f"{_SECONDS.pop(report.nodeid):8.2f} {report.nodeid}\n")
+                file.write(f"{_SECONDS.pop(report.nodeid):8.2f} {taken:8.2f} {report.nodeid}\n")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -16,6 +16,7 @@ from syncd.protocol.disk import Clock
 from syncd.protocol.layout import STATE, Job, JobPath
 from syncd.protocol.leadership import BEAT, TIMEOUT, Term
 from syncd.protocol.local_disk import SystemClock
+from syncd.protocol.owner import refuse_mirrored
 from syncd.protocol.takeover import Candidate
 
 _PAUSE = 0.25
@@ -50,6 +51,7 @@ class TrainerLock(Closing):
         One that has ended on this host is known at once to be dead; any other is watched until it renews its lock, or
         has been silent for `timeout` seconds: a process that is there may be stopped.
         """
+        refuse_mirrored(job, "a trainer")
         clock = clock or SystemClock()
         candidate = Candidate(_Locked(job.root, job.state, job.disk), clock, timeout, removes=False)
         is_logged = False

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
 
 from syncd.errors import CorruptDataError
 
@@ -78,12 +77,18 @@ def only_plain_data(directory: str) -> Iterator[None]:
     try:
         with torch.serialization.safe_globals(SAFE):
             yield
-    except (pickle.UnpicklingError, CheckpointException) as error:
+    except _refusals() as error:
         raise _refused(error, directory) from error
     finally:
         del os.environ[_FORCE]
         os.environ.update({name: value for name, value in before.items() if value is not None})
         _GUARDS.remove(guard)
+
+
+def _refusals() -> tuple[type[BaseException], ...]:
+    """Return what loads raise, also that of distributed checkpoints if their reader was imported, which is slow."""
+    reader = sys.modules.get(f"{_CHECKPOINT}.api")
+    return (pickle.UnpicklingError, *([] if reader is None else [reader.CheckpointException]))
 
 
 def _refused(error: BaseException, path: str) -> CorruptDataError:

@@ -151,10 +151,10 @@ def _turn(tokenizer: Any, response: list[int]) -> list[int]:
 
 
 def load_tokenizer(model: str, *, trust: bool = False) -> Any:
-    from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds, and only texts need it
-
     if not os.path.isdir(model):
         raise ConfigError("not a model directory", path=model)
+    from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds, and only texts need it
+
     try:
         return AutoTokenizer.from_pretrained(model, trust_remote_code=trust)
     except (OSError, ValueError) as error:

@@ -222,6 +222,16 @@ class Engine(TypedDict):
 
 
 @with_config(STRICT)
+class ReadBytes(TypedDict):
+    origin: int
+    """Bytes that its host read from the job's file system since its start."""
+    peers: int
+    """Bytes that it read from other hosts."""
+    over_budget: bool
+    """Whether it read more of the last version from the file system than a quarter beyond its share."""
+
+
+@with_config(STRICT)
 class Explorer(TypedDict):
     id: str
     """Its identity."""
@@ -247,6 +257,8 @@ class Explorer(TypedDict):
     """Its engine; null if it reports none that can be read."""
     leases: list[int]
     """The steps that it reads."""
+    read: ReadBytes | None
+    """Where its host's bytes came from; null unless it also reads from other hosts."""
 
 
 @with_config(STRICT)
@@ -281,6 +293,98 @@ class Daemon(TypedDict):
     """Its host."""
     pid: int | None
     """Its process."""
+
+
+@with_config(STRICT)
+class RollingSlot(TypedDict):
+    explorer: str
+    """Who may load a version."""
+    generation: int
+    """Of the version."""
+    step: int
+    """Of the version."""
+    since: float
+    """Since when, by the daemon's clock."""
+    age: float
+    """Seconds since then, on this host's clock."""
+    free: bool
+    """Whether it counts nowhere, since its engine runs no version."""
+    loads: bool
+    """Whether it loads now."""
+
+
+@with_config(STRICT)
+class RollingStopped(TypedDict):
+    generation: int
+    """Of the version."""
+    step: int
+    """Of the version."""
+    digest: str
+    """Digest of its manifest."""
+    reason: str
+    """Why canaries stopped it."""
+
+
+@with_config(STRICT)
+class Rolling(TypedDict):
+    phase: Literal["idle", "canary", "rolling", "stopped"]
+    """idle: all run what is approved; canary: a version is tested; rolling: engines load what is approved."""
+    candidate: Pair | None
+    """The version that canaries test, or that is approved too; null if the published one is stopped."""
+    approved: Pair | None
+    """The version that all others load."""
+    by_word: bool
+    """Whether canaries only say that they run it: there was nothing to prove it by."""
+    why: str
+    """Why the first of those that wait does so."""
+    limit: int
+    """How many units may pause at once."""
+    unit: Literal["engine", "host"]
+    """What a unit is."""
+    patience: float
+    """Seconds after which a slot no longer counts."""
+    stopped: list[RollingStopped]
+    """The versions that canaries stopped, the newest 16."""
+    slots: list[RollingSlot]
+    """Who may load now."""
+    waiting: list[str]
+    """The explorers that come next, in order, at most 64."""
+    old: list[str]
+    """Explorers that do not wait for their turn, at most 64."""
+
+
+@with_config(STRICT)
+class Mirror(TypedDict):
+    id: str
+    """The name of its presence."""
+    heart: Literal["alive", "dead", "left", "unknown"]
+    """What its heartbeat says."""
+    alive: bool | None
+    """The same: null while it is not known."""
+    beat_age: float
+    """Seconds since its heartbeat by its own clock."""
+    host: str
+    """Its host."""
+    pid: int
+    """Its process."""
+    source: str
+    """What it copies."""
+    target: str
+    """Where to."""
+    state: str
+    """starting, current, copying, failing or standby."""
+    generation: int | None
+    """Of the newest version at the target; null before the first."""
+    step: int | None
+    """Of that version."""
+    behind: int
+    """Steps that the target is behind its source; at least 1 while it lacks a version."""
+    left: int
+    """Bytes to copy before it has the newest version."""
+    detail: str
+    """Why it cannot go on; empty if it can."""
+    since: float
+    """When the state began, by the mirror's clock."""
 
 
 @with_config(STRICT)
@@ -375,6 +479,12 @@ class Status(TypedDict):
     """By identity."""
     daemon: Daemon | None
     """The leading daemon; null if none has ever led the job."""
+    rolling: Rolling | None
+    """Of [rolling updates](rolling.md); null without."""
+    mirror_of: str | None
+    """What a mirror copies into this job; null for a job of its own."""
+    mirrors: list[Mirror]
+    """The mirrors that read the job or lead it."""
     disk: Disk
     """The job's file system."""
     requests: list[Request]
@@ -626,6 +736,16 @@ class Rollback(TypedDict):
 
 
 @with_config(STRICT)
+class RollingOf(TypedDict):
+    schema_version: Literal[1]
+    """Of this document."""
+    job: str
+    """Absolute path of the job."""
+    rolling: Rolling
+    """Who may load which version."""
+
+
+@with_config(STRICT)
 class Finding(TypedDict):
     name: str
     """What was measured."""
@@ -668,6 +788,7 @@ DOCUMENTS: dict[str, type[Any]] = {
     "unpin": Unpinned,
     "prune": Pruning,
     "rollback": Rollback,
+    "rolling": RollingOf,
     "doctor": Diagnosis,
 }
 """By command of `syncd`: what its `--json` prints."""

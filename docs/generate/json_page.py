@@ -35,8 +35,9 @@ def schemas() -> str:
 def _documents() -> Mapping[str, type[Any]]:
     from http_documents import ROUTES  # noqa: PLC0415 - needs pydantic
     from json_documents import DOCUMENTS  # noqa: PLC0415
+    from program_documents import PROGRAMS  # noqa: PLC0415
 
-    return {**DOCUMENTS, **ROUTES}
+    return {**DOCUMENTS, **PROGRAMS, **ROUTES}
 
 
 def _open(schema: Any) -> Any:

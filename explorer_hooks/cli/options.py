@@ -27,7 +27,7 @@ def health_option(command: F) -> F:
 
 def explorer_command(work: Callable[..., None]) -> click.Command:
     """Return the command of an explorer: CONFIG, keys of the file after it, and what `run` and `serve` share."""
-    dry_run = "Check the file, print what was read, and change nothing."
+    dry_run = "Check the keys of the file and print what was read; open neither model nor tasks nor code."
     name = "The explorer's identity."
     for add in (
         click.option("--dry-run", is_flag=True, help=dry_run),

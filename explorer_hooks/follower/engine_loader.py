@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from explorer_hooks.follower.engine_status import EngineStatus
 from explorer_hooks.follower.examination import Examination
+from explorer_hooks.follower.gate import Gates
 from explorer_hooks.follower.load_results import NOTICED, InterruptedLoadError, LoadResults, figures_of
 from explorer_hooks.follower.policy import FollowOptions, TurnOutcome
 from explorer_hooks.follower.reporter import Reporter
@@ -24,6 +25,7 @@ from syncd.errors import (
 )
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import EngineState, Proof
+from syncd.protocol.rolling import AtGate
 from syncd.protocol.version import Pair, Version, label_of
 from syncd.transports.base import WeightDirectory, WeightTensors
 from syncd.transports.files.leased_directory import HeldDirectory, LoadTimings
@@ -54,7 +56,11 @@ class EngineLoader:
         examination: Examination,
         clock: Clock,
         options: FollowOptions,
+        gates: Gates | None = None,
     ) -> None:
+        self._gates = gates or Gates()
+        self._waiting: tuple[HeldDirectory, LoadTimings] | None = None
+        """The version that is fetched and waits for a gate, and how long that took."""
         self._hook, self._versions, self._fetcher, self._reporter = hook, versions, fetcher, reporter
         self._prover, self._examination = prover, examination
         self._clock, self._tests_reload = clock, options.reload_test
@@ -100,22 +106,48 @@ class EngineLoader:
         self._is_polled = True
         self.results.publish()
 
-    def load(self, wanted: Version | int) -> TurnOutcome:
+    def waits_for(self, pair: Pair) -> bool:
+        """Return whether a version is fetched and no gate has admitted it yet."""
+        is_fetched = self._waiting is not None and self._waiting[0].pair == pair
+        return is_fetched and not self._gates.admits(pair, self.status.applied)
+
+    def stop_waiting(self) -> None:
+        """Give up the version that waits for a gate, if there is one."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting[0].close()
+            self._leave_gate()
+            self.results.publish()
+
+    def load(self, wanted: Version | int, *, at_once: bool = False) -> TurnOutcome:
+        """Load a version, and report the result.
+
+        Args:
+            at_once: Whether it waits for no gate.
+        """
         timings = LoadTimings(self._clock)
         pair = wanted.pair if isinstance(wanted, Version) else self._pair_of(wanted)
+        if self._waiting is not None and self._waiting[0].pair != pair:
+            self.stop_waiting()
+        if isinstance(wanted, Version):
+            self._versions.note_wanted(wanted)
         if isinstance(wanted, Version) and wanted.published_at:
             timings[NOTICED] = round(max(self._clock.time() - wanted.published_at, 0.0), 6)
         self._calibrate()
         self._reporter.publish(EngineState.LOADING, label_of(pair), now=False)
         try:
-            held = self._fetch_and_load(wanted, timings)
+            held = self._fetch_and_load(wanted, timings, at_once=at_once)
         except (UsageError, ConfigError):
             raise
         except UnfitEngineError as error:
             self.results.publish()
             return TurnOutcome("failed", pair, str(error))  # the version is as good as any
         except (SyncdError, OSError) as error:
+            self._leave_gate()
             return self.results.report_failure(pair, error)
+        if held is None:
+            return TurnOutcome("nothing", pair, "it is fetched, and waits for its turn")
+        self._leave_gate()
         self.position = held.pair
         self.results.publish_applied(held, timings, self._fill_seconds(held))
         self._keep(held)
@@ -172,32 +204,62 @@ class EngineLoader:
     def close(self) -> None:
         """Remove the ready file, give up the last good version and close the hook; the engine keeps running."""
         self._reporter.ready.show(None)
+        if self._waiting is not None:
+            self._waiting[0].close()
         self._release()
         self._hook.close()
 
     # --- one load -------------------------------------------------------------------------------------------------
 
-    def _fetch_and_load(self, wanted: Version | int, timings: LoadTimings) -> HeldDirectory:
+    def _fetch_and_load(
+        self, wanted: Version | int, timings: LoadTimings, *, at_once: bool
+    ) -> HeldDirectory | None:
+        """Return the version that was loaded, None if a gate does not admit it yet."""
         try:
-            return self._try(wanted, timings)
+            return self._try(wanted, timings, at_once=at_once)
         except (LoadFailedError, RefusedError) as error:
             if not self._fetcher.reject():
                 raise
             self._reporter.event("warning", "memory_load_failed", reason=str(error))
-        return self._try(wanted, timings)  # the copy in memory failed: load the files
+        return self._try(wanted, timings, at_once=at_once)  # the copy in memory failed: load the files
 
-    def _try(self, wanted: Version | int, timings: LoadTimings) -> HeldDirectory:
+    def _try(self, wanted: Version | int, timings: LoadTimings, *, at_once: bool) -> HeldDirectory | None:
         with contextlib.ExitStack() as undo:
-            held = self._fetcher.fetch(wanted, timings)
+            held = self._fetched(wanted, timings)
             undo.callback(held.close)
             directory = held.directory
             self._versions.add_label(directory.label)
+            if not at_once and not self._gates.admits(held.pair, self.status.applied):
+                self._wait_at_gate(held, timings)
+                undo.pop_all()
+                return None
+            if not self._gates.is_open:
+                self.results.gate = AtGate(*held.pair, passed=True, since=self._clock.time())
             self._prepare(directory, timings)
             self._examine_adapters(directory)
             self.results.publish_loading(held)
             self._load_directory(directory, timings)
             undo.pop_all()
             return held
+
+    def _fetched(self, wanted: Version | int, timings: LoadTimings) -> HeldDirectory:
+        """Return a version's files, which are fetched already if it has waited for a gate."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is None:
+            return self._fetcher.fetch(wanted, timings)
+        held, spent = waiting
+        timings.update(spent)
+        return held
+
+    def _wait_at_gate(self, held: HeldDirectory, timings: LoadTimings) -> None:
+        self._waiting = held, timings
+        self.results.gate = AtGate(*held.pair, passed=False, since=self._clock.time())
+        self.results.publish()
+        self._reporter.event("debug", "load_waits", version=label_of(held.pair))
+
+    def _leave_gate(self) -> None:
+        if self._waiting is None:
+            self.results.gate = None
 
     def _prepare(self, directory: WeightDirectory, timings: LoadTimings) -> None:
         with timings.part("prepare"):
@@ -399,6 +461,7 @@ class EngineLoader:
     def _recall(self) -> None:
         with contextlib.suppress(SyncdError, OSError):
             self._prover.recall()
+            self._examination.recall()
 
     def _accept_running(self) -> None:
         """Report what an engine runs that is polled for the first time or came back, and keep its files."""
@@ -573,7 +636,7 @@ def _require_confirmed(directory: WeightDirectory, running: Running) -> None:
             hint="an engine must report the whole label that it was given",
         )
     if running.paused:
-        raise LoadFailedError(f"the engine was given {directory.label} and takes no work")
+        raise LoadFailedError(f"the engine loaded {directory.label} and stayed paused")
 
 
 def _interrupted(error: EngineUnreachableError) -> InterruptedLoadError:

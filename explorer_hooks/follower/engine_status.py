@@ -73,7 +73,7 @@ class EngineStatus:
     def _wrong(self) -> str:
         """Return why its weights are of no version of the job, or would not become one; empty if they are."""
         start = self.start_problem if self.label is None else None
-        for problem in (self.wrong, self.unfit, start):
+        for problem in (self.unfit, self.wrong, start):  # the first names what is not loaded
             if problem is not None:
                 return str(problem)
         return "" if self.is_known else f"it runs {self.label!r}, which is no version of this job"

@@ -51,6 +51,14 @@ class Examination:
         if self.result != _OFF and self._losses < MOST_LOSSES:
             self.result, self.unseen, self._prover.is_examined = "", (), False
 
+    def recall(self) -> None:
+        """Take up that an engine of this kind has passed, if this one runs a version already."""
+        if self.result or self._hook is None or self.takes_adapters:
+            return
+        unseen = self._files.recall_passed(self._engine(self._hook))
+        if unseen is not None:
+            self.result, self.unseen, self._prover.is_examined = _PASSED, unseen, True
+
     def lose(self, error: EngineUnreachableError) -> None:
         """Note that the engine went away during an exam."""
         self._losses += 1
@@ -112,6 +120,8 @@ class Examination:
             self.result = _FAILED
             raise
         self.result, self._prover.is_examined = _PASSED, True
+        if self._hook is not None and not self.takes_adapters:
+            self._files.keep_passed(self._engine(self._hook), self.unseen)
         self._reporter.event(
             "info",
             "engine_examined",
@@ -133,6 +143,10 @@ class Examination:
         # A server answers under an adapter's name at once, and a commit would withdraw the others.
         if not self._prover.is_held and not self.takes_adapters:
             self._hook.commit(copy)
+
+    def _engine(self, hook: ProbingHook) -> str:
+        """Return what an exam is bound to: release, flags, dtype and start model."""
+        return f"{hook.engine_kind()}, {hook.dtype()}, {hook.start_directory()}"
 
     def _dtype(self) -> str | None:
         return self._hook.dtype() if self._hook is not None else None

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from explorer_hooks.follower.engine_loader import EngineLoader
 from explorer_hooks.follower.examination import Examination
+from explorer_hooks.follower.gate import open_gates
 from explorer_hooks.follower.policy import (
     EventListener,
     FollowOptions,
@@ -77,7 +78,10 @@ class Follower(Closing):
         self._policy, self._stop = policy_of(self.options), stop
         self._versions = KnownVersions(client)
         self._reporter = Reporter(client, listener, Readiness(self.options.ready_file, client.clock))
-        self._fetcher = Fetcher(client, hook, self.options, self._is_stopped, self._reporter.event)
+        self._gates = open_gates(client, self.options)
+        self._fetcher = Fetcher(
+            client, hook, self.options, self._is_stopped, self._reporter.event, self._gates.reads
+        )
         answering = hook if isinstance(hook, ProbingHook) else None
         ended = EndedProbes(answering, client.clock, client.job, self._reporter.event) if answering else None
         kept = Calibrations(client.job, answering) if answering else None
@@ -92,6 +96,7 @@ class Follower(Closing):
             examination,
             client.clock,
             self.options,
+            self._gates,
         )
         self._engine, self._results = self._loader.status, self._loader.results
         self._reporter.publish(EngineState.WAITING, more={"engine": engine or hook.name, "bytes": 0})
@@ -250,7 +255,8 @@ class Follower(Closing):
         self._poll()
         pair = self._versions.pair
         is_newest = pair is not None and pair[1] == step
-        return self._loader.load(self._versions.to_lease(pair) if pair is not None and is_newest else step)
+        wanted = self._versions.to_lease(pair) if pair is not None and is_newest else step
+        return self._loader.load(wanted, at_once=True)
 
     def is_current(self) -> bool:
         return self.applied is not None and choose_version(self._policy, self._snapshot()) is None
@@ -338,7 +344,8 @@ class Follower(Closing):
     def _decide(self) -> Version | int | TurnOutcome | None:
         decision = decide(self._policy, self._snapshot())
         if not isinstance(decision, str):
-            return self._versions.to_lease(decision)
+            return None if self._loader.waits_for(decision) else self._to_lease(decision)
+        self._loader.stop_waiting()
         if decision == "restore":
             self._loader.restore()
             return None
@@ -350,10 +357,13 @@ class Follower(Closing):
             return TurnOutcome("ended", self.applied, "the trainer is gone")
         return None
 
+    def _to_lease(self, pair: Pair) -> Version | int:
+        return self._gates.version(pair) or self._versions.to_lease(pair)
+
     def _snapshot(self) -> FollowSnapshot:
         failed, loader = self._results.failed, self._loader
         now = FollowSnapshot(
-            self._versions.pair,
+            self._gates.target(self._versions.pair, self.applied) or loader.position,
             loader.position,
             loader.needs_load,
             skipped=failed.given_up | failed.paused,

@@ -1,7 +1,7 @@
 """The results of loads: which versions are tried again, and what the presence and the events say of the engine."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from explorer_hooks.follower.engine_status import EngineStatus
@@ -22,6 +22,7 @@ from syncd.errors import (
 )
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import EngineState, GivenUp, Proof
+from syncd.protocol.rolling import GATE, AtGate
 from syncd.protocol.version import Pair, label_of
 from syncd.transports.files.leased_directory import HeldDirectory, LoadTimings
 
@@ -60,6 +61,8 @@ class LoadResults:
         """Why the newest version that was tried does not run, None if it does."""
         self._troubled: Pair | None = None
         """That version."""
+        self.gate: AtGate | None = None
+        """What it has fetched and waits for, or loads since a gate has admitted it; None where nothing waits."""
 
     def is_troubled(self, pair: Pair) -> bool:
         """Return whether it is the newest version that was tried, and does not run."""
@@ -76,12 +79,16 @@ class LoadResults:
         if not is_ready:
             self._reporter.ready.show(None)  # before the presence: writing that may take long
         exam = {"exam": self._examination.result, "unseen": self._examination.unseen}
+        facts = {**(more or {}), **self._at_gate()}
         self._reporter.publish(
-            state, reason, now=is_same, more=more, ready=is_ready, proof=proof, **exam, **changes
+            state, reason, now=is_same, more=facts, ready=is_ready, proof=proof, **exam, **changes
         )
         if not is_same:
             self._reporter.confirm(applied)
         self.show_ready()
+
+    def _at_gate(self) -> dict[str, Any]:
+        return {GATE: asdict(self.gate) if self.gate else None}
 
     def show_ready(self) -> None:
         served = self._status.applied if self._is_ready() else None
@@ -91,7 +98,8 @@ class LoadResults:
         """Report that the engine is not ready: it is about to change, and has yet to prove what it runs then."""
         version = label_of(held.pair)
         self._reporter.ready.show(None)
-        self._reporter.publish(EngineState.LOADING, version, now=False, ready=False)
+        at_once = self.gate is not None  # who counts those that have paused must not learn it later
+        self._reporter.publish(EngineState.LOADING, version, now=at_once, ready=False, more=self._at_gate())
         self._reporter.event("debug", "load_started", version=version, path=held.directory.path)
 
     def publish_applied(self, held: HeldDirectory, timings: LoadTimings, filled: float | None) -> None:
@@ -165,8 +173,7 @@ class LoadResults:
     def _note_trouble(
         self, pair: Pair, reason: str, *, refused: bool = False, is_given_up: bool = True
     ) -> None:
-        report, newest = self._reporter.report, self._versions.newest
-        digest = newest.digest if newest is not None and newest.pair == pair else ""
+        report, digest = self._reporter.report, self._versions.digest_of(pair)
         self._trouble, self._troubled = GivenUp(pair[1], digest, reason, refused), pair
         given_up = (*report.given_up, self._trouble) if is_given_up else report.given_up
         self._reporter.report = replace(report, failures=report.failures + 1, given_up=given_up)

@@ -80,7 +80,7 @@ class FollowOptions:
     def __post_init__(self) -> None:
         policy_of(self)
         if self.peers and not self.stage:
-            hint = "--stage /dev/shm/syncd --peers HOST:PORT"
+            hint = "--stage /dev/shm/syncd --peers HOST:PORT  # explorer run: explorer.follow.stage"
             raise ConfigError("peers need a stage: hosts give each other what they have staged", hint=hint)
         try:
             Verification(self.verify)

@@ -39,6 +39,7 @@ class KnownVersions:
         self._client = client
         self.newest: Version | None = None
         self._labels: set[str] = set()
+        self._wanted: Version | None = None
 
     @property
     def pair(self) -> Pair | None:
@@ -66,6 +67,15 @@ class KnownVersions:
         is_put_aside = (newest.step, newest.digest) in newest.quarantined
         older = {entry.step for entry in newest.quarantine} - {newest.step}
         return frozenset(older | {newest.step} if is_put_aside else older)
+
+    def note_wanted(self, version: Version) -> None:
+        """Note the version that is loaded now, which need not be the published one."""
+        self._wanted = version
+
+    def digest_of(self, pair: Pair) -> str:
+        """Return the digest of the published version or the one that was wanted last, empty of any other."""
+        versions = (self.newest, self._wanted)
+        return next((version.digest for version in versions if version and version.pair == pair), "")
 
     def add_label(self, label: str) -> None:
         self._labels.add(label)
@@ -188,6 +198,7 @@ class Fetcher:
 
     Args:
         stop: Polled while files are read; once it returns true, the fetch is given up.
+        gates: What it has in `reads` beside what it can read: the gates that it waits for.
     """
 
     def __init__(
@@ -197,10 +208,11 @@ class Fetcher:
         options: FollowOptions,
         stop: Callable[[], bool],
         report: ReportEvent,
+        gates: tuple[str, ...] = (),
     ) -> None:
         if "directory" not in hook.takes:
             raise ConfigError(f"the hook {hook.name} loads no directories, so it cannot follow versions")
-        self._client = client
+        self._client, self._gates = client, gates
         self._stage = HostStage(options.stage, client.job.root, client.clock) if options.stage else None
         self._reader = _open_reader(options, client, self._stage, report)
         verify = Verification(options.verify)
@@ -245,7 +257,7 @@ class Fetcher:
     def _publish_reads(self) -> None:
         """Have the trainer know whether deltas can be read here: not while the stage is full."""
         is_slow = self._stage is None and self._hook is not None and not self._hook.takes_changes()
-        self._client.publish_reads(() if is_slow else self._files.reads())
+        self._client.publish_reads((*(() if is_slow else self._files.reads()), *self._gates))
 
     def _find(self, leased: Leased, timings: LoadTimings) -> HeldDirectory:
         for receiver in self._nearer:

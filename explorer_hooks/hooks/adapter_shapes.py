@@ -40,7 +40,9 @@ def layers_of(target: WeightDirectory) -> Layers:
     try:
         tensors = tensors_of([read_header(LocalDisk(), path)])
     except (OSError, SyncdError) as error:
-        raise RefusedError(f"it cannot be read: {error}", path=path, hint="syncd verify --deep") from error
+        raise RefusedError(
+            f"it cannot be read: {error}", path=path, hint="syncd verify JOB STEP --deep"
+        ) from error
     halves: dict[str, Halves] = defaultdict(Halves)
     for name, meta in tensors.items():
         if match := _HALF.fullmatch(name):

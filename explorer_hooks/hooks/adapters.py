@@ -19,10 +19,10 @@ def require_adapter(target: WeightDirectory) -> dict[str, Any]:
     """Return an adapter's configuration once its two files are there, the weights as the manifest has them."""
     if target.shards and ADAPTER not in {shard.name for shard in target.shards}:
         raise RefusedError(
-            f"the manifest of version {target.label} has no {ADAPTER}", path=target.path, hint="syncd ls"
+            f"the manifest of version {target.label} has no {ADAPTER}", path=target.path, hint="syncd ls JOB"
         )
     if not os.path.isfile(f"{target.path}/{ADAPTER}"):
-        raise RefusedError(f"{ADAPTER} does not exist", path=target.path, hint="syncd verify --deep")
+        raise RefusedError(f"{ADAPTER} does not exist", path=target.path, hint="syncd verify JOB STEP --deep")
     config = f"{target.path}/{ADAPTER_CONFIG}"
     document = _document_of(config)
     if document.get("peft_type") != "LORA":
@@ -35,9 +35,11 @@ def _document_of(path: str) -> dict[str, Any]:
         with open(open_read(path), "rb") as file:
             document = json.loads(file.read(_MAX_CONFIG))
     except (OSError, ValueError, RecursionError) as error:
-        raise RefusedError(f"it cannot be read: {error}", path=path, hint="syncd verify --deep") from error
+        raise RefusedError(
+            f"it cannot be read: {error}", path=path, hint="syncd verify JOB STEP --deep"
+        ) from error
     if not isinstance(document, dict):
-        raise RefusedError("it is not a JSON object", path=path, hint="syncd verify --deep")
+        raise RefusedError("it is not a JSON object", path=path, hint="syncd verify JOB STEP --deep")
     return document
 
 

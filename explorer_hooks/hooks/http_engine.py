@@ -385,7 +385,7 @@ def require_files(hook: Hook, target: WeightDirectory) -> None:
             size = os.stat(path).st_size
         except OSError as error:
             problem = f"a file of the version cannot be read: {error.strerror}"
-            raise RefusedError(problem, path=path, hint="syncd verify --deep") from error
+            raise RefusedError(problem, path=path, hint="syncd verify JOB STEP --deep") from error
         if size != shard.size:
             problem = f"it has {size} bytes instead of {shard.size}"
-            raise RefusedError(problem, path=path, hint="syncd verify --deep")
+            raise RefusedError(problem, path=path, hint="syncd verify JOB STEP --deep")

@@ -79,14 +79,15 @@ class ModelParameters:
         self._holds, self.label = offered(target), target.label
 
     def _fill(self, target: WeightDirectory, fit: Fit) -> LoadCounts:
-        changed, targets = self._changed or ParameterVersion(), self._targets()
+        changed, targets = self._changed, self._targets()
         self._whole = self._changed = None  # while they are filled, they hold no version
-        if target.changes is not None:
-            counts = changed.load(target, targets, fit, direct=self._direct)
-            self._changed = changed
-        else:
+        if target.changes is None:
             counts = fill_tensors.load(target, targets, fit, direct=self._direct)
             self._whole = target
+        else:
+            changed = changed or ParameterVersion()
+            counts = changed.load(target, targets, fit, direct=self._direct)
+            self._changed = changed
         return counts
 
     def forget(self) -> None:

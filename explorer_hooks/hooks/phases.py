@@ -114,5 +114,7 @@ def require_loadable(target: WeightDirectory, hook: Hook) -> None:
         )
     if kind != "remote" and not os.path.isdir(target.path):
         raise RefusedError(
-            f"the directory of version {target.label} is not on this host", path=target.path, hint="syncd ls"
+            f"the directory of version {target.label} is not on this host",
+            path=target.path,
+            hint="syncd ls JOB",
         )

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
@@ -83,6 +83,22 @@ class ExamFiles:
                 lock.share()
                 copy = target_of(path, "lora" if subject.adapter else "weights")
             yield exam, copy
+
+    def keep_passed(self, engine: str, unseen: Sequence[str]) -> None:
+        """Keep that an engine of a kind has passed; on a mount that fails nobody knows after a restart."""
+        with contextlib.suppress(OSError):
+            self._job.disk.make_directory(self._job.exams)
+            self._job.disk.replace(self._passed(engine), encode({"engine": engine, "unseen": list(unseen)}))
+
+    def recall_passed(self, engine: str) -> tuple[str, ...] | None:
+        """Return what the exam could not see of an engine of a kind that has passed, None if none has."""
+        try:
+            return tuple(map(str, read_document(self._job.disk, self._passed(engine)).items("unseen")))
+        except (OSError, SyncdError):
+            return None
+
+    def _passed(self, engine: str) -> str:
+        return f"{self._job.exams}/{hashlib.sha256(engine.encode()).hexdigest()[:32]}.passed.json"
 
     def _made(self, subject: Subject, path: str, dtype: str, rows: Rows) -> Exam:
         kept = self._kept(f"{path}.json")

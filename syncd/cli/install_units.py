@@ -31,7 +31,8 @@ _FIRST_LINE = re.compile(r"# Written by syncd install-units \S+, digest (\S+)\.\
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\$?")
 _PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
 _FILES = (
-    "syncd@.service", "syncd-follow@.service", "sysusers.d/syncd.conf", "tmpfiles.d/syncd.conf", "syncd.env.example",
+    "syncd@.service", "syncd-follow@.service", "syncd-mirror@.service", "sysusers.d/syncd.conf",
+    "tmpfiles.d/syncd.conf", "syncd.env.example",
 )  # fmt: skip
 _USER_FILES = ("syncd-user@.service", "syncd-follow-user@.service", "syncd.env.example")
 

@@ -5,12 +5,12 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import click
 
-from syncd.config import CHOICES, DaemonConfig, check_value, load
+from syncd.config import CHOICES, DaemonConfig, check_value, daemon_tables, load
 from syncd.console import UncheckedPath
 from syncd.errors import ConfigError, JobMissingError, UsageError
 from syncd.extras import install_command
@@ -183,9 +183,16 @@ def policy_options(command: F) -> F:
 
 
 def daemon_options(command: F) -> F:
+    options = (*_DAEMON, *_of_parts())
     return policy_options(
-        functools.reduce(lambda decorated, option: option(decorated), reversed(_DAEMON), command)
+        functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
     )
+
+
+def _of_parts() -> Iterator[Callable[[F], F]]:
+    """Yield decorators that add the options for the tables of parts."""
+    for point in daemon_tables().values():
+        yield from point.load().options()
 
 
 def read_config(job: Job, overrides: Mapping[str, Any]) -> DaemonConfig:

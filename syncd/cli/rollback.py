@@ -45,7 +45,7 @@ def rollback(job: str, step: int, reason: str, timeout: float, state_dir: str | 
     Example:
       syncd rollback /ckpt/job 110 --reason "reward collapsed at 115"
     """
-    version = _rollback(options.open_job(job, state_dir), step, reason, timeout)
+    version = roll_back(options.open_job(job, state_dir), step, reason, timeout)
     if as_json:
         document = {"generation": version.generation, "step": version.step}
         options.print_json({**document, "path": version.path, "published_at": version.published_at})
@@ -53,7 +53,8 @@ def rollback(job: str, step: int, reason: str, timeout: float, state_dir: str | 
         click.echo(f"published: generation {version.generation}, step {version.step}")
 
 
-def _rollback(job: Job, step: int, reason: str, timeout: float) -> Version:
+def roll_back(job: Job, step: int, reason: str, timeout: float) -> Version:
+    """Ask the daemon to publish a step as a new generation, and return the version."""
     _check(job, step)
     request = Request("rollback", step, reason=reason, asked_at=time.time())
     write_request(job, request)

@@ -1,8 +1,9 @@
 """`syncd watch`: runs the daemon."""
 
+import contextlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,11 +13,15 @@ from syncd.cli import options
 from syncd.config import DaemonConfig
 from syncd.protocol.layout import CONFIG, Job
 from syncd.protocol.local_disk import SystemClock
+from syncd.protocol.owner import refuse_mirrored
 from syncd.stall.calls import STUCK_AFTER, PendingCalls, TrackCall, tracked
 from syncd.stall.verbs import MountVerb, pending_calls
 
 if TYPE_CHECKING:
+    from syncd.daemon.run import DaemonLoop
+    from syncd.daemon.service import Daemon
     from syncd.observe.events import Observers
+    from syncd.protocol.owner import MirrorSource
 
 
 @click.command(cls=MountVerb, changes="anything was published or removed", only="only_once")
@@ -37,6 +42,7 @@ def watch(job: str, only_once: bool, state_dir: str | None, **overrides: Any) ->
     Exit codes:
       0   after SIGTERM; with --once after one cycle
       5   with --once: another daemon leads the job
+      78  the job is a mirror of another one
       74  an operation on the mount does not return; the daemon has not released the lead
 
     \b
@@ -61,14 +67,31 @@ def once(job: Job, overrides: Mapping[str, Any], *, empty_trash: bool = False) -
     from syncd.daemon.run import run_once  # noqa: PLC0415
     from syncd.daemon.service import Daemon  # noqa: PLC0415
 
+    refuse_mirrored(job, "a daemon of its own")
     config, calls = options.read_config(job, overrides), pending_calls()
     job = tracked(options.with_policy(job, config), calls)
-    with _observers(job, config, calls)[0] as observers:
+    with open_observers(job, config, calls)[0] as observers:
         daemon = Daemon(job, config, SystemClock(), observers)
         run_once(daemon, SystemClock(), empty_trash=empty_trash)
 
 
 def _serve(name: str, state_dir: str | None, overrides: Mapping[str, Any]) -> None:
+    with daemon_loop(name, state_dir, overrides) as (_, loop):
+        loop.run()
+
+
+@contextlib.contextmanager
+def daemon_loop(
+    name: str, state_dir: str | None, overrides: Mapping[str, Any], mirror_of: "MirrorSource | None" = None
+) -> "Iterator[tuple[Daemon, DaemonLoop]]":
+    """Yield a daemon as a service, and the loop that runs it.
+
+    Args:
+        name: The job directory, as it was given.
+        state_dir: The state directory, as it was given.
+        overrides: The options that were given.
+        mirror_of: What a mirror copies into the job; None for a daemon of its own.
+    """
     from syncd import __version__  # noqa: PLC0415
     from syncd.daemon.run import Background, DaemonLoop  # noqa: PLC0415
     from syncd.daemon.service import Daemon  # noqa: PLC0415
@@ -83,6 +106,8 @@ def _serve(name: str, state_dir: str | None, overrides: Mapping[str, Any]) -> No
     # Until the daemon runs, nothing reports a mount that does not answer: it ends this command.
     bounded = StallGuard(calls, clock, STUCK_AFTER)
     opened = bounded(lambda: options.open_job(name, state_dir, calls))
+    if mirror_of is None:
+        bounded(lambda: refuse_mirrored(opened, "a daemon of its own"))
 
     def load() -> DaemonConfig:
         with calls("read", f"{opened.root}/config.toml"):
@@ -90,18 +115,20 @@ def _serve(name: str, state_dir: str | None, overrides: Mapping[str, Any]) -> No
 
     config = bounded(load)
     job = tracked(options.with_policy(opened, config), calls)
-    heard, aside = _observers(job, config, calls)
+    heard, aside = open_observers(job, config, calls)
     with heard as observers:
-        daemon = Daemon(job, config, clock, observers, background)
+        daemon = Daemon(job, config, clock, observers, background, mirror_of=mirror_of)
         daemon.report(event_names.DAEMON_STARTED, "info", job=job.root, state=job.state, version=__version__)
         keeper = host_state.Writer(job.root, os.path.abspath(name))
         watchdog = Watchdog(clock, calls, aside, keeper, watchdog_interval())
         awaits_config = overrides.get("config") is None and not os.path.lexists(f"{job.root}/{CONFIG}")
-        loop = DaemonLoop(daemon, clock, Notifier(), load, watchdog, background, awaits_config=awaits_config)
-        loop.run()
+        yield (
+            daemon,
+            DaemonLoop(daemon, clock, Notifier(), load, watchdog, background, awaits_config=awaits_config),
+        )
 
 
-def _observers(job: Job, config: DaemonConfig, attend: TrackCall) -> "tuple[Observers, Observers]":
+def open_observers(job: Job, config: DaemonConfig, attend: TrackCall) -> "tuple[Observers, Observers]":
     """Return the observers of the daemon, and those of them that write nothing to the job's mount.
 
     They are the log on stderr, the job's journal, and metrics if configured.

@@ -13,6 +13,7 @@ from syncd.errors import CorruptDataError, NotReadyError, TimedOutError, TryAgai
 from syncd.protocol.disk import MISSING, list_if_there
 from syncd.protocol.layout import ACTOR, MANIFEST, Job, parse_attempt_name, parse_step_name, shard_name
 from syncd.protocol.manifest import Manifest, missing_files, read_manifest, uri_problem
+from syncd.protocol.owner import refuse_mirrored
 from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import Receipt, read_receipts, whole_attempt
 from syncd.protocol.request import Request, read_requests, remove_request, write_request
@@ -46,6 +47,7 @@ class StepAnnouncer:
         probe: Probe | None = None,
     ) -> int:
         """Make a step of a state dict and announce it; see `Client.publish`."""
+        refuse_mirrored(self._job, "a step of this process")
         if isinstance(state, str):
             self._write_remote(step, state, probe)
         elif state is not None:

@@ -78,6 +78,8 @@ class VersionReader:
 
     def resolve(self, version: int | Pair | Version) -> Version:
         if isinstance(version, Version):
+            if version.step not in self._recent:
+                self._recent.keep(version.step, version)
             return version
         newest = self.latest_or_none() if self._tolerant else self.latest()
         if isinstance(version, int):

@@ -39,15 +39,26 @@ class Heartbeat:
 
 @contextlib.contextmanager
 def leasing(job: Job, steps: Collection[int]) -> Iterator[None]:
-    """Keep steps from being removed while a tool reads them, without a part in the job: nobody waits for it.
+    """Keep steps from being removed while a tool reads them.
+
+    Args:
+        steps: The steps. Read their manifests only inside of the block: a step may have gone before.
+    """
+    with reading(job) as own, own.leasing(steps):
+        yield
+
+
+@contextlib.contextmanager
+def reading(job: Job, kind: str = "reading") -> Iterator[OwnPresence]:
+    """Publish a process that leases steps without a part in the job: nobody waits for it.
 
     Its presence is that of an explorer that has stopped, whose leases count as long as it beats. It is removed with
     the end of the block. After a kill the leases end as those of any process, and the daemon removes the file.
 
     Args:
-        steps: The steps. Read their manifests only inside of the block: a step may have gone before.
+        kind: What its name begins with.
     """
-    name = f"reading-{uuid.uuid4().hex[:12]}"
+    name = f"{kind}-{uuid.uuid4().hex[:12]}"
     own = OwnPresence(job.disk, SystemClock(), job.explorers, name, status=RunningStatus.STOPPED)
 
     def beat() -> None:
@@ -58,9 +69,8 @@ def leasing(job: Job, steps: Collection[int]) -> Iterator[None]:
         end.callback(_remove, job, name)
         with storage_errors(job.explorers):
             own.join()
-        end.enter_context(own.leasing(steps))
         end.callback(Heartbeat(beat, HEARTBEAT / 5).stop)
-        yield
+        yield own
 
 
 def _remove(job: Job, name: str) -> None:

@@ -13,7 +13,7 @@ from syncd.observe import event_names
 from syncd.protocol.disk import MISSING, Clock, is_below
 from syncd.protocol.layout import Job
 from syncd.protocol.leadership import Term
-from syncd.protocol.owner import check_owner, record_owner
+from syncd.protocol.owner import MirrorSource, check_owner, record_owner, refuse_mirrored
 from syncd.protocol.process import Process
 from syncd.protocol.step import NATIVE
 from syncd.protocol.takeover import Candidate
@@ -26,6 +26,7 @@ class DaemonLeader:
     Args:
         config: The configuration at start; a later one changes neither the take-over time nor who may remove.
         gone: Returns whether a leader's process has certainly ended.
+        mirror_of: What a mirror copies into the job, which it leads in place of a daemon; None for a daemon.
     """
 
     def __init__(
@@ -36,8 +37,10 @@ class DaemonLeader:
         reporter: EventReporter,
         process: Process | None = None,
         gone: Callable[[Process], bool] = Process.is_gone,
+        mirror_of: MirrorSource | None = None,
     ) -> None:
         self._job, self._clock, self._reporter = job, clock, reporter
+        self._mirror_of = mirror_of
         removes = is_below(job.state, job.root) or config.prune_foreign
         self._candidate = Candidate(job, clock, config.takeover, process, gone, removes=removes)
         self._dead_trash = DeadLeadersTrash(job, clock)
@@ -67,6 +70,8 @@ class DaemonLeader:
         """
         job = self._job
         check_owner(job)
+        if self._mirror_of is None:
+            refuse_mirrored(job, "a daemon of its own")
         holder = self._candidate.holder()
         if holder is not None:
             self.stand_by(f"{holder.host} (pid {holder.process.pid}) leads")
@@ -79,7 +84,7 @@ class DaemonLeader:
         self._was_removed |= was_removed  # known even if the rest fails and is tried again
         for directory in (job.explorers, job.trainers, job.pins, job.requests):
             job.disk.make_directory(directory)
-        record_owner(job, term)
+        record_owner(job, term, self._mirror_of)
         self.term, self.floor, self.standing_by = term, term.floor, ""
         was_removed, self._was_removed = self._was_removed, False
         self._reporter.publish(event_names.LEADERSHIP_ACQUIRED, "info", term=term.token)

@@ -20,7 +20,7 @@ class DaemonPart(Protocol):
 
     @property
     def every(self) -> float:
-        """Return the seconds after which it wants another tick; infinity if it waits for nothing."""
+        """Return the seconds after which it wants to read presences again; infinity if it waits for nothing."""
 
     def begin_term(self) -> None:
         """Forget what it knows: this daemon has begun to lead."""
@@ -44,7 +44,7 @@ class DaemonParts:
 
     @property
     def every(self) -> float:
-        """Return the seconds after which one of them wants another tick."""
+        """Return the seconds after which one of them wants to read presences again."""
         return min((part.every for part in self._parts.values()), default=float("inf"))
 
     def begin_term(self) -> None:
@@ -52,7 +52,6 @@ class DaemonParts:
             part.begin_term()
 
     def act(self, snapshot: "Snapshot", config: "DaemonConfig") -> "Snapshot":
-        del config  # no part has a table yet
-        for part in self._parts.values():
-            snapshot = part.act(snapshot, None)
+        for name, part in self._parts.items():
+            snapshot = part.act(snapshot, config.parts.get(name))
         return snapshot

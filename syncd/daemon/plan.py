@@ -62,6 +62,13 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class Mirrored:
+    """What a job that a mirror leads follows in place of its marker: its source decides, and this job repeats it."""
+
+    version: Version | None = None  # the version of the source that may be published here, None for none yet
+
+
+@dataclass(frozen=True, slots=True)
 class _Choice:
     step: Step
     generation: int
@@ -69,13 +76,19 @@ class _Choice:
     request: Request | None = None
 
 
-def plan(snapshot: Snapshot, policy: DaemonConfig) -> Plan:
-    """Decide what to publish, to answer and to remove, from the snapshot alone."""
+def plan(snapshot: Snapshot, policy: DaemonConfig, mirrored: Mirrored | None = None) -> Plan:
+    """Decide what to publish, to answer and to remove, from the snapshot alone.
+
+    Args:
+        mirrored: Of a job that a mirror leads: what to publish. None for a job that decides itself.
+    """
     if snapshot.version_unread:  # what was put aside or gone back from is in it, too
         return Plan(None, "", (), decide(snapshot, policy), tuple(symptoms(snapshot)))
-    choice, answers = _rollbacks(snapshot)
-    if choice is None:
-        choice = _next_choice(snapshot, policy)
+    if mirrored is not None:
+        choice, answers = _repeated(mirrored, snapshot), _refused_rollbacks(snapshot)
+    else:
+        choice, answers = _rollbacks(snapshot)
+        choice = choice or _next_choice(snapshot, policy)
     version = _version(choice, snapshot) if choice else snapshot.version
     if version and (choice or not _is_short(snapshot)):
         version = judged(snapshot, version, reports=choice is None)
@@ -121,6 +134,25 @@ def still_holds(decided: Plan, before: Snapshot, now: Snapshot, policy: DaemonCo
     limits = (policy.rewind_settle, LASTING, policy.partial_grace)
     is_past = [[looked.marker_stable_for >= limit for limit in limits] for looked in (before, now)]
     return is_past[0] == is_past[1] and before == replace(now, marker_stable_for=before.marker_stable_for)
+
+
+def _repeated(mirrored: Mirrored, snapshot: Snapshot) -> _Choice | None:
+    """Return the source's version under the source's pair, once its step is complete here with the same content."""
+    wanted, version = mirrored.version, snapshot.version
+    step = snapshot.steps.get(wanted.step) if wanted else None
+    if wanted is None or step is None or step.state is not StepState.COMPLETE or step.digest != wanted.digest:
+        return None
+    known = _floor(snapshot, version) if version else snapshot.floor
+    if known is not None and wanted.pair <= known:
+        return None
+    reason = "first" if version is None else "newer" if wanted.step > version.step else "rewind"
+    return _Choice(step, wanted.generation, reason)
+
+
+def _refused_rollbacks(snapshot: Snapshot) -> tuple[Answer, ...]:
+    detail = "the job is a mirror: roll back at its source"
+    rollbacks = (request for request in snapshot.requests if request.kind == "rollback")
+    return tuple(Answer(request, done=False, detail=detail) for request in rollbacks)
 
 
 def _next_choice(snapshot: Snapshot, policy: DaemonConfig) -> _Choice | None:

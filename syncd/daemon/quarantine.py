@@ -2,7 +2,7 @@
 
 A step is put aside with the content that it has, `(step, digest)`: the daemon itself has read damage in it twice, or
 all living engines that tried it, at least two, have given it up. One engine of several never suffices, because the
-fault may be the engine's.
+fault may be the engine's; unless versions are rolled out and canaries have stopped it, before others tried it.
 """
 
 from collections.abc import Iterator
@@ -89,7 +89,7 @@ def _quarantined(snapshot: Snapshot, engines: list[_Engine]) -> tuple[Quarantine
     """Return the steps that are put aside: those of before, unless they were written again, and new ones."""
     before = snapshot.version.quarantine if snapshot.version else ()
     entries = {_key(entry): entry for entry in before if not _is_written_again(entry, snapshot)}
-    for entry in (*_damaged(snapshot), *_given_up(snapshot, engines)):
+    for entry in (*_damaged(snapshot), *_given_up(snapshot, engines), *_stopped(snapshot)):
         entries.setdefault(_key(entry), entry._replace(reason=entry.reason[:_LONGEST]))
     # The same entries each time, whatever was added last: else each scan would write the file again.
     kept = sorted(entries.values(), key=lambda entry: (entry.step in snapshot.steps, entry.step))[-MOST:]
@@ -123,6 +123,16 @@ def _given_up(snapshot: Snapshot, engines: list[_Engine]) -> Iterator[Quarantine
         is_doubted = any(engine.may_run((version.generation, number)) for engine in others)
         if len(reasons) >= AT_LEAST and not is_doubted:
             yield Quarantined(number, digest, f"{len(reasons)} engines gave it up: {reasons[0]}")
+
+
+def _stopped(snapshot: Snapshot) -> Iterator[Quarantined]:
+    """Yield the versions that canaries have stopped, unless an operator has released one since."""
+    version, wave = snapshot.version, snapshot.wave
+    for entry in wave.stopped if version is not None and wave is not None else ():
+        step = snapshot.steps.get(entry.step)
+        is_released = version is None or (_key(entry) in version.released and entry.pair != version.pair)
+        if step is not None and step.digest == entry.digest and not is_released:
+            yield Quarantined(entry.step, entry.digest, f"canaries stopped it: {entry.reason}")
 
 
 def _engines(snapshot: Snapshot) -> list[_Engine]:

@@ -140,6 +140,7 @@ def _strong_rule(snapshot: Snapshot, policy: DaemonConfig) -> Rule:
         if step.step in going:
             return
         yield _is_last_good(step, snapshot), "last_good", "the newest version that an engine has shown to run"
+        yield _is_rolled_out(step, snapshot), "rolled_out", "engines load it, or will, in their turn"
         is_previous, is_stale = step.step == previous, _is_stale(step, newest, policy)
         is_filling, is_damaged = step.state is StepState.FILLING, step.state is StepState.DAMAGED
         yield is_previous and (policy.keep_previous or not step.full), "previous_version", ""
@@ -160,6 +161,10 @@ def _strong_rule(snapshot: Snapshot, policy: DaemonConfig) -> Rule:
 def _is_last_good(step: Step, snapshot: Snapshot) -> bool:
     good = snapshot.version.last_good if snapshot.version else None
     return good is not None and (good.step, good.digest) == (step.step, step.digest)
+
+
+def _is_rolled_out(step: Step, snapshot: Snapshot) -> bool:
+    return snapshot.wave is not None and snapshot.wave.needed().get(step.step) == step.digest
 
 
 def _reason(snapshot: Snapshot, step: int) -> str:

@@ -83,6 +83,16 @@ class DaemonLoop:
         self._mode = ""
         self._awaits_config = awaits_config
 
+    def wake(self) -> None:
+        """Have the daemon tick now; any thread may call it."""
+        self._woken.ring()
+
+    def stop(self) -> None:
+        """Ask the daemon to end, as a signal does; any thread may call it."""
+        self._signals.stop = True
+        self._reported.ring()
+        self._woken.ring()
+
     def run(self) -> None:
         """Run until a signal asks to stop, or until all modules have left if the configuration says so."""
         worker = WorkerThread(self._work, "daemon", self._reported.ring)

@@ -23,6 +23,7 @@ from syncd.protocol.entry_problem import required_read_problem
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import TTL, Liveness, Presence, Presences
 from syncd.protocol.request import read_pins, read_requests_and_problems
+from syncd.protocol.rolling import Wave, read_wave
 from syncd.protocol.version import (
     BELIEVED_GENERATION,
     MISSING_MARKER,
@@ -54,12 +55,14 @@ class ModuleScanner:
         self._job, self._clock, self._presences, self._ttl = job, clock, presences, ttl
         self._explorers, self._trainers = Liveness(ttl), Liveness(ttl)
         self._read_at, self._took = float("-inf"), 0.0
+        self.every = MODULES_EVERY
+        """Seconds between two readings, where one takes little time."""
         self.applied: Pair | None = None
         """The highest pair that an explorer has applied."""
 
     def is_due(self, now: float) -> bool:
         """Return whether to read again: reading thousands of presences takes long, so it then happens less often."""
-        return now - self._read_at >= max(MODULES_EVERY, min(MODULES_SHARE * self._took, self._ttl / 4))
+        return now - self._read_at >= max(self.every, min(MODULES_SHARE * self._took, self._ttl / 4))
 
     def scan(self, before: Snapshot) -> Snapshot:
         """Return a snapshot with the modules and pins of now. What cannot be listed now stays as it was."""
@@ -147,6 +150,15 @@ class Scanner:
         self._marker_since = self._clock.monotonic()
         self.floor = floor
 
+    def note_wave(self, wave: Wave | None, every: float) -> None:
+        """Take the wave that the leader has written.
+
+        Args:
+            every: Seconds after which presences are to be read again.
+        """
+        self._snapshot = replace(self._snapshot, wave=wave)
+        self._modules.every = min(every, MODULES_EVERY)
+
     def reconcile(self) -> Snapshot:
         began = self._clock.monotonic()
         self.check_root()
@@ -222,12 +234,21 @@ class Scanner:
             return None, str(required_read_problem(error, self._job.version)), True
 
     def _read_modules(self) -> None:
-        snapshot = self._modules.scan(self._snapshot)
+        snapshot = replace(self._modules.scan(self._snapshot), wave=self._wave())
         self._read_tracker()
         self.steps.doubt_unmarked(self._snapshot.tracker)
         self._snapshot = replace(
             snapshot, tracker=self._snapshot.tracker, tracker_problem=self._snapshot.tracker_problem
         )
+
+    def _wave(self) -> Wave | None:
+        """Return the wave; a damaged one is as none, since the leader writes it anew."""
+        try:
+            return read_wave(self._job)
+        except ProtocolTooNewError:
+            raise
+        except (CorruptDataError, PermissionError):
+            return None
 
     def _free(self) -> int | None:
         try:

@@ -13,7 +13,7 @@ from syncd.config import DaemonConfig
 from syncd.daemon.examine import VerifyLevel, problems_of, shortcut_problem_of
 from syncd.daemon.leader import DaemonLeader
 from syncd.daemon.parts import DaemonParts
-from syncd.daemon.plan import Plan, plan, still_holds
+from syncd.daemon.plan import Mirrored, Plan, plan, still_holds
 from syncd.daemon.removals import Removals
 from syncd.daemon.report import EventReporter, change_fields, describe, lag_of, totals
 from syncd.daemon.scan import Scanner
@@ -34,7 +34,7 @@ from syncd.protocol.entry_problem import read_problem
 from syncd.protocol.layout import Job
 from syncd.protocol.leadership import BEAT
 from syncd.protocol.mount import CROWDED, MountTrouble, mount_trouble_of
-from syncd.protocol.owner import check_owner
+from syncd.protocol.owner import MirrorSource, check_owner
 from syncd.protocol.presence import RunningStatus
 from syncd.protocol.process import Process
 from syncd.protocol.step import Step, StepState
@@ -56,6 +56,8 @@ class Daemon:
     Args:
         background: Runs slow work that nothing waits for: emptying the trash.
         gone: Returns whether a leader's process has certainly ended.
+        mirror_of: What a mirror copies into the job: the daemon then publishes what `mirrored` names, and decides
+            nothing itself.
     """
 
     def __init__(
@@ -67,10 +69,13 @@ class Daemon:
         background: Callable[[Callable[[], None]], None] = lambda work: work(),
         process: Process | None = None,
         gone: Callable[[Process], bool] = Process.is_gone,
+        mirror_of: MirrorSource | None = None,
     ) -> None:
         self.job, self.config = job, config
+        self.mirrored = Mirrored() if mirror_of else None
+        """Which version of its source a mirrored job may publish now; None of a job that a trainer writes."""
         self._clock, self._reporter = clock, EventReporter(observer, clock)
-        self.leader = DaemonLeader(job, config, clock, self._reporter, process, gone)
+        self.leader = DaemonLeader(job, config, clock, self._reporter, process, gone, mirror_of)
         self._scanner = Scanner(job, clock, config.ttl, self.leader.progress)
         self.removals = Removals(job, clock, self.leader, self._scanner, self._reporter, background)
         self.parts = DaemonParts(job, clock, self.leader, self._reporter)
@@ -81,12 +86,17 @@ class Daemon:
         self._had_modules = False
         self.snapshot = Snapshot()
         self.plan = plan(self.snapshot, config)
-        self._planned: tuple[Snapshot, DaemonConfig] | None = None
+        self._planned: tuple[Snapshot, DaemonConfig, Mirrored | None] | None = None
         self.found_news = False
 
     @property
     def leads(self) -> bool:
         return self.leader.term is not None
+
+    @property
+    def knows_job(self) -> bool:
+        """Return whether this daemon leads the job and has scanned it since it does."""
+        return self.leads and self._reconciled > float("-inf")
 
     @property
     def lag(self) -> int:
@@ -162,6 +172,7 @@ class Daemon:
         return self._interval()
 
     def _lead(self) -> None:
+        self._reconciled = float("-inf")
         grace = self.config.trash_grace if self._is_crowded else None
         claimed = self.leader.claim(self._scanner.floor, empty_trash_after=grace)
         if claimed is None:
@@ -172,7 +183,6 @@ class Daemon:
         self._scanner.reset(term.floor)
         self.removals.begin_term(term)
         self.parts.begin_term()
-        self._reconciled = float("-inf")
 
     @property
     def _is_crowded(self) -> bool:
@@ -227,6 +237,7 @@ class Daemon:
     def _run_parts(self) -> None:
         """Let parts work: before the plan, which may depend on it, and again once a version is published."""
         self.snapshot = self.parts.act(self.snapshot, self.config)
+        self._scanner.note_wave(self.snapshot.wave, self.parts.every)
 
     def _interval(self) -> float:
         """Return the seconds after which to scan again without an event."""
@@ -241,17 +252,18 @@ class Daemon:
 
     def _current_plan(self) -> Plan:
         """Return the last plan where it still holds: with thousands of steps planning is the cost of an idle tick."""
-        policy, planned = self.config, self._planned
-        if planned and planned[1] == policy and still_holds(self.plan, planned[0], self.snapshot, policy):
+        policy, planned, mirrored = self.config, self._planned, self.mirrored
+        is_same = planned is not None and planned[1:] == (policy, mirrored)
+        if planned and is_same and still_holds(self.plan, planned[0], self.snapshot, policy):
             return self.plan
-        decided = self._verified_plan(policy)
-        self._planned = self.snapshot, policy
+        decided = self._verified_plan(policy, mirrored)
+        self._planned = self.snapshot, policy, mirrored
         return decided
 
-    def _verified_plan(self, policy: DaemonConfig) -> Plan:
+    def _verified_plan(self, policy: DaemonConfig, mirrored: Mirrored | None) -> Plan:
         """Plan, and plan again without each step that turns out to be damaged."""
         level = VerifyLevel(self.config.verify)
-        decided = plan(self.snapshot, policy)
+        decided = plan(self.snapshot, policy, mirrored)
         for _ in range(_VERIFY_ROUNDS):
             version = decided.publish
             damaged = self._rejected(self.snapshot.steps[version.step], level) if version else None
@@ -259,7 +271,7 @@ class Daemon:
                 return decided
             self.report(event_names.STEP_DAMAGED, "error", **describe(damaged))
             self.snapshot = replace(self.snapshot, steps={**self.snapshot.steps, damaged.step: damaged})
-            decided = plan(self.snapshot, policy)
+            decided = plan(self.snapshot, policy, mirrored)
         return replace(decided, publish=None, reason="")
 
     def _rejected(self, step: Step, level: VerifyLevel) -> Step | None:

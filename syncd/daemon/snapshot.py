@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from syncd.protocol.presence import Presence
 from syncd.protocol.request import Pin, Request
+from syncd.protocol.rolling import Wave
 from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import MISSING_MARKER, MarkerReading, Pair, Version
 
@@ -47,6 +48,7 @@ class Snapshot:
     # The same of files of requests, which are passed over.
     unreadable_requests: Mapping[str, str] = field(default_factory=dict)
     free: int | None = None  # bytes free for the daemon's user on the job's file system, None where unknown
+    wave: Wave | None = None  # who may load what, None if no versions are rolled out
     # What was written last failed for want of room, whatever `free` says: a quota does not show there.
     crowded: bool = False
 

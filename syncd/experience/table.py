@@ -199,7 +199,9 @@ def _check_metadata(file: Any, size: int, path: str) -> None:
             raise CorruptDataError(f"column {leaf.path_in_schema} is not plain and uncompressed", path=path)
         # A mask takes a bit a value; nothing takes less.
         if not 0 <= leaf.num_values <= 8 * size or leaf.total_uncompressed_size > size:
-            raise CorruptDataError(f"column {leaf.path_in_schema} claims more than the file holds", path=path)
+            raise CorruptDataError(
+                f"column {leaf.path_in_schema} says that it has more values than the file holds", path=path
+            )
 
 
 def _experiences(table: Any) -> list[Experience]:

@@ -60,7 +60,10 @@ class ExperienceWriter(Closing):
             FencedError: A later process writes under this identity.
             StorageError: It could not be written; nothing of it is visible unless the message says so.
         """
-        data = encode_batch(experiences)
+        return self.write_encoded(encode_batch(experiences))
+
+    def write_encoded(self, data: bytes) -> str:
+        """Write the bytes of a batch durably and return its path; errors as those of `write`."""
         path = batch_paths.batch(self.job, self.explorer, self.upcoming)
         try:
             self.job.disk.replace(path, data, via=self._place)

@@ -87,7 +87,7 @@ class Loader:
         table: dict[str, Any] = {name: {} for name in self._required}
         for layer in layers:
             table = merged(table, _with_absolute_paths(self._paths, layer))
-        more = [*daemon_problems(table.get("daemon"))]
+        more = [*daemon_problems(table)]
         file: JobFile | None = None
         try:
             file = JobFile.model_validate(table)
@@ -328,10 +328,11 @@ def _given_paths(keys: Mapping[str, Key], layer: Layer) -> Iterator[tuple[str, s
                 yield name, path
 
 
-def daemon_problems(table: object) -> Iterator[Problem]:
-    """Yield what the daemon refuses in its table, key by key."""
+def daemon_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield what the daemon refuses in its table of a whole file, key by key."""
+    table = document.get("daemon")
     for name, value in table.items() if isinstance(table, dict) else ():
         try:
-            load_daemon(None, {name: value})
+            load_daemon(None, {name: value}, document=document)
         except ConfigError as error:
             yield Problem(f"daemon.{name}", f"daemon.{name}: {error.message}", error.hint)

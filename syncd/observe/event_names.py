@@ -87,6 +87,33 @@ TRAINER_DIED: Final = "trainer_died"
 TRAINER_LEFT: Final = "trainer_left"
 """A trainer reported that it stops, or its file was removed. [info: trainer]"""
 
+WAVE_CHANGED: Final = "wave_changed"
+"""With rolling updates: another version is tested or rolled out, or the last engine runs it (seconds since its
+publish). error: canaries have stopped the published version; reason says why. [info, error: phase, candidate,
+approved, by_word, reason, admitted, slots, waiting, stopped, seconds]"""
+WAVE_PROGRESSED: Final = "wave_progressed"
+"""With rolling updates: more or fewer engines load or wait. [debug: admitted, slots, waiting, stopped]"""
+MIRROR_STARTED: Final = "mirror_started"
+"""`syncd mirror` begins. [info: source, target, version]"""
+MIRROR_STEP_COPIED: Final = "mirror_step_copied"
+"""The mirror sealed a step at its target; `bytes` is its size, `sent` what was not there yet. [info: step, kind,
+bytes, sent, seconds]"""
+MIRROR_VERSION_PUBLISHED: Final = "mirror_version_published"
+"""The mirror published a version of its source at its target; seconds since it saw the version. [info:
+generation, step, seconds]"""
+MIRROR_LAG_CHANGED: Final = "mirror_lag_changed"
+"""The target is another number of steps behind its source, or other bytes are left to copy. [debug: behind,
+bytes]"""
+MIRROR_STEP_PRUNED: Final = "mirror_step_pruned"
+"""The mirror deleted a step from the object store. [info: step, objects]"""
+MIRROR_BATCH_COPIED: Final = "mirror_batch_copied"
+"""The mirror passed a batch of experiences on towards the trainer. [debug: explorer, seq, bytes]"""
+MIRROR_FAILED: Final = "mirror_failed"
+"""The mirror cannot go on, and retries after so many seconds; once for each reason. [warning: work, code,
+detail, hint, retry_in]"""
+MIRROR_RECOVERED: Final = "mirror_recovered"
+"""What the mirror could not do works again. [info: work, after]"""
+
 REQUEST_COMPLETED: Final = "request_completed"
 """The daemon carried out a rollback or a vacate. [info: kind, step, detail]"""
 REQUEST_REFUSED: Final = "request_refused"

@@ -44,6 +44,10 @@ _COUNTERS = {
     "steps_pruned": ("Steps moved to the trash, by the retention rule that decided.", "rule"),
     "pruned_bytes": ("Bytes of the steps moved to the trash, by rule.", "rule"),
     "steps_damaged": ("Times that a step was found damaged.",),
+    "mirror_bytes": ("Bytes that a mirror copied to its target.",),
+    "mirror_steps": ("Steps that a mirror sealed at its target.",),
+    "mirror_versions": ("Versions that a mirror published at its target.",),
+    "mirror_batches": ("Batches of experiences that a mirror passed on towards the trainer.",),
     "errors": ("Errors, by their stable code.", "code"),
     "textfile_errors": ("Times that the textfile could not be written.",),
 }
@@ -89,12 +93,21 @@ _UNKNOWN = {
     "version_chain_deltas": (
         "Deltas from the version's keyframe to it; 0 of a shortcut, NaN without changes.",
     ),
+    "mirror_behind_steps": ("Steps that a mirror's target is behind its source.",),
+    "mirror_left_bytes": (
+        "Bytes that a mirror must copy before it can publish its source's newest version.",
+    ),
     "steps": ("Step directories in the job.",),
     "quarantined_steps": ("Steps in quarantine.",),
     "job_bytes": ("Bytes of all steps.",),
     "free_bytes": ("Bytes free on the job's file system.",),
     "leases": ("Leases that live explorers hold.",),
     "explorers_alive": ("Live explorers.",),
+    "rolling_admitted": ("Explorers that may load a version now; NaN without rolling updates.",),
+    "rolling_paused": ("Of them those that gave up serving another version for it.",),
+    "rolling_waiting": ("Explorers that wait for their turn.",),
+    "rolling_stopped": ("1 while canaries have stopped the published version, else 0.",),
+    "rolling_seconds_to_last": ("Seconds from the last publish that reached every engine until it had.",),
     "trainers_alive": ("Live trainers.",),
 }
 _HISTOGRAMS = {
@@ -108,10 +121,20 @@ _HISTOGRAMS = {
         "full",
     ),
 }
+_OF_WAVE = {
+    "admitted": "rolling_admitted",
+    "slots": "rolling_paused",
+    "waiting": "rolling_waiting",
+    "stopped": "rolling_stopped",
+    "seconds": "rolling_seconds_to_last",
+}
 _OF_FIELD = {
     event_names.LEADERSHIP_ACQUIRED: {"term": "term"},
     event_names.VERSION_PUBLISHED: {"generation": "version_generation", "step": "version_step"},
+    event_names.MIRROR_LAG_CHANGED: {"behind": "mirror_behind_steps", "bytes": "mirror_left_bytes"},
     event_names.MOUNT_STUCK: {"seconds": "mount_stuck_seconds"},
+    event_names.WAVE_CHANGED: _OF_WAVE,
+    event_names.WAVE_PROGRESSED: _OF_WAVE,
     event_names.SCAN_COMPLETED: {
         "steps": "steps",
         "quarantined": "quarantined_steps",
@@ -143,6 +166,7 @@ _FAILURES = (
     event_names.ENTRY_MOVE_FAILED,
     event_names.JOB_DISAPPEARED,
     event_names.CONFIG_REJECTED,
+    event_names.MIRROR_FAILED,
 )
 
 
@@ -226,6 +250,9 @@ class Metrics:
             event_names.SCAN_COMPLETED: self._on_scan,
             **dict.fromkeys(_FAILURES, lambda fields: self._counted("errors", fields, "code", "unknown")),
             event_names.MOUNT_STATE_CHANGED: self._on_mount_state,
+            event_names.MIRROR_STEP_COPIED: self._on_mirrored,
+            event_names.MIRROR_VERSION_PUBLISHED: lambda _: self._all["mirror_versions"].inc(),
+            event_names.MIRROR_BATCH_COPIED: lambda _: self._all["mirror_batches"].inc(),
         }
 
     def _on_start(self, fields: Fields) -> None:
@@ -274,6 +301,10 @@ class Metrics:
         self._counted("steps_pruned", fields, "rule")
         self._all["pruned_bytes"].labels(fields.get("rule", "")).inc(fields.get("bytes") or 0)
         self._on_filled(fields)
+
+    def _on_mirrored(self, fields: Fields) -> None:
+        self._all["mirror_steps"].inc()
+        self._all["mirror_bytes"].inc(fields.get("sent") or 0)
 
     def _on_engine(self, fields: Fields) -> None:
         self._show_explorer(fields, _OF_EXPLORER.keys() - {"lag"})

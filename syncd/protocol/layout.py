@@ -152,6 +152,8 @@ class Job:
     marker = JobPath("root", MARKER)
     tracker = JobPath("root", TRACKER)
     version = JobPath("state", "version.json")
+    # Who may load which version, if versions are rolled out.
+    rolling = JobPath("state", "rolling.json")
     # Whose the state directory is.
     owner = JobPath("state", OWNER)
     # The baseline: the probe of the model that the job started from.

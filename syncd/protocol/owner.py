@@ -7,11 +7,19 @@ the identity of the job where it has one, and the place of its directory, since 
 
 import shlex
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from syncd.errors import TROUBLESHOOTING, ConfigError, CorruptDataError, ProtocolTooNewError
 from syncd.protocol.disk import MISSING, Disk, is_below
-from syncd.protocol.documents import SMALL_LIMIT, Fields, encode, read_document, record_from
+from syncd.protocol.documents import (
+    SMALL_LIMIT,
+    Fields,
+    as_document,
+    encode,
+    read_document,
+    record_from,
+    without_none,
+)
 from syncd.protocol.layout import OWNER, STATE, Job
 from syncd.protocol.leadership import Term
 from syncd.protocol.process import host_name
@@ -46,11 +54,28 @@ class JobPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class MirrorSource:
+    """The job that a mirror copies into this one."""
+
+    source: (
+        str  # where it is, as it was given to `syncd mirror`: a directory or the address of an object store
+    )
+    identity: str = ""  # of that job, empty if it is not known
+
+    def is_same(self, other: "MirrorSource") -> bool:
+        """Return whether two say the same job; one that was moved keeps its identity."""
+        if self.identity and other.identity:
+            return self.identity == other.identity
+        return self.source == other.source
+
+
+@dataclass(frozen=True, slots=True)
 class Owner:
     """Whose a state directory is."""
 
     identity: str | None  # of the job; None where it has none
     place: JobPlace | None = None  # of a job whose state directory is elsewhere; None in a job's own
+    mirror_of: MirrorSource | None = None  # what a mirror copies into the job; None in a job of its own
 
     def is_other(self, job: Job) -> bool:
         """Return whether it is certainly not this job."""
@@ -89,8 +114,37 @@ def read_owner(disk: Disk, path: str) -> Owner | None:
         fields = read_document(disk, path, SMALL_LIMIT)
     except MISSING:
         return None
-    document = fields.optional_record("place")
-    return record_from(Owner, fields, place=JobPlace.from_fields(document) if document else None)
+    place, mirrored = fields.optional_record("place"), fields.optional_record("mirror_of")
+    return record_from(
+        Owner,
+        fields,
+        place=JobPlace.from_fields(place) if place else None,
+        mirror_of=record_from(MirrorSource, mirrored) if mirrored else None,
+    )
+
+
+def mirrored_from(job: Job) -> MirrorSource | None:
+    """Return what a mirror copies into the job, None if it is a job of its own or that cannot be read."""
+    try:
+        owner = read_owner(job.disk, f"{job.root}/{STATE}/{OWNER}")
+    except (CorruptDataError, PermissionError):
+        return None
+    return owner.mirror_of if owner else None
+
+
+def refuse_mirrored(job: Job, what: str) -> None:
+    """Refuse to write into a job that a mirror leads, which its next copies would contradict.
+
+    Args:
+        what: Who refuses, such as `this trainer`, for the error.
+    """
+    mirrored = mirrored_from(job)
+    if mirrored is not None:
+        raise ConfigError(
+            f"the job is a mirror of {mirrored.source}: {what} would contradict what is copied into it",
+            path=job.root,
+            hint=f"to make it a job of its own: syncd mirror {shlex.quote(job.root)} --detach",
+        )
 
 
 def check_owner(job: Job) -> None:
@@ -118,8 +172,12 @@ def check_owner(job: Job) -> None:
         )
 
 
-def record_owner(job: Job, term: Term) -> None:
-    """Write which job the state directory belongs to, as the leader of the job, unless the file says so already."""
+def record_owner(job: Job, term: Term, mirror_of: MirrorSource | None = None) -> None:
+    """Write which job the state directory belongs to, as the leader of the job, unless the file says so already.
+
+    Args:
+        mirror_of: What this leader copies into the job; None leaves what the file says of that.
+    """
     try:
         before = read_owner(job.disk, job.owner)
     except (ProtocolTooNewError, PermissionError):
@@ -127,9 +185,23 @@ def record_owner(job: Job, term: Term) -> None:
     except CorruptDataError:
         before = None
     owner = _owner_now(job, before)
+    owner = replace(owner, mirror_of=mirror_of or (before.mirror_of if before else None))
     if owner != before:
-        document = owner.place.document() if owner.place else None
-        term.publish(job.owner, encode({"identity": owner.identity, "place": document}))
+        _write_owner(job, term, owner)
+
+
+def detach(job: Job, term: Term) -> None:
+    """Make a job that a mirror led a job of its own, as its leader."""
+    owner = read_owner(job.disk, job.owner)
+    if owner is not None and owner.mirror_of is not None:
+        _write_owner(job, term, replace(owner, mirror_of=None))
+
+
+def _write_owner(job: Job, term: Term, owner: Owner) -> None:
+    place = owner.place.document() if owner.place else None
+    mirrored = as_document(owner.mirror_of) if owner.mirror_of else None
+    document = {"identity": owner.identity, "place": place, "mirror_of": mirrored}
+    term.publish(job.owner, encode(without_none(document, "mirror_of")))
 
 
 def _owner_now(job: Job, before: Owner | None) -> Owner:

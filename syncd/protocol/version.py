@@ -170,7 +170,7 @@ def version_from(fields: Fields) -> Version:
         abandoned=_step_lists(fields, "abandoned", int, str),
         quarantine=tuple(Quarantined(*item) for item in _step_lists(fields, "quarantine", int, str, str)),
         released=_step_lists(fields, "released", int, str),
-        last_good=_good_version(fields.optional_record("last_good")),
+        last_good=good_version_from(fields.optional_record("last_good")),
     )
 
 
@@ -179,7 +179,8 @@ def _check_path(fields: Fields) -> None:
         raise fields.wrong("path", "a path inside the job")
 
 
-def _good_version(fields: Fields | None) -> GoodVersion | None:
+def good_version_from(fields: Fields | None) -> GoodVersion | None:
+    """Return the version of a JSON object, checked; None of None."""
     if fields is None:
         return None
     _check_path(fields)

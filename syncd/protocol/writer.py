@@ -49,6 +49,7 @@ from syncd.protocol.layout import (
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.manifest import (
     Manifest,
+    decode_manifest,
     encode_manifest,
     from_receipts,
     manifest_problem,
@@ -228,12 +229,33 @@ class StepWriter:
         if problem := manifest_problem(manifest) or shortcut_problem(manifest):
             raise UsageError(problem, path=directory)
         try:
-            self._write_manifest(directory, manifest)
+            self._write_manifest(directory, manifest, encode_manifest(manifest))
             self._become_step()
         except MISSING:
             self._check_fence()
             return self.sealed()  # another writer of this attempt renamed the directory meanwhile
         return manifest
+
+    def seal_copy(self, data: bytes) -> Manifest:
+        """Seal the step with the manifest of another job, whose files this attempt has copied under its own name.
+
+        Args:
+            data: The bytes of that manifest; its attempt is this one.
+        """
+        manifest = decode_manifest(data, self.sealed_path)
+        if (manifest.step, manifest.attempt) != (self.step, self.attempt):
+            raise UsageError(f"not the manifest of step {self.step} of attempt {self.attempt}")
+        directory = self._place()
+        if directory is not None:
+            try:
+                self._write_manifest(directory, manifest, data)
+                self._become_step()
+            except MISSING:
+                self._check_fence()  # another process that copies the same step renamed the directory meanwhile
+            else:
+                return manifest
+        sealed = self.sealed()
+        return sealed if sealed is not None else manifest
 
     def sealed(self) -> Manifest | None:
         """Return the manifest of the step if this attempt has become it, None while the attempt is being written."""
@@ -278,7 +300,7 @@ class StepWriter:
         self.job.disk.make_directory(path.rpartition("/")[0])
         return path
 
-    def _write_manifest(self, step_path: str, manifest: Manifest) -> None:
+    def _write_manifest(self, step_path: str, manifest: Manifest, data: bytes) -> None:
         disk, shortcut = self.job.disk, manifest.shortcut.containers if manifest.shortcut else ()
         if wrong := missing_records(disk, step_path, (*manifest.shards, *manifest.files, *shortcut)):
             disk.list(step_path)  # another writer may have renamed the directory between two of these looks
@@ -288,7 +310,7 @@ class StepWriter:
         for directory in (ACTOR, *((SHORTCUT,) if shortcut else ())):
             disk.sync_directory(f"{step_path}/{directory}")
         disk.sync_directory(step_path)
-        disk.replace(f"{step_path}/{MANIFEST}", encode_manifest(manifest))
+        disk.replace(f"{step_path}/{MANIFEST}", data)
 
     def _become_step(self) -> None:
         """Rename the attempt's directory onto the step's name."""

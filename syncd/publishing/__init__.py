@@ -12,6 +12,7 @@ from syncd.protocol.digest import chunks, digest_file, name_of
 from syncd.protocol.disk import Disk, is_directory
 from syncd.protocol.layout import ACTOR, MAX_STEP, Job
 from syncd.protocol.manifest import Manifest, read_manifest
+from syncd.protocol.owner import refuse_mirrored
 from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import Changes, FileRecord, ShardRoots
 from syncd.protocol.tile_digests import TileHasher
@@ -161,6 +162,7 @@ def _check(job: Job, step: int, *, rewind: bool) -> None:
         raise UsageError(f"step {step} is out of range")
     if not is_directory(job.disk, job.root):
         raise UsageError("the job directory does not exist", path=job.root, hint=f"mkdir -p {job.root}")
+    refuse_mirrored(job, "a step of this command")
     named = read_marker(job.disk, job.marker).step
     if named is not None and step < named and not rewind:
         raise UsageError(

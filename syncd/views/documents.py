@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from syncd.config import DaemonConfig
@@ -12,11 +13,13 @@ from syncd.daemon.report import lag_of, symptoms
 from syncd.daemon.retention import Decision
 from syncd.daemon.snapshot import Module, Snapshot
 from syncd.protocol.engine_state import EngineReport, EngineState, engine_of
+from syncd.protocol.mirror_report import mirror_of_presence
 from syncd.protocol.mount import MountState, mount_trouble
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.read_bytes import read_bytes_of
+from syncd.protocol.rolling import Wave, at_gate
 from syncd.protocol.step import Step, StepState
-from syncd.protocol.version import pair_document
+from syncd.protocol.version import GoodVersion, pair_document
 from syncd.stall.host_state import HostFile
 from syncd.views import problem_groups
 from syncd.views.job_view import Heart, JobView
@@ -47,9 +50,14 @@ def status(view: JobView) -> Document:
         "newest_complete": newest_complete(snapshot),
         "steps": _counts(snapshot),
         "filling": [_filling(step) for step in _by_step(snapshot) if step.state is StepState.FILLING],
-        "explorers": [_explorer(view, name) for name in sorted(snapshot.explorers)],
+        "explorers": [
+            _explorer(view, name) for name in sorted(snapshot.explorers) if not _is_mirror(view, name)
+        ],
         "trainers": [_trainer(view, name) for name in sorted(snapshot.trainers)],
         "daemon": _daemon(view),
+        "rolling": rolling(view),
+        "mirror_of": view.mirror_of.source if view.mirror_of else None,
+        "mirrors": [_mirror(view, name) for name in sorted(snapshot.explorers) if _is_mirror(view, name)],
         "disk": _disk(view),
         "requests": [_picked(item, "kind step reason") for item in snapshot.requests],
         "finished": view.end and _picked(view.end, "step reason"),
@@ -78,13 +86,46 @@ def problems(view: JobView) -> list[tuple[str, str]]:
     there = sorted(key for key in put_aside if key[0] in steps and steps[key[0]].digest == key[1])
     problem_list += [("quarantined_step", f"step {key[0]}: {put_aside[key]}") for key in there]
     problem_list += list(view.problems.items())
+    problem_list += _rolling_problems(view.snapshot)
     problem_list += _engine_problems(view)
-    problem_list += [("dead", name) for name, heart in sorted(view.hearts.items()) if heart is Heart.DEAD]
+    problem_list += [
+        ("dead", name)
+        for name, heart in sorted(view.hearts.items())
+        if heart is Heart.DEAD and not _is_mirror(view, name.removeprefix("explorer/"))
+    ]
+    problem_list += _mirror_problems(view)
     problem_list += [("mount", trouble)] if (trouble := _mount_trouble(view)) else []
     heart = view.lead.heart if view.lead else Heart.LEFT
     if heart in (Heart.DEAD, Heart.LEFT):
         problem_list.append(("daemon", "no daemon leads this job"))
     return problem_list
+
+
+def _is_mirror(view: JobView, name: str) -> bool:
+    """Return whether an explorer's presence is that of a mirror, which leases steps and reports."""
+    module = view.snapshot.explorers.get(name)
+    return module is not None and mirror_of_presence(module.presence) is not None
+
+
+def _mirror(view: JobView, name: str) -> Document:
+    module = view.snapshot.explorers[name]
+    report = mirror_of_presence(module.presence)
+    assert report is not None  # `_is_mirror` has said so
+    shared = _module(view, module, view.hearts[f"explorer/{name}"])
+    shown = report.document()
+    texts = {key: shown[key][:_LONGEST] for key in ("source", "target", "state", "detail")}
+    return {**{key: value for key, value in shared.items() if key != "status"}, **shown, **texts}
+
+
+def _mirror_problems(view: JobView) -> Iterator[tuple[str, str]]:
+    """Yield the mirrors that have ended without a word, and those that cannot go on."""
+    for name in filter(partial(_is_mirror, view), sorted(view.snapshot.explorers)):
+        mirror = _mirror(view, name)
+        between = f"{mirror['source']} to {mirror['target']}"
+        if mirror["heart"] == Heart.DEAD:
+            yield "mirror_dead", between
+        elif mirror["state"] == "failing":
+            yield "mirror_failing", f"{between}: {mirror['detail']}"
 
 
 def _engine_problems(view: JobView) -> Iterator[tuple[str, str]]:
@@ -248,6 +289,48 @@ def _daemon(view: JobView) -> Document | None:
     leader = view.lead.leader
     where = {"host": leader.host if leader else None, "pid": leader.process.pid if leader else None}
     return {"heart": view.lead.heart.value, "term": view.lead.term, **where}
+
+
+def rolling(view: JobView) -> Document | None:
+    """Return who may load which version, None where no versions are rolled out."""
+    wave = view.snapshot.wave
+    if wave is None:
+        return None
+    versions = {name: pair_document(version.pair) if version else None for name, version in _in_wave(wave)}
+    return {
+        **_picked(wave, "phase"),
+        **versions,
+        **_picked(wave, "by_word why limit unit patience"),
+        "stopped": [_picked(item, "generation step digest reason") for item in wave.stopped],
+        "slots": [_slot(view, name) for name in wave.admitted],
+        "waiting": list(wave.waiting),
+        "old": list(wave.old),
+    }
+
+
+def _in_wave(wave: Wave) -> Iterator[tuple[str, GoodVersion | None]]:
+    yield "candidate", wave.candidate
+    yield "approved", wave.approved
+
+
+def _slot(view: JobView, name: str) -> Document:
+    wave, explorer = view.snapshot.wave, view.snapshot.explorers.get(name)
+    assert wave is not None  # it has the slot
+    slot, gate = wave.admitted[name], at_gate(explorer.presence.info) if explorer else None
+    loads = gate is not None and gate.passed
+    shown = _picked(slot, "generation step since free")
+    return {"explorer": name, **shown, "age": _age(view, slot.since), "loads": loads}
+
+
+def _rolling_problems(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    """Yield that canaries have stopped the published version, and who does not wait for its turn."""
+    wave, version = snapshot.wave, snapshot.version
+    if wave is None:
+        return
+    for item in wave.stopped:
+        if version is not None and item.pair == version.pair:
+            yield "rolling_stopped", f"{item.generation}.{item.step}: {item.reason}"
+    yield from (("rolling_old", name) for name in wave.old)
 
 
 def _disk(view: JobView) -> Document:

@@ -17,7 +17,9 @@ from syncd.protocol.entry_problem import read_problem
 from syncd.protocol.job_end import JobEnd, read_end
 from syncd.protocol.layout import Job
 from syncd.protocol.leadership import TIMEOUT, Leader, latest_token, read_leader
+from syncd.protocol.mirror_report import mirror_of_presence
 from syncd.protocol.mount import Mount, mount_of
+from syncd.protocol.owner import MirrorSource, mirrored_from
 from syncd.protocol.permissions import parse_config
 from syncd.protocol.presence import TTL, Liveness, Presence, RunningStatus
 from syncd.protocol.process import Process
@@ -73,6 +75,7 @@ class JobView:
     inodes: int | None = None
     # Of a job without steps: `job.toml` beside it, as `syncd init` writes it, empty if there is none.
     job_file: str = ""
+    mirror_of: MirrorSource | None = None  # what a mirror copies into the job, None of a job of its own
 
 
 class JobViewer:
@@ -130,6 +133,7 @@ class JobViewer:
             end=None if _may_train(hearts) or not snapshot.steps else read_end(self._job),
             inodes=self._job.disk.inodes(self._job.root),
             job_file="" if snapshot.steps else _job_file(self._job),
+            mirror_of=mirrored_from(self._job),
         )
 
     def _scan(self) -> Snapshot:
@@ -143,7 +147,12 @@ class JobViewer:
     def _hearts(self, everybody: Mapping[str, Presence]) -> dict[str, Heart]:
         beats = {name: (presence.incarnation, presence.beat) for name, presence in everybody.items()}
         judged = self._modules.judge(self._clock.monotonic(), beats)
-        left = {name for name, presence in everybody.items() if presence.status is RunningStatus.STOPPED}
+        # A mirror takes no part in the job, so it has stopped from the first, and still beats.
+        left = {
+            name
+            for name, presence in everybody.items()
+            if presence.status is RunningStatus.STOPPED and mirror_of_presence(presence) is None
+        }
         return {name: Heart.LEFT if name in left else heart for name, heart in judged.items()}
 
     def _presences(self, kind: str, directory: str) -> tuple[dict[str, Presence], dict[str, str]]:

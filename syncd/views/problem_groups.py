@@ -39,7 +39,7 @@ class Kind(NamedTuple):
 
 _CRITICAL, _WARNING, _NOTICE = Severity
 _UNREADABLE, _DAMAGED = "a-file-cannot-be-read", "a-document-is-damaged"
-_DEAD = "an-explorer-or-a-trainer-counts-as-dead"
+_DEAD = "an-explorer-or-a-trainer-is-dead"
 
 KINDS: Mapping[str, Kind] = {
     "daemon": Kind(_CRITICAL, "no-daemon-leads", "{}"),
@@ -62,8 +62,11 @@ KINDS: Mapping[str, Kind] = {
     "engine_refused": Kind(
         _WARNING, "engine-refused", "refused load of {}", "engines refused the newest version"
     ),
+    "mirror_dead": Kind(_WARNING, "a-mirror-has-ended", "dead mirror of {}", "mirrors are dead"),
+    "mirror_failing": Kind(_WARNING, "a-mirror-cannot-go-on", "mirror of {}", "mirrors cannot go on"),
     "damaged_step": Kind(_WARNING, "step-damaged", "damaged {}", "steps are damaged"),
     "quarantined_step": Kind(_WARNING, "step-quarantined", "quarantined {}", "steps are quarantined"),
+    "rolling_stopped": Kind(_WARNING, "canaries-stopped-a-version", "canaries stopped {}"),
     "marker": Kind(_WARNING, _DAMAGED, "marker: {}"),
     "unreadable_presence": Kind(
         _WARNING, _UNREADABLE, "{}", "presences cannot be read, so no step is removed"
@@ -81,6 +84,12 @@ KINDS: Mapping[str, Kind] = {
     ),
     "obstacle": Kind(_WARNING, _UNREADABLE, "{}", "files cannot be read"),
     "config": Kind(_WARNING, "exit-code-78", "configuration: {}"),
+    "rolling_old": Kind(
+        _NOTICE,
+        "canaries-stopped-a-version",
+        "explorer {} does not wait for its turn",
+        "explorers do not wait for their turn",
+    ),
     "document": Kind(_NOTICE, _DAMAGED, "{}", "documents are ignored"),
 }
 """Names of groups, in the order in which those of one severity are shown."""
@@ -100,7 +109,7 @@ def problem_groups(status: Document) -> list[dict[str, Any]]:
     """Return the problems of a status document, each kind once, the most urgent first.
 
     Args:
-        status: With `job`, `version`, `steps`, `problems`, `explorers`, `trainers` and `finished`.
+        status: With `job`, `version`, `steps`, `problems`, `explorers`, `trainers`, `mirror_of` and `finished`.
     """
     groups: dict[str, list[str]] = {}
     for problem in status["problems"]:
@@ -167,8 +176,12 @@ def _hint(status: Document, name: str, details: list[str]) -> str:
     """Return the command that helps, empty if there is none that always does."""
     job = shlex.quote(status["job"])
     if name == "daemon":
+        if source := status.get("mirror_of"):
+            return f"syncd mirror {shlex.quote(source)} {job}"
         is_obvious = status["finished"] or _is_empty(status)
         return "" if is_obvious else f"syncd watch {job}"
+    if name == "rolling_stopped":
+        return f"syncd rolling {job}"
     step = _STEP.match(details[0]) if name in ("damaged_step", "quarantined_step", "published_step") else None
     return f"syncd verify {job} {step[1]} --deep" if step else ""
 

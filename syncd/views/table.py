@@ -27,6 +27,7 @@ _ENGINES = {
     "dead": "bold red",
 }
 _ENGINE_COLUMNS = ("engine", "load", "failures", "proof")
+_PHASES = {"idle": "green", "canary": "yellow", "rolling": "yellow", "stopped": "bold red"}
 _WORKING = ("proven", "loaded", "refused", "failed")
 _SEVERITIES = {"critical": "bold red", "warning": "yellow", "notice": "dim"}
 _NAMED = 3
@@ -59,15 +60,22 @@ def status(document: Document, rows: int = 50, *, problems_first: bool = False) 
         marker=_marker(document),
         steps=_counts(document),
         daemon=_daemon(document["daemon"]),
+        **({"mirror of": _plain(source)} if (source := document.get("mirror_of")) else {}),
     )
     parts: list[RenderableType] = [head]
     if document["filling"]:
         parts += [Text(), _filling(document["filling"])]
     if document["explorers"]:
         parts += [Text(), _explorers(document["explorers"], rows, document["at"])]
+    if document["rolling"]:
+        parts += [Text(), rolling(document["rolling"])]
     if document["trainers"]:
         parts += [Text(), _trainers(document["trainers"])]
-    if any(module["heart"] == "unknown" for module in (*document["explorers"], *document["trainers"])):
+    mirrors = document.get("mirrors", [])
+    if mirrors:
+        parts += [Text(), _mirrors(mirrors)]
+    modules = (*document["explorers"], *document["trainers"], *mirrors)
+    if any(module["heart"] == "unknown" for module in modules):
         parts.append(Text(_NOTE, "dim"))
     groups = document["problem_groups"]
     if notes := [*map(_problem, groups), *_help(groups), *_next(document["next"])]:
@@ -266,6 +274,33 @@ def _engine(engine: Document | None, now: float) -> tuple[Text, str, Text, str]:
     )
 
 
+def rolling(wave: Document) -> RenderableType:
+    """Return who may load which version, and who waits why."""
+    word = "  by the word of canaries: there was nothing to prove it by" if wave["by_word"] else ""
+    head = _grid(
+        rolling=Text(wave["phase"], _PHASES[wave["phase"]]),
+        candidate=Text(_pair(wave["candidate"]) or "none"),
+        approved=Text(_pair(wave["approved"]) or "none").append(word, "yellow"),
+        waiting=Text(_waiting(wave)),
+    )
+    if not wave["slots"]:
+        return head
+    table = _table("slot", "version", "for", "")
+    for slot in wave["slots"]:
+        is_free = "serves nothing" if slot["free"] else ""
+        doing = "loads" if slot["loads"] else "may load"
+        table.add_row(slot["explorer"], _pair(slot), age(slot["age"]), f"{doing} {is_free}".strip())
+    return Group(head, table)
+
+
+def _waiting(wave: Document) -> str:
+    names, why = wave["waiting"], _plain(wave["why"])
+    if not names:
+        return "nobody"
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}: {why}"
+
+
 def _read(read: Document | None) -> Text:
     """Return where bytes came from: `1.2 GB, 3.4 GB of peers`."""
     if read is None:
@@ -285,6 +320,23 @@ def _trainers(trainers: Iterable[Document]) -> Table:
     for item in trainers:
         step = "" if item["step"] is None else str(item["step"])
         table.add_row(item["id"], _heart(item), _doing(item), step, _where(item))
+    return table
+
+
+def _mirrors(mirrors: Iterable[Document]) -> Table:
+    table = _table("mirror to", "heartbeat", "state", "version", "lag", "left", "host")
+    for item in mirrors:
+        pair = None if item["step"] is None else item
+        left = size(item["left"]) if item["left"] else ""
+        table.add_row(
+            _plain(item["target"]),
+            _heart(item),
+            _plain(item["state"]),
+            _pair(pair),
+            _lag(item["behind"]),
+            left,
+            _where(item),
+        )
     return table
 
 

@@ -165,9 +165,9 @@ def test_a_server_that_is_started_on_each_version_is_examined_by_two_starts(tmp_
         "{port}",
         str(tmp_path),
     )
-    settings = {"reload": "restart", "start_model": start, "start_timeout": "60", "stop_timeout": "5"}
+    settings = {"reload": "restart", "start_model": start, "start_timeout": "300", "stop_timeout": "5"}
     hook = open_hook(f"vllm=http://127.0.0.1:{free_port()}", argv=argv, settings=settings, timeout=30.0)
-    follower, until = scene.follow("e0", hook, retries=0), time.monotonic() + LONG
+    follower, until = scene.follow("e0", hook, retries=0), time.monotonic() + 5 * LONG
     while not report(scene).exam:
         assert time.monotonic() < until
         follower.turn(0.1)

@@ -52,6 +52,12 @@ class Files:
     def __init__(self, job):
         self.path = f"{job.root}-copy"
 
+    def keep_passed(self, engine, unseen):
+        pass
+
+    def recall_passed(self, engine):
+        return None
+
     @contextlib.contextmanager
     def opened(self, subject, dtype, baseline):
         start, copied = (

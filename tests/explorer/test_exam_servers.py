@@ -73,6 +73,20 @@ def test_a_server_that_has_passed_is_asked_for_the_tokens_of_the_probe_alone_unt
     assert all(asked[1:])
 
 
+def test_a_follower_that_restarts_takes_up_that_its_server_has_passed(bed):
+    follower, _ = follow(bed, exam="on")
+    model = small_qwen.model_of(1)
+    write_version(bed.scene.job, 1, model, probe_of(model))
+    bed.scene.tick()
+    assert follower.turn(timeout=60.0).kind == "applied"
+    follower.close()
+    bed.scene.follow("e1", bed.open(), retries=0, exam="on")
+    found = engine_report_of(bed.scene.presence("e1").info)
+    assert (found.exam, found.unseen, found.state) == ("passed", (), EngineState.PROVEN)
+    bed.scene.follow("e2", bed.open(), retries=0)
+    assert engine_report_of(bed.scene.presence("e2").info).exam == "off"
+
+
 def test_a_server_that_goes_away_in_exams_is_given_up_on_and_works(bed):
     hook = bed.open()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from support import matrices
 from support.cli import environment, spawn
+from support.documents import checked
 from support.fake_hook import HALF, RemoteEngine, digest_of
 from support.jobs import start, steps_of, write_step
 from support.paths import FAKE_HOOK, ROOT, TESTS
@@ -142,10 +143,8 @@ def test_syncd_follow_applies_versions_until_sigterm(bed, tmp_path):
     assert presence.info["engine"] == bed.engine.address.replace("user:secret@", "")
     assert os.path.isdir(presence.info["staged"])
     out, err = end(process)
-    assert [(one["kind"], one["step"]) for one in map(json.loads, out.splitlines())] == [
-        ("applied", 1),
-        ("applied", 2),
-    ]
+    outcomes = [checked("syncd follow", json.loads(line)) for line in out.splitlines()]
+    assert [(one["kind"], one["step"]) for one in outcomes] == [("applied", 1), ("applied", 2)]
     applied = ["version_applied"] * 2
     assert events(err) == ["engine_runs", "follower_started", *applied, "follower_stopped"]
     assert not ready.exists()

@@ -240,6 +240,10 @@ def test_json_of_other_verbs_is_as_documented(shell, published, verb, tmp_path_f
 def test_doctor_json_is_as_documented(shell, tmp_path):
     document = checked("doctor", shell("doctor", tmp_path, "--seconds", "0.1", "--json").document)
     assert document["findings"]
+    (tmp_path / "config.toml").touch()
+    tmp_path.chmod(0o777)
+    document = checked("doctor --security", shell("doctor", tmp_path, "--security", "--json").document)
+    assert document["findings"]
 
 
 def test_every_verb_with_json_output_is_documented(shell):

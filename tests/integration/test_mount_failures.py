@@ -18,6 +18,7 @@ from beds import probe
 from beds.loop import frozen, mounted
 from beds.quota import limited
 from beds.silent import silent
+from support.documents import checked
 from support.jobs import start, steps_of, write_step
 
 from syncd.protocol.layout import Job
@@ -196,7 +197,7 @@ def test_status_shows_the_last_known_state_on_a_mount_that_never_answers(place):
             until(lambda: "stuck" in daemon.states(), daemon)
             shown = daemon.status("--patience", "0.5", "--json")
             assert shown.returncode == 74, shown.stderr
-            known = json.loads(shown.stdout)["known"]
+            known = checked("stalled status", json.loads(shown.stdout))["known"]
             assert known["version"]["step"] == 1
             assert known["mount"]["state"] == "stuck"
             assert known["pid"] == daemon.process.pid
@@ -204,8 +205,8 @@ def test_status_shows_the_last_known_state_on_a_mount_that_never_answers(place):
             assert "hint: findmnt;" in shown.stderr
             text = daemon.status("--patience", "0.5")
             assert (text.returncode, "stuck for" in text.stdout, "1.1" in text.stdout) == (74, True, True)
-            checked = daemon.status("--patience", "0.5", "--check")
-            assert (checked.returncode, checked.stdout[:15]) == (2, "SYNCD CRITICAL ")
+            nagios = daemon.status("--patience", "0.5", "--check")
+            assert (nagios.returncode, nagios.stdout[:15]) == (2, "SYNCD CRITICAL ")
         publish(daemon, 2)
         until(lambda: daemon.state("ok") == 1.0, daemon)
         assert daemon.process.poll() is None

@@ -1,6 +1,7 @@
 """A document of the protocol that is no file, or may not be read: verbs go on, or say what, where and what helps."""
 
 import errno
+import itertools
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from support import matrices
 from support.cli import environment
 from support.jobs import explorer, start, write_step
 from support.users import DAEMON, as_user
@@ -68,8 +70,12 @@ def replace(job, name, put):
     return path
 
 
-@pytest.mark.parametrize("put", [directory, loop, os.mkfifo])
-@pytest.mark.parametrize("name", DOCUMENTS)
+EACH = list(itertools.product(DOCUMENTS, (directory, loop, os.mkfifo)))
+SLOW = [(LEADER, loop), (LEADER, os.mkfifo)]
+"""What waits for a leader that cannot be read, as another row does."""
+
+
+@pytest.mark.parametrize(("name", "put"), matrices.rows(EACH, *(row for row in EACH if row not in SLOW)))
 def test_the_next_version_is_published_and_verbs_answer(job, shell, name, put):
     path = replace(job, name, put)
     for verb in (["status"], ["ls"], ["wait", "--timeout", "0"], ["doctor", "--security"]):

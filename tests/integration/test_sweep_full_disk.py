@@ -29,8 +29,8 @@ from support.processes import (
 from support.sweep import Target, fill_up, moments, python, run
 from support.warm import run_warm
 
-EVERY = 1 if FULL else 8
-"""Each moment, or every eighth: `SYNCD_SEED` says from which on."""
+EVERY = 1 if FULL else 12
+"""Each moment, or every twelfth: `SYNCD_SEED` says from which on."""
 
 START = int(os.environ.get("SYNCD_SEED", "1"))
 REFUSED = 3

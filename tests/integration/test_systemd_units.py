@@ -43,7 +43,7 @@ def analyze(*words, **more):
 
 
 @needs_systemd
-@pytest.mark.parametrize("name", ["syncd", "syncd-follow", "syncd-follow-e1"])
+@pytest.mark.parametrize("name", ["syncd", "syncd-follow", "syncd-follow-e1", "syncd-mirror"])
 def test_systemd_analyze_accepts_the_system_units(installed, name):
     shown = installed / "system" / f"{name}@ckpt-job.service"
     shown.symlink_to(installed / "system" / f"{name}@.service")
@@ -66,7 +66,7 @@ def test_systemd_analyze_finds_an_invalid_unit(tmp_path):
 
 
 @needs_systemd
-@pytest.mark.parametrize("name", ["syncd", "syncd-follow"])
+@pytest.mark.parametrize("name", ["syncd", "syncd-follow", "syncd-mirror"])
 def test_the_exposure_of_the_units_is_within_the_documented_limit(installed, name, record_line):
     code, output, errors = analyze(
         "security", "--offline=true", "--json=short", installed / "system" / f"{name}@.service"
@@ -91,7 +91,7 @@ def test_no_unit_setting_pins_the_mount_of_the_job():
 
 def test_every_unit_is_not_restarted_after_usage_and_configuration_errors():
     units = list(UNITS.glob("*.service"))
-    assert len(units) == 4
+    assert len(units) == 5
     for unit in units:
         text = unit.read_text()
         assert "\nRestart=on-failure\nRestartSec=5\n" in text, unit
@@ -128,7 +128,7 @@ def test_install_units_twice_changes_nothing(shell, tmp_path):
     before = {path: path.stat().st_ino for path in tmp_path.rglob("*")}
     done = shell("install-units", "--dir", tmp_path)
     assert done.code == 0
-    assert done.out.count(": unchanged\n") == 5
+    assert done.out.count(": unchanged\n") == 6
     assert {path: path.stat().st_ino for path in tmp_path.rglob("*")} == before
 
 
@@ -163,7 +163,7 @@ def test_units_changed_by_hand_are_kept_without_force(shell, tmp_path):
 def test_a_dry_run_writes_nothing(shell, tmp_path):
     done = shell("install-units", "--dir", tmp_path / "etc", "--dry-run")
     assert done.code == 0
-    assert done.out.count(": new (not written)\n") == 5
+    assert done.out.count(": new (not written)\n") == 6
     assert not (tmp_path / "etc").exists()
 
 

@@ -13,6 +13,7 @@ import pytest
 from beds import probe
 from beds.loop import frozen, mounted
 from beds.silent import silent
+from support import matrices
 from support.cli import VERBS, command, environment, spawn
 from support.jobs import shard_bytes, write_step
 from support.processes import must
@@ -198,7 +199,7 @@ def test_a_verb_on_a_frozen_disk_reports_and_ends_with_the_thaw(ext4, source, ve
     assert done.returncode == 0, f"nothing needs cleaning up: {done.stderr}"
 
 
-@pytest.mark.parametrize("verb", ACTING)
+@pytest.mark.parametrize("verb", matrices.rows(ACTING, "publish", "rollback"))
 def test_an_acting_verb_continues_when_the_disk_thaws(ext4, source, verb):
     job = make_job(f"{ext4.point}/job")
     with frozen(ext4.point):
@@ -235,7 +236,7 @@ def test_wait_continues_when_the_mount_answers_again(tmp_path):
 # --- signals ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", [*READING, *ACTING])
+@pytest.mark.parametrize("verb", matrices.rows([*READING, *ACTING], "verify", "publish", "rollback"))
 def test_ctrl_c_ends_a_verb_on_a_mount_that_never_answers(silenced, source, verb):
     with spawn(*line_of(verb, silenced, source, "--patience", "200")) as process:
         until_silent(process)

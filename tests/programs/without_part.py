@@ -24,6 +24,7 @@ PARTS = sorted(path.name for path in (ROOT / "tests" / "parts").iterdir() if any
 EXTRAS = {
     "agents": ("gateway", "verifiers"),
     "megatron": ("megatron",),
+    "mirror": ("mirror",),
     "tinker": ("tinker",),
     "verl_legacy": ("verl-legacy",),
 }

@@ -11,7 +11,7 @@ from simulator import schedule
 from simulator.deeds import USUAL, names_of
 from simulator.run import REPLAY, Summary, main, run_seeds
 
-SCHEDULES = 300
+SCHEDULES = 200
 WORKERS = min(2, os.cpu_count() or 1)
 
 
@@ -26,9 +26,13 @@ def run(first: int, count: int) -> Summary:
     return summary
 
 
+@pytest.fixture(scope="module")
+def summary():
+    return run(1, SCHEDULES)
+
+
 @pytest.mark.slow
-def test_all_invariants_hold_over_a_fixed_number_of_schedules(record_line):
-    summary = run(1, SCHEDULES)
+def test_all_invariants_hold_over_a_fixed_number_of_schedules(summary, record_line):
     failed = [
         (REPLAY.format(seed=outcome.seed, deeds=names_of(USUAL)), outcome.failure)
         for outcome in summary.failures
@@ -42,8 +46,8 @@ def test_all_invariants_hold_over_a_fixed_number_of_schedules(record_line):
     )
 
 
-def test_schedules_cover_every_kind_of_fault():
-    counts = run(1, 60).counts
+@pytest.mark.slow
+def test_schedules_cover_every_kind_of_fault(summary):
     for what in (
         "crash",
         "power cuts",
@@ -63,7 +67,7 @@ def test_schedules_cover_every_kind_of_fault():
         "flipped bits",
         "late reads",
     ):
-        assert counts[what] > 0, what
+        assert summary.counts[what] > 0, what
 
 
 TRACE = """

@@ -18,7 +18,8 @@ def checked(name: str, document: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     from http_documents import ROUTES
     from json_documents import DOCUMENTS
+    from program_documents import PROGRAMS
     from pydantic import TypeAdapter
 
-    TypeAdapter({**DOCUMENTS, **ROUTES}[name]).validate_python(document, strict=True)
+    TypeAdapter({**DOCUMENTS, **PROGRAMS, **ROUTES}[name]).validate_python(document, strict=True)
     return document

@@ -7,7 +7,9 @@ generator, so a resume that loses the state of a generator is found out. `engine
 (sizes of the weights), `pause` (seconds that a step takes longer).
 """
 
+import copy
 import json
+import math
 import os
 import pickle
 import time
@@ -18,7 +20,6 @@ from torch.nn.functional import log_softmax
 
 from syncd.errors import ConfigError, CorruptDataError
 from trainer.engines.files import FileEngine
-from trainer.engines.verl.state import apply_settings
 from trainer.experience.limits import Limits
 
 OPTIONS = {"vocab": 64, "width": 8, "pause": 0.0}
@@ -34,6 +35,49 @@ class Bigram(torch.nn.Module):
 
     def forward(self, tokens):
         return torch.tanh(self.layer(self.embed(tokens))) @ self.embed.weight.T
+
+
+class AdamW:
+    """torch's AdamW by hand, with its form of state: torch.optim imports the compiler, which takes two seconds."""
+
+    def __init__(self, parameters, lr, betas, weight_decay):
+        self._parameters, self._state = list(parameters), {}
+        places = list(range(len(self._parameters)))
+        options = {"lr": lr, "betas": betas, "eps": 1e-8, "weight_decay": weight_decay, "params": places}
+        self.param_groups = [options]
+
+    def zero_grad(self):
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self):
+        options = self.param_groups[0]
+        lr, (first, second) = options["lr"], options["betas"]
+        for place, parameter in enumerate(self._parameters):
+            state = self._state.setdefault(place, self._start(parameter))
+            state["step"] += 1
+            count, mean, square = state["step"].item(), state["exp_avg"], state["exp_avg_sq"]
+            parameter.mul_(1 - lr * options["weight_decay"])
+            mean.lerp_(parameter.grad, 1 - first)
+            square.mul_(second).addcmul_(parameter.grad, parameter.grad, value=1 - second)
+            denominator = (square.sqrt() / math.sqrt(1 - second**count)).add_(options["eps"])
+            parameter.addcdiv_(mean, denominator, value=-lr / (1 - first**count))
+
+    def state_dict(self):
+        return {"state": dict(self._state), "param_groups": [dict(group) for group in self.param_groups]}
+
+    def load_state_dict(self, found):
+        self._state = copy.deepcopy(found["state"])
+        self.param_groups = copy.deepcopy(found["param_groups"])
+
+    @staticmethod
+    def _start(parameter):
+        return {
+            "step": torch.tensor(0.0),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
 
 
 class TinyEngine(FileEngine):
@@ -52,7 +96,7 @@ class TinyEngine(FileEngine):
         torch.manual_seed(config.job.seed)
         self.model = Bigram(self.options["vocab"], self.options["width"])
         optimizer = config.algorithm.optimizer
-        self.optimizer = torch.optim.AdamW(
+        self.optimizer = AdamW(
             self.model.parameters(), optimizer.lr, optimizer.betas, weight_decay=optimizer.weight_decay
         )
         torch.manual_seed(config.job.seed * 1000 + self.context.ranks.rank)
@@ -100,7 +144,9 @@ class TinyEngine(FileEngine):
         state = self._agreed(f"{directory}/tiny_{min(rank, written - 1)}_of_{written}.pt")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        apply_settings(self.optimizer, self.context.config.algorithm.optimizer)
+        options = self.context.config.algorithm.optimizer
+        for group in self.optimizer.param_groups:  # the job's file may have changed since
+            group |= {"lr": options.lr, "weight_decay": options.weight_decay, "betas": tuple(options.betas)}
         if rank < written:
             torch.set_rng_state(state["rng"])
 

@@ -1,8 +1,9 @@
 """How pytest-xdist's workers share the tests: a group runs in one worker, one test after the other.
 
-`@pytest.mark.group("name")` names the group of a test. pytest-xdist's own `--dist loadgroup` does not work with
-pytest 9.2 (its scheduler gets ids without the group's name), so each worker writes the groups that it has collected
-into a file that the scheduler reads.
+`@pytest.mark.group("name")` names the group of a test. Without one, the tests of a file that use a fixture of the
+module are a group: what they share is made once, not once a worker. pytest-xdist's own `--dist loadgroup` does not
+work with pytest 9.2 (its scheduler gets ids without the group's name), so each worker writes the groups that it has
+collected into a file that the scheduler reads.
 """
 
 import json
@@ -19,8 +20,15 @@ FILE = "groups_file"
 
 def group_of(item: pytest.Item) -> str | None:
     """Return the group of a test, None for a test that may run beside any other."""
-    marker = item.get_closest_marker("group")
-    return str(marker.args[0]) if marker else None
+    if marker := item.get_closest_marker("group"):
+        return str(marker.args[0])
+    return item.nodeid.partition("::")[0] if _shares(item) else None
+
+
+def _shares(item: pytest.Item) -> bool:
+    """Return whether a test uses what is made once for its module."""
+    fixtures = item._fixtureinfo.name2fixturedefs
+    return any(definitions[-1].scope in {"module", "class"} for definitions in fixtures.values())
 
 
 def write_groups(path: str, items: Sequence[pytest.Item]) -> None:

@@ -25,7 +25,7 @@ from syncd.protocol.layout import Job  # noqa: E402
 from syncd.protocol.presence import READS_DELTA  # noqa: E402
 from syncd.transports.delta import share  # noqa: E402
 
-FEW = 7
+FEW = 11
 """Of so many calls one meets a fault in `make test`."""
 
 CHECKPOINT = {"delta": "", "shortcut": "it is a full checkpoint"}

@@ -145,7 +145,7 @@ class TestRefused:
         assert kept.read_text() == "kept"
 
     def test_an_output_inside_the_step_is_refused(self, job):
-        with pytest.raises(UsageError, match="nothing is added"):
+        with pytest.raises(UsageError, match="cannot go into the step"):
             export(job.root, 7, f"{job.step(7)}/export")
 
     def test_an_unsupported_dtype_is_refused(self, job, out):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.builders import complete, filling, published, snapshot
 
 from syncd.config import DaemonConfig
-from syncd.daemon.plan import ROOM, plan, still_holds
+from syncd.daemon.plan import ROOM, Mirrored, plan, still_holds
 from syncd.daemon.retention import decide
 from syncd.daemon.snapshot import Module, Snapshot
 from syncd.protocol.presence import Presence
@@ -323,3 +323,51 @@ def test_steps_removed_before_a_publish_are_never_kept_ones(looked):
     decided = plan(replace(looked, crowded=True), POLICY)
     kept = {decision.step for decision in (*decide(looked, POLICY), *decided.decisions) if decision.keep}
     assert not kept & {decision.step for decision in decided.first}
+
+
+# --- jobs that a mirror leads ---------------------------------------------------------------------------------------
+
+
+def mirrored_pair(snapshot, wanted):
+    version = plan(snapshot, POLICY, Mirrored(wanted)).publish
+    return version.pair if version else None
+
+
+def test_a_mirrored_job_repeats_its_sources_pair_and_nothing_else():
+    looked = snapshot(complete(3), complete(5), marker=5, version=published(complete(3), 2))
+    assert mirrored_pair(looked, None) is None
+    assert mirrored_pair(looked, published(complete(5), 4)) == (4, 5)
+    assert mirrored_pair(looked, published(complete(3), 3)) == (3, 3)
+    assert mirrored_pair(looked, published(complete(3), 2)) is None
+    assert mirrored_pair(looked, published(complete(3), 1)) is None
+
+
+def test_a_mirrored_job_publishes_only_the_content_that_its_source_has_published():
+    looked = snapshot(complete(3), filling(5), marker=5, version=published(complete(3)))
+    assert mirrored_pair(looked, published(complete(5))) is None
+    other = replace(published(complete(3), 2), digest="sha256:other")
+    assert mirrored_pair(looked, other) is None
+
+
+def test_a_mirrored_job_never_goes_below_a_pair_that_somebody_has_seen():
+    looked = replace(snapshot(complete(3), complete(5), version=published(complete(3))), floor=(2, 9))
+    assert mirrored_pair(looked, published(complete(5), 2)) is None
+    assert mirrored_pair(looked, published(complete(5), 3)) == (3, 5)
+
+
+def test_a_mirrored_job_that_goes_back_abandons_the_steps_above():
+    looked = snapshot(complete(3), complete(5), marker=3, version=published(complete(5)))
+    decided = plan(looked, POLICY, Mirrored(published(complete(3), 2)))
+    assert decided.reason == "rewind"
+    assert [step for step, _ in decided.publish.abandoned] == [5]
+
+
+def test_a_mirrored_job_refuses_rollbacks_and_names_where_to_ask():
+    looked = replace(
+        snapshot(complete(3), complete(5), version=published(complete(5))), requests=(Request("rollback", 3),)
+    )
+    decided = plan(looked, POLICY, Mirrored(None))
+    assert decided.publish is None
+    assert [(answer.done, answer.detail) for answer in decided.answers] == [
+        (False, "the job is a mirror: roll back at its source")
+    ]

@@ -1,5 +1,6 @@
 """Each vLLM server that documents, recipes and messages start listens on loopback and can be loaded."""
 
+import functools
 import re
 
 from support.paths import ROOT
@@ -11,17 +12,19 @@ FILES = (
     *ROOT.glob("examples/**/*.*"),
     *(path for folder in ("syncd", "trainer", "explorer_hooks") for path in ROOT.glob(f"{folder}/**/*.py")),
 )
-COMMAND = re.compile(r".*\bvllm serve ['{/A-Z].*")
+COMMAND = re.compile(r"^.*\bvllm serve ['{/A-Z].*$", re.MULTILINE)
 OPEN = ("VLLM_SERVER_DEV_MODE=1 ", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True ")
 LOCAL = ("--host 127.0.0.1", "--host {host}", "--host '{host}'")
 
 
+@functools.cache
 def server_lines():
     """Return the lines that start a vLLM server, by file; a line ends without a backslash."""
     found = [
         (str(path.relative_to(ROOT)), line)
         for path in FILES
-        for line in COMMAND.findall(re.sub(r"\\\n\s*", "", path.read_text(errors="replace")))
+        if "vllm serve" in (text := path.read_text(errors="replace"))
+        for line in COMMAND.findall(re.sub(r"\\\n\s*", "", text))
     ]
     assert {name.rpartition(".")[2] for name, _ in found} == {"md", "toml", "py"}
     return found

@@ -27,6 +27,16 @@ def test_of_one_group(number, worker_id, tmp_path_factory):
 @pytest.mark.parametrize("number", range(3))
 def test_of_a_group_by_parameter(number, version, worker_id):
     print("ran", f"v{version}" if version == 1 else f"alone-{number}", worker_id)
+
+
+@pytest.fixture(scope="module")
+def shared():
+    return 1
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_of_what_a_module_shares(shared, number, worker_id):
+    print("ran", "shared", worker_id)
 """
 
 
@@ -58,9 +68,9 @@ def test_one_worker_runs_all_tests_of_a_group(tmp_path):
     done = subprocess.run(
         command, check=False, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
     )
-    assert "12 passed" in done.stdout, done.stdout + done.stderr
+    assert "16 passed" in done.stdout, done.stdout + done.stderr
     ran = re.findall(r"ran (\S+) (gw\d)", done.stdout)
     workers = {group: {worker for name, worker in ran if name == group} for group, _ in ran}
-    assert len(ran) == 12
-    assert len(workers["one"]) == len(workers["v1"]) == 1
+    assert len(ran) == 16
+    assert len(workers["one"]) == len(workers["v1"]) == len(workers["shared"]) == 1
     assert len({worker for _, worker in ran}) > 1

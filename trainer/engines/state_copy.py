@@ -8,6 +8,7 @@ storages.
 import copy
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from syncd.errors import StorageError, storage_error
 from syncd.transports.files.buffers import PinnedBuffer, TensorCopies
@@ -156,18 +156,25 @@ def _uncopied(sources: list[torch.Tensor]) -> str:
     return f"it has tensors of type {', '.join(sorted(others))}" if others else ""
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor.detach()  # noqa: SLF001 - no collective
+def _is_spread(tensor: torch.Tensor) -> bool:
+    """Return whether it is a DTensor: one exists only where its module was imported, which takes a second."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    local: torch.Tensor = tensor._local_tensor if _is_spread(tensor) else tensor.detach()  # noqa: SLF001 - no collective
+    return local
 
 
 def _room(tensor: torch.Tensor) -> int:
     return -(-_local(tensor).nbytes // _ALIGN) * _ALIGN
 
 
-def _like(source: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+def _like(source: Any, local: torch.Tensor) -> torch.Tensor:
     """Return a tensor spread as the source is, around a copy of this rank's part in main memory."""
-    if not isinstance(source, DTensor):
+    if not _is_spread(source):
         return local
     # Not `from_local`, which would bring it to the device of the mesh.
-    make: Callable[..., torch.Tensor] = DTensor
+    make: Callable[..., torch.Tensor] = type(source)
     return make(local, source._spec, requires_grad=False)  # noqa: SLF001

@@ -67,12 +67,16 @@ def export(
         critic: Whether the critic of a full checkpoint is exported instead of the policy.
     """
     if dtype is not None and dtype not in DTYPES:
-        raise UsageError(f"no weights are {dtype!r}", hint=f"one of {', '.join(DTYPES)}")
+        raise UsageError(f"{dtype!r} is not a dtype of weights", hint=f"one of {', '.join(DTYPES)}")
     if adapter and (dtype or base):
-        raise UsageError("an adapter alone is copied as it is", hint="leave out --dtype and --base")
+        raise UsageError("--adapter copies the adapter as it is", hint="leave out --dtype and --base")
     job, target = Job.at(job_dir), os.path.realpath(out)
     if is_below(target, job.step(step)):
-        raise UsageError("nothing is added to a step", path=target, hint="name a directory elsewhere")
+        raise UsageError(
+            "an export cannot go into the step that it is of",
+            path=target,
+            hint="name a directory outside the step",
+        )
     try:
         with (
             _opened(job, step, target, dtype, base=base, adapter=adapter, critic=critic) as source,

@@ -171,7 +171,9 @@ def _integer(environ: Mapping[str, str], name: str) -> int:
 def _port(environ: Mapping[str, str]) -> int:
     port = _integer(environ, "MASTER_PORT")
     if not 0 < port <= _MAX_PORT:
-        raise ConfigError(f"MASTER_PORT is {port}, not a port", hint="any free port of the host of rank 0")
+        raise ConfigError(
+            f"MASTER_PORT is {port}, not a port", hint="MASTER_PORT=<any free port of the host of rank 0>"
+        )
     return port
 
 

@@ -117,7 +117,6 @@ _GROUPS: Sequence[Sequence[tuple[str, Show]]] = (
     ),
     (  # what goes out to explorers and what comes back
         ("version", _first(_COUNT, "sync/step")),
-        ("syncs", _first(_COUNT, "sync/count")),
         ("saved", _first(_COUNT, "save/step")),
         ("waiting", _first(_COUNT, "experience/waiting")),
         ("age", _age),

@@ -197,6 +197,8 @@ def _locked(path: str) -> int:
     except BlockingIOError:
         os.close(descriptor)
         raise UsageError(
-            "another gateway has this journal open", path=path, hint="give each gateway another --name"
+            "another gateway has this journal open",
+            path=path,
+            hint="give each explorer a --name, and an explorer.gateway.directory, of its own",
         ) from None
     return descriptor

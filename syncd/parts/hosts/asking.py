@@ -32,7 +32,7 @@ class AskError(Exception):
         self.failure: Failure = failure
 
 
-class Request:
+class HostRequest:
     """One request to one host.
 
     Args:
@@ -107,7 +107,7 @@ def hosts_that_have(hosts: list[str], path: str, token: str) -> list[str]:
 
     def ask(host: str) -> bool:
         with contextlib.suppress(AskError):
-            return Request(host, token, _HAVE, _HAVE).is_whole(path)
+            return HostRequest(host, token, _HAVE, _HAVE).is_whole(path)
         return False
 
     if not hosts:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from syncd.errors import RefusedError, TryAgainError
-from syncd.parts.hosts.asking import AskError, Request
+from syncd.parts.hosts.asking import AskError, HostRequest
 from syncd.parts.hosts.judgement import (
     WINDOW,
     HostProgress,
@@ -91,12 +91,14 @@ class Gather:
         self._asked: Counter[int] = Counter()
         self._through: set[int] = set()
         self._reading: set[int] = set()
-        self._flying: dict[str, dict[int, Request]] = {host: {} for host in together.members}
+        self._flying: dict[str, dict[int, HostRequest]] = {host: {} for host in together.members}
         self._recent: dict[str, deque[tuple[float, int]]] = {host: deque() for host in together.members}
         self._strikes: Counter[str] = Counter()
         self._absent: dict[str, float] = {}
         self._over = self._is_unshared_read = False
+        self._spans: dict[int, list[tuple[int, int, int]]] = {}
         self._calm_since = 0.0
+        self._origin_rate: float | None = None
         self._largest = max((piece.length for piece in plan.pieces), default=0)
         self._error: Exception | None = None
         self.tally = Tally()
@@ -138,6 +140,23 @@ class Gather:
                 self._changed.notify_all()
             self._changed.wait_for(lambda: self._over or self._work.has(number), seconds)
             return self._work.has(number)
+
+    def await_bytes(self, file: int, offset: int, length: int) -> None:
+        """Wait until bytes of a file are proven, for the one who builds a version of them meanwhile."""
+        spans = self._spans.get(file)
+        if spans is None:
+            spans = self._spans[file] = _spans_of(self._plan, file)
+        wanted = [number for begin, end, number in spans if begin < offset + length and end > offset]
+
+        def has_all() -> bool:
+            return not self._unread and all(self._work.has(number) for number in wanted)
+
+        with self._changed:
+            self._changed.wait_for(lambda: has_all() or self._over)
+            if not has_all():
+                raise self._error or TryAgainError(
+                    "reading it was given up", path=self._plan.files[file].path
+                )
 
     # --- work ---------------------------------------------------------------------------------------------------
 
@@ -255,7 +274,7 @@ class Gather:
 
     def _ask_all(self, host: str) -> None:
         while (number := self._next_of(host)) is not None:
-            request = Request(host, self._together.token)
+            request = HostRequest(host, self._together.token)
             try:
                 self._ask(host, number, request)
                 self._strikes[host] = 0
@@ -268,7 +287,7 @@ class Gather:
                 with self._changed:
                     self._flying[host].pop(number, None)
 
-    def _ask(self, host: str, number: int, request: Request) -> None:
+    def _ask(self, host: str, number: int, request: HostRequest) -> None:
         piece, claim = self._plan.pieces[number], self._work.claim(number)
         with self._changed:
             self._flying[host][number] = request
@@ -288,7 +307,8 @@ class Gather:
             while not self._over and self._left and host not in self.tally.removed:
                 while queue:
                     number = queue.popleft()
-                    if not self._work.has(number):
+                    # What this host reads for others meanwhile comes sooner than from a host that has been late.
+                    if not self._work.has(number) and number not in self._reading:
                         return number
                 self._changed.wait(1.0)
         return None
@@ -309,6 +329,9 @@ class Gather:
         with self._changed:
             if is_ended:
                 self._move(number)
+                return
+            if host in self.tally.removed:  # by another request meanwhile: nobody looks at its queue any more
+                self._remove(host, number, failure)
                 return
             self._strikes[host] += failure in ("late", "lost")
             self.tally.wrong += failure == "wrong"
@@ -353,16 +376,33 @@ class Gather:
             me, removed = self._together.me, self.tally.removed
             others = [host for host in self._together.members if host != me and host not in removed]
             progress = {host: self._progress_of(host, now) for host in others}
-            is_calm = not self._queues[me] and not self._reading and have_most_delivered(progress.values())
+            # What it reads for others after its own share changes nothing: else they would delay each other.
+            has_share = me in self._together.members
+            is_calm = self.tally.reading > 0 and have_most_delivered(progress.values(), has_share=has_share)
             self._calm_since = (self._calm_since or now) if is_calm else 0.0
             calm_for = now - self._calm_since if is_calm else 0.0
             is_coarse = self._plan.has_whole_files
-            late = late_hosts(progress, now - self._begun, calm_for, self._largest, is_coarse=is_coarse)
+            late = late_hosts(
+                progress,
+                now - self._begun,
+                calm_for,
+                self._largest,
+                is_coarse=is_coarse,
+                origin=self._origin_rate,
+            )
             if is_stuck(now - self._moved_on, is_coarse=is_coarse):
-                late, self._moved_on = dict.fromkeys(progress, 0), now
+                self._moved_on = now
+                self._read_rest()
             ended = [request for host, keep in late.items() for request in self._take_from(host, keep)]
         for request in ended:
             request.end()
+
+    def _read_rest(self) -> None:
+        """Read all that is missing from the file system: nothing came from anywhere."""
+        own = self._queues[self._together.me]
+        missing = (number for number in range(len(self._plan.pieces)) if not self._work.has(number))
+        own.extend(number for number in missing if number not in self._reading and number not in own)
+        self._changed.notify_all()
 
     def _progress_of(self, host: str, now: float) -> HostProgress:
         pieces, flying = self._plan.pieces, self._flying[host]
@@ -373,7 +413,7 @@ class Gather:
         since = max(now - WINDOW, self._calm_since)
         return HostProgress(max(left, 0), sum(count for at, count in self._recent[host] if at >= since))
 
-    def _take_from(self, host: str, keep: int) -> list[Request]:
+    def _take_from(self, host: str, keep: int) -> list[HostRequest]:
         """Move what a late host would not deliver in time; return the requests that are to be ended."""
         queue, kept, flying = self._queues[host], deque[int](), self._flying[host]
         pieces = self._plan.pieces
@@ -392,6 +432,17 @@ class Gather:
         del number
         with self._changed:
             self._left -= 1
-            if not self._queues[self._together.me]:
-                self.tally.reading = self.tally.reading or time.monotonic() - self._begun
+            if not self._queues[self._together.me] and not self.tally.reading:
+                self.tally.reading = time.monotonic() - self._begun
+                readers = len(self._together.members) if self._together.me in self._together.members else 0
+                self._origin_rate = readers * self.tally.origin / self.tally.reading or None
             self._changed.notify_all()
+
+
+def _spans_of(plan: PiecePlan, file: int) -> list[tuple[int, int, int]]:
+    """Return the first byte, the end and the number of each piece of a file."""
+    return [
+        (piece.offset, piece.offset + piece.length, number)
+        for number, piece in enumerate(plan.pieces)
+        if piece.file == file
+    ]

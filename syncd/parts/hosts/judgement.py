@@ -12,7 +12,7 @@ from typing import Literal
 STRIKES = 3
 """Time-outs in a row after which a host is asked nothing more for this version."""
 
-SLACK = 2.0
+SLACK = 1.0
 """Seconds, and a tenth of the time until now, that a host may be later than most."""
 
 WINDOW = 3.0
@@ -22,7 +22,7 @@ SETTLE = 2.0
 """Seconds for which hosts are watched, once most have delivered everything, before one is called late."""
 
 STUCK = 30.0
-"""Seconds in which nothing came, from the file system or another host, after which all that is awaited is moved."""
+"""Seconds in which nothing came, from the file system or another host, after which a host reads what is missing."""
 
 ABSENT = 3.0
 """Seconds that a host may take to begin with a version."""
@@ -67,9 +67,14 @@ class HostProgress:
     recent: int  # bytes that it has delivered in the last `WINDOW` seconds, and since most have delivered everything
 
 
-def have_most_delivered(hosts: Iterable[HostProgress]) -> bool:
-    """Return whether most hosts, this one among them, have nothing left to deliver: nobody is late before that."""
-    return statistics.median_low([0, *(host.left for host in hosts)]) == 0
+def have_most_delivered(hosts: Iterable[HostProgress], *, has_share: bool) -> bool:
+    """Return whether most hosts have nothing left to deliver: nobody is late before that.
+
+    Args:
+        has_share: Whether this host reads a share too, which it has done.
+    """
+    left = [*([0] if has_share else []), *(host.left for host in hosts)]
+    return bool(left) and statistics.median_low(left) == 0
 
 
 def late_hosts(
@@ -79,6 +84,7 @@ def late_hosts(
     largest: int,
     *,
     is_coarse: bool = False,
+    origin: float | None = None,
 ) -> dict[str, int]:
     """Return what late hosts may keep of what they have yet to deliver, in bytes; the rest is asked elsewhere.
 
@@ -89,8 +95,13 @@ def late_hosts(
         calm_for: Seconds since most hosts have delivered everything.
         largest: Bytes of the largest piece.
         is_coarse: Whether large files are one piece each, which comes long after the others.
+        origin: Bytes a second that the file system gives all hosts together, as far as this host can tell. While the
+            hosts that are left bring half of that, the file system is what is slow, and nobody else would be faster.
     """
     if calm_for < SETTLE:
+        return {}
+    brought = sum(host.recent for host in hosts.values() if host.left) / min(calm_for, WINDOW)
+    if origin is not None and brought >= origin / 2:
         return {}
     window, limit = min(calm_for, WINDOW), SLACK + (1.0 if is_coarse else 0.1) * elapsed
     keeps = dict[str, int]()
@@ -102,7 +113,7 @@ def late_hosts(
 
 
 def is_stuck(silent_for: float, *, is_coarse: bool = False) -> bool:
-    """Return whether nothing has come from anywhere for so long that every piece is asked elsewhere."""
+    """Return whether nothing has come from anywhere for so long that a host reads all that is missing itself."""
     return silent_for >= STUCK * (10 if is_coarse else 1)
 
 

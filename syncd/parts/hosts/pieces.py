@@ -24,6 +24,7 @@ from syncd.protocol.manifest import Manifest
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.tile_digests import FileRoot
 from syncd.protocol.tile_table import is_proven, read_tiles, tiles_of
+from syncd.transports.files.copy_files import THREADS
 
 _RUN = TILE // 8
 """Bytes of frames that are one piece: containers are small, and every host is to have a share."""
@@ -157,7 +158,14 @@ def plan_containers(path: str, records: Sequence[FileRecord], tables: Sequence[D
         pieces += _runs(number, table)
         end = table.streams_at + sum(frame.stored for frame in table.frames)
         own += [(number, 0, table.streams_at), (number, end, record.size - end)]
-    return PiecePlan(files, tuple(sorted(pieces)), tuple(part for part in own if part[2]))
+    return PiecePlan(files, tuple(_woven(sorted(pieces))), tuple(part for part in own if part[2]))
+
+
+def _woven(pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """Yield pieces of all quarters in turn: several files are built of them at once."""
+    quarter = -(-len(pieces) // THREADS)
+    for first in range(quarter):
+        yield from pieces[first::quarter]
 
 
 def _runs(number: int, table: DeltaTable) -> Iterator[Piece]:

@@ -8,19 +8,21 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from syncd.errors import ConfigError, CorruptDataError, SyncdError
 from syncd.parts.hosts.asking import hosts_that_have
 from syncd.parts.hosts.gather import Gather, Tally, Together
 from syncd.parts.hosts.judgement import is_quick_alone
 from syncd.parts.hosts.members import INFO, is_address, read_members, read_token
+from syncd.parts.hosts.nearer_disk import LocalFile, NearerDisk
 from syncd.parts.hosts.pieces import PiecePlan, made_tiles, plan_containers, plan_copy, stored_tiles
 from syncd.parts.hosts.server import PieceServer, bind_or_none
 from syncd.parts.hosts.shelf import LivePieces, Shelf, key_of
 from syncd.protocol.disk import MISSING, Disk
 from syncd.protocol.file_lock import FileLock, lock_file
 from syncd.protocol.lineage import containers
-from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import Manifest, read_manifest
 from syncd.protocol.read_bytes import INFO as READ
 from syncd.protocol.read_bytes import ReadBytes
@@ -75,6 +77,8 @@ class HostsReader(PieceReader):
         self._tokens = _CachedToken(lambda: read_token(self._client.job))
         self._listen()
         self.address = self._own_address()
+        if self._server is None:
+            self._tell("info", "peers_address_shared", address=self.address)
         self._describe()
 
     def copy(self, wanted: WantedFiles, target: str, stop: Callable[[], bool]) -> None:
@@ -124,11 +128,13 @@ class HostsReader(PieceReader):
         if token is None or not members:
             yield None
             return
+        self._drop_live()
         self._drop_containers(links)
-        places = dict[str, str]()
-        for link in links:
-            places |= self._containers(link, members, stop)
-        yield NearerDisk(self._client.job.disk, places)
+        with contextlib.ExitStack() as arriving:
+            places = dict[str, LocalFile]()
+            for link in links:
+                places |= arriving.enter_context(self._containers(link, members, stop))
+            yield NearerDisk(self._client.job.disk, places)
 
     def bytes_by_source(self) -> Mapping[str, int]:
         return dict(self._bytes)
@@ -143,27 +149,40 @@ class HostsReader(PieceReader):
 
     # --- one step -----------------------------------------------------------------------------------------------
 
-    def _containers(self, link: Manifest, members: list[str], stop: Callable[[], bool]) -> dict[str, str]:
-        """Get the containers of a step; return where this host has them, by where the job does."""
+    @contextlib.contextmanager
+    def _containers(
+        self, link: Manifest, members: list[str], stop: Callable[[], bool]
+    ) -> Iterator[dict[str, LocalFile]]:
+        """Get the containers of a step while the block lasts; yield where this host has them, by where the job does.
+
+        They may still be on their way; the block's end waits for them.
+        """
         job, step = self._client.job, self._client.job.step(link.step)
         plan = plan_containers(step, link.containers, containers(job, link))
         path = f"{self._shelf.directory}/containers-{key_of(link.digest)}"
-        if path not in self._kept and plan.pieces and (held := lock_file(f"{path}.lock", exclusive=True)):
-            try:
-                shutil.rmtree(path, ignore_errors=True)
-                make_directories(path, link.containers)
-                hosts = self._hosts(members, plan, "containers", link.digest)
-                self._gather("containers", plan, link.digest, hosts, path, stop)
-            except BaseException:
-                shutil.rmtree(path, ignore_errors=True)
-                held.remove()
-                raise
-            if held.share():
-                self._kept[path] = held
-        is_here = (
-            path in self._kept
-        )  # else another process of this host gets them: they are read from the job
-        return {f"{step}/{record.name}": f"{path}/{record.name}" for record in link.containers if is_here}
+        if path in self._kept:
+            yield {file.path: LocalFile(f"{path}/{file.name}") for file in plan.files}
+            return
+        held = lock_file(f"{path}.lock", exclusive=True) if plan.pieces else None
+        if held is None:  # another process of this host gets them, or nothing has changed
+            yield {}
+            return
+        try:
+            shutil.rmtree(path, ignore_errors=True)
+            make_directories(path, link.containers)
+            hosts = self._hosts(members, plan, "containers", link.digest)
+            with self._begun("containers", plan, link.digest, hosts, path, stop) as gather:
+                yield {
+                    file.path: LocalFile(f"{path}/{file.name}", partial(gather.await_bytes, number))
+                    for number, file in enumerate(plan.files)
+                }
+        except BaseException:
+            self._drop_live()
+            shutil.rmtree(path, ignore_errors=True)
+            held.remove()
+            raise
+        if held.share():
+            self._kept[path] = held
 
     def _drop_containers(self, keep: Sequence[Manifest] = ()) -> None:
         """Give up the containers of other steps; the stage removes them."""
@@ -188,23 +207,37 @@ class HostsReader(PieceReader):
     def _gather(
         self, kind: str, plan: PiecePlan, digest: str, hosts: list[str], target: str, stop: Callable[[], bool]
     ) -> None:
-        self._listen()
         self._drop_live()
-        names = [file.name for file in plan.files]
-        live = LivePieces(self._shelf.directory, kind, digest, target, names, len(plan.pieces))
-        self._live.append(live)
-        path = f"{kind}/{key_of(digest)}"
-        together = Together(hosts, self.address, self._tokens() or "", path)
-        gather = Gather(plan, together, self._client.job.disk, target, live)
-        self._gathers = {path: gather}
-        self._tell(
-            "debug", "peers_started", kind=kind, hosts=len(hosts), pieces=len(plan.pieces), bytes=plan.size
-        )
         try:
-            self._count(gather.run(stop))
+            with self._begun(kind, plan, digest, hosts, target, stop):
+                pass
         except BaseException:
             self._drop_live()
             raise
+
+    @contextlib.contextmanager
+    def _begun(
+        self, kind: str, plan: PiecePlan, digest: str, hosts: list[str], target: str, stop: Callable[[], bool]
+    ) -> Iterator[Gather]:
+        """Get pieces while the block lasts; its end waits for all of them, and an error in it gives them up."""
+        self._listen()
+        names, path = [file.name for file in plan.files], f"{kind}/{key_of(digest)}"
+        live = LivePieces(self._shelf.directory, kind, digest, target, names, len(plan.pieces))
+        self._live.append(live)
+        together = Together(hosts, self.address, self._tokens() or "", path)
+        gather = self._gathers[path] = Gather(plan, together, self._client.job.disk, target, live)
+        self._tell(
+            "debug", "peers_started", kind=kind, hosts=len(hosts), pieces=len(plan.pieces), bytes=plan.size
+        )
+        given_up = threading.Event()
+        with ThreadPoolExecutor(1, thread_name_prefix="gather") as pool:
+            running = pool.submit(gather.run, lambda: given_up.is_set() or stop())
+            try:
+                yield gather
+            except BaseException:
+                given_up.set()
+                raise
+            self._count(running.result())
 
     def _count(self, tally: Tally) -> None:
         self._bytes["origin"] += tally.origin
@@ -252,24 +285,6 @@ class HostsReader(PieceReader):
 
     def _tell(self, level: str, name: str, **fields: object) -> None:
         self._report(level, name, **fields)
-
-
-class NearerDisk(LocalDisk):
-    """The job's file system, with some files read from this host.
-
-    Args:
-        places: Where this host has a file, by where the job has it.
-    """
-
-    def __init__(self, disk: Disk, places: Mapping[str, str]) -> None:
-        super().__init__()
-        self._origin, self._places = disk, places
-
-    def read_at(self, path: str, offset: int, length: int) -> bytes:
-        nearer = self._places.get(path)
-        return (
-            super().read_at(nearer, offset, length) if nearer else self._origin.read_at(path, offset, length)
-        )
 
 
 class _CachedToken:

@@ -78,7 +78,7 @@ def _stored(link: Manifest) -> tuple[FileRecord, ...]:
 def _check_target(job: Job, disk: Disk, directory: str) -> None:
     if is_below(directory, job.root):
         raise UsageError(
-            "the target is inside of the job", path=directory, hint="name a directory outside of it"
+            "the target is inside the job", path=directory, hint="name a directory outside of it"
         )
     parent, name = os.path.split(directory)
     if not is_directory(disk, parent):

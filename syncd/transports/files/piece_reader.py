@@ -78,14 +78,14 @@ class PieceReader(ABC):
         """Give up what the reader holds."""
 
 
-class Origin(PieceReader):
+class OriginReader(PieceReader):
     """Reads everything from the file system of the job."""
 
     def copy(self, wanted: WantedFiles, target: str, stop: Callable[[], bool]) -> None:
         copy_files(wanted.disk, wanted.directory, target, wanted.records, stop)
 
 
-ORIGIN = Origin()
+ORIGIN = OriginReader()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.documents import checked
 from support.fake_engines import FakeVllm
 from support.synchronizers import Threads, World
 
@@ -117,7 +118,8 @@ def bench(capsys, job, *more):
     said = capsys.readouterr()
     if code:
         return code, said.err
-    return code, {step.pop("step"): step for step in json.loads(said.out)["steps"]}
+    steps = checked("explorer bench", json.loads(said.out))["steps"]
+    return code, {step.pop("step"): step for step in steps}
 
 
 def lines(job, name="bench"):

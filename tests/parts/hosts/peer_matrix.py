@@ -78,7 +78,8 @@ def main():
             for way in chosen.ways.split(","):
                 if (hosts, way, fault) not in done and not (way == "join" and fault == "dead"):
                     row = run_cell(Cell(hosts, way, fault, origin=chosen.origin, mib=chosen.mib))
-                    row["problem"] = problem_of(row, hosts * row["one_copy"])
+                    alone = row["one_copy"] * (1 if fault == "dead" else hosts)
+                    row["problem"] = problem_of(row, alone)
                     rows.append({**row, "commit": _commit()})
                     print(json.dumps(rows[-1]), flush=True)
                     _write(chosen.out, rows)

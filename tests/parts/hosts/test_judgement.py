@@ -48,10 +48,15 @@ def test_nobody_is_late_at_the_beginning(hosts, elapsed, calm_for):
     assert late_hosts(hosts, elapsed, calm_for, MB) == {}
 
 
-@given(st.lists(PROGRESS, max_size=9))
-def test_most_have_delivered_only_if_half_of_all_have(hosts):
-    done = 1 + sum(host.left == 0 for host in hosts)
-    assert have_most_delivered(hosts) == (2 * done >= len(hosts) + 1)
+@given(st.lists(PROGRESS, max_size=9), st.booleans())
+def test_most_have_delivered_only_if_half_of_all_have(hosts, has_share):
+    done = has_share + sum(host.left == 0 for host in hosts)
+    count = len(hosts) + has_share
+    assert have_most_delivered(hosts, has_share=has_share) == (count > 0 and 2 * done >= count)
+
+
+def test_the_only_host_that_has_a_step_is_never_late():
+    assert not have_most_delivered([HostProgress(20 * MB, MB)], has_share=False)
 
 
 @given(
@@ -68,13 +73,20 @@ def test_a_host_at_a_tenth_is_late_and_one_that_ends_soon_is_not():
     assert late == {"slow": int((SLACK + 1.0) * MB / 3)}
 
 
+def test_nobody_is_late_while_the_file_system_is_what_is_slow():
+    hosts = {"a": HostProgress(20 * MB, 3 * MB), "b": HostProgress(20 * MB, 3 * MB)}
+    assert late_hosts(hosts, 10.0, 3.0, MB // 10).keys() == {"a", "b"}
+    assert not late_hosts(hosts, 10.0, 3.0, MB // 10, origin=4.0 * MB)
+    assert late_hosts(hosts, 10.0, 3.0, MB // 10, origin=5.0 * MB)
+
+
 def test_large_files_that_are_one_piece_have_more_time():
     hosts = {"h": HostProgress(20 * MB, 3 * MB)}
     assert late_hosts(hosts, 30.0, 3.0, MB)
     assert not late_hosts(hosts, 30.0, 3.0, MB, is_coarse=True)
 
 
-def test_all_that_is_awaited_is_moved_once_nothing_comes_from_anywhere():
+def test_a_host_reads_what_is_missing_once_nothing_comes_from_anywhere():
     assert not is_stuck(STUCK - 0.1)
     assert is_stuck(STUCK)
     assert not is_stuck(STUCK, is_coarse=True)

@@ -99,3 +99,13 @@ def test_an_address_without_a_host_is_that_of_this_host(monkeypatch):
 def test_the_table_of_the_daemon_takes_no_key():
     with pytest.raises(ConfigError, match="takes no key: port"):
         PART.read({"port": 1}, "config.toml", {})
+
+
+def test_the_daemon_lists_followers_with_peers_and_they_read_together(fleet):
+    fleet.whole(1)
+    hosts = fleet.add(2)
+    fleet.daemon._scanner._modules._read_at = float("-inf")  # presences are read every few seconds
+    fleet.daemon.tick()
+    assert read_members(fleet.job) == sorted(host.reader.address for host in hosts)
+    fleet.fetch_all()
+    assert {host.held.shown_source for host in hosts} == {"peers"}

@@ -156,7 +156,7 @@ def test_hosts_with_different_lists_get_the_right_bytes(fleet, monkeypatch):
 
 def test_a_host_that_does_not_answer_is_given_up(fleet, monkeypatch):
     monkeypatch.setattr(asking, "SILENT", 0.2)
-    monkeypatch.setattr(asking.Request.__init__, "__defaults__", (1.0, 0.2))
+    monkeypatch.setattr(asking.HostRequest.__init__, "__defaults__", (1.0, 0.2))
     fleet.whole(1)
     hosts = fleet.add(2)
     fleet.list()
@@ -213,6 +213,7 @@ def test_a_second_follower_of_a_host_shares_the_port_of_the_first(fleet):
     (first,) = fleet.add(1)
     (second,) = fleet.add(1, peers=first.reader.address)
     assert second.reader._server is None
+    assert "peers_address_shared" in second.events()
     assert second.reader.address == first.reader.address
     fleet.list()
     fleet.fetch_all()
@@ -238,3 +239,42 @@ def test_what_another_follower_of_the_host_gets_is_given_by_the_one_that_listens
     fleet.fetch_all([second, other])
     assert right(fleet, [second, other], 1)
     assert copies(fleet, [second, other], 1) < 1.1
+
+
+def test_a_damaged_copy_is_not_built_upon_and_the_version_is_right(fleet):
+    fleet.whole(1)
+    hosts = fleet.add(2)
+    fleet.list()
+    fleet.fetch_all()
+    path = f"{hosts[0].held.directory.path}/model-00001-of-00002.safetensors"
+    with open(path, "r+b") as file:
+        file.seek(-100, os.SEEK_END)
+        file.write(bytes(100))
+    fleet.delta(2)
+    fleet.fetch_all()
+    assert right(fleet, hosts, 2)
+    assert "stage_copy_damaged" in hosts[0].events()
+
+
+def test_several_deltas_at_once_are_read_together(fleet):
+    fleet.whole(1)
+    hosts = fleet.add(2)
+    fleet.list()
+    fleet.fetch_all()
+    fleet.delta(2)
+    fleet.delta(3)
+    fleet.fetch_all()
+    assert right(fleet, hosts, 3)
+    assert {host.held.shown_source for host in hosts} == {"peers"}
+
+
+def test_what_a_killed_follower_leaves_in_the_stage_is_removed(fleet):
+    fleet.whole(1)
+    (host,) = fleet.add(1)
+    own = host.fetcher._stage.directory
+    for name in ("live-copy-0123456789abcdef", "live-containers-0123456789abcdef"):
+        with open(f"{own}/{name}", "w") as file:
+            file.write("{}")
+    os.mkdir(f"{own}/containers-0123456789abcdef")
+    host.fetcher.sweep()
+    assert [name for name in os.listdir(own) if "0123456789abcdef" in name] == []

@@ -86,7 +86,7 @@ def whole(tmp_path, shm):
         yield Whole(tmp_path, shm, running)
 
 
-@pytest.mark.parametrize("phase", matrices.rows(["room", "put", "seal", "sealed"], "put", "sealed"))
+@pytest.mark.parametrize("phase", matrices.rows(["room", "put", "seal", "sealed"], "put"))
 def test_copies_of_a_killed_trainer_are_not_loaded_and_the_next_start_removes_them(whole, phase):
     whole.killed_trainer(phase, 2)
     left = whole.copies()

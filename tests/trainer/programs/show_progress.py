@@ -38,7 +38,6 @@ for step in range(101, 101 + steps):
             "timing_s/sync_weight": 0.118,
             "timing_s/save_checkpoint": 12.3,
             "sync/step": step // 2 * 2.0,
-            "sync/count": step // 2 * 1.0,
             "sync/failures": 1.0,
             "save/step": 100.0,
             "experience/waiting": 512.0,

@@ -1,4 +1,4 @@
-"""`trainer plot`: draw a job's curves to a PNG."""
+"""`trainer plot`: draw the curves of a job as a picture."""
 
 import click
 

@@ -14,6 +14,7 @@ const WORDS = {
   later_protocol: "sealed by a newer syncd: upgrade",
   full_checkpoint: "a full checkpoint",
   last_good: "the newest version that an engine has shown to run",
+  rolled_out: "engines load it, or will, in their turn",
   previous_version: "published before: an explorer may still read it",
   being_written: "being written",
   damaged_lately: "damaged, but not for long: the mount may be in trouble",

@@ -15,11 +15,12 @@ import { section as filling } from "./filling.js";
 import { section as lanes } from "./lanes.js";
 import { section as problems } from "./problems.js";
 import { section as progress } from "./progress.js";
+import { section as rolling } from "./rolling.js";
 import { section as rollouts } from "./rollouts.js";
 import { section as steps } from "./steps.js";
 import { section as tiles } from "./tiles.js";
 
-const SECTIONS = [progress, problems, tiles, filling, explorers, steps, events, lanes, charts, rollouts];
+const SECTIONS = [progress, problems, tiles, filling, explorers, rolling, steps, events, lanes, charts, rollouts];
 
 // Makes the element of each section, and returns what shows a document in all of them.
 export function mount() {

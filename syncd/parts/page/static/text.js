@@ -53,6 +53,7 @@ const SENTENCES = {
   step_quarantined: (e) => `step ${e.step} quarantined: ${e.reason}`,
   attempt_pruned: (e) => `unsealed save of step ${e.step} removed`,
   step_pruned: (e) => `step ${e.step} removed: ${e.detail || e.rule}`,
+  wave_changed: (e) => `rolling update: ${e.phase}, ${e.candidate ?? "nothing"} is tested, ${e.approved ?? "nothing"} is approved${e.reason ? `: ${e.reason}` : ""}`,
   step_kept: (e) => `step ${e.step} kept by ${e.rule}${e.detail ? `: ${e.detail}` : ""}`,
   version_rewound: (e) => `explorers roll back from ${e.before} to ${e.step} (${e.reason})`,
   leadership_acquired: (e) => `a daemon leads, term ${e.term}`,

@@ -23,6 +23,7 @@ syncd.protocol.safetensors._FIRST_READ = 2 << 10
 
 from support.fake_hook import FakeEngine, FakeHook  # noqa: E402
 
+import syncd.transports.delta.chain  # noqa: E402
 import syncd.transports.delta.source  # noqa: E402 - imports are not what is measured
 from explorer_hooks.follower.policy import FollowOptions  # noqa: E402
 from explorer_hooks.follower.versions import Fetcher  # noqa: E402
@@ -108,6 +109,7 @@ if conf.get("token"):
 if conf.get("members"):
     reader.read_members = lambda job: sorted(conf["members"])
 
+syncd.transports.delta.chain._AHEAD = 128 << 10  # as much smaller as tiles
 told = []
 disk = OriginDisk()
 client = Client.open(conf["job"], "explorer", conf["name"], disk=disk)

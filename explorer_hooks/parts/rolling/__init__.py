@@ -1,0 +1,1 @@
+"""Rolling updates: a follower waits for its turn (`syncd/parts/rolling` decides whose it is)."""

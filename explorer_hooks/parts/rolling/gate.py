@@ -1,0 +1,93 @@
+"""The gate of rolling updates: a follower loads a version once the wave admits it."""
+
+import contextlib
+from typing import ClassVar
+
+from explorer_hooks.parts.rolling.turns import Other, goes_alone, is_admitted, target
+from syncd.client.client import Client
+from syncd.protocol.disk import MISSING
+from syncd.protocol.engine_state import engine_report_of
+from syncd.protocol.presence import TTL, Liveness, Presence, Presences, RunningStatus
+from syncd.protocol.rolling import ALONE, READS_GATE, Wave, at_gate, read_wave_or_closed
+from syncd.protocol.version import Pair, Version
+
+LOOK_EVERY = 2.0
+"""Seconds between two readings of other explorers while nobody leads."""
+
+
+class RollingGate:
+    """Reads the wave of one job for one follower."""
+
+    reads: ClassVar[str] = READS_GATE
+
+    def __init__(self, client: Client) -> None:
+        self._client, self._name = client, client.identity or ""
+        self._wave: Wave | None = None
+        self._beaten = client.clock.monotonic()
+        self._presences, self._liveness = Presences(client.job.disk), Liveness(TTL)
+        self._loading = Liveness(TTL)
+        self._looked, self._others = float("-inf"), list[Other]()
+
+    @property
+    def is_open(self) -> bool:
+        return self._wave is None
+
+    def target(self, newest: Pair | None, applied: Pair | None) -> Pair | None:
+        wave = self._read()
+        return newest if wave is None else target(wave, self._name, newest, applied)
+
+    def version(self, pair: Pair) -> Version | None:
+        wave = self._wave
+        versions = (wave.candidate, wave.approved) if wave is not None else ()
+        return next((version.version() for version in versions if version and version.pair == pair), None)
+
+    def admits(self, pair: Pair, applied: Pair | None) -> bool:
+        wave, now = self._read(), self._client.clock.monotonic()
+        if wave is None or is_admitted(wave, self._name, pair, applied):
+            return True
+        if now - self._beaten < ALONE:
+            return False
+        self._look(wave, now)
+        return goes_alone(wave, self._name, pair, self._others)
+
+    def _read(self) -> Wave | None:
+        before, wave = self._wave, read_wave_or_closed(self._client.job)
+        now = self._client.clock.monotonic()
+        if wave is None or before is None or (wave.term, wave.beat) != (before.term, before.beat):
+            self._beaten = now
+        self._wave = wave
+        return wave
+
+    def _look(self, wave: Wave, now: float) -> None:
+        """Read the presences of the others, which tell whose turn it is."""
+        if now - self._looked < LOOK_EVERY:
+            return
+        self._looked = now
+        presences: dict[str, Presence] = {}
+        with contextlib.suppress(*MISSING):
+            presences = self._presences.read(self._client.job.explorers)[0]
+        self._liveness.observe(
+            now, [(name, (item.incarnation, item.beat)) for name, item in presences.items()]
+        )
+        gates = {name: at_gate(item.info) for name, item in presences.items()}
+        self._loading.observe(
+            now, [(name, gate.pair) for name, gate in gates.items() if gate and gate.passed]
+        )
+        living = sorted(name for name in presences if self._is_there(presences[name], now))
+        self._others = [self._other(wave, presences[name], now) for name in living]
+
+    def _is_there(self, presence: Presence, now: float) -> bool:
+        is_running = presence.status is not RunningStatus.STOPPED and READS_GATE in presence.reads
+        return is_running and self._liveness.is_alive(presence.identity, now)
+
+    def _other(self, wave: Wave, presence: Presence, now: float) -> Other:
+        report, approved = engine_report_of(presence.info), wave.approved
+        given_up = {(given.step, given.digest) for given in report.given_up} if report else set()
+        name = presence.identity
+        return Other(
+            name=name,
+            unit=presence.host if wave.unit == "host" and presence.host else f"engine {name}",
+            applied=presence.applied,
+            is_loading=self._loading.silent_for(name, now) < wave.patience,
+            has_given_up=approved is not None and (approved.step, approved.digest) in given_up,
+        )

@@ -1,0 +1,319 @@
+"""Runs a mirror: its two ends, the threads that copy, and the daemon of a job that it leads."""
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from syncd import __version__
+from syncd.cli import options
+from syncd.cli.watch import daemon_loop
+from syncd.errors import LockHeldError, SyncdError, UsageError, storage_errors
+from syncd.observe import event_names, log
+from syncd.observe.events import Event, Observer, Observers
+from syncd.observe.sd_notify import Notifier
+from syncd.parts.mirror.job_source import JobSource
+from syncd.parts.mirror.job_target import JobTarget
+from syncd.parts.mirror.meter import Meter
+from syncd.parts.mirror.mirror import Mirror
+from syncd.parts.mirror.objects import Objects
+from syncd.parts.mirror.places import check_target, is_store, open_objects, shown
+from syncd.parts.mirror.store import StoreRetention, StoreSource, StoreTarget
+from syncd.parts.mirror.worker import Work, Worker
+from syncd.protocol import owner
+from syncd.protocol.layout import Job
+from syncd.protocol.leadership import BEAT
+from syncd.protocol.local_disk import SystemClock
+from syncd.protocol.mirror_report import MirrorReport
+from syncd.protocol.owner import MirrorSource, identity_of
+from syncd.protocol.takeover import Candidate
+
+if TYPE_CHECKING:
+    from syncd.daemon.service import Daemon
+    from syncd.parts.mirror.batches import BatchMover
+
+LISTING_EVERY = 1.0
+"""Seconds between two looks for experiences: in an object store each is a listing."""
+
+_JOIN = 10.0
+_LOOK = 0.05
+
+Tell = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorOptions:
+    """How to mirror."""
+
+    once: bool = False
+    poll: float = 0.25  # seconds between two looks at the source
+    rate: int = 0  # bytes a second on average, 0 for any
+    experiences: bool = False  # pass experiences back to the source
+    retention: StoreRetention = field(default_factory=StoreRetention)
+    daemon: Mapping[str, Any] = field(default_factory=dict)  # options of `[daemon]`
+
+
+class Threads:
+    """The workers of a mirror, each in its own thread.
+
+    Args:
+        stop: Set once they are to end.
+        once: Whether each ends when it has nothing left to do.
+        ended: Called when the last of them has ended.
+    """
+
+    def __init__(
+        self, stop: threading.Event, *, once: bool, ended: Callable[[], None] = lambda: None
+    ) -> None:
+        self._stop, self._once, self._ended = stop, once, ended
+        self._threads: list[threading.Thread] = []
+        self._errors: list[SyncdError] = []
+
+    def start(self, workers: Sequence[Worker]) -> None:
+        """Run workers."""
+        left = list(workers)
+
+        def run(worker: Worker) -> None:
+            try:
+                worker.run_once() if self._once else worker.run()
+            except SyncdError as error:
+                self._errors.append(error)
+            finally:
+                left.remove(worker)
+                if not left:
+                    self._ended()
+
+        self._threads = [
+            threading.Thread(target=run, args=(one,), name="mirror", daemon=True) for one in workers
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def is_running(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
+
+    def join(self) -> None:
+        """End the workers. One that waits for a mount or a store that does not answer ends with the process."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(_JOIN)
+        if self._errors:
+            raise self._errors[0]
+
+
+def run_mirror(source: str, target: str, choices: MirrorOptions) -> None:
+    """Mirror until a signal asks to stop; with `once`, until the target has the newest version."""
+    if is_store(target):
+        _run_to_store(source, target, choices)
+    else:
+        _run_to_job(source, target, choices)
+
+
+# --- into an object store -----------------------------------------------------------------------------------------
+
+
+def _run_to_store(source: str, target: str, choices: MirrorOptions) -> None:
+    job, clock, stop = options.open_job(source, None), SystemClock(), threading.Event()
+    objects = open_objects(target)
+    # The limit is of what goes to the other site; the experiences that come back have their own.
+    meter, report = Meter(clock, choices.rate, stop), MirrorReport(shown(source), shown(target))
+    config = options.read_config(job, choices.daemon)
+    job = options.with_policy(job, config)
+    with _observers(config, job) as observers:
+
+        def tell(name: str, level: Any, **fields: Any) -> None:
+            observers.observe(Event(name, level, clock.time(), fields))
+
+        identity = identity_of(job) or ""
+        end = StoreTarget(objects, identity, choices.retention, clock, meter, tell)
+        mover = _mover(objects, job, None, Meter(clock, 0, stop), tell) if choices.experiences else None
+        with contextlib.closing(JobSource(job)) as begin:
+            mirror = Mirror(begin, end, clock, report, tell)
+            tell(
+                event_names.MIRROR_STARTED,
+                "info",
+                source=report.source,
+                target=report.target,
+                version=__version__,
+            )
+            threads = Threads(stop, once=choices.once)
+            threads.start(_workers(mirror, mover, choices, tell, stop, (job.root,)))
+            _wait_for_signal(stop, threads)
+            threads.join()
+
+
+def _wait_for_signal(stop: threading.Event, threads: Threads) -> None:
+    """Wait until a signal asks to stop, or all work is done; tell the service manager that the process lives."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    manager = Notifier()
+    manager.ready("mirroring")
+    while not stop.wait(_LOOK) and threads.is_running():
+        manager.alive("mirroring")
+    manager.stopping()
+
+
+def _observers(config: Any, job: Job) -> Observers:
+    """Return the log and, if asked for, metrics; the job's journal is its daemon's."""
+    log.configure(
+        config.log_level,
+        sys.stderr,
+        json=None if config.log_format == "auto" else config.log_format == "json",
+    )
+    heard: list[Observer] = [log.LogObserver()]
+    if config.metrics_port or config.metrics_textfile:
+        from syncd.observe.metrics import Metrics  # noqa: PLC0415
+
+        heard.append(
+            Metrics.start(config.metrics_port, config.metrics_host, config.metrics_textfile, job.root)
+        )
+    return Observers(*heard)
+
+
+# --- into a job ---------------------------------------------------------------------------------------------------
+
+
+def _run_to_job(source: str, target: str, choices: MirrorOptions) -> None:
+    clock, stop = SystemClock(), threading.Event()
+    meter, report = Meter(clock, choices.rate, stop), MirrorReport(shown(source), shown(target))
+    objects = open_objects(source) if is_store(source) else None
+    near = None if objects else options.open_job(source, None)
+    job = options.open_job(target, None)
+    mirror_of = check_target(job, MirrorSource(report.source, _identity(objects, near, job, report.source)))
+    with (
+        daemon_loop(target, None, choices.daemon, mirror_of) as (daemon, loop),
+        contextlib.ExitStack() as ends,
+    ):
+        tell: Tell = daemon.report
+        tell(
+            event_names.MIRROR_STARTED,
+            "info",
+            source=report.source,
+            target=report.target,
+            version=__version__,
+        )
+        begin = JobSource(near) if near else StoreSource(_required(objects), mirror_of.identity)
+        end = JobTarget(daemon.job, daemon, loop.wake, clock, meter)
+        ends.callback(begin.close)
+        ends.callback(end.close)
+        mirror = Mirror(begin, end, clock, report, tell)
+        mover = _mover(objects, near, daemon.job, meter, tell) if choices.experiences else None
+        roots = (job.root, *([near.root] if near else []))
+        lead = partial(_await_lead, daemon, clock) if choices.once else None
+        threads = Threads(stop, once=choices.once, ended=loop.stop)
+        threads.start(_workers(mirror, mover, choices, tell, stop, roots, end.is_ready, lead))
+        loop.run()
+        threads.join()
+
+
+def _await_lead(daemon: "Daemon", clock: SystemClock) -> None:
+    """Wait until the daemon leads, no longer than it takes to learn whether a silent leader lives."""
+    ends = clock.monotonic() + daemon.config.takeover + BEAT
+    while not daemon.knows_job:
+        if daemon.leader.is_surely_led or clock.monotonic() >= ends:
+            raise LockHeldError(
+                f"the job is led already: {daemon.leader.standing_by}",
+                path=daemon.job.root,
+                hint=f"syncd status {daemon.job.root}",
+            )
+        clock.sleep(_LOOK)
+
+
+def _identity(objects: Objects | None, near: Job | None, far: Job, name: str) -> str:
+    """Return the identity of the source's job, empty while it is not known.
+
+    A store that does not answer at the start of a service is waited for, if the far job says what it is a mirror of.
+    """
+    if objects is None:
+        return identity_of(near) or "" if near else ""
+    source = StoreSource(objects)
+    try:
+        source.newest()
+    except SyncdError:
+        before = owner.mirrored_from(far)
+        if before is None or before.source != name:
+            raise
+        return before.identity
+    return source.job
+
+
+def _required(objects: Objects | None) -> Objects:
+    assert objects is not None  # a source that is no job is a store
+    return objects
+
+
+# --- both ---------------------------------------------------------------------------------------------------------
+
+
+def _workers(
+    mirror: Mirror,
+    mover: "BatchMover | None",
+    choices: MirrorOptions,
+    tell: Tell,
+    stop: threading.Event,
+    roots: tuple[str, ...],
+    is_ready: Callable[[], bool] = lambda: True,
+    lead: Callable[[], None] | None = None,
+) -> list[Worker]:
+    """Return what runs: the copying of versions, and the passing on of experiences.
+
+    Args:
+        is_ready: Returns whether this process may write to the far job now.
+        lead: Waits until it may.
+    """
+
+    def led(turn: Callable[[], bool]) -> bool:
+        if lead is not None:
+            lead()
+        return turn()
+
+    def failed(detail: str) -> None:
+        # What cannot be shown in the jobs is in the log.
+        with contextlib.suppress(SyncdError, OSError):
+            mirror.show(state="failing", detail=detail)
+
+    workers = [Worker(Work("versions", partial(led, mirror.turn), choices.poll, failed, roots), tell, stop)]
+    if mover is not None:
+        move = mover.turn
+
+        def moved() -> bool:
+            return is_ready() and move()
+
+        every = max(choices.poll, LISTING_EVERY)
+        workers.append(Worker(Work("experiences", partial(led, moved), every, roots=roots), tell, stop))
+    return workers
+
+
+def _mover(
+    objects: Objects | None, near: Job | None, far: Job | None, meter: Meter, tell: Tell
+) -> "BatchMover":
+    """Return what passes experiences on from the far end of this process to its near one."""
+    from syncd.parts.mirror import batches  # noqa: PLC0415 - it needs pyarrow
+
+    source = batches.JobBatches(far) if far else batches.StoreBatches(_required(objects))
+    target = batches.JobIntake(near) if near else batches.StoreBatches(_required(objects))
+    return batches.BatchMover(source, target, meter, tell)
+
+
+def detach(name: str) -> None:
+    """Make a job that a mirror led a job of its own; the mirror must have ended."""
+    job, clock = options.open_job(name, None), SystemClock()
+    if owner.mirrored_from(job) is None:
+        raise UsageError("the job is no mirror of another one", path=job.root)
+    candidate = Candidate(job, clock, options.read_config(job, {}).takeover)
+    with storage_errors(job.root):
+        while (holder := candidate.holder()) is not None:
+            if candidate.is_surely_led():
+                raise LockHeldError(
+                    f"its mirror runs on {holder.host} (pid {holder.process.pid})",
+                    path=job.root,
+                    hint="stop it first, then run this again",
+                )
+            clock.sleep(0.25)
+        term = candidate.claim()
+        owner.detach(job, term)
+        term.release()

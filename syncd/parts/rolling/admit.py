@@ -1,0 +1,372 @@
+"""Who may load which version now: `admit(fleet, policy, before, now) -> Wave`, pure.
+
+A wave has two versions. Only canaries load the candidate, the newest published version when its test began. All
+others load the approved version, the newest one that enough canaries have shown to run: at most `max_paused` units at
+once, those that are furthest behind first. So nobody loads what no canary has shown to be good, and a newer version
+need not wait until the one before it has reached everybody.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from syncd.protocol.rolling import CANARY, IDLE, ROLLING, STOPPED, Slot, StoppedVersion, Wave
+from syncd.protocol.version import GoodVersion, Pair
+
+SETTLE = 10.0
+"""Seconds for which a withdrawn admission keeps its slot: its explorer may have read the file before, and go on."""
+
+MOST_STOPPED = 16
+"""Stopped versions that the wave remembers, the newest ones."""
+
+MOST_WAITING = 64
+"""Explorers that the wave names as waiting, or as not waiting for it."""
+
+Key = tuple[int, str]
+"""(step, digest): the content of a version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What an operator sets; `options.py` has the meaning of each."""
+
+    max_paused: int | float = 1  # units, or a share of them
+    canaries: int = 1
+    wrong: int = 1
+    patience: float = 600.0
+    unit: str = "engine"
+    rollback_paused: int | float | None = None
+
+    def limit(self, units: int, *, goes_back: bool) -> int:
+        """Return how many units of all may pause at once, at least one."""
+        most = self.rollback_paused if goes_back and self.rollback_paused is not None else self.max_paused
+        return max(int(most * units + 1e-9), 1) if isinstance(most, float) else most
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What a living explorer's presence says."""
+
+    name: str
+    unit: str
+    applied: Pair | None = None  # what it runs
+    is_proven: bool = False  # whether it has proven that
+    serves: bool = False  # whether it has work to lose: it runs a version, and answers
+    paused_for: Pair | None = None  # what it loads now
+    gave_up: Mapping[Key, str] = field(default_factory=dict)  # why, by version
+    waits: bool = True  # whether it waits for the wave
+
+    def has_given_up(self, version: GoodVersion) -> bool:
+        return (version.step, version.digest) in self.gave_up
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What the daemon's snapshot says."""
+
+    engines: tuple[Engine, ...] = ()  # those that live
+    published: GoodVersion | None = None
+    last_good: GoodVersion | None = (
+        None  # the newest version that an engine has shown to run, by the version file
+    )
+    by_rollback: bool = False  # whether an operator went back to what is published
+    readable: frozenset[Key] = frozenset()  # the steps that are complete and not in quarantine
+
+    def can_read(self, version: GoodVersion) -> bool:
+        return (version.step, version.digest) in self.readable
+
+
+def admit(fleet: Fleet, policy: Policy, before: Wave, now: float) -> Wave:
+    """Return the wave of now, given the one before; the seconds of both are of one clock."""
+    test = _Test(fleet, policy, before, now)
+    units = {engine.unit for engine in fleet.engines}
+    wave = replace(
+        before,
+        candidate=test.candidate,
+        approved=test.approved,
+        by_word=test.approved is not None and _is_by_word(fleet, test.approved),
+        stopped=test.stopped,
+        old=tuple(engine.name for engine in fleet.engines if not engine.waits)[:MOST_WAITING],
+        limit=policy.limit(len(units), goes_back=test.is_vouched_for and test.approved == fleet.published),
+        unit=policy.unit,
+        patience=policy.patience,
+    )
+    return _Slots(fleet, wave, before, now).fill(test.canaries())
+
+
+# --- which versions -------------------------------------------------------------------------------------------------
+
+
+class _Test:
+    """Which version is in test, what has passed, and what was stopped."""
+
+    def __init__(self, fleet: Fleet, policy: Policy, before: Wave, now: float) -> None:
+        self._fleet, self._policy, self._before, self._now = fleet, policy, before, now
+        self.stopped = self._stopped()
+        self._pairs = frozenset(version.pair for version in self.stopped)
+        self.is_vouched_for = self._is_vouched_for()
+        self.candidate = self._candidate()
+        self.approved = self._approved()
+
+    def canaries(self) -> list[Engine]:
+        """Return who tests the candidate: first who runs it or was admitted to it, so that the choice stays."""
+        candidate = self.candidate
+        if candidate is None or candidate == self.approved:
+            return []
+        slots = self._before.admitted
+        chosen = {name for name, slot in slots.items() if slot.pair == candidate.pair}
+        chosen |= {engine.name for engine in self._fleet.engines if engine.paused_for == candidate.pair}
+        able = [engine for engine in self._fleet.engines if self._can_test(engine, candidate)]
+        able.sort(
+            key=lambda engine: (engine.applied != candidate.pair, engine.name not in chosen, _doubts(engine))
+        )
+        return able[: self._policy.canaries]
+
+    def _stopped(self) -> tuple[StoppedVersion, ...]:
+        """Return the stopped versions: a version in test is stopped by as many engines as `wrong` that gave it up."""
+        stopped = self._before.stopped
+        known = {version.pair for version in stopped}
+        for version in filter(None, (self._before.candidate, self._fleet.published)):
+            reasons = _against(self._fleet, version)
+            if (
+                len(reasons) >= self._policy.wrong
+                and version.pair not in known
+                and not self._has_passed(version)
+            ):
+                engines = "engine" if len(reasons) == 1 else "engines"
+                reason = f"{len(reasons)} {engines} gave it up: {reasons[0]}"
+                stopped = (*stopped, StoppedVersion(*version.pair, version.digest, reason))
+                known.add(version.pair)
+        return tuple(sorted(stopped, key=lambda version: version.pair))[-MOST_STOPPED:]
+
+    def _has_passed(self, version: GoodVersion) -> bool:
+        """Return whether canaries have shown it to be good: then an engine that gives it up is itself at fault."""
+        return 0 < self._policy.canaries <= _shown(self._fleet, version)
+
+    def _is_vouched_for(self) -> bool:
+        """Return whether an operator vouches for what is published: not for one that canaries have stopped before."""
+        published = self._fleet.published
+        if published is None or not self._fleet.by_rollback:
+            return False
+        key = (published.step, published.digest)
+        return all((version.step, version.digest) != key for version in self.stopped)
+
+    def _candidate(self) -> GoodVersion | None:
+        """Return the version in test: the one of before until its test has ended, else what is published."""
+        tested, newest = self._before.candidate, self._fleet.published
+        if tested is not None and newest is not None and self._is_in_test(tested, newest):
+            return tested
+        can_be = newest is not None and newest.pair not in self._pairs and self._fleet.can_read(newest)
+        return newest if can_be else None
+
+    def _is_in_test(self, tested: GoodVersion, newest: GoodVersion) -> bool:
+        """Return whether canaries still test an older version than the published one, which then waits for them."""
+        is_older = tested.generation == newest.generation and tested.pair < newest.pair
+        if not is_older or tested.pair in self._pairs or tested == self._before.approved:
+            return False
+        if self._policy.canaries == 0 or not self._fleet.can_read(tested):
+            return False
+        testing = {name for name, slot in self._before.admitted.items() if slot.pair == tested.pair}
+        able = {engine.name for engine in self._fleet.engines if self._can_test(engine, tested)}
+        shown = _shown(self._fleet, tested)
+        return shown < self._needed(tested) and bool(shown or testing & able)
+
+    def _can_test(self, engine: Engine, version: GoodVersion) -> bool:
+        """Return whether an engine runs a version, or may: it has not given it up, and no load of it hangs."""
+        if engine.applied == version.pair:
+            return engine.serves
+        slot = self._before.admitted.get(engine.name)
+        is_late = slot is not None and self._now - slot.since >= self._policy.patience
+        return engine.waits and not is_late and not engine.has_given_up(version)
+
+    def _needed(self, version: GoodVersion) -> int:
+        """Return how many canaries must run a version: all engines, where there are fewer that can."""
+        can = sum(self._can_test(engine, version) for engine in self._fleet.engines)
+        return max(min(self._policy.canaries, can), 1)
+
+    def _approved(self) -> GoodVersion | None:
+        """Return what all may load: the version in test once enough canaries run it, else that of before."""
+        kept = self._kept()
+        tested, published = self.candidate or self._before.candidate, self._fleet.published
+        if tested is None or published is None or tested.pair in self._pairs:
+            return kept
+        if tested.generation != published.generation or not self._fleet.can_read(tested):
+            return kept
+        is_vouched = self._policy.canaries == 0 or (self.is_vouched_for and tested == published)
+        if is_vouched or _shown(self._fleet, tested) >= self._needed(tested):
+            return tested if kept is None or tested.pair > kept.pair else kept
+        return kept
+
+    def _kept(self) -> GoodVersion | None:
+        """Return what was approved before while engines may still be given it, else the last good version."""
+        approved, fleet = self._before.approved, self._fleet
+        if approved is not None and approved.pair not in self._pairs and fleet.can_read(approved):
+            # Of another generation only what the daemon knows as good is not abandoned.
+            is_of_now = fleet.published is not None and approved.generation == fleet.published.generation
+            if is_of_now or approved == fleet.last_good:
+                return approved
+        good = fleet.last_good
+        return good if good is not None and good.pair not in self._pairs else None
+
+
+def _against(fleet: Fleet, version: GoodVersion) -> list[str]:
+    """Return why engines have given a version up that they do not serve."""
+    key = (version.step, version.digest)
+    return [
+        engine.gave_up[key]
+        for engine in fleet.engines
+        if key in engine.gave_up and (engine.applied != version.pair or not engine.serves)
+    ]
+
+
+def _shown(fleet: Fleet, version: GoodVersion) -> int:
+    """Return how many engines run a version, each after a proof where there was something to prove it by."""
+    return sum(engine.applied == version.pair and engine.serves for engine in fleet.engines)
+
+
+def _is_by_word(fleet: Fleet, version: GoodVersion) -> bool:
+    running = [engine for engine in fleet.engines if engine.applied == version.pair]
+    return bool(running) and not any(engine.is_proven for engine in running)
+
+
+def _doubts(engine: Engine) -> tuple[int, str]:
+    """Return what makes an engine a worse canary: versions that it has given up may have been its own fault."""
+    return len(engine.gave_up), engine.name
+
+
+# --- who gets a slot ------------------------------------------------------------------------------------------------
+
+
+class _Slots:
+    """Fills the slots of a wave: first those that are taken, then by turn."""
+
+    def __init__(self, fleet: Fleet, wave: Wave, before: Wave, now: float) -> None:
+        self._fleet, self._wave, self._before, self._now = fleet, wave, before, now
+        self._by_name = {engine.name: engine for engine in fleet.engines}
+        self._admitted: dict[str, Slot] = {}
+        self._leaving: dict[str, float] = {}
+
+    def fill(self, canaries: list[Engine]) -> Wave:
+        """Return the wave with its slots."""
+        wanted = dict(self._wanted(canaries))
+        self._keep()
+        taken = self._taken_units()
+        waiting = []
+        for name, version in wanted.items():
+            engine = self._by_name[name]
+            if name in self._admitted:
+                continue
+            if engine.serves and engine.unit not in taken and len(taken) >= self._wave.limit:
+                waiting.append(name)
+                continue
+            self._admitted[name] = Slot(*version.pair, version.digest, self._now, free=not engine.serves)
+            if engine.serves:
+                taken.add(engine.unit)
+        waiting += self._waits_for_canaries(wanted)
+        return replace(
+            self._wave,
+            admitted=dict(sorted(self._admitted.items())),
+            leaving=dict(sorted(self._leaving.items())),
+            waiting=tuple(waiting[:MOST_WAITING]),
+            phase=self._phase(wanted),
+            why=self._why(waiting, wanted, taken),
+        )
+
+    def _wanted(self, canaries: list[Engine]) -> Iterator[tuple[str, GoodVersion]]:
+        """Yield who should load what, in order: canaries before the others, whoever is furthest behind first."""
+        wave, chosen = self._wave, {engine.name for engine in canaries}
+        versions = {True: wave.candidate, False: wave.approved}
+        order = sorted(
+            (engine for engine in self._fleet.engines if engine.waits),
+            key=lambda engine: (engine.name not in chosen, engine.applied or (-1, -1), engine.name),
+        )
+        for engine in order:
+            version = versions[engine.name in chosen]
+            if version is not None and self._wants(engine, version):
+                yield engine.name, version
+
+    def _wants(self, engine: Engine, version: GoodVersion) -> bool:
+        if engine.applied == version.pair or engine.has_given_up(version):
+            return False
+        # A canary that runs what it has tested is ahead of the others, and stays there unless it was stopped.
+        is_ahead = engine.applied is not None and engine.applied > version.pair
+        return not is_ahead or engine.applied in self._wave.stopped_pairs
+
+    def _keep(self) -> None:
+        """Keep the slots that are taken: each until its holder runs the version, gave it up or died.
+
+        A slot is never given another version: its holder may have read either.
+        """
+        for name, slot in self._before.admitted.items():
+            engine = self._by_name.get(name)
+            if engine is None or self._is_done(engine, slot):
+                continue
+            if self._is_still_wanted(slot.pair):
+                self._admitted[name] = slot
+            elif engine.paused_for == slot.pair:
+                self._admitted[name] = replace(slot, digest="")  # it holds the slot until this load has ended
+            else:
+                self._leaving[name] = self._now
+        # Whoever has paused holds a slot, admitted or not: it may have gone on while nobody led.
+        for engine in self._fleet.engines:
+            if engine.paused_for is not None and engine.name not in self._admitted:
+                self._admitted[engine.name] = Slot(*engine.paused_for, "", self._now, free=not engine.serves)
+        for name, since in self._before.leaving.items():
+            if name in self._by_name and name not in self._admitted and 0 <= self._now - since < SETTLE:
+                self._leaving.setdefault(name, since)
+
+    def _is_done(self, engine: Engine, slot: Slot) -> bool:
+        """Return whether the holder of a slot needs it no more."""
+        if engine.paused_for is not None:
+            return engine.paused_for != slot.pair and not slot.digest
+        is_there = engine.applied is not None and engine.applied >= slot.pair
+        is_stopped = engine.applied != slot.pair and engine.applied in self._wave.stopped_pairs
+        has_ended = not slot.digest or (slot.step, slot.digest) in engine.gave_up
+        return (is_there and not is_stopped) or has_ended or (slot.free and engine.serves)
+
+    def _is_still_wanted(self, pair: Pair) -> bool:
+        wave = self._wave
+        if pair in wave.stopped_pairs:
+            return False
+        is_approved = (
+            wave.approved is not None and pair <= wave.approved.pair and pair[0] == wave.approved.generation
+        )
+        return is_approved or (wave.candidate is not None and pair == wave.candidate.pair)
+
+    def _taken_units(self) -> set[str]:
+        """Return the units that pause or may: a slot that has lasted for longer than `patience` does not count."""
+        taken = {
+            self._by_name[name].unit
+            for name, slot in self._admitted.items()
+            if not slot.free and self._now - slot.since < self._wave.patience
+        }
+        return taken | {self._by_name[name].unit for name in self._leaving}
+
+    def _waits_for_canaries(self, wanted: Mapping[str, GoodVersion]) -> Iterator[str]:
+        """Yield those that have nothing to load until canaries have shown the candidate to be good."""
+        candidate = self._wave.candidate
+        if candidate is None or candidate == self._wave.approved:
+            return
+        for engine in self._fleet.engines:
+            is_busy = engine.name in wanted or engine.name in self._admitted
+            if engine.waits and not is_busy and self._wants(engine, candidate):
+                yield engine.name
+
+    def _phase(self, wanted: Mapping[str, GoodVersion]) -> str:
+        wave, published = self._wave, self._fleet.published
+        if published is not None and wave.candidate is None:
+            return STOPPED
+        if wave.candidate is not None and wave.candidate != wave.approved:
+            return CANARY
+        return ROLLING if wanted or self._admitted else IDLE
+
+    def _why(self, waiting: list[str], wanted: Mapping[str, GoodVersion], taken: set[str]) -> str:
+        """Return why the first of those that wait does so."""
+        if not waiting:
+            return ""
+        if waiting[0] in wanted:
+            return f"{len(taken)} of {self._wave.limit} slots are taken"
+        candidate = self._wave.candidate
+        assert candidate is not None  # else nobody waits for canaries
+        name = f"{candidate.generation}.{candidate.step}"
+        testing = [engine for engine, slot in self._admitted.items() if slot.pair == candidate.pair]
+        return f"{', '.join(sorted(testing)) or 'a canary'} must show first that {name} is good"

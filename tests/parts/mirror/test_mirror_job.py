@@ -1,0 +1,334 @@
+"""Into a job: bit-equal files, resumed copies, rewinds and rollbacks, a lead that is held, refusals."""
+
+import os
+import shutil
+import threading
+
+import pytest
+from support.jobs import steps_of
+from support.mirrors import KilledError, MemoryObjects, Pull, Push, Trainer, files_of, no_meter
+
+from syncd.daemon.service import Daemon
+from syncd.errors import ConfigError, TryAgainError
+from syncd.parts.mirror.meter import Meter, StoppedError
+from syncd.parts.mirror.places import check_target
+from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import LocalDisk, SystemClock
+from syncd.protocol.manifest import read_manifest
+from syncd.protocol.mirror_report import mirror_of_presence
+from syncd.protocol.owner import MirrorSource, mirrored_from, refuse_mirrored
+from syncd.protocol.presence import read_presences
+from syncd.protocol.request import Request, read_requests, write_request
+from syncd.protocol.version import engine_label, read_marker, read_version
+from syncd.transports.delta.materialise import prove
+
+
+@pytest.fixture
+def place(shm):
+    for name in ("job", "far"):
+        os.mkdir(f"{shm}/{name}")
+    return shm
+
+
+@pytest.fixture
+def trainer(place):
+    return Trainer(Job.at(f"{place}/job"))
+
+
+@pytest.fixture
+def far(place):
+    return Job.at(f"{place}/far")
+
+
+@pytest.fixture
+def pulls():
+    made = []
+    yield lambda *arguments, **more: made.append(Pull(*arguments, **more)) or made[-1]
+    for one in made:
+        one.close()
+
+
+def assert_same(trainer, far):
+    """The far job has the source's version under its label, and every byte of its chain."""
+    near_version, far_version = read_version(trainer.job), read_version(far)
+    labels = [engine_label(one.pair, one.digest) for one in (near_version, far_version)]
+    assert labels[0] == labels[1]
+    assert (near_version.path, near_version.kind) == (far_version.path, far_version.kind)
+    step = near_version.step
+    while step is not None:
+        assert files_of(trainer.job, step) == files_of(far, step)
+        step = read_manifest(far.disk, far.step(step)).parent
+    assert read_marker(far.disk, far.marker).step == near_version.step
+
+
+def test_deltas_arrive_bit_equal_over_an_object_store(trainer, far, pulls):
+    trainer.model(1)
+    trainer.delta(2, 1)
+    objects = MemoryObjects()
+    push, pull = Push(trainer.job, objects), pulls(objects, far)
+    for step in (3, 4, 5):
+        push.run()
+        pull.run()
+        assert_same(trainer, far)
+        assert prove(far, trainer.pair[1]) == []
+        trainer.delta(step, step - 1)
+    assert pull.recorder.of("version_published")[-1]["step"] == 4
+
+
+def test_a_job_is_mirrored_into_another_file_system_without_a_store(trainer, far, pulls):
+    trainer.model(1)
+    trainer.delta(2, 1)
+    pull = pulls(trainer.job, far)
+    pull.run()
+    assert_same(trainer, far)
+    assert mirrored_from(far).source == trainer.job.root
+    before = far.disk.stat(f"{far.step(2)}/manifest.json")
+    pull.run()
+    assert far.disk.stat(f"{far.step(2)}/manifest.json") == before
+
+
+class KillingDisk(LocalDisk):
+    """A disk of which the rename of a number ends the process, before it or after it."""
+
+    count, after = 0, False
+
+    def rename(self, source, target):
+        if "global_step" not in target:
+            super().rename(source, target)
+            return
+        type(self).count -= 1
+        if self.count == 0 and not self.after:
+            raise KilledError
+        super().rename(source, target)
+        if self.count == 0:
+            raise KilledError
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_kill_at_each_rename_costs_nothing_that_was_copied(trainer, place, pulls, after):
+    trainer.model(1)
+    trainer.delta(2, 1)
+    size = sum(read_manifest(trainer.job.disk, trainer.job.step(step)).size for step in (1, 2))
+    count = 0
+    while True:
+        count += 1
+        root = f"{place}/far{count}"
+        os.mkdir(root)
+        KillingDisk.count, KillingDisk.after = count, after
+        killed = Pull(trainer.job, Job.at(root, disk=KillingDisk((root,))))
+        try:
+            killed.run()
+        except KilledError:
+            pass
+        else:
+            killed.close()
+            break
+        killed.daemon.leader.release()  # as of a process that is seen to have ended
+        moved = killed.target._meter.moved
+        killed.source.close()
+        KillingDisk.count = -1
+        meter = no_meter()
+        pull = pulls(trainer.job, Job.at(root), meter=meter)
+        pull.run()
+        assert_same(trainer, Job.at(root))
+        assert moved + meter.moved == size, count
+    assert count >= 8
+
+
+def test_a_file_goes_on_where_its_copy_was_left(trainer, far, pulls, monkeypatch):
+    trainer.model(1)
+    monkeypatch.setattr("syncd.parts.mirror.job_source.JobSource.piece", 10_000)
+    stop = threading.Event()
+
+    class Stopping(Meter):
+        def spend(self, size):
+            super().spend(size)
+            if self.moved > 60_000:
+                stop.set()
+
+    first = Stopping(SystemClock(), 0, stop)
+    killed = Pull(trainer.job, far, meter=first)
+    with pytest.raises(StoppedError):
+        killed.run()
+    killed.close()
+    second = no_meter()
+    pulls(trainer.job, far, meter=second).run()
+    assert_same(trainer, far)
+    size = read_manifest(trainer.job.disk, trainer.job.step(1)).size
+    # Four files are copied at once, and each may have lost the piece that was under way.
+    assert size <= first.moved + second.moved <= size + 4 * 10_000
+
+
+def test_a_copy_that_was_damaged_meanwhile_begins_anew(trainer, far, pulls, monkeypatch):
+    trainer.model(1)
+    manifest = read_manifest(trainer.job.disk, trainer.job.step(1))
+    attempt = far.attempt(1, manifest.attempt)
+    os.makedirs(f"{attempt}/actor")
+    name = manifest.shards[0].name.removeprefix("actor/")
+    with open(f"{attempt}/actor/.{name}.mirror", "wb") as file:
+        file.write(b"x" * 1000)
+    pull = pulls(trainer.job, far)
+    with pytest.raises(Exception, match="does not match its digest"):
+        pull.run()
+    pull.run()
+    assert_same(trainer, far)
+
+
+def test_a_rollback_and_what_follows_have_the_sources_pairs(trainer, far, pulls):
+    for step in (1, 2, 3):
+        trainer.keyframe(step)
+    pull = pulls(trainer.job, far)
+    pull.run()
+    write_request(trainer.job, Request("rollback", 2, asked_at=1.0, reason="worse"))
+    trainer.tick()
+    pull.run()
+    assert pull.pair == trainer.pair == (2, 2)
+    assert_same(trainer, far)
+    trainer.keyframe(4)
+    pull.run()
+    assert pull.pair == trainer.pair == (2, 4)
+    assert_same(trainer, far)
+
+
+def test_steps_that_were_written_again_replace_the_old_ones(trainer, far, pulls):
+    for step in (1, 2, 3):
+        trainer.keyframe(step)
+    pull = pulls(trainer.job, far)
+    pull.run()
+    trainer.rewind(1)
+    pull.run()
+    assert pull.pair == (2, 1)
+    trainer.keyframe(2, salt=77)
+    pull.run()
+    trainer.keyframe(3, salt=78)
+    pull.run()
+    assert pull.pair == trainer.pair == (2, 3)
+    assert_same(trainer, far)
+
+
+def test_a_mirror_that_was_away_during_a_rewind_goes_back_to_the_version_before(trainer, far, pulls):
+    for step in (1, 2, 3):
+        trainer.keyframe(step)
+    pull = pulls(trainer.job, far)
+    pull.run()
+    trainer.rewind(1)
+    trainer.keyframe(2, salt=77)
+    trainer.keyframe(3, salt=78)
+    pull.run()
+    assert [(one["generation"], one["step"]) for one in pull.recorder.of("version_published")] == [
+        (1, 3), (2, 2), (2, 3),
+    ]  # fmt: skip
+    assert_same(trainer, far)
+
+
+def test_without_a_common_step_it_says_that_a_new_directory_is_needed(trainer, far, pulls):
+    trainer.keyframe(0)
+    trainer.keyframe(1)
+    pull = pulls(trainer.job, far, keep_last=1)
+    pull.run()
+    assert steps_of(far) == [1]
+    trainer.rewind(0)
+    trainer.keyframe(1, salt=50)
+    shutil.rmtree(trainer.job.step(0))
+    with pytest.raises(TryAgainError, match="no older step is the same"):
+        pull.run()
+
+
+def test_a_second_mirror_stands_by_and_takes_over(trainer, far, pulls):
+    trainer.keyframe(1)
+    first, second = pulls(trainer.job, far), pulls(trainer.job, far)
+    first.run()
+    second.tick()
+    assert not second.target.is_ready()
+    assert second.mirror.turn() is False
+    first.daemon.close()
+    trainer.keyframe(2)
+    second.run()
+    assert second.pair == (1, 2)
+    assert_same(trainer, far)
+
+
+def test_a_paused_leader_neither_seals_nor_publishes(trainer, far, pulls):
+    trainer.keyframe(1)
+    first = pulls(trainer.job, far)
+    first.run()
+    term = first.daemon.leader.term
+    term.release()
+    second = pulls(trainer.job, far)
+    second.run()
+    trainer.keyframe(2)
+    with pytest.raises(TryAgainError, match="taken over"):
+        first.mirror.turn()
+    assert steps_of(far) == [1]
+    second.run()
+    assert_same(trainer, far)
+
+
+def test_retention_at_the_far_end_is_its_daemons(trainer, far, pulls):
+    pull = pulls(trainer.job, far, keep_last=1)
+    for step in range(1, 6):
+        trainer.keyframe(step)
+        pull.run()
+    ends = SystemClock().monotonic() + 20
+    while steps_of(far) != [4, 5]:  # the version before stays; a heartbeat ends the mirror's own lease
+        assert SystemClock().monotonic() < ends
+        pull.tick()
+    assert len(steps_of(trainer.job)) > 1
+
+
+def test_a_rollback_that_is_asked_for_at_the_far_end_is_refused(trainer, far, pulls):
+    trainer.keyframe(1)
+    trainer.keyframe(2)
+    pull = pulls(trainer.job, far)
+    pull.run()
+    write_request(far, Request("rollback", 2, asked_at=1.0))
+    pull.tick()
+    assert not read_requests(far)
+    assert "its source" in pull.recorder.of("request_refused")[0]["detail"]
+    assert pull.pair == (1, 2)
+
+
+def test_a_daemon_a_trainer_and_a_publish_are_refused(trainer, far, pulls):
+    trainer.keyframe(1)
+    pull = pulls(trainer.job, far)
+    pull.run()
+    pull.daemon.leader.release()
+    with pytest.raises(ConfigError, match="is a mirror of") as refused:
+        refuse_mirrored(far, "a trainer")
+    assert refused.value.exit_code == 78
+    assert refused.value.hint.endswith(f"syncd mirror {far.root} --detach")
+    own = Daemon(far, pull.daemon.config, SystemClock(), pull.recorder)
+    own.tick()
+    assert not own.leads
+    assert isinstance(own.error, ConfigError)
+
+
+def test_a_job_of_its_own_and_a_mirror_of_another_job_are_no_targets(trainer, far, place, pulls):
+    source = MirrorSource("s3://bucket/job", "aa")
+    trainer.keyframe(1)
+    with pytest.raises(ConfigError, match="a job of its own"):
+        check_target(trainer.job, source)
+    pulls(trainer.job, far).run()
+    with pytest.raises(ConfigError, match="a mirror of another job"):
+        check_target(far, source)
+    os.mkdir(f"{place}/empty")
+    assert check_target(Job.at(f"{place}/empty"), source) == source
+    assert check_target(far, MirrorSource(trainer.job.root, "")).source == trainer.job.root
+
+
+def test_both_ends_show_how_far_the_mirror_is_and_forget_it_with_its_end(trainer, far, pulls):
+    trainer.keyframe(1)
+    pull = pulls(trainer.job, far)
+    pull.run()
+    pull.mirror.show(state="failing", detail="no")
+    for job in (trainer.job, far):
+        deadline = SystemClock().monotonic() + 20
+        report = None
+        while report is None or report.state != "failing":
+            assert SystemClock().monotonic() < deadline
+            presences = read_presences(job.disk, job.explorers)[0].values()
+            report = next(filter(None, map(mirror_of_presence, presences)), None)
+        assert (report.generation, report.step, report.behind, report.detail) == (1, 1, 0, "no")
+    pull.close()
+    for job in (trainer.job, far):
+        assert not read_presences(job.disk, job.explorers)[0]

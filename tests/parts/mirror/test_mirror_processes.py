@@ -1,0 +1,97 @@
+"""`syncd mirror` as a real process: a service, `--once`, what it refuses, and kills."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from support.cli import environment
+from support.mirrors import Trainer, files_of
+
+from syncd.protocol.layout import Job
+from syncd.protocol.owner import mirrored_from
+from syncd.protocol.version import read_version
+
+pytestmark = pytest.mark.slow
+
+
+def syncd(*arguments, **more):
+    return subprocess.run(
+        [sys.executable, "-m", "syncd", *map(str, arguments)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **more,
+    )
+
+
+@pytest.fixture
+def place(shm):
+    for name in ("job", "far"):
+        os.mkdir(f"{shm}/{name}")
+    return shm
+
+
+@pytest.fixture
+def trainer(place):
+    made = Trainer(Job.at(f"{place}/job"))
+    made.model(1)
+    made.delta(2, 1)
+    return made
+
+
+def wait_until(condition, seconds=60):
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
+def test_a_service_follows_its_source_through_kills_and_ends_on_sigterm(place, trainer):
+    near, far = f"{place}/job", Job.at(f"{place}/far")
+    command = [sys.executable, "-m", "syncd", "mirror", near, far.root, "--poll", "0.05"]
+    for step in (3, 4):
+        service = subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL)
+        try:
+            trainer.delta(step, step - 1)
+            wait_until(lambda: (version := read_version(far)) is not None and version.pair == trainer.pair)
+            assert files_of(trainer.job, step) == files_of(far, step)
+        finally:
+            service.send_signal(signal.SIGKILL if step == 3 else signal.SIGTERM)
+            code = service.wait(60)
+    assert code == 0
+    shown = syncd("status", far.root).stdout
+    assert f"mirror of  {near}" in shown
+    assert f"syncd mirror {near} {far.root}" in shown
+    for refused in (("watch", far.root, "--once"), ("publish", far.root, 9, f"{near}-exports/1-1")):
+        result = syncd(*refused)
+        assert result.returncode == 78
+        assert f"syncd mirror {far.root} --detach" in result.stderr
+    assert syncd("mirror", far.root, "--detach").returncode == 0
+    assert mirrored_from(far) is None
+    assert syncd("watch", far.root, "--once").returncode == 0
+    assert syncd("mirror", near, far.root, "--once").returncode == 78
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["JOB"], 2, "no TARGET"),
+        (["s3://a/b", "s3://c/d"], 2, "must be a job directory"),
+        (["JOB", "ftp://a/b"], 2, "ftp://"),
+        (["JOB", "FAR", "--keep", "2"], 2, "--keep is for object stores"),
+        (["JOB", "FAR", "--max-rate", "much"], 2, "20MiB"),
+        (["JOB", "FAR", "--detach"], 2, "no other option"),
+        (["FAR", "--detach"], 2, "no mirror"),
+        (["JOB", "NOWHERE"], 74, "mkdir"),
+        (["JOB", "JOB"], 78, "a job of its own"),
+    ],
+)
+def test_what_it_refuses(place, trainer, arguments, code, said):
+    places = {"JOB": f"{place}/job", "FAR": f"{place}/far", "NOWHERE": f"{place}/nowhere"}
+    result = syncd("mirror", *[places.get(one, one) for one in arguments])
+    assert (result.returncode, said in result.stderr) == (code, True), result.stderr

@@ -1,0 +1,146 @@
+"""From site to site over moto's S3, with real processes: kills at random instants, an outage, experiences."""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from support.cli import environment
+from support.experiences import make
+from support.mirrors import Trainer, files_of
+from support.s3 import SERVER, environment_of, running_s3
+
+from syncd.experience import batch_paths
+from syncd.experience.writer import ExperienceWriter
+from syncd.protocol.layout import Job
+from syncd.protocol.manifest import read_manifest
+from syncd.protocol.version import read_version
+from syncd.transports.delta.materialise import prove
+from trainer.experience.store import ExperienceReader
+
+pytestmark = [
+    pytest.mark.only_with(SYNCD_S3="1"),
+    pytest.mark.slow,
+    pytest.mark.skipif(not SERVER.exists(), reason=f"no {SERVER}: make test-mirror installs it"),
+]
+
+VERSIONS = int(os.environ.get("SYNCD_MIRROR_VERSIONS", "30"))
+SEED = int(os.environ.get("SYNCD_SEED", "1"))
+
+
+class Sites:
+    """Two jobs, and the two mirrors between them."""
+
+    def __init__(self, place, url):
+        for name in ("job", "far"):
+            os.mkdir(f"{place}/{name}")
+        self.trainer, self.far = Trainer(Job.at(f"{place}/job"), ttl=10.0), Job.at(f"{place}/far")
+        self.environment = {**environment(), **environment_of(url)}
+        self.store = f"s3://weights/{os.path.basename(place)}"
+        self.running = {}
+
+    def start(self, end):
+        places = [self.trainer.job.root, self.store] if end == "push" else [self.store, self.far.root]
+        command = [sys.executable, "-m", "syncd", "mirror", *places, "--experiences", "--poll", "0.1"]
+        with open(f"{self.far.root}-{end}.log", "ab") as log:
+            self.running[end] = subprocess.Popen(command, env=self.environment, stderr=log)
+
+    def end(self, end, number):
+        self.running[end].send_signal(number)
+        return self.running.pop(end).wait(60)
+
+    def is_there(self):
+        version = read_version(self.far)
+        return version is not None and version.pair == self.trainer.pair
+
+    def wait(self, condition, seconds=120):
+        ends = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < ends
+            self.trainer.tick()
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def sites(shm):
+    with running_s3() as url:
+        made = Sites(shm, url)
+        yield made
+        for one in made.running.values():
+            one.kill()
+            one.wait()
+
+
+def assert_same(sites):
+    step = sites.trainer.pair[1]
+    assert prove(sites.far, step) == []
+    while step is not None:
+        assert files_of(sites.trainer.job, step) == files_of(sites.far, step)
+        step = read_manifest(sites.far.disk, sites.far.step(step)).parent
+
+
+@pytest.mark.timeout(3600)
+def test_versions_arrive_through_kills_of_both_mirrors_and_experiences_come_back(sites):
+    chance = random.Random(SEED)
+    trainer, written = sites.trainer, 0
+    trainer.model(1)
+    for end in ("push", "pull"):
+        sites.start(end)
+    sites.wait(sites.is_there)
+    with ExperienceWriter(sites.far, "e0") as writer:
+        for step in range(2, VERSIONS + 1):
+            if step % 10 == 0:
+                trainer.model(step)
+            elif step % 17 == 0:
+                trainer.rewind(step - 2)
+                sites.wait(sites.is_there)
+                trainer.model(step)
+            else:
+                trainer.delta(step, step - 1)
+            writer.write([make(tag=written)])
+            written += 1
+            if chance.random() < 0.5:
+                end = chance.choice(["push", "pull"])
+                time.sleep(chance.random() * 0.5)
+                sites.end(end, signal.SIGKILL)
+                sites.start(end)
+            if chance.random() < 0.3:
+                sites.wait(sites.is_there)
+                assert_same(sites)
+    sites.wait(sites.is_there)
+    assert_same(sites)
+    sites.wait(lambda: not any(batch_paths.numbers(sites.far, batch_paths.batches(sites.far, "e0"))))
+    sites.wait(lambda: len(tasks(sites)) == written)
+    assert tasks(sites) == [f"task-{number}" for number in range(written)]
+    for end in ("push", "pull"):
+        assert sites.end(end, signal.SIGTERM) == 0
+
+
+def tasks(sites):
+    return [one.task for batch in ExperienceReader(sites.trainer.job).poll() for one in batch.experiences]
+
+
+def test_a_store_that_is_away_is_waited_for(shm):
+    with contextlib.ExitStack() as up:
+        url = up.enter_context(running_s3())
+        sites = Sites(shm, url)
+        sites.trainer.model(1)
+        for end in ("push", "pull"):
+            sites.start(end)
+        sites.wait(sites.is_there)
+        up.close()
+        sites.trainer.delta(2, 1)
+        time.sleep(5)
+        for end in ("push", "pull"):
+            with open(f"{sites.far.root}-{end}.log", encoding="utf-8") as log:
+                assert "the object store does not answer" in log.read()
+        # moto keeps nothing: the mirror finds an empty store, and fills it again.
+        with running_s3(int(url.rpartition(":")[2])):
+            sites.wait(sites.is_there)
+            assert_same(sites)
+            for end in ("push", "pull"):
+                assert sites.end(end, signal.SIGTERM) == 0

@@ -1,0 +1,293 @@
+"""Who may load now, as pure functions of what presences say; the document; the table and its errors."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from explorer_hooks.parts.rolling.turns import Other, goes_alone, is_admitted, target
+from syncd.config import DaemonConfig, load
+from syncd.daemon.retention import decide
+from syncd.daemon.snapshot import Snapshot
+from syncd.errors import ConfigError, CorruptDataError
+from syncd.parts.rolling.admit import SETTLE, Engine, Fleet, Policy, admit
+from syncd.parts.rolling.daemon import inherited
+from syncd.protocol.documents import decode
+from syncd.protocol.rolling import Slot, StoppedVersion, Wave, encode_wave, wave_from
+from syncd.protocol.step import Step, StepState
+from syncd.protocol.version import GoodVersion, Version
+
+OLD, GOOD, NEW = [
+    GoodVersion(1, step, "weights", f"global_step_{step}/actor", f"d{step}") for step in (40, 41, 42)
+]
+READABLE = frozenset((version.step, version.digest) for version in (OLD, GOOD, NEW))
+POLICY = Policy(max_paused=1, canaries=1, patience=60.0)
+BEFORE = Wave(candidate=GOOD, approved=GOOD)
+
+
+def engine(name, applied=GOOD, **state):
+    pair = applied.pair if applied else None
+    return Engine(name, f"unit {name}", pair, **{"is_proven": True, "serves": applied is not None, **state})
+
+
+def fleet(*engines, published=NEW, **more):
+    return Fleet(engines, published, GOOD, readable=READABLE, **more)
+
+
+def admitted(wave):
+    return {name: slot.pair for name, slot in wave.admitted.items()}
+
+
+def test_a_canary_gets_the_new_version_and_the_others_wait_for_it():
+    wave = admit(fleet(engine("a"), engine("b"), engine("c")), POLICY, BEFORE, 10.0)
+    assert (wave.phase, wave.candidate, wave.approved, admitted(wave)) == (
+        "canary",
+        NEW,
+        GOOD,
+        {"a": NEW.pair},
+    )
+    assert wave.waiting == ("b", "c")
+    assert wave.why == "a must show first that 1.42 is good"
+
+
+def test_once_the_canary_runs_it_the_others_get_it_one_after_the_other():
+    before = admit(fleet(engine("a"), engine("b"), engine("c")), POLICY, BEFORE, 10.0)
+    wave = admit(fleet(engine("a", NEW), engine("b"), engine("c", OLD)), POLICY, before, 20.0)
+    assert (wave.phase, wave.approved, admitted(wave), wave.waiting) == (
+        "rolling",
+        NEW,
+        {"c": NEW.pair},
+        ("b",),
+    )
+    assert wave.why == "1 of 1 slots are taken"
+    done = admit(fleet(*(engine(name, NEW) for name in "abc")), POLICY, wave, 30.0)
+    assert (done.phase, done.admitted, done.waiting) == ("idle", {}, ())
+
+
+def test_without_a_probe_the_word_of_a_canary_counts_and_the_wave_says_so():
+    before = admit(fleet(engine("a"), engine("b")), POLICY, BEFORE, 10.0)
+    wave = admit(fleet(engine("a", NEW, is_proven=False), engine("b")), POLICY, before, 20.0)
+    assert (wave.approved, wave.by_word) == (NEW, True)
+    assert admit(fleet(engine("a", NEW), engine("b")), POLICY, before, 20.0).by_word is False
+
+
+def test_a_version_that_a_canary_gives_up_is_stopped_and_nobody_gets_it():
+    before = admit(fleet(engine("a"), engine("b")), POLICY, BEFORE, 10.0)
+    failed = engine("a", gave_up={(42, "d42"): "other weights"})
+    wave = admit(fleet(failed, engine("b")), POLICY, before, 20.0)
+    assert (wave.phase, wave.candidate, wave.approved, wave.admitted) == ("stopped", None, GOOD, {})
+    assert wave.stopped == (StoppedVersion(1, 42, "d42", "1 engine gave it up: other weights"),)
+    later = admit(fleet(failed, engine("b")), POLICY, wave, 30.0)
+    assert (later.stopped, later.admitted) == (wave.stopped, {})
+
+
+def test_with_wrong_2_a_second_canary_is_asked():
+    policy = replace(POLICY, wrong=2)
+    before = admit(fleet(engine("a"), engine("b")), policy, BEFORE, 10.0)
+    wave = admit(fleet(engine("a", gave_up={(42, "d42"): "?"}), engine("b")), policy, before, 20.0)
+    assert (wave.phase, admitted(wave)) == ("canary", {"b": NEW.pair})
+
+
+def test_an_engine_that_gives_up_what_canaries_have_shown_to_be_good_stops_nothing():
+    faulty = engine("b", gave_up={(42, "d42"): "its own fault"})
+    wave = admit(fleet(engine("a", NEW), faulty, engine("c")), POLICY, BEFORE, 10.0)
+    assert (wave.stopped, wave.approved, admitted(wave)) == ((), NEW, {"c": NEW.pair})
+
+
+def test_canaries_of_a_version_that_others_have_stopped_go_back():
+    policy = replace(POLICY, canaries=2)
+    wave = replace(BEFORE, candidate=NEW)
+    now = admit(fleet(engine("a", NEW), engine("b", gave_up={(42, "d42"): "?"})), policy, wave, 10.0)
+    assert (now.phase, admitted(now)) == ("stopped", {"a": GOOD.pair})
+
+
+def test_a_rollback_skips_canaries_unless_they_have_stopped_the_version_before():
+    back = replace(OLD, generation=2)
+    engines = (engine("a", NEW), engine("b", NEW), engine("c", NEW))
+    readable = {"published": back, "by_rollback": True}
+    wave = admit(fleet(*engines, **readable), replace(POLICY, rollback_paused=2), BEFORE, 10.0)
+    assert (wave.phase, wave.approved, wave.limit, len(wave.admitted)) == ("rolling", back, 2, 2)
+    stopped = replace(BEFORE, stopped=(StoppedVersion(1, 40, "d40", "?"),))
+    wave = admit(fleet(*engines, **readable), POLICY, stopped, 10.0)
+    assert (wave.phase, len(wave.admitted)) == ("canary", 1)
+
+
+def test_an_engine_that_runs_nothing_needs_no_slot_and_its_admission_ends_once_it_serves():
+    wave = admit(fleet(engine("a", NEW), engine("b"), engine("new", None)), POLICY, BEFORE, 10.0)
+    assert {name: slot.free for name, slot in wave.admitted.items()} == {"new": True, "b": False}
+    assert is_admitted(wave, "new", NEW.pair, None)
+    assert not is_admitted(wave, "new", NEW.pair, GOOD.pair)
+    later = admit(
+        fleet(engine("a", NEW), engine("b", paused_for=NEW.pair), engine("new")), POLICY, wave, 11.0
+    )
+    assert admitted(later) == {"b": NEW.pair}
+
+
+def test_a_load_that_hangs_holds_up_nobody_for_longer_than_patience():
+    wave = admit(fleet(engine("a", NEW), engine("b"), engine("c")), POLICY, BEFORE, 10.0)
+    hanging = fleet(engine("a", NEW), engine("b", paused_for=NEW.pair), engine("c"))
+    assert admit(hanging, POLICY, wave, 60.0).waiting == ("c",)
+    assert admitted(admit(hanging, POLICY, wave, 71.0)) == {"b": NEW.pair, "c": NEW.pair}
+
+
+def test_a_withdrawn_admission_keeps_its_slot_for_a_while():
+    wave = admit(fleet(engine("a"), engine("b")), POLICY, BEFORE, 10.0)
+    back = replace(OLD, generation=2)
+    changed = fleet(engine("a"), engine("b"), published=back, by_rollback=True)
+    now = admit(changed, POLICY, wave, 11.0)
+    assert (admitted(now), set(now.leaving)) == ({"a": back.pair}, {"a"})
+    now = admit(fleet(engine("a"), engine("b"), published=back, by_rollback=True), POLICY, now, 12.0 + SETTLE)
+    assert now.leaving == {}
+
+
+def test_engines_of_a_host_pause_together_if_it_is_the_unit():
+    engines = [
+        replace(engine(name, NEW if name == "a" else GOOD), unit=f"host {name in 'abc'}") for name in "abcd"
+    ]
+    assert set(admit(fleet(*engines), POLICY, BEFORE, 10.0).admitted) == {"b", "c"}
+
+
+def test_one_that_does_not_wait_is_named_and_counts_while_it_loads():
+    old = engine("old", waits=False, paused_for=NEW.pair)
+    wave = admit(fleet(engine("a", NEW), engine("b"), old), POLICY, BEFORE, 10.0)
+    assert (wave.old, wave.waiting, admitted(wave)) == (("old",), ("b",), {"old": NEW.pair})
+
+
+def test_a_wave_is_taken_over_with_its_slots():
+    wave = admit(fleet(engine("a", NEW), engine("b"), engine("c")), POLICY, BEFORE, 10.0)
+    taken = inherited(wave, 5000.0)
+    assert (admitted(taken), taken.admitted["b"].since) == (admitted(wave), 5000.0)
+    assert admit(fleet(engine("a", NEW), engine("b"), engine("c")), POLICY, taken, 5001.0).waiting == ("c",)
+
+
+ENGINES = st.lists(
+    st.tuples(
+        st.sampled_from([None, OLD, GOOD, NEW]),
+        st.sampled_from([None, None, NEW.pair, GOOD.pair]),
+        st.booleans(),
+    ),
+    max_size=8,
+)
+
+
+@given(ENGINES, st.integers(1, 3), st.integers(0, 2))
+def test_no_more_units_are_admitted_than_may_pause_and_a_wave_settles(states, limit, canaries):
+    engines = [
+        engine(f"e{place}", applied, paused_for=loading, gave_up={(42, "d42"): "?"} if gave_up else {})
+        for place, (applied, loading, gave_up) in enumerate(states)
+    ]
+    policy = Policy(max_paused=limit, canaries=canaries)
+    wave = admit(fleet(*engines), policy, BEFORE, 10.0)
+    paused = {item.name for item in engines if item.paused_for}
+    new = [name for name, slot in wave.admitted.items() if not slot.free and name not in paused]
+    slots = [name for name, slot in wave.admitted.items() if not slot.free]
+    assert not new or len(slots) <= limit
+    assert not any(wave.admitted[name].pair in wave.stopped_pairs for name in new)
+    settled = admit(fleet(*engines), policy, wave, 10.5)
+    assert admit(fleet(*engines), policy, settled, 11.0) == settled
+
+
+# --- followers ------------------------------------------------------------------------------------------------------
+
+WAVE = Wave(candidate=NEW, approved=GOOD, admitted={"a": Slot(1, 42, "d42")})
+
+
+def test_a_follower_goes_to_what_it_is_admitted_to_then_to_what_is_approved_then_fetches_the_candidate():
+    assert target(WAVE, "a", NEW.pair, GOOD.pair) == NEW.pair
+    assert target(WAVE, "b", NEW.pair, OLD.pair) == GOOD.pair
+    assert target(WAVE, "b", NEW.pair, GOOD.pair) == NEW.pair
+    assert not is_admitted(WAVE, "b", NEW.pair, GOOD.pair)
+    assert target(WAVE, "b", NEW.pair, None) == GOOD.pair
+    assert is_admitted(WAVE, "b", GOOD.pair, None)
+
+
+def test_nobody_goes_to_a_stopped_version_and_who_runs_it_goes_back():
+    stopped = replace(WAVE, candidate=None, stopped=(StoppedVersion(1, 42, "d42"),))
+    assert target(stopped, "a", NEW.pair, GOOD.pair) == GOOD.pair
+    assert target(stopped, "a", NEW.pair, NEW.pair) == GOOD.pair
+    assert not is_admitted(stopped, "a", NEW.pair, GOOD.pair)
+
+
+def test_without_a_leader_they_go_in_the_order_of_names_and_never_to_a_candidate():
+    wave = Wave(candidate=NEW, approved=GOOD, limit=2)
+    others = [Other(name, name, OLD.pair) for name in "abcd"]
+    assert [goes_alone(wave, name, GOOD.pair, others) for name in "abcd"] == [True, True, False, False]
+    others[3] = replace(others[3], is_loading=True)
+    assert [goes_alone(wave, name, GOOD.pair, others) for name in "abc"] == [True, False, False]
+    assert not goes_alone(wave, "a", NEW.pair, others)
+
+
+# --- document, table, retention -------------------------------------------------------------------------------------
+
+
+def test_the_document_keeps_everything():
+    wave = replace(
+        WAVE, term=3, beat=7, phase="canary", leaving={"b": 5.0}, waiting=("c",), why="w", old=("o",)
+    )
+    wave = replace(wave, stopped=(StoppedVersion(1, 2, "d", "r"),), unit="host", by_word=True)
+    read = wave_from(decode(encode_wave(wave), "rolling.json"))
+    assert (read, read.beat) == (wave, 7)
+
+
+@pytest.mark.parametrize(("key", "value"), [("phase", "none"), ("admitted", []), ("candidate", {"step": 1})])
+def test_a_document_with_a_wrong_field_is_damaged(key, value):
+    document = decode(encode_wave(WAVE), "rolling.json")
+    document.document[key] = value
+    with pytest.raises(CorruptDataError):
+        wave_from(document)
+
+
+def test_the_table_and_the_options_make_the_same_policy():
+    options = {"rolling_max_paused": "25%", "rolling_canaries": 2, "rolling_unit": "host", "keep_last": 3}
+    assert load(None, options).parts["rolling"] == Policy(0.25, 2, unit="host")
+    assert load(None, {"rolling": {"max_paused": "25%", "canaries": 2, "unit": "host"}}) == replace(
+        load(None, options), keep_last=2
+    )
+    assert load(None, {}).parts == {}
+    assert [Policy(0.25).limit(count, goes_back=False) for count in (1, 6, 8)] == [1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        ({"max_paused": 0}, "max_paused = 0 is not a number of units"),
+        ({"max_paused": "101%"}, "is not a number of units"),
+        ({"canary": 1}, "unknown key 'canary' in [daemon.rolling]"),
+        ({"unit": "rack"}, "unit = 'rack' is not one of engine, host"),
+        ({"patience": 0}, "patience = 0 is not a number above 0"),
+        ({"wrong": 0}, "wrong = 0 is not an integer of at least 1"),
+        (3, "[daemon.rolling] is not a table"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_said(table, text):
+    with pytest.raises(ConfigError) as caught:
+        load(None, {"rolling": table})
+    assert text in str(caught.value)
+    assert caught.value.exit_code == 78
+
+
+def test_it_is_refused_with_a_broadcast(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text('[sync]\nmethod = "nccl"\n[daemon.rolling]\ncanaries = 1\n')
+    with pytest.raises(ConfigError, match="no effect on a broadcast") as caught:
+        load(str(path), {})
+    assert caught.value.exit_code == 78
+    with pytest.raises(ConfigError, match="no effect on a broadcast"):
+        load(None, {"rolling": {}}, document={"sync": {"method": "nccl"}})
+
+
+def test_retention_keeps_what_engines_are_told_to_load():
+    steps = {
+        step: Step(step, f"global_step_{step}", "syncd", StepState.COMPLETE, digest=f"d{step}")
+        for step in range(30, 43)
+    }
+    version = Version(1, 42, "weights", "global_step_42/actor", "d42")
+    wave = replace(WAVE, approved=replace(GOOD, step=33, digest="d33"), admitted={"a": Slot(1, 35, "d35")})
+    rules = {
+        decision.step: decision.rule
+        for decision in decide(Snapshot(steps=steps, version=version, wave=wave), DaemonConfig())
+        if decision.keep
+    }
+    assert (rules[33], rules[35]) == ("rolled_out", "rolled_out")
+    assert 34 not in rules

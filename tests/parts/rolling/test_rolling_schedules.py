@@ -1,0 +1,80 @@
+"""Rolling updates in simulated fleets: the promises hold, and each rule that is broken is found out."""
+
+import inspect
+import os
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from support import rolling_schedules
+from support.rolling_schedules import RULES, BrokenPromiseError, reaches_all, search
+
+from explorer_hooks.parts.rolling import turns
+from syncd.parts.rolling import admit
+
+SCHEDULES = int(os.environ.get("ROLLING_SCHEDULES", "60"))
+"""`make test-rolling` sets 10,000."""
+
+MUTANTS = {
+    "one more slot": (admit, "len(taken) >= self._wave.limit:", "len(taken) > self._wave.limit:"),
+    "no canary is needed": (admit, "is_vouched = self._policy.canaries == 0 or", "is_vouched = True or"),
+    "a stopped version is tested": (admit, "newest.pair not in self._pairs and self", "self"),
+    "nobody stops a version": (admit, "len(reasons) >= self._policy.wrong\n", "False\n"),
+    "one that gave it up keeps its slot": (admit, " or (slot.step, slot.digest) in engine.gave_up", ""),
+    "a free slot stays": (admit, "or has_ended or (slot.free and engine.serves)", "or has_ended"),
+    "a load that hangs holds its slot": (
+        admit,
+        "if not slot.free and self._now - slot.since < self._wave.patience",
+        "if not slot.free",
+    ),
+    "a load that hangs is a canary": (admit, "engine.waits and not is_late and", "engine.waits and"),
+    "a withdrawn slot is free at once": (admit, "self._leaving[name] = self._now", "pass"),
+    "each version begins a new test": (admit, "return shown < self._needed(tested) and", "return False and"),
+    "a free slot holds for one that serves": (turns, " and not (slot.free and applied is not None)", ""),
+    "alone to a candidate": (turns, "approved is None or pair != approved.pair or", "approved is None or"),
+    "all go alone at once": (turns, "len(loading) + order.index(mine) < wave.limit", "wave.limit"),
+}
+"""By name: the module, the rule, and what it is replaced by."""
+
+
+@pytest.mark.slow
+def test_no_promise_is_broken_in_random_schedules():
+    totals = search(range(SCHEDULES))
+    assert all(
+        totals[name] for name in ("loads", "stops", "terms", "alone", "deaths", "rollbacks", "fenced")
+    ), totals
+
+
+@pytest.mark.slow
+def test_without_faults_all_run_the_newest_version_however_often_versions_come():
+    for seed in range(SCHEDULES // 2):
+        reaches_all(seed)
+
+
+def mutated(module, old, new):
+    """Return the rules with one of them changed in the source of its module."""
+    source = inspect.getsource(module)
+    assert source.count(old) == 1, f"{old!r} is {source.count(old)} times in {module.__name__}"
+    changed = ModuleType(f"{module.__name__}_mutant")
+    sys.modules[changed.__name__] = changed  # dataclasses look their module up
+    exec(compile(source.replace(old, new), changed.__name__, "exec"), changed.__dict__)
+    names = {name: getattr(changed, name, value) for name, value in vars(RULES).items()}
+    return SimpleNamespace(**names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_broken_rule_is_found_out(name):
+    with pytest.raises(BrokenPromiseError):
+        search_both(mutated(*MUTANTS[name]))
+
+
+def search_both(rules):
+    for seed in range(400):
+        reaches_all(seed, rules)
+        search([seed], rules)
+
+
+def test_the_simulator_uses_the_rules_of_the_product():
+    assert rolling_schedules.RULES.admit is admit.admit
+    assert rolling_schedules.RULES.goes_alone is turns.goes_alone
