@@ -18,7 +18,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 _READERS = (1, 4, 8)
 _WINDOW = 5
 _OWN = ("alone", "stage", "peers")
-TABLE = ("<!-- readers.json -->\n\n", "\n\n<!-- end -->")
+TABLE = ("<!-- readers.json -->\n\n", "\n<!-- end -->")
 """What stands around the table of readers in docs/figures.md."""
 
 
@@ -40,7 +40,7 @@ def with_table(page: str) -> str:
     """Return the page of figures with the table of readers as it was recorded."""
     begin, end = TABLE
     head, _, rest = page.partition(begin)
-    return head + begin + readers_table(_recorded("readers")) + end + rest.partition(end)[2]
+    return head + begin + readers_table(_recorded("readers")) + "\n" + rest[rest.index(end) :]
 
 
 def _recorded(name: str) -> dict[str, Any]:
