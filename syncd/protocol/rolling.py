@@ -40,7 +40,7 @@ UNITS = ("engine", "host")
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class Admission:
     """The admission of one explorer to one version."""
 
     generation: int
@@ -84,7 +84,7 @@ class Wave:
         False  # whether canaries only say that they run it, since there was nothing to prove it by
     )
     stopped: tuple[StoppedVersion, ...] = ()
-    admitted: Mapping[str, Slot] = field(default_factory=dict)  # by explorer
+    admitted: Mapping[str, Admission] = field(default_factory=dict)  # by explorer
     # Explorers whose admission was withdrawn, with when: each may have read it before, so it keeps a slot a while.
     leaving: Mapping[str, float] = field(default_factory=dict)
     waiting: tuple[str, ...] = ()  # the explorers that come next, in order
@@ -173,9 +173,9 @@ def wave_from(document: Fields) -> Wave:
     )
 
 
-def _by_name(document: Fields, key: str) -> Mapping[str, Slot]:
+def _by_name(document: Fields, key: str) -> Mapping[str, Admission]:
     record = document.record(key)
-    return {name: record_from(Slot, record.record(name), "since") for name in record.document}
+    return {name: record_from(Admission, record.record(name), "since") for name in record.document}
 
 
 def _times(record: Fields) -> Mapping[str, float]:

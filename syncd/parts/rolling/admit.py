@@ -9,7 +9,7 @@ need not wait until the one before it has reached everybody.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from syncd.protocol.rolling import CANARY, IDLE, ROLLING, STOPPED, Slot, StoppedVersion, Wave
+from syncd.protocol.rolling import CANARY, IDLE, ROLLING, STOPPED, Admission, StoppedVersion, Wave
 from syncd.protocol.version import GoodVersion, Pair
 
 SETTLE = 10.0
@@ -242,7 +242,7 @@ class _Slots:
     def __init__(self, fleet: Fleet, wave: Wave, before: Wave, now: float) -> None:
         self._fleet, self._wave, self._before, self._now = fleet, wave, before, now
         self._by_name = {engine.name: engine for engine in fleet.engines}
-        self._admitted: dict[str, Slot] = {}
+        self._admitted: dict[str, Admission] = {}
         self._leaving: dict[str, float] = {}
 
     def fill(self, canaries: list[Engine]) -> Wave:
@@ -258,7 +258,7 @@ class _Slots:
             if engine.serves and engine.unit not in taken and len(taken) >= self._wave.limit:
                 waiting.append(name)
                 continue
-            self._admitted[name] = Slot(*version.pair, version.digest, self._now, free=not engine.serves)
+            self._admitted[name] = Admission(*version.pair, version.digest, self._now, free=not engine.serves)
             if engine.serves:
                 taken.add(engine.unit)
         waiting += self._waits_for_canaries(wanted)
@@ -309,12 +309,14 @@ class _Slots:
         # Whoever has paused holds a slot, admitted or not: it may have gone on while nobody led.
         for engine in self._fleet.engines:
             if engine.paused_for is not None and engine.name not in self._admitted:
-                self._admitted[engine.name] = Slot(*engine.paused_for, "", self._now, free=not engine.serves)
+                self._admitted[engine.name] = Admission(
+                    *engine.paused_for, "", self._now, free=not engine.serves
+                )
         for name, since in self._before.leaving.items():
             if name in self._by_name and name not in self._admitted and 0 <= self._now - since < SETTLE:
                 self._leaving.setdefault(name, since)
 
-    def _is_done(self, engine: Engine, slot: Slot) -> bool:
+    def _is_done(self, engine: Engine, slot: Admission) -> bool:
         """Return whether the holder of a slot needs it no more."""
         if engine.paused_for is not None:
             return engine.paused_for != slot.pair and not slot.digest

@@ -14,7 +14,7 @@ from syncd.errors import ConfigError, CorruptDataError
 from syncd.parts.rolling.admit import SETTLE, Engine, Fleet, Policy, admit
 from syncd.parts.rolling.daemon import inherited
 from syncd.protocol.documents import decode
-from syncd.protocol.rolling import Slot, StoppedVersion, Wave, encode_wave, wave_from
+from syncd.protocol.rolling import Admission, StoppedVersion, Wave, encode_wave, wave_from
 from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import GoodVersion, Version
 
@@ -190,7 +190,7 @@ def test_no_more_units_are_admitted_than_may_pause_and_a_wave_settles(states, li
 
 # --- followers ------------------------------------------------------------------------------------------------------
 
-WAVE = Wave(candidate=NEW, approved=GOOD, admitted={"a": Slot(1, 42, "d42")})
+WAVE = Wave(candidate=NEW, approved=GOOD, admitted={"a": Admission(1, 42, "d42")})
 
 
 def test_a_follower_goes_to_what_it_is_admitted_to_then_to_what_is_approved_then_fetches_the_candidate():
@@ -283,7 +283,9 @@ def test_retention_keeps_what_engines_are_told_to_load():
         for step in range(30, 43)
     }
     version = Version(1, 42, "weights", "global_step_42/actor", "d42")
-    wave = replace(WAVE, approved=replace(GOOD, step=33, digest="d33"), admitted={"a": Slot(1, 35, "d35")})
+    wave = replace(
+        WAVE, approved=replace(GOOD, step=33, digest="d33"), admitted={"a": Admission(1, 35, "d35")}
+    )
     rules = {
         decision.step: decision.rule
         for decision in decide(Snapshot(steps=steps, version=version, wave=wave), DaemonConfig())
