@@ -1,6 +1,6 @@
 """Draws the charts of docs/figures.md from the recorded figures in benchmarks/results.
 
-    python benchmarks/charts.py        # writes docs/chart-*.svg; a test compares them
+    python benchmarks/charts.py        # writes docs/chart-*.svg and the table of readers; a test compares them
 
 It needs the standard library only, and draws no number that is not in one of these files.
 """
@@ -17,6 +17,9 @@ RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parent.parent / "docs"
 _READERS = (1, 4, 8)
 _WINDOW = 5
+_OWN = ("alone", "stage", "peers")
+TABLE = ("<!-- readers.json -->\n\n", "\n<!-- end -->")
+"""What stands around the table of readers in docs/figures.md."""
 
 
 def main() -> None:
@@ -24,11 +27,20 @@ def main() -> None:
     for name, text in charts().items():
         (DOCS / name).write_text(text, encoding="utf-8")
         print(f"docs/{name}")
+    page = DOCS / "figures.md"
+    page.write_text(with_table(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def charts() -> dict[str, str]:
     """Return the text of each chart by its name in docs/."""
     return {f"chart-{name}.svg": draw(_recorded(source)) for name, (source, draw) in _CHARTS.items()}
+
+
+def with_table(page: str) -> str:
+    """Return the page of figures with the table of readers as it was recorded."""
+    begin, end = TABLE
+    head, _, rest = page.partition(begin)
+    return head + begin + readers_table(_recorded("readers")) + "\n" + rest[rest.index(end) :]
 
 
 def _recorded(name: str) -> dict[str, Any]:
@@ -187,6 +199,53 @@ def _smooth(values: Sequence[float]) -> list[float]:
     return [statistics.fmean(values[end - _WINDOW : end]) for end in range(_WINDOW, len(values) + 1)]
 
 
+def _readers(found: Mapping[str, Any]) -> str:
+    """How long it takes until the last reader has a step, by ways."""
+    drawing = Drawing(
+        "Alone, N readers take as long as N copies, with peers little more than one",
+        f"Until the last reader has a fresh step, over a link of {found['rate_mb']:g} MB/s; one run, shared cores",
+        {"blue": "syncd", "green": "syncd, as changes of the step before", "orange": "others"},
+    )
+    rows = [bar for count in _counts(found) for bar in _reader_group(found["rows"], count)]
+    most = max(row["seconds"] for row in found["rows"])
+    return bars(drawing, rows, Axis("seconds", range(0, int(most) + 10, 5 if most < 50 else 20)))
+
+
+def _counts(found: Mapping[str, Any]) -> list[int]:
+    return sorted({row["readers"] for row in found["rows"]})
+
+
+def _reader_group(rows: Sequence[Mapping[str, Any]], count: int) -> Iterator[Bar]:
+    yield Bar(f"{count} reader{'s' if count > 1 else ''}")
+    for row in _in_order(rows, count):
+        is_delta = row["form"] == "delta"
+        color = "green" if is_delta else "blue" if row["way"] in _OWN else "orange"
+        name = f"{row['way']}, delta" if is_delta else row["way"]
+        yield Bar(name, [(color, row["seconds"])], f"{row['seconds']:.1f} s")
+
+
+def _in_order(rows: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
+    ways = (*_OWN, "cp", "load_file", "libtorrent", "super-seed")
+    chosen = [row for row in rows if row["readers"] == count]
+    return sorted(chosen, key=lambda row: (ways.index(row["way"]), row["form"] == "delta"))
+
+
+def readers_table(found: Mapping[str, Any]) -> str:
+    """Return the table of readers in docs/figures.md."""
+    lines = [
+        "| readers | way | step | seconds | MB at the server | CPU s per GB | peak memory, MiB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in (row for count in _counts(found) for row in _in_order(found["rows"], count)):
+        taken = f"{row['seconds']:.1f} | {row['server_bytes'] / 1e6:.1f}"
+        cells = f"{taken} | {row['cpu_per_gb']:.1f} | {max(row['memory'], 0) / (1 << 20):.0f}"
+        lines.append(f"| {row['readers']} | {row['way']} | {row['form']} | {cells} |")
+    for row in _in_order(found["simulated"], found["simulated"][0]["readers"]):
+        cells = f"{row['seconds']:.0f} | {row['server_bytes'] / 1e6:.0f} | - | -"
+        lines.append(f"| {row['readers']}, simulated | {row['way']} | {row['form']} | {cells} |")
+    return "\n".join(lines)
+
+
 _CHARTS: dict[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
     "sync": ("sync", _sync),
     "delta-bytes": ("delta_bytes", _delta_bytes),
@@ -194,6 +253,7 @@ _CHARTS: dict[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
     "blocked": ("gpu_copies", _blocked),
     "visibility": ("visibility", _visibility),
     "learning": ("learning_demo", _learning),
+    "readers": ("readers", _readers),
 }
 
 

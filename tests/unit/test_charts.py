@@ -18,6 +18,11 @@ def test_a_chart_is_what_the_recorded_figures_say(name):
     assert (ROOT / "docs" / name).read_text() == DRAWN[name], "run python benchmarks/charts.py"
 
 
+def test_the_table_of_readers_is_what_the_recorded_figures_say():
+    page = (ROOT / "docs" / "figures.md").read_text()
+    assert page == charts.with_table(page), "run python benchmarks/charts.py"
+
+
 def test_the_page_of_figures_shows_each_chart_with_a_text_for_those_who_do_not_see_it():
     page = (ROOT / "docs" / "figures.md").read_text()
     shown = dict(re.findall(r"!\[([^\]]+)\]\((chart-[\w-]+\.svg)\)", page))

@@ -1,0 +1,405 @@
+"""N readers of one fresh step over limited links: this product, and what others use. Needs root.
+
+    python benchmarks/readers.py --readers 1,2,4,8,16 --json benchmarks/results/readers.json
+    python benchmarks/readers.py --readers 1,4 --ways stage,cp --size 12
+
+A link of the file server carries --rate MB/s, each reader's twice that, each way. All ways take turns in one run;
+each number of readers begins with another one. The clock runs from when the step is there and all readers are told
+until the last one has it:
+
+    alone        this product without a stage: every byte is checked on the mount, then `load_file`
+    stage        this product: a checked copy of the host's own
+    peers        the same, where hosts read one copy together
+    cp           plain `cp` of the files from the mount
+    load_file    safetensors' `load_file` of each file on the mount; nothing is checked
+    libtorrent   libtorrent 2.1.1 with a plain seed at the server; its hashes are made before and do not count
+    super-seed   the same with super-seeding, which gives fewer bytes and takes longer
+    prime-rl     the reading side of its file transport: not run; the result says why
+
+The bytes are those at the server's port, headers included. Processor time is the readers' own, of all together for
+each GB of the version at each; a kernel's or a mount's server is not in it. Memory is the peak of the resident set,
+less what the reader had before. Whatever came is compared with the step afterwards. 64 readers are simulated: what
+the links allow, times how far the largest number that was measured is from what they allow it.
+"""
+
+import argparse
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "parts" / "hosts")]
+
+import numpy as np  # noqa: E402
+import report  # noqa: E402
+import xxhash  # noqa: E402
+from links import no_links  # noqa: E402
+from readers_bed import LinksBed  # noqa: E402
+from readers_part import OURS, PIECE, use_small_pieces  # noqa: E402
+from safetensors.numpy import load_file, save_file  # noqa: E402
+from support.jobs import start  # noqa: E402
+
+from syncd.parts.hosts.members import MEMBERS, TOKEN, encode_members, new_token  # noqa: E402
+from syncd.protocol.layout import Job  # noqa: E402
+from syncd.protocol.local_disk import SystemClock  # noqa: E402
+from syncd.protocol.manifest import read_manifest  # noqa: E402
+from syncd.publishing import FollowingDisk, publish_export, read_export  # noqa: E402
+from syncd.transports.delta.publish import publish_delta  # noqa: E402
+
+Row = dict[str, Any]
+WAYS = (*OURS, "cp", "load_file", "libtorrent", "super-seed", "prime-rl")
+SIMULATED = 64
+_TORRENTS = ("libtorrent", "super-seed")
+_SHARDS = 4
+_CHANGED = 0.015  # what AdamW changes of bfloat16 values at a learning rate of 1e-6
+_LONG = 600.0
+_LIBTORRENT = "libtorrent==2.1.1"
+_WHY_NO_PRIME = (
+    "not run: its reading side, at commit 559b4477, is an extension of a vLLM worker, so each reader is a process "
+    "with vLLM and a model of its own. With vLLM 0.32 for CPUs on Python 3.11 (its package asks for 3.12) the "
+    "unmodified class was imported, in 320 and 463 s at load 40, and began to read a step into a stand-in for "
+    "vLLM's model, which it did not finish."
+)
+
+
+def main() -> int:
+    """Measure, print a table, write JSON; return 0, also where the reason why nothing could be measured is all."""
+    options = _options()
+    if why := _why_no_bed():
+        print(f"skipped: {why}")
+        return 0
+    if set(options.ways) == {"prime-rl"}:
+        print(f"skipped: prime-rl: {_WHY_NO_PRIME}")
+        return 0
+    figures = measured(options)
+    print(table(figures))
+    report.keep(options.json, figures)
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--readers", type=_counts, default=(1, 2, 4, 8, 16), help="1,2,4,8,16")
+    parser.add_argument("--ways", type=_names, default=WAYS, help=",".join(WAYS))
+    parser.add_argument("--size", type=int, default=24, help="MiB of the step")
+    parser.add_argument("--rate", type=float, default=4.0, help="MB/s of the server's link")
+    parser.add_argument("--json", default="out/readers.json", help="where to write the figures")
+    parser.add_argument(
+        "--venv", default=str(ROOT / ".venv-libtorrent"), help="made with libtorrent, if missing"
+    )
+    return parser.parse_args()
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(int(one) for one in text.split(","))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if unknown := sorted(set(names) - set(WAYS)):
+        raise argparse.ArgumentTypeError(f"no way is called {unknown[0]}: {', '.join(WAYS)}")
+    return names
+
+
+def _why_no_bed() -> str:
+    if not os.path.exists("/dev/fuse"):
+        return "no /dev/fuse, so there is no mount over the links"
+    return str(no_links())
+
+
+def _require_torrent(options: argparse.Namespace) -> str:
+    """Return a Python with libtorrent, in an environment of its own that is made if it is missing."""
+    python = Path(options.venv) / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", options.venv], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-q", _LIBTORRENT], check=True)
+    return str(python)
+
+
+def measured(options: argparse.Namespace) -> Row:
+    """Return the figures of every number of readers, and of 64 simulated."""
+    use_small_pieces()
+    left_out = {"prime-rl": _WHY_NO_PRIME} if "prime-rl" in options.ways else {}
+    ways = tuple(way for way in options.ways if way not in left_out)
+    python = _require_torrent(options) if set(_TORRENTS) & set(ways) else ""
+    rows: list[Row] = []
+    loads = [round(os.getloadavg()[0], 1)]
+    for turn, count in enumerate(options.readers):
+        with tempfile.TemporaryDirectory(prefix="readers-", dir="/dev/shm") as place:
+            at = turn % len(ways)
+            rows += _with_readers(Path(place), options, count, (*ways[at:], *ways[:at]), python)
+        loads.append(round(os.getloadavg()[0], 1))
+    figures = {
+        "machine": report.machine(Path("/dev/shm"), load=report.span(loads)),
+        "command": f"python benchmarks/readers.py {_shown(options)}",
+        "rate_mb": options.rate,
+        "reader_rate_mb": 2 * options.rate,
+        "piece_kib": PIECE >> 10,
+        "left_out": left_out,
+        "rows": rows,
+    }
+    return {**figures, "simulated": list(simulated(rows, options.rate))}
+
+
+def _shown(options: argparse.Namespace) -> str:
+    readers, ways = ",".join(map(str, options.readers)), ",".join(options.ways)
+    return f"--readers {readers} --ways {ways} --size {options.size} --rate {options.rate:g}"
+
+
+def _with_readers(
+    place: Path, options: argparse.Namespace, count: int, ways: tuple[str, ...], python: str
+) -> Iterator[Row]:
+    trainer = Trainer(Path(tempfile.mkdtemp(prefix="job-", dir=place)), place, options.size)
+    with LinksBed(count, options.rate, trainer.job, place) as bed, _started(bed, count, place) as parts:
+        trainer.publish("whole")  # the job's state is there now
+        trainer.list_hosts([f"{bed.ip(name)}:7410" for name in parts])
+        for way in ways:
+            for form in ("whole", "delta") if way in OURS else ("whole",):
+                work = {"way": way, **trainer.publish(form)}
+                with _seeded(bed, work, parts, place, python):
+                    row = _one(bed, parts, work, trainer)
+                found = {"readers": count, "way": way, "form": form, **row}
+                print(json.dumps(found), file=sys.stderr, flush=True)
+                yield found
+                print(
+                    json.dumps({"readers": count, "way": way, "form": form, **row}),
+                    file=sys.stderr,
+                    flush=True,
+                )
+    trainer.close()
+
+
+class Trainer:
+    """Publishes steps of a model in float16, whole or as changes of the step before.
+
+    Args:
+        root: The directory of the job.
+        place: For exports.
+        size: MiB of the model.
+    """
+
+    def __init__(self, root: Path, place: Path, size: int) -> None:
+        self.job, self._export, self._step = Job.at(str(root)), place / "export", 0
+        self._daemon, *_ = start(self.job, SystemClock(), keep_last=3)
+        self._chance = np.random.default_rng(7)
+        words = (size << 20) // _SHARDS // 2
+        self._model = [
+            {f"w{shard}": (self._chance.standard_normal(words) * 0.02).astype(np.float16)}
+            for shard in range(_SHARDS)
+        ]
+
+    def list_hosts(self, addresses: list[str]) -> None:
+        """Write the list of hosts and their token, as the daemon does."""
+        state, disk = self.job.state, self.job.disk
+        disk.replace(f"{state}/{TOKEN}", new_token())
+        disk.replace(f"{state}/{MEMBERS}", encode_members(sorted(addresses), 1))
+
+    def publish(self, form: str) -> Row:
+        """Publish the next step; return what of it is read and what has to come of it."""
+        self._train()
+        self._step += 1
+        export = read_export(FollowingDisk(), str(self._export))
+        if form == "delta":
+            made = publish_delta(self.job, self._step, FollowingDisk(), export, self._step - 1)
+            assert not made.why_whole, made.why_whole
+        else:
+            publish_export(self.job, self._step, FollowingDisk(), export)
+        self._daemon.tick(woken=True)
+        manifest = read_manifest(self.job.disk, self.job.step(self._step))
+        stored = sum(record.size for record in (*manifest.shards, *manifest.files))
+        others = [os.path.basename(record.name) for record in manifest.files]
+        folder = f"{os.path.basename(self.job.step(self._step))}/{os.path.dirname(manifest.shards[0].name)}"
+        return {
+            "step": self._step, "folder": folder, "shards": self._names(), "others": others, "stored": stored,
+        }  # fmt: skip
+
+    def expected(self, *, arrays: bool) -> dict[str, str]:
+        """Return the digests of the arrays, or of the files, of the last step."""
+        shards = {name: self._export / name for name in self._names()}
+        if not arrays:
+            return {name: xxhash.xxh3_128_hexdigest(path.read_bytes()) for name, path in shards.items()}
+        found = (item for path in shards.values() for item in load_file(path).items())
+        return {name: xxhash.xxh3_128_hexdigest(array.tobytes()) for name, array in found}
+
+    def size(self) -> int:
+        """Return the bytes of the last step's files, stored whole."""
+        return sum(path.stat().st_size for path in self._export.iterdir())
+
+    def close(self) -> None:
+        """End the daemon, and remove the job."""
+        self._daemon.close()
+        shutil.rmtree(self.job.root, ignore_errors=True)
+
+    def _names(self) -> list[str]:
+        return [f"model-{shard + 1:05d}-of-{_SHARDS:05d}.safetensors" for shard in range(_SHARDS)]
+
+    def _train(self) -> None:
+        shutil.rmtree(self._export, ignore_errors=True)
+        self._export.mkdir()
+        places = {}
+        for name, tensors in zip(self._names(), self._model, strict=True):
+            for key, tensor in tensors.items():
+                chosen = self._chance.integers(0, tensor.size, int(tensor.size * _CHANGED))
+                tensor.view(np.uint16)[chosen] += 1
+                places[key] = name
+            save_file(tensors, self._export / name, metadata={"format": "pt"})
+        (self._export / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+        (self._export / "config.json").write_text("{}")
+
+
+Parts = dict[str, "subprocess.Popen[str]"]
+
+
+@contextmanager
+def _started(bed: LinksBed, count: int, place: Path) -> Iterator[Parts]:
+    paths = ":".join(str(path) for path in (ROOT, ROOT / "tests", HERE))
+    parts: Parts = {}
+    with ExitStack() as ends:
+        for name in (f"h{number}" for number in range(count)):
+            home = place / name
+            home.mkdir()
+            settings = {**bed.settings(name), "place": str(home)}
+            command = [sys.executable, str(HERE / "readers_part.py"), json.dumps(settings)]
+            environment = {**os.environ, "PYTHONPATH": paths, "TMPDIR": str(home), "OMP_NUM_THREADS": "1"}
+            parts[name] = bed.popen(
+                name, command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            ends.callback(parts[name].wait)
+            ends.callback(parts[name].kill)
+        for part in parts.values():
+            _answer(part)
+        yield parts
+
+
+def _ask(parts: Parts, work: Row) -> None:
+    for part in parts.values():
+        assert part.stdin
+        part.stdin.write(json.dumps(work) + "\n")
+        part.stdin.flush()
+
+
+def _answer(part: "subprocess.Popen[str]") -> Row:
+    assert part.stdout
+    line = part.stdout.readline()
+    if not line:
+        raise RuntimeError(f"a reader has ended: {part.wait()}")
+    answer: Row = json.loads(line)
+    return answer
+
+
+@contextmanager
+def _seeded(bed: LinksBed, work: Row, parts: Parts, place: Path, python: str) -> Iterator[None]:
+    """Have the server seed a step while libtorrent reads it."""
+    if work["way"] not in _TORRENTS:
+        yield
+        return
+    directory = place / work["way"] / "step"
+    shutil.copytree(place / "export", directory)
+    settings = {
+        "directory": str(directory), "piece": PIECE,
+        "torrent": str(place / f"{work['way']}.torrent"), "ip": bed.ip("o"),
+        "super": work["way"] == "super-seed",
+    }  # fmt: skip
+    command = [python, str(HERE / "readers_torrent.py"), "seed", json.dumps(settings)]
+    process = bed.popen("o", command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == "seeds\n"
+        peers = [bed.ip("o"), *(bed.ip(name) for name in parts)]
+        work["torrent"] = {
+            "torrent": settings["torrent"], "python": python, "peers": peers, "limit": _LONG,
+            "end": str(place / f"{work['way']}-has"),
+        }  # fmt: skip
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _one(bed: LinksBed, parts: Parts, work: Row, trainer: Trainer) -> Row:
+    _ask(parts, {**work, "do": "prepare"})
+    for part in parts.values():
+        _answer(part)
+    time.sleep(0.3)
+    sent, begun = bed.sent(), time.monotonic()
+    _ask(parts, {**work, "do": "take"})
+    answers = [_answer(part) for part in parts.values()]
+    sent = bed.sent() - sent
+    expected = trainer.expected(arrays=work["way"] in ("load_file", "alone"))
+    assert all(answer["files"] == expected for answer in answers), (
+        f"{work['way']}: other bytes than the step's"
+    )
+    size = trainer.size()
+    return {
+        "seconds": round(max(answer["ended"] for answer in answers) - begun, 3),
+        "server_bytes": sent,
+        "stored_bytes": work["stored"],
+        "version_bytes": size,
+        "cpu_per_gb": round(sum(answer["cpu"] for answer in answers) / (len(answers) * size / 1e9), 2),
+        "memory": max(answer["memory"] for answer in answers),
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
+def simulated(rows: list[Row], rate: float) -> Iterator[Row]:
+    """Yield what 64 readers would take of a whole step: what links allow, times how far the largest run was off."""
+    most = max(row["readers"] for row in rows)
+    for row in rows:
+        if row["readers"] == most and row["form"] == "whole" and row["way"] not in _TORRENTS:
+            far = row["seconds"] / ideal(row, most, rate)
+            copies = 1 if row["way"] == "peers" else SIMULATED / most
+            yield {
+                "readers": SIMULATED,
+                "way": row["way"],
+                "form": row["form"],
+                "from_readers": most,
+                "seconds": round(ideal(row, SIMULATED, rate) * far, 1),
+                "server_bytes": int(row["server_bytes"] * copies),
+            }
+
+
+def ideal(row: Row, readers: int, rate: float) -> float:
+    """Return the seconds that links alone allow: N copies through the server's, or one and what an owner gives on."""
+    copies = 1 if row["way"] == "peers" else readers
+    uploads = 0.0
+    if row["way"] == "peers":
+        pieces = math.ceil(row["stored_bytes"] / PIECE)
+        uploads = math.ceil(pieces / readers) * (readers - 1) / pieces
+    return float(row["stored_bytes"] * max(copies, max(uploads, 1) / 2) / rate / 1e6)
+
+
+def table(figures: Row) -> str:
+    """Return the rows as a table of Markdown."""
+    head = "| readers | way | step | seconds | MB at the server | CPU s per GB | peak memory, MiB |"
+    lines = [head, "|" + "---|" * 7]
+    for row in figures["rows"]:
+        cells = [
+            row["readers"],
+            row["way"],
+            row["form"],
+            f"{row['seconds']:.1f}",
+            f"{row['server_bytes'] / 1e6:.1f}",
+        ]
+        lines.append(_line([*cells, f"{row['cpu_per_gb']:.1f}", f"{row['memory'] / (1 << 20):.0f}"]))
+    for row in figures["simulated"]:
+        cells = [f"{row['readers']}, simulated", row["way"], row["form"]]
+        lines.append(_line([*cells, f"{row['seconds']:.0f}", f"{row['server_bytes'] / 1e6:.0f}", "", ""]))
+    return "\n".join(lines)
+
+
+def _line(cells: list[Any]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
