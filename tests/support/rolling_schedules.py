@@ -6,7 +6,8 @@ A follower sees the wave, and a daemon the presences, as they were up to `lag` s
 each may be killed or paused, and whoever wakes up under an old term is refused. Engines fail, hang and die; versions
 may be bad. What is checked all the time:
 
-1. While somebody leads, no more units pause than the wave allows.
+1. While somebody leads, no more units pause than the wave allows. Those that have gone alone are counted apart, and
+   are no more either: a new leader does not see at once who has.
 2. A bad version reaches at most as many engines as are canaries or stop it.
 3. Nobody is admitted to a stopped version, or begins to load it once all can know.
 4. Once the faults end, all engines come to run the newest good version.
@@ -82,7 +83,6 @@ class Daemon:
     paused_until: float = -1.0  # stopped by a signal, and does not know it
     term: int = 0
     wave: Wave | None = None
-    led_since: float = 0.0
 
 
 class Fleet:
@@ -109,7 +109,6 @@ class Fleet:
         self.daemons = [Daemon("a"), Daemon("b")]
         self.now, self.term, self.leader = 0.0, 0, None
         self.led_at = -1e9  # when somebody led last
-        self.lead_began = 0.0
         self.wave = None
         self.waves = deque([(0.0, None)])
         self.presences = deque()
@@ -118,7 +117,6 @@ class Fleet:
         self.step, self.generation, self.next_publish = 0, 1, 0.0
         self.bad = {step for step in range(1, 200) if faults and chance.random() < 0.15}
         self.spoiled, self.excused, self.stopped_at = {}, {}, {}
-        self.alone_until = -1e9
         self.counts = {
             "loads": 0,
             "stops": 0,
@@ -203,8 +201,8 @@ class Fleet:
             self.term += 1
             self.counts["terms"] += 1
             chosen = able[0]
-            chosen.term, chosen.wave, chosen.led_since = self.term, None, self.now
-            self.leader, self.led_at, self.lead_began = chosen, self.now, self.now
+            chosen.term, chosen.wave = self.term, None
+            self.leader, self.led_at = chosen, self.now
             self.seen = {}
 
     def _wake(self, daemon):
@@ -354,8 +352,6 @@ class Fleet:
         if self.faults and self.now < self.calm and self.random.random() < 0.02:
             slow = self.random.choice([20, 1000])  # for the whole schedule, that is
         follower.ends = self.now + self.random.uniform(*self.load) * slow
-        if alone:
-            self.alone_until = max(self.alone_until, follower.ends)
 
     def _finish(self, follower):
         pair, follower.loading = follower.loading, None
@@ -402,14 +398,8 @@ class Fleet:
                     self._fail(f"{pair} is bad and spoiled {count} engines")
 
     def _check_paused(self):
-        # A new leader does not know at once who has gone alone, or whom the one before it has let go.
-        settled = self.lag + 2 * TICK + 5.0
         somebody_leads = self.leader is not None and self.leader.paused_until <= self.now
-        if (
-            not somebody_leads
-            or self.now - max(self.lead_began, self.alone_until) < settled
-            or self.wave is None
-        ):
+        if not somebody_leads or self.wave is None:
             return
         slots = self.wave.admitted
         paused = {

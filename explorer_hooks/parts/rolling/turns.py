@@ -62,10 +62,15 @@ def goes_alone(wave: Wave, name: str, pair: Pair, others: Sequence[Other]) -> bo
         for other in others
         if other.applied is not None and other.applied < pair and not other.has_given_up
     ]
-    loading = {other.unit for other in others if other.is_loading or _may_load(wave, other, behind)}
+    loading = {other.unit for other in others if _pauses(other) or _may_load(wave, other, behind)}
     order = _in_order(other.unit for other in behind if other.unit not in loading)
     mine = next((other.unit for other in others if other.name == name), name)
     return mine in loading or (mine in order and len(loading) + order.index(mine) < wave.limit)
+
+
+def _pauses(other: Other) -> bool:
+    """Return whether another one loads and had work to lose."""
+    return other.is_loading and other.applied is not None
 
 
 def _may_load(wave: Wave, other: Other, behind: Sequence[Other]) -> bool:

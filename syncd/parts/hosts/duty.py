@@ -1,12 +1,10 @@
 """What the leader does for hosts that read from each other: it writes their list and their token."""
 
-from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from syncd.daemon.leader import DaemonLeader
 from syncd.daemon.report import EventReporter
 from syncd.daemon.snapshot import Snapshot
-from syncd.errors import ConfigError
 from syncd.parts.hosts.members import MEMBERS, TOKEN, encode_members, members_of, new_token, read_token
 from syncd.protocol.disk import Clock
 from syncd.protocol.layout import Job
@@ -38,24 +36,11 @@ class MembersDuty:
 
 
 class HostsPart:
-    """The part of the daemon; its table has no key: hosts join by `--peers` of their followers."""
+    """The part of the daemon. It has no table: hosts join by `--peers` of their followers."""
 
     def open(self, job: Job, clock: Clock, leader: DaemonLeader, reporter: EventReporter) -> MembersDuty:
         del clock, reporter
         return MembersDuty(job, leader)
-
-    def read(self, table: Mapping[str, Any], where: str, document: Mapping[str, Any]) -> None:
-        del document
-        hint = "explorer.follow.peers, or syncd follow --peers HOST:PORT"
-        raise ConfigError(
-            f"[daemon.hosts] takes no key: {', '.join(table) or 'it is empty'}", path=where, hint=hint
-        )
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "object", "properties": {}, "additionalProperties": False}
-
-    def options(self) -> Iterable[Callable[[Any], Any]]:
-        return ()
 
 
 PART = HostsPart()

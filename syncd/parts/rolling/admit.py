@@ -255,7 +255,8 @@ class _Slots:
             engine = self._by_name[name]
             if name in self._admitted:
                 continue
-            if engine.serves and engine.unit not in taken and len(taken) >= self._wave.limit:
+            # Where more are taken than may be, a unit that is among them gets no further slot either.
+            if engine.serves and len(taken | {engine.unit}) > self._wave.limit:
                 waiting.append(name)
                 continue
             self._admitted[name] = Admission(*version.pair, version.digest, self._now, free=not engine.serves)
@@ -304,7 +305,7 @@ class _Slots:
                 self._admitted[name] = slot
             elif engine.paused_for == slot.pair:
                 self._admitted[name] = replace(slot, digest="")  # it holds the slot until this load has ended
-            else:
+            elif not slot.free:  # a free one holds only while its engine has no work to lose
                 self._leaving[name] = self._now
         # Whoever has paused holds a slot, admitted or not: it may have gone on while nobody led.
         for engine in self._fleet.engines:

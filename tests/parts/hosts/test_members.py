@@ -3,6 +3,7 @@
 import pytest
 from support.jobs import explorer, start
 
+from syncd.config import load
 from syncd.errors import ConfigError
 from syncd.parts.hosts.duty import PART
 from syncd.parts.hosts.members import (
@@ -96,9 +97,9 @@ def test_an_address_without_a_host_is_that_of_this_host(monkeypatch):
     assert split_address("[::1]:7410") == ("::1", 7410)
 
 
-def test_the_table_of_the_daemon_takes_no_key():
-    with pytest.raises(ConfigError, match="takes no key: port"):
-        PART.read({"port": 1}, "config.toml", {})
+def test_the_daemon_has_no_table_for_hosts():
+    with pytest.raises(ConfigError, match="unknown key 'hosts'"):
+        load(None, {"hosts": {"port": 1}})
 
 
 def test_the_daemon_lists_followers_with_peers_and_they_read_together(fleet):

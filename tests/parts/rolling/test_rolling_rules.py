@@ -141,6 +141,21 @@ def test_a_withdrawn_admission_keeps_its_slot_for_a_while():
     assert now.leaving == {}
 
 
+def test_a_withdrawn_admission_of_an_engine_that_runs_nothing_keeps_no_slot():
+    wave = admit(fleet(engine("a", NEW), engine("new", None), engine("other", None)), POLICY, BEFORE, 10.0)
+    back = replace(OLD, generation=2)
+    engines = engine("a", NEW), engine("new", GOOD), engine("other", GOOD)
+    now = admit(fleet(*engines, published=back, by_rollback=True), POLICY, wave, 11.0)
+    assert (admitted(now), now.leaving, now.waiting) == ({"new": back.pair}, {}, ("other", "a"))
+
+
+def test_while_more_units_are_taken_than_may_be_none_of_them_gets_a_further_slot():
+    held = replace(BEFORE, leaving={"a": 9.0, "b": 9.0})
+    engines = engine("a"), engine("b"), engine("c", NEW)
+    assert admitted(admit(fleet(*engines), POLICY, held, 10.0)) == {}
+    assert admitted(admit(fleet(*engines), POLICY, held, 9.0 + SETTLE)) == {"a": NEW.pair}
+
+
 def test_engines_of_a_host_pause_together_if_it_is_the_unit():
     engines = [
         replace(engine(name, NEW if name == "a" else GOOD), unit=f"host {name in 'abc'}") for name in "abcd"
@@ -216,6 +231,18 @@ def test_without_a_leader_they_go_in_the_order_of_names_and_never_to_a_candidate
     others[3] = replace(others[3], is_loading=True)
     assert [goes_alone(wave, name, GOOD.pair, others) for name in "abc"] == [True, False, False]
     assert not goes_alone(wave, "a", NEW.pair, others)
+
+
+def test_without_a_leader_a_host_does_not_pause_since_an_engine_of_it_that_ran_nothing_loads():
+    wave = Wave(approved=GOOD, limit=1, unit="host")
+    others = [
+        Other("a", "host 0", None, is_loading=True),
+        Other("b", "host 0", OLD.pair),
+        Other("c", "host 1", OLD.pair, is_loading=True),
+    ]
+    assert not goes_alone(wave, "b", GOOD.pair, others)
+    others[2] = replace(others[2], applied=GOOD.pair, is_loading=False)
+    assert goes_alone(wave, "b", GOOD.pair, others)
 
 
 # --- document, table, retention -------------------------------------------------------------------------------------

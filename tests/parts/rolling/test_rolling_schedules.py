@@ -16,7 +16,7 @@ SCHEDULES = int(os.environ.get("ROLLING_SCHEDULES", "60"))
 """`make test-rolling` sets 10,000."""
 
 MUTANTS = {
-    "one more slot": (admit, "len(taken) >= self._wave.limit:", "len(taken) > self._wave.limit:"),
+    "one more slot": (admit, "{engine.unit}) > self._wave.limit:", "{engine.unit}) > self._wave.limit + 1:"),
     "no canary is needed": (admit, "is_vouched = self._policy.canaries == 0 or", "is_vouched = True or"),
     "a stopped version is tested": (admit, "newest.pair not in self._pairs and self", "self"),
     "nobody stops a version": (admit, "len(reasons) >= self._policy.wrong\n", "False\n"),
@@ -43,6 +43,14 @@ def test_no_promise_is_broken_in_random_schedules():
     assert all(
         totals[name] for name in ("loads", "stops", "terms", "alone", "deaths", "rollbacks", "fenced")
     ), totals
+
+
+def test_engines_that_ran_nothing_when_a_rollback_came_do_not_pause_all_at_once():
+    search([1656])
+
+
+def test_a_host_with_an_engine_that_ran_nothing_when_a_rollback_came_waits_for_its_turn():
+    search([8233])
 
 
 @pytest.mark.slow
