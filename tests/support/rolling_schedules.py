@@ -486,7 +486,8 @@ def reaches_all(seed, rules=RULES):
     waves = math.ceil(count / policy.max_paused) + policy.canaries + 2
     fleet.run(90.0)
     # A test is not begun anew for each version that comes: then none would ever be approved.
-    if fleet.wave.approved is None or fleet.step - fleet.wave.approved.step > (policy.canaries + 2) * a_load:
+    most_behind = (policy.canaries + 2) * a_load / fleet.interval
+    if fleet.wave.approved is None or fleet.step - fleet.wave.approved.step > most_behind:
         raise BrokenPromiseError(f"seed {seed}: {fleet.step} versions, and approved is {fleet.wave.approved}")
     fleet.run(90.0 + 2 * a_load + waves * a_load)
     if text := fleet.unfinished():

@@ -184,17 +184,26 @@ class _Test:
         return max(min(self._policy.canaries, can), 1)
 
     def _approved(self) -> GoodVersion | None:
-        """Return what all may load: the version in test once enough canaries run it, else that of before."""
-        kept = self._kept()
-        tested, published = self.candidate or self._before.candidate, self._fleet.published
-        if tested is None or published is None or tested.pair in self._pairs:
-            return kept
-        if tested.generation != published.generation or not self._fleet.can_read(tested):
-            return kept
+        """Return what all may load: the newest version that has passed its test, else that of before.
+
+        The version that was in test counts, too: a newer one takes its place as candidate once its test has ended.
+        """
+        approved = self._kept()
+        for tested in (self._before.candidate, self.candidate):
+            is_newer = tested is not None and (approved is None or tested.pair > approved.pair)
+            if tested is not None and is_newer and self._passes(tested):
+                approved = tested
+        return approved
+
+    def _passes(self, tested: GoodVersion) -> bool:
+        """Return whether enough canaries run a version, or it needs none."""
+        published = self._fleet.published
+        if published is None or tested.generation != published.generation or tested.pair in self._pairs:
+            return False
+        if not self._fleet.can_read(tested):
+            return False
         is_vouched = self._policy.canaries == 0 or (self.is_vouched_for and tested == published)
-        if is_vouched or _shown(self._fleet, tested) >= self._needed(tested):
-            return tested if kept is None or tested.pair > kept.pair else kept
-        return kept
+        return is_vouched or _shown(self._fleet, tested) >= self._needed(tested)
 
     def _kept(self) -> GoodVersion | None:
         """Return what was approved before while engines may still be given it, else the last good version."""
@@ -293,17 +302,18 @@ class _Slots:
         return not is_ahead or engine.applied in self._wave.stopped_pairs
 
     def _keep(self) -> None:
-        """Keep the slots that are taken: each until its holder runs the version, gave it up or died.
+        """Keep the slots that are taken: each until its holder runs the version or gave it up.
 
-        A slot is never given another version: its holder may have read either.
+        A slot is never given another version: its holder may have read either. One whose holder is dead is withdrawn,
+        since a follower that was silent for long may be there again, and read of its admission before it ends.
         """
         for name, slot in self._before.admitted.items():
             engine = self._by_name.get(name)
-            if engine is None or self._is_done(engine, slot):
+            if engine is not None and self._is_done(engine, slot):
                 continue
-            if self._is_still_wanted(slot.pair):
+            if engine is not None and self._is_still_wanted(slot.pair):
                 self._admitted[name] = slot
-            elif engine.paused_for == slot.pair:
+            elif engine is not None and engine.paused_for == slot.pair:
                 self._admitted[name] = replace(slot, digest="")  # it holds the slot until this load has ended
             elif not slot.free:  # a free one holds only while its engine has no work to lose
                 self._leaving[name] = self._now
@@ -314,7 +324,7 @@ class _Slots:
                     *engine.paused_for, "", self._now, free=not engine.serves
                 )
         for name, since in self._before.leaving.items():
-            if name in self._by_name and 0 <= self._now - since < SETTLE:
+            if 0 <= self._now - since < SETTLE:
                 self._leaving.setdefault(name, since)
 
     def _is_done(self, engine: Engine, slot: Admission) -> bool:
@@ -342,7 +352,12 @@ class _Slots:
             for name, slot in self._admitted.items()
             if not slot.free and self._now - slot.since < self._wave.patience
         }
-        return taken | {self._by_name[name].unit for name in self._leaving}
+        return taken | {self._unit(name) for name in self._leaving}
+
+    def _unit(self, name: str) -> str:
+        """Return the unit of an explorer; one that is dead, and may return, is a unit of its own."""
+        engine = self._by_name.get(name)
+        return engine.unit if engine is not None else f"dead {name}"
 
     def _waits_for_canaries(self, wanted: Mapping[str, GoodVersion]) -> Iterator[str]:
         """Yield those that have nothing to load until canaries have shown the candidate to be good."""

@@ -156,6 +156,26 @@ def test_while_more_units_are_taken_than_may_be_none_of_them_gets_a_further_slot
     assert admitted(admit(fleet(*engines), POLICY, held, 9.0 + SETTLE)) == {"a": NEW.pair}
 
 
+def test_the_slot_of_a_dead_follower_is_kept_for_a_while_since_it_may_return():
+    wave = admit(fleet(engine("a", NEW), engine("b"), engine("c")), POLICY, BEFORE, 10.0)
+    now = admit(fleet(engine("a", NEW), engine("c")), POLICY, wave, 70.0)
+    assert (admitted(now), now.leaving, now.waiting) == ({}, {"b": 70.0}, ("c",))
+    returned = fleet(engine("a", NEW), engine("b", paused_for=NEW.pair), engine("c"))
+    assert admit(returned, POLICY, now, 72.0).waiting == ("c",)
+    assert admitted(admit(fleet(engine("a", NEW), engine("c")), POLICY, now, 70.0 + SETTLE)) == {
+        "c": NEW.pair
+    }
+
+
+def test_a_version_is_approved_also_if_a_newer_one_is_published_when_its_test_ends():
+    newer = replace(NEW, step=43, digest="d43")
+    wave = admit(fleet(engine("a"), engine("b")), POLICY, BEFORE, 10.0)
+    later = replace(fleet(engine("a", NEW), engine("b"), published=newer), readable=READABLE | {(43, "d43")})
+    now = admit(later, POLICY, wave, 20.0)
+    assert (now.candidate, now.approved, admitted(now)) == (newer, NEW, {"a": newer.pair})
+    assert now.waiting == ("b",)
+
+
 def test_engines_of_a_host_pause_together_if_it_is_the_unit():
     engines = [
         replace(engine(name, NEW if name == "a" else GOOD), unit=f"host {name in 'abc'}") for name in "abcd"

@@ -53,6 +53,10 @@ def test_a_host_with_an_engine_that_ran_nothing_when_a_rollback_came_waits_for_i
     search([8233])
 
 
+def test_a_follower_that_returns_as_its_slot_ends_does_not_pause_beside_the_next():
+    search([7219])
+
+
 @pytest.mark.slow
 def test_without_faults_all_run_the_newest_version_however_often_versions_come():
     for seed in range(SCHEDULES // 2):
