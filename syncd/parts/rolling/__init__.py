@@ -1,5 +1,1 @@
 """Rolling updates: canaries show that a version is good, then the others load it, a few at a time."""
-
-from syncd.parts.rolling.options import RollingPart
-
-PART = RollingPart()

@@ -11,7 +11,7 @@ from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.stall.verbs import MountVerb
 
-AFTER = "rollback"
+AFTER = "prune"
 """The verb behind which `--help` lists this one."""
 
 

@@ -155,3 +155,6 @@ def _require(name: str, value: Any, where: str, expected: str, *, is_good: bool)
     if not is_good:
         raise ConfigError(f"rolling.{name} = {value!r:.80} is not {expected}", path=where)
     return value
+
+
+PART = RollingPart()
