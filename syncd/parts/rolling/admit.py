@@ -305,11 +305,14 @@ class _Slots:
         """Keep the slots that are taken: each until its holder runs the version or gave it up.
 
         A slot is never given another version: its holder may have read either. One whose holder is dead is withdrawn,
-        since a follower that was silent for long may be there again, and read of its admission before it ends.
+        since a follower that was silent for long may be there again, and read of its admission before it ends. So is
+        one whose holder gave the version up: its follower may start again, forget that, and read of it too.
         """
         for name, slot in self._before.admitted.items():
             engine = self._by_name.get(name)
             if engine is not None and self._is_done(engine, slot):
+                if (slot.step, slot.digest) in engine.gave_up and not slot.free:
+                    self._leaving[name] = self._now
                 continue
             if engine is not None and self._is_still_wanted(slot.pair):
                 self._admitted[name] = slot

@@ -82,10 +82,13 @@ def test_a_version_that_a_canary_gives_up_is_stopped_and_nobody_gets_it():
     assert (later.stopped, later.admitted) == (wave.stopped, {})
 
 
-def test_with_wrong_2_a_second_canary_is_asked():
+def test_with_wrong_2_a_second_canary_is_asked_once_the_first_cannot_read_of_its_slot_any_more():
     policy = replace(POLICY, wrong=2)
     before = admit(fleet(engine("a"), engine("b")), policy, BEFORE, 10.0)
-    wave = admit(fleet(engine("a", gave_up={(42, "d42"): "?"}), engine("b")), policy, before, 20.0)
+    failed = fleet(engine("a", gave_up={(42, "d42"): "?"}), engine("b"))
+    wave = admit(failed, policy, before, 20.0)
+    assert (wave.phase, admitted(wave)) == ("canary", {})
+    wave = admit(failed, policy, wave, 20.0 + SETTLE)
     assert (wave.phase, admitted(wave)) == ("canary", {"b": NEW.pair})
 
 

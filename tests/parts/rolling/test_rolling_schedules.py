@@ -57,6 +57,10 @@ def test_a_follower_that_returns_as_its_slot_ends_does_not_pause_beside_the_next
     search([7219])
 
 
+def test_a_follower_that_gave_up_and_starts_again_does_not_pause_beside_the_next():
+    search([5296])
+
+
 @pytest.mark.slow
 def test_without_faults_all_run_the_newest_version_however_often_versions_come():
     for seed in range(SCHEDULES // 2):
