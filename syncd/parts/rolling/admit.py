@@ -16,7 +16,7 @@ SETTLE = 10.0
 """Seconds for which a withdrawn admission keeps its slot: its explorer may have read the file before, and go on."""
 
 MOST_STOPPED = 16
-"""Stopped versions that the wave remembers, the newest ones."""
+"""Stopped versions that the wave remembers, the newest ones; one that engines run or may be given stays."""
 
 MOST_WAITING = 64
 """Explorers that the wave names as waiting, or as not waiting for it."""
@@ -136,7 +136,14 @@ class _Test:
                 reason = f"{len(reasons)} {engines} gave it up: {reasons[0]}"
                 stopped = (*stopped, StoppedVersion(*version.pair, version.digest, reason))
                 known.add(version.pair)
-        return tuple(sorted(stopped, key=lambda version: version.pair))[-MOST_STOPPED:]
+        return self._remembered(sorted(stopped, key=lambda version: version.pair))
+
+    def _remembered(self, stopped: list[StoppedVersion]) -> tuple[StoppedVersion, ...]:
+        """Return the newest stopped versions, and of the others those that engines run or would be given again."""
+        named = {version.pair for version in (self._fleet.last_good, self._fleet.published) if version}
+        named |= {engine.applied for engine in self._fleet.engines if engine.applied}
+        older, newest = stopped[:-MOST_STOPPED], stopped[-MOST_STOPPED:]
+        return (*(version for version in older if version.pair in named), *newest)
 
     def _has_passed(self, version: GoodVersion) -> bool:
         """Return whether canaries have shown it to be good: then an engine that gives it up is itself at fault."""
@@ -310,16 +317,11 @@ class _Slots:
         """
         for name, slot in self._before.admitted.items():
             engine = self._by_name.get(name)
-            if engine is not None and self._is_done(engine, slot):
-                if (slot.step, slot.digest) in engine.gave_up and not slot.free:
-                    self._leaving[name] = self._now
-                continue
-            if engine is not None and self._is_still_wanted(slot.pair):
-                self._admitted[name] = slot
-            elif engine is not None and engine.paused_for == slot.pair:
-                self._admitted[name] = replace(slot, digest="")  # it holds the slot until this load has ended
-            elif not slot.free:  # a free one holds only while its engine has no work to lose
-                self._leaving[name] = self._now
+            held = self._still_held(engine, slot) if engine is not None else None
+            if held is not None:
+                self._admitted[name] = held
+            elif not slot.free and (engine is None or self._is_withdrawn(engine, slot)):
+                self._leaving[name] = self._now  # a free one holds only while its engine has no work to lose
         # Whoever has paused holds a slot, admitted or not: it may have gone on while nobody led.
         for engine in self._fleet.engines:
             if engine.paused_for is not None and engine.name not in self._admitted:
@@ -329,6 +331,18 @@ class _Slots:
         for name, since in self._before.leaving.items():
             if 0 <= self._now - since < SETTLE:
                 self._leaving.setdefault(name, since)
+
+    def _still_held(self, engine: Engine, slot: Admission) -> Admission | None:
+        if self._is_done(engine, slot):
+            return None
+        if self._is_still_wanted(slot.pair):
+            return slot
+        # It holds the slot until this load has ended.
+        return replace(slot, digest="") if engine.paused_for == slot.pair else None
+
+    def _is_withdrawn(self, engine: Engine, slot: Admission) -> bool:
+        """Return whether a holder that has not used its slot up may read of it again."""
+        return (slot.step, slot.digest) in engine.gave_up or not self._is_done(engine, slot)
 
     def _is_done(self, engine: Engine, slot: Admission) -> bool:
         """Return whether the holder of a slot needs it no more."""

@@ -61,6 +61,10 @@ def test_a_follower_that_gave_up_and_starts_again_does_not_pause_beside_the_next
     search([5296])
 
 
+def test_a_version_that_was_stopped_long_ago_and_runs_somewhere_is_not_given_to_anybody_again():
+    search([4801])
+
+
 @pytest.mark.slow
 def test_without_faults_all_run_the_newest_version_however_often_versions_come():
     for seed in range(SCHEDULES // 2):
