@@ -86,6 +86,8 @@ syncd verify job 1 --deep
 syncd materialise job 1 --to made
 syncd pin job 1
 syncd unpin job 1
+syncd rolling job || [ $? = 3 ]
+mkdir mirrored; syncd mirror job mirrored --once
 syncd rollback job 1
 syncd follow job --hook command --once -- touch '{label}'
 coproc syncd serve job --port 0

@@ -58,14 +58,14 @@ def test_publishing_an_incomplete_step_is_caught(monkeypatch):
 
 
 def test_trusting_the_marker_blindly_is_caught(monkeypatch):
-    def plan(snapshot, policy):
+    def plan(snapshot, policy, mirrored=None):
         step = snapshot.steps.get(snapshot.hint)
         if step is not None and step.state is StepState.FILLING:
             step = replace(
                 step, state=StepState.COMPLETE, payload=f"{step.directory}/actor", digest="sha256:00"
             )
             snapshot = replace(snapshot, steps={**snapshot.steps, step.step: step})
-        return original(snapshot, policy)
+        return original(snapshot, policy, mirrored)
 
     original = planning.plan
     monkeypatch.setattr(service, "plan", plan)

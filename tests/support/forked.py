@@ -41,7 +41,8 @@ def _become(log, environment, argv):
     for target in (1, 2):
         os.dup2(output, target)
     os.environ.update(environment)
-    if threads := environment.get("OMP_NUM_THREADS"):
+    # Where torch is not imported yet, it reads the variable itself.
+    if (threads := environment.get("OMP_NUM_THREADS")) and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(int(threads))
     sys.path[:0] = environment.get("PYTHONPATH", "").split(os.pathsep)
     if argv[0] == "-m":

@@ -7,7 +7,7 @@ list.
 """
 
 import re
-import secrets
+import os
 from collections.abc import Iterable
 
 from syncd.errors import CorruptDataError
@@ -53,7 +53,7 @@ def read_members(job: Job) -> list[str]:
 
 
 def new_token() -> bytes:
-    return f"{secrets.token_hex(32)}\n".encode()
+    return f"{os.urandom(32).hex()}\n".encode()
 
 
 def read_token(job: Job) -> str | None:

@@ -25,8 +25,8 @@ def _rate(_: click.Context, __: click.Parameter, value: str | None) -> int:
 
 
 @click.command()
-@click.argument("source", type=UncheckedPath())
-@click.argument("target", type=UncheckedPath(), required=False)
+@click.argument("source", type=UncheckedPath(), metavar="SOURCE")
+@click.argument("target", type=UncheckedPath(), metavar="[TARGET]", required=False)
 @click.option("--once", is_flag=True, help="Copy what is published now, and exit.")
 @click.option(
     "--detach",
@@ -53,8 +53,12 @@ def _rate(_: click.Context, __: click.Parameter, value: str | None) -> int:
     show_default="3",
     help="In a store: keep this many of the newest versions.",
 )
-@options.seconds_option(
-    "--keep-for", "In a store: keep a version for this many seconds after the next one; default a day."
+@click.option(
+    "--keep-for",
+    type=click.FloatRange(0, 86400 * 365),
+    metavar="S",
+    show_default="86400",
+    help="In a store: keep a version for this many seconds after the next one.",
 )
 @click.option(
     "--prune/--no-prune", default=None, show_default="prune", help="In a store: delete what is not kept."
@@ -92,7 +96,7 @@ def mirror(source: str, target: str | None, *, detach: bool, **choices: Any) -> 
       0   after SIGTERM; with --once when the newest version is there
       2   neither place is a job, or an option does not belong to TARGET
       5   with --once: another mirror leads TARGET; with --detach: the mirror still runs
-      74  there is no such job; with --once: the store or a mount does not answer
+      74  there is no such job; with --once: the store does not answer
       75  with --once: the source has changed meanwhile
       78  TARGET is a job of its own or a mirror of another job; with --once: the store refuses the credentials
 

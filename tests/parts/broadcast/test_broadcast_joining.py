@@ -42,7 +42,7 @@ def test_joining_a_silent_trainer_times_out_and_leaves_nothing_open():
                 ProcessGroup.join(offer, "e0", Deadline(SystemClock(), 0.5), torch.device("cpu"))
             assert len(joining()) == 1, "it still waits for an answer"
         until(lambda: not joining())
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
     finally:
         gc.enable()
 

@@ -91,16 +91,19 @@ class KillingDisk(LocalDisk):
     """A disk of which the rename of a number ends the process, before it or after it."""
 
     count, after = 0, False
+    lock = threading.Lock()  # several files are copied at once
 
     def rename(self, source, target):
         if "global_step" not in target:
             super().rename(source, target)
             return
-        type(self).count -= 1
-        if self.count == 0 and not self.after:
+        with self.lock:
+            type(self).count -= 1
+            is_last = self.count == 0
+        if is_last and not self.after:
             raise KilledError
         super().rename(source, target)
-        if self.count == 0:
+        if is_last:
             raise KilledError
 
 
