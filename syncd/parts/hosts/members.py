@@ -6,8 +6,8 @@ weights may ask for them. Hosts with different lists only read more from the fil
 list.
 """
 
-import re
 import os
+import re
 from collections.abc import Iterable
 
 from syncd.errors import CorruptDataError
