@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from unittest import mock
 
 import numpy as np
 import xxhash
@@ -67,9 +68,12 @@ def run_cell(cell, keep=False):
     place = tempfile.mkdtemp(prefix="peers-", dir="/dev/shm")
     world = World(place, cell)
     try:
-        job, expected = _make_job(world)
         late = 2 if cell.fault == "late" else 0
-        with Links(cell.hosts + late, cell.origin, 2 * cell.origin, 2 * cell.origin) as links:
+        with (
+            mock.patch.object(syncd.protocol.delta, "TILE", TILE),
+            Links(cell.hosts + late, cell.origin, 2 * cell.origin, 2 * cell.origin) as links,
+        ):
+            job, expected = _make_job(world)
             return _measure(world, links, job, expected)
     finally:
         for process in world.processes.values():
@@ -80,7 +84,6 @@ def run_cell(cell, keep=False):
 
 
 def _make_job(world):
-    syncd.protocol.delta.TILE = TILE
     os.mkdir(world.path("job"))
     job = Job.at(world.path("job"))
     daemon, *_ = start(job, SystemClock(), keep_last=20)
