@@ -158,6 +158,14 @@ _RETENTION = (
     _setting("--prune-foreign/--keep-foreign", "Allow pruning steps that other frameworks wrote."),
 )
 
+metrics_port_option = _checked(
+    "--metrics-port", "Serve Prometheus metrics on this port; 0: on none.", "PORT", int
+)
+metrics_textfile_option = _setting(
+    "--metrics-textfile", "Keep this Prometheus textfile up to date.", "FILE", UncheckedPath()
+)
+log_format_option = _one_of("--log-format", "How to log; auto: JSON unless on a terminal.")
+
 _DAEMON = (
     _setting("--prune/--no-prune", "Remove the steps that retention does not keep."),
     _checked("--trash-grace", "Keep removed steps readable for this many seconds.", "S", float),
@@ -170,10 +178,10 @@ _DAEMON = (
     _one_of("--verify", "What to check before publishing."),
     _one_of("--watch", "How to detect changes."),
     _setting("--exit-when-left", "Exit once all explorers and trainers have left.", is_flag=True),
-    _checked("--metrics-port", "Serve Prometheus metrics on this port; 0: on none.", "PORT", int),
+    metrics_port_option,
     _setting("--metrics-host", "Serve them on this address.", "HOST"),
-    _setting("--metrics-textfile", "Keep this Prometheus textfile up to date.", "FILE", UncheckedPath()),
-    _one_of("--log-format", "How to log; auto: JSON unless on a terminal."),
+    metrics_textfile_option,
+    log_format_option,
     _one_of("--log-level", "Log this level and above."),
 )
 

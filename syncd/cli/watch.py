@@ -133,9 +133,18 @@ def open_observers(job: Job, config: DaemonConfig, attend: TrackCall) -> "tuple[
 
     They are the log on stderr, the job's journal, and metrics if configured.
     """
+    from syncd.observe.events import Observers  # noqa: PLC0415
+    from syncd.observe.journal import Journal  # noqa: PLC0415
+
+    aside = open_log_and_metrics(job, config)
+    journal = Journal(job.events, config.events_bytes, adopt=job.disk.adopt, attend=attend)
+    return Observers(aside, journal), aside
+
+
+def open_log_and_metrics(job: Job, config: DaemonConfig) -> "Observers":
+    """Return the observers that write nothing to the job's mount: the log on stderr, and metrics if configured."""
     from syncd.observe import log  # noqa: PLC0415
     from syncd.observe.events import Observer, Observers  # noqa: PLC0415
-    from syncd.observe.journal import Journal  # noqa: PLC0415
 
     log.configure(
         config.log_level,
@@ -149,6 +158,4 @@ def open_observers(job: Job, config: DaemonConfig, attend: TrackCall) -> "tuple[
         heard.append(
             Metrics.start(config.metrics_port, config.metrics_host, config.metrics_textfile, job.root)
         )
-    aside = Observers(*heard)
-    journal = Journal(job.events, config.events_bytes, adopt=job.disk.adopt, attend=attend)
-    return Observers(aside, journal), aside
+    return Observers(*heard)

@@ -317,6 +317,14 @@ def _write(temporary: str, data: Data, modes: Modes, path: str) -> None:
             os.fsync(descriptor)
 
 
+def write_all_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all bytes at a place of an open file; one call may write fewer."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
 def _write_part(descriptor: int, part: bytes | memoryview) -> None:
     view = memoryview(part)
     while view:

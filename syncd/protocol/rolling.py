@@ -21,6 +21,7 @@ from syncd.protocol.documents import (
     record_in,
 )
 from syncd.protocol.layout import Job
+from syncd.protocol.presence import Presence
 from syncd.protocol.version import GoodVersion, Pair, good_version_from
 
 READS_GATE = "gate"
@@ -116,6 +117,11 @@ class AtGate:
     @property
     def pair(self) -> Pair:
         return self.generation, self.step
+
+
+def unit_of(explorer: Presence, unit: str) -> str:
+    """Return the name of what pauses together with an explorer; the daemon and followers count the same units."""
+    return explorer.host if unit == "host" and explorer.host else f"engine {explorer.identity}"
 
 
 def at_gate(info: Mapping[str, Any]) -> AtGate | None:

@@ -8,7 +8,7 @@ from syncd.client.client import Client
 from syncd.protocol.disk import MISSING
 from syncd.protocol.engine_state import engine_report_of
 from syncd.protocol.presence import TTL, Liveness, Presence, Presences, RunningStatus
-from syncd.protocol.rolling import ALONE, READS_GATE, Wave, at_gate, read_wave_or_closed
+from syncd.protocol.rolling import ALONE, READS_GATE, Wave, at_gate, read_wave_or_closed, unit_of
 from syncd.protocol.version import Pair, Version
 
 LOOK_EVERY = 2.0
@@ -86,7 +86,7 @@ class RollingGate:
         name = presence.identity
         return Other(
             name=name,
-            unit=presence.host if wave.unit == "host" and presence.host else f"engine {name}",
+            unit=unit_of(presence, wave.unit),
             applied=presence.applied,
             is_loading=self._loading.silent_for(name, now) < wave.patience,
             has_given_up=approved is not None and (approved.step, approved.digest) in given_up,

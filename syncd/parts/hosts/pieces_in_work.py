@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from syncd.parts.hosts.pieces import PiecePlan, PieceProof
 from syncd.parts.hosts.shelf import LivePieces
+from syncd.protocol.local_disk import write_all_at
 
 _LOCKS = 64
 
@@ -70,11 +71,11 @@ class PiecesInWork:
     def write_claimed(self, number: int, identity: int, chunk: memoryview, offset: int) -> None:
         with self._locks[number % _LOCKS]:
             self._require(number, identity)
-            self._write(self.plan.pieces[number].file, chunk, offset)
+            write_all_at(self._files[self.plan.pieces[number].file], chunk, offset)
 
     def write_own(self, file: int, chunk: memoryview, offset: int) -> None:
         """Write bytes that are no piece."""
-        self._write(file, chunk, offset)
+        write_all_at(self._files[file], chunk, offset)
 
     def prove(self, number: int, identity: int) -> None:
         with self._locks[number % _LOCKS]:
@@ -89,11 +90,6 @@ class PiecesInWork:
     def _require(self, number: int, identity: int) -> None:
         if self.has(number) or self._claims[number] != identity:
             raise SupersededError
-
-    def _write(self, file: int, chunk: memoryview, offset: int) -> None:
-        while chunk:
-            done = os.pwrite(self._files[file], chunk, offset)
-            chunk, offset = chunk[done:], offset + done
 
 
 def _new_file(path: str, size: int) -> int:

@@ -63,23 +63,9 @@ def _rate(_: click.Context, __: click.Parameter, value: str | None) -> int:
 @click.option(
     "--prune/--no-prune", default=None, show_default="prune", help="In a store: delete what is not kept."
 )
-@click.option(
-    "--metrics-port",
-    type=click.IntRange(0, 65535),
-    metavar="PORT",
-    help="Serve Prometheus metrics on this port.",
-)
-@click.option(
-    "--metrics-textfile",
-    type=UncheckedPath(),
-    metavar="FILE",
-    help="Keep this Prometheus textfile up to date.",
-)
-@click.option(
-    "--log-format",
-    type=click.Choice(["auto", "json", "console"]),
-    help="How to log; auto: JSON unless on a terminal.",
-)
+@options.metrics_port_option
+@options.metrics_textfile_option
+@options.log_format_option
 def mirror(source: str, target: str | None, *, detach: bool, **choices: Any) -> None:
     r"""Copy the published versions of SOURCE to TARGET, as a service that can be killed at any instant.
 

@@ -23,6 +23,7 @@ from syncd.protocol.digest import CHUNK
 from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import Job, step_name
 from syncd.protocol.leadership import Term
+from syncd.protocol.local_disk import write_all_at
 from syncd.protocol.manifest import missing_files, read_manifest
 from syncd.protocol.mirror_report import MirrorReport
 from syncd.protocol.receipt import FileRecord
@@ -185,7 +186,7 @@ class JobTarget:
                 if stop():
                     raise TryAgainError("the copy was given up: another file of the step failed")
                 self._meter.spend(len(data))
-                _write_at(descriptor, data, offset)
+                write_all_at(descriptor, data, offset)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -293,10 +294,3 @@ def _size(path: str) -> int:
         return os.lstat(path).st_size
     except MISSING:
         return -1
-
-
-def _write_at(descriptor: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(descriptor, view, offset)
-        view, offset = view[written:], offset + written

@@ -2,7 +2,6 @@
 
 import contextlib
 import signal
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from syncd import __version__
 from syncd.cli import options
-from syncd.cli.watch import daemon_loop
+from syncd.cli.watch import daemon_loop, open_log_and_metrics
 from syncd.errors import LockHeldError, SyncdError, UsageError, storage_errors
-from syncd.observe import event_names, log
-from syncd.observe.events import Event, Observer, Observers
+from syncd.observe import event_names
+from syncd.observe.events import Event
 from syncd.observe.sd_notify import Notifier
 from syncd.parts.mirror.job_source import JobSource
 from syncd.parts.mirror.job_target import JobTarget
@@ -123,7 +122,8 @@ def _run_to_store(source: str, target: str, choices: MirrorOptions) -> None:
     meter, report = Meter(clock, choices.rate, stop), MirrorReport(shown(source), shown(target))
     config = options.read_config(job, choices.daemon)
     job = options.with_policy(job, config)
-    with _observers(config, job) as observers:
+    # The job's journal is its daemon's.
+    with open_log_and_metrics(job, config) as observers:
 
         def tell(name: str, level: Any, **fields: Any) -> None:
             observers.observe(Event(name, level, clock.time(), fields))
@@ -133,13 +133,7 @@ def _run_to_store(source: str, target: str, choices: MirrorOptions) -> None:
         mover = _mover(objects, job, None, Meter(clock, 0, stop), tell) if choices.experiences else None
         with contextlib.closing(JobSource(job)) as begin:
             mirror = Mirror(begin, end, clock, report, tell)
-            tell(
-                event_names.MIRROR_STARTED,
-                "info",
-                source=report.source,
-                target=report.target,
-                version=__version__,
-            )
+            _tell_started(tell, report)
             threads = Threads(stop, once=choices.once)
             threads.start(_workers(mirror, mover, choices, tell, stop, (job.root,)))
             _wait_for_signal(stop, threads)
@@ -157,23 +151,6 @@ def _wait_for_signal(stop: threading.Event, threads: Threads) -> None:
     manager.stopping()
 
 
-def _observers(config: Any, job: Job) -> Observers:
-    """Return the log and, if asked for, metrics; the job's journal is its daemon's."""
-    log.configure(
-        config.log_level,
-        sys.stderr,
-        json=None if config.log_format == "auto" else config.log_format == "json",
-    )
-    heard: list[Observer] = [log.LogObserver()]
-    if config.metrics_port or config.metrics_textfile:
-        from syncd.observe.metrics import Metrics  # noqa: PLC0415
-
-        heard.append(
-            Metrics.start(config.metrics_port, config.metrics_host, config.metrics_textfile, job.root)
-        )
-    return Observers(*heard)
-
-
 # --- into a job ---------------------------------------------------------------------------------------------------
 
 
@@ -189,13 +166,7 @@ def _run_to_job(source: str, target: str, choices: MirrorOptions) -> None:
         contextlib.ExitStack() as ends,
     ):
         tell: Tell = daemon.report
-        tell(
-            event_names.MIRROR_STARTED,
-            "info",
-            source=report.source,
-            target=report.target,
-            version=__version__,
-        )
+        _tell_started(tell, report)
         begin = JobSource(near) if near else StoreSource(_required(objects), mirror_of.identity)
         end = JobTarget(daemon.job, daemon, loop.wake, clock, meter)
         ends.callback(begin.close)
@@ -247,6 +218,11 @@ def _required(objects: Objects | None) -> Objects:
 
 
 # --- both ---------------------------------------------------------------------------------------------------------
+
+
+def _tell_started(tell: Tell, report: MirrorReport) -> None:
+    ends = {"source": report.source, "target": report.target}
+    tell(event_names.MIRROR_STARTED, "info", **ends, version=__version__)
 
 
 def _workers(

@@ -269,7 +269,7 @@ class StoreTarget:
     ) -> int:
         """Copy one file, part by part; a part that is there is read all the same, to prove the whole file."""
         file = CheckedFile(source, link, record, self._part)
-        pieces, sent = dict(object_at(record, self._part)), 0
+        pieces, sent = {at: name for name, at, _ in object_names(record, self._part)}, 0
         for offset, data in file.pieces() if record.size else [(0, b"")]:
             self._meter.check()
             if stop():
@@ -329,8 +329,3 @@ def require_job(index: Index, job: str, address: str) -> None:
         raise TryAgainError(
             "another job is mirrored there", path=address, hint="use another prefix, or empty this one"
         )
-
-
-def object_at(record: FileRecord, part: int) -> list[tuple[int, str]]:
-    """Return the objects that hold a file: offset and name of each."""
-    return [(offset, name) for name, offset, _ in object_names(record, part)]

@@ -8,7 +8,7 @@ from syncd.parts.rolling.admit import Engine, Fleet, Key
 from syncd.protocol.engine_state import EngineReport, EngineState, engine_report_of
 from syncd.protocol.mirror_report import mirror_of_presence
 from syncd.protocol.presence import Presence, RunningStatus
-from syncd.protocol.rolling import READS_GATE, at_gate
+from syncd.protocol.rolling import READS_GATE, at_gate, unit_of
 from syncd.protocol.step import StepState
 from syncd.protocol.version import GoodVersion, Pair, Version, engine_label
 
@@ -60,7 +60,7 @@ def engine_of_presence(name: str, presence: Presence, unit: str) -> Engine:
     waits = READS_GATE in presence.reads
     return Engine(
         name=name,
-        unit=presence.host if unit == "host" and presence.host else f"engine {name}",
+        unit=unit_of(presence, unit),
         applied=presence.applied,
         is_proven=_is_proven(presence, report),
         serves=presence.applied is not None and state not in _SERVES_NOTHING,
