@@ -174,7 +174,7 @@ def _write(place: Path, options: argparse.Namespace) -> None:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: shape["vocab_size"]]
     further = [f"<{at}>" for at in range(len(alphabet), shape["vocab_size"])]
     tokenizer = Tokenizer(models.BPE({token: at for at, token in enumerate([*alphabet, *further])}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.save(str(place / "tokenizer.json"))
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": alphabet[0]}
     (place / "tokenizer_config.json").write_text(json.dumps(about))
