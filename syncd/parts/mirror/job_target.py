@@ -106,6 +106,8 @@ class JobTarget:
             sent.append(self._copy_file(writer.path, link, record, source, stop))
 
         several_at_once(link.records, copy_record, self._meter.is_stopped)
+        for directory in {os.path.dirname(record.name) for record in link.records}:
+            self._job.disk.sync_directory(f"{writer.path}/{directory}")
         self._meter.check()
         self._term().confirm()
         writer.seal_copy(link.data)
@@ -170,7 +172,6 @@ class JobTarget:
             raise
         disk.adopt(grown)
         disk.rename(grown, path)
-        disk.sync_directory(directory)
         return sent
 
     def _grow(self, path: str, file: CheckedFile, size: int, stop: Callable[[], bool]) -> int:
