@@ -154,7 +154,9 @@ class StoreTarget:
         self._published_at: float | None = None
         self._read_at = self._swept_at = float("-inf")
         self._sealed: set[str] = set()
-        self._is_clean = False  # whether no process has left a part of a step there, as far as this one can know
+        self._is_clean = (
+            False  # whether no process has left a part of a step there, as far as this one can know
+        )
 
     def is_ready(self) -> bool:
         """Return true: whoever is faster publishes."""
