@@ -37,7 +37,7 @@ def _rate(_: click.Context, __: click.Parameter, value: str | None) -> int:
     "--poll",
     type=click.FloatRange(0.01, 3600),
     metavar="S",
-    show_default="0.25; for a job on a local disk 0.05",
+    show_default="0.25, for a job on a local disk 0.05",
     help="Look at the source after this many seconds.",
 )
 @click.option(
@@ -88,7 +88,7 @@ def mirror(source: str, target: str | None, *, detach: bool, **choices: Any) -> 
       0   after SIGTERM; with --once when the newest version is there
       2   neither place is a job, or an option does not belong to TARGET
       5   with --once: another mirror leads TARGET; with --detach: the mirror still runs
-      74  there is no such job; with --once: the store does not answer
+      74  there is no such job, or its mount does not answer; with --once: the store does not answer
       75  with --once: the source has changed meanwhile
       78  TARGET is a job of its own or a mirror of another job; with --once: the store refuses the credentials
 

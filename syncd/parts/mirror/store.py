@@ -214,11 +214,11 @@ class StoreTarget:
             wanted = wanted.pruned(retention.keep, retention.grace, self._published_at)
         self._write(wanted)
         self._is_clean = True
-        self._published_at = self._objects.modified(NAME)
         self._sealed.difference_update(link.key for link in links)
 
     def tidy(self) -> None:
-        """Delete what is no longer named, and once a day what killed mirrors have left."""
+        """Date the version; delete what is no longer named, and once a day what killed mirrors have left."""
+        self._published_at = self._objects.modified(NAME)
         if not self._retention.prune:
             return
         done = self._remove(list(self._index.removing))

@@ -34,8 +34,8 @@ pytestmark = [
 
 VERSIONS = int(os.environ.get("SYNCD_MIRROR_VERSIONS", "30"))
 SEED = int(os.environ.get("SYNCD_SEED", "1"))
-KILLS = min(0.5, 100 / VERSIONS)
-"""How likely a mirror is killed after a version."""
+KILLS, CHECKS = min(0.5, 60 / VERSIONS), min(0.3, 60 / VERSIONS)
+"""How likely a mirror is killed after a version, and all that has arrived is compared."""
 
 MOST_MEMORY = 400 << 20
 LARGE = (4096, 8192)
@@ -155,7 +155,7 @@ def test_versions_arrive_through_kills_of_both_mirrors_and_experiences_come_back
                 time.sleep(chance.random() * 0.5)
                 sites.end(end, signal.SIGKILL)
                 sites.start(end)
-            if chance.random() < min(0.3, 100 / VERSIONS):
+            if chance.random() < CHECKS:
                 sites.wait(sites.is_there)
                 assert_same(sites)
                 sites.wait(sites.is_loaded)
