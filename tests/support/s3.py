@@ -54,6 +54,14 @@ def running_s3(port: int = 0, log: str = os.devnull) -> Iterator[str]:
         server.wait()
 
 
+def refuse_keys(url: str, *, refused: bool) -> None:
+    """Have it refuse every key from now on, or none."""
+    body = b"0" if refused else b"1000000000"
+    headers = {"Content-Type": "text/plain"}
+    request = urllib.request.Request(f"{url}/moto-api/reset-auth", data=body, headers=headers)
+    urllib.request.urlopen(request, timeout=10).close()
+
+
 def environment_of(url: str) -> dict[str, str]:
     """Return what a process needs to reach it."""
     return {

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
@@ -14,7 +15,7 @@ from support.cli import environment
 from support.experiences import make
 from support.jobs import shard_bytes
 from support.mirrors import Trainer, files_of
-from support.s3 import SERVER, environment_of, running_s3
+from support.s3 import SERVER, environment_of, refuse_keys, running_s3
 
 from syncd.experience import batch_paths
 from syncd.experience.writer import ExperienceWriter
@@ -78,6 +79,10 @@ class Sites:
     def is_loaded(self):
         reader = read_presences(self.far.disk, self.far.explorers)[0].get("reader")
         return reader is not None and reader.applied == self.trainer.pair
+
+    def both_say(self, text):
+        logs = [Path(f"{self.far.root}-{end}.log").read_text() for end in ("push", "pull")]
+        return all(text in log for log in logs)
 
     def is_there(self):
         version = read_version(self.far)
@@ -199,7 +204,7 @@ def tasks(sites):
     return [one.task for batch in ExperienceReader(sites.trainer.job).poll() for one in batch.experiences]
 
 
-def test_a_store_that_is_away_is_waited_for(shm):
+def test_a_store_that_refuses_the_keys_for_a_while_or_is_away_is_waited_for(shm):
     with contextlib.ExitStack() as up:
         url = up.enter_context(running_s3())
         sites = Sites(shm, url)
@@ -207,12 +212,14 @@ def test_a_store_that_is_away_is_waited_for(shm):
         for end in ("push", "pull"):
             sites.start(end)
         sites.wait(sites.is_there)
-        up.close()
+        refuse_keys(url, refused=True)
         sites.trainer.delta(2, 1)
-        time.sleep(5)
-        for end in ("push", "pull"):
-            with open(f"{sites.far.root}-{end}.log", encoding="utf-8") as log:
-                assert "the object store does not answer" in log.read()
+        sites.wait(lambda: sites.both_say("the object store refuses the credentials"))
+        refuse_keys(url, refused=False)
+        sites.wait(sites.is_there)
+        up.close()
+        sites.trainer.delta(3, 2)
+        sites.wait(lambda: sites.both_say("the object store does not answer"))
         # moto keeps nothing: the mirror finds an empty store, and fills it again.
         with running_s3(int(url.rpartition(":")[2])):
             sites.wait(sites.is_there)
