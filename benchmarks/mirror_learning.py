@@ -19,11 +19,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples" / "demo"))
 
-import job as demo_job
+import job as demo_job  # type: ignore[import-not-found]
 import report
-import run as demo
+import run as demo  # type: ignore[import-not-found]
 import tomli_w
-from processes import ROOT, Processes
+from processes import ROOT, Processes  # type: ignore[import-not-found]
 from support.s3 import environment_of, running_s3
 from support.slow_link import SlowLink
 
@@ -124,7 +124,9 @@ def _learned(out: Path) -> dict[str, Any]:
 def _published_in(log: Path) -> float:
     """Return the median of the seconds from when a mirror saw a version to when it had published it."""
     events = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
-    seconds = [one["seconds"] for one in events if one["event"] == "mirror_version_published"]
+    seconds: list[float | None] = [
+        one["seconds"] for one in events if one["event"] == "mirror_version_published"
+    ]
     return round(statistics.median(second for second in seconds if second is not None), 3)
 
 
