@@ -21,8 +21,7 @@ Data = bytes | Iterable[bytes | memoryview]
 DOCUMENT_LIMIT = 16 << 20
 """The largest JSON document that is read, in bytes; what is larger is corrupt or hostile."""
 
-MISSING = (FileNotFoundError, NotADirectoryError)
-"""What a name that is not there raises."""
+MISSING = (FileNotFoundError, NotADirectoryError)  # what a name that is not there raises
 
 
 class DirectoryEntry(NamedTuple):
@@ -114,8 +113,7 @@ class Clock(Protocol):
         """Let `seconds` pass."""
 
 
-_HEAD = 200
-"""Bytes of a name that its temporary one begins with: names have 255."""
+_HEAD = 200  # bytes of a name that its temporary one begins with: names have 255
 
 
 def temporary_name(name: str) -> str:
