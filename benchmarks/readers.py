@@ -1,11 +1,11 @@
-"""N readers of one fresh step over limited links: this product, and what others use. Needs root.
+"""N readers of one fresh step over limited links or NFS: this product, and what others use.
 
-    python benchmarks/readers.py --readers 1,2,4,8,16 --json benchmarks/results/readers.json
-    python benchmarks/readers.py --readers 1,4 --ways stage,cp --size 12
+    python benchmarks/readers.py --readers 1,2,4,8,16 --bed links --json benchmarks/results/readers.json
+    python benchmarks/readers.py --readers 1,4 --bed nfs --ways stage,cp --size 12 --json out/readers.json
 
 A link of the file server carries --rate MB/s, each reader's twice that, each way. All ways take turns in one run;
-each number of readers begins with another one. The clock runs from when the step is there and all readers are told
-until the last one has it:
+each number of readers begins with another one. The clock runs from when the step is there and all readers are told until the
+last one has it:
 
     alone        this product without a stage: every byte is checked on the mount, then `load_file`
     stage        this product: a checked copy of the host's own
@@ -41,10 +41,10 @@ ROOT = HERE.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "parts" / "hosts")]
 
 import numpy as np  # noqa: E402
+import readers_beds  # noqa: E402
 import report  # noqa: E402
 import xxhash  # noqa: E402
 from links import no_links  # noqa: E402
-from readers_bed import LinksBed  # noqa: E402
 from readers_part import OURS, PIECE, use_small_pieces  # noqa: E402
 from safetensors.numpy import load_file, save_file  # noqa: E402
 from support.jobs import start  # noqa: E402
@@ -75,12 +75,11 @@ _WHY_NO_PRIME = (
 def main() -> int:
     """Measure, print a table, write JSON; return 0, also where the reason why nothing could be measured is all."""
     options = _options()
-    if why := _why_no_bed():
+    if why := _why_no_bed(options):
         print(f"skipped: {why}")
         return 0
-    if set(options.ways) == {"prime-rl"}:
-        print(f"skipped: prime-rl: {_WHY_NO_PRIME}")
-        return 0
+    if options.bed == "nfs" and not options.inside:
+        return _inside_the_bed(options)
     figures = measured(options)
     print(table(figures))
     report.keep(options.json, figures)
@@ -91,12 +90,17 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--readers", type=_counts, default=(1, 2, 4, 8, 16), help="1,2,4,8,16")
     parser.add_argument("--ways", type=_names, default=WAYS, help=",".join(WAYS))
+    parser.add_argument("--bed", choices=("links", "nfs"), default="links")
     parser.add_argument("--size", type=int, default=24, help="MiB of the step")
     parser.add_argument("--rate", type=float, default=4.0, help="MB/s of the server's link")
     parser.add_argument("--json", default="out/readers.json", help="where to write the figures")
     parser.add_argument(
         "--venv", default=str(ROOT / ".venv-libtorrent"), help="made with libtorrent, if missing"
     )
+    parser.add_argument(
+        "--prime", default="", help="a checkout of prime-rl, at the commit of readers_prime.py"
+    )
+    parser.add_argument("--inside", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -111,10 +115,43 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
-def _why_no_bed() -> str:
+def _why_no_bed(options: argparse.Namespace) -> str:
+    if options.inside:
+        return ""
+    if options.bed == "nfs":
+        missing = [name for name in ("linux.uml", "mount.nfs", "rpc.nfsd") if shutil.which(name) is None]
+        return f"{', '.join(missing)}: not installed (bash tests/beds/install.sh)" if missing else ""
     if not os.path.exists("/dev/fuse"):
         return "no /dev/fuse, so there is no mount over the links"
     return str(no_links())
+
+
+def _inside_the_bed(options: argparse.Namespace) -> int:
+    """Boot the machine of the NFS bed and run this program in it."""
+    _require_torrent(options)
+    with tempfile.TemporaryDirectory(prefix="readers-nfs-", dir="/var/tmp") as bed:
+        arguments = ["--readers", ",".join(map(str, options.readers)), "--ways", ",".join(options.ways)]
+        arguments += ["--bed", "nfs", "--size", str(options.size), "--rate", str(options.rate)]
+        arguments += ["--venv", options.venv, "--inside", "yes"]
+        script = Path(bed) / "run.sh"
+        script.write_text(
+            f"export PYTHONDONTWRITEBYTECODE=1\ncd {ROOT}\nmodprobe -a bridge sch_tbf\n"
+            f'{sys.executable} {__file__} {" ".join(arguments)} --json "$OUT/readers.json" >"$OUT/log" 2>&1\n'
+        )
+        environment = {**os.environ, "BED": bed, "SIZE": "1G", "MEM": "3G", "LIMIT": "3000"}
+        command = [str(ROOT / "tests" / "beds" / "nfs-bed"), "-o", "vers=4.2", str(script)]
+        code = subprocess.run(command, env=environment, check=False, stdout=subprocess.DEVNULL).returncode
+        made = Path(bed) / "out" / "readers.json"
+        if code or not made.exists():
+            log = Path(bed) / "out" / "log"
+            print(
+                log.read_text()[-3000:] if log.exists() else "", f"the bed ended with {code}", file=sys.stderr
+            )
+            return 1
+        figures = json.loads(made.read_text())
+    print(table(figures))
+    report.keep(options.json, figures)
+    return 0
 
 
 def _require_torrent(options: argparse.Namespace) -> str:
@@ -131,7 +168,7 @@ def measured(options: argparse.Namespace) -> Row:
     use_small_pieces()
     left_out = {"prime-rl": _WHY_NO_PRIME} if "prime-rl" in options.ways else {}
     ways = tuple(way for way in options.ways if way not in left_out)
-    python = _require_torrent(options) if set(_TORRENTS) & set(ways) else ""
+    python = _require_torrent(options) if "libtorrent" in ways else ""
     rows: list[Row] = []
     loads = [round(os.getloadavg()[0], 1)]
     for turn, count in enumerate(options.readers):
@@ -141,6 +178,7 @@ def measured(options: argparse.Namespace) -> Row:
         loads.append(round(os.getloadavg()[0], 1))
     figures = {
         "machine": report.machine(Path("/dev/shm"), load=report.span(loads)),
+        "bed": options.bed,
         "command": f"python benchmarks/readers.py {_shown(options)}",
         "rate_mb": options.rate,
         "reader_rate_mb": 2 * options.rate,
@@ -153,14 +191,18 @@ def measured(options: argparse.Namespace) -> Row:
 
 def _shown(options: argparse.Namespace) -> str:
     readers, ways = ",".join(map(str, options.readers)), ",".join(options.ways)
-    return f"--readers {readers} --ways {ways} --size {options.size} --rate {options.rate:g}"
+    return (
+        f"--bed {options.bed} --readers {readers} --ways {ways} --size {options.size} --rate {options.rate:g}"
+    )
 
 
 def _with_readers(
     place: Path, options: argparse.Namespace, count: int, ways: tuple[str, ...], python: str
 ) -> Iterator[Row]:
-    trainer = Trainer(Path(tempfile.mkdtemp(prefix="job-", dir=place)), place, options.size)
-    with LinksBed(count, options.rate, trainer.job, place) as bed, _started(bed, count, place) as parts:
+    shared = Path(os.environ["A"]) if options.inside else place
+    trainer = Trainer(Path(tempfile.mkdtemp(prefix="job-", dir=shared)), place, options.size)
+    kind = readers_beds.NfsBed if options.bed == "nfs" else readers_beds.LinksBed
+    with kind(count, options.rate, trainer.job, place) as bed, _started(bed, count, place) as parts:
         trainer.publish("whole")  # the job's state is there now
         trainer.list_hosts([f"{bed.ip(name)}:7410" for name in parts])
         for way in ways:
@@ -261,7 +303,7 @@ Parts = dict[str, "subprocess.Popen[str]"]
 
 
 @contextmanager
-def _started(bed: LinksBed, count: int, place: Path) -> Iterator[Parts]:
+def _started(bed: readers_beds.LinksBed, count: int, place: Path) -> Iterator[Parts]:
     paths = ":".join(str(path) for path in (ROOT, ROOT / "tests", HERE))
     parts: Parts = {}
     with ExitStack() as ends:
@@ -298,7 +340,7 @@ def _answer(part: "subprocess.Popen[str]") -> Row:
 
 
 @contextmanager
-def _seeded(bed: LinksBed, work: Row, parts: Parts, place: Path, python: str) -> Iterator[None]:
+def _seeded(bed: readers_beds.LinksBed, work: Row, parts: Parts, place: Path, python: str) -> Iterator[None]:
     """Have the server seed a step while libtorrent reads it."""
     if work["way"] not in _TORRENTS:
         yield
@@ -326,7 +368,7 @@ def _seeded(bed: LinksBed, work: Row, parts: Parts, place: Path, python: str) ->
         process.wait()
 
 
-def _one(bed: LinksBed, parts: Parts, work: Row, trainer: Trainer) -> Row:
+def _one(bed: readers_beds.LinksBed, parts: Parts, work: Row, trainer: Trainer) -> Row:
     _ask(parts, {**work, "do": "prepare"})
     for part in parts.values():
         _answer(part)

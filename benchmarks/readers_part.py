@@ -61,8 +61,9 @@ class Reader:
 
     def prepare(self, work: Found) -> Found:
         """Get ready to take a step, which is there already."""
-        name = f"global_step_{work['step']}"
-        readers_mount.mount(f"{self._settings['job']}/{name}", self._settings["origin"], f"/{name}")
+        if "origin" in self._settings:
+            name = f"global_step_{work['step']}"
+            readers_mount.mount(f"{self._settings['job']}/{name}", self._settings["origin"], f"/{name}")
         if work["way"] in OURS and work["way"] not in self._fetchers:
             self._fetchers[work["way"]] = self._opened(work["way"])
         return {}
@@ -156,10 +157,18 @@ def _memory(field: str, pid: object = "self") -> int:
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith(field)), 0)
 
 
+def _mount_nfs(settings: Found) -> None:
+    Path(settings["mount"]).mkdir(parents=True, exist_ok=True)
+    where = ["-o", "vers=4.2,nosharecache", f"{settings['nfs']}:/", settings["mount"]]
+    subprocess.run(["mount", "-t", "nfs", *where], check=True)
+
+
 def main() -> None:
     """Do what is asked, line by line."""
     use_small_pieces()
     settings = json.loads(sys.argv[1])
+    if "nfs" in settings:
+        _mount_nfs(settings)
     reader = Reader(settings)
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

@@ -39,9 +39,9 @@ class OriginDisk(LocalDisk):
     is_far = False
     _connections = threading.local()
 
-    def read_at(self, path, offset, length):
+    def read_at(self, path, offset, length, *, ahead=True):
         if not self.is_far or "/global_step_" not in path:
-            return super().read_at(path, offset, length)
+            return super().read_at(path, offset, length, ahead=ahead)
         return self._far(path, offset, length)
 
     def read(self, path, limit=16 << 20):
