@@ -54,7 +54,10 @@ class LinksBed:
 
     def settings(self, name: str) -> dict[str, Any]:
         """Return how a reader finds the job."""
-        return {"name": name, "ip": self.ip(name), "job": self._job.root, "origin": f"{self.ip('o')}:8000"}
+        return {
+            "name": name, "space": self._links.space(name), "ip": self.ip(name), "job": self._job.root,
+            "origin": f"{self.ip('o')}:8000",
+        }  # fmt: skip
 
 
 class NfsBed(LinksBed):
@@ -95,7 +98,7 @@ class NfsBed(LinksBed):
         """Return how a reader finds the job."""
         mount = f"/dev/shm/readers/{name}"
         job = f"{mount}/{Path(self._job.root).name}"
-        return {"name": name, "ip": self.ip(name), "job": job, "nfs": _SERVER, "mount": mount}
+        return {"name": name, "space": name, "ip": self.ip(name), "job": job, "nfs": _SERVER, "mount": mount}
 
     def _plug(self, name: str) -> None:
         _run(f"ip netns add {name}")

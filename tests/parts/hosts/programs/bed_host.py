@@ -109,7 +109,7 @@ if conf.get("token"):
 if conf.get("members"):
     reader.read_members = lambda job: sorted(conf["members"])
 
-syncd.transports.delta.chain._AHEAD = 128 << 10  # as much smaller as tiles
+syncd.transports.delta.chain._AHEAD = conf["tile"] // 2  # as much smaller as tiles
 told = []
 disk = OriginDisk()
 client = Client.open(conf["job"], "explorer", conf["name"], disk=disk)
