@@ -231,29 +231,34 @@ def _reader_lines(found: Mapping[str, Any], what: tuple[str, str], color: str) -
 
 
 def readers_table(found: Mapping[str, Any]) -> str:
-    """Return the table of readers in docs/figures.md."""
+    """Return the table of readers in docs/figures.md: a row for each way, a column for each number of readers."""
     counts = sorted({row["readers"] for row in found["rows"]})
-    most = found["simulated"][0]["readers"]
-    heads = [*map(str, counts), f"{most}, computed"]
+    computed = found["simulated"][0]["readers"]
+    heads = [*(f"{count} reader{'s' if count > 1 else ''}" for count in counts), f"{computed}, computed"]
     lines = [
-        f"| over | way | step | {' | '.join(heads)} | CPU s per GB | peak memory, MiB |",
-        "|" + "---|" * (len(heads) + 5),
+        f"| over | way | step | {' | '.join(heads)} | CPU s per GB | MiB |",
+        "|---" * (len(heads) + 5) + "|",
     ]
     cells: dict[tuple[str, str, str], dict[int, Mapping[str, Any]]] = {}
     for row in (*found["rows"], *found["simulated"]):
         cells.setdefault((row["bed"], row["way"], row["form"]), {})[row["readers"]] = row
     in_order = sorted(cells, key=lambda what: (what[0], _WAYS.index(what[1]), what[2] == "delta"))
-    rows = (_reader_row(what, [cells[what].get(count) for count in (*counts, most)]) for what in in_order)
-    return "\n".join([*lines, *rows])
+    return "\n".join([*lines, *(_reader_row(what, cells[what], [*counts, computed]) for what in in_order)])
 
 
-def _reader_row(what: tuple[str, str, str], rows: Sequence[Mapping[str, Any] | None]) -> str:
-    """Return a line: processor time and memory are those of the most readers that were measured."""
-    taken = [f"{row['seconds']:.3g} s, {row['server_bytes'] / 1e6:.3g} MB" if row else "-" for row in rows]
-    last = [row for row in rows if row and "cpu_per_gb" in row][-1]
+def _reader_row(
+    what: tuple[str, str, str], rows: Mapping[int, Mapping[str, Any]], counts: Sequence[int]
+) -> str:
+    """Return a line of the table: processor time and memory are those of the most readers that were measured."""
+    most = rows[max(count for count in rows if count != counts[-1])]
     bed = "NFS" if what[0] == "nfs" else what[0]
-    cells = [bed, *what[1:], *taken, f"{last['cpu_per_gb']:.1f}", f"{max(last['memory'], 0) / (1 << 20):.0f}"]
+    cells = [bed, *what[1:], *(_taken(rows.get(count)) for count in counts)]
+    cells += [f"{most['cpu_per_gb']:.1f}", f"{max(most['memory'], 0) / (1 << 20):.0f}"]
     return f"| {' | '.join(cells)} |"
+
+
+def _taken(row: Mapping[str, Any] | None) -> str:
+    return f"{row['seconds']:.1f}, {row['server_bytes'] / 1e6:.1f}" if row else "-"
 
 
 _CHARTS: dict[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
