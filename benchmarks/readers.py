@@ -35,7 +35,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
@@ -152,7 +152,7 @@ def _kept(path: str, figures: Row) -> int:
         measured = {_what(row) for row in figures["rows"]}
         old = [row for row in known["rows"] if _what(row) not in measured]
         figures = {**figures, "rows": sorted([*old, *figures["rows"]], key=_what)}
-    report.keep(path, {**figures, "simulated": list(simulated(figures["rows"], figures["rate_mb"]))})
+    report.keep(path, {**figures, "simulated": list(simulated(figures["rows"]))})
     return 0
 
 
@@ -170,7 +170,7 @@ def _require_torrent(options: argparse.Namespace) -> str:
 
 
 def measured(options: argparse.Namespace) -> Row:
-    """Return the figures of every number of readers, and of 64 simulated."""
+    """Return the figures of every number of readers."""
     left_out = {} if options.prime and options.vllm and not options.inside else {_PRIME: _WHY_NO_PRIME}
     ways = tuple(way for way in options.ways if way not in left_out)
     python = _require_torrent(options) if set(_TORRENTS) & set(ways) else ""
@@ -188,8 +188,7 @@ def measured(options: argparse.Namespace) -> Row:
             "bed": options.bed, "readers": ",".join(map(str, options.readers)), "size": options.size,
             "rate": f"{options.rate:g}",
         }.items()),
-        "rate_mb": options.rate, "reader_rate_mb": 2 * options.rate, "piece_kib": PIECE >> 10,
-        "left_out": left_out, "rows": rows,
+        "piece_kib": PIECE >> 10, "left_out": left_out, "rows": rows,
     }  # fmt: skip
 
 
@@ -212,7 +211,8 @@ def _with_readers(
                 work = {"way": way, **trainer.publish(form)}
                 with _seeded(bed, work, parts, place, python):
                     row = _one(bed, parts, work, trainer, prime)
-                found = {"bed": options.bed, "readers": count, "way": way, "form": form, **row}
+                found = {"bed": options.bed, "rate_mb": options.rate, "readers": count, "way": way, "form": form}
+                found |= row
                 print(json.dumps(found), file=sys.stderr, flush=True)
                 yield found
     trainer.close()
@@ -410,7 +410,7 @@ class Prime:
 
 def _one(bed: readers_beds.LinksBed, parts: Parts, work: Row, trainer: Trainer, prime: Prime | None) -> Row:
     _ask(parts, {**work, "do": "prepare"})
-    take = partial(_ask, parts, {**work, "do": "take"})
+    take: Callable[[], list[Row]] = partial(_ask, parts, {**work, "do": "take"})
     if work["way"] == _PRIME and prime:
         prime.prepare(parts, work, trainer.job.root)
         take = prime.take
@@ -434,7 +434,7 @@ def _one(bed: readers_beds.LinksBed, parts: Parts, work: Row, trainer: Trainer, 
     }
 
 
-def simulated(rows: list[Row], rate: float) -> Iterator[Row]:
+def simulated(rows: list[Row]) -> Iterator[Row]:
     """Yield what 64 readers would take of a whole step: what links allow, times how far the largest run was off."""
     most = {
         bed: max(row["readers"] for row in rows if row["bed"] == bed) for bed in {row["bed"] for row in rows}
@@ -442,23 +442,23 @@ def simulated(rows: list[Row], rate: float) -> Iterator[Row]:
     for row in rows:
         count = most[row["bed"]]
         if row["readers"] == count and row["form"] == "whole" and row["way"] not in _TORRENTS:
-            far = row["seconds"] / ideal(row, count, rate)
+            far = row["seconds"] / ideal(row, count)
             copies = 1 if row["way"] == "peers" else SIMULATED / count
             yield {
                 "bed": row["bed"], "readers": SIMULATED, "way": row["way"], "form": row["form"],
-                "from_readers": count, "seconds": round(ideal(row, SIMULATED, rate) * far, 1),
+                "from_readers": count, "seconds": round(ideal(row, SIMULATED) * far, 1),
                 "server_bytes": int(row["server_bytes"] * copies),
             }  # fmt: skip
 
 
-def ideal(row: Row, readers: int, rate: float) -> float:
+def ideal(row: Row, readers: int) -> float:
     """Return the seconds that links alone allow: N copies through the server's, or one and what an owner gives on."""
     copies = 1 if row["way"] == "peers" else readers
     uploads = 0.0
     if row["way"] == "peers":
         pieces = math.ceil(row["stored_bytes"] / PIECE)
         uploads = math.ceil(pieces / readers) * (readers - 1) / pieces
-    return float(row["stored_bytes"] * max(copies, max(uploads, 1) / 2) / rate / 1e6)
+    return float(row["stored_bytes"] * max(copies, max(uploads, 1) / 2) / row["rate_mb"] / 1e6)
 
 
 def table(rows: list[Row]) -> str:
