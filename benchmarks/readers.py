@@ -211,7 +211,13 @@ def _with_readers(
                 work = {"way": way, **trainer.publish(form)}
                 with _seeded(bed, work, parts, place, python):
                     row = _one(bed, parts, work, trainer, prime)
-                found = {"bed": options.bed, "rate_mb": options.rate, "readers": count, "way": way, "form": form}
+                found = {
+                    "bed": options.bed,
+                    "rate_mb": options.rate,
+                    "readers": count,
+                    "way": way,
+                    "form": form,
+                }
                 found |= row
                 print(json.dumps(found), file=sys.stderr, flush=True)
                 yield found
