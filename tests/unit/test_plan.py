@@ -106,7 +106,9 @@ def test_a_briefly_torn_marker_is_not_a_problem():
 
 
 def test_a_missing_marker_is_a_problem_once_a_step_is_sealed():
-    first, sealed = (snapshot(step, marker=None, marker_stable_for=60.0) for step in (filling(1), complete(1)))
+    first, sealed = (
+        snapshot(step, marker=None, marker_stable_for=60.0) for step in (filling(1), complete(1))
+    )
     assert plan(first, POLICY).problems == ()
     assert dict(plan(sealed, POLICY).problems)["marker"] == "missing"
 
