@@ -47,6 +47,7 @@ class StepSave:
     probe: Probe | None = None  # what the model answers with these weights
     begun: float = 0.0  # when it began
     share: Share | None = None  # what this rank has copied; None if the weights are streamed
+    has_changes: bool = False  # whether the step is stored as changes, or has a shortcut
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ class SaveFiles:
             sealed: The share of the step whose changes are stored; None if none are.
         """
         save.writer.begin()
+        save.has_changes = sealed is not None and storage.parent is not None
         if sealed is None or storage.parent is None:
             return self._write_whole(save, share, has_root=storage.keeps)
         with self._encoding(share, sealed.share) as encoding:
@@ -174,24 +176,31 @@ class SaveFiles:
     ) -> list[FileRecord]:
         if not (name := self._shard_path()):
             return []
-        fill = partial(self._fill, layout, put, digest, save.copy, name.removeprefix(f"{ACTOR}/"))
+        fill = partial(self._fill, save, layout, put, digest, name.removeprefix(f"{ACTOR}/"))
         return [save.writer.add_file(name, fill, tensors=len(layout.specs))]
 
     def _fill(
         self,
+        save: StepSave,
         layout: ShardLayout,
         put: Callable[[ShardWriter], None],
         digest: ShardDigest,
-        copy: StepCopy | None,
         name: str,
         path: str,
     ) -> tuple[int, str]:
         self._write_mode = self._write_mode or find_write_mode(os.path.dirname(path), name=name)
-        if copy is not None:
-            copy.begin(name, layout.size)
-        with ShardWriter(path, layout, self._write_mode, self._writers, digest, copy) as shard:
+        if save.copy is not None:
+            save.copy.begin(name, layout.size)
+        note = self._note(save, path, name, layout.size)
+        with ShardWriter(path, layout, self._write_mode, self._writers, digest, save.copy, note) as shard:
             put(shard)
             return shard.finish()
+
+    def _note(self, save: StepSave, path: str, name: str, size: int) -> Callable[[int], None]:
+        """Return what hears how far a file is; nobody where few bytes of it are read: of an adapter, or changes."""
+        if self._base is not None or save.has_changes:
+            return lambda _: None
+        return save.writer.progress(self._number, path, name, size).note
 
     def _shard_path(self) -> str:
         """Return the shard that this rank writes, relative to the step; empty if it writes none."""
