@@ -45,7 +45,7 @@ _PATIENCE = 1.0
 class _Attempt:
     """What this process has seen of an attempt."""
 
-    notes: tuple[WriteProgress, ...] = ()
+    notes: tuple[WriteProgress, ...] | None = None
     changed_at: float | None = None
 
 
@@ -173,13 +173,13 @@ class EarlyReader(PieceReader):
         notes = read_progress(self._job.disk, self._job.attempt(*key))
         notes_of_it = tuple(note for note in notes if note.attempt == key.attempt)
         if notes_of_it != attempt.notes:
-            is_first = not attempt.notes and attempt.changed_at is None
+            is_first = attempt.notes is None
             attempt.notes = notes_of_it
             attempt.changed_at = attempt.changed_at if is_first else now
 
     def _snapshot(self, held: _Held | None, now: float) -> EarlySnapshot:
         attempts = tuple(
-            SeenAttempt(key, one.notes, None if one.changed_at is None else now - one.changed_at)
+            SeenAttempt(key, one.notes or (), None if one.changed_at is None else now - one.changed_at)
             for key, one in self._attempts.items()
         )
         free = self._stage.free() if attempts and held is None else 0
@@ -222,7 +222,7 @@ class EarlyReader(PieceReader):
     def _follow(self, held: _Held) -> None:
         attempt = self._attempts.get(held.key)
         if attempt is not None:
-            held.copy.follow(held.path, attempt.notes)
+            held.copy.follow(held.path, attempt.notes or ())
         elif held.manifest is not None:
             held.copy.end()
 

@@ -44,6 +44,7 @@ STALLED = 30.0
 _POLL = 0.02
 _LOCK = ".lock"
 _EARLY = "early."
+_BLOCK = 512  # bytes, whatever the file system's own
 _EARLY_PART = f".{_EARLY}"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _COPY = re.compile(r"(?P<generation>\d+)\.(?P<step>\d+)-(?P<digest>[0-9a-f]{16})(\+[0-9a-f]{8})?", re.ASCII)
@@ -246,10 +247,10 @@ class HostStage:
         return {_key_of(name) for name in _names(self._own) if name.startswith(_EARLY_PART)}
 
     def early_bytes(self, step: int) -> int | None:
-        """Return what is written of the early files of a step that a process makes, None if none does."""
+        """Return the bytes that are written of the early files of a step that a process makes, None if none does."""
         names = [name for name in _names(self._own) if name.startswith(f"{_EARLY_PART}{step}-")]
         made = [name for name in names if self._is_held(_key_of(name))]
-        return sum(_written(f"{self._own}/{name}") for name in made) if made else None
+        return _BLOCK * sum(_written(f"{self._own}/{name}") for name in made) if made else None
 
     def _is_held(self, key: str) -> bool:
         held = lock_file(f"{self._own}/{key}{_LOCK}", exclusive=True)
@@ -393,6 +394,7 @@ class HostStage:
 
 
 def _written(path: str) -> int:
+    """Return the blocks that the files below a directory have."""
     size = 0
     for directory, _, names in os.walk(path):
         for name in names:
