@@ -1,18 +1,19 @@
 """How far a writer has come with a shard file, for readers that copy a step while it is written.
 
-`.receipts/00001-of-00004.progress` is replaced as the file grows, and never synced. It is a hint: what was read by it
-counts only if its digest is that of the sealed step's manifest.
+`.receipts/00001-of-00004.progress` is replaced as the file grows, never synced, and removed before the receipt. It is
+a hint: what was read by it counts only if its digest is that of the sealed step's manifest.
 """
 
 import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, Clock, Disk, is_temporary, list_if_there, temporary_name
 from syncd.protocol.documents import Fields, as_document, encode, read_document, record_from
 from syncd.protocol.layout import ACTOR, is_relative_name
-from syncd.protocol.receipt import receipts_directory
+from syncd.protocol.receipt import Receipt, read_receipts, receipts_directory
 
 SUFFIX = ".progress"
 
@@ -66,6 +67,11 @@ class ProgressNotes:
         now = self._clock.monotonic()
         self._next = now + _PART * (now - begun)
 
+    def remove(self) -> None:
+        """Remove the note: the receipt says the rest."""
+        with contextlib.suppress(OSError):
+            self._disk.unlink(self._path)
+
     def _replace(self, data: bytes) -> None:
         directory, name = os.path.split(self._path)
         temporary = f"{directory}/{temporary_name(name)}"
@@ -81,14 +87,31 @@ class ProgressNotes:
 
 
 def read_progress(disk: Disk, attempt_path: str) -> list[WriteProgress]:
-    """Return what the writers of an attempt have noted, by writer; notes that cannot be read do not count."""
-    directory, found = receipts_directory(attempt_path), dict[str, WriteProgress]()
+    """Return how far the shard files of an attempt are, by its notes and receipts.
+
+    What cannot be read does not count. Nothing is returned of a step that is stored as changes, or with them: few
+    bytes of it are read.
+    """
+    receipts = read_receipts(disk, attempt_path)
+    if any(receipt.changes for receipt in receipts):
+        return []
+    whole = (progress for receipt in receipts for progress in _whole(receipt))
+    return list({progress.name: progress for progress in (*_notes(disk, attempt_path), *whole)}.values())
+
+
+def _notes(disk: Disk, attempt_path: str) -> Iterator[WriteProgress]:
+    directory = receipts_directory(attempt_path)
     for entry in sorted(list_if_there(disk, directory)):
         if entry.kind == "file" and entry.name.endswith(SUFFIX) and not is_temporary(entry.name):
             with contextlib.suppress(*MISSING, CorruptDataError):
-                progress = WriteProgress.from_fields(read_document(disk, f"{directory}/{entry.name}"))
-                found[progress.name] = progress
-    return list(found.values())
+                yield WriteProgress.from_fields(read_document(disk, f"{directory}/{entry.name}"))
+
+
+def _whole(receipt: Receipt) -> Iterator[WriteProgress]:
+    for record in receipt.shards:
+        directory, _, name = record.name.rpartition("/")
+        if directory == ACTOR and not is_temporary(name):
+            yield WriteProgress(receipt.attempt, receipt.world_size, name, name, record.size, record.size)
 
 
 def shard_path(attempt_path: str, name: str) -> str:

@@ -18,7 +18,7 @@ from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Version
-from syncd.protocol.write_progress import read_progress
+from syncd.protocol.write_progress import ProgressNotes, read_progress
 from syncd.protocol.writer import StepWriter
 from syncd.transports.files import early_copy, early_decision
 from syncd.transports.files.early_reader import EarlyReader
@@ -82,13 +82,14 @@ class Attempt:
             writer.receipt(number + 1, [record], files)
         return self.writers[-1].seal()
 
-    def finish(self):
-        """Finish the files that are being copied, as a trainer does, and seal the step."""
-        for number, content in enumerate(self.contents):
+    def finish(self, numbers=None):
+        """Finish the files that are being copied, as a trainer does, and seal the step if it is whole."""
+        for number, content in list(enumerate(self.contents))[slice(None) if numbers is None else numbers]:
             self.write(len(content), number)
             self.rename(number)
             writer, name = self.writers[number], f"actor/{self.names[number]}"
             digest = f"xxh3_128:{xxhash.xxh3_128_hexdigest(content)}"
+            self.notes[number].remove()
             files = [writer.write("actor/config.json", b"{}")] if not number else []
             writer.receipt(number + 1, [FileRecord(name, len(content), digest, 1)], files)
         return self.writers[-1].seal()
@@ -243,13 +244,35 @@ def test_a_follower_does_not_wait_for_one_that_takes_no_version(job, host, tmp_p
         copy.close()
 
 
-def test_a_trainer_says_how_far_it_is_and_its_step_is_whole(job, host, events):
+def test_a_rank_that_is_done_is_copied_while_another_still_writes(job, host, events):
+    attempt = Attempt(job, 1, writers=2)
+    assert attempt.finish(slice(0, 1)) is None
+    begun(host, len(attempt.contents[0]))
+    assert list(early_files(host)) == attempt.names[:1]
+    attempt.finish(slice(1, 2))
+    copy = host.provide(1)
+    holds(copy, attempt)
+    assert used(events)[0] >= len(attempt.contents[0])
+    copy.close()
+
+
+def test_a_trainer_says_how_far_it_is_until_its_receipt_does(job, monkeypatch):
+    heard, note = [], ProgressNotes.note
+
+    def hear(notes, written):
+        notes._next = 0.0
+        note(notes, written)
+        heard.append(read_progress(job.disk, job.attempt(1, "save-1")))
+
+    monkeypatch.setattr(ProgressNotes, "note", hear)
     with closing(StepSaver(job, 0, 1)) as saver:
-        saver.save(1, "save-1", {"w": torch.arange(8 << 20).bfloat16()}.items())
+        saver.save(1, "save-1", {"w": torch.arange(10 << 20).bfloat16()}.items())
         saver.wait()
-    (note,) = read_progress(job.disk, job.step(1))
-    assert (note.written, note.name) == (note.size, "model-00001-of-00001.safetensors")
-    host.provide(1).close()
+    steps = [progress.written for (progress,) in heard]
+    assert len(steps) > 1
+    assert steps == sorted(steps)
+    assert steps[-1] == heard[-1][0].size
+    assert os.listdir(f"{job.step(1)}/actor/.receipts") == ["00001-of-00001.json"]
 
 
 # --- what is copied early is not what is published ------------------------------------------------------------
@@ -480,5 +503,5 @@ def test_a_version_takes_the_room_of_the_next_one(job, host, events, monkeypatch
     begun(host, 2 * PART)
     copy = host.provide(1)
     holds(copy, first)
-    until(lambda: len(dropped(events)) == 1)
+    until(lambda: "its room was needed, or it could not be written" in dropped(events))
     copy.close()

@@ -16,6 +16,7 @@ from syncd.protocol.layout import ACTOR, ADAPTER, SHORTCUT, delta_name, shard_na
 from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import Changes, FileRecord, ShardRoots
 from syncd.protocol.tile_digests import shard_roots
+from syncd.protocol.write_progress import ProgressNotes
 from syncd.protocol.writer import StepWriter
 from syncd.transports.files.buffers import SealedShare, Share
 from syncd.transports.files.export_walk import ExportWalk, ShardLayout, encode_index
@@ -48,6 +49,7 @@ class StepSave:
     begun: float = 0.0  # when it began
     share: Share | None = None  # what this rank has copied; None if the weights are streamed
     has_changes: bool = False  # whether the step is stored as changes, or has a shortcut
+    notes: ProgressNotes | None = None  # tell how far this rank's shard is
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,8 @@ class SaveFiles:
     ) -> bool:
         if save.copy is not None:
             save.copy.seal(self._number, shards, files)  # first: once the step is whole, its copy is too
+        if save.notes is not None:
+            save.notes.remove()
         probe = save.probe if self._rank == 0 else None
         save.writer.receipt(self._number, shards, files, probe, roots or (), changes)
         return save.writer.publish_if_whole()
@@ -200,7 +204,8 @@ class SaveFiles:
         """Return what hears how far a file is; nobody where few bytes of it are read: of an adapter, or changes."""
         if self._base is not None or save.has_changes:
             return lambda _: None
-        return save.writer.progress(self._number, path, name, size).note
+        save.notes = save.writer.progress(self._number, path, name, size)
+        return save.notes.note
 
     def _shard_path(self) -> str:
         """Return the shard that this rank writes, relative to the step; empty if it writes none."""
