@@ -21,6 +21,7 @@ from syncd.protocol.version import Version
 from syncd.protocol.write_progress import ProgressNotes, read_progress
 from syncd.protocol.writer import StepWriter
 from syncd.transports.files import early_copy, early_decision
+from syncd.transports.files.early_decision import AttemptKey
 from syncd.transports.files.early_reader import EarlyReader
 from syncd.transports.files.leased_directory import payload_of
 from syncd.transports.files.piece_reader import OriginReader
@@ -496,6 +497,7 @@ def test_an_early_copy_needs_no_room_beside_the_version(job, host, events, monke
 
 def test_a_version_takes_the_room_of_the_next_one(job, host, events, monkeypatch):
     first = Attempt(job, 1)
+    host.reader._tried.add(AttemptKey(1, "save-1"))  # it is there before, so it is not copied early
     first.seal()
     limit_room(host, SIZE + PART, monkeypatch)
     second = Attempt(job, 2)

@@ -107,5 +107,5 @@ def test_a_copy_that_no_engine_took_makes_room_for_the_next_step() -> None:
     note = (WriteProgress("a", 1, "s", ".x.tmp", 1, 0),)
     following = (SeenAttempt(AttemptKey(6, "a"), note, 0.0),)
     held = HeldCopy(AttemptKey(5, "a"), gone_for=1.0, is_sealed=True)
-    assert isinstance(decide(EarlySnapshot(following, held, frozenset(), 0, 1)), Drop)
+    assert isinstance(decide(EarlySnapshot(following, held, frozenset(), 0, 0)), Drop)
     assert decide(EarlySnapshot((), held, frozenset(), 0, 1)) is None

@@ -79,18 +79,18 @@ class Drop(NamedTuple):
 
 def decide(seen: EarlySnapshot) -> Begin | Drop | None:
     """Return which attempt is copied from now on, or why the copy that there is goes; at most one is held."""
-    fit = [attempt for attempt in seen.attempts if _is_worth_it(attempt, seen)]
+    moving = [attempt for attempt in seen.attempts if attempt.key not in seen.tried and _is_moving(attempt)]
     if seen.held is not None:
-        return _why_dropped(seen.held, is_late=any(attempt.key > seen.held.key for attempt in fit))
+        return _why_dropped(seen.held, is_late=any(attempt.key > seen.held.key for attempt in moving))
     if seen.wasted >= WASTED:
         return None
-    newest = max(fit, key=lambda attempt: attempt.key, default=None)
-    return Begin(newest.key) if newest else None
+    fit = (attempt.key for attempt in moving if attempt.size <= seen.free)
+    newest = max(fit, default=None)
+    return Begin(newest) if newest else None
 
 
-def _is_worth_it(attempt: SeenAttempt, seen: EarlySnapshot) -> bool:
-    is_moving = attempt.changed_ago is not None and attempt.changed_ago < STILL
-    return bool(attempt.notes) and is_moving and attempt.key not in seen.tried and attempt.size <= seen.free
+def _is_moving(attempt: SeenAttempt) -> bool:
+    return bool(attempt.notes) and attempt.changed_ago is not None and attempt.changed_ago < STILL
 
 
 def _why_dropped(held: HeldCopy, *, is_late: bool) -> Drop | None:
