@@ -13,6 +13,8 @@ import pytest
 import torch
 import xxhash
 
+from explorer_hooks.follower.policy import FollowOptions
+from syncd.errors import ConfigError
 from syncd.protocol.disk import temporary_name
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
@@ -274,6 +276,12 @@ def test_a_trainer_says_how_far_it_is_until_its_receipt_does(job, monkeypatch):
     assert steps == sorted(steps)
     assert steps[-1] == heard[-1][0].size
     assert os.listdir(f"{job.step(1)}/actor/.receipts") == ["00001-of-00001.json"]
+
+
+def test_without_a_stage_it_is_refused():
+    with pytest.raises(ConfigError, match="only a stage copies versions early") as refused:
+        FollowOptions(early=True)
+    assert "--stage" in refused.value.hint
 
 
 # --- what is copied early is not what is published ------------------------------------------------------------
