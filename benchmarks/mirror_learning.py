@@ -1,6 +1,6 @@
 """`make demo` with its explorers behind a slow link: whether the model learns, and from how stale rollouts.
 
-    python benchmarks/mirror_learning.py [--steps 60] [--rate 1000000] [--round-trip 0.08] [--json FILE]
+    python benchmarks/mirror_learning.py [--steps 60] [--rate 1000000] [--round-trip 0.08] [--demo DIR] [--json FILE]
 
 The trainer's end pushes to moto's S3 (`make test-mirror` installs moto); the explorers' end pulls from it, and passes
 experiences back, over a link of so many bytes a second each way and such a round trip.
@@ -42,6 +42,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", type=float, default=1e6, help="bytes a second, each way")
     parser.add_argument("--round-trip", type=float, default=0.08, help="seconds")
+    parser.add_argument(
+        "--demo", dest="before", type=Path, help="an earlier run of the demo, to begin with its model"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "mirror-learning")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -57,7 +60,7 @@ def main() -> None:
 def _measured(options: argparse.Namespace) -> dict[str, Any]:
     with running_s3() as url, Processes(options.out) as processes:
         link = SlowLink(int(url.rpartition(":")[2]), options.rate, options.round_trip)
-        model = demo.imitate(processes, options)
+        model = _imitated(processes, options)
         began = time.monotonic()
         with link.running():
             _explore(processes, options, model, url, f"http://127.0.0.1:{link.port}")
@@ -70,6 +73,15 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
         **_learned(options.out),
         "mirror_seconds_p50": {end: _published_in(options.out / f"{end}.log") for end in ("push", "pull")},
     }
+
+
+def _imitated(processes: Processes, options: argparse.Namespace) -> Path:
+    """Return the directory of the model to start from."""
+    if options.before is None:
+        return Path(demo.imitate(processes, options))
+    for name in ("base", "sft"):
+        shutil.copytree(options.before.absolute() / name, options.out / name)
+    return Path(options.out / "sft" / f"global_step_{options.demo.sft_steps}" / "actor")
 
 
 def _explore(processes: Processes, options: argparse.Namespace, model: Path, url: str, slow_url: str) -> None:
@@ -89,7 +101,6 @@ def _explore(processes: Processes, options: argparse.Namespace, model: Path, url
     processes.start("push", [*mirror, str(near), STORE], environment_of(url))
     processes.start("pull", [*mirror, STORE, str(far)], environment_of(slow_url))
     beside = {"PYTHONPATH": f"{ROOT}:{(ROOT / options.demo.make).parent}"}
-    processes.until(lambda: _pair(far) is not None, _STUCK, "the first version to arrive")
     for name in options.demo.explorers:
         processes.start(name, [*demo.EXPLORER, "run", str(configs[far]), "--name", name], beside)
     processes.wait("trainer", _STUCK, near / "metrics.jsonl")
