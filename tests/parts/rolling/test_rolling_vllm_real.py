@@ -1,6 +1,7 @@
 """Six followers and a daemon, each a process; two engines are a real vLLM: waves, a bad version, kill -9 of each."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support import small_qwen
@@ -37,8 +38,8 @@ class FleetWithVllm(FleetOfProcesses):
     def __init__(self, root):
         start = small_qwen.write_model(str(root / "start"))
         self.engines = {name: vllm(PYTHON, start, root / f"{name}.log") for name in REAL}
-        for engine in self.engines.values():
-            engine.start()
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda engine: engine.start(), self.engines.values()))
         (root / "job").mkdir()
         write_base_probe(Job.at(str(root / "job")), probe_of(small_qwen.model_of(0)), start)
         super().__init__(root)
