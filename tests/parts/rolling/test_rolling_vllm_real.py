@@ -8,6 +8,7 @@ from support.engine_process import python_of
 from support.proven import probe_of, write_version
 from support.rolling_fleet import (
     LOAD,
+    NAMES,
     TABLE,
     FleetOfProcesses,
     follow,
@@ -73,6 +74,7 @@ def fleet(tmp_path_factory):
 
 
 def test_a_vllm_proves_a_version_before_the_others_load_it(fleet):
+    fleet.until(lambda: set(fleet.running()) == set(NAMES), "all are there")
     for _ in range(2):
         step = fleet.publish()
         fleet.reaches((1, step))
