@@ -81,7 +81,7 @@ class RollingGate:
 
     def _other(self, wave: Wave, presence: Presence, now: float) -> Other:
         report, approved = engine_report_of(presence.info), wave.approved
-        given_up = {(given.step, given.digest) for given in report.given_up} if report else set()
+        given_up = {(version.step, version.digest) for version in report.given_up} if report else set()
         name = presence.identity
         return Other(
             name=name,
