@@ -231,19 +231,21 @@ def _in_order(rows: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str
 
 
 def readers_table(found: Mapping[str, Any]) -> str:
-    """Return the table of readers in docs/figures.md."""
-    lines = [
-        "| readers | way | step | seconds | MB at the server | CPU s per GB | peak memory, MiB |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in (row for count in _counts(found) for row in _in_order(found["rows"], count)):
-        taken = f"{row['seconds']:.1f} | {row['server_bytes'] / 1e6:.1f}"
-        cells = f"{taken} | {row['cpu_per_gb']:.1f} | {max(row['memory'], 0) / (1 << 20):.0f}"
-        lines.append(f"| {row['readers']} | {row['way']} | {row['form']} | {cells} |")
-    for row in _in_order(found["simulated"], found["simulated"][0]["readers"]):
-        cells = f"{row['seconds']:.0f} | {row['server_bytes'] / 1e6:.0f} | - | -"
-        lines.append(f"| {row['readers']}, simulated | {row['way']} | {row['form']} | {cells} |")
+    """Return the table of readers in docs/figures.md: a row for each way, a column for each number of readers."""
+    counts = _counts(found)
+    cells = {(row["way"], row["form"], row["readers"]): row for row in (*found["rows"], *found["simulated"])}
+    computed = found["simulated"][0]["readers"]
+    heads = [*(f"{count} reader{'s' if count > 1 else ''}" for count in counts), f"{computed}, computed"]
+    lines = [f"| way | step | {' | '.join(heads)} | CPU s per GB | MiB |", "|---" * (len(heads) + 4) + "|"]
+    for most in _in_order(found["rows"], counts[-1]):
+        taken = [_taken(cells.get((most["way"], most["form"], count))) for count in (*counts, computed)]
+        cost = f"{most['cpu_per_gb']:.1f} | {max(most['memory'], 0) / (1 << 20):.0f}"
+        lines.append(f"| {most['way']} | {most['form']} | {' | '.join(taken)} | {cost} |")
     return "\n".join(lines)
+
+
+def _taken(row: Mapping[str, Any] | None) -> str:
+    return f"{row['seconds']:.1f}, {row['server_bytes'] / 1e6:.1f}" if row else "-"
 
 
 _CHARTS: dict[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {

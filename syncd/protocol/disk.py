@@ -5,7 +5,7 @@ the code that runs in production is the code whose schedules are searched.
 
 What the protocol relies on is listed by the methods below and nothing else: rename inside one file system is
 atomic, `rmdir` of a full directory fails, and a file closed by one host is seen by another that lists the
-directory and then opens the file. See docs/protocol.md, "What the file system must give".
+directory and then opens the file. See docs/protocol.md, "Requirements on the file system".
 """
 
 import contextlib

@@ -3,7 +3,7 @@
 Each host has its own directory below `.syncd-doctor-peer/`, prepared elsewhere and renamed into place. A host writes
 only below its own directory and polls that of the other: on NFSv3 a host that writes into the directory it polls
 misses what others do there. It polls as the daemon does: it opens and closes the parent directory, then opens, reads
-and closes the file (docs/protocol.md, "Visibility").
+and closes the file (docs/protocol.md, "Reading on a network mount").
 """
 
 import contextlib
