@@ -46,8 +46,11 @@ class Disk(Protocol):
     def read(self, path: str, limit: int = DOCUMENT_LIMIT) -> bytes:
         """Return the whole of a regular file."""
 
-    def read_at(self, path: str, offset: int, length: int) -> bytes:
-        """Return up to `length` bytes of a regular file from `offset`; fewer only at its end."""
+    def read_at(self, path: str, offset: int, length: int, *, ahead: bool = True) -> bytes:
+        """Return up to `length` bytes of a regular file from `offset`; fewer only at its end.
+
+        Without `ahead` the kernel is told to fetch nothing beyond them: another host reads what follows.
+        """
 
     def stat(self, path: str) -> FileStat:
         """Return the stat of `path` itself, following no link."""

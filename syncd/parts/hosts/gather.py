@@ -249,7 +249,7 @@ class Gather:
     def _chunks(self, file: int, offset: int, length: int) -> Iterator[tuple[int, memoryview]]:
         end, path = offset + length, self._plan.files[file].path
         while offset < end and not self._over:
-            data = self._disk.read_at(path, offset, min(_READ, end - offset))
+            data = self._disk.read_at(path, offset, min(_READ, end - offset), ahead=False)
             if not data:
                 raise RefusedError(f"{offset} bytes where more were written", path=path)
             with self._changed:
