@@ -24,9 +24,9 @@ from syncd.transports.files.early_decision import (
     STILL,
     AttemptKey,
     Begin,
+    CopyState,
     Drop,
     EarlySnapshot,
-    HeldCopy,
     SeenAttempt,
     decide,
 )
@@ -186,17 +186,17 @@ class EarlyReader(PieceReader):
         held_now = self._held_now(held, now) if held else None
         return EarlySnapshot(attempts, held_now, self._tried, self._wasted, free)
 
-    def _held_now(self, held: _Held, now: float) -> HeldCopy:
+    def _held_now(self, held: _Held, now: float) -> CopyState:
         attempt, is_revoked = self._attempts.get(held.key), held.copy.is_revoked
         if attempt is not None:
             held.seen_at = now
             changed_ago = now - (attempt.changed_at or now)
-            return HeldCopy(held.key, changed_ago=changed_ago, is_revoked=is_revoked)
+            return CopyState(held.key, changed_ago=changed_ago, is_revoked=is_revoked)
         manifest = held.manifest = held.manifest or self._sealed(held.key.step)
         gone_for = now - held.seen_at
         if manifest is None:
-            return HeldCopy(held.key, gone_for=gone_for, is_revoked=is_revoked)
-        return HeldCopy(
+            return CopyState(held.key, gone_for=gone_for, is_revoked=is_revoked)
+        return CopyState(
             held.key,
             gone_for=gone_for,
             is_sealed=True,
