@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import xxhash
+from support.followers import Scene
 
 from explorer_hooks.follower.policy import FollowOptions
 from syncd.errors import ConfigError
@@ -278,10 +279,31 @@ def test_a_trainer_says_how_far_it_is_until_its_receipt_does(job, monkeypatch):
     assert os.listdir(f"{job.step(1)}/actor/.receipts") == ["00001-of-00001.json"]
 
 
-def test_without_a_stage_it_is_refused():
-    with pytest.raises(ConfigError, match="only a stage copies versions early") as refused:
-        FollowOptions(early=True)
-    assert "--stage" in refused.value.hint
+@pytest.mark.parametrize(
+    ("more", "reason"), [({}, "only a stage"), ({"stage": "s", "peers": ":1"}, "each host")]
+)
+def test_what_it_cannot_be_used_with_is_refused(more, reason):
+    with pytest.raises(ConfigError, match=reason) as refused:
+        FollowOptions(early=True, **more)
+    assert "--early" in refused.value.hint
+
+
+def test_a_follower_loads_and_leases_nothing_before_the_version_is_published(tmp_path):
+    with closing(Scene(tmp_path / "job")) as scene:
+        follower = scene.follow(stage=str(tmp_path / "stage"), early=True)
+        assert follower.turn(0.05).kind == "nothing"
+        attempt = Attempt(scene.job, 1)
+        attempt.write()
+        until(lambda: [*(tmp_path / "stage").glob("*/.early.*/*.safetensors")])
+        assert follower.turn(0.05).kind == "nothing"
+        assert not scene.presence().leases
+        assert scene.presence().loading is None
+        attempt.finish()
+        assert follower.turn(0.05).kind == "nothing"
+        attempt.writers[0].announce()
+        scene.tick()
+        assert follower.turn(10.0).kind == "applied"
+        assert "early_copy_used" in scene.names()
 
 
 # --- what is copied early is not what is published ------------------------------------------------------------
