@@ -1,6 +1,7 @@
 """Steps that a stage copies while they are written: never a wrong byte, and nothing left of what was for nothing."""
 
 import errno
+import itertools
 import json
 import os
 import signal
@@ -151,7 +152,6 @@ def events():
 @pytest.fixture
 def host(job, tmp_path, events):
     with closing(Host(job, str(tmp_path / "stage"), events)) as made:
-        time.sleep(0.05)
         yield made
 
 
@@ -166,7 +166,7 @@ def early_files(host):
     return {path.name: path.read_bytes() for part in parts for path in Path(directory, part).iterdir()}
 
 
-def until(condition, seconds=8.0):
+def until(condition, seconds=20.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"
@@ -398,7 +398,6 @@ def test_an_abandoned_attempt_leaves_nothing_and_is_not_copied_again(job, host, 
     monkeypatch.setattr(early_decision, "STILL", 0.2)
     attempt = Attempt(job, 1)
     attempt.write(PART)
-    begun(host)
     until(lambda: dropped(events) == ["the attempt is not written any more"])
     assert early_files(host) == {}
     attempt.write(2 * PART)
@@ -447,7 +446,6 @@ def test_what_was_there_before_and_does_not_change_is_not_copied(job, tmp_path, 
 
 def test_a_follower_that_ends_in_the_middle_leaves_nothing(job, tmp_path, events):
     with closing(Host(job, str(tmp_path / "stage"), events)) as host:
-        time.sleep(0.05)
         Attempt(job, 1).write(PART)
         begun(host)
     assert not os.path.isdir(host.stage.directory)
@@ -461,10 +459,14 @@ def test_a_follower_that_is_killed_in_the_middle_leaves_nothing_to_the_next(job,
         time.sleep(60)
         os._exit(1)
     stage = str(tmp_path / "stage")
+    parts = itertools.cycle((PART, 2 * PART))
+
+    def has_begun():
+        attempt.write(next(parts))  # what does not change is not copied
+        return any(name.startswith(".early.") for _, names, _ in os.walk(stage) for name in names)
+
     try:
-        time.sleep(0.1)
-        attempt.write(PART)
-        until(lambda: any(name.startswith(".early.") for _, names, _ in os.walk(stage) for name in names))
+        until(has_begun)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
