@@ -34,8 +34,8 @@ from syncd.transports.files.piece_reader import PieceReader, ReportEvent, Wanted
 from syncd.transports.files.stage import HostStage
 
 LOCAL_POLL, NETWORK_POLL = 0.02, 0.25
-_PART = 20
-"""Polls take at most one part in this many of the time."""
+_PART, _COPYING_PART = 20, 4
+"""Polls take at most one part in this many of the time, and while an attempt is copied."""
 
 _PATIENCE = 1.0
 """Seconds without progress after which another process's early copy is no longer waited for."""
@@ -139,7 +139,8 @@ class EarlyReader(PieceReader):
             begun = time.monotonic()
             with contextlib.suppress(OSError, SyncdError):
                 self._iterate()
-            pause = max(self._poll, _PART * (time.monotonic() - begun))
+            least, part = (self._poll, _PART) if self._held is None else (LOCAL_POLL, _COPYING_PART)
+            pause = max(least, part * (time.monotonic() - begun))
 
     def _iterate(self) -> None:
         """Look at the attempts once, and act."""
