@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -17,11 +16,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import fake_answers
-from support.cli import environment
+from support import fake_answers, forked
 from support.fake_engines import FakeVllm
 from support.fake_servers import Answer
 from support.paths import ROOT
+from support.served_process import EXPLORER
 from support.synchronizers import LONG, Threads, World
 
 from explorer_hooks.cli.main import run as command_line
@@ -125,16 +124,14 @@ def start():
     started = []
 
     def one(file, name, *more):
-        program = "from explorer_hooks.cli.main import main; main()"
-        command = [sys.executable, "-c", program, "run", file, "--name", name, *more]
-        started.append(subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True))
+        started.append(
+            forked.start(f"{file}.{len(started)}.log", {}, *EXPLORER, "run", file, "--name", name, *more)
+        )
         return started[-1]
 
     yield one
     for process in started:
-        process.kill()
-        process.wait(LONG)
-        process.stderr.close()
+        process.end()
 
 
 class Trainer:
@@ -646,9 +643,8 @@ def test_an_explorer_ends_with_69_if_its_server_ends(world, file, command, tmp_p
 
 
 def finished(process, code):
-    _, said = process.communicate(timeout=MINUTES)
-    assert process.returncode == code, said[-3000:]
-    return said
+    assert process.wait(MINUTES) == code, process.said()[-3000:]
+    return process.said()
 
 
 def health_of(url):
@@ -664,8 +660,8 @@ def health_of(url):
 
 def test_health_is_answered_with_200_once_a_version_runs(world, weights, file, start):
     process = start(file, "e0", "--health", "127.0.0.1:0")
-    line = next(line for line in process.stderr if "health_served" in line)
-    url = re.search(r"http://127\.0\.0\.1:[0-9]+/", line)[0]
+    eventually(lambda: "health_served" in process.said(), MINUTES)
+    url = re.search(r"http://127\.0\.0\.1:[0-9]+/", process.said())[0]
     assert health_of(url)[0] == 503
     with Synchronizer.open(world.root, "trainer", timeout=LONG) as sync:
         sync.set_model_state_dict(weights(1), 1)

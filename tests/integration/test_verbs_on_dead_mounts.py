@@ -15,9 +15,9 @@ from beds.loop import frozen, mounted
 from beds.silent import silent
 from support import matrices
 from support.cli import VERBS, command, environment, spawn
+from support.forked import run_forked
 from support.jobs import shard_bytes, write_step
 from support.processes import must
-from support.warm import run_warm
 
 from syncd.protocol.layout import Job
 
@@ -58,7 +58,7 @@ def make_job(root):
     for step in (1, 2):
         write_step(job, step)
     for args in (["watch", root, "--once", "--no-prune", "--log-level", "error"], ["pin", root, "2"]):
-        must(command(*args), run_warm)
+        must(command(*args), run_forked)
     return job
 
 
@@ -174,7 +174,7 @@ def test_parsing_a_command_line_makes_no_call_on_the_mount(silenced, verb):
     there = f"{silenced.root}/x"
     paths = {"publish": ["1", there], "ls": ["--config", there], "install-units": ["--dir", there]}
     first = [] if verb == "install-units" else [silenced.root]
-    done = run_warm(command(verb, *first, *paths.get(verb, []), "--state-dir", there, "--nonsense"))
+    done = run_forked(command(verb, *first, *paths.get(verb, []), "--state-dir", there, "--nonsense"))
     assert done.returncode == 2
     assert "No such option" in done.stderr
 

@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from support.cli import environment
+from support import forked
 from support.synchronizers import Threads, World
 from transformers import AutoModelForCausalLM
 
@@ -57,16 +56,15 @@ def explore(world, directory):
     started = []
 
     def start(name, *options):
-        command = [sys.executable, f"{ARITHMETIC}/explorer.py", world.root, "--model", str(directory)]
-        sizes = ["--groups", str(GROUPS), "--group-size", str(SIZE)]
-        command += ["--name", name, *sizes, *map(str, options)]
-        started.append(subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True))
+        argv = (f"{ARITHMETIC}/explorer.py", world.root, "--model", directory)
+        sizes = ("--groups", GROUPS, "--group-size", SIZE)
+        log = f"{world.root}.{len(started)}.log"
+        started.append(forked.start(log, {}, *argv, "--name", name, *sizes, *options))
         return started[-1]
 
     yield start
     for process in started:
-        process.kill()
-        process.communicate()
+        process.end()
 
 
 def changed(directory, seed):

@@ -64,7 +64,7 @@ The width of the tiny engine makes a training state of 12 MB a rank, which takes
 STEPS = 24
 _LONG = 600.0
 _GRACE = 30.0
-_IMPORTED = ("trainer.cli.train", *(() if ENGINE == "tiny" else ("trainer.engines.verl.engine", "peft")))
+_FORKED_FROM = "torch" if ENGINE == "tiny" else "verl"
 
 CONFIG = """
 [job]
@@ -165,18 +165,18 @@ class ForkedRanks:
                 | {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "LOCAL_RANK": str(rank)}
                 | {name: str(value) for name, value in shared.items()},
                 *("-m", "trainer", "train", path),
-                more=_IMPORTED,
+                kind=_FORKED_FROM,
             )
             for rank in range(kind.ranks)
         ]
 
     def alive(self):
         """Return the process ids of those that run."""
-        return [rank.pid for rank in self.ranks if rank.exitcode is None]
+        return [rank.pid for rank in self.ranks if rank.poll() is None]
 
     def poll(self):
         """Return the exit code of the first that failed, 0 if none did, None while all of them run or end well."""
-        codes = [rank.exitcode for rank in self.ranks]
+        codes = [rank.poll() for rank in self.ranks]
         failed = [code for code in codes if code]
         return failed[0] if failed else None if None in codes else 0
 
@@ -187,9 +187,9 @@ class ForkedRanks:
             assert time.monotonic() < deadline, "ranks do not end"
             time.sleep(0.02)
         for rank in self.ranks:
-            rank.join(_GRACE)
-            rank.kill()
-            rank.join()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                rank.wait(_GRACE)
+            rank.end()
         return self.poll()
 
 

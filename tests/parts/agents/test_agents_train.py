@@ -97,7 +97,7 @@ def ended(tmp_path_factory):
     (root / "agent.py").write_text(AGENT)
     (root / "job.toml").write_text(JOB)
     (root / "tasks.jsonl").write_text("".join(f'{{"prompt": "task {at}"}}\n' for at in range(16)))
-    whole_jobs.run_together(root, whole_jobs.TRAIN_AND_EXPLORE, 800)
+    whole_jobs.run_together(root, whole_jobs.TRAIN_AND_EXPLORE, 800, "verl")
     return root
 
 
