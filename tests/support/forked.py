@@ -5,8 +5,10 @@ What it starts is a process with its own pid, signals and end, its own environme
 shared. A GPU's driver does not survive a fork: where there is one, each program is started anew.
 """
 
+import atexit
 import contextlib
 import fcntl
+import gc
 import importlib
 import json
 import os
@@ -17,6 +19,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import traceback
 from pathlib import Path
 
 from support.paths import PYTHONPATH, ROOT, TESTS
@@ -52,7 +56,6 @@ _IMPORTS = {
 }
 """What the programs of each kind find imported; what an installation lacks is left out."""
 
-_servers = []
 TAKEN = []
 """The seconds of a processor that each program of this process took that has ended: they are no children of it."""
 
@@ -171,7 +174,7 @@ def _connected(kind):
                 [sys.executable, __file__, kind, str(listener.fileno()), path, str(owner)],
                 env=environment, pass_fds=[listener.fileno()], start_new_session=True, stdin=subprocess.DEVNULL,
             )  # fmt: skip
-            _servers.append(server)
+            server.returncode = 0  # it ends by itself, later than we do
             connection.connect(path)
     return connection
 
@@ -198,6 +201,7 @@ class _Server:
         for name in _IMPORTS[kind]:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
+        gc.freeze()  # a collection in a forked process leaves these pages shared
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakes)
         for source in (self._listener, self._owner, self._woken):
@@ -215,7 +219,7 @@ class _Server:
                     if (pid := os.fork()) == 0:
                         signal.set_wakeup_fd(-1)
                         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                        self._leave(connection)
+                        self._forget(connection)
                         return self._base, request
                     connection.sendall(pid.to_bytes(8))
                     self._running[pid] = connection
@@ -227,7 +231,7 @@ class _Server:
                     self._selector.unregister(key.fileobj)
             self._reap()
 
-    def _leave(self, connection):
+    def _forget(self, connection):
         """Close what is the server's own."""
         for source in (self._listener, connection, *self._running.values(), self._selector):
             source.close()
@@ -259,7 +263,7 @@ class _Server:
 
 
 def _become(base, request):
-    """Go on as a program; how it ends is how this process ends."""
+    """Be a program to its end."""
     log, environment, cwd, argv = request
     null, output = (
         os.open(os.devnull, os.O_RDONLY),
@@ -275,6 +279,11 @@ def _become(base, request):
         sys.modules["torch"].set_num_threads(int(threads))
     own = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:] = list(dict.fromkeys([*filter(None, own), *base]))
+    _leave(_exit_code_of(_run, argv, cwd))
+
+
+def _run(argv, cwd):
+    """Run a program as the interpreter would."""
     if argv[0] == "-m":
         sys.argv = argv[1:]
         sys.path.insert(0, cwd)
@@ -282,11 +291,40 @@ def _become(base, request):
     elif argv[0] == "-c":
         sys.argv = ["-c", *argv[2:]]
         sys.path.insert(0, cwd)
-        exec(compile(argv[1], "<string>", "exec"), sys.modules["__main__"].__dict__)
+        exec(compile(argv[1], "<string>", "exec"), {"__name__": "__main__"})
     else:
         sys.argv = argv
         sys.path.insert(0, os.path.dirname(argv[0]))
         runpy.run_path(argv[0], run_name="__main__")
+
+
+def _exit_code_of(call, *args):
+    """Return what the interpreter would exit with."""
+    try:
+        call(*args)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:  # noqa: BLE001 -- a process of its own would end with it
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _leave(code):
+    """End as an interpreter does, but take nothing apart: that would copy every page of what was imported."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code & 0xFF)
 
 
 if __name__ == "__main__":
