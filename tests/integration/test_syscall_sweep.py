@@ -28,8 +28,8 @@ EVERY_FAULT = (KILL, *ERRORS, LASTING)
 IN_TURN = tuple(fault for error in ERRORS for fault in (KILL, error))
 """What each call of a writer meets in `make test`, in turn: SIGKILL at every second call, an error at the others."""
 
-EVERY = 1 if FULL else 5
-"""Which calls of the daemon meet a fault: all, or every fifth one, SIGKILL here and an error while it watches."""
+EVERY = 1 if FULL else 8
+"""Which calls of the daemon meet a fault: all, or every eighth one, SIGKILL here and an error while it watches."""
 
 pytestmark = [
     pytest.mark.sweep,

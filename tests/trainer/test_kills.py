@@ -5,8 +5,8 @@ SYNCD_ENGINE=ppo the same with a critic, and SYNCD_ENGINE=lora with adapters as 
 harms most, while a training state is written; `make test-matrices` at any moment too, and one run with a critic once.
 
 Torch and verl take longer to import than a run from kill to kill. So ranks to be killed are forked from a process
-that has imported them, and meet as torchrun's do. The undisturbed run and the last start of the killed one are the
-command itself.
+that has imported them, and meet as torchrun's do. The last start of the killed run and the first of the
+stopped one are the command itself.
 """
 
 import contextlib
@@ -124,7 +124,7 @@ def _one_thread():
 @pytest.fixture(scope="module")
 def straight(place):
     """What an undisturbed run comes to."""
-    return final_state(finish(new_job(place, "straight")))
+    return final_state(finish(new_job(place, "straight"), how=ForkedRanks))
 
 
 def write_config(job, kind):
@@ -287,9 +287,9 @@ def new_job(place, name, kind=WHOLE):
     return job
 
 
-def finish(job, kind=WHOLE):
+def finish(job, kind=WHOLE, how=start):
     """Run a trainer to its end and return its job."""
-    process = start(job, kind)
+    process = how(job, kind)
     assert process.wait(_LONG) == 0, tail(job)
     return job
 
@@ -364,7 +364,7 @@ def test_a_stopped_run_saves_exits_with_75_and_resumes(place, straight, number):
     assert process.wait(_LONG) == 75, tail(stopped)
     announced = marker(str(stopped))
     assert os.path.exists(f"{stopped}/global_step_{announced}/.full_checkpoint")
-    finish(stopped)
+    finish(stopped, how=ForkedRanks)
     assert '"event": "training_resumed"' in tail(stopped, 1 << 20)
     assert final_state(stopped) == straight
 
