@@ -26,6 +26,7 @@ import xxhash
 from support import forked
 from support.checker import marker, sealed
 from support.engine_process import free_port
+from support.job_file import job_of, write_job
 from support.matrices import LONG, rows
 from support.trainers import ENVIRONMENT, write_experiences
 
@@ -40,23 +41,21 @@ SIGNALS = [signal.SIGTERM, signal.SIGUSR2] if KILLS > 3 else [signal.SIGUSR2]
 
 SEED = int(os.environ.get("SYNCD_SEED", "1"))
 ENGINE = os.environ.get("SYNCD_ENGINE", "tiny")
+_GRPO = {"name": "grpo", "optimizer": {"lr": 0.01}}
 TABLES = {
-    "tiny": '[engine]\nname = "tests.tiny"\noptions = { pause = 0.08, width = 1000 }\n[algorithm]\nname = "grpo"',
-    "verl": '[engine]\ncompute_dtype = "float32"\n[algorithm]\nname = "grpo"',
-    "lora": '[model.lora]\nrank = 4\n[engine]\ncompute_dtype = "float32"\n[algorithm]\nname = "grpo"',
-    "ppo": """
-[engine]
-compute_dtype = "float32"
-[critic]
-enabled = true
-warmup_steps = 1
-mini_batches = 2
-optimizer = { lr = 0.01 }
-[algorithm]
-name = "ppo"
-""",
+    "tiny": {
+        "engine": {"name": "tests.tiny", "options": {"pause": 0.08, "width": 1000}},
+        "algorithm": _GRPO,
+    },
+    "verl": {"engine": {"compute_dtype": "float32"}, "algorithm": _GRPO},
+    "lora": {"model": {"lora": {"rank": 4}}, "engine": {"compute_dtype": "float32"}, "algorithm": _GRPO},
+    "ppo": {
+        "engine": {"compute_dtype": "float32"},
+        "critic": {"enabled": True, "warmup_steps": 1, "mini_batches": 2, "optimizer": {"lr": 0.01}},
+        "algorithm": {**_GRPO, "name": "ppo"},
+    },
 }
-"""What is trained; the last table is [algorithm].
+"""What is trained.
 
 The width of the tiny engine makes a training state of 12 MB a rank, which takes long enough to be killed meanwhile.
 """
@@ -65,27 +64,6 @@ STEPS = 24
 _LONG = 600.0
 _GRACE = 30.0
 _FORKED_FROM = "torch" if ENGINE == "tiny" else "verl"
-
-CONFIG = """
-[job]
-dir = "{job}"
-[model]
-path = "{model}"
-{tables}
-optimizer = {{ lr = 0.01 }}
-[data]
-groups = 2
-group_size = 2
-consumed = "archive"
-[sync]
-save_timeout = 30.0
-interval = {sync}
-[trainer]
-nproc = {ranks}
-total_steps = {steps}
-save_interval = {interval}
-max_checkpoints_to_keep = 2
-"""
 
 
 @dataclass(frozen=True)
@@ -129,12 +107,21 @@ def straight(place):
 
 def write_config(job, kind):
     """Write the job's file and return its path."""
-    path = f"{job}.toml"
-    with open(path, "w", encoding="utf-8") as file:
-        model = f"{os.path.dirname(job)}/model"
-        own = {"steps": kind.steps, "ranks": kind.ranks, "interval": kind.interval, "sync": kind.sync}
-        file.write(CONFIG.format(job=job, model=model, tables=TABLES[kind.engine], **own))
-    return path
+    tables = {name: dict(keys) for name, keys in TABLES[kind.engine].items()}
+    tables.setdefault("model", {})["path"] = f"{os.path.dirname(job)}/model"
+    document = job_of(
+        job={"dir": str(job)},
+        data={"groups": 2, "group_size": 2, "consumed": "archive"},
+        sync={"save_timeout": 30.0, "interval": kind.sync},
+        trainer={
+            "nproc": kind.ranks,
+            "total_steps": kind.steps,
+            "save_interval": kind.interval,
+            "max_checkpoints_to_keep": 2,
+        },
+        **tables,
+    )
+    return write_job(f"{job}.toml", document)
 
 
 def start(job, kind=WHOLE):
