@@ -21,7 +21,8 @@ from support.fake_engines import FakeVllm
 from support.fake_servers import Answer
 from support.paths import ROOT
 from support.served_process import EXPLORER
-from support.synchronizers import LONG, Threads, World
+from support.synchronizers import LONG
+from support.waiting import until as eventually
 
 from explorer_hooks.cli.main import run as command_line
 from explorer_hooks.run import own_files as own
@@ -80,15 +81,6 @@ def weights(directory):
         }
 
     return at
-
-
-@pytest.fixture
-def world(tmp_path):
-    os.mkdir(tmp_path / "job")
-    made = World(tmp_path / "job", Threads())
-    made.run()
-    yield made
-    made.shut()
 
 
 @pytest.fixture
@@ -186,14 +178,6 @@ class Trainer:
             raise self.error
 
 
-def eventually(condition, bound=LONG):
-    """Wait until a condition holds; fail after a long time."""
-    end = time.monotonic() + bound
-    while not condition():
-        assert time.monotonic() < end, "never happened"
-        time.sleep(0.01)
-
-
 def total(world):
     job = world.job
     return sum(
@@ -237,9 +221,9 @@ def test_an_explorer_on_another_start_model_writes_nothing_before_a_version_runs
     write_base_probe(world.job, Probe(tokens, ((-9.0, -9.0),) * 2, "float32", "float32"), "/models/other")
     with Synchronizer.open(world.root, "trainer", timeout=LONG) as sync:
         started = start(file, "e0", "--sync.style", "fully_async")
-        eventually(lambda: is_wrong(world, "e0") or total(world), MINUTES)
+        eventually(lambda: is_wrong(world, "e0") or total(world))
         sync.set_model_state_dict(weights(2), 2)
-        eventually(lambda: total(world) or started.poll() is not None, MINUTES)
+        eventually(lambda: total(world) or started.poll() is not None)
     assert set().union(*map(set, steps_of(world, "e0"))) == {2}
 
 
@@ -280,7 +264,7 @@ def test_a_fully_async_explorer_follows_new_versions_within_its_bound(world, wei
 
 def test_two_explorers_share_the_batches_that_the_trainer_needs(world, weights, file, start):
     other = start(file, "e1")
-    eventually(lambda: total(world) == 2, MINUTES)
+    eventually(lambda: total(world) == 2)
     trainer = Trainer(world, weights, steps=6)
     explore(file, "e0")
     trainer.end()
@@ -660,12 +644,12 @@ def health_of(url):
 
 def test_health_is_answered_with_200_once_a_version_runs(world, weights, file, start):
     process = start(file, "e0", "--health", "127.0.0.1:0")
-    eventually(lambda: "health_served" in process.said(), MINUTES)
+    eventually(lambda: "health_served" in process.said())
     url = re.search(r"http://127\.0\.0\.1:[0-9]+/", process.said())[0]
     assert health_of(url)[0] == 503
     with Synchronizer.open(world.root, "trainer", timeout=LONG) as sync:
         sync.set_model_state_dict(weights(1), 1)
-        eventually(lambda: health_of(url)[0] == 200, MINUTES)
+        eventually(lambda: health_of(url)[0] == 200)
         assert health_of(url)[1]["version"] == "1.1"
         process.terminate()
         finished(process, 0)
@@ -675,12 +659,12 @@ def test_no_task_is_lost_or_repeated_after_a_kill_and_a_stop(world, file, start)
     world.open("trainer", "trainer")
     bound = ["--explorer.ahead", "1000", "--sync.interval", "1000"]
     first = start(file, "e0", *bound)
-    eventually(lambda: total(world) >= 3, MINUTES)
+    eventually(lambda: total(world) >= 3)
     first.kill()
     first.wait(LONG)
     before = total(world)
     second = start(file, "e0", *bound)
-    eventually(lambda: total(world) >= before + 3, MINUTES)
+    eventually(lambda: total(world) >= before + 3)
     second.send_signal(signal.SIGTERM)
     assert "told to stop" in finished(second, 0)
     assert world.explorer("e0").status is RunningStatus.STOPPED

@@ -18,6 +18,7 @@ from support.cli import VERBS, command, environment, spawn
 from support.forked import run_forked
 from support.jobs import shard_bytes, write_step
 from support.processes import must
+from support.waiting import until
 
 from syncd.protocol.layout import Job
 
@@ -121,14 +122,6 @@ def threads(pid):
                 state = file.read().rpartition(")")[2].split()[0]
             with open(f"/proc/{pid}/task/{thread}/wchan", encoding="ascii") as file:
                 found.append((state, file.read()))
-    return found
-
-
-def until(holds, what):
-    ends = time.monotonic() + LONG
-    while not (found := holds()):
-        assert time.monotonic() < ends, f"it never came to this: {what}"
-        time.sleep(0.02)
     return found
 
 

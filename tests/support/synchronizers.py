@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import threading
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from support.jobs import start
@@ -227,16 +226,6 @@ class World:
 
     def trainer(self, identity="trainer"):
         return read_presence(self.job.disk, path_of(self.job.trainers, identity))
-
-
-def eventually(condition):
-    """Wait until a condition holds and return it; fail after a long time."""
-    end = time.monotonic() + LONG
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.005)
-    raise AssertionError("never happened")
 
 
 def stays(call: Future) -> bool:

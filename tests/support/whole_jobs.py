@@ -3,11 +3,11 @@
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import time
 
 from support import forked
+from support.engine_process import free_port
 from support.paths import PYTHONPATH
 from support.served_process import EXPLORER
 
@@ -96,12 +96,6 @@ def run_together(place, commands, seconds, kind=None):
             assert not any(codes.values()), f"{codes}\n{logs(place)}"
             assert time.monotonic() < deadline, f"no end after {seconds} s: {codes}\n{logs(place)}"
             time.sleep(0.2)
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def logs(place):

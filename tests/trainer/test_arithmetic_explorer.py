@@ -4,13 +4,13 @@ import json
 import os
 import signal
 import sys
-import time
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from support import forked
-from support.synchronizers import Threads, World
+from support.waiting import LONG
+from support.waiting import until as eventually
 from transformers import AutoModelForCausalLM
 
 from syncd.errors import TimedOutError
@@ -29,17 +29,6 @@ from tiny_model import make_model  # noqa: E402
 pytestmark = pytest.mark.slow
 
 GROUPS, SIZE = 2, 3
-LONG = 200.0
-"""A bound that only a failing test reaches; on a busy machine importing transformers alone takes a minute."""
-
-
-@pytest.fixture
-def world(tmp_path):
-    os.mkdir(tmp_path / "job")
-    made = World(tmp_path / "job", Threads())
-    made.run()
-    yield made
-    made.shut()
 
 
 @pytest.fixture(scope="module")
@@ -85,16 +74,6 @@ def save(world, step, model):
         step, f"a-{step}", list(tensors.items()), {"config.json": model.config.to_json_string().encode()}
     )
     saver.close()
-
-
-def eventually(condition):
-    """Wait until a condition holds and return it; fail after a long time."""
-    end = time.monotonic() + LONG
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.01)
-    raise AssertionError("never happened")
 
 
 def written(world, name):

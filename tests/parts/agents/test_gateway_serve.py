@@ -3,7 +3,6 @@
 import copy
 import itertools
 import json
-import os
 import shutil
 import time
 from pathlib import Path
@@ -14,7 +13,6 @@ from support import matrices
 from support.chat_model import write_chat_model
 from support.gateway_case import SIZE, play, record_sessions, write_file
 from support.served_process import MINUTES, ServedProcess, patiently
-from support.synchronizers import Threads, World
 
 from explorer_hooks.cli.main import run as command_line
 from syncd.cli.main import run as syncd_command
@@ -29,15 +27,6 @@ def models(tmp_path_factory):
     torch.set_num_threads(1)
     directory = tmp_path_factory.mktemp("chat")
     return directory / "0", {step: write_chat_model(directory / str(step), step) for step in (0, 1)}
-
-
-@pytest.fixture
-def world(tmp_path):
-    os.mkdir(tmp_path / "job")
-    made = World(tmp_path / "job", Threads())
-    made.run()
-    yield made
-    made.shut()
 
 
 @pytest.fixture
