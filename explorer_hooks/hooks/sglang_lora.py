@@ -27,8 +27,7 @@ from syncd.transports.base import WeightDirectory, WeightTensors
 from syncd.transports.tensors import Tensors
 
 _LOAD, _UNLOAD = "/load_lora_adapter", "/unload_lora_adapter"
-_UNLOADING = 10.0
-"""Seconds that an unload is waited for; SGLang ends it by itself."""
+_UNLOADING = 10.0  # seconds that an unload is waited for; SGLang ends it by itself
 
 _GONE, _HALF_UNLOADED = "does not exist", "has an incomplete unload"
 """Parts of SGLang's messages: no adapter has the name; an unload of it, or a load, did not reach the end."""

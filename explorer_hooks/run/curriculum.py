@@ -12,11 +12,8 @@ from syncd.jobfile.explorer_sections import CurriculumSection
 DIFFICULTY = "difficulty.jsonl"
 """A line for each batch: the task and the mean reward of each group that was measured with it."""
 
-_NEWEST = 0.5
-"""The share of the newest measurement in a task's mean."""
-
-TaskMean = tuple[str, float]
-"""A task's id, and the mean reward of a group of its rollouts."""
+_NEWEST = 0.5  # the share of the newest measurement in a task's mean
+TaskMean = tuple[str, float]  # a task's id, and the mean reward of a group of its rollouts
 
 
 class Curriculum:

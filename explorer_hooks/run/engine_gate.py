@@ -16,11 +16,8 @@ from syncd.errors import EngineDeadError
 from syncd.jobfile.sections import SyncSection
 from syncd.protocol.version import Pair
 
-PIECE = 1.0
-"""Seconds of one wait, and so the longest delay of a signal."""
-
-_BREATH = 0.05
-"""Seconds between two asks that are answered at once."""
+PIECE = 1.0  # seconds of one wait, and so the longest delay of a signal
+_BREATH = 0.05  # seconds between two asks that are answered at once
 
 _POLL = 0.25
 """Seconds between two polls for a version: while groups are being generated, and for the last one."""

@@ -19,11 +19,8 @@ from syncd.experience.model import Experience
 from syncd.jobfile.model import JobFile
 from syncd.protocol.version import label_of
 
-TURN = 1.0
-"""Seconds of one wait, and so the longest delay of a signal."""
-
-_BREATH = 0.05
-"""Seconds between two asks that the trainer answers at once."""
+TURN = 1.0  # seconds of one wait, and so the longest delay of a signal
+_BREATH = 0.05  # seconds between two asks that the trainer answers at once
 
 _LOG = structlog.get_logger()
 

@@ -13,8 +13,7 @@ E = TypeVar("E", bound=StrEnum)
 TRANSPORTS = "syncd.transports"
 """The entry point group of transports; their names are further values of `sync.method`."""
 
-NOTHING = -1
-"""The version of an explorer that has loaded no version."""
+NOTHING = -1  # the version of an explorer that has loaded no version
 
 
 class SyncMethod(StrEnum):

@@ -36,11 +36,8 @@ TRASH_EVERY = 5.0
 FORGET_AFTER = 86400.0
 """Seconds of silence after which the presence of an explorer is removed: new ones come and go without end."""
 
-_BATCH = 8
-"""Steps that are removed between two heartbeats."""
-
-_MARKERS = (f".{MARKER}.", f".{TRACKER}.")
-"""How the names of the markers' temporary files begin."""
+_BATCH = 8  # steps that are removed between two heartbeats
+_MARKERS = (f".{MARKER}.", f".{TRACKER}.")  # how the names of the markers' temporary files begin
 
 
 class Removals:

@@ -21,8 +21,7 @@ from syncd.protocol.read_bytes import ReadBytes, read_bytes_of
 from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import BELIEVED_GENERATION, MISSING_MARKER, Version
 
-LASTING = 1.0
-"""Seconds that a marker must be wrong before that is worth reporting."""
+LASTING = 1.0  # seconds that a marker must be wrong before that is worth reporting
 
 _EVENT_OF_PROBLEM = {
     "marker": event_names.MARKER_REJECTED,
@@ -40,8 +39,7 @@ _EVENT_OF_STATE = {
     StepState.DAMAGED: event_names.STEP_DAMAGED,
 }
 
-Problem = tuple[str, str]
-"""A stable name, and what is wrong."""
+Problem = tuple[str, str]  # a stable name, and what is wrong
 
 
 class EventReporter:
@@ -295,8 +293,7 @@ def _applied(before: Mapping[str, Module], after: Mapping[str, Module]) -> Itera
         yield Message(event_names.VERSIONS_APPLIED, "debug", {"explorers": rows[start : start + _MOST_ROWS]})
 
 
-_MOST_ROWS = 400
-"""Explorers in one event: a line of the journal is bounded."""
+_MOST_ROWS = 400  # explorers in one event: a line of the journal is bounded
 
 
 def _moved(earlier: Module | None, module: Module) -> list[Any] | None:

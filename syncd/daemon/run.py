@@ -22,8 +22,7 @@ from syncd.protocol.leadership import BEAT
 from syncd.protocol.mount import CROWDED, PATIENT, MountState
 from syncd.stall.worker import WorkerThread
 
-IDLE_AFTER = 60.0
-"""Seconds without news after which polling slows down to twice its interval."""
+IDLE_AFTER = 60.0  # seconds without news after which polling slows down to twice its interval
 
 _ONCE_LIMIT = 60.0
 _ROOM_ROUNDS, _ROOM_PAUSE = 3, 0.15

@@ -40,8 +40,7 @@ from syncd.protocol.process import Process
 from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import Version
 
-STANDBY_EVERY = 1.0
-"""Seconds between two ticks of a standby."""
+STANDBY_EVERY = 1.0  # seconds between two ticks of a standby
 
 FILLING_EVERY = 0.2
 """Seconds between two scans while a step fills; at other times the daemon waits for events."""

@@ -28,8 +28,7 @@ from syncd.registered import registered
 ENGINES = "explorer.engines"
 """The entry points of further inference engines, by `explorer.engine.kind`: functions of a file."""
 
-SERVERS = ("vllm", "sglang")
-"""The kinds that are servers with a completions API."""
+SERVERS = ("vllm", "sglang")  # the kinds that are servers with a completions API
 
 
 def engine_kinds() -> tuple[str, ...]:

@@ -19,8 +19,7 @@ from syncd.observe.events import Event
 from syncd.safe_open import open_read
 from syncd.stall.calls import TrackCall, untracked
 
-KEEP = 3
-"""Rotated files beside the current one: `events.jsonl.1` is the newest of them."""
+KEEP = 3  # rotated files beside the current one: `events.jsonl.1` is the newest of them
 
 MAX_BYTES = 8 << 20
 MAX_LINE = 64 << 10

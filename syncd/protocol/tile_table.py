@@ -20,8 +20,7 @@ from syncd.protocol.receipt import receipts_directory
 from syncd.protocol.tile_digests import RECORD, root_of_records, step_root
 
 SUFFIX = ".tiles"
-TABLE_LIMIT = 1 << 28
-"""The largest table that is read, in bytes: of 64 TB."""
+TABLE_LIMIT = 1 << 28  # the largest table that is read, in bytes: of 64 TB
 
 TileRecords = Mapping[str, bytes]
 """The records of the tiles of files, by the name of the file relative to the step."""

@@ -26,16 +26,12 @@ from syncd.views.job_view import Heart, JobView
 
 Document = dict[str, Any]
 
-STATUS_SCHEMA = 2
-"""The `schema_version` of what `status` and the page show."""
+STATUS_SCHEMA = 2  # the `schema_version` of what `status` and the page show
 
 _POLICY = "keep_last keep_every keep_full max_bytes partial_grace keep_previous prune prune_foreign"
 
-_FEWEST_INODES = 16
-"""Files that a publish and a heartbeat need at once, and some more."""
-
-_LONGEST = 4096
-"""The most characters of a text in a presence file that are shown."""
+_FEWEST_INODES = 16  # files that a publish and a heartbeat need at once, and some more
+_LONGEST = 4096  # the most characters of a text in a presence file that are shown
 
 
 def status(view: JobView) -> Document:

@@ -27,8 +27,7 @@ from trainer.experience.cursor import BatchCursor, BatchFile
 from trainer.experience.limits import UNLIMITED, Limits
 from trainer.experience.read_ahead import ReadAhead
 
-Consumed = Literal["delete", "archive"]
-"""What happens to batches once a saved state covers them."""
+Consumed = Literal["delete", "archive"]  # what happens to batches once a saved state covers them
 
 
 def _set_aside(job: Job, clock: Clock, explorer: str, name: str, reason: str) -> None:

@@ -65,8 +65,7 @@ class Monitor(Protocol):
         """Write out what is left."""
 
 
-_LENGTH = 32
-"""Characters of an id: a UUID in hex."""
+_LENGTH = 32  # characters of an id: a UUID in hex
 
 
 def monitor_directory(directory: str, kind: str) -> str:

@@ -30,11 +30,8 @@ from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.version import label_of
 
-_TURN = 0.25
-"""Seconds of one wait for a version, and so the longest delay of a batch."""
-
-_IDLE = 5.0
-"""Seconds between two looks for groups of which nothing was heard."""
+_TURN = 0.25  # seconds of one wait for a version, and so the longest delay of a batch
+_IDLE = 5.0  # seconds between two looks for groups of which nothing was heard
 
 _LOG = structlog.get_logger()
 

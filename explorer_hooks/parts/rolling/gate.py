@@ -11,8 +11,7 @@ from syncd.protocol.presence import TTL, Liveness, Presence, Presences, RunningS
 from syncd.protocol.rolling import ALONE, READS_GATE, Wave, at_gate, read_wave_or_closed, unit_of
 from syncd.protocol.version import Pair, Version
 
-LOOK_EVERY = 2.0
-"""Seconds between two readings of other explorers while nobody leads."""
+LOOK_EVERY = 2.0  # seconds between two readings of other explorers while nobody leads
 
 
 class RollingGate:

@@ -18,11 +18,8 @@ SETTLE = 10.0
 MOST_STOPPED = 16
 """Stopped versions that the wave remembers, the newest ones; one that engines run or may be given stays."""
 
-MOST_WAITING = 64
-"""Explorers that the wave names as waiting, or as not waiting for it."""
-
-Key = tuple[int, str]
-"""(step, digest): the content of a version."""
+MOST_WAITING = 64  # explorers that the wave names as waiting, or as not waiting for it
+Key = tuple[int, str]  # (step, digest): the content of a version
 
 
 @dataclass(frozen=True, slots=True)

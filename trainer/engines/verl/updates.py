@@ -33,8 +33,7 @@ from trainer.engines.verl.settings import actor_config, entropy_in_updates
 
 Losses = tuple[PolicyLoss | None, ExampleLoss]
 
-MOST_SKIPPED = 10
-"""Updates in a row that may be skipped before the run ends."""
+MOST_SKIPPED = 10  # updates in a row that may be skipped before the run ends
 
 
 class Updates:

@@ -39,8 +39,7 @@ from trainer.experience.limits import Limits
 from trainer.parts.verl_legacy.batches import RowTensors, forward, padded
 from trainer.parts.verl_legacy.worker import LegacyModel, build_model
 
-MOST_SKIPPED = 10
-"""Updates in a row that may be skipped before the run ends."""
+MOST_SKIPPED = 10  # updates in a row that may be skipped before the run ends
 
 
 class LegacyVerlEngine(FileEngine):
