@@ -19,6 +19,7 @@ import torch
 from support import fake_answers, forked
 from support.fake_engines import FakeVllm
 from support.fake_servers import Answer
+from support.job_file import job_of, write_job
 from support.paths import ROOT
 from support.served_process import EXPLORER
 from support.synchronizers import LONG
@@ -86,28 +87,15 @@ def weights(directory):
 @pytest.fixture
 def file(world, directory, tmp_path):
     """Return the path of a job's file."""
-    path = tmp_path / "job.toml"
-    path.write_text(f"""
-[job]
-dir = "job"
-[model]
-path = "{directory}/model"
-[data]
-groups = {GROUPS}
-group_size = {SIZE}
-[sync]
-interval = 2
-timeout = 60
-[explorer]
-tasks = "{directory}/train.jsonl"
-[explorer.sampling]
-max_tokens = 4
-[explorer.evaluation]
-tasks = "{directory}/test.jsonl"
-limit = 5
-every = 0
-""")
-    return str(path)
+    held_out = {"tasks": f"{directory}/test.jsonl", "limit": 5, "every": 0}
+    explorer = {"tasks": f"{directory}/train.jsonl", "sampling": {"max_tokens": 4}, "evaluation": held_out}
+    job = job_of(
+        model={"path": f"{directory}/model"},
+        data={"groups": GROUPS, "group_size": SIZE},
+        sync={"interval": 2, "timeout": 60},
+        explorer=explorer,
+    )
+    return write_job(tmp_path / "job.toml", job)
 
 
 @pytest.fixture

@@ -57,8 +57,7 @@ def test_versions_that_are_adapters_are_recorded_exactly_too(models, world, tmp_
         if "lora_" in name:
             torch.nn.init.normal_(parameter, 0, 0.2)
     adapted.save_pretrained(str(tmp_path / "adapter"))
-    table = "[model.lora]\nrank = 4\nalpha = 8"
-    served = ServedProcess(write_file(tmp_path / "job.toml", models[0], table))
+    served = ServedProcess(write_file(tmp_path / "job.toml", models[0], lora={"rank": 4, "alpha": 8}))
     publish = ["publish", str(world.root), "1", str(tmp_path / "adapter")]
     try:
         record_sessions({0: models[1][0], 1: adapted}, world, served, 1e-4, lambda: syncd_command(publish))

@@ -12,12 +12,6 @@ PYTHON = python_of("SYNCD_VLLM_PYTHON", ".venv-vllm/bin/python")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-REAL = """
-[explorer.engine]
-kind = "vllm"
-address = "{address}"
-"""
-
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
@@ -39,7 +33,9 @@ def test_sessions_are_recorded_exactly_and_a_server_without_the_routes_is_refuse
     models, world, engine, tmp_path
 ):
     process, has_routes = engine
-    served = ServedProcess(write_file(tmp_path / "job.toml", models[0], REAL.format(address=process.address)))
+    served = ServedProcess(
+        write_file(tmp_path / "job.toml", models[0], {"kind": "vllm", "address": process.address})
+    )
     try:
         if has_routes:
             record_sessions(models[1], world, served, 1e-3)
