@@ -66,6 +66,9 @@ class Process:
     def __init__(self, connection, pid, log):
         self._connection, self.pid, self.returncode, self._log = connection, pid, None, log
 
+    def __del__(self):
+        self._connection.close()  # the server ends what nobody waits for
+
     def poll(self):
         return self._ended(0.0)
 
