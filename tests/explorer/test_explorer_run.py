@@ -53,6 +53,11 @@ MINUTES = 200.0
 """A bound that only a failing test reaches; on a busy machine importing transformers alone takes a minute."""
 
 
+@pytest.fixture
+def world(running_world):
+    return running_world
+
+
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     """Return a directory with a model, tasks and held-out tasks."""

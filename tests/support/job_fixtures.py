@@ -32,16 +32,6 @@ def world(request, tmp_path):
 
 
 @pytest.fixture
-def running_world(tmp_path):
-    """The job `job` with its daemon, which runs by itself."""
-    (tmp_path / "job").mkdir()
-    made = World(tmp_path / "job", Threads())
-    made.run()
-    yield made
-    made.shut()
-
-
-@pytest.fixture
 def trainer(world):
     return world.open("trainer")
 

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from support.jobs import start
+from support.waiting import until
 from syncd.client.aio import run
 from syncd.client.broadcast_control import BroadcastControl
 from syncd.client.broadcast_membership import BroadcastMembership
@@ -17,6 +18,8 @@ from syncd.synchronizer import AsyncSynchronizer, Synchronizer
 
 LONG = 60.0
 """A bound that only a failing test reaches."""
+
+eventually = until
 
 A_WHILE = 0.25
 """How long something is watched that must not happen: many polls, many heartbeats' looks."""

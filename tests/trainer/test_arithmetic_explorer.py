@@ -31,6 +31,11 @@ pytestmark = pytest.mark.slow
 GROUPS, SIZE = 2, 3
 
 
+@pytest.fixture
+def world(running_world):
+    return running_world
+
+
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     """Return the directory of the model that everybody starts from."""

@@ -21,6 +21,11 @@ from syncd.synchronizer import Synchronizer
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture
+def world(running_world):
+    return running_world
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Return directory of the start model, and the model of each step."""

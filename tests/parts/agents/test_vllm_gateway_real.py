@@ -13,6 +13,11 @@ PYTHON = python_of("SYNCD_VLLM_PYTHON", ".venv-vllm/bin/python")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
+@pytest.fixture
+def world(running_world):
+    return running_world
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Return directory of the start model, and the model of each step."""
