@@ -133,8 +133,7 @@ test-vllm: $(READY) $(if $(SYNCD_VLLM_PYTHON),,.venv-vllm/.ready)
 	SYNCD_LORA_VERSIONS=$(or $(VERSIONS),20) SYNCD_DELTA_VERSIONS=$(or $(VERSIONS),40) \
 		$(RECORDED) $(BIN)/python -m pytest tests/explorer/engines/test_vllm_real.py \
 		tests/explorer/engines/test_vllm_exam_real.py tests/explorer/engines/test_vllm_adapters_real.py tests/explorer/engines/test_vllm_matrix_real.py \
-		tests/explorer/engines/test_vllm_lora_training_real.py tests/explorer/engines/test_vllm_tutorial_real.py tests/parts/agents/test_vllm_gateway_real.py \
-		tests/parts/rolling/test_rolling_vllm_real.py $(PYTEST_ARGS)
+		tests/explorer/engines/test_vllm_lora_training_real.py tests/explorer/engines/test_vllm_tutorial_real.py tests/parts/agents/test_vllm_gateway_real.py $(PYTEST_ARGS)
 
 ## test-sglang: a real SGLang on the CPU (SYNCD_SGLANG_PYTHON, else it is installed)
 test-sglang: $(READY) $(if $(SYNCD_SGLANG_PYTHON),,.venv-sglang/.ready)
@@ -157,7 +156,7 @@ test-openai-clients: $(READY) $(if $(SYNCD_OPENAI_CLIENTS_PYTHON),,.venv-openai-
 ## test-mirror: mirrors over moto's S3 (VERSIONS, SEED; SYNCD_MOTO_SERVER, else it is installed)
 test-mirror: $(READY) $(if $(SYNCD_MOTO_SERVER),,.venv-moto/.ready)
 	SYNCD_S3=1 SYNCD_MIRROR_VERSIONS=$(or $(VERSIONS),200) SYNCD_SEED=$(SEED) $(RECORDED) $(BIN)/python -m pytest \
-		tests/parts/mirror/test_mirror_s3.py tests/parts/mirror/test_mirror_objects.py $(PYTEST_ARGS)
+		tests/parts/mirror/test_mirror_s3.py tests/parts/mirror/test_mirror_objects.py tests/parts/mirror/test_mirror_nfs.py $(PYTEST_ARGS)
 
 .venv-moto/.ready: tests/parts/mirror/moto.txt
 	$(PYTHON) -m venv .venv-moto

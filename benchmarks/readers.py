@@ -442,17 +442,15 @@ def _one(bed: readers_beds.LinksBed, parts: Parts, work: Row, trainer: Trainer, 
 
 def simulated(rows: list[Row]) -> Iterator[Row]:
     """Yield what 64 readers would take of a whole step: what links allow, times how far the largest run was off."""
-    most = {
-        bed: max(row["readers"] for row in rows if row["bed"] == bed) for bed in {row["bed"] for row in rows}
-    }
-    for row in rows:
-        count = most[row["bed"]]
-        if row["readers"] == count and row["form"] == "whole" and row["way"] not in _TORRENTS:
-            far = row["seconds"] / ideal(row, count)
-            copies = 1 if row["way"] == "peers" else SIMULATED / count
+    linked = [row for row in rows if row["bed"] == "links" and row["form"] == "whole"]
+    most = max((row["readers"] for row in linked), default=0)
+    for row in linked:
+        if row["readers"] == most and row["way"] not in _TORRENTS:
+            far = row["seconds"] / ideal(row, most)
+            copies = 1 if row["way"] == "peers" else SIMULATED / most
             yield {
-                "bed": row["bed"], "readers": SIMULATED, "way": row["way"], "form": row["form"],
-                "from_readers": count, "seconds": round(ideal(row, SIMULATED) * far, 1),
+                **{name: row[name] for name in ("bed", "rate_mb", "way", "form")},
+                "readers": SIMULATED, "from_readers": most, "seconds": round(ideal(row, SIMULATED) * far, 1),
                 "server_bytes": int(row["server_bytes"] * copies),
             }  # fmt: skip
 

@@ -41,8 +41,9 @@ class Model(torch.nn.Module):
             parameter.weight_loader(parameter, tensor)
 
 
-def _copy(parameter: torch.Tensor, tensor: torch.Tensor) -> None:
-    parameter.data.copy_(tensor)
+def _copy(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+    """Copy a tensor: vLLM calls it again with another `param`, by this name."""
+    param.data.copy_(loaded_weight)
 
 
 def _worker(tensors: dict[str, int]) -> Any:
@@ -66,10 +67,14 @@ def _memory(field: str) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
 
 
+def _say(line: str) -> None:
+    os.write(1, f"{line}\n".encode())  # at once: the readers share the pipe
+
+
 def _read(work: dict[str, Any], reader: dict[str, Any], go: int) -> None:
     _enter(reader["pid"])
     worker = _worker(work["tensors"])
-    print("ready", flush=True)
+    _say("ready")
     os.read(go, 1)
     Path("/proc/self/clear_refs").write_text("5")
     before, processor = _memory("VmRSS"), time.process_time()
@@ -78,13 +83,13 @@ def _read(work: dict[str, Any], reader: dict[str, Any], go: int) -> None:
     found["memory"] = _memory("VmHWM") - before
     arrays = {name: one.numpy().tobytes() for name, one in worker.model_runner.model.named_parameters()}
     digests = {name: hashlib.sha256(array).hexdigest() for name, array in arrays.items()}
-    print(json.dumps({**found, "files": digests}), flush=True)
+    _say(json.dumps({**found, "files": digests}))
 
 
 def main() -> None:
     """Do what is asked, line by line."""
     torch.set_num_threads(1)
-    print("ready", flush=True)
+    _say("ready")
     for line in sys.stdin:
         work = json.loads(line)
         waits, go = os.pipe()

@@ -17,7 +17,7 @@ from typing import Any
 from explorer_hooks.hook import ProbeAnswer
 from explorer_hooks.hooks.adapter_server import AdapterServerHook
 from explorer_hooks.hooks.adapter_shapes import layers_of, refused, require_shapes
-from explorer_hooks.hooks.sglang import release_and_flags
+from explorer_hooks.hooks.sglang import release_and_flags, started_from
 from explorer_hooks.http_client import Reply
 from explorer_hooks.proof.server_probes import GenerateProbe, require_known_tokens
 from explorer_hooks.proof.start_check import StartModel
@@ -90,8 +90,7 @@ class SGLangLoraHook(AdapterServerHook):
         """Return that SGLang does not say which adapters requests use."""
 
     def _started_from(self) -> str:
-        path = self._server.get_json("/model_info").get("model_path")
-        return path if isinstance(path, str) else ""
+        return started_from(self._server) or ""
 
 
 def _message(reply: Reply) -> str:

@@ -406,8 +406,11 @@ def _documents(snapshot: Snapshot) -> Iterator[Problem]:
 
 
 def _should_have_marker(snapshot: Snapshot) -> bool:
-    """Return whether there are steps that a marker announces; for verl's own the tracker serves too."""
-    if any(step.is_native for step in snapshot.steps.values()):
+    """Return whether there are steps that a marker announces; for verl's own the tracker serves too.
+
+    One that is being written is announced later: the first step of a job has no marker before it.
+    """
+    if any(step.is_native and step.state is not StepState.FILLING for step in snapshot.steps.values()):
         return True
     return snapshot.tracker is None and any(step.announced_by == "marker" for step in snapshot.steps.values())
 
