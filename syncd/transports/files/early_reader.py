@@ -35,8 +35,10 @@ from syncd.transports.files.stage import HostStage
 
 LOCAL_POLL, NETWORK_POLL = 0.02, 0.25
 _PART, _COPYING_PART = 20, 4
-"""Polls take one part in this many of the time, and while an attempt is copied; more, rather than none for `_PAUSE`."""
+"""Polls take one part in this many of the time, and while an attempt is copied."""
+
 _PAUSE = 0.5
+"""Seconds after which the next poll comes, also where polls take long."""
 
 _PATIENCE = 1.0
 """Seconds without progress after which another process's early copy is no longer waited for."""
