@@ -7,6 +7,7 @@ shared. A GPU's driver does not survive a fork: where there is one, each program
 
 import atexit
 import contextlib
+import ctypes
 import fcntl
 import gc
 import importlib
@@ -235,7 +236,8 @@ class _Server:
             self._reap()
 
     def _forget(self, connection):
-        """Close what is the server's own."""
+        """Close what is the server's own, and end with it: 1 is PR_SET_PDEATHSIG."""
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
         for source in (self._listener, connection, *self._running.values(), self._selector):
             source.close()
         for descriptor in (self._owner, self._woken, self._wakes):
