@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := $(VENV)/.demo
 WORKERS ?= 2
-# Most tests wait for files, mounts and machines: one worker more than there are cores.
-TEST_WORKERS ?= 3
+# Most tests wait for files, mounts and machines: two workers for each of two cores.
+TEST_WORKERS ?= 4
 # Seconds of each test of `make test`, and seconds of a processor, a line each: `sort -rn out/durations.txt | head -25`,
 # and `sort -k2 -rn`.
 DURATIONS ?= out/durations.txt
@@ -79,11 +79,12 @@ test-gpu: $(READY)
 
 # Of some matrices `make test` runs the rows that differ most (tests/support/matrices.py); this runs all rows.
 MATRICES := tests/explorer/test_matrix.py tests/explorer/test_follow_processes.py tests/integration/test_init.py \
+	tests/integration/test_tutorial_vllm.py \
 	tests/integration/test_one_bad_document.py tests/integration/test_verbs_on_dead_mounts.py \
 	tests/parts/agents/test_gateway_serve.py tests/parts/broadcast/test_broadcast_faults.py \
 	tests/parts/broadcast/test_broadcast_jobs.py tests/parts/broadcast/test_broadcast_members.py \
 	tests/parts/broadcast/test_engine_push_ipc.py tests/parts/importing/test_resume_from_verl.py \
-	tests/parts/memory/test_memory_jobs.py tests/trainer/test_kills.py \
+	tests/parts/memory/test_memory_jobs.py tests/trainer/test_ended_ranks.py tests/trainer/test_kills.py \
 	tests/trainer/engines/test_resharding.py tests/trainer/engines/test_verl_gpu_parts.py
 ## test-matrices: all rows of the matrices of which make test runs a part
 test-matrices: $(READY)
@@ -132,8 +133,7 @@ test-vllm: $(READY) $(if $(SYNCD_VLLM_PYTHON),,.venv-vllm/.ready)
 	SYNCD_LORA_VERSIONS=$(or $(VERSIONS),20) SYNCD_DELTA_VERSIONS=$(or $(VERSIONS),40) \
 		$(RECORDED) $(BIN)/python -m pytest tests/explorer/engines/test_vllm_real.py \
 		tests/explorer/engines/test_vllm_exam_real.py tests/explorer/engines/test_vllm_adapters_real.py tests/explorer/engines/test_vllm_matrix_real.py \
-		tests/explorer/engines/test_vllm_lora_training_real.py tests/explorer/engines/test_vllm_tutorial_real.py tests/parts/agents/test_vllm_gateway_real.py \
-		tests/parts/rolling/test_rolling_vllm_real.py $(PYTEST_ARGS)
+		tests/explorer/engines/test_vllm_lora_training_real.py tests/explorer/engines/test_vllm_tutorial_real.py tests/parts/agents/test_vllm_gateway_real.py $(PYTEST_ARGS)
 
 ## test-sglang: a real SGLang on the CPU (SYNCD_SGLANG_PYTHON, else it is installed)
 test-sglang: $(READY) $(if $(SYNCD_SGLANG_PYTHON),,.venv-sglang/.ready)

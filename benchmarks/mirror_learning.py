@@ -1,6 +1,6 @@
 """`make demo` with its explorers behind a slow link: whether the model learns, and from how stale rollouts.
 
-    python benchmarks/mirror_learning.py [--steps 60] [--rate 1000000] [--round-trip 0.08] [--json FILE]
+    python benchmarks/mirror_learning.py [--steps 60] [--rate 1000000] [--round-trip 0.08] [--demo DIR] [--json FILE]
 
 The trainer's end pushes to moto's S3 (`make test-mirror` installs moto); the explorers' end pulls from it, and passes
 experiences back, over a link of so many bytes a second each way and such a round trip.
@@ -8,11 +8,11 @@ experiences back, over a link of so many bytes a second each way and such a roun
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -42,34 +42,56 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", type=float, default=1e6, help="bytes a second, each way")
     parser.add_argument("--round-trip", type=float, default=0.08, help="seconds")
+    parser.add_argument(
+        "--demo", dest="before", type=Path, help="an earlier run of the demo, to begin with its model"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "mirror-learning")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.demo, options.out = demo_job.SUMS, options.out.absolute()
     shutil.rmtree(options.out, ignore_errors=True)
     options.out.mkdir(parents=True)
-    figures = _measured(options)
+    load = os.getloadavg()[0]
+    _run(options)
+    figures = _figures(options, load)
     print(json.dumps(figures, indent=2))
     if options.json:
         report.keep(options.json, figures)
 
 
-def _measured(options: argparse.Namespace) -> dict[str, Any]:
+def _run(options: argparse.Namespace) -> None:
     with running_s3() as url, Processes(options.out) as processes:
         link = SlowLink(int(url.rpartition(":")[2]), options.rate, options.round_trip)
-        model = demo.imitate(processes, options)
-        began = time.monotonic()
+        model = _imitated(processes, options)
         with link.running():
             _explore(processes, options, model, url, f"http://127.0.0.1:{link.port}")
-        seconds = time.monotonic() - began
+
+
+def _figures(options: argparse.Namespace, load: float) -> dict[str, Any]:
+    """Return what a run has left.
+
+    Args:
+        load: Of the machine at its start.
+    """
+    logs = {end: _events(options.out / f"{end}.log") for end in ("push", "pull")}
     return {
         "link": {"bytes_a_second": options.rate, "round_trip": options.round_trip},
         "machine": report.machine(options.out),
-        "seconds": round(seconds, 1),
-        "passed_bytes": link.passed,
+        "load": load,
         **_learned(options.out),
-        "mirror_seconds_p50": {end: _published_in(options.out / f"{end}.log") for end in ("push", "pull")},
+        "versions_pulled": sum(one["event"] == "mirror_version_published" for one in logs["pull"]),
+        "bytes_pulled": sum(one.get("sent", 0) for one in logs["pull"]),
+        "mirror_seconds_p50": {end: _published_in(events) for end, events in logs.items()},
     }
+
+
+def _imitated(processes: Processes, options: argparse.Namespace) -> Path:
+    """Return the directory of the model to start from."""
+    if options.before is None:
+        return Path(demo.imitate(processes, options))
+    for name in ("base", "sft"):
+        shutil.copytree(options.before.absolute() / name, options.out / name)
+    return Path(options.out / "sft" / f"global_step_{options.demo.sft_steps}" / "actor")
 
 
 def _explore(processes: Processes, options: argparse.Namespace, model: Path, url: str, slow_url: str) -> None:
@@ -89,7 +111,6 @@ def _explore(processes: Processes, options: argparse.Namespace, model: Path, url
     processes.start("push", [*mirror, str(near), STORE], environment_of(url))
     processes.start("pull", [*mirror, STORE, str(far)], environment_of(slow_url))
     beside = {"PYTHONPATH": f"{ROOT}:{(ROOT / options.demo.make).parent}"}
-    processes.until(lambda: _pair(far) is not None, _STUCK, "the first version to arrive")
     for name in options.demo.explorers:
         processes.start(name, [*demo.EXPLORER, "run", str(configs[far]), "--name", name], beside)
     processes.wait("trainer", _STUCK, near / "metrics.jsonl")
@@ -108,22 +129,26 @@ def _learned(out: Path) -> dict[str, Any]:
     history = read_history(str(out / "job" / "metrics.jsonl"))
     rewards = history.series("critic/score/mean")[1]
     ages, oldest = (history.series(f"experience/{name}")[1] for name in ("age_mean", "age_max"))
-    held_out = history.series("eval/greedy/reward")[1]
+    name = demo_job.SUMS.explorers[0]
+    lines = (out / "far" / "explorers" / name / "evaluations.jsonl").read_text().splitlines()
+    greedy = [line for line in map(json.loads, lines) if line["set"] == demo_job.GREEDY]
     return {
         "steps": len(rewards),
         "reward_first_10": round(statistics.fmean(rewards[:10]), 3),
         "reward_last_10": round(statistics.fmean(rewards[-10:]), 3),
-        "held_out_first": held_out[0],
-        "held_out_last": held_out[-1],
+        "held_out": [{key: line[key] for key in ("step", "reward", "reward_stderr")} for line in greedy],
         "staleness_mean": round(statistics.fmean(ages), 2),
         "staleness_max": max(oldest),
         "dropped": history.series("experience/dropped")[1][-1],
     }
 
 
-def _published_in(log: Path) -> float:
+def _events(log: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+
+
+def _published_in(events: list[dict[str, Any]]) -> float:
     """Return the median of the seconds from when a mirror saw a version to when it had published it."""
-    events = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
     seconds: list[float | None] = [
         one["seconds"] for one in events if one["event"] == "mirror_version_published"
     ]

@@ -58,6 +58,7 @@ class Reader:
         self._fetchers: dict[str, tuple[Fetcher, Client]] = {}
         self._held: dict[str, HeldDirectory] = {}
         self._loaded: list[Any] = []
+        self._warned: list[str] = []
         self._ways: dict[str, Callable[[Found], Found]] = {
             **dict.fromkeys(OURS, self._fetch),
             "cp": self._copy,
@@ -93,12 +94,17 @@ class Reader:
         stage = str(self._place / way) if way != "alone" else None
         peers = f"{self._settings['ip']}:7410" if way == "peers" else None
         options = FollowOptions(stage=stage, peers=peers)
-        fetcher = Fetcher(client, FakeHook(FakeEngine()), options, lambda: False, lambda *_, **__: None)
+        fetcher = Fetcher(client, FakeHook(FakeEngine()), options, lambda: False, self._tell)
         if peers:
             fetcher._reader._is_auto = False  # type: ignore[attr-defined]  # noqa: SLF001 - it reads what is small alone
         return fetcher, client
 
+    def _tell(self, level: str, name: str, **fields: object) -> None:
+        if level == "warning":
+            self._warned.append(f"{name} {fields}")
+
     def _fetch(self, work: Found) -> Found:
+        self._warned = []
         fetcher, client = self._fetchers[work["way"]]
         held = fetcher.fetch(work["step"], LoadTimings(client.clock))
         if work["way"] == "alone":
@@ -108,7 +114,7 @@ class Reader:
         if before:
             before.release()
             before.lease.close()
-        return {"ended": ended, "at": held.directory.path}
+        return {"ended": ended, "at": held.directory.path, "warned": self._warned}
 
     def _load(self, work: Found) -> Found:
         at = Path(self._settings["job"]) / work["folder"]

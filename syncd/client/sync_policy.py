@@ -79,8 +79,6 @@ def trainer_needs_sync(
 
     Args:
         style: Who decides.
-        step: The trainer's step.
-        last_synced: The step synced last.
         interval: Steps between two syncs, if the trainer decides.
         explorer_asks: Whether an explorer waits for a sync, if explorers decide.
     """

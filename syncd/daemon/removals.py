@@ -11,11 +11,12 @@ from dataclasses import replace
 from functools import partial
 
 from syncd.config import DaemonConfig
+from syncd.daemon.differences import describe
 from syncd.daemon.leader import DaemonLeader
 from syncd.daemon.leases import Beat, Dead
 from syncd.daemon.needed_links import NEEDED, Links
 from syncd.daemon.plan import Answer, Plan
-from syncd.daemon.report import EventReporter, describe
+from syncd.daemon.report import EventReporter
 from syncd.daemon.retention import Decision, removable
 from syncd.daemon.scan import Scanner
 from syncd.daemon.snapshot import Snapshot

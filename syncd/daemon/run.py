@@ -8,8 +8,8 @@ from typing import cast
 
 from syncd.config import DaemonConfig
 from syncd.daemon.foreign import frameworks  # noqa: F401 - at start: by the time of a late import syncd may have been upgraded
-from syncd.daemon.report import living
 from syncd.daemon.service import Daemon
+from syncd.daemon.snapshot import living
 from syncd.daemon.wake import Mode, Signals, WakePipe, Watcher
 from syncd.daemon.watchdog import Watchdog
 from syncd.errors import LockHeldError, StorageError, SyncdError

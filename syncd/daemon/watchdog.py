@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from syncd.daemon.report import living
 from syncd.daemon.service import Daemon
+from syncd.daemon.snapshot import living
 from syncd.errors import StuckError
 from syncd.observe import event_names
 from syncd.observe.events import Event, Observer

@@ -43,7 +43,6 @@ class Journal:
     Args:
         path: The file; its directory comes with the first leader.
         max_bytes: Size beyond which it is rotated.
-        keep: Rotated files to keep.
         adopt: Given the path of a new file: `Disk.adopt` of the job.
         attend: Notes each call of the file system while it runs.
     """

@@ -191,11 +191,7 @@ def job_disk(root: str, state: str, modes: Modes | None = None) -> LocalDisk:
 
 
 class JobModes:
-    """The modes that `config.toml` of a job sets. While there is no file, it is looked for again at each call.
-
-    Args:
-        root: The job directory.
-    """
+    """The modes that `config.toml` of a job sets. While there is no file, it is looked for again at each call."""
 
     def __init__(self, root: str) -> None:
         self._path = f"{root}/{CONFIG}"

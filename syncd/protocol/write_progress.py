@@ -17,8 +17,8 @@ from syncd.protocol.receipt import Receipt, read_receipts, receipts_directory
 
 SUFFIX = ".progress"
 
-_PART = 50
-"""Notes take at most one part in this many of the time of the write."""
+_PART, _MOST_PART, _PAUSE = 50, 10, 0.25
+"""Notes take one part in `_PART` of the time, or one in `_MOST_PART` rather than none for `_PAUSE` seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,8 @@ class ProgressNotes:
         with contextlib.suppress(OSError):
             self._replace(encode(document))
         now = self._clock.monotonic()
-        self._next = now + _PART * (now - begun)
+        took = now - begun
+        self._next = now + min(_PART * took, max(_PAUSE, _MOST_PART * took))
 
     def remove(self) -> None:
         """Remove the note: the receipt says the rest."""

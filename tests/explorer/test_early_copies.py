@@ -1,6 +1,7 @@
 """Steps that a stage copies while they are written: never a wrong byte, and nothing left of what was for nothing."""
 
 import errno
+import itertools
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import xxhash
+from support.followers import Scene
 
 from explorer_hooks.follower.policy import FollowOptions
 from syncd.errors import ConfigError
@@ -150,7 +152,6 @@ def events():
 @pytest.fixture
 def host(job, tmp_path, events):
     with closing(Host(job, str(tmp_path / "stage"), events)) as made:
-        time.sleep(0.05)
         yield made
 
 
@@ -165,7 +166,7 @@ def early_files(host):
     return {path.name: path.read_bytes() for part in parts for path in Path(directory, part).iterdir()}
 
 
-def until(condition, seconds=8.0):
+def until(condition, seconds=20.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"
@@ -278,10 +279,31 @@ def test_a_trainer_says_how_far_it_is_until_its_receipt_does(job, monkeypatch):
     assert os.listdir(f"{job.step(1)}/actor/.receipts") == ["00001-of-00001.json"]
 
 
-def test_without_a_stage_it_is_refused():
-    with pytest.raises(ConfigError, match="only a stage copies versions early") as refused:
-        FollowOptions(early=True)
-    assert "--stage" in refused.value.hint
+@pytest.mark.parametrize(
+    ("more", "reason"), [({}, "only a stage"), ({"stage": "s", "peers": ":1"}, "each host")]
+)
+def test_what_it_cannot_be_used_with_is_refused(more, reason):
+    with pytest.raises(ConfigError, match=reason) as refused:
+        FollowOptions(early=True, **more)
+    assert "--early" in refused.value.hint
+
+
+def test_a_follower_loads_and_leases_nothing_before_the_version_is_published(tmp_path):
+    with closing(Scene(tmp_path / "job")) as scene:
+        follower = scene.follow(stage=str(tmp_path / "stage"), early=True)
+        assert follower.turn(0.05).kind == "nothing"
+        attempt = Attempt(scene.job, 1)
+        attempt.write()
+        until(lambda: [*(tmp_path / "stage").glob("*/.early.*/*.safetensors")])
+        assert follower.turn(0.05).kind == "nothing"
+        assert not scene.presence().leases
+        assert scene.presence().loading is None
+        attempt.finish()
+        assert follower.turn(0.05).kind == "nothing"
+        attempt.writers[0].announce()
+        scene.tick()
+        assert follower.turn(10.0).kind == "applied"
+        assert "early_copy_used" in scene.names()
 
 
 # --- what is copied early is not what is published ------------------------------------------------------------
@@ -376,7 +398,6 @@ def test_an_abandoned_attempt_leaves_nothing_and_is_not_copied_again(job, host, 
     monkeypatch.setattr(early_decision, "STILL", 0.2)
     attempt = Attempt(job, 1)
     attempt.write(PART)
-    begun(host)
     until(lambda: dropped(events) == ["the attempt is not written any more"])
     assert early_files(host) == {}
     attempt.write(2 * PART)
@@ -425,7 +446,6 @@ def test_what_was_there_before_and_does_not_change_is_not_copied(job, tmp_path, 
 
 def test_a_follower_that_ends_in_the_middle_leaves_nothing(job, tmp_path, events):
     with closing(Host(job, str(tmp_path / "stage"), events)) as host:
-        time.sleep(0.05)
         Attempt(job, 1).write(PART)
         begun(host)
     assert not os.path.isdir(host.stage.directory)
@@ -439,10 +459,14 @@ def test_a_follower_that_is_killed_in_the_middle_leaves_nothing_to_the_next(job,
         time.sleep(60)
         os._exit(1)
     stage = str(tmp_path / "stage")
+    parts = itertools.cycle((PART, 2 * PART))
+
+    def has_begun():
+        attempt.write(next(parts))  # what does not change is not copied
+        return any(name.startswith(".early.") for _, names, _ in os.walk(stage) for name in names)
+
     try:
-        time.sleep(0.1)
-        attempt.write(PART)
-        until(lambda: any(name.startswith(".early.") for _, names, _ in os.walk(stage) for name in names))
+        until(has_begun)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

@@ -25,7 +25,6 @@ class SlowLink:
         self._free_at = {"there": 0.0, "back": 0.0}
         self._loop = asyncio.new_event_loop()
         self.port = 0
-        self.passed = {"there": 0, "back": 0}
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(2 * self._delay)
@@ -47,7 +46,6 @@ class SlowLink:
 
     def _due(self, way: str, size: int) -> float:
         """Return when the last of so many bytes arrives."""
-        self.passed[way] += size
         self._free_at[way] = max(self._free_at[way], self._loop.time()) + size / self._rate
         return self._free_at[way] + self._delay
 
@@ -61,6 +59,11 @@ class SlowLink:
         while (await queue.get())[1]:  # nobody takes it any more
             pass
 
+    def _end(self) -> None:
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.call_soon(self._loop.stop)
+
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Pass connections on, in a thread, until the end of the block."""
@@ -71,5 +74,6 @@ class SlowLink:
         try:
             yield
         finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.call_soon_threadsafe(self._end)
             thread.join()
+            server.close()

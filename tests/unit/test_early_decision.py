@@ -11,9 +11,9 @@ from syncd.transports.files.early_decision import (
     WASTED,
     AttemptKey,
     Begin,
+    CopyState,
     Drop,
     EarlySnapshot,
-    HeldCopy,
     SeenAttempt,
     decide,
 )
@@ -28,7 +28,7 @@ NOTES = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 9)), max_size=3).ma
 )
 ATTEMPTS = st.builds(SeenAttempt, KEYS, NOTES, st.none() | SECONDS)
 HELD = st.builds(
-    HeldCopy, KEYS, st.none() | SECONDS, SECONDS, st.booleans(), st.booleans(), st.booleans(), st.booleans()
+    CopyState, KEYS, st.none() | SECONDS, SECONDS, st.booleans(), st.booleans(), st.booleans(), st.booleans()
 )
 SNAPSHOTS = st.builds(
     EarlySnapshot,
@@ -106,6 +106,6 @@ def test_the_newest_step_is_begun() -> None:
 def test_a_copy_that_no_engine_took_makes_room_for_the_next_step() -> None:
     note = (WriteProgress("a", 1, "s", ".x.tmp", 1, 0),)
     following = (SeenAttempt(AttemptKey(6, "a"), note, 0.0),)
-    held = HeldCopy(AttemptKey(5, "a"), gone_for=1.0, is_sealed=True)
+    held = CopyState(AttemptKey(5, "a"), gone_for=1.0, is_sealed=True)
     assert isinstance(decide(EarlySnapshot(following, held, frozenset(), 0, 0)), Drop)
     assert decide(EarlySnapshot((), held, frozenset(), 0, 1)) is None

@@ -19,8 +19,8 @@ from syncd.parts.page.poller import PollResult
 from syncd.protocol.disk import Clock
 from syncd.protocol.layout import Job
 from syncd.views import documents
-from syncd.views.documents import listing
 from syncd.views.job_view import JobView, JobViewer
+from syncd.views.listing import listing
 
 Document = dict[str, Any]
 

@@ -43,7 +43,7 @@ class SeenAttempt:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldCopy:
+class CopyState:
     """The copy of an attempt that this process makes, or has made."""
 
     key: AttemptKey
@@ -60,7 +60,7 @@ class HeldCopy:
 @dataclass(frozen=True, slots=True)
 class EarlySnapshot:
     attempts: tuple[SeenAttempt, ...]
-    held: HeldCopy | None
+    held: CopyState | None
     tried: AbstractSet[
         AttemptKey
     ]  # what was begun before, by any process of this host that this one has seen
@@ -93,7 +93,7 @@ def _is_moving(attempt: SeenAttempt) -> bool:
     return bool(attempt.notes) and attempt.changed_ago is not None and attempt.changed_ago < STILL
 
 
-def _why_dropped(held: HeldCopy, *, is_late: bool) -> Drop | None:
+def _why_dropped(held: CopyState, *, is_late: bool) -> Drop | None:
     if held.is_revoked:
         return Drop("its room was needed, or it could not be written")
     if held.is_other:

@@ -24,9 +24,9 @@ from syncd.transports.files.early_decision import (
     STILL,
     AttemptKey,
     Begin,
+    CopyState,
     Drop,
     EarlySnapshot,
-    HeldCopy,
     SeenAttempt,
     decide,
 )
@@ -34,8 +34,11 @@ from syncd.transports.files.piece_reader import PieceReader, ReportEvent, Wanted
 from syncd.transports.files.stage import HostStage
 
 LOCAL_POLL, NETWORK_POLL = 0.02, 0.25
-_PART = 20
-"""Polls take at most one part in this many of the time."""
+_PART, _COPYING_PART = 20, 4
+"""Polls take one part in this many of the time, and while an attempt is copied."""
+
+_PAUSE = 0.5
+"""Seconds after which the next poll comes, also where polls take long."""
 
 _PATIENCE = 1.0
 """Seconds without progress after which another process's early copy is no longer waited for."""
@@ -139,7 +142,9 @@ class EarlyReader(PieceReader):
             begun = time.monotonic()
             with contextlib.suppress(OSError, SyncdError):
                 self._iterate()
-            pause = max(self._poll, _PART * (time.monotonic() - begun))
+            least, part = (self._poll, _PART) if self._held is None else (LOCAL_POLL, _COPYING_PART)
+            took = time.monotonic() - begun
+            pause = max(least, min(part * took, max(_PAUSE, took)))
 
     def _iterate(self) -> None:
         """Look at the attempts once, and act."""
@@ -186,17 +191,17 @@ class EarlyReader(PieceReader):
         held_now = self._held_now(held, now) if held else None
         return EarlySnapshot(attempts, held_now, self._tried, self._wasted, free)
 
-    def _held_now(self, held: _Held, now: float) -> HeldCopy:
+    def _held_now(self, held: _Held, now: float) -> CopyState:
         attempt, is_revoked = self._attempts.get(held.key), held.copy.is_revoked
         if attempt is not None:
             held.seen_at = now
             changed_ago = now - (attempt.changed_at or now)
-            return HeldCopy(held.key, changed_ago=changed_ago, is_revoked=is_revoked)
+            return CopyState(held.key, changed_ago=changed_ago, is_revoked=is_revoked)
         manifest = held.manifest = held.manifest or self._sealed(held.key.step)
         gone_for = now - held.seen_at
         if manifest is None:
-            return HeldCopy(held.key, gone_for=gone_for, is_revoked=is_revoked)
-        return HeldCopy(
+            return CopyState(held.key, gone_for=gone_for, is_revoked=is_revoked)
+        return CopyState(
             held.key,
             gone_for=gone_for,
             is_sealed=True,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.jobs import ManualClock
 
 from syncd.errors import ConfigError, StorageError, TryAgainError
 from syncd.parts.mirror.decisions import (
@@ -21,6 +22,7 @@ from syncd.parts.mirror.decisions import (
 )
 from syncd.parts.mirror.index import Index, decode_index, encode_index
 from syncd.parts.mirror.links import Link, Way, find_way
+from syncd.parts.mirror.meter import Meter
 from syncd.parts.mirror.worker import Work, Worker
 from syncd.protocol.delta_header import DeltaHeader
 from syncd.protocol.manifest import Manifest
@@ -195,6 +197,16 @@ def test_an_hour_without_a_store_is_said_once_for_each_reason_and_ends_with_one_
     assert "does not answer" in told[0][1]["detail"]
     assert told[1][1]["hint"].startswith("aws sts")
     assert worker.error is None
+
+
+@given(rate=st.integers(1 << 20, 1 << 30), sizes=st.lists(st.integers(0, 1 << 24), min_size=1, max_size=8))
+def test_a_limited_rate_is_the_average_of_all_but_the_last_piece(rate, sizes):
+    clock = ManualClock()
+    meter, began = Meter(clock, rate, threading.Event()), clock.at
+    for size in sizes:
+        meter.spend(size)
+    assert meter.moved == sum(sizes)
+    assert clock.at - began == pytest.approx(sum(sizes[:-1]) / rate, abs=1e-6)
 
 
 def test_waits_double_up_to_a_minute():

@@ -1,19 +1,21 @@
 """Into a job: bit-equal files, resumed copies, rewinds and rollbacks, a lead that is held, refusals."""
 
+import errno
 import os
 import shutil
 import threading
 
 import pytest
 from support.jobs import steps_of
-from support.mirrors import KilledError, MemoryObjects, Pull, Push, Trainer, files_of, no_meter
+from support.mirrors import KilledError, MemoryObjects, Pull, Push, files_of, no_meter
 
 from syncd.daemon.service import Daemon
 from syncd.errors import ConfigError, TryAgainError
 from syncd.parts.mirror.meter import Meter, StoppedError
 from syncd.parts.mirror.places import check_target
+from syncd.parts.mirror.worker import Work, Worker
 from syncd.protocol.layout import Job
-from syncd.protocol.local_disk import LocalDisk, SystemClock
+from syncd.protocol.local_disk import LocalDisk, SystemClock, write_all_at
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.mirror_report import mirror_of_presence
 from syncd.protocol.owner import MirrorSource, mirrored_from, refuse_mirrored
@@ -21,23 +23,6 @@ from syncd.protocol.presence import read_presences
 from syncd.protocol.request import Request, read_requests, write_request
 from syncd.protocol.version import engine_label, read_marker, read_version
 from syncd.transports.delta.materialise import prove
-
-
-@pytest.fixture
-def place(shm):
-    for name in ("job", "far"):
-        os.mkdir(f"{shm}/{name}")
-    return shm
-
-
-@pytest.fixture
-def trainer(place):
-    return Trainer(Job.at(f"{place}/job"))
-
-
-@pytest.fixture
-def far(place):
-    return Job.at(f"{place}/far")
 
 
 @pytest.fixture
@@ -59,6 +44,15 @@ def assert_same(trainer, far):
         assert files_of(trainer.job, step) == files_of(far, step)
         step = read_manifest(far.disk, far.step(step)).parent
     assert read_marker(far.disk, far.marker).step == near_version.step
+
+
+def pulled(trainer, far, pulls, count):
+    """Return a mirror of a job with so many whole steps, which has them all."""
+    for step in range(1, count + 1):
+        trainer.keyframe(step)
+    pull = pulls(trainer.job, far)
+    pull.run()
+    return pull
 
 
 def test_deltas_arrive_bit_equal_over_an_object_store(trainer, far, pulls):
@@ -162,6 +156,36 @@ def test_a_file_goes_on_where_its_copy_was_left(trainer, far, pulls, monkeypatch
     assert size <= first.moved + second.moved <= size + 4 * 10_000
 
 
+def test_a_full_disk_is_said_and_the_copy_goes_on_where_it_was_once_there_is_room(
+    trainer, far, pulls, monkeypatch
+):
+    trainer.model(1)
+    monkeypatch.setattr("syncd.parts.mirror.job_source.JobSource.piece", 50_000)
+    written, told, meter = [], [], no_meter()
+
+    def write(descriptor, data, offset):
+        if len(written) == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(offset)
+        write_all_at(descriptor, data, offset)
+
+    monkeypatch.setattr("syncd.parts.mirror.job_target.write_all_at", write)
+    pull = pulls(trainer.job, far, meter=meter)
+    pull.tick()
+    work = Work("versions", pull.mirror.turn, 0.25, roots=(far.root,))
+    worker = Worker(work, lambda name, level, **fields: told.append((name, fields)), threading.Event())
+    assert [worker.step(), worker.step()] == [0.5, 1.0]
+    ((name, fields),) = told
+    assert name == "mirror_failed"
+    assert "full" in fields["detail"]
+    assert "df -h" in fields["hint"]
+    monkeypatch.setattr("syncd.parts.mirror.job_target.write_all_at", write_all_at)
+    pull.run()
+    assert_same(trainer, far)
+    # What a thread could not write it had read: at most four pieces, twice.
+    assert meter.moved <= read_manifest(trainer.job.disk, trainer.job.step(1)).size + 2 * 4 * 50_000
+
+
 def test_a_copy_that_was_damaged_meanwhile_begins_anew(trainer, far, pulls, monkeypatch):
     trainer.model(1)
     manifest = read_manifest(trainer.job.disk, trainer.job.step(1))
@@ -178,10 +202,7 @@ def test_a_copy_that_was_damaged_meanwhile_begins_anew(trainer, far, pulls, monk
 
 
 def test_a_rollback_and_what_follows_have_the_sources_pairs(trainer, far, pulls):
-    for step in (1, 2, 3):
-        trainer.keyframe(step)
-    pull = pulls(trainer.job, far)
-    pull.run()
+    pull = pulled(trainer, far, pulls, 3)
     write_request(trainer.job, Request("rollback", 2, asked_at=1.0, reason="worse"))
     trainer.tick()
     pull.run()
@@ -194,10 +215,7 @@ def test_a_rollback_and_what_follows_have_the_sources_pairs(trainer, far, pulls)
 
 
 def test_steps_that_were_written_again_replace_the_old_ones(trainer, far, pulls):
-    for step in (1, 2, 3):
-        trainer.keyframe(step)
-    pull = pulls(trainer.job, far)
-    pull.run()
+    pull = pulled(trainer, far, pulls, 3)
     trainer.rewind(1)
     pull.run()
     assert pull.pair == (2, 1)
@@ -210,10 +228,7 @@ def test_steps_that_were_written_again_replace_the_old_ones(trainer, far, pulls)
 
 
 def test_a_mirror_that_was_away_during_a_rewind_goes_back_to_the_version_before(trainer, far, pulls):
-    for step in (1, 2, 3):
-        trainer.keyframe(step)
-    pull = pulls(trainer.job, far)
-    pull.run()
+    pull = pulled(trainer, far, pulls, 3)
     trainer.rewind(1)
     trainer.keyframe(2, salt=77)
     trainer.keyframe(3, salt=78)
@@ -252,9 +267,7 @@ def test_a_second_mirror_stands_by_and_takes_over(trainer, far, pulls):
 
 
 def test_a_paused_leader_neither_seals_nor_publishes(trainer, far, pulls):
-    trainer.keyframe(1)
-    first = pulls(trainer.job, far)
-    first.run()
+    first = pulled(trainer, far, pulls, 1)
     term = first.daemon.leader.term
     term.release()
     second = pulls(trainer.job, far)
@@ -280,10 +293,7 @@ def test_retention_at_the_far_end_is_its_daemons(trainer, far, pulls):
 
 
 def test_a_rollback_that_is_asked_for_at_the_far_end_is_refused(trainer, far, pulls):
-    trainer.keyframe(1)
-    trainer.keyframe(2)
-    pull = pulls(trainer.job, far)
-    pull.run()
+    pull = pulled(trainer, far, pulls, 2)
     write_request(far, Request("rollback", 2, asked_at=1.0))
     pull.tick()
     assert not read_requests(far)
@@ -292,9 +302,7 @@ def test_a_rollback_that_is_asked_for_at_the_far_end_is_refused(trainer, far, pu
 
 
 def test_a_daemon_a_trainer_and_a_publish_are_refused(trainer, far, pulls):
-    trainer.keyframe(1)
-    pull = pulls(trainer.job, far)
-    pull.run()
+    pull = pulled(trainer, far, pulls, 1)
     pull.daemon.leader.release()
     with pytest.raises(ConfigError, match="is a mirror of") as refused:
         refuse_mirrored(far, "a trainer")
@@ -320,9 +328,7 @@ def test_a_job_of_its_own_and_a_mirror_of_another_job_are_no_targets(trainer, fa
 
 
 def test_both_ends_show_how_far_the_mirror_is_and_forget_it_with_its_end(trainer, far, pulls):
-    trainer.keyframe(1)
-    pull = pulls(trainer.job, far)
-    pull.run()
+    pull = pulled(trainer, far, pulls, 1)
     pull.mirror.show(state="failing", detail="no")
     for job in (trainer.job, far):
         deadline = SystemClock().monotonic() + 20

@@ -18,18 +18,29 @@ TESTS = Path(__file__).resolve().parents[2]
 STEPS = 20
 SCRIPT = f"""
 export PYTHONPATH={TESTS.parent}:{TESTS} PYTHONDONTWRITEBYTECODE=1
+steps={TESTS}/programs/write_steps.py
+wait_for() {{ # FILE TEXT: until the file has the text, 200 s at most
+  for _ in $(seq 2000); do grep -qs "$2" "$1" && return; sleep 0.1; done
+  echo "waited in vain for $2 in $1"
+  return 1
+}}
 mkdir $SRV/job $SRV/far
-on_a {sys.executable} -m syncd watch $A/job 2>$OUT/daemon.log & daemon=$!
-mirror() {{ on_b exec {sys.executable} -m syncd mirror $B/job $B/far "$@" 2>>$OUT/mirror.log; }}
-mirror & killed=$!
-on_a {sys.executable} {TESTS}/programs/write_steps.py $A/job 1 {STEPS} 1 --pause 0.5 || exit 1
-pkill -KILL -f 'syncd mirror' && wait $killed
-mirror --once || exit 2
-on_a {sys.executable} -m syncd verify $A/far {STEPS} --deep || exit 3
+on_a {sys.executable} -m syncd watch $A/job >$OUT/daemon.log 2>&1 &
+mirror() {{ on_b {sys.executable} -m syncd mirror $B/job $B/far "$@" >>$OUT/mirror.log 2>&1; }}
+mirror &
+write() {{ on_a {sys.executable} $steps $A/job $1 $2 1 --pause 0.5 >>$OUT/trainer.log 2>&1; }}
+write 1 {STEPS // 2} || exit 1
+wait_for $OUT/mirror.log mirror_version_published || exit 2
+pkill -KILL -f 'syncd mirror'
+write {STEPS // 2 + 1} {STEPS} || exit 3
+wait_for $SRV/job/.syncd/version.json '"step":{STEPS}' || exit 4
+mirror --once || exit 5
+on_a {sys.executable} -m syncd verify $A/far {STEPS} --deep >$OUT/verify.log 2>&1 || exit 6
 cd $SRV/job/global_step_{STEPS}
-for file in manifest.json actor/*.safetensors; do cmp $file $SRV/far/global_step_{STEPS}/$file || exit 4; done
-cmp $SRV/job/latest_state_dict_iteration.txt $SRV/far/latest_state_dict_iteration.txt || exit 5
-kill $daemon; pkill -TERM -f 'syncd watch'; wait
+for file in manifest.json actor/*.safetensors; do cmp $file $SRV/far/global_step_{STEPS}/$file || exit 7; done
+cmp $SRV/job/latest_state_dict_iteration.txt $SRV/far/latest_state_dict_iteration.txt || exit 8
+pkill -TERM -f 'syncd watch'
+wait
 """
 
 
