@@ -14,6 +14,7 @@ from syncd.errors import ConfigError, TryAgainError
 from syncd.parts.mirror.meter import Meter, StoppedError
 from syncd.parts.mirror.places import check_target
 from syncd.parts.mirror.worker import Work, Worker
+from syncd.protocol.job_end import JobEnd, clear_finished, mark_finished, read_end
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk, SystemClock, write_all_at
 from syncd.protocol.manifest import read_manifest
@@ -250,6 +251,55 @@ def test_without_a_common_step_it_says_that_a_new_directory_is_needed(trainer, f
     shutil.rmtree(trainer.job.step(0))
     with pytest.raises(TryAgainError, match="no older step is the same"):
         pull.run()
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Each iteration looks at the end of the source's job."""
+    monkeypatch.setattr("syncd.parts.mirror.mirror.END_EVERY", 0.0)
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("over", ["store", "directories"])
+def test_the_far_job_ends_with_the_job_and_goes_on_with_it(trainer, far, pulls, over):
+    objects = MemoryObjects()
+    push = Push(trainer.job, objects)
+
+    def mirror():
+        if over == "store":
+            push.run()
+        pull.run()
+
+    pull = pulls(objects if over == "store" else trainer.job, far)
+    trainer.keyframe(1)
+    mirror()
+    assert read_end(far) is None
+    mark_finished(trainer.job, JobEnd(2, "total_steps 2 reached"))
+    mirror()
+    assert read_end(far) is None  # the last version is still to come
+    trainer.keyframe(2)
+    mirror()
+    mirror()
+    assert read_end(far) == JobEnd(2, "total_steps 2 reached")
+    clear_finished(trainer.job)
+    mirror()
+    assert read_end(far) is None
+    mark_finished(trainer.job, JobEnd(2, "it was stopped"))
+    mirror()
+    trainer.keyframe(3)
+    clear_finished(trainer.job)
+    mirror()
+    mirror()
+    assert (pull.pair, read_end(far)) == ((1, 3), None)
+
+
+@pytest.mark.usefixtures("always")
+def test_an_end_whose_last_version_never_comes_is_passed_on_after_a_while(trainer, far, pulls, monkeypatch):
+    monkeypatch.setattr("syncd.parts.mirror.mirror.LAST", 0.0)
+    pull = pulled(trainer, far, pulls, 1)
+    mark_finished(trainer.job, JobEnd(2, "total_steps 2 reached"))
+    pull.run()
+    assert read_end(far) == JobEnd(2, "total_steps 2 reached")
 
 
 def test_a_second_mirror_stands_by_and_takes_over(trainer, far, pulls):
