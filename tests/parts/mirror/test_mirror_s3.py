@@ -145,7 +145,7 @@ def test_versions_arrive_through_kills_of_both_mirrors_and_experiences_come_back
             if step % 10 == 0:
                 trainer.model(step)
             elif step % 17 == 0:
-                # What was rolled back from in the iteration before is never published again.
+                # The step that was rolled back from in the iteration before is gone.
                 trainer.rewind(step - (2 if (step - 1) % 23 else 3))
                 sites.wait(sites.is_there)
                 trainer.model(step)
