@@ -155,7 +155,7 @@ test-openai-clients: $(READY) $(if $(SYNCD_OPENAI_CLIENTS_PYTHON),,.venv-openai-
 ## test-mirror: mirrors over moto's S3 (VERSIONS, SEED; SYNCD_MOTO_SERVER, else it is installed)
 test-mirror: $(READY) $(if $(SYNCD_MOTO_SERVER),,.venv-moto/.ready)
 	SYNCD_S3=1 SYNCD_MIRROR_VERSIONS=$(or $(VERSIONS),200) SYNCD_SEED=$(SEED) $(RECORDED) $(BIN)/python -m pytest \
-		tests/parts/mirror/test_mirror_s3.py tests/parts/mirror/test_mirror_objects.py $(PYTEST_ARGS)
+		tests/parts/mirror/test_mirror_s3.py tests/parts/mirror/test_mirror_objects.py tests/parts/mirror/test_mirror_nfs.py $(PYTEST_ARGS)
 
 .venv-moto/.ready: tests/parts/mirror/moto.txt
 	$(PYTHON) -m venv .venv-moto

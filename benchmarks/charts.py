@@ -17,7 +17,8 @@ RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parent.parent / "docs"
 _READERS = (1, 4, 8)
 _WINDOW = 5
-_OWN = ("alone", "stage", "peers")
+_WAYS = ("alone", "stage", "peers", "cp", "load_file", "prime-rl", "libtorrent", "super-seed")
+_CURVES = ("orange", "pink", "blue", "green")
 TABLE = ("<!-- readers.json -->\n\n", "\n<!-- end -->")
 """What stands around the table of readers in docs/figures.md."""
 
@@ -200,50 +201,71 @@ def _smooth(values: Sequence[float]) -> list[float]:
 
 
 def _readers(found: Mapping[str, Any]) -> str:
-    """How long it takes until the last reader has a step, by ways."""
+    """How long it takes until the last of N readers over limited links has a step, by ways."""
     drawing = Drawing(
         "Alone, N readers take as long as N copies, with peers little more than one",
-        f"Until the last reader has a fresh step, over a link of {found['rate_mb']:g} MB/s; one run, shared cores",
-        {"blue": "syncd", "green": "syncd, as changes of the step before", "orange": "others"},
+        f"The server sends {found['simulated'][0]['rate_mb']:g} MB/s, a reader twice that; dashed: computed",
+        {},
     )
-    rows = [bar for count in _counts(found) for bar in _reader_group(found["rows"], count)]
-    most = max(row["seconds"] for row in found["rows"])
-    return bars(drawing, rows, Axis("seconds", range(0, int(most) + 10, 5 if most < 50 else 20)))
+    shown = (("cp", "whole"), ("libtorrent", "whole"), ("peers", "whole"), ("peers", "delta"))
+    curves = [
+        line for what, color in zip(shown, _CURVES, strict=True) for line in _reader_lines(found, what, color)
+    ]
+    readers = Axis("readers", (1, 2, 4, 8, 16, 32, 64), log=True)
+    return lines(drawing, curves, readers, Axis("seconds", (1, 3, 10, 30, 100, 300), log=True))
 
 
-def _counts(found: Mapping[str, Any]) -> list[int]:
-    return sorted({row["readers"] for row in found["rows"]})
-
-
-def _reader_group(rows: Sequence[Mapping[str, Any]], count: int) -> Iterator[Bar]:
-    yield Bar(f"{count} reader{'s' if count > 1 else ''}")
-    for row in _in_order(rows, count):
-        is_delta = row["form"] == "delta"
-        color = "green" if is_delta else "blue" if row["way"] in _OWN else "orange"
-        name = f"{row['way']}, delta" if is_delta else row["way"]
-        yield Bar(name, [(color, row["seconds"])], f"{row['seconds']:.1f} s")
-
-
-def _in_order(rows: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
-    ways = (*_OWN, "cp", "load_file", "libtorrent", "super-seed")
-    chosen = [row for row in rows if row["readers"] == count]
-    return sorted(chosen, key=lambda row: (ways.index(row["way"]), row["form"] == "delta"))
+def _reader_lines(found: Mapping[str, Any], what: tuple[str, str], color: str) -> Iterator[Line]:
+    measured, computed = (
+        [
+            (row["readers"], row["seconds"])
+            for row in rows
+            if ("links", *what) == (row["bed"], row["way"], row["form"])
+        ]
+        for rows in (found["rows"], found["simulated"])
+    )
+    label = f"{what[0]}, delta" if what[1] == "delta" else what[0]
+    yield Line("" if computed else label, color, measured)
+    if computed:
+        yield Line(label, color, [measured[-1], *computed], dashed=True)
 
 
 def readers_table(found: Mapping[str, Any]) -> str:
-    """Return the table of readers in docs/figures.md."""
+    """Return the table of readers in docs/figures.md: a row for each way, a column for each number of readers."""
+    counts = sorted({row["readers"] for row in found["rows"]})
+    computed = found["simulated"][0]["readers"]
+    heads = [*(f"{count} reader{'s' if count > 1 else ''}" for count in counts), f"{computed}, computed"]
     lines = [
-        "| readers | way | step | seconds | MB at the server | CPU s per GB | peak memory, MiB |",
-        "|---|---|---|---|---|---|---|",
+        f"| over | way | step | {' | '.join(heads)} | CPU s per GB | MiB |",
+        "|---" * (len(heads) + 5) + "|",
     ]
-    for row in (row for count in _counts(found) for row in _in_order(found["rows"], count)):
-        taken = f"{row['seconds']:.1f} | {row['server_bytes'] / 1e6:.1f}"
-        cells = f"{taken} | {row['cpu_per_gb']:.1f} | {max(row['memory'], 0) / (1 << 20):.0f}"
-        lines.append(f"| {row['readers']} | {row['way']} | {row['form']} | {cells} |")
-    for row in _in_order(found["simulated"], found["simulated"][0]["readers"]):
-        cells = f"{row['seconds']:.0f} | {row['server_bytes'] / 1e6:.0f} | - | -"
-        lines.append(f"| {row['readers']}, simulated | {row['way']} | {row['form']} | {cells} |")
-    return "\n".join(lines)
+    cells: dict[tuple[str, str, str], dict[int, Mapping[str, Any]]] = {}
+    for row in (*found["rows"], *found["simulated"]):
+        cells.setdefault((row["bed"], row["way"], row["form"]), {})[row["readers"]] = row
+    in_order = sorted(cells, key=lambda what: (what[0], _WAYS.index(what[1]), what[2] == "delta"))
+    return "\n".join([*lines, *(_reader_row(what, cells[what], [*counts, computed]) for what in in_order)])
+
+
+def _reader_row(
+    what: tuple[str, str, str], rows: Mapping[int, Mapping[str, Any]], counts: Sequence[int]
+) -> str:
+    """Return a line of the table: processor time and memory are those of the most readers that were measured."""
+    most = rows[max(count for count in rows if count != counts[-1])]
+    bed = "NFS" if what[0] == "nfs" else what[0]
+    cells = [bed, *what[1:], *(_taken(rows.get(count)) for count in counts)]
+    # The clock of the machine of NFS counts what other programs of its host take: of it the bytes are shown.
+    cells += [
+        "-" if bed == "NFS" else f"{most['cpu_per_gb']:.1f}",
+        f"{max(most['memory'], 0) / (1 << 20):.0f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _taken(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return "-"
+    megabytes = f"{row['server_bytes'] / 1e6:.1f}"
+    return megabytes if row["bed"] == "nfs" else f"{row['seconds']:.1f}, {megabytes}"
 
 
 _CHARTS: dict[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {

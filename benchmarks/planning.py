@@ -31,8 +31,8 @@ from syncd.protocol.presence import READS_DELTA, Presence
 from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import MarkerReading, Version
 from syncd.views import table
-from syncd.views.documents import listing
 from syncd.views.job_view import JobViewer
+from syncd.views.listing import listing
 
 _WHOLE, _DELTA = 10**9, 1000
 _POLL = DaemonConfig().poll

@@ -1,29 +1,36 @@
-"""Measures the share of a load that its proof takes: a version, from its marker to an engine that has proven it.
+"""Measures what the proof of a version costs its load: from the marker to an engine that runs the version.
 
     python benchmarks/proof.py                                   # a transformers model in this process, 0.9 GiB
     python benchmarks/proof.py --model tiny --rounds 3
-    python benchmarks/proof.py --start DIR --hook vllm=http://127.0.0.1:8000   # a server that was started on DIR
+    python benchmarks/proof.py --write DIR                       # a model for a server, which is then started on it
+    python benchmarks/proof.py --start DIR --hook vllm=http://127.0.0.1:8000 --pid PID --json FILE
 
-Versions go through `syncd publish`, a daemon and a follower, as they do in a job; every one has the same weights. The
-engine is examined first, so it is asked for the tokens of the probe alone.
+Versions go through `syncd publish`, a daemon and a follower, as they do in a job. Two models that differ by less than
+the noise take turns, twice with a probe and twice without. The second of each two counts, so that checksums are asked
+as they are between neighbors, and whatever else the machine does meets both. The engine is examined first, so it is
+asked for the tokens of the probe alone.
 """
 
 import argparse
 import json
+import os
+import shutil
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import report
 import torch
 import transformers
 from probe import SHAPES
 from report import Row
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from explorer_hooks.finding import open_hook
 from explorer_hooks.follower.follower import Follower, FollowOptions
@@ -41,18 +48,96 @@ _SYNCD = [sys.executable, "-m", "syncd"]
 _WAITED = "noticed"
 """The part of a version's timings that is no part of its load."""
 
+_CYCLE = (True, True, False, False)
+"""Whether each version has a probe."""
+
+_NEAR = 1.01
+"""By how much the last norm of the two models differs."""
+
+
+class Load(NamedTuple):
+    """What one version took, in seconds."""
+
+    has_proof: bool
+    wall: float
+    proof: float
+    client: float  # processor time of this process
+    server: float  # and of the server with its children
+
+    @property
+    def processor(self) -> float:
+        return self.client + self.server
+
+
+class Session:
+    """One engine, and the versions that it is given.
+
+    Args:
+        starts: The directories of the two models; the engine was started on the first.
+    """
+
+    def __init__(self, scratch: Path, starts: Sequence[Path], options: argparse.Namespace) -> None:
+        self._job, self._options = scratch / "job", options
+        self._job.mkdir()
+        self._models = [
+            (start, self._probe(start, scratch / f"{at}.json")) for at, start in enumerate(starts)
+        ]
+        self.hook = _hook(starts[0], options)
+        self.exam: Mapping[str, Any] = {}
+        self.loads: list[Load] = []
+
+    def _probe(self, start: Path, path: Path) -> Path:
+        with open(path, "wb") as file:
+            subprocess.run(
+                [*_SYNCD, "probe", str(start), "--dtype", self._options.dtype], stdout=file, check=True
+            )
+        return path
+
+    def measure(self) -> None:
+        """Load versions; of each two of a kind the second counts."""
+        settings = FollowOptions(stay=True, reload_test=False, exam=self._options.exam)
+        listener = partial(_keep_exam, self)
+        with (
+            report.running_daemon(self._job, *report.KEEP_NEWEST),
+            Follower.open(self._job, self.hook, "e0", settings, listener=listener) as follower,
+        ):
+            for step in range(1, len(_CYCLE) * (self._options.rounds + 1) + 1):
+                load = self._load(follower, step)
+                if step > len(_CYCLE) and step % 2 == 0:
+                    self.loads.append(load)
+
+    def _load(self, follower: Follower, step: int) -> Load:
+        has_proof = _CYCLE[(step - 1) % len(_CYCLE)]
+        start, probe = self._models[step % 2]
+        proof = ["--probe", str(probe)] if has_proof else []
+        command = [*_SYNCD, "publish", str(self._job), str(step), str(start), *proof]
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+        client, server = time.process_time(), _used(self._options.pid)
+        outcome = follower.turn(_LONG)
+        client, server = time.process_time() - client, _used(self._options.pid) - server
+        assert outcome.kind == "applied", outcome.reason
+        assert ("prove" in outcome.timings) is has_proof, "the engine answers no probes"
+        wall = sum(spent for part, spent in outcome.timings.items() if part != _WAITED)
+        return Load(has_proof, wall, outcome.timings.get("prove", 0.0), client, server)
+
 
 def main() -> None:
     """Load versions, and print what their proofs take."""
     warnings.filterwarnings("ignore")
     options = _options()
+    if options.write:
+        _write(Path(options.write), options)
+        return
     with report.scratch_directory("syncd-proof-", options.dir) as scratch:
-        start = Path(options.start) if options.start else _made(scratch / "model", options)
-        rounds = _measure(scratch, start, options)
-        machine = report.machine(scratch, torch=torch.__version__, device=options.device)
-    size = sum(file.stat().st_size for file in start.glob("*.safetensors")) if options.start else options.size
-    print(f"{size / 2**30:.2f} GiB, {options.hook or 'transformers in this process'}, {machine}")
-    report.print_targets([*_rows(rounds, options.forward), *_exam_rows(rounds, options.examined)], 36, 32)
+        start = Path(options.start or scratch / "model")
+        if not options.start:
+            _write(start, options)
+        session = Session(scratch, (start, _moved(start, scratch / "near")), options)
+        session.measure()
+        figures = _figures(session, start, scratch, options)
+    _show(figures)
+    if options.json:
+        report.keep(options.json, figures)
 
 
 def _options() -> argparse.Namespace:
@@ -62,54 +147,66 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--device", default="cpu", help="of the model in this process")
+    parser.add_argument("--write", help="write the model into this directory, and measure nothing")
     parser.add_argument("--start", help="a model directory, in the place of one that is made")
     parser.add_argument("--hook", help="NAME=ADDRESS of a server that was started on --start")
+    parser.add_argument(
+        "--pid", type=int, default=0, help="the server's process, whose processor time counts"
+    )
     parser.add_argument("--exam", choices=["on", "off"], default="on", help="whether the engine is examined")
-    parser.add_argument("--rounds", type=int, default=5, help="versions that count, after one that does not")
+    parser.add_argument("--rounds", type=int, default=5, help="versions of each kind that count")
     parser.add_argument("--dir", default=None, help="where to work; files go through its file system")
+    parser.add_argument("--json", help="where the figures are kept")
     options = parser.parse_args()
-    options.examined = {}
-    if bool(options.hook) > bool(options.start):
+    if options.hook and not options.start:
         parser.error("--hook needs --start, the directory that the server was started on")
     return options
 
 
-def _made(place: Path, options: argparse.Namespace) -> Path:
-    config = transformers.Qwen2Config(**dict(SHAPES[options.model]))
+def _write(place: Path, options: argparse.Namespace) -> None:
+    """Write a model with random weights, and a tokenizer, without which no server starts."""
+    shape = dict(SHAPES[options.model])
+    config = transformers.Qwen2Config(**shape)
     dtype: torch.dtype = getattr(torch, options.dtype)
     torch.manual_seed(0)
     model: torch.nn.Module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
     transformers.PreTrainedModel.save_pretrained(model, place)  # type: ignore[arg-type]
-    options.size = sum(file.stat().st_size for file in place.glob("*.safetensors"))
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: shape["vocab_size"]]
+    further = [f"<{at}>" for at in range(len(alphabet), shape["vocab_size"])]
+    tokenizer = Tokenizer(models.BPE({token: at for at, token in enumerate([*alphabet, *further])}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.save(str(place / "tokenizer.json"))
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": alphabet[0]}
+    (place / "tokenizer_config.json").write_text(json.dumps(about))
+
+
+def _moved(start: Path, place: Path) -> Path:
+    """Write a neighbor of a model."""
+    shutil.copytree(start, place)
+    for path in place.glob("*.safetensors"):
+        tensors = load_file(path)
+        for name in {"model.norm.weight"} & set(tensors):
+            tensors[name] *= _NEAR
+        save_file(tensors, path, {"format": "pt"})
     return place
 
 
-def _measure(scratch: Path, start: Path, options: argparse.Namespace) -> list[Mapping[str, float]]:
-    """Return the timings of each version that counts."""
-    (job := scratch / "job").mkdir()
-    probe = scratch / "probe.json"
-    with open(probe, "wb") as file:
-        subprocess.run([*_SYNCD, "probe", str(start), "--dtype", options.dtype], stdout=file, check=True)
-    rounds, hook = [], _hook(start, options)
-    settings = FollowOptions(stay=True, reload_test=False, exam=options.exam)
-    listener = partial(_keep_exam, options)
-    with report.running_daemon(job), Follower.open(job, hook, "e0", settings, listener=listener) as follower:
-        for step in range(1, options.rounds + 2):
-            publish = [*_SYNCD, "publish", str(job), str(step), str(start), "--probe", str(probe)]
-            subprocess.run(publish, stdout=subprocess.DEVNULL, check=True)
-            outcome = follower.turn(_LONG)
-            assert outcome.kind == "applied", outcome.reason
-            assert "prove" in outcome.timings, "the engine answers no probes"
-            rounds.append(outcome.timings)
-    options.forward = _forward(hook, probe, options.rounds)
-    return rounds[1:]
-
-
-def _keep_exam(options: argparse.Namespace, level: str, name: str, fields: Mapping[str, Any]) -> None:
+def _keep_exam(session: Session, level: str, name: str, fields: Mapping[str, Any]) -> None:
     """Keep what an exam took, or why there was none."""
     del level
     if name in ("engine_examined", "exam_left_out"):
-        options.examined = dict(fields)
+        session.exam = dict(fields)
+
+
+def _used(pid: int) -> float:
+    """Return the processor seconds that a process and its children have used; 0 without one."""
+    if not pid:
+        return 0.0
+    path = Path(f"/proc/{pid}")
+    fields = (path / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    children = [child for task in path.glob("task/*/children") for child in task.read_text().split()]
+    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(_used(int(child)) for child in children)
 
 
 def _forward(hook: Hook, probe: Path, rounds: int) -> list[float]:
@@ -134,25 +231,65 @@ def _hook(start: Path, options: argparse.Namespace) -> Hook:
     return TransformersHook(model.to(options.device).eval())
 
 
-def _rows(rounds: list[Mapping[str, float]], forward: list[float]) -> Iterator[Row]:
-    loads = [sum(spent for part, spent in one.items() if part != _WAITED) for one in rounds]
-    shares = [100 * one["prove"] / load for one, load in zip(rounds, loads, strict=True)]
-    yield "load with its proof, s", report.spread(loads, 3), "", None
-    yield "proof, ms", report.spread([1000 * one["prove"] for one in rounds], 1), "", None
-    if forward:
-        yield "forward pass over its tokens, ms", report.spread([1000 * one for one in forward], 1), "", None
-    middle = sorted(shares)[len(shares) // 2]
-    yield "proof, % of the load", report.spread(shares, 1), f"<= {TARGET:g}", middle <= TARGET
+def _figures(session: Session, start: Path, scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
+    proven, loaded = ([one for one in session.loads if one.has_proof is kind] for kind in (True, False))
+    exam = dict(session.exam)
+    if "seconds" in exam:
+        load = sum(one.wall for one in loaded) / len(loaded)
+        # Afterwards the start weights are loaded.
+        exam |= {"seconds": exam["seconds"] + load, "loads": 1 + exam["seconds"] / load}
+    return {
+        "engine": options.hook.partition("=")[0] if options.hook else "transformers in this process",
+        "machine": report.machine(
+            scratch, torch=torch.__version__, device=options.device, load=round(os.getloadavg()[0], 1)
+        ),
+        "bytes": sum(file.stat().st_size for file in start.glob("*.safetensors")),
+        "dtype": options.dtype,
+        "with_proof": [one._asdict() for one in proven],
+        "without_proof": [one._asdict() for one in loaded],
+        "forward": _forward(session.hook, scratch / "0.json", options.rounds),
+        "share_percent": {
+            "wall": 100 * sum(one.proof for one in proven) / sum(one.wall for one in proven),
+            "wall, in turns": _more([one.wall for one in proven], [one.wall for one in loaded]),
+            "processor, in turns": _more(
+                [one.processor for one in proven], [one.processor for one in loaded]
+            ),
+        },
+        "exam": exam,
+    }
 
 
-def _exam_rows(rounds: list[Mapping[str, float]], exam: Mapping[str, Any]) -> Iterator[Row]:
+def _more(values: Sequence[float], others: Sequence[float]) -> float:
+    """Return by how much values are above others, in percent of the values."""
+    return 100 * (1 - sum(others) / len(others) * len(values) / sum(values))
+
+
+def _show(figures: Mapping[str, Any]) -> None:
+    print(f"{figures['bytes'] / 2**30:.2f} GiB, {figures['engine']}, {figures['machine']}")
+    report.print_targets([*_rows(figures), *_exam_rows(figures["exam"])], 42, 32)
+
+
+def _rows(figures: Mapping[str, Any]) -> Iterator[Row]:
+    proven, loaded = figures["with_proof"], figures["without_proof"]
+    yield "load with its proof, s", report.spread([one["wall"] for one in proven], 3), "", None
+    yield "load without, s", report.spread([one["wall"] for one in loaded], 3), "", None
+    for what in ("client", "server"):
+        yield f"CPU of the {what} with, s", report.spread([one[what] for one in proven], 3), "", None
+        yield f"CPU of the {what} without, s", report.spread([one[what] for one in loaded], 3), "", None
+    yield "proof, ms", report.spread([1000 * one["proof"] for one in proven], 1), "", None
+    if figures["forward"]:
+        passes = report.spread([1000 * one for one in figures["forward"]], 1)
+        yield "forward pass over its tokens, ms", passes, "", None
+    for how, share in figures["share_percent"].items():
+        yield f"proof, % of the load, {how}", f"{share:.1f}", f"<= {TARGET:g}", share <= TARGET
+
+
+def _exam_rows(exam: Mapping[str, Any]) -> Iterator[Row]:
     if "seconds" not in exam:
         yield "exam", str(exam.get("reason", "none")), "", None
         return
-    load = sorted(one["load"] for one in rounds)[len(rounds) // 2]
-    loads = (exam["seconds"] + load) / load  # afterwards the start weights are loaded
-    yield "exam, s", f"{exam['seconds'] + load:.3f}", "", None
-    yield "exam, loads", f"{loads:.1f}", f"<= {EXAM_LOADS:g}", loads <= EXAM_LOADS
+    yield "exam, s", f"{exam['seconds']:.3f}", "", None
+    yield "exam, loads", f"{exam['loads']:.1f}", f"<= {EXAM_LOADS:g}", exam["loads"] <= EXAM_LOADS
     yield "making it, s", f"{exam['made']:.1f}", "", None
     yield "its copy, GiB", f"{exam['bytes'] / 2**30:.2f}", "", None
 

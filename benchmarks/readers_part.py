@@ -1,41 +1,48 @@
-"""One reader of benchmarks/readers.py, in a network namespace of its own: it takes a step in the way that is named.
+"""A reader of benchmarks/readers.py, in a network namespace of its own: it takes a step in the way that is named.
 
-python readers_part.py SETTINGS: a line of JSON on standard input is work, a line on standard output its result.
+Its import has the product cut a step that is small for slow links as it cuts a large one for fast links.
 """
 
+import ctypes
+import hashlib
 import json
 import os
 import subprocess
-import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import readers_mount
-import xxhash
 from safetensors.numpy import load_file
-from support.fake_hook import FakeEngine, FakeHook
 
 import syncd.protocol.delta
-import syncd.protocol.safetensors
-import syncd.transports.delta.source
-from explorer_hooks.follower.policy import FollowOptions
-from explorer_hooks.follower.versions import Fetcher
-from syncd.client.client import Client
-from syncd.transports.files.leased_directory import HeldDirectory, LoadTimings
+
+PIECE = 256 << 10
+syncd.protocol.delta.TILE = PIECE
+
+from support.fake_hook import FakeEngine, FakeHook  # noqa: E402 - what is imported now sees the small pieces
+
+import syncd.protocol.safetensors  # noqa: E402
+import syncd.transports.delta.chain  # noqa: E402
+from explorer_hooks.follower.policy import FollowOptions  # noqa: E402
+from explorer_hooks.follower.versions import Fetcher  # noqa: E402
+from syncd.client.client import Client  # noqa: E402
+from syncd.parts.hosts import pieces  # noqa: E402
+from syncd.transports.files.leased_directory import HeldDirectory, LoadTimings  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from multiprocessing.connection import Connection
 
 Found = dict[str, Any]
-PIECE = 1 << 20
+_LIBC, _NEW_MOUNTS = ctypes.CDLL(None, use_errno=True), 0x00020000
 OURS = ("alone", "stage", "peers")
 
 
-def use_small_pieces() -> None:
-    """Have the product cut a step that is small for slow links as it cuts a large one for fast links."""
-    syncd.protocol.delta.TILE = PIECE
-    syncd.protocol.safetensors._FIRST_READ = 2 << 10  # noqa: SLF001
+syncd.protocol.safetensors._FIRST_READ = 2 << 10  # noqa: SLF001
+syncd.transports.delta.chain._AHEAD = PIECE // 2  # noqa: SLF001
+assert pieces._RUN == PIECE // 8, "imported with large pieces"  # noqa: SLF001
 
 
 class Reader:
@@ -51,6 +58,7 @@ class Reader:
         self._fetchers: dict[str, tuple[Fetcher, Client]] = {}
         self._held: dict[str, HeldDirectory] = {}
         self._loaded: list[Any] = []
+        self._warned: list[str] = []
         self._ways: dict[str, Callable[[Found], Found]] = {
             **dict.fromkeys(OURS, self._fetch),
             "cp": self._copy,
@@ -61,10 +69,13 @@ class Reader:
 
     def prepare(self, work: Found) -> Found:
         """Get ready to take a step, which is there already."""
-        name = f"global_step_{work['step']}"
-        readers_mount.mount(f"{self._settings['job']}/{name}", self._settings["origin"], f"/{name}")
+        if "origin" in self._settings:
+            name = f"global_step_{work['step']}"
+            readers_mount.mount(f"{self._settings['job']}/{name}", self._settings["origin"], f"/{name}")
         if work["way"] in OURS and work["way"] not in self._fetchers:
             self._fetchers[work["way"]] = self._opened(work["way"])
+        if "torrent" in work:
+            self._start_torrent(work)
         return {}
 
     def take(self, work: Found) -> Found:
@@ -83,12 +94,17 @@ class Reader:
         stage = str(self._place / way) if way != "alone" else None
         peers = f"{self._settings['ip']}:7410" if way == "peers" else None
         options = FollowOptions(stage=stage, peers=peers)
-        fetcher = Fetcher(client, FakeHook(FakeEngine()), options, lambda: False, lambda *_, **__: None)
+        fetcher = Fetcher(client, FakeHook(FakeEngine()), options, lambda: False, self._tell)
         if peers:
             fetcher._reader._is_auto = False  # type: ignore[attr-defined]  # noqa: SLF001 - it reads what is small alone
         return fetcher, client
 
+    def _tell(self, level: str, name: str, **fields: object) -> None:
+        if level == "warning":
+            self._warned.append(f"{name} {fields}")
+
     def _fetch(self, work: Found) -> Found:
+        self._warned = []
         fetcher, client = self._fetchers[work["way"]]
         held = fetcher.fetch(work["step"], LoadTimings(client.clock))
         if work["way"] == "alone":
@@ -98,7 +114,7 @@ class Reader:
         if before:
             before.release()
             before.lease.close()
-        return {"ended": ended, "at": held.directory.path}
+        return {"ended": ended, "at": held.directory.path, "warned": self._warned}
 
     def _load(self, work: Found) -> Found:
         at = Path(self._settings["job"]) / work["folder"]
@@ -115,23 +131,25 @@ class Reader:
         command = ["cp", *(str(step / name) for name in (*work["shards"], *work["others"])), str(target)]
         return {**_watched(subprocess.Popen(command)), "at": str(target)}
 
-    def _torrent(self, work: Found) -> Found:
-        target = self._place / work["way"]
-        settings = {**work["torrent"], "ip": self._settings["ip"], "target": str(target)}
+    def _start_torrent(self, work: Found) -> None:
+        settings = {**work["torrent"], "ip": self._settings["ip"], "target": str(self._place / work["way"])}
         program = str(Path(__file__).with_name("readers_torrent.py"))
-        done = subprocess.run(
-            [work["torrent"]["python"], program, "get", json.dumps(settings)],
-            check=True, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        return {**json.loads(done.stdout), "at": f"{target}/step"}
+        command = [work["torrent"]["python"], program, "get", json.dumps(settings)]
+        self._swarm = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._swarm.stdout
+        assert self._swarm.stdout.readline() == "ready\n"
+
+    def _torrent(self, work: Found) -> Found:
+        found, _ = self._swarm.communicate("\n")
+        return {**json.loads(found), "at": str(self._place / work["way"] / "step")}
 
     def _digests(self, way: str, at: str, shards: list[str]) -> dict[str, str]:
         """Return the digests of what was taken: of arrays where those were, else of files."""
         if way in ("load_file", "alone"):
             arrays = {name: array for shard in self._loaded for name, array in shard.items()}
             self._loaded = []
-            return {name: xxhash.xxh3_128_hexdigest(array.tobytes()) for name, array in arrays.items()}
-        return {name: xxhash.xxh3_128_hexdigest((Path(at) / name).read_bytes()) for name in shards}
+            return {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in arrays.items()}
+        return {name: hashlib.sha256((Path(at) / name).read_bytes()).hexdigest() for name in shards}
 
 
 def _watched(process: "subprocess.Popen[bytes]") -> Found:
@@ -156,16 +174,29 @@ def _memory(field: str, pid: object = "self") -> int:
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith(field)), 0)
 
 
-def main() -> None:
-    """Do what is asked, line by line."""
-    use_small_pieces()
-    settings = json.loads(sys.argv[1])
+def _enter(space: str) -> None:
+    """Enter a network namespace, with mounts of one's own."""
+    with Path(f"/run/netns/{space}").open() as file:
+        for failed in (_LIBC.setns(file.fileno(), 0), _LIBC.unshare(_NEW_MOUNTS)):
+            if failed:
+                raise OSError(ctypes.get_errno(), "no namespace", space)
+    subprocess.run(["mount", "--make-rslave", "/"], check=True)
+
+
+def _mount_nfs(settings: Found) -> None:
+    Path(settings["mount"]).mkdir(parents=True, exist_ok=True)
+    where = ["-o", "vers=4.2,nosharecache", f"{settings['nfs']}:/", settings["mount"]]
+    subprocess.run(["mount", "-t", "nfs", *where], check=True)
+
+
+def serve(settings: Found, asked: "Connection") -> None:
+    """Do what is asked, until this process is killed."""
+    _enter(settings["space"])
+    tempfile.tempdir = settings["place"]
+    if "nfs" in settings:
+        _mount_nfs(settings)
     reader = Reader(settings)
-    print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
-        work = json.loads(line)
-        print(json.dumps(getattr(reader, work["do"])(work)), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    asked.send({"ready": True})
+    while True:
+        work = asked.recv()
+        asked.send(getattr(reader, work["do"])(work))

@@ -1,7 +1,7 @@
 """libtorrent for benchmarks/readers.py: a seed, or one reader. Runs in an environment with libtorrent alone.
 
     python readers_torrent.py seed SETTINGS    # hashes, seeds until standard input ends
-    python readers_torrent.py get SETTINGS     # one line of JSON when all is there; seeds until `end` exists
+    python readers_torrent.py get SETTINGS     # begins at a line; a line of JSON when all is there; seeds to the end
 
 No address but those given is asked anything: no DHT, local discovery, peer exchange, trackers or port mapping.
 """
@@ -73,7 +73,9 @@ def seed(settings: dict[str, Any]) -> None:
 
 def get(settings: dict[str, Any]) -> None:
     """Take everything; then give it to others until the end."""
-    begun = time.process_time()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    before, begun = _peak(), time.process_time()
     session = _session(settings["ip"])
     handle = _added(session, settings["torrent"], settings["target"], 0)
     others = [ip for ip in settings["peers"] if ip != settings["ip"]]
@@ -84,7 +86,7 @@ def get(settings: dict[str, Any]) -> None:
             for ip in others:
                 handle.connect_peer((ip, _PORT))
         time.sleep(0.02)
-    found = {"ended": time.monotonic(), "cpu": time.process_time() - begun, "memory": _peak()}
+    found = {"ended": time.monotonic(), "cpu": time.process_time() - begun, "memory": _peak() - before}
     Path(f"{settings['end']}-{settings['ip']}").touch()
     deadline = time.monotonic() + settings["limit"]
     while not all(Path(f"{settings['end']}-{ip}").exists() for ip in settings["peers"][1:]):

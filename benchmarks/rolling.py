@@ -1,6 +1,6 @@
 """What a roll costs a fleet: tokens per second in bins of a second, and the versions that serve at once.
 
-    python benchmarks/rolling.py [--engines 6] [--rolls 5] [--load 2.0] [--json out/rolling.json]
+    python benchmarks/rolling.py [--engines 6] [--rolls 20] [--load 2.0] [--json out/rolling.json]
 
 The followers and the daemon are the product's, each in a process. The engines are stand-ins: while one serves it
 generates RATE tokens a second, and each load pauses it for `--load` seconds. So this measures when engines pause,
@@ -43,7 +43,7 @@ def main() -> None:
     """Run all ways and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--engines", type=int, default=6)
-    parser.add_argument("--rolls", type=int, default=5)
+    parser.add_argument("--rolls", type=int, default=20)
     parser.add_argument("--load", type=float, default=2.0)
     parser.add_argument("--json")
     options = parser.parse_args()

@@ -1,12 +1,13 @@
 """From the trainer's save to the explorers' parameters updated, in parts, against the way it is done today.
 
     python benchmarks/sync.py [--gib 0.25] [--rounds 5] [--readers 1,4,8] [--json out/sync.json] [--dir DIR]
-                              [--reader-dir DIR] [--stage DIR]
+                              [--reader-dir DIR] [--stage DIR] [--ways "syncd, early" ...]
 
 The trainer is this process; readers are processes of their own with parameters of their own, in which a thread
 generates in pieces of 10 ms. Contestants take turns in one run; each round begins with another one, and ratios are
 taken within a round. All of a sync counts, until the last reader runs the new weights:
 
+    syncd, early     as the next one, with stages that copy what is still being written
     syncd, stage     StepSaver in the background, `syncd watch`, followers that share a stage
     syncd            the same, each reader from the mount, through the page cache
     save_file        one safetensors file, a marker that readers poll each second, load_file and copy_
@@ -40,7 +41,7 @@ from syncd.transports.files.step_saver import StepSaver
 
 Weights = dict[str, torch.Tensor]
 Figures = dict[str, float]
-OURS = ("syncd, stage", "syncd")
+OURS = ("syncd, early", "syncd, stage", "syncd")
 THEIRS = ("save_file", "torch.save")
 _LONG = 300.0
 
@@ -60,6 +61,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--dir", default=None, help="where to work; its file system is what is measured")
     parser.add_argument("--reader-dir", default=None, help="the same directory as readers see it")
     parser.add_argument("--stage", default="/dev/shm", help="where the stage is")
+    parser.add_argument("--ways", nargs="+", default=(*OURS, *THEIRS), help="the ways that are measured")
     return parser.parse_args()
 
 
@@ -159,7 +161,7 @@ def _readers(place: Path, stage: str, weights: Weights, count: int) -> Iterator[
 def _measure(scratch: Path, stage: str, options: argparse.Namespace) -> dict[str, Any]:
     weights = make_weights(options.gib)
     place = Path(options.reader_dir) / scratch.name if options.reader_dir else scratch
-    contestants = (*OURS, *THEIRS)
+    contestants = tuple(options.ways)
     found: dict[str, Any] = {str(count): {name: [] for name in contestants} for count in options.readers}
     loads = []
     with (
@@ -226,11 +228,11 @@ def _print(figures: dict[str, Any]) -> None:
                 f"{name:<14}" + "".join(f"{value:>11.3f}" for value in row),
                 f" ({min(totals):.2f}-{max(totals):.2f})",
             )
-        for ours in OURS:
-            ratios = {theirs: _ratio(found[theirs], found[ours]) for theirs in THEIRS}
-            print(
-                f"{ours}: " + ", ".join(f"{ratio:.1f} x as fast as {name}" for name, ratio in ratios.items())
-            )
+        for ours in (name for name in OURS if name in found):
+            ratios = {theirs: _ratio(found[theirs], found[ours]) for theirs in THEIRS if theirs in found}
+            durable = statistics.median(one["total"] / (one["gather"] + one["write"]) for one in found[ours])
+            than = [f"{ratio:.1f} x as fast as {name}" for name, ratio in ratios.items()]
+            print(f"{ours}: " + ", ".join([*than, f"{durable:.2f} x its durable write"]))
 
 
 def _ratio(above: list[Figures], below: list[Figures]) -> float:

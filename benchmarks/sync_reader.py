@@ -96,33 +96,42 @@ class Reader:
             }
         )
         self.active, self._lock = threading.Event(), threading.Lock()
-        self._hooks, self._followers = {}, {}
-        for name, directory in (("syncd, stage", stage), ("syncd", None)):
-            # Several processes of this host read the same files: through the page cache where there is no stage.
-            hook = self._hooks[name] = _Hook(self.model, direct=False)
-            identity = f"r{number}-{'stage' if directory else 'mount'}"
-            follower = Follower.open(place / "job", hook, identity, FollowOptions(stage=directory))
-            self._followers[name] = opened.enter_context(follower)
+        self._identity, self._opened = f"r{number}", opened
+        self._ways = {
+            "syncd, early": FollowOptions(stage=stage, early=True),
+            "syncd, stage": FollowOptions(stage=stage),
+            "syncd": FollowOptions(),
+        }
+        # Several processes of this host read the same files: through the page cache where there is no stage.
+        self._hooks = {name: _Hook(self.model, direct=False) for name in self._ways}
+        self._follower: Follower | None = None
         threading.Thread(target=self._generate, daemon=True).start()
 
     def get_ready(self, contestant: str) -> None:
         """Catch up with what was there before, so that the next weights are all that is new."""
         self.active.set()
         self._before = self._marker()
-        if contestant in self._followers:
-            while self._followers[contestant].turn(0.0).kind == "applied":
+        if contestant in self._ways:
+            # Opened for this sync alone: one that copies early would do so in the syncs of the others too.
+            follower = Follower.open(
+                self._place / "job", self._hooks[contestant], self._identity, self._ways[contestant]
+            )
+            self._follower = self._opened.enter_context(follower)
+            while self._follower.turn(0.0).kind == "applied":
                 pass
 
     def take(self, contestant: str) -> dict[str, Any]:
         """Wait for the next weights, bring them in, and return how long each part took."""
-        if contestant in self._followers:
-            return self._follow(contestant)
-        return self._poll(contestant)
+        if self._follower is None:
+            return self._poll(contestant)
+        took, self._follower = self._follow(self._follower, self._hooks[contestant]), None
+        self._opened.close()
+        return took
 
-    def _follow(self, contestant: str) -> dict[str, Any]:
-        outcome = self._followers[contestant].turn(_LONG)
+    def _follow(self, follower: Follower, hook: _Hook) -> dict[str, Any]:
+        outcome = follower.turn(_LONG)
         assert outcome.kind == "applied", outcome
-        took, hook = outcome.timings, self._hooks[contestant]
+        took = outcome.timings
         return {
             "stage": took.get("stage", 0.0),
             "verify": took["verify"] + took["prepare"],
@@ -159,10 +168,9 @@ class Reader:
     def _generate(self) -> None:
         while True:
             self.active.wait()
-            with (
-                self._hooks["syncd"].generating(),
-                self._hooks["syncd, stage"].generating(),
-                self._lock,
-            ):
+            with ExitStack() as pieces:
+                for hook in self._hooks.values():
+                    pieces.enter_context(hook.generating())
+                pieces.enter_context(self._lock)
                 time.sleep(_PIECE)
             time.sleep(0)

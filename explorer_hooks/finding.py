@@ -20,8 +20,7 @@ from syncd.extras import install_command
 
 GROUP = "syncd.hooks"
 
-FORM = "package.module:attribute"
-"""How an import path is written."""
+FORM = "package.module:attribute"  # how an import path is written
 
 
 def open_hook(

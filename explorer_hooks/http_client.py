@@ -28,8 +28,7 @@ _SECRET_PARTS = re.compile(r"(?<=//)[^/]*@|[?#].*", re.DOTALL)
 _REDIRECT, _BAD = 300, 400
 _UNAUTHORISED = frozenset({401, 403})
 _MISSING = 404
-_BETWEEN = frozenset({502, 504})
-"""What a proxy answers that did not reach the server, or lost it."""
+_BETWEEN = frozenset({502, 504})  # what a proxy answers that did not reach the server, or lost it
 _KEY_HINT = "--token-env NAME, in a job's file token_env: the environment variable with the server's key"
 _MESSAGES = ("message", "detail", "error", "error_message", "object")
 
@@ -95,8 +94,7 @@ class HttpClient:
         self._ask_timeout = min(timeout, ask_timeout)
         self._missing = missing
         self._max_answer = max_answer
-        self.headers: Mapping[str, str] = {}
-        """Headers that are sent with each request besides the usual ones."""
+        self.headers: Mapping[str, str] = {}  # headers that are sent with each request besides the usual ones
 
     def __repr__(self) -> str:
         return f"HttpClient({self.address})"

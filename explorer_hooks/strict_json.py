@@ -3,8 +3,7 @@
 import math
 from typing import Any, TypeVar
 
-_ROUNDING = 1e-4
-"""How far above 0 rounding may lift a log-prob."""
+_ROUNDING = 1e-4  # how far above 0 rounding may lift a log-prob
 _LONGEST_EXCERPT = 80
 
 T = TypeVar("T")

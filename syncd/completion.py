@@ -13,8 +13,7 @@ from collections.abc import Iterable
 import click
 from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
 
-PATIENCE = 5.0
-"""Seconds after which the shell gets nothing."""
+PATIENCE = 5.0  # seconds after which the shell gets nothing
 
 _DONE, _UNKNOWN = 0, 1
 _BREAKS = frozenset("=:")

@@ -170,8 +170,8 @@ def load(
         _refuse_reaching(table, path)
     options = {key: value for key, value in overrides.items() if value is not None}
     where = path or "the command line"
-    given, parts = _divided({**table, **options})
-    values = {key: check_value(key, value, where) for key, value in given.items()}
+    own, parts = _divided({**table, **options})
+    values = {key: check_value(key, value, where) for key, value in own.items()}
     read = {name: _read_part(name, part, where, whole) for name, part in parts.items()}
     return dataclasses.replace(DaemonConfig(), **values, parts=read)
 

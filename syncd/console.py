@@ -31,8 +31,7 @@ CLOSED_PIPE = 141
 _USAGE = 2
 _LAYOUT = "\n\t"
 _MOST = 1 << 53
-_MOST_SECONDS = 1e9
-"""The limit of numbers with a fraction: all of them are seconds."""
+_MOST_SECONDS = 1e9  # the limit of numbers with a fraction: all of them are seconds
 
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 _HINTS = {errno.ENOSPC: "df -h {path}", errno.EDQUOT: "quota -s", errno.EROFS: "findmnt -T {path}"}

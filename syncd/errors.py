@@ -67,7 +67,6 @@ def plain(text: str, keep: str = "") -> str:
     """Return a text that others wrote, with what could steer a terminal or is no text spelt out.
 
     Args:
-        text: The text.
         keep: Characters that stay although they do not print, such as the line feed.
     """
     if text.isprintable():

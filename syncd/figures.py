@@ -10,11 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-METRICS = "metrics.jsonl"
-"""The trainer's figures in the job directory: docs/metrics.md."""
-
-MOST_LINES = 6
-"""Curves of a panel whose metrics are a family."""
+METRICS = "metrics.jsonl"  # the trainer's figures in the job directory: docs/metrics.md
+MOST_LINES = 6  # curves of a panel whose metrics are a family
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +55,7 @@ def _read_panels() -> tuple[Panel, ...]:
         return tuple(map(_read_panel, tomllib.load(file)["panel"]))
 
 
-PANELS = _read_panels()
-"""The panels of the trainer's figures, in their order."""
+PANELS = _read_panels()  # the panels of the trainer's figures, in their order
 
 
 # --- names of earlier releases --------------------------------------------------------------------------------

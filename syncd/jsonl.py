@@ -8,8 +8,7 @@ from typing import Any
 
 from syncd.safe_open import open_append, open_read
 
-LINE_LIMIT = 1 << 20
-"""The longest line that is read, in bytes."""
+LINE_LIMIT = 1 << 20  # the longest line that is read, in bytes
 
 
 def append(

@@ -6,8 +6,7 @@ The core names groups, and a part the objects in them, in setup.cfg. An object i
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 
-DAEMON_PARTS = "syncd.daemon_parts"
-"""What works in the daemon's ticks (`syncd/daemon/parts.py`)."""
+DAEMON_PARTS = "syncd.daemon_parts"  # what works in the daemon's ticks (`syncd/daemon/parts.py`)
 
 DAEMON_TABLES = "syncd.daemon_tables"
 """The tables of such parts below [daemon], by the name of the part: a `PartTable` each (`syncd/config.py`)."""

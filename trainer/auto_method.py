@@ -26,8 +26,7 @@ BEGINNING = 2
 """Syncs through files in a row that are not counted because they are whole and begin deltas: the second may have a
 shortcut, which shows what changes take."""
 
-_MAX_PENDING = 4
-"""Syncs whose loads are still waited for: explorers may load late."""
+_MAX_PENDING = 4  # syncs whose loads are still waited for: explorers may load late
 
 
 def senders_of(method: str) -> tuple[str, ...]:

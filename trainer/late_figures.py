@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 FIGURES = "trainer.late_figures"
 """The group of entry points of what reads them: a function of the job's file and the trainer's connection."""
 
-CURVES = "trainer.late_curves"
-"""The group of entry points of what returns the curves of a job directory."""
+CURVES = "trainer.late_curves"  # the group of entry points of what returns the curves of a job directory
 
 
 class LateFigures(Protocol):

@@ -19,11 +19,8 @@ from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.owner import refuse_mirrored
 from syncd.protocol.takeover import Candidate
 
-_PAUSE = 0.25
-"""Seconds between two looks at a lock that is held."""
-
-_LOOKS = 3 * BEAT
-"""Seconds without a look at the lock after which the next check looks by itself."""
+_PAUSE = 0.25  # seconds between two looks at a lock that is held
+_LOOKS = 3 * BEAT  # seconds without a look at the lock after which the next check looks by itself
 
 
 @dataclass(frozen=True)

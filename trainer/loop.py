@@ -56,10 +56,8 @@ class Trainer:
         """Join engine and loop.
 
         Args:
-            engine: The engine.
             context: What the engine was opened with.
             stop: Signals that ask for an end.
-            state: The state to resume from.
             rank0: Rank 0's side; None on the other ranks.
         """
         self.engine, self.rank0, self._state = engine, rank0, state

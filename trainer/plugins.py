@@ -23,7 +23,6 @@ class Registry:
     """The objects of one entry point group, by name.
 
     Args:
-        group: The group.
         noun: What one of them is called in errors.
         key: The key of the job's file that names one.
     """

@@ -42,14 +42,12 @@ from trainer.waiting import DAEMON, ExplorerLiveness, Waiting, wait_text
 
 P = ParamSpec("P")
 
-FIRST_GENERATION = 1
-"""The generation of experiences that explorers made before the first version."""
+FIRST_GENERATION = 1  # the generation of experiences that explorers made before the first version
 
 _IDLE = {False: 0.02, True: 0.25}
 """Seconds between two turns while there is nothing to do, by whether the mount is a network's."""
 
-_WAITING = "waiting"
-"""The field of the trainer's presence."""
+_WAITING = "waiting"  # the field of the trainer's presence
 
 _FAILED = "rank 0 failed"
 
@@ -80,10 +78,8 @@ class Rank0:
         self._idle = _IDLE[mount_of(client.job.root).is_network]
         self._waiting = Waiting(self._clock)
         self._path = batch_paths.root(client.job)
-        self.failure: SyncdError | None = None
-        """The first error of `attempt`."""
-        self.sample_seconds = 0.0
-        """How long it took to choose the last batch, all its rows being there."""
+        self.failure: SyncdError | None = None  # the first error of `attempt`
+        self.sample_seconds = 0.0  # how long it took to choose the last batch, all its rows being there
         self._uncommitted: TrainerState | None = None
         self._generation = FIRST_GENERATION
         self._world_size = 1

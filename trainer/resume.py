@@ -11,8 +11,7 @@ from syncd.protocol.version import parse_marker, read_marker
 from trainer.checkpoints import TrainerState, full_checkpoints, read_state
 from trainer.waiting import DAEMON
 
-FRESH = TrainerState(step=0, generation=0, world_size=1)
-"""The state of a run without a checkpoint."""
+FRESH = TrainerState(step=0, generation=0, world_size=1)  # the state of a run without a checkpoint
 
 
 def find_state(job: Job) -> TrainerState:

@@ -16,8 +16,7 @@ from syncd.protocol.documents import Fields
 from syncd.protocol.layout import Job
 from syncd.protocol.request import Pin, read_pins, remove_pin, write_pin
 
-OF_VERSIONS = "eval/"
-"""Figures of this kind are of the step in `eval/step`, others of the step that has them."""
+OF_VERSIONS = "eval/"  # figures of this kind are of the step in `eval/step`, others of the step that has them
 
 _REASON = "selection: "
 """How the reason of a pin begins that the trainer made; others are a person's and stay."""

@@ -11,11 +11,8 @@ from syncd.context import Closing
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
-STOPPED = 75
-"""Exit code after a request to stop: a checkpoint is saved, and the next start resumes from it."""
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, where nothing was saved."""
+STOPPED = 75  # exit code after a request to stop: a checkpoint is saved, and the next start resumes from it
+INTERRUPTED = 130  # exit code after Ctrl-C, where nothing was saved
 
 
 class StopSignals(Closing):

@@ -9,8 +9,7 @@ from trainer.experience.limits import Limits
 from trainer.experience.sft import Example, Examples, read_examples
 from trainer.sampling import Encoder
 
-MOST_ROWS = 256
-"""Examples of one question to the engine, whose answers all ranks get."""
+MOST_ROWS = 256  # examples of one question to the engine, whose answers all ranks get
 
 LogProbs = Callable[[Sequence[Sequence[int]]], list[list[float]]]
 """Returns the log-prob of each token after the first of each row, at temperature 1."""

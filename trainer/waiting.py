@@ -17,8 +17,7 @@ from trainer.reporting.figures import span
 QUIET = 30.0
 """Seconds of a wait between two steps before it is reported; the first wait of a start is reported at once."""
 
-EVERY = 60.0
-"""Seconds between two lines about one wait."""
+EVERY = 60.0  # seconds between two lines about one wait
 
 
 class Waiting:
@@ -55,11 +54,8 @@ class Waiting:
         return True
 
 
-DAEMON = 600.0
-"""Seconds that the daemon has for what a trainer asks of it."""
-
-_SOON = 5.0
-"""Seconds of a wait for the daemon before it is reported; its work takes less."""
+DAEMON = 600.0  # seconds that the daemon has for what a trainer asks of it
+_SOON = 5.0  # seconds of a wait for the daemon before it is reported; its work takes less
 
 
 class DaemonWait:
@@ -139,8 +135,7 @@ def _troubles(explorers: Mapping[str, Presence]) -> list[str]:
     ]
 
 
-_COUNT_EVERY = 1.0
-"""Seconds between two counts: each reads one file per explorer."""
+_COUNT_EVERY = 1.0  # seconds between two counts: each reads one file per explorer
 
 
 class ExplorerLiveness:

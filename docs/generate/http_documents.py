@@ -2,8 +2,8 @@
 
 from typing import Any, Literal
 
-from json_documents import STRICT, Finished, Pair
 from pydantic import with_config
+from status_documents import STRICT, Finished, Pair
 from typing_extensions import TypedDict
 
 PollState = Literal["starting", "fresh", "failing", "stuck"]

@@ -87,6 +87,7 @@ def _hook_names(_: click.Context, __: click.Parameter, incomplete: str) -> "list
     metavar="HOST:PORT",
     help="With --stage: read each version together with the job's other hosts; this one gives its pieces here.",
 )
+@click.option("--early", is_flag=True, help="With --stage: copy a version while the trainer still writes it.")
 @click.option(
     "--policy",
     metavar="POLICY",

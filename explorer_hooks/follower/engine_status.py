@@ -39,10 +39,8 @@ class EngineStatus:
         """Why its start weights are not the job's; None if they are, or if nobody knows."""
         self.unfit: LoadFailedError | None = None
         """Why its way of loading does not reach every tensor, so it gets no version; None if nothing shows it."""
-        self.is_examined = False
-        """Whether it is examined now, so that it runs weights of no version."""
-        self.is_proven = False
-        """Whether it has answered the probe of what it runs."""
+        self.is_examined = False  # whether it is examined now, so that it runs weights of no version
+        self.is_proven = False  # whether it has answered the probe of what it runs
         self.unproven = UnprovenLoads()
         self.died_loading: Pair | None = None
         """The version during whose load it went away, to come back as a new process; None once that was counted."""

@@ -15,8 +15,7 @@ from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, R
 from syncd.protocol.layout import Job
 from syncd.transports.base import WeightDirectory
 
-MOST_LOSSES = 2
-"""After how often an engine that goes away in exams is not examined any more."""
+MOST_LOSSES = 2  # after how often an engine that goes away in exams is not examined any more
 
 _OFF = "off"
 _PASSED, _FAILED = "passed", "failed"
@@ -43,8 +42,7 @@ class Examination:
         self.takes_adapters = hook.kinds == _ADAPTERS
         """Whether the engine loads adapters beside a model that stays."""
         self._losses = 0
-        self.unseen: tuple[str, ...] = ()
-        """The kinds of tensors that it could not see."""
+        self.unseen: tuple[str, ...] = ()  # the kinds of tensors that it could not see
 
     def forget(self) -> None:
         """Take the engine for another one: it was started again. One that was lost in exams twice takes no more."""

@@ -44,8 +44,7 @@ from syncd.transports.base import WeightTensors
 
 __all__ = ["FollowOptions", "Follower", "TurnOutcome"]
 
-_TURN = 10.0
-"""Seconds of one turn of `run`; nothing is lost between two turns."""
+_TURN = 10.0  # seconds of one turn of `run`; nothing is lost between two turns
 
 _LAST = ("applied", "refused")
 _ONCE = (*_LAST, "failed")

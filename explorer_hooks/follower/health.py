@@ -13,12 +13,10 @@ from typing import Any
 from syncd.errors import UsageError
 from syncd.http_server import BoundedServer, QuietHandler
 
-Health = tuple[bool, dict[str, Any]]
-"""Whether the engine is ready, and the fields of the answer."""
+Health = tuple[bool, dict[str, Any]]  # whether the engine is ready, and the fields of the answer
 
 MOST_CONNECTIONS = 16
-LIMIT = 5.0
-"""Seconds that a connection may last."""
+LIMIT = 5.0  # seconds that a connection may last
 
 LOOPBACK = "127.0.0.1"
 _ADDRESS = re.compile(r"(?:(?P<host>\[[^]]*\]|[^:]*):)?(?P<port>[0-9]{1,5})", re.ASCII)

@@ -26,8 +26,7 @@ from syncd.protocol.rolling import GATE, AtGate
 from syncd.protocol.version import Pair, label_of
 from syncd.transports.files.leased_directory import HeldDirectory, LoadTimings
 
-NOTICED = "noticed"
-"""The age of a version when it was read: a part of the timings, but not of the load."""
+NOTICED = "noticed"  # the age of a version when it was read: a part of the timings, but not of the load
 
 
 class InterruptedLoadError(LoadFailedError):
@@ -59,8 +58,7 @@ class LoadResults:
         self.failed = FailedVersions(clock, options.retries, options.backoff)
         self._trouble: GivenUp | None = None
         """Why the newest version that was tried does not run, None if it does."""
-        self._troubled: Pair | None = None
-        """That version."""
+        self._troubled: Pair | None = None  # that version
         self.gate: AtGate | None = None
         """What it has fetched and waits for, or loads since a gate has admitted it; None where nothing waits."""
 

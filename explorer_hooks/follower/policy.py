@@ -57,6 +57,8 @@ class FollowOptions:
     # Where this host gives its pieces of versions to others, and so reads the rest from them: HOST:PORT, or
     # NAME=ADDRESS of another reader than http. None to read from the job directory alone.
     peers: str | None = None
+    # Whether the stage copies files of a step while they are written; they are used once it is published.
+    early: bool = False
     # How closely a version is checked before the engine gets it; by default every byte is hashed.
     verify: Verification | str = Verification.CONTENT
     retries: int = 2  # how often a version that failed to load is tried again
@@ -82,6 +84,12 @@ class FollowOptions:
         if self.peers and not self.stage:
             hint = "--stage /dev/shm/syncd --peers HOST:PORT  # explorer run: explorer.follow.stage"
             raise ConfigError("peers need a stage: hosts give each other what they have staged", hint=hint)
+        if self.early and not self.stage:
+            hint = "--stage /dev/shm/syncd --early  # explorer run: explorer.follow.stage"
+            raise ConfigError("only a stage copies versions early", hint=hint)
+        if self.early and self.peers:
+            hint = "leave --early out where --peers is given  # explorer run: explorer.follow.early"
+            raise ConfigError("with peers each host would still copy all of a version early", hint=hint)
         try:
             Verification(self.verify)
         except ValueError:

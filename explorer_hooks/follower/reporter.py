@@ -15,8 +15,7 @@ from syncd.protocol.engine_state import EngineReport, EngineState
 from syncd.protocol.presence import HEARTBEAT
 from syncd.protocol.version import Pair, label_of
 
-SILENT = 30.0
-"""Seconds without a sign of life of the follower's thread, after which a health check fails."""
+SILENT = 30.0  # seconds without a sign of life of the follower's thread, after which a health check fails
 
 
 class Reporter:
@@ -32,8 +31,7 @@ class Reporter:
     def __init__(self, client: Client, listener: EventListener | None, ready: "Readiness") -> None:
         self._client, self._listener, self.ready = client, listener, ready
         self.report = EngineReport(since=client.clock.time())
-        self.applied: Pair | None = None
-        """The version that the presence names as running."""
+        self.applied: Pair | None = None  # the version that the presence names as running
 
     def publish(
         self,
@@ -103,8 +101,7 @@ class Readiness:
     def __init__(self, path: str | None, clock: Clock) -> None:
         self._path, self._clock = path, clock
         self._lock = threading.Lock()
-        self.served: str | None = None
-        """The label of the version; None if the engine is not ready."""
+        self.served: str | None = None  # the label of the version; None if the engine is not ready
         self._beat = clock.monotonic()
         self._written = float("-inf")
         self._remove()

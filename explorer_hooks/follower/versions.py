@@ -12,6 +12,7 @@ from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import parse_step_name
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.version import Pair, Version, engine_label, is_unpublished, pair_of
+from syncd.transports.files.early_reader import EarlyReader
 from syncd.transports.files.leased_directory import (
     DirectoryOptions,
     HeldDirectory,
@@ -271,7 +272,10 @@ class Fetcher:
 def _open_reader(
     options: FollowOptions, client: Client, stage: HostStage | None, report: ReportEvent
 ) -> PieceReader:
-    if not options.peers or stage is None:
+    if stage is None:
         return ORIGIN
-    place = stage.directory
-    return open_reader(options.peers, lambda address: ReaderContext(address, client, place, report))
+    reader: PieceReader = ORIGIN
+    if options.peers:
+        place = stage.directory
+        reader = open_reader(options.peers, lambda address: ReaderContext(address, client, place, report))
+    return EarlyReader(reader, client.job, stage, report) if options.early else reader

@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 PUSHES = "explorer.pushes"
 """The group of entry points of `EnginePush` classes, by the name of the hook; they need torch."""
 
-UNTOLD = "default"
-"""The label of an engine that was never given one."""
+UNTOLD = "default"  # the label of an engine that was never given one
 
 
 class EnginePush(Protocol):

@@ -31,8 +31,7 @@ class ModelParameters:
         self, tensors: Mapping[str, torch.Tensor], *, direct: bool = True, cast: bool = True
     ) -> None:
         self.tensors = tensors
-        self.loaded: LoadCounts | None = None
-        """What the last load did."""
+        self.loaded: LoadCounts | None = None  # what the last load did
         self.label: str | None = None
         """The label of the version that was loaded last, None if none was, or if they hold something else."""
         self._timings = LoadTimings(SystemClock())

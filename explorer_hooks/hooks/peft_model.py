@@ -13,8 +13,7 @@ from syncd.errors import ConfigError, RefusedError
 from syncd.jobfile.sections import LoraSection
 from syncd.transports.base import WeightDirectory, WeightTensors
 
-_NAME = "default"
-"""What peft calls the one adapter."""
+_NAME = "default"  # what peft calls the one adapter
 
 
 class PeftHook(TransformersHook):
@@ -32,8 +31,7 @@ class PeftHook(TransformersHook):
     def __init__(self, model: torch.nn.Module, directory: str, *, timeout: float = 300.0) -> None:
         super().__init__(model, timeout=timeout)
         self._base = BaseCheck(lambda: directory)
-        self._before: dict[str, torch.Tensor] = {}
-        """The adapter before an exam."""
+        self._before: dict[str, torch.Tensor] = {}  # the adapter before an exam
 
     def prepare(self, target: WeightDirectory) -> None:
         """Refuse an adapter of another model, of other layers, or of another rank or alpha."""

@@ -12,19 +12,13 @@ from dataclasses import dataclass
 
 from syncd.errors import EngineUnreachableError
 
-KEPT = 16 << 10
-"""The last bytes of each stream that are kept."""
-
-GRACE = 2.0
-"""Seconds between SIGTERM and SIGKILL to a group of processes."""
-
-_AFTER = 0.2
-"""Seconds to read the pipes after the command has ended but a process that it started has not."""
+KEPT = 16 << 10  # the last bytes of each stream that are kept
+GRACE = 2.0  # seconds between SIGTERM and SIGKILL to a group of processes
+_AFTER = 0.2  # seconds to read the pipes after the command has ended but a process that it started has not
 
 _PIECE = 1 << 16
 
-_LOOK = 0.5
-"""Seconds between two looks whether to stop."""
+_LOOK = 0.5  # seconds between two looks whether to stop
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,7 @@ _PLACEHOLDER = re.compile(r"\{(model|host|port)\}")
 _HINT = (
     "--hook vllm=http://127.0.0.1:8000 --hook-option reload=restart --hook-option start_model=DIR -- COMMAND"
 )
-_TICK = 0.25
-"""Seconds between two questions to a server that starts."""
+_TICK = 0.25  # seconds between two questions to a server that starts
 
 
 class RestartableHook(ServerHook):
@@ -130,8 +129,7 @@ class RestartingHook(ProbingHook):
         )  # a server that was just started has an empty cache
         self.probes = inner.probes
         self._process = ServerProcess(options.stop_timeout, options.log)
-        self._lock = threading.Lock()
-        """Held while the process is replaced, but not while one is waited for."""
+        self._lock = threading.Lock()  # held while the process is replaced, but not while one is waited for
         self._state = LoadState()
         self._busy = ""
         """What is being loaded, empty if nothing is. Only the loading thread sets it."""

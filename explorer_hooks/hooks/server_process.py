@@ -19,8 +19,7 @@ from syncd.errors import ConfigError, EngineUnreachableError
 
 _STDERR = 2
 
-KILLED = 5.0
-"""Seconds for what SIGKILL does: a process that a dead mount blocks cannot be killed."""
+KILLED = 5.0  # seconds for what SIGKILL does: a process that a dead mount blocks cannot be killed
 
 
 class ServerProcess:
@@ -83,8 +82,7 @@ class ServerProcess:
         return True
 
 
-_SIGNALLED = 128
-"""What is added to the number of the signal that has ended a server."""
+_SIGNALLED = 128  # what is added to the number of the signal that has ended a server
 
 
 def main(stop_timeout: str, *argv: str) -> int:

@@ -93,8 +93,7 @@ class SGLangHook(HttpEngineHook):
         return reply.status == _UNAVAILABLE if self._tells_readiness else not self._resumed_by_us
 
     def _started_from(self) -> str | None:
-        path = self._server.get_json("/model_info").get("model_path")
-        return path if isinstance(path, str) else None
+        return started_from(self._server)
 
     def _pause(self) -> None:
         self._resumed_by_us = False
@@ -129,6 +128,12 @@ class SGLangHook(HttpEngineHook):
     def _resume(self) -> None:
         self._server.post("/continue_generation", hint=_LOG)
         self._resumed_by_us = True
+
+
+def started_from(server: HttpClient) -> str | None:
+    """Return the directory that SGLang was started from; `/model_info` names the one that it has loaded last."""
+    path = server.get_json("/server_info").get("model_path")
+    return path if isinstance(path, str) else None
 
 
 def release_and_flags(server: HttpClient) -> tuple[object, Mapping[str, object]]:

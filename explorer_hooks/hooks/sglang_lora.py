@@ -17,7 +17,7 @@ from typing import Any
 from explorer_hooks.hook import ProbeAnswer
 from explorer_hooks.hooks.adapter_server import AdapterServerHook
 from explorer_hooks.hooks.adapter_shapes import layers_of, refused, require_shapes
-from explorer_hooks.hooks.sglang import release_and_flags
+from explorer_hooks.hooks.sglang import release_and_flags, started_from
 from explorer_hooks.http_client import Reply
 from explorer_hooks.proof.server_probes import GenerateProbe, require_known_tokens
 from explorer_hooks.proof.start_check import StartModel
@@ -27,8 +27,7 @@ from syncd.transports.base import WeightDirectory, WeightTensors
 from syncd.transports.tensors import Tensors
 
 _LOAD, _UNLOAD = "/load_lora_adapter", "/unload_lora_adapter"
-_UNLOADING = 10.0
-"""Seconds that an unload is waited for; SGLang ends it by itself."""
+_UNLOADING = 10.0  # seconds that an unload is waited for; SGLang ends it by itself
 
 _GONE, _HALF_UNLOADED = "does not exist", "has an incomplete unload"
 """Parts of SGLang's messages: no adapter has the name; an unload of it, or a load, did not reach the end."""
@@ -91,8 +90,7 @@ class SGLangLoraHook(AdapterServerHook):
         """Return that SGLang does not say which adapters requests use."""
 
     def _started_from(self) -> str:
-        path = self._server.get_json("/model_info").get("model_path")
-        return path if isinstance(path, str) else ""
+        return started_from(self._server) or ""
 
 
 def _message(reply: Reply) -> str:

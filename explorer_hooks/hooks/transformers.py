@@ -250,8 +250,7 @@ class LoadGate:
         self._timeout = timeout
         self._changed = threading.Condition()
         self._generating = 0
-        self.is_shut = False
-        """Whether generations have to wait."""
+        self.is_shut = False  # whether generations have to wait
         self._reason: SyncdError | None = None
         self._own = threading.local()
 

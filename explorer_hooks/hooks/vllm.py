@@ -21,8 +21,7 @@ from explorer_hooks.proof.server_probes import (
 from explorer_hooks.strict_json import positive
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError
 
-BACKEND = "syncd"
-"""The name of the engine's back end; the part `broadcast` is the other end."""
+BACKEND = "syncd"  # the name of the engine's back end; the part `broadcast` is the other end
 
 NO_BACKEND = 'vLLM was started without --weight-transfer-config \'{"backend": "syncd"}\''
 

@@ -24,8 +24,7 @@ from syncd.errors import ConfigError, EngineDeadError, UsageError
 from syncd.experience.model import MAX_INFO, Experience
 from syncd.protocol.version import Pair, label_of
 
-MAX_FRUITLESS = 10
-"""Attempts in a row in which an engine that reports to be working may generate nothing."""
+MAX_FRUITLESS = 10  # attempts in a row in which an engine that reports to be working may generate nothing
 
 _HINTS = {
     "engine": "see the log of the engine",
@@ -36,8 +35,7 @@ _HINTS = {
 }
 _LOG = structlog.get_logger()
 
-_SHOWN = MAX_INFO // 8
-"""Characters of a prompt and of a response in the info of an experience."""
+_SHOWN = MAX_INFO // 8  # characters of a prompt and of a response in the info of an experience
 
 
 @dataclass

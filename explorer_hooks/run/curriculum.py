@@ -7,16 +7,13 @@ from dataclasses import replace
 from explorer_hooks.run.own_files import Records
 from syncd.errors import UsageError
 from syncd.experience.model import Experience
-from syncd.jobfile.explorer_sections import CurriculumSection
+from syncd.jobfile.explorer_sections import CurriculumSection, RewardSection
 
 DIFFICULTY = "difficulty.jsonl"
 """A line for each batch: the task and the mean reward of each group that was measured with it."""
 
-_NEWEST = 0.5
-"""The share of the newest measurement in a task's mean."""
-
-TaskMean = tuple[str, float]
-"""A task's id, and the mean reward of a group of its rollouts."""
+_NEWEST = 0.5  # the share of the newest measurement in a task's mean
+TaskMean = tuple[str, float]  # a task's id, and the mean reward of a group of its rollouts
 
 
 class Curriculum:
@@ -67,11 +64,13 @@ def are_equal(rewards: Sequence[float]) -> bool:
     return len(set(rewards)) == 1
 
 
-def with_dropped(rows: Sequence[Experience], dropped: int) -> list[Experience]:
-    """Return a batch that tells the trainer how many groups of equal rewards were dropped for it.
+def with_dropped(rows: list[Experience], dropped: int, reward: RewardSection) -> list[Experience]:
+    """Return a batch that tells the trainer how many groups of equal rewards were dropped for it, if any may be.
 
     They are shared among its groups, each of which may be trained in another step; the first row of each says it.
     """
+    if reward.equal_groups != "drop":
+        return rows
     share = dropped / len({row.group for row in rows})
     return [_with_info(row, share) if row.rollout == 0 and row.segment == 0 else row for row in rows]
 

@@ -16,11 +16,8 @@ from syncd.errors import EngineDeadError
 from syncd.jobfile.sections import SyncSection
 from syncd.protocol.version import Pair
 
-PIECE = 1.0
-"""Seconds of one wait, and so the longest delay of a signal."""
-
-_BREATH = 0.05
-"""Seconds between two asks that are answered at once."""
+PIECE = 1.0  # seconds of one wait, and so the longest delay of a signal
+_BREATH = 0.05  # seconds between two asks that are answered at once
 
 _POLL = 0.25
 """Seconds between two polls for a version: while groups are being generated, and for the last one."""
@@ -39,7 +36,7 @@ class EngineVersions:
     ) -> None:
         self.source, self._batches = source, batches
         self.synced_at = batches()
-        self.progressed_at = time.monotonic()
+        self._progressed_at = time.monotonic()
         self._published: Pair | None = None
         # Counted from the very beginning: an explorer that joins later has no separate allowance.
         self._allowance = Allowance(0, 0, batches_per_step, ahead)
@@ -77,7 +74,19 @@ class EngineVersions:
         """Return how many further batches the trainer needs now."""
         return self._allowance.room(self._step, pacing.written(self.source.client.job))
 
-    def restart_allowance(self) -> None:
+    def renew_allowance(self, patience: float) -> bool:
+        """Allow further batches if no version came for long, and return whether that is so.
+
+        A living trainer that publishes none has dropped some batches, and waits for others.
+        """
+        is_due = time.monotonic() - self._progressed_at > patience
+        if is_due:
+            self._progressed_at = time.monotonic()
+            self.mark_synced()
+            self._restart_allowance()
+        return is_due
+
+    def _restart_allowance(self) -> None:
         self._allowance = self._allowance.restarted(self._step, pacing.written(self.source.client.job))
 
     @property
@@ -90,9 +99,9 @@ class EngineVersions:
         if pair == self._published or pair is None:
             return
         has_rolled_back = self._published is not None and pair[0] != self._published[0]
-        self._published, self.progressed_at = pair, time.monotonic()
+        self._published, self._progressed_at = pair, time.monotonic()
         if has_rolled_back:
-            self.restart_allowance()
+            self._restart_allowance()
 
 
 class EngineGate:

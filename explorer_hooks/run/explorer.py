@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import structlog
 
@@ -11,19 +10,15 @@ from explorer_hooks.run.batches import BatchMaker, ExplorerBatch
 from explorer_hooks.run.curriculum import with_dropped
 from explorer_hooks.run.engine_gate import EngineGate, EngineVersions
 from explorer_hooks.run.job_watch import JobWatch
-from explorer_hooks.run.own_files import Records, TaskLedger
+from explorer_hooks.run.own_files import Records, TaskLedger, batch_figures, record_batch
 from explorer_hooks.run.pacing import Next
 from explorer_hooks.tasks.order import set_figures
 from syncd.client.sync_policy import SyncStyle
-from syncd.experience.model import Experience
 from syncd.jobfile.model import JobFile
 from syncd.protocol.version import label_of
 
-TURN = 1.0
-"""Seconds of one wait, and so the longest delay of a signal."""
-
-_BREATH = 0.05
-"""Seconds between two asks that the trainer answers at once."""
+TURN = 1.0  # seconds of one wait, and so the longest delay of a signal
+_BREATH = 0.05  # seconds between two asks that the trainer answers at once
 
 _LOG = structlog.get_logger()
 
@@ -87,7 +82,8 @@ class Explorer:
         seconds = time.monotonic() - begin
         if not self._is_published(batch):
             return
-        path = self._ledger.write(self._with_dropped(batch), then)
+        rows = with_dropped(batch.experiences, batch.dropped["equal"], self._settings.reward)
+        path = self._ledger.write(rows, then)
         self._batches.done(batch)
         self._record(batch, path, seconds)
         self._gate.evaluate()
@@ -116,17 +112,10 @@ class Explorer:
         answered = outcome.kind == "nothing" and took < TURN
         if is_due and (outcome.kind in ("applied", "refused", "gone", "failed") or answered):
             self._versions.mark_synced()
-        if time.monotonic() - self._versions.progressed_at > self._settings.patience:
-            self._renew_allowance()
+        if self._versions.renew_allowance(self._settings.patience):
+            _LOG.info("allowance_renewed", seconds=self._settings.patience)
         if took < _BREATH:
             time.sleep(_BREATH)
-
-    def _renew_allowance(self) -> None:
-        """Allow further batches: a living trainer that publishes no version dropped some, and waits for others."""
-        _LOG.info("allowance_renewed", seconds=self._settings.patience)
-        self._versions.progressed_at = time.monotonic()
-        self._versions.mark_synced()
-        self._versions.restart_allowance()
 
     # --- the end ----------------------------------------------------------------------------------------------
 
@@ -147,25 +136,14 @@ class Explorer:
         version = label_of(runs) if runs else None
         _LOG.info("explorer_finished", batches=self._ledger.cursor.batches, version=version)
 
-    def _with_dropped(self, batch: ExplorerBatch) -> list[Experience]:
-        """Return the rows of a batch, which say what was dropped for it, if groups of equal rewards are."""
-        drops = self._settings.reward.equal_groups == "drop"
-        return with_dropped(batch.experiences, batch.dropped["equal"]) if drops else batch.experiences
-
     # --- the record -------------------------------------------------------------------------------------------
 
     def _record(self, batch: ExplorerBatch, path: str, seconds: float) -> None:
         rewards = [experience.reward for experience in batch.experiences]
-        line: dict[str, Any] = {
+        line = {
             "batch": self._ledger.cursor.batches,
-            "at": time.time(),
-            "rollouts": len(rewards),
-            "tokens": batch.tokens,
-            "seconds": round(seconds, 3),
+            **batch_figures(rewards, batch.tokens, seconds),
             "waited": round(self._waited, 3),
-            "rollouts_per_s": round(len(rewards) / max(seconds, 1e-6), 3),
-            "tokens_per_s": round(batch.tokens / max(seconds, 1e-6), 3),
-            "reward_mean": sum(rewards) / len(rewards),
             "versions": dict(batch.versions),
             "task_sets": set_figures(batch.task_sets),
             "unproven_tokens": batch.unproven,
@@ -176,7 +154,4 @@ class Explorer:
             "dropped": dict(batch.dropped),
         }
         self._waited = 0.0
-        self._metrics.add(line)
-        shown = {key: value for key, value in line.items() if key != "at"}
-        self._source.client.describe({"explorer": shown}, now=False)
-        _LOG.info("batch_written", path=path, **shown)
+        record_batch(self._metrics, self._source.client, path, line)

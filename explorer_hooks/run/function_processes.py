@@ -13,11 +13,8 @@ from explorer_hooks.run.worker_process import WorkerProcess
 from explorer_hooks.strict_json import member
 from syncd.errors import ConfigError
 
-START = 120.0
-"""Seconds that a process may take to import a function."""
-
-MOST = 16 << 20
-"""Bytes of what it answers, as JSON."""
+START = 120.0  # seconds that a process may take to import a function
+MOST = 16 << 20  # bytes of what it answers, as JSON
 
 _ARGV = (sys.executable, "-P", "-m", "explorer_hooks.run.function_worker")
 

@@ -19,8 +19,7 @@ from typing import Any, BinaryIO
 
 from explorer_hooks.run.rewards import Score, score_of, scores_of
 
-SHOWN = 300
-"""Characters of a problem."""
+SHOWN = 300  # characters of a problem
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BY_SIGNAL = 128

@@ -44,8 +44,7 @@ class TaskOutcome:
     truncated: int = 0  # responses that were cut off at the most tokens
 
 
-Outcomes = Sequence[TaskOutcome]
-"""What became of each task of a set, in order."""
+Outcomes = Sequence[TaskOutcome]  # what became of each task of a set, in order
 
 
 class Evaluator(Protocol):

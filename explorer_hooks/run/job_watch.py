@@ -6,11 +6,8 @@ from explorer_hooks.run.weight_sources import WeightSource
 from syncd.errors import TimedOutError
 from syncd.protocol.job_end import read_end
 
-LAST = 30.0
-"""Seconds in which a restarting engine may still load the last version, and a daemon publish it."""
-
-_EVERY = 1.0
-"""Seconds between two reads of what the job has reached."""
+LAST = 30.0  # seconds in which a restarting engine may still load the last version, and a daemon publish it
+_EVERY = 1.0  # seconds between two reads of what the job has reached
 
 
 class JobWatch:

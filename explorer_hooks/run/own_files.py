@@ -6,12 +6,16 @@ a restart sees from the next free number whether the batch was written, whenever
 """
 
 import os
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import structlog
+
 from syncd import jsonl
+from syncd.client.client import Client
 from syncd.errors import ConfigError, storage_errors
 from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
@@ -46,6 +50,27 @@ class Records:
             return [record for record in jsonl.read(self.path) if record is not None]
         except FileNotFoundError:
             return []
+
+
+def batch_figures(rewards: Sequence[float], tokens: int, seconds: float) -> dict[str, Any]:
+    """Return what is recorded of each batch: how much it is, how fast it was made, and its mean reward."""
+    return {
+        "at": time.time(),
+        "rollouts": len(rewards),
+        "tokens": tokens,
+        "seconds": round(seconds, 3),
+        "rollouts_per_s": round(len(rewards) / max(seconds, 1e-6), 3),
+        "tokens_per_s": round(tokens / max(seconds, 1e-6), 3),
+        "reward_mean": sum(rewards) / len(rewards),
+    }
+
+
+def record_batch(metrics: Records, client: Client, path: str, line: Mapping[str, Any]) -> None:
+    """Record a batch that was written, in the file of metrics, the presence and the log."""
+    metrics.add(line)
+    shown = {key: value for key, value in line.items() if key != "at"}
+    client.describe({"explorer": shown}, now=False)
+    structlog.get_logger().info("batch_written", path=path, **shown)
 
 
 @dataclass(frozen=True, slots=True)

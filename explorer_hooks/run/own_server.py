@@ -26,8 +26,7 @@ from syncd.jobfile.model import JobFile
 
 _HOST = "127.0.0.1"
 _PATHS = {"vllm": VllmHook.health_path, "sglang": SGLangHook.health_path}
-_TICK = 0.25
-"""Seconds between two looks at the server."""
+_TICK = 0.25  # seconds between two looks at the server
 
 _ASK = 5.0
 _LOG = structlog.get_logger()

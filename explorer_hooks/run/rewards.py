@@ -16,8 +16,7 @@ from typing import Any
 
 from explorer_hooks.tasks.task import Task
 
-MAX_PROBLEM = 400
-"""Characters of what went wrong in a process."""
+MAX_PROBLEM = 400  # characters of what went wrong in a process
 
 _SHOWN = 200
 
@@ -162,8 +161,7 @@ def _answer(task: Mapping[str, Any]) -> str:
     return answer if isinstance(answer, str) else json.dumps(answer)
 
 
-MAX_RESPONSE = 1 << 18
-"""Characters of a response that are read, from its end."""
+MAX_RESPONSE = 1 << 18  # characters of a response that are read, from its end
 
 MAX_ANSWER = 1000
 MAX_DIGITS = 300

@@ -21,8 +21,7 @@ AUTO = "auto"
 _GYM, _PLAIN = "reasoning_gym", "exact_match"
 _ONE = frozenset({"prompt", "response", "task", "tokens", "truncated"})
 _GROUP = frozenset({"prompt", "responses", "task", "tokens", "truncated"})
-_LONGEST = 60.0
-"""Seconds of a pause before a function is called again, at most."""
+_LONGEST = 60.0  # seconds of a pause before a function is called again, at most
 
 _LOG = structlog.get_logger()
 

@@ -47,22 +47,17 @@ from syncd.errors import ConfigError, EngineUnreachableError, SyncdError
 from syncd.jobfile.model import JobFile
 from syncd.protocol.version import Pair
 
-ASK = 10.0
-"""Seconds that a question may take."""
+ASK = 10.0  # seconds that a question may take
 
 MAX_ANSWER = 512 << 20
 """Bytes of the longest answer: all responses of a group, with about a hundred bytes a token."""
 
-_SETTLE = 2.0
-"""Seconds that a group waits for an engine on no applied version if nobody loads one meanwhile."""
-
-_TICK = 0.05
-"""Seconds between two polls for results."""
+_SETTLE = 2.0  # seconds that a group waits for an engine on no applied version if nobody loads one meanwhile
+_TICK = 0.05  # seconds between two polls for results
 
 _BACKOFF, _LONGEST = 0.5, 15.0
 _RANDOM = random.Random()  # noqa: S311 - spreads load, hides nothing
-_PAUSE = 0.1
-"""Seconds between two questions to an engine that loads a version."""
+_PAUSE = 0.1  # seconds between two questions to an engine that loads a version
 
 _CONFIRM = 2.0
 """Seconds between an engine's new version and its confirmation, at most; a longer difference is a restart."""

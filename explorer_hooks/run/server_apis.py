@@ -22,8 +22,7 @@ from syncd.errors import ConfigError
 
 SCALE_OUT = "start vLLM with --enable-scale-out"
 
-_ASK = 10.0
-"""Seconds that a question may take."""
+_ASK = 10.0  # seconds that a question may take
 
 _NOT_FOUND = 404
 _CUT_OFF = "length"

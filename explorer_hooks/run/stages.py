@@ -16,11 +16,8 @@ from syncd.observe import log
 from syncd.protocol.disk import Clock
 from syncd.protocol.local_disk import SystemClock
 
-TURN = 0.5
-"""Seconds between two polls of whether a stage has begun."""
-
-EVERY = 60.0
-"""Seconds between two log lines about the wait."""
+TURN = 0.5  # seconds between two polls of whether a stage has begun
+EVERY = 60.0  # seconds between two log lines about the wait
 
 
 def stage_layers(whole: Layer, stage: str | None) -> list[Layer]:

@@ -9,8 +9,7 @@ from explorer_hooks.run.generation import BEFORE_THE_FIRST
 from syncd.errors import CorruptDataError
 from syncd.protocol.version import Pair
 
-PIECE = 1.0
-"""Seconds of one wait, and so the longest delay of a signal."""
+PIECE = 1.0  # seconds of one wait, and so the longest delay of a signal
 
 
 class WeightSource:

@@ -17,11 +17,8 @@ from typing import IO, Any
 
 from explorer_hooks.hooks.process import end_of, kill_group
 
-_END = 5.0
-"""Seconds that a process has to end once nothing more is asked."""
-
-_LOOK = 0.2
-"""Seconds between two looks whether a process that does not read is being killed."""
+_END = 5.0  # seconds that a process has to end once nothing more is asked
+_LOOK = 0.2  # seconds between two looks whether a process that does not read is being killed
 
 _PIECE = 1 << 16
 _SHOWN = 80

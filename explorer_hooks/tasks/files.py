@@ -9,13 +9,11 @@ from syncd.errors import ConfigError, StorageError
 from syncd.jobfile.task_sets import TaskSetSection
 from syncd.protocol.digest import hasher
 
-MAX_LINE = 1 << 22
-"""Bytes of one line at most."""
+MAX_LINE = 1 << 22  # bytes of one line at most
 
 PARQUET = ".parquet"
 
-_ROWS = 1024
-"""Rows that are read from Parquet at once."""
+_ROWS = 1024  # rows that are read from Parquet at once
 
 _BLOCK = 1 << 20
 

@@ -14,8 +14,7 @@ from syncd.jobfile.problems import nearest
 from syncd.jobfile.task_sets import TaskSetSection
 from syncd.protocol.digest import hasher
 
-GENERATOR = "reasoning_gym"
-"""The field of a task that says how it was generated; its scoring reads that."""
+GENERATOR = "reasoning_gym"  # the field of a task that says how it was generated; its scoring reads that
 
 _SIZE = 1000
 _NAMES = 'python -c "import reasoning_gym.factory as f; print(*sorted(f.DATASETS))"'

@@ -15,8 +15,7 @@ from typing import overload
 from explorer_hooks.tasks.task import Task, TaskSet
 from syncd.protocol.digest import hasher
 
-TASK_SET = "task_set"
-"""The field of a task that names its set, if there are several."""
+TASK_SET = "task_set"  # the field of a task that names its set, if there are several
 
 
 @dataclass(frozen=True, slots=True)

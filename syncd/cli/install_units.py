@@ -22,8 +22,7 @@ from syncd.errors import StorageError, UsageError, storage_errors
 from syncd.protocol.digest import digest_bytes
 from syncd.protocol.local_disk import LocalDisk
 
-OWNER = "syncd"
-"""The user and group that the files name."""
+OWNER = "syncd"  # the user and group that the files name
 
 _COMMAND = "/usr/bin/syncd"
 _WITNESS = "syncd@.service"

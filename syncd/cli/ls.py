@@ -30,8 +30,8 @@ def ls(job: str, state_dir: str | None, as_json: bool, **policy: Any) -> None:
     """
     # Late, so that --help need not wait for it.
     from syncd.daemon.retention import decide  # noqa: PLC0415
-    from syncd.views.documents import listing  # noqa: PLC0415
     from syncd.views.job_view import JobViewer  # noqa: PLC0415
+    from syncd.views.listing import listing  # noqa: PLC0415
 
     opened = options.open_job(job, state_dir)
     rules = options.read_config(opened, policy)

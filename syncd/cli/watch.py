@@ -82,7 +82,11 @@ def _serve(name: str, state_dir: str | None, overrides: Mapping[str, Any]) -> No
 
 @contextlib.contextmanager
 def daemon_loop(
-    name: str, state_dir: str | None, overrides: Mapping[str, Any], mirror_of: "MirrorSource | None" = None
+    name: str,
+    state_dir: str | None,
+    overrides: Mapping[str, Any],
+    mirror_of: "MirrorSource | None" = None,
+    calls: PendingCalls | None = None,
 ) -> "Iterator[tuple[Daemon, DaemonLoop]]":
     """Yield a daemon as a service, and the loop that runs it.
 
@@ -91,6 +95,7 @@ def daemon_loop(
         state_dir: The state directory, as it was given.
         overrides: The options that were given.
         mirror_of: What a mirror copies into the job; None for a daemon of its own.
+        calls: Where the process notes its calls of file systems; a place of the daemon's own unless given.
     """
     from syncd import __version__  # noqa: PLC0415
     from syncd.daemon.run import Background, DaemonLoop  # noqa: PLC0415
@@ -102,7 +107,7 @@ def daemon_loop(
     from syncd.stall.worker import StallGuard  # noqa: PLC0415
 
     clock, background = SystemClock(), Background()
-    calls = PendingCalls(clock)
+    calls = calls or PendingCalls(clock)
     # Until the daemon runs, nothing reports a mount that does not answer: it ends this command.
     bounded = StallGuard(calls, clock, STUCK_AFTER)
     opened = bounded(lambda: options.open_job(name, state_dir, calls))

@@ -66,8 +66,7 @@ class AsyncClient:
 
     def __init__(self, client: Client) -> None:
         self.client, self.job = client, client.job
-        self.identity = client.identity
-        """The name of this process in the job; None for an observer."""
+        self.identity = client.identity  # the name of this process in the job; None for an observer
 
     @classmethod
     async def open(

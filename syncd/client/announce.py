@@ -20,8 +20,7 @@ from syncd.protocol.request import Request, read_requests, remove_request, write
 from syncd.protocol.version import read_marker, write_marker
 from syncd.protocol.writer import StepWriter
 
-_CACHED = 240
-"""Polls for which a mount may still show a step that is gone: a minute on a network mount."""
+_CACHED = 240  # polls for which a mount may still show a step that is gone: a minute on a network mount
 
 
 class StepAnnouncer:

@@ -40,8 +40,7 @@ from syncd.protocol.rendezvous import (
     write_offer,
 )
 
-WEIGHTS = "weights"
-"""The name of the group."""
+WEIGHTS = "weights"  # the name of the group
 
 
 class BroadcastSide:

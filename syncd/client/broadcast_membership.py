@@ -29,8 +29,7 @@ from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.rendezvous import Acknowledgement, Offer, write_acknowledgement
 from syncd.protocol.version import Version
 
-_SOON = 5.0
-"""Seconds within which a round follows its agreement; a trainer that takes longer has failed."""
+_SOON = 5.0  # seconds within which a round follows its agreement; a trainer that takes longer has failed
 
 
 class BroadcastMembership(BroadcastSide):

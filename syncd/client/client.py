@@ -69,8 +69,6 @@ class ClientOptions(TypedDict, total=False):
         timeout: Seconds that each wait lasts unless the call says otherwise; an hour unless given.
         poll: Seconds between two polls; by the kind of mount unless given.
         heartbeat: Whether a thread keeps the presence alive; without it, call `beat` often.
-        disk: The file system.
-        clock: This host's clock.
         ttl: Seconds of silence after which others count as dead.
         fence: A directory through which steps are announced and the presence is written: a trainer that loses it can
             do neither.
@@ -101,10 +99,7 @@ class Client(Closing):
         """Connect a process.
 
         Args:
-            job: The job.
-            role: What this process is.
             own: Its presence; None for an observer.
-            poller: Waits.
             ttl: Seconds of silence after which others count as dead.
             fence: See `ClientOptions`.
         """
@@ -308,7 +303,6 @@ class Client(Closing):
         Args:
             state: Tensors by name (numpy arrays, torch tensors, or (dtype, shape, bytes)); the URI of weights that
                 are elsewhere; None for a step that is complete already.
-            step: The step.
             rewind: Whether explorers shall go back to a step below the one announced last. Without it an older
                 step becomes complete and is not announced: saves may finish in another order.
             probe: What the model answers with these weights, for engines to be compared with.

@@ -30,7 +30,6 @@ class Leased:
     """A version whose files stay in place while it is leased.
 
     Args:
-        version: The version.
         path: The directory to load; the URI for kind remote.
         manifest: The list of its files; None for a step that another framework wrote.
     """

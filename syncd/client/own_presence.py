@@ -40,8 +40,7 @@ from syncd.protocol.presence import (
 from syncd.protocol.process import Process, host_name
 from syncd.protocol.version import Pair
 
-CLAIM = 3 * HEARTBEAT
-"""Seconds for which a presence is watched before its identity counts as free."""
+CLAIM = 3 * HEARTBEAT  # seconds for which a presence is watched before its identity counts as free
 
 _PUBLISHED = (
     "status",

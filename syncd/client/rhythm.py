@@ -14,8 +14,7 @@ from syncd.protocol.disk import Clock, Disk
 from syncd.protocol.layout import Job, parse_attempt_name, parse_step_name
 from syncd.protocol.version import Version
 
-QUICK = 0.02
-"""Seconds between two looks while a version is near."""
+QUICK = 0.02  # seconds between two looks while a version is near
 
 FRACTION = 2000
 """Where the last intervals alone say that a version is near, so many looks come in one of them, at most."""

@@ -13,8 +13,7 @@ E = TypeVar("E", bound=StrEnum)
 TRANSPORTS = "syncd.transports"
 """The entry point group of transports; their names are further values of `sync.method`."""
 
-NOTHING = -1
-"""The version of an explorer that has loaded no version."""
+NOTHING = -1  # the version of an explorer that has loaded no version
 
 
 class SyncMethod(StrEnum):
@@ -80,8 +79,6 @@ def trainer_needs_sync(
 
     Args:
         style: Who decides.
-        step: The trainer's step.
-        last_synced: The step synced last.
         interval: Steps between two syncs, if the trainer decides.
         explorer_asks: Whether an explorer waits for a sync, if explorers decide.
     """

@@ -24,8 +24,7 @@ class ChangeFigures(NamedTuple):
     chain: int | None
 
 
-Lengths = dict[int, int | None]
-"""Chain lengths that were counted already, by step."""
+Lengths = dict[int, int | None]  # chain lengths that were counted already, by step
 
 
 def change_figures(steps: Steps, step: Step, counted: Lengths | None = None) -> ChangeFigures | None:

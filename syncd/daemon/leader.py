@@ -46,10 +46,8 @@ class DaemonLeader:
         self._dead_trash = DeadLeadersTrash(job, clock)
         self._was_removed = False
         self.term: Term | None = None
-        self.floor: Pair | None = None
-        """The highest pair known to be published, as the heartbeat says it."""
-        self.standing_by = ""
-        """Why another daemon leads, empty while none is known to."""
+        self.floor: Pair | None = None  # the highest pair known to be published, as the heartbeat says it
+        self.standing_by = ""  # why another daemon leads, empty while none is known to
         self.on_progress: Callable[[], None] = lambda: None
 
     @property

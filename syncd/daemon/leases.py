@@ -7,8 +7,7 @@ from syncd.protocol.layout import Job
 from syncd.protocol.presence import Presences, path_of
 from syncd.protocol.request import read_pins
 
-Beat = tuple[str, int]
-"""(incarnation, beat) of a presence."""
+Beat = tuple[str, int]  # (incarnation, beat) of a presence
 
 Dead = Mapping[str, Beat]
 """The presence files of explorers and trainers whose leases are void, each with its last heartbeat. By file: an

@@ -13,8 +13,7 @@ from syncd.protocol.layout import Job, parse_step_name
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.step import Step, StepState
 
-NEEDED = "is stored as changes of it"
-"""How a reason ends why a link of a chain stays."""
+NEEDED = "is stored as changes of it"  # how a reason ends why a link of a chain stays
 
 
 class Links:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from syncd.config import DaemonConfig
 from syncd.daemon.chains import links
 from syncd.daemon.quarantine import judged, released
-from syncd.daemon.report import LASTING, symptoms
 from syncd.daemon.retention import (
     Decision,
     decide,
@@ -22,6 +21,7 @@ from syncd.daemon.retention import (
     removable,
 )
 from syncd.daemon.snapshot import Snapshot
+from syncd.daemon.symptoms import LASTING, symptoms
 from syncd.protocol.request import Request
 from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import MISSING_MARKER, Pair, Version
@@ -142,8 +142,8 @@ def _repeated(mirrored: Mirrored, snapshot: Snapshot) -> _Choice | None:
     step = snapshot.steps.get(wanted.step) if wanted else None
     if wanted is None or step is None or step.state is not StepState.COMPLETE or step.digest != wanted.digest:
         return None
-    known = _floor(snapshot, version) if version else snapshot.floor
-    if known is not None and wanted.pair <= known:
+    floor = _floor(snapshot, version) if version else snapshot.floor
+    if floor is not None and wanted.pair <= floor:
         return None
     reason = "first" if version is None else "newer" if wanted.step > version.step else "rewind"
     return _Choice(step, wanted.generation, reason)

@@ -16,14 +16,9 @@ from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import GoodVersion, Pair, Quarantined, Version, engine_label
 
-AT_LEAST = 2
-"""Engines that must have given a step up."""
-
-MOST = 64
-"""Entries that the version file holds: those of steps that still exist first, then the newest steps."""
-
-_LONGEST = 200
-"""Characters of a reason in the version file."""
+AT_LEAST = 2  # engines that must have given a step up
+MOST = 64  # entries that the version file holds: those of steps that still exist first, then the newest steps
+_LONGEST = 200  # characters of a reason in the version file
 
 _UNDECIDED = (EngineState.LOADING, EngineState.FAILED)
 """The states in which an engine may be trying a version, or may be about to try it again."""

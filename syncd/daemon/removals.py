@@ -11,11 +11,12 @@ from dataclasses import replace
 from functools import partial
 
 from syncd.config import DaemonConfig
+from syncd.daemon.differences import describe
 from syncd.daemon.leader import DaemonLeader
 from syncd.daemon.leases import Beat, Dead
 from syncd.daemon.needed_links import NEEDED, Links
 from syncd.daemon.plan import Answer, Plan
-from syncd.daemon.report import EventReporter, describe
+from syncd.daemon.report import EventReporter
 from syncd.daemon.retention import Decision, removable
 from syncd.daemon.scan import Scanner
 from syncd.daemon.snapshot import Snapshot
@@ -36,11 +37,8 @@ TRASH_EVERY = 5.0
 FORGET_AFTER = 86400.0
 """Seconds of silence after which the presence of an explorer is removed: new ones come and go without end."""
 
-_BATCH = 8
-"""Steps that are removed between two heartbeats."""
-
-_MARKERS = (f".{MARKER}.", f".{TRACKER}.")
-"""How the names of the markers' temporary files begin."""
+_BATCH = 8  # steps that are removed between two heartbeats
+_MARKERS = (f".{MARKER}.", f".{TRACKER}.")  # how the names of the markers' temporary files begin
 
 
 class Removals:

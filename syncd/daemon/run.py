@@ -8,8 +8,8 @@ from typing import cast
 
 from syncd.config import DaemonConfig
 from syncd.daemon.foreign import frameworks  # noqa: F401 - at start: by the time of a late import syncd may have been upgraded
-from syncd.daemon.report import living
 from syncd.daemon.service import Daemon
+from syncd.daemon.snapshot import living
 from syncd.daemon.wake import Mode, Signals, WakePipe, Watcher
 from syncd.daemon.watchdog import Watchdog
 from syncd.errors import LockHeldError, StorageError, SyncdError
@@ -22,8 +22,7 @@ from syncd.protocol.leadership import BEAT
 from syncd.protocol.mount import CROWDED, PATIENT, MountState
 from syncd.stall.worker import WorkerThread
 
-IDLE_AFTER = 60.0
-"""Seconds without news after which polling slows down to twice its interval."""
+IDLE_AFTER = 60.0  # seconds without news after which polling slows down to twice its interval
 
 _ONCE_LIMIT = 60.0
 _ROOM_ROUNDS, _ROOM_PAUSE = 3, 0.15

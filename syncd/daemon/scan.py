@@ -55,10 +55,8 @@ class ModuleScanner:
         self._job, self._clock, self._presences, self._ttl = job, clock, presences, ttl
         self._explorers, self._trainers = Liveness(ttl), Liveness(ttl)
         self._read_at, self._took = float("-inf"), 0.0
-        self.every = MODULES_EVERY
-        """Seconds between two readings, where one takes little time."""
-        self.applied: Pair | None = None
-        """The highest pair that an explorer has applied."""
+        self.every = MODULES_EVERY  # seconds between two readings, where one takes little time
+        self.applied: Pair | None = None  # the highest pair that an explorer has applied
 
     def is_due(self, now: float) -> bool:
         """Return whether to read again: reading thousands of presences takes long, so it then happens less often."""

@@ -15,8 +15,7 @@ from syncd.protocol.version import Version
 ARRIVING = 60.0
 """Seconds for which a step that becomes complete below the published one may still be named by the marker."""
 
-LIST_EVERY = 2.0
-"""Seconds between two listings of the job directory when nothing woke the scanner."""
+LIST_EVERY = 2.0  # seconds between two listings of the job directory when nothing woke the scanner
 
 
 @dataclass(frozen=True, slots=True)

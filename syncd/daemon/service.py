@@ -10,14 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 from syncd.config import DaemonConfig
+from syncd.daemon.differences import describe
 from syncd.daemon.examine import VerifyLevel, problems_of, shortcut_problem_of
 from syncd.daemon.leader import DaemonLeader
 from syncd.daemon.parts import DaemonParts
 from syncd.daemon.plan import Mirrored, Plan, plan, still_holds
 from syncd.daemon.removals import Removals
-from syncd.daemon.report import EventReporter, change_fields, describe, lag_of, totals
+from syncd.daemon.report import EventReporter, change_fields, totals
 from syncd.daemon.scan import Scanner
-from syncd.daemon.snapshot import Snapshot
+from syncd.daemon.snapshot import Snapshot, lag_of
 from syncd.errors import (
     FencedError,
     JobMissingError,
@@ -40,8 +41,7 @@ from syncd.protocol.process import Process
 from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import Version
 
-STANDBY_EVERY = 1.0
-"""Seconds between two ticks of a standby."""
+STANDBY_EVERY = 1.0  # seconds between two ticks of a standby
 
 FILLING_EVERY = 0.2
 """Seconds between two scans while a step fills; at other times the daemon waits for events."""

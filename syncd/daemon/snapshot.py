@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from syncd.protocol.presence import Presence
+from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.request import Pin, Request
 from syncd.protocol.rolling import Wave
 from syncd.protocol.step import Step, StepState
@@ -17,6 +17,11 @@ class Module:
     presence: Presence
     alive: bool = True
     silent_for: float = 0.0
+
+    @property
+    def has_left(self) -> bool:
+        """Return whether it has stopped, and said so."""
+        return self.presence.status is RunningStatus.STOPPED
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +94,17 @@ class Snapshot:
                 for step in modules[name].presence.leases if modules[name].alive else ():
                     holders.setdefault(step, []).append(name)
         return {step: tuple(names) for step, names in holders.items()}
+
+
+def living(modules: Mapping[str, Module]) -> int:
+    """Return how many modules neither have stopped nor died."""
+    return sum(module.alive and not module.has_left for module in modules.values())
+
+
+def lag_of(snapshot: Snapshot, module: Module) -> int | None:
+    """Return how many steps an explorer is behind the version, None while it has loaded nothing."""
+    if snapshot.version is None or module.presence.applied is None:
+        return None
+    generation, step = module.presence.applied
+    behind = snapshot.version.step - step
+    return max(behind, 0) if generation == snapshot.version.generation else max(behind, 1)

@@ -156,7 +156,6 @@ class Trash:
 
         Args:
             grace: Seconds that removed steps stay.
-            dead: As for `remove`.
         """
         entries = files = left = 0
         stuck: dict[str, Exception] = {}

@@ -43,8 +43,7 @@ _EVENTS: list[type[FileSystemEvent]] = [
     FileModifiedEvent,
 ]
 
-_MISSES = 2
-"""Changes that no event announced after which events are no longer relied on."""
+_MISSES = 2  # changes that no event announced after which events are no longer relied on
 
 
 class WakePipe:

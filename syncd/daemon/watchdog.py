@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from syncd.daemon.report import living
 from syncd.daemon.service import Daemon
+from syncd.daemon.snapshot import living
 from syncd.errors import StuckError
 from syncd.observe import event_names
 from syncd.observe.events import Event, Observer
@@ -113,7 +113,7 @@ class Watchdog:
         call = self.in_hand.oldest()
         seconds = 0.0 if call is None else self.in_hand.age(call)
         stuck = None
-        if call is not None and seconds >= self.limit:
+        if call is not None and seconds - call.allowance >= self.limit:
             stuck = Stuck(call, seconds)
         with self._lock:
             if self._stuck is not None and (stuck is None or stuck.call != self._stuck.call):

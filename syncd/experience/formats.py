@@ -15,8 +15,7 @@ from syncd.errors import CorruptDataError, ProtocolTooNewError, UsageError
 from syncd.experience.model import Experience, Span, TurnReward
 from syncd.extras import upgrade_command
 
-FORMAT = 2
-"""The format that is written and read."""
+FORMAT = 2  # the format that is written and read
 
 _MAX_DIGITS = 8
 

@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, create_model
 from syncd.jobfile.keys import Keys
 from syncd.registered import registered
 
-ENGINE_OPTIONS = "syncd.engine_options"
-"""The group of entry points, by the value of `engine.name`."""
+ENGINE_OPTIONS = "syncd.engine_options"  # the group of entry points, by the value of `engine.name`
 
 
 class _OtherKeysIgnored(BaseModel):

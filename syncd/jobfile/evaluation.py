@@ -12,8 +12,7 @@ from pydantic import Field
 from syncd.jobfile.problems import Problem
 from syncd.jobfile.sections import CODE_BY_NAME, TASKS, Count, NoneText, Positive, Section
 
-PREFIX = "eval/"
-"""How the names of the figures of all sets begin."""
+PREFIX = "eval/"  # how the names of the figures of all sets begin
 
 _ALWAYS = ("reward", "reward_stderr", "tasks", "failed", "truncated", "tokens", "seconds")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")

@@ -28,8 +28,7 @@ from syncd.registered import registered
 ENGINES = "explorer.engines"
 """The entry points of further inference engines, by `explorer.engine.kind`: functions of a file."""
 
-SERVERS = ("vllm", "sglang")
-"""The kinds that are servers with a completions API."""
+SERVERS = ("vllm", "sglang")  # the kinds that are servers with a completions API
 
 
 def engine_kinds() -> tuple[str, ...]:
@@ -92,6 +91,8 @@ class FollowSection(Section):
     """A directory of this host for one copy of each version, shared by all explorers on it: /dev/shm/syncd."""
     peers: str = ""
     """HOST:PORT at which this host gives its pieces of a version to others; then it reads the rest from them."""
+    early: bool = False
+    """With `stage`: copy a version while the trainer still writes it."""
     verify: Literal["size", "header", "content"] = "content"
     """The check of a version before the engine is touched; content: every byte against its digest."""
     retries: Count = 2

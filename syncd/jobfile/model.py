@@ -91,8 +91,7 @@ class JobFile(Section):
         return self.model_copy(update=changed)
 
 
-KEYS = Keys(JobFile)
-"""The keys of the file."""
+KEYS = Keys(JobFile)  # the keys of the file
 
 
 def json_schema() -> str:

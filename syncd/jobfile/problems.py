@@ -8,8 +8,7 @@ from typing import Any
 
 from syncd.errors import ConfigError
 
-_SHOWN = 80
-"""Characters of a value that a message shows."""
+_SHOWN = 80  # characters of a value that a message shows
 
 
 @dataclass(frozen=True, slots=True)

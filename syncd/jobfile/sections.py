@@ -14,8 +14,7 @@ from syncd.jobfile.code_trust import FUNCTION, KERNEL
 from syncd.protocol.permissions import Permissions
 from syncd.registered import registered
 
-JOB_TABLES = "syncd.job_tables"
-"""The entry points of tables that parts add."""
+JOB_TABLES = "syncd.job_tables"  # the entry points of tables that parts add
 
 Table = TypeVar("Table", bound="Section")
 
@@ -28,8 +27,7 @@ CODE: dict[str, Any] = {"code": "any"}
 CODE_BY_NAME: dict[str, Any] = {"code": FUNCTION}
 """The same for a key whose value does so if it is `module:function`."""
 
-PATH: dict[str, Any] = {"path": "file"}
-"""The same for a key that names a file or directory."""
+PATH: dict[str, Any] = {"path": "file"}  # the same for a key that names a file or directory
 
 TASKS: dict[str, Any] = {"path": "tasks"}
 """The same for a key that names a file or directory, or tasks with a scheme such as `datasets:`."""

@@ -7,14 +7,9 @@ from pydantic import Field
 
 from syncd.jobfile.sections import Above0, Count, NoneText, Positive, Section
 
-HUGGING_FACE = "datasets"
-"""What begins the name of a data set, before a colon."""
-
-SET = "set:"
-"""What begins the name of a held-out set of the file."""
-
-SCHEMES = (HUGGING_FACE, "reasoning_gym", "set")
-"""What begins tasks that are no path, before a colon."""
+HUGGING_FACE = "datasets"  # what begins the name of a data set, before a colon
+SET = "set:"  # what begins the name of a held-out set of the file
+SCHEMES = (HUGGING_FACE, "reasoning_gym", "set")  # what begins tasks that are no path, before a colon
 
 
 class TaskSetSection(Section):

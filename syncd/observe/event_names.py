@@ -108,6 +108,9 @@ MIRROR_STEP_PRUNED: Final = "mirror_step_pruned"
 """The mirror deleted a step from the object store. [info: step, objects]"""
 MIRROR_BATCH_COPIED: Final = "mirror_batch_copied"
 """The mirror passed a batch of experiences on towards the trainer. [debug: explorer, seq, bytes]"""
+MIRROR_BATCH_REJECTED: Final = "mirror_batch_rejected"
+"""What an explorer left is no batch, such as one above 256 MiB: it was moved to experiences/.rejected, and the mirror
+went on with the next one. [warning: explorer, seq, detail, hint]"""
 MIRROR_FAILED: Final = "mirror_failed"
 """The mirror cannot go on, and retries after so many seconds; once for each reason. [warning: work, code,
 detail, hint, retry_in]"""

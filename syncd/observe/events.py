@@ -9,8 +9,7 @@ from syncd.observe import event_names
 
 Level = Literal["debug", "info", "warning", "error"]
 
-GIVE_UP_AFTER = 10
-"""Failures in a row after which an adapter is no longer called."""
+GIVE_UP_AFTER = 10  # failures in a row after which an adapter is no longer called
 
 
 @dataclass(frozen=True, slots=True)

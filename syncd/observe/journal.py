@@ -19,8 +19,7 @@ from syncd.observe.events import Event
 from syncd.safe_open import open_read
 from syncd.stall.calls import TrackCall, untracked
 
-KEEP = 3
-"""Rotated files beside the current one: `events.jsonl.1` is the newest of them."""
+KEEP = 3  # rotated files beside the current one: `events.jsonl.1` is the newest of them
 
 MAX_BYTES = 8 << 20
 MAX_LINE = 64 << 10
@@ -44,7 +43,6 @@ class Journal:
     Args:
         path: The file; its directory comes with the first leader.
         max_bytes: Size beyond which it is rotated.
-        keep: Rotated files to keep.
         adopt: Given the path of a new file: `Disk.adopt` of the job.
         attend: Notes each call of the file system while it runs.
     """

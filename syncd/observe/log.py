@@ -17,8 +17,7 @@ from syncd.observe.events import Event
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 _TIMESTAMP = "timestamp"
-_RESERVED = frozenset({"self", "level", "event"})
-"""Names of arguments of a logger, which fields cannot have."""
+_RESERVED = frozenset({"self", "level", "event"})  # names of arguments of a logger, which fields cannot have
 
 
 def configure(level: str, stream: TextIO, *, json: bool | None = None) -> None:

@@ -24,8 +24,7 @@ Fields = Mapping[str, Any]
 LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 SCAN_BUCKETS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
 
-TEXTFILE_EVERY = 5.0
-"""Seconds between two writes of the textfile."""
+TEXTFILE_EVERY = 5.0  # seconds between two writes of the textfile
 
 _COUNTERS = {
     "versions_published": (

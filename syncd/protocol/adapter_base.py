@@ -21,11 +21,8 @@ from syncd.protocol.safetensors import Tensor, signature
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
-SAMPLED = 1024
-"""The most tensors of which bytes are read."""
-
-BLOCK = 4096
-"""Bytes of one block; a tensor has one at its beginning, one in the middle and one at its end."""
+SAMPLED = 1024  # the most tensors of which bytes are read
+BLOCK = 4096  # bytes of one block; a tensor has one at its beginning, one in the middle and one at its end
 
 _INDEX_LIMIT = 64 << 20
 

@@ -14,15 +14,13 @@ from syncd.protocol.documents import encode
 from syncd.protocol.rendezvous import TensorInfo
 from syncd.protocol.safetensors import DTYPE_BITS, Tensor
 
-ALIGNMENT = 16
-"""Each tensor starts at a multiple of this, so that it can be viewed in its dtype."""
+ALIGNMENT = 16  # each tensor starts at a multiple of this, so that it can be viewed in its dtype
 
 LARGE = 1 << 20
 """Bytes from which a tensor has buckets of its own: packing it would cost a copy, a bucket more costs far less."""
 
 _LARGEST = 1 << 50
-_LAYOUT = "large tensors apart"
-"""Part of the digest: a release that cuts otherwise refuses the round."""
+_LAYOUT = "large tensors apart"  # part of the digest: a release that cuts otherwise refuses the round
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ from syncd.protocol.disk import Disk
 from syncd.protocol.layout import is_relative_name, parse_step_name
 from syncd.protocol.safetensors import DTYPE_BITS, Header, Progress, Tensor, read_header
 
-ENCODING = "ulp1"
-"""The name of the encoding that this release writes and reads."""
+ENCODING = "ulp1"  # the name of the encoding that this release writes and reads
 
 TILE = 8 << 20
 """The most bytes of a tile. Part of the format: roots of two steps are compared, so their tiles are the same."""
@@ -35,11 +34,8 @@ RECORD = struct.Struct("<IBBHQIII4II16s16s")
 """One frame of a table: target, width, method, zero, offset, length, changed, bytes of the first stream before it was
 compressed, stored bytes of each stream, checksum, digests before and after."""
 
-FRAME_LIMIT = 1 << 20
-"""The most frames of one container: 8 TiB of full tiles."""
-
-TARGETS_LIMIT = 16 << 20
-"""The longest list of targets, in bytes."""
+FRAME_LIMIT = 1 << 20  # the most frames of one container: 8 TiB of full tiles
+TARGETS_LIMIT = 16 << 20  # the longest list of targets, in bytes
 
 _WIDTHS = (1, 2, 4, 8)
 _READ = 4 << 20

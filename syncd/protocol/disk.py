@@ -5,7 +5,7 @@ the code that runs in production is the code whose schedules are searched.
 
 What the protocol relies on is listed by the methods below and nothing else: rename inside one file system is
 atomic, `rmdir` of a full directory fails, and a file closed by one host is seen by another that lists the
-directory and then opens the file. See docs/protocol.md, "What the file system must give".
+directory and then opens the file. See docs/protocol.md, "Requirements on the file system".
 """
 
 import contextlib
@@ -21,8 +21,7 @@ Data = bytes | Iterable[bytes | memoryview]
 DOCUMENT_LIMIT = 16 << 20
 """The largest JSON document that is read, in bytes; what is larger is corrupt or hostile."""
 
-MISSING = (FileNotFoundError, NotADirectoryError)
-"""What a name that is not there raises."""
+MISSING = (FileNotFoundError, NotADirectoryError)  # what a name that is not there raises
 
 
 class DirectoryEntry(NamedTuple):
@@ -47,8 +46,11 @@ class Disk(Protocol):
     def read(self, path: str, limit: int = DOCUMENT_LIMIT) -> bytes:
         """Return the whole of a regular file."""
 
-    def read_at(self, path: str, offset: int, length: int) -> bytes:
-        """Return up to `length` bytes of a regular file from `offset`; fewer only at its end."""
+    def read_at(self, path: str, offset: int, length: int, *, ahead: bool = True) -> bytes:
+        """Return up to `length` bytes of a regular file from `offset`; fewer only at its end.
+
+        Without `ahead` the kernel is told to fetch nothing beyond them: another host reads what follows.
+        """
 
     def stat(self, path: str) -> FileStat:
         """Return the stat of `path` itself, following no link."""
@@ -114,8 +116,7 @@ class Clock(Protocol):
         """Let `seconds` pass."""
 
 
-_HEAD = 200
-"""Bytes of a name that its temporary one begins with: names have 255."""
+_HEAD = 200  # bytes of a name that its temporary one begins with: names have 255
 
 
 def temporary_name(name: str) -> str:

@@ -16,14 +16,12 @@ from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.extras import upgrade_command
 from syncd.protocol.disk import DOCUMENT_LIMIT, Disk, list_if_there
 
-PROTOCOL = 1
-"""The major version of the on-disk format that this code writes and the newest that it reads."""
+PROTOCOL = 1  # the major version of the on-disk format that this code writes and the newest that it reads
 
 SMALL_LIMIT = 1 << 20
 """The largest document that says little, in bytes: a presence, a leader, a request, a pin, a member."""
 
-MAX_INTEGER = 1 << 53
-"""Integers stay exact in every JSON reader below this bound."""
+MAX_INTEGER = 1 << 53  # integers stay exact in every JSON reader below this bound
 
 Document = dict[str, Any]
 T = TypeVar("T")

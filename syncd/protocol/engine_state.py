@@ -13,14 +13,9 @@ from syncd.errors import CorruptDataError
 from syncd.protocol.documents import MAX_INTEGER, Fields
 from syncd.protocol.presence import Presence, RunningStatus
 
-GIVEN_UP = 8
-"""How many given-up versions a presence names, the newest ones."""
-
-UNSEEN = 64
-"""How many kinds of unseen tensors a presence names."""
-
-_LONGEST = 512
-"""Characters of a reason in a presence."""
+GIVEN_UP = 8  # how many given-up versions a presence names, the newest ones
+UNSEEN = 64  # how many kinds of unseen tensors a presence names
+_LONGEST = 512  # characters of a reason in a presence
 
 
 class EngineState(StrEnum):

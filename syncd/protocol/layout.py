@@ -32,12 +32,10 @@ STEP_PREFIX = "global_step_"
 MAX_STEP = 10**15
 """Beyond any run and below 2**53, so that a step is exact in every JSON reader."""
 
-_CONFIG_LIMIT = 1 << 20
-"""The largest configuration that is read, in bytes."""
+_CONFIG_LIMIT = 1 << 20  # the largest configuration that is read, in bytes
 
 _PATH_LIMIT = 1024
-_NAME_LIMIT = 255
-"""What file systems take, in bytes: no name in a document may make a look at it fail."""
+_NAME_LIMIT = 255  # what file systems take, in bytes: no name in a document may make a look at it fail
 
 _STEP = re.compile(rf"{STEP_PREFIX}(0|[1-9][0-9]{{0,15}})", re.ASCII)
 _IDENTITY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", re.ASCII)
@@ -193,11 +191,7 @@ def job_disk(root: str, state: str, modes: Modes | None = None) -> LocalDisk:
 
 
 class JobModes:
-    """The modes that `config.toml` of a job sets. While there is no file, it is looked for again at each call.
-
-    Args:
-        root: The job directory.
-    """
+    """The modes that `config.toml` of a job sets. While there is no file, it is looked for again at each call."""
 
     def __init__(self, root: str) -> None:
         self._path = f"{root}/{CONFIG}"

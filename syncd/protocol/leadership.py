@@ -34,18 +34,12 @@ from syncd.protocol.version import Pair, pair_document, pair_from
 if TYPE_CHECKING:
     from syncd.protocol.entry_problem import EntryProblem
 
-TIMEOUT = 15.0
-"""Seconds without a heartbeat after which a leader on another host is replaced."""
-
-BEAT = 2.0
-"""Seconds between two heartbeats of a leader."""
-
-LEADER = "leader.json"
-"""The file of a term that says who leads."""
+TIMEOUT = 15.0  # seconds without a heartbeat after which a leader on another host is replaced
+BEAT = 2.0  # seconds between two heartbeats of a leader
+LEADER = "leader.json"  # the file of a term that says who leads
 
 _DIGITS = 10
-MAX_TOKEN = 10**_DIGITS - 1
-"""The highest token that has a name."""
+MAX_TOKEN = 10**_DIGITS - 1  # the highest token that has a name
 
 _CLAIM_IDENTITY = re.compile(r"[0-9a-f]{32}", re.ASCII)
 

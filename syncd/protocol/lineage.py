@@ -20,8 +20,7 @@ from syncd.protocol.manifest import Manifest, incompleteness, missing_files, mis
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.tile_digests import roots_of
 
-CHAIN_LIMIT = 1024
-"""The most deltas between a step and its keyframe."""
+CHAIN_LIMIT = 1024  # the most deltas between a step and its keyframe
 
 
 def materialise_hint(job: Job, step: int) -> str:

@@ -93,8 +93,8 @@ class LocalDisk:
     def read(self, path: str, limit: int = DOCUMENT_LIMIT) -> bytes:
         return again(lambda: _read(path, limit, self._read_flags))
 
-    def read_at(self, path: str, offset: int, length: int) -> bytes:
-        return again(lambda: _read_at(path, offset, length))
+    def read_at(self, path: str, offset: int, length: int, *, ahead: bool = True) -> bytes:
+        return again(lambda: _read_at(path, offset, length, ahead=ahead))
 
     def stat(self, path: str) -> FileStat:
         # The most frequent call of all: the retry is set up only where the first attempt fails.
@@ -279,9 +279,11 @@ def _read(path: str, limit: int, flags: int = 0) -> bytes:
         return data[:limit]
 
 
-def _read_at(path: str, offset: int, length: int) -> bytes:
+def _read_at(path: str, offset: int, length: int, *, ahead: bool) -> bytes:
     parts = []
     with _opened_to_read(path) as (descriptor, _):
+        if not ahead:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         while length > 0 and (part := os.pread(descriptor, length, offset)):
             parts.append(part)
             offset, length = offset + len(part), length - len(part)

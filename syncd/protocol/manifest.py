@@ -42,7 +42,6 @@ class Manifest:
     """What a complete step consists of.
 
     Args:
-        step: The trainer's step.
         world_size: Number of writers.
         attempt: The name of the save.
         shards: Safetensors files.

@@ -28,8 +28,7 @@ from syncd.protocol.path_trust import weak_level
 from syncd.protocol.process import Process
 from syncd.protocol.receipt import read_receipts, whole_attempt
 
-MEMORY_KEY = "memory"
-"""The key of a trainer's presence that says where its copies are."""
+MEMORY_KEY = "memory"  # the key of a trainer's presence that says where its copies are
 
 OWNER = "owner.lock"
 _LOCK = ".lock"

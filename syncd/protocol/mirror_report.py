@@ -6,11 +6,8 @@ from typing import Any
 from syncd.protocol.documents import record_in
 from syncd.protocol.presence import Presence
 
-KEY = "mirror"
-"""The key in `info`."""
-
-_LONGEST = 400
-"""Letters of a text that are kept."""
+KEY = "mirror"  # the key in `info`
+_LONGEST = 400  # letters of a text that are kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,17 +27,10 @@ from syncd.protocol.entry_problem import required_read_problem
 from syncd.protocol.layout import is_identity
 from syncd.protocol.version import Pair, pair_document, pair_from
 
-HEARTBEAT = 5.0
-"""Seconds between two heartbeats."""
-
-TTL = 60.0
-"""Seconds without a change after which a module counts as dead and its leases as void."""
-
-READS_DELTA = "delta"
-"""What an explorer that takes versions of kind `delta` has in `reads`."""
-
-MAX_READS = 16
-"""The most names in `reads`."""
+HEARTBEAT = 5.0  # seconds between two heartbeats
+TTL = 60.0  # seconds without a change after which a module counts as dead and its leases as void
+READS_DELTA = "delta"  # what an explorer that takes versions of kind `delta` has in `reads`
+MAX_READS = 16  # the most names in `reads`
 
 _READS = re.compile(r"[a-z][a-z0-9_-]{0,31}", re.ASCII)
 
@@ -48,14 +41,9 @@ A presence is read every few seconds, and an engine may run several versions in 
 daemon's journal has it (`versions_applied`), and no decision follows from it.
 """
 
-MOST_RECENT = 64
-"""Versions in the list."""
-
-KEPT_FOR = 30.0
-"""Seconds for which a version stays in the list, counted when the next one comes."""
-
-_LONGEST = 40
-"""Letters of an engine's state."""
+MOST_RECENT = 64  # versions in the list
+KEPT_FOR = 30.0  # seconds for which a version stays in the list, counted when the next one comes
+_LONGEST = 40  # letters of an engine's state
 
 
 class RunningStatus(StrEnum):

@@ -7,8 +7,7 @@ from typing import Any
 from syncd.errors import CorruptDataError
 from syncd.protocol.documents import Fields
 
-INFO = "read"
-"""The fact of a presence that has them."""
+INFO = "read"  # the fact of a presence that has them
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,7 @@ STATES = ("joined", "received", "failed", "left")
 
 _OFFER = "offer.json"
 
-TensorInfo = tuple[str, str, tuple[int, ...]]
-"""(name, dtype, shape) of one tensor."""
+TensorInfo = tuple[str, str, tuple[int, ...]]  # (name, dtype, shape) of one tensor
 
 
 @dataclass(frozen=True, slots=True)

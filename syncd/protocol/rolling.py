@@ -24,20 +24,17 @@ from syncd.protocol.layout import Job
 from syncd.protocol.presence import Presence
 from syncd.protocol.version import GoodVersion, Pair, good_version_from
 
-READS_GATE = "gate"
-"""What an explorer that waits for the wave has in `reads`."""
+READS_GATE = "gate"  # what an explorer that waits for the wave has in `reads`
 
 GATE = "gate"
 """What the `info` of an explorer's presence holds while it waits at the gate, or loads what it was admitted to."""
 
-ALONE = 60.0
-"""Seconds without another beat of the wave after which an explorer goes on without a leader."""
+ALONE = 60.0  # seconds without another beat of the wave after which an explorer goes on without a leader
 
 IDLE, CANARY, ROLLING, STOPPED = "idle", "canary", "rolling", "stopped"
 PHASES = (IDLE, CANARY, ROLLING, STOPPED)
 
-UNITS = ("engine", "host")
-"""What pauses together: each engine for itself, or all engines of a host."""
+UNITS = ("engine", "host")  # what pauses together: each engine for itself, or all engines of a host
 
 
 @dataclass(frozen=True, slots=True)

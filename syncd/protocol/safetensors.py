@@ -30,20 +30,11 @@ DTYPE_BITS = {
 }  # fmt: skip
 """Bits of one element."""
 
-HEADER_LIMIT = 100_000_000
-"""The longest header in bytes; the library has the same bound."""
-
-TENSOR_LIMIT = 1 << 20
-"""The most tensors of one file."""
-
-METADATA_LIMIT = 1 << 16
-"""The most entries of the metadata of one file."""
-
-RECORD_LIMIT = 4096
-"""The longest description of one tensor, in characters."""
-
-METADATA = "__metadata__"
-"""The one name in a header that is no tensor's."""
+HEADER_LIMIT = 100_000_000  # the longest header in bytes; the library has the same bound
+TENSOR_LIMIT = 1 << 20  # the most tensors of one file
+METADATA_LIMIT = 1 << 16  # the most entries of the metadata of one file
+RECORD_LIMIT = 4096  # the longest description of one tensor, in characters
+METADATA = "__metadata__"  # the one name in a header that is no tensor's
 
 ALIGN = 4096
 """The data of what is written here begins at a multiple of this: what O_DIRECT asks on every file system known."""
@@ -117,8 +108,7 @@ def aligned(size: int) -> int:
     return -(-size // ALIGN) * ALIGN
 
 
-Signature = Mapping[str, tuple[str, tuple[int, ...]]]
-"""The (dtype, shape) of each tensor by name."""
+Signature = Mapping[str, tuple[str, tuple[int, ...]]]  # the (dtype, shape) of each tensor by name
 
 
 def read_header(disk: Disk, path: str, progress: Progress = _nothing) -> Header:

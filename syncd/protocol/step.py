@@ -6,11 +6,8 @@ from typing import Literal, NamedTuple
 
 from syncd.protocol.layout import parse_attempt_name
 
-NATIVE = "syncd"
-"""The layout of steps written by this protocol; any other name is a foreign layout."""
-
-UNKNOWN_LAYOUT = "unknown"
-"""The layout of a step that others wrote and that cannot be read."""
+NATIVE = "syncd"  # the layout of steps written by this protocol; any other name is a foreign layout
+UNKNOWN_LAYOUT = "unknown"  # the layout of a step that others wrote and that cannot be read
 
 
 class StepState(StrEnum):

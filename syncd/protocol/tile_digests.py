@@ -14,8 +14,7 @@ from syncd.protocol.digest import digest_bytes
 from syncd.protocol.receipt import ShardRoots
 from syncd.protocol.safetensors import Header
 
-RECORD = struct.Struct("<QQ16s")
-"""Of one tile: its first byte in the file, its bytes, and their xxh3_128."""
+RECORD = struct.Struct("<QQ16s")  # of one tile: its first byte in the file, its bytes, and their xxh3_128
 
 
 class FileRoot:

@@ -20,8 +20,7 @@ from syncd.protocol.receipt import receipts_directory
 from syncd.protocol.tile_digests import RECORD, root_of_records, step_root
 
 SUFFIX = ".tiles"
-TABLE_LIMIT = 1 << 28
-"""The largest table that is read, in bytes: of 64 TB."""
+TABLE_LIMIT = 1 << 28  # the largest table that is read, in bytes: of 64 TB
 
 TileRecords = Mapping[str, bytes]
 """The records of the tiles of files, by the name of the file relative to the step."""
@@ -36,25 +35,25 @@ def encode_tiles(records: TileRecords) -> bytes:
 
 def decode_tiles(data: bytes, path: str) -> dict[str, bytes]:
     head, _, body = data.partition(b"\n")
-    found, at = dict[str, bytes](), 0
+    records, at = dict[str, bytes](), 0
     for file in decode(head, path).records("files"):
         length = file.integer("tiles") * RECORD.size
-        found[file.text("name")] = body[at : at + length]
+        records[file.text("name")] = body[at : at + length]
         at += length
     if at != len(body):
         raise CorruptDataError("a table of tiles with another number of them", path=path)
-    return found
+    return records
 
 
 def read_tiles(disk: Disk, step_path: str, manifest: Manifest) -> dict[str, bytes] | None:
     """Return the records of all tiles of a step, proven by the root of its manifest; None without them."""
-    directory, found = receipts_directory(step_path), dict[str, bytes]()
+    directory, records = receipts_directory(step_path), dict[str, bytes]()
     for entry in list_if_there(disk, directory) if manifest.root else ():
         if entry.kind == "file" and entry.name.endswith(SUFFIX) and not entry.name.startswith("."):
             path = f"{directory}/{entry.name}"
             with contextlib.suppress(*MISSING, CorruptDataError):
-                found |= decode_tiles(disk.read(path, TABLE_LIMIT), path)
-    return found if is_proven(found, manifest) else None
+                records |= decode_tiles(disk.read(path, TABLE_LIMIT), path)
+    return records if is_proven(records, manifest) else None
 
 
 def is_proven(records: TileRecords, manifest: Manifest) -> bool:

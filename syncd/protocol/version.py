@@ -67,7 +67,6 @@ class Version:
 
     Args:
         generation: Grows when the trainer, or a person, goes back.
-        step: The trainer's step.
         kind: weights, delta, lora or remote.
         path: The directory to load, relative to the job directory; the URI for kind remote.
         digest: The digest of the step's manifest, or the fingerprint of a foreign step.
@@ -224,7 +223,6 @@ def engine_label(pair: Pair, digest: str) -> str:
     """Return a version as engines are told it, such as 2.120.0f1e2d3c4b5a6978: the pair and its content.
 
     Args:
-        pair: The version's pair.
         digest: The digest of its manifest, or the fingerprint of a step that others wrote.
     """
     content = digest.rpartition(":")[2][:16]

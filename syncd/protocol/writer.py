@@ -70,6 +70,8 @@ from syncd.protocol.receipt import (
 )
 from syncd.protocol.tile_table import SUFFIX, TileRecords, encode_tiles
 from syncd.protocol.version import write_marker
+from syncd.protocol.write_progress import SUFFIX as PROGRESS
+from syncd.protocol.write_progress import ProgressNotes, WriteProgress
 
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
 """What a rename onto a directory that is not empty fails with."""
@@ -159,10 +161,24 @@ class StepWriter:
 
     def tiles(self, writer: int, records: TileRecords) -> None:
         """Leave the table of the tiles of the shard files that this writer wrote whole, before its receipt."""
-        name = receipt_name(writer, self.world_size).removesuffix(".json") + SUFFIX
         with self._explained():
             self._check_there()
-            self.job.disk.replace(f"{receipts_directory(self.path)}/{name}", encode_tiles(records))
+            self.job.disk.replace(self._beside_receipt(writer, SUFFIX), encode_tiles(records))
+
+    def progress(self, writer: int, temporary: str, name: str, size: int) -> ProgressNotes:
+        """Return what tells readers how far this writer is with its shard file.
+
+        Args:
+            temporary: The path of the file until it is whole.
+            name: Its name then, below `actor/`.
+        """
+        last = temporary.rpartition("/")[2]
+        begun = WriteProgress(self.attempt, self.world_size, name, last, size, 0)
+        return ProgressNotes(self.job.disk, self._clock, self._beside_receipt(writer, PROGRESS), begun)
+
+    def _beside_receipt(self, writer: int, suffix: str) -> str:
+        name = receipt_name(writer, self.world_size).removesuffix(".json")
+        return f"{receipts_directory(self.path)}/{name}{suffix}"
 
     def receipt(
         self,

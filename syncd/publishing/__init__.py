@@ -52,7 +52,6 @@ def publish_export(
         job: The job; its directory must exist.
         step: The step to become.
         disk: The file system of the export.
-        export: The export.
         rewind: Whether the step may be lower than what the marker names: explorers then go back to it.
         allow_nonfinite: Whether weights may hold NaN and infinity.
         probe: What the model answers with these weights.

@@ -35,8 +35,8 @@ class FollowingDisk(LocalDisk):
     def read(self, path: str, limit: int = DOCUMENT_LIMIT) -> bytes:
         return super().read(os.path.realpath(path, strict=True), limit)
 
-    def read_at(self, path: str, offset: int, length: int) -> bytes:
-        return super().read_at(os.path.realpath(path, strict=True), offset, length)
+    def read_at(self, path: str, offset: int, length: int, *, ahead: bool = True) -> bytes:
+        return super().read_at(os.path.realpath(path, strict=True), offset, length, ahead=ahead)
 
     def stat(self, path: str) -> FileStat:
         return super().stat(os.path.realpath(path, strict=True))

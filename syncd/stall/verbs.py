@@ -79,11 +79,11 @@ class MountVerb(click.Command):
         for wait in watch_calls(work, calls, clock, min(patience / 2, _EVERY)):
             stuck = self._stuck(values, wait, changed=calls.may_have_changed)
             if signals and min(wait.waited, clock.monotonic() - signals[0][1]) >= _GRACE:
-                _leave(stuck, 128 + signals[0][0])
+                leave(stuck, 128 + signals[0][0])
             if wait.waited - wait.call.allowance >= patience:
                 error = self._on_stall(values, wait) if self._on_stall else stuck
                 if error is not None:
-                    _leave(error, error.exit_code)
+                    leave(error, error.exit_code)
 
     def _stuck(self, values: Mapping[str, Any], wait: CallWait, *, changed: bool) -> StuckError:
         message, hint = stalled(wait), MOUNT_HINT
@@ -134,7 +134,7 @@ def _cancelled_by(numbers: Iterable[int], calls: PendingCalls) -> Iterator[list[
             signal.signal(number, handler)
 
 
-def _leave(error: SyncdError, code: int) -> NoReturn:
+def leave(error: SyncdError, code: int) -> NoReturn:
     """Print an error and end the process, whatever its threads wait for."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()

@@ -51,7 +51,6 @@ class StoredChanges:
     """How a version is stored as changes of earlier ones, for models of this process.
 
     Args:
-        job: The job.
         manifests: Of the version, and of what it is stored as changes of: the version first. Those of a delta end
             with its keyframe; that of weights with a shortcut is alone.
     """
@@ -65,7 +64,6 @@ class WeightDirectory:
     """A version that can be loaded from this host.
 
     Args:
-        version: The version.
         path: The directory to load: the staged copy or the job's own; the URI for kind remote.
         shards: Its safetensors files, names relative to `path`; none where others wrote the step.
         tensors: What each tensor is, by name; none where that cannot be known without the engine.
@@ -123,7 +121,6 @@ class StepContent:
     """What one step is made of.
 
     Args:
-        export: The weights.
         files: What belongs beside the weights, by file name.
         probe: What the model answers with these weights, so that receivers get it with them; None without one.
         must_be_whole: Why the step must not be stored as a delta; empty if it may.
@@ -141,7 +138,6 @@ class Sent:
 
     Args:
         method: The transport that was asked to send.
-        step: The step.
         size: Bytes of the weights.
         seconds: nccl: until all members had them. Else: until this rank's files were durable.
         is_done: Whether that transport delivered them; False if only the files did.
@@ -163,8 +159,6 @@ class SendContext:
     """What a sender is opened with.
 
     Args:
-        job: The job.
-        ranks: The trainer's ranks.
         settings: The job file's section `[sync]`.
         client: The trainer's client; None on all ranks but the first.
         tied: Names of the export that repeat another tensor, and are left out.
@@ -190,7 +184,6 @@ class ReceiveContext:
     """What a receiver is opened with.
 
     Args:
-        client: The explorer's client.
         stop: Polled while weights are received; once it returns true, the receiver gives up.
         parameters: The tensors to fill, by name; None if another process holds them.
         check_fit: Raises RefusedError if the engine cannot load such tensors; None to compare with `parameters`.
@@ -305,8 +298,6 @@ class Transport:
     """The import paths `module:class` of a transport's two ends; an end is imported when it is opened.
 
     Args:
-        sender: A `WeightSender`.
-        receiver: A `WeightReceiver`.
         source: For a transport that delivers before publication: the explorer's `WeightSource` over its receiver, so
             that this module does not know it; empty for all others.
     """

@@ -14,11 +14,8 @@ from syncd.protocol.documents import record_in
 AGAIN = 16
 """Steps after which a way as fast as the fastest is measured again; n times as many if it is n times slower."""
 
-RARELY = 16
-"""The largest such factor."""
-
-STICKS = 0.9
-"""The way is changed once another one takes less than this part of the present one's time."""
+RARELY = 16  # the largest such factor
+STICKS = 0.9  # the way is changed once another one takes less than this part of the present one's time
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ from syncd.protocol.safetensors import Header, signature
 from syncd.protocol.version import Version
 
 SUFFIX = ".safetensors"
-FOREIGN = "foreign"
-"""The kind of what others wrote in another form than safetensors."""
+FOREIGN = "foreign"  # the kind of what others wrote in another form than safetensors
 
 _EMPTY = "the step has no tensors where an engine loads them"
 
@@ -31,11 +30,8 @@ Tensors = Mapping[str, TensorMeta]
 Allows = Callable[[str, TensorMeta], bool]
 """Returns whether a tensor, given its name, dtype and shape, makes no difference."""
 
-_NAMED = 3
-"""How many differences a refusal names."""
-
-_LONGEST = 80
-"""Characters of a tensor's name that are printed at most."""
+_NAMED = 3  # how many differences a refusal names
+_LONGEST = 80  # characters of a tensor's name that are printed at most
 
 
 class Fit(NamedTuple):

@@ -1,17 +1,15 @@
-"""A job as plain data: what `status --json` and `ls --json` print. docs/json.md documents every field."""
+"""A job as plain data: what `status --json` prints. docs/json.md documents every field."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from syncd.config import DaemonConfig
 from syncd.daemon.chains import Lengths, change_figures
 from syncd.daemon.plan import ROOM
-from syncd.daemon.report import lag_of, symptoms
-from syncd.daemon.retention import Decision
-from syncd.daemon.snapshot import Module, Snapshot
+from syncd.daemon.snapshot import Module, Snapshot, lag_of
+from syncd.daemon.symptoms import symptoms
 from syncd.protocol.engine_state import EngineReport, EngineState, engine_of
 from syncd.protocol.mirror_report import mirror_of_presence
 from syncd.protocol.mount import MountState, mount_trouble
@@ -26,16 +24,10 @@ from syncd.views.job_view import Heart, JobView
 
 Document = dict[str, Any]
 
-STATUS_SCHEMA = 2
-"""The `schema_version` of what `status` and the page show."""
+STATUS_SCHEMA = 2  # the `schema_version` of what `status` and the page show
 
-_POLICY = "keep_last keep_every keep_full max_bytes partial_grace keep_previous prune prune_foreign"
-
-_FEWEST_INODES = 16
-"""Files that a publish and a heartbeat need at once, and some more."""
-
-_LONGEST = 4096
-"""The most characters of a text in a presence file that are shown."""
+_FEWEST_INODES = 16  # files that a publish and a heartbeat need at once, and some more
+_LONGEST = 4096  # the most characters of a text in a presence file that are shown
 
 
 def status(view: JobView) -> Document:
@@ -46,7 +38,7 @@ def status(view: JobView) -> Document:
         "state_dir": view.job.state,
         "at": view.at,
         "version": _version(view),
-        "marker": _picked(snapshot.marker, "step text problem"),
+        "marker": picked(snapshot.marker, "step text problem"),
         "newest_complete": newest_complete(snapshot),
         "steps": _counts(snapshot),
         "filling": [_filling(step) for step in _by_step(snapshot) if step.state is StepState.FILLING],
@@ -59,8 +51,8 @@ def status(view: JobView) -> Document:
         "mirror_of": view.mirror_of.source if view.mirror_of else None,
         "mirrors": [_mirror(view, name) for name in sorted(snapshot.explorers) if _is_mirror(view, name)],
         "disk": _disk(view),
-        "requests": [_picked(item, "kind step reason") for item in snapshot.requests],
-        "finished": view.end and _picked(view.end, "step reason"),
+        "requests": [picked(item, "kind step reason") for item in snapshot.requests],
+        "finished": view.end and picked(view.end, "step reason"),
         "problems": [{"name": name, "detail": detail} for name, detail in problems(view)],
     }
     groups = problem_groups.problem_groups(document)
@@ -82,7 +74,7 @@ def problems(view: JobView) -> list[tuple[str, str]]:
     problem_list = list(symptoms(view.snapshot))
     damaged = [step for step in _by_step(view.snapshot) if step.state is StepState.DAMAGED]
     problem_list += [("damaged_step", f"step {step.step}: {step.problem}") for step in damaged]
-    steps, put_aside = view.snapshot.steps, _put_aside(view.snapshot)
+    steps, put_aside = view.snapshot.steps, reasons_of_quarantine(view.snapshot)
     there = sorted(key for key in put_aside if key[0] in steps and steps[key[0]].digest == key[1])
     problem_list += [("quarantined_step", f"step {key[0]}: {put_aside[key]}") for key in there]
     problem_list += list(view.problems.items())
@@ -201,20 +193,20 @@ def _version(view: JobView) -> Document | None:
     if version is None:
         return None
     return {
-        **_picked(version, "generation step kind"),
+        **picked(version, "generation step kind"),
         "path": version.path if version.kind == "remote" else f"{view.job.root}/{version.path}",
-        **_picked(version, "layout digest published_at"),
-        **_changes(view.snapshot, view.snapshot.steps.get(version.step)),
+        **picked(version, "layout digest published_at"),
+        **changes_of(view.snapshot, view.snapshot.steps.get(version.step)),
         "age": _age(view, version.published_at),
         "previous": pair_document(version.previous),
         "held": version.held_marker is not None and version.held_marker == view.snapshot.marker.text,
         "term": version.term,
         "quarantine": [entry._asdict() for entry in version.quarantine],
-        "last_good": _picked(good, "generation step path digest") if (good := version.last_good) else None,
+        "last_good": picked(good, "generation step path digest") if (good := version.last_good) else None,
     }
 
 
-def _picked(item: object, names: str) -> Document:
+def picked(item: object, names: str) -> Document:
     return {name: getattr(item, name) for name in names.split()}
 
 
@@ -234,7 +226,7 @@ def _counts(snapshot: Snapshot) -> Document:
 
 
 def _filling(step: Step) -> Document:
-    return {**_picked(step, "step present expected"), "bytes": step.size, **_picked(step, "layout problem")}
+    return {**picked(step, "step present expected"), "bytes": step.size, **picked(step, "layout problem")}
 
 
 def _module(view: JobView, module: Module, heart: Heart) -> Document:
@@ -245,7 +237,7 @@ def _module(view: JobView, module: Module, heart: Heart) -> Document:
         "heart": heart.value,
         "alive": {Heart.ALIVE: True, Heart.UNKNOWN: None}.get(heart, False),
         "beat_age": _age(view, presence.updated_at),
-        **_picked(presence, "host pid"),
+        **picked(presence, "host pid"),
     }
 
 
@@ -298,10 +290,10 @@ def rolling(view: JobView) -> Document | None:
         return None
     versions = {name: pair_document(version.pair) if version else None for name, version in _in_wave(wave)}
     return {
-        **_picked(wave, "phase"),
+        **picked(wave, "phase"),
         **versions,
-        **_picked(wave, "by_word why limit unit patience"),
-        "stopped": [_picked(item, "generation step digest reason") for item in wave.stopped],
+        **picked(wave, "by_word why limit unit patience"),
+        "stopped": [picked(item, "generation step digest reason") for item in wave.stopped],
         "slots": [_slot(view, name) for name in wave.admitted],
         "waiting": list(wave.waiting),
         "old": list(wave.old),
@@ -318,7 +310,7 @@ def _slot(view: JobView, name: str) -> Document:
     assert wave is not None  # it has the slot
     slot, gate = wave.admitted[name], at_gate(explorer.presence.info) if explorer else None
     loads = gate is not None and gate.passed
-    shown = _picked(slot, "generation step since free")
+    shown = picked(slot, "generation step since free")
     return {"explorer": name, **shown, "age": _age(view, slot.since), "loads": loads}
 
 
@@ -339,59 +331,19 @@ def _disk(view: JobView) -> Document:
     return {"free": snapshot.free, "job_bytes": snapshot.job_size, **location}
 
 
-def listing(view: JobView, decisions: Iterable[Decision], policy: DaemonConfig) -> Document:
-    """Return everything that `syncd ls` shows."""
-    snapshot = view.snapshot
-    row = _Rows(snapshot)
-    decided = {decision.step: decision for decision in decisions}
-    rows = [row.of(snapshot.steps[number], decided[number]) for number in sorted(snapshot.steps)]
-    return {
-        "job": view.job.root,
-        "at": view.at,
-        "policy": _picked(policy, _POLICY),
-        "steps": rows,
-    }
-
-
-class _Rows:
-    """Makes the rows of a listing; what concerns all steps is read once."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot, self._leases = snapshot, snapshot.leases
-        self._put_aside, self._chains = _put_aside(snapshot), dict[int, int | None]()
-
-    def of(self, step: Step, decision: Decision) -> Document:
-        return {
-            **_picked(step, "step directory layout"),
-            "state": step.state.value,
-            **_picked(step, "kind full present expected"),
-            "shards": step.shards[0] if step.shards else step.present,
-            "shards_expected": step.shards[1] if step.shards else step.expected,
-            "bytes": step.size,
-            **_picked(step, "digest parent"),
-            **_changes(self._snapshot, step, self._chains),
-            "published": _published(self._snapshot, step.step),
-            "leases": list(self._leases.get(step.step, ())),
-            "pinned": step.step in self._snapshot.pins,
-            "problem": step.problem,
-            "quarantined": self._put_aside.get((step.step, step.digest)),
-            **_picked(decision, "keep rule detail"),
-        }
-
-
-def _changes(snapshot: Snapshot, step: Step | None, chains: Lengths | None = None) -> Document:
+def changes_of(snapshot: Snapshot, step: Step | None, chains: Lengths | None = None) -> Document:
     """Return the figures of a step's delta, and of its shortcut; null for what it has not."""
     changes: Document = {"delta": None, "shortcut": None}
     if step is None or (step.shortcut is None and step.kind != "delta"):
         return changes
     if step.shortcut is not None and step.shortcut.problem:
-        shortcut = {**_picked(step.shortcut, "parent density problem"), "bytes": step.shortcut.size}
+        shortcut = {**picked(step.shortcut, "parent density problem"), "bytes": step.shortcut.size}
         return {**changes, "shortcut": {**shortcut, "whole_bytes": step.whole_size}}
     figures = change_figures(snapshot.steps, step, chains)
     if figures is None:
         return changes
     shown = {
-        **_picked(figures, "parent density"),
+        **picked(figures, "parent density"),
         "bytes": figures.size,
         "whole_bytes": figures.whole_size,
     }
@@ -400,14 +352,7 @@ def _changes(snapshot: Snapshot, step: Step | None, chains: Lengths | None = Non
     return {**changes, "shortcut": {**shown, "problem": ""}}
 
 
-def _put_aside(snapshot: Snapshot) -> dict[tuple[int, str], str]:
+def reasons_of_quarantine(snapshot: Snapshot) -> dict[tuple[int, str], str]:
     """Return why each step that was put aside was, by its number and digest."""
     entries = snapshot.version.quarantine if snapshot.version else ()
     return {(entry.step, entry.digest): entry.reason for entry in reversed(entries)}
-
-
-def _published(snapshot: Snapshot, step: int) -> str | None:
-    version = snapshot.version
-    if version is not None and step == version.step:
-        return "newest"
-    return "previous" if version is not None and version.previous and version.previous[1] == step else None

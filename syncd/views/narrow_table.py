@@ -13,8 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 _ENDLESS = 1 << 16
-_WRAPPED = 24
-"""Columns of the terminal that a text which may be broken gets at least."""
+_WRAPPED = 24  # columns of the terminal that a text which may be broken gets at least
 
 _GAP = 2
 

@@ -30,8 +30,7 @@ _ENGINE_COLUMNS = ("engine", "load", "failures", "proof")
 _PHASES = {"idle": "green", "canary": "yellow", "rolling": "yellow", "stopped": "bold red"}
 _WORKING = ("proven", "loaded", "refused", "failed")
 _SEVERITIES = {"critical": "bold red", "warning": "yellow", "notice": "dim"}
-_NAMED = 3
-"""Of several problems of a kind so many are shown."""
+_NAMED = 3  # of several problems of a kind so many are shown
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _KIBI = 1024

@@ -203,6 +203,19 @@ def test_the_first_version_after_an_exam_may_have_another_dtype_than_the_start_m
     assert outcome.kind == "applied", outcome.reason
 
 
+def test_the_proof_of_a_load_takes_one_forward_pass_whatever_the_lengths_of_its_rows(tmp_path, scene):
+    hook, passes = engine_of(tmp_path, "Qwen3, tied", "float32"), []
+    follower = follow(scene, hook, exam="off")
+    hook.model.register_forward_hook(lambda *_: passes.append(1))
+    model = model_of("Qwen3, tied", 1)
+    write_version(scene.job, 1, model, probe_of(model, rows=[list(range(3, 19)), [7, 8, 9], [5, 6]]))
+    scene.tick()
+    outcome = follower.turn(timeout=LONG)
+    assert outcome.kind == "applied", outcome.reason
+    assert (report(scene).proof.tokens, len(passes)) == (15 + 2 + 1, 1)
+    assert report(scene).proof.worst < 1e-5
+
+
 @pytest.mark.fault("an engine's way of loading does not reach a tensor, whose change no version shows")
 def test_an_engine_that_leaves_a_part_out_gets_no_work_and_no_version_until_it_is_started_again(
     tmp_path, scene

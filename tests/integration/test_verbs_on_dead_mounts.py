@@ -66,6 +66,8 @@ OWN_LIMITS = {
     "watch": ["watch"],
     "watch --once": ["watch", "--once"],
     "follow": ["follow", "--hook", "command", "--", "true"],
+    "mirror": ["mirror", "s3://bucket/job"],
+    "mirror --detach": ["mirror", "--detach"],
     "doctor": ["doctor"],
     "doctor --security": ["doctor", "--security"],
 }
@@ -320,5 +322,5 @@ def test_the_documented_table_matches_the_tested_limits_and_exit_codes():
     for verb in [*READING, *ACTING]:
         assert table[verb] == ("`--patience` (10 s)", "74"), verb
     assert table["wait"] == ("`--timeout`, at least `--patience`", "4")
-    assert [table[verb] for verb in ("watch", "follow")] == [("10 s", "74")] * 2
+    assert [table[verb] for verb in ("watch", "follow", "mirror")] == [("10 s", "74")] * 3
     assert table["doctor"] == ("30 s", "74")

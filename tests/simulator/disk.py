@@ -63,7 +63,8 @@ class SimDisk:
             raise CorruptDataError(f"{len(data)} bytes where at most {limit} are expected", path=path)
         return data
 
-    def read_at(self, path: str, offset: int, length: int) -> bytes:
+    def read_at(self, path: str, offset: int, length: int, *, ahead: bool = True) -> bytes:
+        del ahead
         return self._again(lambda: self._read(path))[offset : offset + length]
 
     def stat(self, path: str) -> FileStat:

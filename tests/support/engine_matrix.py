@@ -1,6 +1,7 @@
 """The matrix of real engines: what a follower says of each load, beside what transformers says of the answers."""
 
 import contextlib
+import copy
 from typing import NamedTuple
 
 import pytest
@@ -101,7 +102,7 @@ class Watched:
     """
 
     def __init__(self, place, hook, base, answers, replicas=1):
-        self.place, self.hook, self._answers = place, hook, answers
+        self.place, self.hook, self.base, self._answers = place, hook, base, answers
         self._replicas = [None] if replicas == 1 else range(replicas)
         self.scene = Scene(place / "job")
         write_base_probe(self.scene.job, probe_of(base), "start")
@@ -142,17 +143,17 @@ def check_adapters(watched, row, ask_for, record, heads=()):
     """Load adapters and compare the answers under each name with transformers'.
 
     Args:
-        watched: An engine that was started with the row's model of seed 0.
+        watched: An engine.
         row: The row.
         ask_for: Is told the name whose answers `watched` is to compare from then on.
         record: Takes a line about each adapter.
         heads: The layers of a third adapter besides those of the others.
     """
     assert "engine_calibrated" in watched.scene.names()
-    assert watched.off(model_of(row.model, 0)) < row.close
+    assert watched.off(watched.base) < row.close
     for step in (1, 2, 3) if heads else (1, 2):
         layers = [*small_qwen.ADAPTED, *(heads if step == 3 else ())]
-        adapter, base = str(watched.place / f"adapter-{step}"), model_of(row.model, 0)
+        adapter, base = str(watched.place / f"adapter-{step}"), copy.deepcopy(watched.base)
         small_qwen.write_adapter(adapter, step, model=base, layers=layers)
         model = small_qwen.model_with_adapter(step, base, layers)
         outcome = watched.load(step, model, adapter)

@@ -267,12 +267,23 @@ class FakeSglang(FakeEngine):
     version = "0.5.23"
     tells_readiness = True
     survives = False
+    loaded_from = ""
+
+    def boot(self):
+        super().boot()
+        self.loaded_from = ""
 
     def get_model_info(self, query, body):
-        return {"model_path": self.started_from, "weight_version": self.label}
+        return {"model_path": self.loaded_from or self.started_from, "weight_version": self.label}
 
     def get_server_info(self, query, body):
-        known = {"internal_states": [{}], "dtype": "float32", "quantization": None, "dp_size": self.replicas}
+        known = {
+            "model_path": self.started_from,
+            "internal_states": [{}],
+            "dtype": "float32",
+            "quantization": None,
+            "dp_size": self.replicas,
+        }
         return {"version": self.version, **known}
 
     knows_replicas = True
@@ -318,7 +329,7 @@ class FakeSglang(FakeEngine):
             self.stop_soon()
             raise VanishError from error
         self.versions_at.append((body["weight_version"], fingerprint(self.weights)))
-        self.label = body["weight_version"]
+        self.label, self.loaded_from = body["weight_version"], body["model_path"]
         if body["flush_cache"]:
             self.reset_cache()
         return {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}

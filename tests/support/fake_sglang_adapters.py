@@ -33,7 +33,12 @@ class FakeSglangAdapters(FakeAdapters):
         return {"model_path": self.base_root, "weight_version": "default"}
 
     def get_server_info(self, query, body):
-        return {"version": "0.5.23", "enable_lora": self.enabled, "dp_size": self.replicas}
+        return {
+            "version": "0.5.23",
+            "model_path": self.base_root,
+            "enable_lora": self.enabled,
+            "dp_size": self.replicas,
+        }
 
     def post_load_lora_adapter(self, query, body):
         name, path = body["lora_name"], body["lora_path"]

@@ -17,7 +17,8 @@ class MemoryDisk(LocalDisk):
             raise CorruptDataError("too large", path=path)
         return self.files[path]
 
-    def read_at(self, path: str, offset: int, length: int) -> bytes:
+    def read_at(self, path: str, offset: int, length: int, *, ahead: bool = True) -> bytes:
+        del ahead
         return self._there(path)[offset : offset + length]
 
     def stat(self, path: str) -> FileStat:

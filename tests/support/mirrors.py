@@ -24,6 +24,7 @@ from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.mirror_report import MirrorReport
 from syncd.protocol.owner import MirrorSource
+from syncd.protocol.request import Request, write_request
 from syncd.protocol.version import write_marker
 from syncd.publishing import FollowingDisk, publish_export, read_export
 from syncd.transports.delta.publish import publish_delta
@@ -268,6 +269,18 @@ class Trainer:
         announcer = StepAnnouncer(self.job, None, Poller(self.clock, Pace(self.job.state, 0.01), PATIENCE))
         for later in [number for number in steps_of(self.job) if number > step]:
             announcer.vacate(later, PATIENCE)
+
+    def roll_back(self, step: int) -> None:
+        """Have the daemon publish an older step again."""
+        write_request(self.job, Request("rollback", step, asked_at=self.clock.time(), reason="worse"))
+        self.tick()
+        assert self.pair is not None
+        assert self.pair[1] == step
+
+    @property
+    def tensors(self) -> dict[str, dict[str, Any]]:
+        """Return the weights of the last model or delta, by the file that holds them."""
+        return self._model.shards
 
     def _export(self, step: int) -> str:
         self._exports += 1

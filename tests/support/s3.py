@@ -27,16 +27,19 @@ def is_up(url: str) -> bool:
 
 
 @contextlib.contextmanager
-def running_s3(port: int = 0) -> Iterator[str]:
-    """Yield the address of an S3 that has one bucket, and nothing in it."""
+def running_s3(port: int = 0, log: str = os.devnull) -> Iterator[str]:
+    """Yield the address of an S3 that has one bucket, and nothing in it.
+
+    Args:
+        log: The file that gets a line for each request.
+    """
     if not port:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    server = subprocess.Popen(
-        [str(SERVER), "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    with open(log, "ab") as requests:
+        server = subprocess.Popen([str(SERVER), "-p", str(port)], stdout=requests, stderr=requests)
     try:
         ends = time.monotonic() + 120
         while not is_up(url):
@@ -49,6 +52,14 @@ def running_s3(port: int = 0) -> Iterator[str]:
     finally:
         server.kill()
         server.wait()
+
+
+def refuse_keys(url: str, *, refused: bool) -> None:
+    """Have it refuse every key from now on, or none."""
+    body = b"0" if refused else b"1000000000"
+    headers = {"Content-Type": "text/plain"}
+    request = urllib.request.Request(f"{url}/moto-api/reset-auth", data=body, headers=headers)
+    urllib.request.urlopen(request, timeout=10).close()
 
 
 def environment_of(url: str) -> dict[str, str]:

@@ -21,6 +21,7 @@ def test_a_chart_is_what_the_recorded_figures_say(name):
 def test_the_table_of_readers_is_what_the_recorded_figures_say():
     page = (ROOT / "docs" / "figures.md").read_text()
     assert page == charts.with_table(page), "run python benchmarks/charts.py"
+    assert page.count(charts.TABLE[0]) == page.count(charts.TABLE[1]) == 1
 
 
 def test_the_page_of_figures_shows_each_chart_with_a_text_for_those_who_do_not_see_it():

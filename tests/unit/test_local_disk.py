@@ -35,6 +35,15 @@ def test_the_umask_decides_the_mode_of_new_files(root, mask, mode):
     assert stat.S_IMODE(os.stat(f"{root}/a").st_mode) == mode
 
 
+@pytest.mark.parametrize("ahead", [True, False])
+def test_without_ahead_the_kernel_is_told_to_fetch_nothing_beyond_what_is_read(root, monkeypatch, ahead):
+    told = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, *said: told.append(said))
+    DISK.replace(f"{root}/a", b"abcdef")
+    assert DISK.read_at(f"{root}/a", 2, 3, ahead=ahead) == b"cde"
+    assert told == ([] if ahead else [(0, 0, os.POSIX_FADV_RANDOM)])
+
+
 def test_content_is_synced_before_the_rename(root, monkeypatch):
     calls = []
     for name in ("fsync", "rename"):

@@ -105,6 +105,14 @@ def test_a_briefly_torn_marker_is_not_a_problem():
     assert plan(looked, POLICY).problems == ()
 
 
+def test_a_missing_marker_is_a_problem_once_a_step_is_sealed():
+    first, sealed = (
+        snapshot(step, marker=None, marker_stable_for=60.0) for step in (filling(1), complete(1))
+    )
+    assert plan(first, POLICY).problems == ()
+    assert dict(plan(sealed, POLICY).problems)["marker"] == "missing"
+
+
 def test_intermediate_steps_are_published_while_the_marker_is_ahead():
     assert pair(snapshot(complete(3), complete(4), filling(6), marker=6, version=published(complete(3)))) == (
         1,

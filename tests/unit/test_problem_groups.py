@@ -99,7 +99,7 @@ def test_every_problem_is_in_a_group(name):
 
 def test_every_documented_name_has_a_severity():
     text = (ROOT / "docs" / "json.md").read_text()
-    named = text.split("`problems[].name`: ")[1].split("or the identity")[0]
+    named = text.split("`problems[].name` is one of ")[1].split("or the identity")[0]
     assert set(re.findall(r"`(\w+)`", named)) - {"dead"} <= set(KINDS)
     groups_row = next(
         row for row in text.splitlines() if row.startswith("| `name` | text | as in `problems`")

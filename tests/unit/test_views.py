@@ -27,8 +27,8 @@ from syncd.protocol.takeover import Candidate
 from syncd.protocol.version import Version, encode_version
 from syncd.protocol.writer import StepWriter
 from syncd.views import documents, table
-from syncd.views.documents import listing
 from syncd.views.job_view import Heart, JobViewer
+from syncd.views.listing import listing
 from syncd.views.narrow_table import FittingTable
 
 

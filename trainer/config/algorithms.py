@@ -7,11 +7,8 @@ from syncd.jobfile.loader import merged
 from syncd.jobfile.trainer_sections import AlgorithmSection
 from trainer.plugins import POLICY_LOSSES
 
-VERL = "verl"
-"""The engine that these tables are about."""
-
-SFT = "sft"
-"""The one algorithm without experiences: the response tokens of examples are learnt."""
+VERL = "verl"  # the engine that these tables are about
+SFT = "sft"  # the one algorithm without experiences: the response tokens of examples are learnt
 
 
 class Algorithm(NamedTuple):
@@ -104,30 +101,24 @@ LOSSES: Mapping[str, Loss] = {
 OWN_LOSS = Loss({"clip_ratio": 0.2}, frozenset[str]().union(*(loss.reads for loss in LOSSES.values())))
 """What a loss of another package may read, with verl's default clip."""
 
-NORMALISED = frozenset({"grpo", "grpo_vectorized", "grpo_passk"})
-"""The estimators that read norm_advantage."""
-
-OF_SEQUENCES = frozenset({"gspo"})
-"""The losses whose ratio is that of a whole rollout."""
+NORMALISED = frozenset({"grpo", "grpo_vectorized", "grpo_passk"})  # the estimators that read norm_advantage
+OF_SEQUENCES = frozenset({"gspo"})  # the losses whose ratio is that of a whole rollout
 
 _CLIPS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
 
-OF_GAE = ("gamma", "lam")
-"""The keys that only gae reads."""
+OF_GAE = ("gamma", "lam")  # the keys that only gae reads
 
 ADVANTAGES = frozenset(
     {algorithm.advantage for algorithm in ALGORITHMS.values()} - {""} | {"grpo_vectorized", "rloo_vectorized"}
 )
 """verl's estimators that need no more than tokens, rewards and groups."""
 
-GAE = "gae"
-"""The estimator that needs a critic."""
+GAE = "gae"  # the estimator that needs a critic
 
 OF_TURNS = frozenset({GAE, "reinforce_plus_plus"})
 """The estimators that take rewards of tokens, and so of turns; the others add up a rollout's."""
 
-OF_GROUPS = ADVANTAGES - {"reinforce_plus_plus"}
-"""The estimators that compare the rollouts of a group."""
+OF_GROUPS = ADVANTAGES - {"reinforce_plus_plus"}  # the estimators that compare the rollouts of a group
 
 _PAIRS = "verl 0.9 has no loss over pairs of responses"
 _SCORED = "verl 0.9 has no loss over single responses that are called good or bad"

@@ -16,8 +16,7 @@ from trainer.config.options import is_whole
 FLASH = frozenset({"flash_attention_2", "flash_attention_3", "flash_attention_4"})
 """The values of `model.attn_implementation` that need GPUs and compute in half precision."""
 
-DEGREE = "ulysses_sequence_parallel_size"
-"""verl's name of the number of ranks that share each row."""
+DEGREE = "ulysses_sequence_parallel_size"  # verl's name of the number of ranks that share each row
 
 _KEY = f"engine.options.{DEGREE}"
 

@@ -7,8 +7,7 @@ from syncd.jobfile.problems import Problem
 from syncd.jobfile.trainer_sections import AlgorithmSection, CriticSection
 from trainer.config.algorithms import GAE, SFT, VERL, estimator_and_loss
 
-PPO = "ppo"
-"""The algorithm whose estimator is gae where there is a critic."""
+PPO = "ppo"  # the algorithm whose estimator is gae where there is a critic
 
 
 def algorithm_of(config: JobFile) -> AlgorithmSection:

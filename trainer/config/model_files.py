@@ -20,11 +20,8 @@ _WHOLE = ("model.safetensors", "pytorch_model.bin")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _VOCABULARIES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("vocab.txt",))
 _VOCABULARY_SUFFIXES = (".model", ".tiktoken")
-_SHOWN = 5
-"""Missing files that a message names."""
-
-_LENGTH = 8
-"""Bytes of the length of a header, with which a safetensors file begins."""
+_SHOWN = 5  # missing files that a message names
+_LENGTH = 8  # bytes of the length of a header, with which a safetensors file begins
 
 
 def check_model(config: JobFile, *, trust: bool = False, recorded: bool = False) -> None:

@@ -14,11 +14,8 @@ from trainer.config.algorithms import LOSSES, OWN_LOSS, SFT, estimator_and_loss,
 
 Accept = Callable[[Any], bool]
 
-FIXED_HERE = "it is fixed"
-"""What sets an option that nobody can."""
-
-CORRECTION = "policy_loss.rollout_correction"
-"""The table of rollout correction in `algorithm.options`."""
+FIXED_HERE = "it is fixed"  # what sets an option that nobody can
+CORRECTION = "policy_loss.rollout_correction"  # the table of rollout correction in `algorithm.options`
 
 ENGINE_ELSEWHERE: Mapping[str, str] = {
     "strategy": "engine.strategy", "model_dtype": "model.dtype", "mixed_precision": "engine.compute_dtype",

@@ -10,8 +10,7 @@ from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem
 from syncd.registered import registered
 
-STRATEGIES = "trainer.strategies"
-"""The group of entry points, by the value of `engine.strategy`."""
+STRATEGIES = "trainer.strategies"  # the group of entry points, by the value of `engine.strategy`
 
 FSDP = ("fsdp", "fsdp2")
 

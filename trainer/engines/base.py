@@ -31,8 +31,6 @@ class EngineContext:
     """What an engine is opened with.
 
     Args:
-        config: The job's file.
-        job: The job.
         ranks: The ranks of this trainer; `torch.distributed` is initialised where there is more than one.
         device: The device of this rank, `cpu` or `cuda:<n>`.
         client: The trainer's connection to the job; None on all ranks but the first.

@@ -21,8 +21,7 @@ from trainer.engines.base import EngineContext
 from trainer.engines.state_copy import CapturedState
 
 _SHORT, _LONG = 0.01, 0.25
-_TURN = 0.1
-"""Seconds after which the ranks that wait for a save ask each other whether one has failed."""
+_TURN = 0.1  # seconds after which the ranks that wait for a save ask each other whether one has failed
 
 
 class SaveAbandonedError(StorageError):

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 from syncd.protocol.documents import Fields, record_from
 
-STATE = "trainer_meta.json: sample strategy"
-"""What errors about a state name as their place."""
+STATE = "trainer_meta.json: sample strategy"  # what errors about a state name as their place
 
 
 class Origin(NamedTuple):

@@ -12,8 +12,7 @@ from syncd.protocol.documents import Fields
 from trainer.experience.cursor import BatchFile, Origin
 from trainer.experience.store import LoadedBatch
 
-Key = tuple[str, str]
-"""Explorer and group id: an explorer makes whole groups."""
+Key = tuple[str, str]  # explorer and group id: an explorer makes whole groups
 
 RolloutRows = list[tuple[Origin, Experience]]
 """A rollout: origin and experience of each of its segments, in order."""

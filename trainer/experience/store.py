@@ -5,8 +5,6 @@ only after the one numbered before it: a listing made while batches arrive may s
 """
 
 import contextlib
-import hashlib
-import os
 from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
@@ -18,32 +16,16 @@ import structlog
 from syncd.errors import CorruptDataError, ProtocolTooNewError
 from syncd.experience import batch_paths
 from syncd.experience.model import Experience
+from syncd.experience.rejected import set_aside
 from syncd.experience.table import MAX_BYTES, decode_batch
 from syncd.protocol.disk import MISSING, Clock
-from syncd.protocol.documents import encode
-from syncd.protocol.layout import Job, is_identity
+from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from trainer.experience.cursor import BatchCursor, BatchFile
 from trainer.experience.limits import UNLIMITED, Limits
 from trainer.experience.read_ahead import ReadAhead
 
-Consumed = Literal["delete", "archive"]
-"""What happens to batches once a saved state covers them."""
-
-
-def _set_aside(job: Job, clock: Clock, explorer: str, name: str, reason: str) -> None:
-    """Move what is not a batch to `.rejected/<explorer>/`, following no link, with the reason beside it."""
-    directory = batch_paths.rejected(job, explorer)
-    job.disk.make_directory(directory)
-    kept = name if is_identity(name) else f"foreign-{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}"
-    document = {"explorer": explorer, "name": _plain(name), "reason": _plain(reason), "at": clock.time()}
-    job.disk.replace(f"{directory}/{kept}.reason.json", encode(document))
-    job.disk.rename(f"{batch_paths.batches(job, explorer)}/{name}", f"{directory}/{kept}")
-
-
-def _plain(text: str) -> str:
-    # A name may be no text at all; what is written about it must be.
-    return text.encode("ascii", "backslashreplace").decode()
+Consumed = Literal["delete", "archive"]  # what happens to batches once a saved state covers them
 
 
 def _retire_batches(
@@ -256,7 +238,7 @@ class ExperienceReader:
         if (explorer, name) in self._left:
             return
         try:
-            _set_aside(self.job, self.clock, explorer, name, reason)
+            set_aside(self.job, self.clock, explorer, name, reason)
         except OSError as error:
             self._left.add((explorer, name))
             reason = f"{reason}; left where it is: {error}"

@@ -34,8 +34,7 @@ from trainer.export.source import (
 )
 from trainer.export.weights import ModelWeights, leave_out_tied
 
-SHARD_LIMIT = 5_000_000_000
-"""Bytes of the tensors of one file, unless one tensor alone has more."""
+SHARD_LIMIT = 5_000_000_000  # bytes of the tensors of one file, unless one tensor alone has more
 
 INDEX = "model.safetensors.index.json"
 

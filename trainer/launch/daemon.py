@@ -22,15 +22,11 @@ from syncd.protocol.version import read_marker, read_version
 from syncd.safe_open import open_append
 from trainer.launch.die_with_parent import dying_with_parent
 
-EVERY = 5.0
-"""Seconds between two checks of the daemon."""
-
-ATTEMPTS = 5
-"""Daemons that may end in a row, each within `STABLE` seconds, before no other one is started."""
+EVERY = 5.0  # seconds between two checks of the daemon
+ATTEMPTS = 5  # daemons that may end in a row, each within `STABLE` seconds, before no other one is started
 
 STABLE = 60.0
-PUBLISHING = 60.0
-"""Seconds that the daemon has to publish the last step."""
+PUBLISHING = 60.0  # seconds that the daemon has to publish the last step
 
 TIDYING = 300.0
 """Seconds that the end of a finished job may take to remove what is not kept, and to empty the trash."""

@@ -43,12 +43,10 @@ _OLDER_NAMES = {
 _FIRST_PORT, _PORTS = 10240, 20000
 """Ports of Slurm steps end below those that the kernel gives to outgoing connections."""
 
-_STRIDE = 7919
-"""A prime: neighbouring jobs are far apart, neighbouring steps side by side."""
+_STRIDE = 7919  # a prime: neighbouring jobs are far apart, neighbouring steps side by side
 
 _MAX_PORT = 65535
-_REAL_STEPS = 1 << 31
-"""Slurm numbers batch scripts, interactive shells and its own helpers from above this."""
+_REAL_STEPS = 1 << 31  # Slurm numbers batch scripts, interactive shells and its own helpers from above this
 
 _RANGE = r"\d+(?:-\d+)?"
 _NUMBERS = rf"\[{_RANGE}(?:,{_RANGE})*\]"

@@ -27,20 +27,15 @@ from trainer.launch.machine import settings
 from trainer.launch.rank_env import LISTENING, STARTED_BY, RankEnv
 from trainer.stopping import INTERRUPTED, STOPPED, SignalInbox
 
-GRACE = 30.0
-"""Seconds from SIGTERM to SIGKILL for the ranks that are left when one has failed."""
+GRACE = 30.0  # seconds from SIGTERM to SIGKILL for the ranks that are left when one has failed
 
 _BACKLOG = 1024
 _ORDERLY = (0, STOPPED, INTERRUPTED)
-_PATIENCE = 3
-"""The Ctrl-C that kills: the first asks ranks to save, the second to give up."""
-
-_LAST_OUTPUT = 5.0
-"""Seconds to read what an ended rank has printed."""
+_PATIENCE = 3  # the Ctrl-C that kills: the first asks ranks to save, the second to give up
+_LAST_OUTPUT = 5.0  # seconds to read what an ended rank has printed
 
 _PIECE = 1 << 16
-_LONGEST = 1 << 16
-"""A longer line is cut: a rank that never ends a line must not fill our memory."""
+_LONGEST = 1 << 16  # a longer line is cut: a rank that never ends a line must not fill our memory
 
 _LINE_END = re.compile(rb"[\r\n]+")
 _writing = threading.Lock()

@@ -22,8 +22,7 @@ from trainer.stopping import INTERRUPTED, end_at_once
 RUN = "trainer.run:run_rank"
 """The function that is one rank: `(config: JobFile, place: Place) -> int`, imported when it is called."""
 
-HANDED = "TRAINER_CONFIG"
-"""Environment variable in which ranks find the configuration, as JSON."""
+HANDED = "TRAINER_CONFIG"  # environment variable in which ranks find the configuration, as JSON
 
 
 def train(config: JobFile, nproc: int | None = None, *, run: str = RUN, allowed: Collection[str] = ()) -> int:

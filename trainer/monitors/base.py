@@ -20,10 +20,7 @@ class MonitoredRun:
     """What a monitor knows about the run.
 
     Args:
-        directory: The job directory.
-        project: The project's name.
         group: The name of the group of runs; may be empty.
-        name: The run's name.
         config: The resolved configuration as plain data.
         options: What the configuration has for this kind.
         resumed_from: The step that the run resumes from, 0 at the first start. Later steps may be logged again.
@@ -65,8 +62,7 @@ class Monitor(Protocol):
         """Write out what is left."""
 
 
-_LENGTH = 32
-"""Characters of an id: a UUID in hex."""
+_LENGTH = 32  # characters of an id: a UUID in hex
 
 
 def monitor_directory(directory: str, kind: str) -> str:

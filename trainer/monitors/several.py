@@ -26,14 +26,9 @@ from trainer.monitors.base import Monitor, MonitoredRun, RolloutSample
 from trainer.monitors.jsonl import Jsonl
 from trainer.plugins import MONITORS, unknown_name
 
-FAILURES = "monitor/failures"
-"""Calls that monitors failed at since the start."""
-
-DROPPED = "monitor/dropped"
-"""Calls that monitors did not keep up with since the start."""
-
-START = 10.0
-"""Seconds that the start waits for monitors to check their options."""
+FAILURES = "monitor/failures"  # calls that monitors failed at since the start
+DROPPED = "monitor/dropped"  # calls that monitors did not keep up with since the start
+START = 10.0  # seconds that the start waits for monitors to check their options
 
 
 class Monitors:
@@ -109,11 +104,8 @@ def _run(config: JobFile, kind: str, resumed_from: int) -> MonitoredRun:
     )
 
 
-LIMIT = 256
-"""Calls that wait for a monitor; further ones are dropped and counted."""
-
-PATIENCE = 5
-"""Failures in a row after which a monitor is switched off."""
+LIMIT = 256  # calls that wait for a monitor; further ones are dropped and counted
+PATIENCE = 5  # failures in a row after which a monitor is switched off
 
 Call = Callable[[Monitor], None]
 

@@ -87,8 +87,7 @@ def _display(kind: str, figures: RunFigures) -> Display | None:
     return PlainDisplay(figures, sys.stdout)
 
 
-EVERY = 5.0
-"""Seconds between two lines that nothing asked for."""
+EVERY = 5.0  # seconds between two lines that nothing asked for
 
 _EVENTS = ("sync/step", "save/step")
 
@@ -136,8 +135,7 @@ def _pair(fact: Fact) -> str:
     return f"{label.replace(' ', '_')}={value.replace(' ', '')}"
 
 
-REDRAWS = 4
-"""Times a second."""
+REDRAWS = 4  # times a second
 
 _BAR = 24
 

@@ -3,11 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-_SMOOTH = 0.2
-"""Weight of the last step in the mean duration of a step."""
-
-Fact = tuple[str, str]
-"""A label and a value as text."""
+_SMOOTH = 0.2  # weight of the last step in the mean duration of a step
+Fact = tuple[str, str]  # a label and a value as text
 
 
 @dataclass
@@ -33,8 +30,7 @@ class RunFigures:
         return max(self.total - self.step, 0) * self.pace
 
 
-Show = Callable[[RunFigures], str]
-"""Returns a fact as text, empty if it is not known."""
+Show = Callable[[RunFigures], str]  # returns a fact as text, empty if it is not known
 
 
 def head(figures: RunFigures) -> list[Fact]:

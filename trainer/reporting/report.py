@@ -47,8 +47,7 @@ def _decoder(config: JobFile) -> Callable[[Sequence[int]], str] | None:
 
 Decode = Callable[[Sequence[int]], str]
 
-MAX_TEXT = 8192
-"""Characters of a prompt or response; of a longer one its beginning and its end are shown."""
+MAX_TEXT = 8192  # characters of a prompt or response; of a longer one its beginning and its end are shown
 
 _BETWEEN = "\n[the next segment: its prompt was written again]\n"
 

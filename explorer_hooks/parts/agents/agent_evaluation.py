@@ -32,8 +32,7 @@ from syncd.errors import EngineUnreachableError
 from syncd.protocol.version import Pair
 
 _LISTEN = "127.0.0.1:0"
-_PAUSE = 0.25
-"""Seconds between two looks whether to stop."""
+_PAUSE = 0.25  # seconds between two looks whether to stop
 
 _LOG = structlog.get_logger()
 

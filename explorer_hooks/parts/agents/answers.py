@@ -14,8 +14,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 _THINK, _THOUGHT = "<think>", "</think>"
 _LETTERS = string.ascii_letters + string.digits
-_ID = 9
-"""Letters of a call's id: templates of Mistral take no other number."""
+_ID = 9  # letters of a call's id: templates of Mistral take no other number
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
         self.retry_after = retry_after
-        self.closes = False
-        """Whether the connection ends with the answer."""
+        self.closes = False  # whether the connection ends with the answer
 
     @property
     def document(self) -> dict[str, Any]:

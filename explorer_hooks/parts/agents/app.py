@@ -32,8 +32,7 @@ from explorer_hooks.parts.agents.gateway import Gateway
 from explorer_hooks.parts.agents.responses_api import ResponseAnswer, read_responses_request
 from syncd.errors import SyncdError
 
-MOST_BODY = 16 << 20
-"""Bytes of a request's body."""
+MOST_BODY = 16 << 20  # bytes of a request's body
 
 _RETRY, _KEY, _SESSION = "x-stainless-retry-count", "idempotency-key", "x-session-id"
 _TOO_LARGE, _BROKEN = 413, 500

@@ -26,8 +26,7 @@ _RESERVED = (
 )
 """Names that are no variables of templates, or that the gateway sets."""
 
-_MOST_STOPS, _MOST_STOP = 16, 256
-"""Strings that a request may stop at, and characters of one."""
+_MOST_STOPS, _MOST_STOP = 16, 256  # strings that a request may stop at, and characters of one
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
     from syncd.jobfile.model import JobFile
 
-AFTER = "run"
-"""The verb behind which `--help` lists this one."""
+AFTER = "run"  # the verb behind which `--help` lists this one
 
 
 @explorer_command

@@ -10,11 +10,8 @@ from explorer_hooks.parts.agents.api_errors import refused
 from explorer_hooks.parts.agents.sessions import Session
 from syncd.experience.model import MAX_INFO, MAX_NAME
 
-MOST_REWARD = 1e18
-"""The largest reward that trainers take."""
-
-MOST_INFO = MAX_INFO // 2
-"""Characters of a reward's info as JSON."""
+MOST_REWARD = 1e18  # the largest reward that trainers take
+MOST_INFO = MAX_INFO // 2  # characters of a reward's info as JSON
 
 _MOST_ATTEMPTS = 1 << 16
 

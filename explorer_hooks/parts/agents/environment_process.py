@@ -16,14 +16,9 @@ from syncd.errors import ConfigError
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-START = 600.0
-"""Seconds that an environment may take to load, with its data set."""
-
-GRACE = 15.0
-"""Seconds beyond its time that an episode may take to end; then its process is killed."""
-
-MOST = 1 << 30
-"""Bytes of an answer; the first one names all tasks."""
+START = 600.0  # seconds that an environment may take to load, with its data set
+GRACE = 15.0  # seconds beyond its time that an episode may take to end; then its process is killed
+MOST = 1 << 30  # bytes of an answer; the first one names all tasks
 
 _LOOK = 0.2
 

@@ -21,11 +21,8 @@ from syncd.protocol.path_trust import weak_level
 TOKEN = "token"  # noqa: S105 - the name of a file
 _PRIVATE = 0o600
 _START, _STOP = 30.0, 10.0
-_GRACE = 2
-"""Seconds that open requests have at the end."""
-
-_CALL = 600.0
-"""Seconds that a call into the event loop may take: the journal's disk may be slow."""
+_GRACE = 2  # seconds that open requests have at the end
+_CALL = 600.0  # seconds that a call into the event loop may take: the journal's disk may be slow
 _BACKLOG = 1024
 _T = TypeVar("_T")
 

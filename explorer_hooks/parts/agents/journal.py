@@ -20,8 +20,7 @@ from syncd.errors import SyncdError, UsageError, storage_error, storage_errors
 NAME = "journal.jsonl"
 _LOCK = "journal.lock"
 _PRIVATE = 0o600
-_GROWN = 64 << 20
-"""Bytes by which a journal may grow until it is rewritten without what is over."""
+_GROWN = 64 << 20  # bytes by which a journal may grow until it is rewritten without what is over
 
 _NO_FIGURES: dict[str, Any] = {"dropped": {}, "forgotten": {}}
 
@@ -41,8 +40,7 @@ class TurnJournal(Closing):
         self._changed = threading.Condition()
         self._closed = False
         self._grown_at = _GROWN
-        self.failure: SyncdError | None = None
-        """Why nothing can be recorded any more."""
+        self.failure: SyncdError | None = None  # why nothing can be recorded any more
         self._thread = threading.Thread(target=self._commit, name="journal", daemon=True)
 
     def begin(self, record: dict[str, Any], aside: str) -> None:

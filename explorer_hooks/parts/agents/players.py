@@ -13,11 +13,8 @@ from explorer_hooks.run.rewards import Score, score_of
 from syncd.errors import EngineUnreachableError
 
 _SHOWN = 300
-_ANSWER = "answer"
-"""The field of a task that has its answer."""
-
-_MOST_VARIABLE = 100_000
-"""Characters of a task in a variable; Linux takes 128 KiB."""
+_ANSWER = "answer"  # the field of a task that has its answer
+_MOST_VARIABLE = 100_000  # characters of a task in a variable; Linux takes 128 KiB
 
 
 class Player(Protocol):

@@ -9,8 +9,7 @@ from explorer_hooks.parts.agents.gateway import Gateway
 from explorer_hooks.parts.agents.http_thread import HttpThread
 from explorer_hooks.parts.agents.sessions import Sessions
 
-EVERY = 15.0
-"""Seconds without another line of progress, or a batch, after which there is one."""
+EVERY = 15.0  # seconds without another line of progress, or a batch, after which there is one
 
 _LOG = structlog.get_logger()
 

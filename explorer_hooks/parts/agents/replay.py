@@ -15,8 +15,7 @@ from typing import Any
 from explorer_hooks.parts.agents.records import DamagedLine
 from explorer_hooks.parts.agents.sessions import Record, Sessions
 
-WHY = "damaged"
-"""Why groups were dropped of which a record is damaged."""
+WHY = "damaged"  # why groups were dropped of which a record is damaged
 
 _SESSION = re.compile(rb'"session":"([0-9a-f]{32})"')
 _SCOPED = re.compile(rb'"session":"|"kind":"(?:session|turn|reward|abandon)"')

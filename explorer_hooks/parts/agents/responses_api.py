@@ -26,8 +26,7 @@ Item = Mapping[str, Any]
 """A part of a history or of an answer: a message, a call of a tool, its result, or reasoning."""
 
 _ECHOED = ("instructions", "metadata")
-_UNKNOWN = ("temperature", "top_p")
-"""Settings of the job, whatever the request says."""
+_UNKNOWN = ("temperature", "top_p")  # settings of the job, whatever the request says
 
 
 def read_responses_request(body: object, *, tolerates: bool = True) -> ChatRequest:

@@ -31,8 +31,7 @@ from syncd.jobfile.model import JobFile
 from syncd.observe import log
 
 _LISTEN = "127.0.0.1:0"
-_PAUSE = 0.1
-"""Seconds until it is asked again whether there is an attempt to play."""
+_PAUSE = 0.1  # seconds until it is asked again whether there is an attempt to play
 
 
 def run_agents(file: JobFile, health: str | None = None) -> str:

@@ -25,11 +25,8 @@ from syncd.protocol.documents import encode, read_document
 
 STATE = "gateway.json"
 
-HOST = "host"
-"""Why groups were dropped whose journal is lost."""
-
-EVERY = 5.0
-"""Seconds between two records of the number of open groups, unless a batch was written."""
+HOST = "host"  # why groups were dropped whose journal is lost
+EVERY = 5.0  # seconds between two records of the number of open groups, unless a batch was written
 
 _GROUPS = "groups"
 _LOG = structlog.get_logger()

@@ -30,8 +30,7 @@ from syncd.experience.writer import ExperienceWriter
 from syncd.extras import install_command
 from syncd.jobfile.model import JobFile
 
-LISTEN = "127.0.0.1:8100"
-"""Where `explorer serve` answers unless the file says otherwise."""
+LISTEN = "127.0.0.1:8100"  # where `explorer serve` answers unless the file says otherwise
 
 _LOG = structlog.get_logger()
 

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 
@@ -20,7 +20,7 @@ from explorer_hooks.run.engine_gate import EngineGate, EngineVersions
 from explorer_hooks.run.held_out import VersionWatcher
 from explorer_hooks.run.job_watch import JobWatch
 from explorer_hooks.run.open_explorer import FollowedEngine
-from explorer_hooks.run.own_files import METRICS, Records, own_path
+from explorer_hooks.run.own_files import METRICS, Records, batch_figures, own_path, record_batch
 from explorer_hooks.run.tokens import Tokens
 from explorer_hooks.stopping import Stop
 from explorer_hooks.tasks.order import set_figures
@@ -30,11 +30,8 @@ from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.version import label_of
 
-_TURN = 0.25
-"""Seconds of one wait for a version, and so the longest delay of a batch."""
-
-_IDLE = 5.0
-"""Seconds between two looks for groups of which nothing was heard."""
+_TURN = 0.25  # seconds of one wait for a version, and so the longest delay of a batch
+_IDLE = 5.0  # seconds between two looks for groups of which nothing was heard
 
 _LOG = structlog.get_logger()
 
@@ -114,7 +111,7 @@ class GatewayService:
             self._measure_room()
             self._gate.update(_TURN, ask=self._asks())
             self._gate.evaluate()
-            self._renew_allowance()
+            self._versions.renew_allowance(self._file.explorer.patience)
             is_over = play is not None and play.is_over()
             self._write(self._file.explorer_groups)
             self._run.note(len(self._gateway.sessions.groups))
@@ -149,12 +146,6 @@ class GatewayService:
             return "max_batches"
         return watch.reason()
 
-    def _renew_allowance(self) -> None:
-        """Allow further batches: a living trainer that publishes no version dropped some, and waits for others."""
-        if time.monotonic() - self._versions.progressed_at > self._file.explorer.patience:
-            self._versions.progressed_at = time.monotonic()
-            self._versions.restart_allowance()
-
     def _write(self, least: int) -> bool:
         """Write a batch if there are so many whole groups, and return whether there were.
 
@@ -175,8 +166,9 @@ class GatewayService:
             self._drop(rows_by_group, "unpublished")
             return True
         self._http.call(self._gateway.begin_batch(self._writer.upcoming, list(rows_by_group)))
+        dropped, reward = self._gateway.sessions.dropped["equal"], self._file.explorer.reward
         try:
-            path = self._writer.write(self._with_dropped(batch))
+            path = self._writer.write(with_dropped(batch, dropped, reward))
         except UsageError as error:
             _LOG.warning("batch_unusable", groups=list(rows_by_group), problem=str(error))
             self._http.call(self._gateway.give_up_batch())
@@ -197,11 +189,6 @@ class GatewayService:
         self._drop([group.name for group in chosen], "equal")
         self._measured(chosen)
         return bool(chosen)
-
-    def _with_dropped(self, batch: list[Experience]) -> list[Experience]:
-        """Return the rows of a batch, which say what was dropped for it, if groups of equal rewards are."""
-        drops = self._file.explorer.reward.equal_groups == "drop"
-        return with_dropped(batch, self._gateway.sessions.dropped["equal"]) if drops else batch
 
     def _measured(self, groups: Iterable[SessionGroup]) -> None:
         if self._play is not None:
@@ -245,16 +232,10 @@ class GatewayService:
         seconds, self._began = time.monotonic() - self._began, time.monotonic()
         rollouts = [row for row in batch if row.segment == 0]
         tokens = sum(sum(row.action_mask) for row in batch)
-        line: dict[str, Any] = {
+        line = {
             "batch": self._writer.upcoming - 1,
-            "at": time.time(),
-            "rollouts": len(rollouts),
+            **batch_figures([row.reward for row in rollouts], tokens, seconds),
             "segments": len(batch),
-            "tokens": tokens,
-            "seconds": round(seconds, 3),
-            "rollouts_per_s": round(len(rollouts) / max(seconds, 1e-6), 3),
-            "tokens_per_s": round(tokens / max(seconds, 1e-6), 3),
-            "reward_mean": sum(row.reward for row in rollouts) / len(rollouts),
             "versions": dict(Counter(label_of((row.generation, row.step)) for row in rollouts)),
             "untrained_turns": sum(row.info.get("untrained_turns", 0) for row in batch),
             "unproven_tokens": sum(sum(row.unproven or ()) for row in batch),
@@ -264,12 +245,9 @@ class GatewayService:
             "task_sets": self._task_sets(groups),
             **figures,
         }
-        self._metrics.add(line)
         self._progress.restart()
         self._run.note(len(self._gateway.sessions.groups), now=True)
-        shown = {key: value for key, value in line.items() if key != "at"}
-        self._source.client.describe({"explorer": shown}, now=False)
-        _LOG.info("batch_written", path=path, **shown)
+        record_batch(self._metrics, self._source.client, path, line)
 
 
 def _tools(rollouts: Sequence[Experience]) -> dict[str, dict[str, float]]:

@@ -23,27 +23,23 @@ from typing import Any, Literal
 from explorer_hooks.parts.agents.answers import ModelAnswer
 from syncd.experience.model import Span
 
-Record = Mapping[str, Any]
-"""What the journal holds: a JSON object with its `kind`."""
+Record = Mapping[str, Any]  # what the journal holds: a JSON object with its `kind`
 
 SessionState = Literal["open", "rewarded", "abandoned"]
 
 SegmentChoice = Literal["all", "last"]
 """Which segments of a session are trained; last: the one that ends in its last turn."""
 
-MOST_TOOLS = 16
-"""Names of tools whose times are kept, of a turn and of a rollout."""
+MOST_TOOLS = 16  # names of tools whose times are kept, of a turn and of a rollout
 
 _TOOL = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
-WRITTEN = "written"
-"""What became of a group that is in a batch."""
+WRITTEN = "written"  # what became of a group that is in a batch
 
 MOST_ENDED = 10_000
 """Sessions of groups that are over of which is known how they ended: for requests that come twice."""
 
-MOST_OVER = 100_000
-"""Groups that are over whose names are known."""
+MOST_OVER = 100_000  # groups that are over whose names are known
 
 
 @dataclass(slots=True)
@@ -196,8 +192,7 @@ class Sessions:
     def __init__(self) -> None:
         self.by_id: dict[str, Session] = {}
         self.groups: dict[str, SessionGroup] = {}
-        self.replaced: set[str] = set()
-        """Sessions that another attempt has replaced, of groups that are open."""
+        self.replaced: set[str] = set()  # sessions that another attempt has replaced, of groups that are open
         self.over: dict[str, str] = {}
         """What became of groups: `written`, or why they were dropped; of the last `MOST_OVER`."""
         self.forgotten: Counter[str] = Counter()
@@ -206,10 +201,8 @@ class Sessions:
         """How sessions ended whose group is over or that another attempt has replaced; the last `MOST_ENDED`."""
         self.pending: dict[int, tuple[str, ...]] = {}
         """Groups that were about to be written, by the number of the batch."""
-        self.run = ""
-        """The name of the run that the journal is of."""
-        self.dropped: Counter[str] = Counter()
-        """Groups that were dropped since the last batch, by reason."""
+        self.run = ""  # the name of the run that the journal is of
+        self.dropped: Counter[str] = Counter()  # groups that were dropped since the last batch, by reason
         self._takers: Mapping[str, Callable[[Record], None]] = {
             "session": self._begin,
             "turn": self._turn,

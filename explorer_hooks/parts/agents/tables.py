@@ -36,8 +36,7 @@ class GatewaySection(Section):
     """Fields of requests that ask for what agents can do without, such as `strict`; tolerate: without effect."""
 
 
-ENVIRONMENTS = "verifiers:"
-"""What `explorer.agent.environment` begins with."""
+ENVIRONMENTS = "verifiers:"  # what `explorer.agent.environment` begins with
 
 
 class AgentSection(RunnerSection):

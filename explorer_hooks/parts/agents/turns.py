@@ -13,14 +13,9 @@ from explorer_hooks.parts.agents.api_errors import UNAVAILABLE, ApiError, not_no
 from explorer_hooks.run.generation import Generator, GroupRequest, GroupResult
 from syncd.errors import EngineDeadError, EngineUnreachableError, SyncdError
 
-AWAY = "engine_away"
-"""The code of the error that says that a turn has waited in vain for the engine."""
-
-ENGINE_REFUSED = "engine_refused"
-"""The code of the error that says that the engine does not take a prompt."""
-
-_PAUSE = 0.2
-"""Seconds until an engine that could not answer is asked again."""
+AWAY = "engine_away"  # the code of the error that says that a turn has waited in vain for the engine
+ENGINE_REFUSED = "engine_refused"  # the code of the error that says that the engine does not take a prompt
+_PAUSE = 0.2  # seconds until an engine that could not answer is asked again
 
 _SHOWN = 300
 
@@ -52,8 +47,7 @@ class TurnMaker:
         self._changed = threading.Condition()
         self._closed = False
         self._started = self._idle = 0
-        self.failure: SyncdError | None = None
-        """Why the engine can answer nothing any more."""
+        self.failure: SyncdError | None = None  # why the engine can answer nothing any more
 
     def make(self, prompt: Sequence[int], max_tokens: int) -> "asyncio.Future[GroupResult]":
         """Return the engine's answer once it is there, of `max_tokens` tokens at most. Called in an event loop."""

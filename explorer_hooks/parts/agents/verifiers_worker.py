@@ -15,11 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 _SHOWN = 400
-_NAME = 100
-"""Characters of a task's id."""
-
-_CHAT_PROGRAMS = ("bash", "null")
-"""Harnesses of verifiers that run a script by uv."""
+_NAME = 100  # characters of a task's id
+_CHAT_PROGRAMS = ("bash", "null")  # harnesses of verifiers that run a script by uv
 
 _LOCAL = {"type": "subprocess"}
 _OWNER = os.getpid()

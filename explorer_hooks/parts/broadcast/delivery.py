@@ -21,8 +21,7 @@ from syncd.protocol.local_disk import SystemClock
 BUCKET = 256 << 20
 """Bytes of a bucket unless one tensor is larger: the engine needs memory for one bucket beside its weights."""
 
-QUICK = 10.0
-"""Seconds that an engine may take to drop an update."""
+QUICK = 10.0  # seconds that an engine may take to drop an update
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -47,8 +46,7 @@ class Delivery(ABC):
         self._server, self._address, self._flush_cache = server, address, flush_cache
         self._deadline = Deadline(SystemClock(), server.timeout)
         self._is_updating = False
-        self.touched = False
-        """Whether the engine's weights may have changed."""
+        self.touched = False  # whether the engine's weights may have changed
 
     def push(self, label: str, tensors: Tensors) -> None:
         """Load weights into the engine."""

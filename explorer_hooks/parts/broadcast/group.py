@@ -22,17 +22,10 @@ from syncd.parts.broadcast.process_group import CPU, ProcessGroup
 from syncd.protocol.backend import GLOO
 from syncd.protocol.local_disk import SystemClock
 
-JOINING = 60.0
-"""Seconds that the engine's workers may take to join a group; they are idle."""
-
-_LAST_ERROR = 2.0
-"""Seconds that an engine may take to report why a group broke."""
-
-_ENDING = 10.0
-"""Seconds that a request may last after its group has ended."""
-
-_GROUP_ENDING = 2.0
-"""Seconds that the end of a group may take."""
+JOINING = 60.0  # seconds that the engine's workers may take to join a group; they are idle
+_LAST_ERROR = 2.0  # seconds that an engine may take to report why a group broke
+_ENDING = 10.0  # seconds that a request may last after its group has ended
+_GROUP_ENDING = 2.0  # seconds that the end of a group may take
 
 
 @dataclass(frozen=True, slots=True)

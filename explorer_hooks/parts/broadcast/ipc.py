@@ -15,8 +15,7 @@ from explorer_hooks.parts.broadcast.segments import remove_leftovers
 from explorer_hooks.parts.broadcast.shared import SharedBucket, share
 from syncd.errors import SyncdError
 
-_ENDING = 10.0
-"""Seconds for which memory is kept for a request that has not ended."""
+_ENDING = 10.0  # seconds for which memory is kept for a request that has not ended
 
 
 class IpcDelivery(Delivery):

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from explorer_hooks.parts.broadcast.segments import DIRECTORY
 from syncd.errors import LoadFailedError
 
-_WORKER = b"sglang::scheduler"
-"""How SGLang's workers call themselves."""
+_WORKER = b"sglang::scheduler"  # how SGLang's workers call themselves
 
 _LISTENING = "0A"
 _VISIBLE = b"CUDA_VISIBLE_DEVICES="

@@ -42,6 +42,7 @@ class EngineRequest:
         except Exception as error:  # noqa: BLE001 - the thread that waits would wait for ever
             self._failure.keep(LoadFailedError(f"it failed: {type(error).__name__}: {error}"))
         finally:
+            del self._call  # with it go the tensors that it used, before whoever waits gives up their memory
             self._ended.set()
 
 

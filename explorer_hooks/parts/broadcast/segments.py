@@ -23,8 +23,7 @@ from itertools import count
 DIRECTORY = "/dev/shm"  # noqa: S108 - the memory that processes of one host share, by its only name
 """Where segments are."""
 
-HEADER = 64
-"""Bytes in front of the tensors: torch counts the users of a shared file there."""
+HEADER = 64  # bytes in front of the tensors: torch counts the users of a shared file there
 
 _USERS = 1 << 20
 """What torch counts from: nobody but the owner is ever the last user, who would remove the file."""

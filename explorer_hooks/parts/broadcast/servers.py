@@ -196,8 +196,7 @@ class Push(ABC):
         self, server: HttpClient, address: str, ways: Sequence[str], *, flush_cache: bool = False
     ) -> None:
         self._server, self._address, self._ways, self._flush_cache = server, address, ways, flush_cache
-        self.touched = False
-        """Whether the engine's weights may have changed."""
+        self.touched = False  # whether the engine's weights may have changed
 
     @classmethod
     def allocator(cls, ways: Sequence[str]) -> "Callable[[int], torch.Tensor] | None":

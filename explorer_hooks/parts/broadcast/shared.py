@@ -22,8 +22,7 @@ from explorer_hooks.parts.broadcast.received import segment_of
 from explorer_hooks.parts.broadcast.segments import DIRECTORY, HEADER, Segment, places
 from syncd.errors import LoadFailedError
 
-_DEVICE = 6
-"""Where `rebuild_cuda_tensor` takes the device; SGLang takes the GPU's UUID there."""
+_DEVICE = 6  # where `rebuild_cuda_tensor` takes the device; SGLang takes the GPU's UUID there
 
 
 class SharedBucket(ABC):

@@ -19,8 +19,7 @@ from syncd.transports.base import WeightTensors
 _GONE = 10.0
 """Seconds that the files of an unpublished step may take once its trainer is gone, has restarted or has moved on."""
 
-_LONGEST_REST = 64
-"""Versions that come through files before a broadcast is tried again, at most."""
+_LONGEST_REST = 64  # versions that come through files before a broadcast is tried again, at most
 
 _LOG = structlog.get_logger()
 

@@ -27,17 +27,13 @@ from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.version import Pair
 
-BASE = 0
-"""The step that stands for the model that the job started from."""
-
-_PAUSE = 1.0
-"""Seconds until a load that failed is tried again."""
+BASE = 0  # the step that stands for the model that the job started from
+_PAUSE = 1.0  # seconds until a load that failed is tried again
 
 _AGAIN = ("failed", "unreachable")
 _LOG = structlog.get_logger()
 
-Line = Mapping[str, Any]
-"""A line of evaluations.jsonl."""
+Line = Mapping[str, Any]  # a line of evaluations.jsonl
 
 LinePlace = tuple[str, str, int, str]
 """What a line measured: set, key, step, and the digest of the step or the path of another base."""

@@ -8,8 +8,7 @@ from syncd.errors import plain
 from syncd.jobfile.evaluation import EvaluationSet
 from syncd.protocol.version import label_of
 
-SCHEMA = 1
-"""The `schema_version` of the JSON document; docs/evaluation.md describes it."""
+SCHEMA = 1  # the `schema_version` of the JSON document; docs/evaluation.md describes it
 
 _OWN = ("generation", "step", "set", "key", "digest", "bench", "at")
 

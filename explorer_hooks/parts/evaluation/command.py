@@ -11,8 +11,7 @@ from syncd.console import UncheckedPath
 from syncd.jobfile.overrides import JobFileCommand, overrides_argument, trust_option
 from syncd.protocol.layout import MAX_STEP
 
-AFTER = "run"
-"""The verb behind which `--help` lists this one."""
+AFTER = "run"  # the verb behind which `--help` lists this one
 
 ALL = "all"
 

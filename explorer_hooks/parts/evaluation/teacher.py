@@ -22,8 +22,7 @@ from explorer_hooks.run.tokens import Tokens
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError
 from syncd.jobfile.model import JobFile
 
-_TICK = 0.05
-"""Seconds between two polls for results."""
+_TICK = 0.05  # seconds between two polls for results
 
 _LOG = structlog.get_logger()
 

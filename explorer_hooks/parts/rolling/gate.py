@@ -1,18 +1,15 @@
 """The gate of rolling updates: a follower loads a version once the wave admits it."""
 
-import contextlib
 from typing import ClassVar
 
 from explorer_hooks.parts.rolling.turns import Other, goes_alone, is_admitted, target
 from syncd.client.client import Client
-from syncd.protocol.disk import MISSING
 from syncd.protocol.engine_state import engine_report_of
-from syncd.protocol.presence import TTL, Liveness, Presence, Presences, RunningStatus
+from syncd.protocol.presence import TTL, Liveness, Presence
 from syncd.protocol.rolling import ALONE, READS_GATE, Wave, at_gate, read_wave_or_closed, unit_of
 from syncd.protocol.version import Pair, Version
 
-LOOK_EVERY = 2.0
-"""Seconds between two readings of other explorers while nobody leads."""
+LOOK_EVERY = 2.0  # seconds between two readings of other explorers while nobody leads
 
 
 class RollingGate:
@@ -24,7 +21,6 @@ class RollingGate:
         self._client, self._name = client, client.identity or ""
         self._wave: Wave | None = None
         self._beaten = client.clock.monotonic()
-        self._presences, self._liveness = Presences(client.job.disk), Liveness(TTL)
         self._loading = Liveness(TTL)
         self._looked, self._others = float("-inf"), list[Other]()
 
@@ -63,26 +59,17 @@ class RollingGate:
         if now - self._looked < LOOK_EVERY:
             return
         self._looked = now
-        presences: dict[str, Presence] = {}
-        with contextlib.suppress(*MISSING):
-            presences = self._presences.read(self._client.job.explorers)[0]
-        self._liveness.observe(
-            now, [(name, (item.incarnation, item.beat)) for name, item in presences.items()]
-        )
-        gates = {name: at_gate(item.info) for name, item in presences.items()}
+        living = self._client.explorers.living()
+        gates = {name: at_gate(presence.info) for name, presence in living.items()}
         self._loading.observe(
             now, [(name, gate.pair) for name, gate in gates.items() if gate and gate.passed]
         )
-        living = sorted(name for name in presences if self._is_there(presences[name], now))
-        self._others = [self._other(wave, presences[name], now) for name in living]
-
-    def _is_there(self, presence: Presence, now: float) -> bool:
-        is_running = presence.status is not RunningStatus.STOPPED and READS_GATE in presence.reads
-        return is_running and self._liveness.is_alive(presence.identity, now)
+        waiting = [living[name] for name in sorted(living) if READS_GATE in living[name].reads]
+        self._others = [self._other(wave, presence, now) for presence in waiting]
 
     def _other(self, wave: Wave, presence: Presence, now: float) -> Other:
         report, approved = engine_report_of(presence.info), wave.approved
-        given_up = {(given.step, given.digest) for given in report.given_up} if report else set()
+        given_up = {(version.step, version.digest) for version in report.given_up} if report else set()
         name = presence.identity
         return Other(
             name=name,

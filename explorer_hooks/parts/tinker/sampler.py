@@ -31,12 +31,10 @@ from syncd.protocol.version import Pair
 from syncd.transports.base import WeightDirectory
 
 _KEY = "TINKER_API_KEY"
-_TICK = 0.05
-"""Seconds between two looks at what has come."""
+_TICK = 0.05  # seconds between two looks at what has come
 
 _SEEDS = 1 << 31
-_CHECKED = (0, 1)
-"""The tokens whose log-probs show that the server has weights."""
+_CHECKED = (0, 1)  # the tokens whose log-probs show that the server has weights
 
 
 @dataclass(frozen=True, slots=True)

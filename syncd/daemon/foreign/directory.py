@@ -9,8 +9,7 @@ from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, Disk, FileStat, Kind, list_if_there
 from syncd.protocol.step import StepState
 
-CACHE_LIMIT = 1 << 16
-"""The most verdicts and names that a cache holds, about 20 MB."""
+CACHE_LIMIT = 1 << 16  # the most verdicts and names that a cache holds, about 20 MB
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from syncd.daemon.foreign.directory import Check, StepDirectory, WeightFile
 from syncd.protocol.step import StepState
 
-FILES_LIMIT = 1 << 14
-"""The most files of one step; a directory may hold more, which are ignored."""
+FILES_LIMIT = 1 << 14  # the most files of one step; a directory may hold more, which are ignored
 
 
 @dataclass(frozen=True, slots=True)

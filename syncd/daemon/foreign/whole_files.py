@@ -176,11 +176,8 @@ def _shards_of(document: Any, path: str) -> dict[str, int]:
     return names
 
 
-METADATA_LIMIT = 32 << 20
-"""The largest metadata that is read, enough for 150,000 pieces of tensors."""
-
-OPERATION_LIMIT = 1 << 24
-"""The most operations that are walked through, a few seconds."""
+METADATA_LIMIT = 32 << 20  # the largest metadata that is read, enough for 150,000 pieces of tensors
+OPERATION_LIMIT = 1 << 24  # the most operations that are walked through, a few seconds
 
 DATA_SUFFIX = ".distcp"
 _NAME = re.compile(r"__[0-9]{1,6}_[0-9]{1,6}\.distcp", re.ASCII)

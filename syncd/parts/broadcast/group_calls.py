@@ -20,8 +20,7 @@ _GRACE = 1.0
 _ENDING = 5.0
 """Seconds that a process waits at its exit for groups to end: torch crashes if its threads are cut short."""
 
-_endings: WeakSet[Thread] = WeakSet()
-"""Threads that end a group; the process waits for them when it exits."""
+_endings: WeakSet[Thread] = WeakSet()  # threads that end a group; the process waits for them when it exits
 
 
 class GroupError(TryAgainError):

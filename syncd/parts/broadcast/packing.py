@@ -147,8 +147,7 @@ def _as_planned(plan: BucketPlan, walk: ExportWalk) -> Iterator[tuple[Tensor, Ex
 
 
 _WORD = 8
-_CHUNK = 1 << 20
-"""Words that are weighted at once: their product needs 8 MiB beside them."""
+_CHUNK = 1 << 20  # words that are weighted at once: their product needs 8 MiB beside them
 
 _STEP = 0x5851F42D4C957F2D
 _SPREAD, _MIX = 0x61C8864680B583EB, 0x369DEA0F31A53F85

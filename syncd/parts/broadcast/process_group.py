@@ -25,13 +25,11 @@ from syncd.protocol.backend import GLOO, NCCL, Gpu
 from syncd.protocol.buckets import BucketPlan
 from syncd.protocol.rendezvous import Offer
 
-DIST: Any = torch.distributed
-"""Its type stubs lack half of its names."""
+DIST: Any = torch.distributed  # its type stubs lack half of its names
 
 CPU = torch.device("cpu")
 
-UNDER_WAY = 2
-"""Buckets that are under way at once: the trainer packs one while it sends the other."""
+UNDER_WAY = 2  # buckets that are under way at once: the trainer packs one while it sends the other
 
 _BACKLOG = 128
 _CONNECT = 2.0

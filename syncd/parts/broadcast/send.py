@@ -29,8 +29,7 @@ from syncd.transports.base import Export, SendContext, Sent, StepContent, Weight
 from syncd.transports.files.export_walk import ExportWalk
 from syncd.transports.files.send import DTYPES
 
-BACKEND = GLOO
-"""What every member takes; members that can take NCCL say so beside it."""
+BACKEND = GLOO  # what every member takes; members that can take NCCL say so beside it
 
 LOOPBACK = "127.0.0.1"
 MOST_SKIPPED = 63

@@ -8,8 +8,7 @@ from syncd.cli.options import exit_on_sigterm, json_option, seconds_option, stat
 from syncd.console import UncheckedPath
 from syncd.errors import StorageError, TooOpenError
 
-AFTER = "rollback"
-"""The verb behind which `--help` lists this one."""
+AFTER = "rollback"  # the verb behind which `--help` lists this one
 
 
 @click.command(

@@ -7,8 +7,7 @@ from syncd.parts.doctor.probe import Finding
 from syncd.parts.doctor.two_hosts import Peer
 from syncd.protocol.mount import Mount
 
-POLL = 0.25
-"""Seconds between two ticks on a network mount: each is a few round trips to the server."""
+POLL = 0.25  # seconds between two ticks on a network mount: each is a few round trips to the server
 
 _ATTRIBUTES = 60.0
 _CIFS_ATTRIBUTES = 1.0

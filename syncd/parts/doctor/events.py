@@ -20,8 +20,7 @@ from syncd.parts.doctor.probe import (
     warn,
 )
 
-PATIENCE = 1.0
-"""Seconds in which an event must come."""
+PATIENCE = 1.0  # seconds in which an event must come
 
 _ROUNDS = 5
 

@@ -174,8 +174,7 @@ def permissions(target: ProbeTarget) -> Finding:
 _SIZE = 256 << 10
 _SAMPLES = 50
 _SLOW = 0.5
-_HASTE = 1.0
-"""Seconds of a local measurement, at most: the point is shown by then."""
+_HASTE = 1.0  # seconds of a local measurement, at most: the point is shown by then
 
 
 @dataclass(slots=True)

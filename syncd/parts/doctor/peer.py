@@ -3,7 +3,7 @@
 Each host has its own directory below `.syncd-doctor-peer/`, prepared elsewhere and renamed into place. A host writes
 only below its own directory and polls that of the other: on NFSv3 a host that writes into the directory it polls
 misses what others do there. It polls as the daemon does: it opens and closes the parent directory, then opens, reads
-and closes the file (docs/protocol.md, "Visibility").
+and closes the file (docs/protocol.md, "Reading on a network mount").
 """
 
 import contextlib
@@ -20,14 +20,12 @@ from syncd.protocol.disk import list_if_there
 from syncd.protocol.documents import Fields, decode, encode
 from syncd.protocol.local_disk import LocalDisk
 
-MEETING = ".syncd-doctor-peer"
-"""The directory in which two hosts meet, below the one that is examined."""
+MEETING = ".syncd-doctor-peer"  # the directory in which two hosts meet, below the one that is examined
 
 SUBDIRECTORIES = ("say", "stat", "names", "events", "locks")
 """The directories of each host: one for messages, the others are measured."""
 
-END = "end"
-"""The topic of the last question."""
+END = "end"  # the topic of the last question
 
 TICK = 0.005
 _BEAT = 0.25

@@ -55,11 +55,8 @@ def worst(findings: Iterable[Finding]) -> Verdict:
 
 T = TypeVar("T")
 
-SCRATCH = ".syncd-doctor-"
-"""What the names of scratch directories begin with; a random part follows."""
-
-STUCK = 30.0
-"""Seconds after which an operation on the mount counts as stuck."""
+SCRATCH = ".syncd-doctor-"  # what the names of scratch directories begin with; a random part follows
+STUCK = 30.0  # seconds after which an operation on the mount counts as stuck
 
 _ADVICE = {
     errno.ENOSPC: "free some space: df -h {0}; df -i {0}",

@@ -34,8 +34,7 @@ from syncd.parts.doctor.two_hosts import Direction, Peer, converse
 from syncd.protocol.documents import PROTOCOL
 from syncd.protocol.mount import Mount, mount_of
 
-SCHEMA = 1
-"""Version of the JSON output: grows when a field changes its meaning or goes."""
+SCHEMA = 1  # version of the JSON output: grows when a field changes its meaning or goes
 
 PROBES: tuple[FileSystemProbe, ...] = (
     files.path, files.space, files.permissions, files.replace_under_reader, names.rename_over_full,

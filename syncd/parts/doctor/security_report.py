@@ -30,8 +30,7 @@ from syncd.protocol.mount import Mount, mount_of
 from syncd.protocol.path_trust import weak_level
 from syncd.protocol.permissions import modes_of, parse_config, policy_in
 
-ENTRIES = 2000
-"""The most names that are checked in one directory: a job may have millions of files."""
+ENTRIES = 2000  # the most names that are checked in one directory: a job may have millions of files
 
 _UNITS = ("/etc/systemd/system/syncd*.service", "~/.config/systemd/user/syncd*.service")
 _SECRETS = ("/etc/syncd/*.env", "/etc/credstore/hook-token*", "~/.config/syncd/*.env")
@@ -215,8 +214,7 @@ def _umask() -> int:
         return next((int(line.split()[1], 8) for line in file if line.startswith("Umask:")), 0o022)
 
 
-SCHEMA = 1
-"""Version of the JSON output: grows when a field changes its meaning or goes."""
+SCHEMA = 1  # version of the JSON output: grows when a field changes its meaning or goes
 
 _VERDICTS = {
     "ok": "no permission is too open",

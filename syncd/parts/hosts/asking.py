@@ -11,8 +11,7 @@ from syncd.parts.hosts.judgement import Failure
 from syncd.parts.hosts.server import READ_HEADER, TOKEN_HEADER, WAIT
 
 CONNECT = 5.0
-SILENT = WAIT + 5.0
-"""Seconds without a byte after which a host is late."""
+SILENT = WAIT + 5.0  # seconds without a byte after which a host is late
 
 _HAVE = 1.0
 _CHUNK = 256 << 10

@@ -25,11 +25,8 @@ from syncd.parts.hosts.pieces_in_work import PiecesInWork, SupersededError
 from syncd.parts.hosts.shelf import LivePieces
 from syncd.protocol.disk import Disk
 
-RANKS = 3
-"""Hosts that are asked for a piece before the file system is."""
-
-FROM_ORIGIN = 2
-"""Reads of the file system at once: with more, all pieces of a host come at the end."""
+RANKS = 3  # hosts that are asked for a piece before the file system is
+FROM_ORIGIN = 2  # reads of the file system at once: with more, all pieces of a host come at the end
 
 ALONE_AT_ONCE = 4
 _CROWD = 32
@@ -252,7 +249,7 @@ class Gather:
     def _chunks(self, file: int, offset: int, length: int) -> Iterator[tuple[int, memoryview]]:
         end, path = offset + length, self._plan.files[file].path
         while offset < end and not self._over:
-            data = self._disk.read_at(path, offset, min(_READ, end - offset))
+            data = self._disk.read_at(path, offset, min(_READ, end - offset), ahead=False)
             if not data:
                 raise RefusedError(f"{offset} bytes where more were written", path=path)
             with self._changed:

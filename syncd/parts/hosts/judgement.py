@@ -9,14 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-STRIKES = 3
-"""Time-outs in a row after which a host is asked nothing more for this version."""
-
-SLACK = 1.0
-"""Seconds, and a tenth of the time until now, that a host may be later than most."""
-
-WINDOW = 3.0
-"""Seconds of a host's answers by which its speed is judged: what it did long ago says nothing."""
+STRIKES = 3  # time-outs in a row after which a host is asked nothing more for this version
+SLACK = 1.0  # seconds, and a tenth of the time until now, that a host may be later than most
+WINDOW = 3.0  # seconds of a host's answers by which its speed is judged: what it did long ago says nothing
 
 SETTLE = 2.0
 """Seconds for which hosts are watched, once most have delivered everything, before one is called late."""
@@ -24,14 +19,9 @@ SETTLE = 2.0
 STUCK = 30.0
 """Seconds in which nothing came, from the file system or another host, after which a host reads what is missing."""
 
-ABSENT = 3.0
-"""Seconds that a host may take to begin with a version."""
-
-BUDGET = 1.25
-"""How much of its own share a host may read from the file system before it says so."""
-
-ALONE = 3.0
-"""Seconds of reading alone below which other hosts make nothing faster."""
+ABSENT = 3.0  # seconds that a host may take to begin with a version
+BUDGET = 1.25  # how much of its own share a host may read from the file system before it says so
+ALONE = 3.0  # seconds of reading alone below which other hosts make nothing faster
 
 Failure = Literal["refused", "wrong", "denied", "late", "absent", "busy", "lost"]
 """refused: nobody listens. wrong: the bytes do not match their digest. denied: it takes another token. late: no

@@ -18,8 +18,7 @@ from syncd.protocol.presence import Presence
 
 MEMBERS = "peers.json"
 TOKEN = "peer_token"  # noqa: S105 - a name of a file
-INFO = "peer"
-"""The fact of a presence that has the address of its host."""
+INFO = "peer"  # the fact of a presence that has the address of its host
 
 MOST_MEMBERS = 4096
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9.-]{1,253}):[0-9]{1,5}", re.ASCII)

@@ -26,9 +26,9 @@ class NearerDisk(LocalDisk):
         super().__init__()
         self._origin, self._places = disk, places
 
-    def read_at(self, path: str, offset: int, length: int) -> bytes:
+    def read_at(self, path: str, offset: int, length: int, *, ahead: bool = True) -> bytes:
         nearer = self._places.get(path)
         if nearer is None:
-            return self._origin.read_at(path, offset, length)
+            return self._origin.read_at(path, offset, length, ahead=ahead)
         nearer.await_bytes(offset, length)
-        return super().read_at(nearer.path, offset, length)
+        return super().read_at(nearer.path, offset, length, ahead=ahead)

@@ -202,14 +202,14 @@ def made_tiles(job: Job, directory: str, manifest: Manifest) -> dict[str, bytes]
         check_tables(manifest, tables)
     except (*MISSING, CorruptDataError):
         return None
-    found = dict[str, bytes]()
+    tiles = dict[str, bytes]()
     for table in tables:
         for target, frames in zip(table.targets, table.by_target(), strict=True):
             root = FileRoot()
             for frame, _ in frames:
                 root.add_tile(frame.offset, frame.length, frame.after)
-            found[target.name] = root.records
-    return _below(directory, found) if is_proven(found, manifest) else None
+            tiles[target.name] = root.records
+    return _below(directory, tiles) if is_proven(tiles, manifest) else None
 
 
 def _below(directory: str, tiles: dict[str, bytes] | None) -> dict[str, bytes] | None:

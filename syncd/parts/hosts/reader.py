@@ -29,8 +29,7 @@ from syncd.protocol.read_bytes import ReadBytes
 from syncd.transports.files.copy_files import copy_files, make_directories
 from syncd.transports.files.piece_reader import PieceReader, ReaderContext, WantedFiles
 
-ASKED = 16
-"""Hosts that are asked whether they have all of a step."""
+ASKED = 16  # hosts that are asked whether they have all of a step
 
 _ADDRESS = re.compile(r"(?P<host>\[[^]]*\]|[^:\[\]]*):(?P<port>[0-9]{1,5})", re.ASCII)
 _MOST_PORT = 65535

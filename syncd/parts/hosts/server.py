@@ -16,15 +16,11 @@ from syncd.http_server import BoundedServer, QuietHandler
 from syncd.parts.hosts.shelf import Holding, Shelf
 
 TOKEN_HEADER = "X-Syncd-Token"  # noqa: S105 - a name of a header
-READ_HEADER = "X-Syncd-Read"
-"""Asks the host to read the piece from the file system if nobody has it."""
+READ_HEADER = "X-Syncd-Read"  # asks the host to read the piece from the file system if nobody has it
 
 MOST_CONNECTIONS = 512
-LIMIT = 300.0
-"""Seconds that a connection may last."""
-
-WAIT = 10.0
-"""Seconds that a request waits for a piece that is on its way."""
+LIMIT = 300.0  # seconds that a connection may last
+WAIT = 10.0  # seconds that a request waits for a piece that is on its way
 
 _IDLE = 20.0
 _POLL = 0.1

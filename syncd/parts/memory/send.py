@@ -37,15 +37,11 @@ if TYPE_CHECKING:
     from syncd.client.client import Client
     from syncd.protocol.file_lock import FileLock
 
-SLACK = 1 << 20
-"""Bytes for what lies beside the weights, and for headers."""
-
-_KEPT = 1
-"""Copies that stay while the next one is made, besides those that are read."""
+SLACK = 1 << 20  # bytes for what lies beside the weights, and for headers
+_KEPT = 1  # copies that stay while the next one is made, besides those that are read
 
 _COPIES = "the copies in memory"
-_PATIENCE = 2.0
-"""Seconds for which a reader may tidy up after the trainer before this one."""
+_PATIENCE = 2.0  # seconds for which a reader may tidy up after the trainer before this one
 
 
 class MemorySender(WeightSender):

@@ -4,20 +4,23 @@ Each end works in order and remembers nothing of its own. A batch leaves one pla
 next, and each place knows which numbers it has had, so a batch that is passed on twice after a kill counts once.
 """
 
+import shlex
 from collections.abc import Callable
 from typing import Protocol
 
+from syncd.errors import CorruptDataError
 from syncd.experience import batch_paths
+from syncd.experience.rejected import set_aside
+from syncd.experience.table import MAX_BYTES
 from syncd.experience.writer import ExperienceWriter
 from syncd.observe import event_names
 from syncd.parts.mirror.meter import Meter
 from syncd.parts.mirror.objects import Objects
 from syncd.protocol.digest import digest_bytes
-from syncd.protocol.disk import MISSING
+from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import Job
 from syncd.protocol.owner import identity_of
 
-MAX_BYTES = 256 << 20
 PREFIX = "experiences/"
 
 _SITE = 8
@@ -31,7 +34,11 @@ class BatchSource(Protocol):
         """Return the numbers of the batches that wait, in order, by the name of their explorer."""
 
     def read(self, explorer: str, seq: int) -> bytes:
-        """Return a batch."""
+        """Return a batch.
+
+        Raises:
+            CorruptDataError: It is none. It was set aside, and those behind it can go on.
+        """
 
     def release(self, explorer: str, seq: int) -> None:
         """Remove a batch that is durable elsewhere."""
@@ -47,8 +54,8 @@ class BatchTarget(Protocol):
 class JobBatches:
     """The batches of the far job's explorers. Their names get a prefix of that job, so that no two sites collide."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, job: Job, clock: Clock) -> None:
+        self._job, self._clock = job, clock
         self._own: dict[str, str] = {}
 
     def waiting(self) -> dict[str, list[int]]:
@@ -64,7 +71,15 @@ class JobBatches:
 
     def read(self, explorer: str, seq: int) -> bytes:
         """Return a batch."""
-        return self._job.disk.read(batch_paths.batch(self._job, self._own[explorer], seq), MAX_BYTES)
+        own = self._own[explorer]
+        try:
+            return self._job.disk.read(batch_paths.batch(self._job, own, seq), MAX_BYTES)
+        except CorruptDataError as error:
+            name = f"{seq}{batch_paths.SUFFIX}"
+            set_aside(self._job, self._clock, own, name, error.message)
+            error.message = f"batch {name} of explorer {own} was set aside: {error.message}"
+            error.hint = f"ls {shlex.quote(batch_paths.rejected(self._job, own))}"
+            raise
 
     def release(self, explorer: str, seq: int) -> None:
         """Note that the number was used, then remove the batch."""
@@ -150,6 +165,10 @@ class BatchMover:
             data = self._source.read(explorer, seq)
         except MISSING:
             return  # another mirror was faster
+        except CorruptDataError as error:
+            fields = {"explorer": explorer, "seq": seq, "detail": error.message, "hint": error.hint}
+            self._tell(event_names.MIRROR_BATCH_REJECTED, "warning", **fields)
+            return
         self._meter.spend(len(data))
         self._target.take(explorer, seq, data)
         self._source.release(explorer, seq)

@@ -33,7 +33,13 @@ def _rate(_: click.Context, __: click.Parameter, value: str | None) -> int:
     is_flag=True,
     help="Make the mirrored job SOURCE a job of its own; its mirror must have ended.",
 )
-@options.seconds_option("--poll", "Look at the source after this many seconds.", 0.25, 0.01, 3600)
+@click.option(
+    "--poll",
+    type=click.FloatRange(0.01, 3600),
+    metavar="S",
+    show_default="0.25, for a job on a local disk 0.05",
+    help="Look at the source after this many seconds.",
+)
 @click.option(
     "--max-rate",
     "rate",
@@ -82,7 +88,7 @@ def mirror(source: str, target: str | None, *, detach: bool, **choices: Any) -> 
       0   after SIGTERM; with --once when the newest version is there
       2   neither place is a job, or an option does not belong to TARGET
       5   with --once: another mirror leads TARGET; with --detach: the mirror still runs
-      74  there is no such job; with --once: the store does not answer
+      74  there is no such job, or its mount does not answer; with --once: the store does not answer
       75  with --once: the source has changed meanwhile
       78  TARGET is a job of its own or a mirror of another job; with --once: the store refuses the credentials
 
@@ -123,7 +129,7 @@ def _choices(given: dict[str, Any], choices: dict[str, Any]) -> Any:
 
 
 def _refuse_with_detach(source: str, target: str | None, choices: dict[str, Any]) -> None:
-    named = [name for name, value in choices.items() if value not in (None, False, 0, 0.25)]
+    named = [name for name, value in choices.items() if value not in (None, False, 0)]
     if target is not None or named:
         raise UsageError(
             "--detach takes one job and no other option", hint=f"syncd mirror {shlex.quote(source)} --detach"

@@ -30,6 +30,7 @@ from syncd.protocol.receipt import FileRecord
 from syncd.protocol.step import StepState
 from syncd.protocol.version import Pair, Version, label_of, write_marker
 from syncd.protocol.writer import StepWriter
+from syncd.stall.calls import SLOWEST, PendingCalls
 from syncd.transports.files.copy_files import several_at_once
 
 PUBLISHED_WITHIN = 10.0
@@ -45,11 +46,19 @@ class JobTarget:
     Args:
         daemon: Leads the job or stands by, in another thread.
         wake: Has it tick now.
+        calls: Where calls of the file system are noted; what the job's own disk does is noted by that.
     """
 
     def __init__(
-        self, job: Job, daemon: Daemon, wake: Callable[[], None], clock: Clock, meter: Meter
+        self,
+        job: Job,
+        daemon: Daemon,
+        wake: Callable[[], None],
+        clock: Clock,
+        meter: Meter,
+        calls: PendingCalls | None = None,
     ) -> None:
+        self._calls = calls or PendingCalls(clock)
         self._job, self._daemon, self._wake = job, daemon, wake
         self._clock, self._meter, self._seat = clock, meter, Seat(job)
 
@@ -106,6 +115,8 @@ class JobTarget:
             sent.append(self._copy_file(writer.path, link, record, source, stop))
 
         several_at_once(link.records, copy_record, self._meter.is_stopped)
+        for directory in {os.path.dirname(record.name) for record in link.records}:
+            self._job.disk.sync_directory(f"{writer.path}/{directory}")
         self._meter.check()
         self._term().confirm()
         writer.seal_copy(link.data)
@@ -157,7 +168,7 @@ class JobTarget:
         """Copy one file of an attempt, from where it was left; return the bytes that were not there yet."""
         disk, path = self._job.disk, f"{attempt}/{record.name}"
         directory, _, name = path.rpartition("/")
-        if _size(path) == record.size:
+        if self._size(path) == record.size:
             return 0  # it has its name once it is whole
         disk.make_directory(directory)
         grown = f"{directory}/.{name}.mirror"
@@ -170,27 +181,37 @@ class JobTarget:
             raise
         disk.adopt(grown)
         disk.rename(grown, path)
-        disk.sync_directory(directory)
         return sent
 
     def _grow(self, path: str, file: CheckedFile, size: int, stop: Callable[[], bool]) -> int:
         """Append what is missing of a file. Every byte has one place, so two processes do not disturb each other."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with self._calls("open", path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             there = min(os.fstat(descriptor).st_size, size)
             for begin in range(0, there, CHUNK):
                 self._meter.check()
-                file.state.update(os.pread(descriptor, min(CHUNK, there - begin), begin))
+                with self._calls("read", path):
+                    file.state.update(os.pread(descriptor, min(CHUNK, there - begin), begin))
             for offset, data in file.pieces(there):
                 self._meter.check()
                 if stop():
                     raise TryAgainError("the copy was given up: another file of the step failed")
                 self._meter.spend(len(data))
-                write_all_at(descriptor, data, offset)
-            os.fsync(descriptor)
+                with self._calls("write", path):
+                    write_all_at(descriptor, data, offset)
+            with self._calls("sync", path):
+                self._calls.renew("sync", path, size / SLOWEST)
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
         return size - there
+
+    def _size(self, path: str) -> int:
+        try:
+            return self._job.disk.stat(path).size
+        except MISSING:
+            return -1
 
     def _piece(self, source: SourceEnd) -> int:
         """Return the bytes to read at once: under a limit no more than a second's."""
@@ -287,10 +308,3 @@ def _version_of(pair: Pair, link: Link) -> Version:
     manifest = link.manifest
     path = manifest.uri or f"{step_name(link.step)}/{manifest.payload}"
     return Version(*pair, manifest.kind, path, manifest.digest, parent=manifest.parent)
-
-
-def _size(path: str) -> int:
-    try:
-        return os.lstat(path).st_size
-    except MISSING:
-        return -1

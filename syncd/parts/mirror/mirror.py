@@ -1,4 +1,4 @@
-"""One iteration of a mirror: read the source's version, copy one step of the way to it, or publish it."""
+"""One iteration of a mirror: read the source's version, copy one step of the way to it, publish what is whole."""
 
 import contextlib
 from collections.abc import Callable
@@ -98,13 +98,16 @@ class Mirror:
             return
         self._target.hold([*way.steps, *([way.base] if way.base is not None else [])])
         self._check_held(way)
-        link = next((link for link in way.links if not self._target.is_sealed(link)), None)
-        if link is None:
+        if (link := self._unsealed(way)) is not None:
+            self._copy(link)
+            way = self._begun = self._find(way.version)
+        # Nothing is left of it, so no newer version would be chosen: the source need not be asked again.
+        if self._unsealed(way) is None:
             self._publish(way)
             self._begun = None
-        else:
-            self._copy(link)
-            self._begun = self._find(way.version)
+
+    def _unsealed(self, way: Way) -> Link | None:
+        return next((link for link in way.links if not self._target.is_sealed(link)), None)
 
     def _check_held(self, way: Way) -> None:
         """Look again at what is held now: it may have gone between the first reading and the lease."""

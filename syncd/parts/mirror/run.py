@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from syncd import __version__
 from syncd.cli import options
 from syncd.cli.watch import daemon_loop, open_log_and_metrics
+from syncd.client.heartbeat import Heartbeat
+from syncd.config import DaemonConfig
 from syncd.errors import LockHeldError, SyncdError, UsageError, storage_errors
 from syncd.observe import event_names
 from syncd.observe.events import Event
@@ -19,6 +21,7 @@ from syncd.parts.mirror.job_source import JobSource
 from syncd.parts.mirror.job_target import JobTarget
 from syncd.parts.mirror.meter import Meter
 from syncd.parts.mirror.mirror import Mirror
+from syncd.parts.mirror.mounts import MountWatch
 from syncd.parts.mirror.objects import Objects
 from syncd.parts.mirror.places import check_target, is_store, open_objects, shown
 from syncd.parts.mirror.store import StoreRetention, StoreSource, StoreTarget
@@ -28,18 +31,25 @@ from syncd.protocol.layout import Job
 from syncd.protocol.leadership import BEAT
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.mirror_report import MirrorReport
+from syncd.protocol.mount import mount_of
 from syncd.protocol.owner import MirrorSource, identity_of
 from syncd.protocol.takeover import Candidate
+from syncd.stall.calls import STUCK_AFTER, PendingCalls, tracked
+from syncd.stall.worker import StallGuard
 
 if TYPE_CHECKING:
     from syncd.daemon.service import Daemon
     from syncd.parts.mirror.batches import BatchMover
+
+POLL, LOCAL_POLL = 0.25, 0.05
+"""Seconds between two looks at a store or a network mount, and at a local disk, where a look costs nothing."""
 
 LISTING_EVERY = 1.0
 """Seconds between two looks for experiences: in an object store each is a listing."""
 
 _JOIN = 10.0
 _LOOK = 0.05
+_WATCH_EVERY = 0.25
 
 Tell = Callable[..., None]
 
@@ -49,7 +59,7 @@ class MirrorOptions:
     """How to mirror."""
 
     once: bool = False
-    poll: float = 0.25  # seconds between two looks at the source
+    poll: float | None = None  # seconds between two looks at the source; by its place unless given
     rate: int = 0  # bytes a second on average, 0 for any
     experiences: bool = False  # pass experiences back to the source
     retention: StoreRetention = field(default_factory=StoreRetention)
@@ -106,38 +116,45 @@ class Threads:
 
 def run_mirror(source: str, target: str, choices: MirrorOptions) -> None:
     """Mirror until a signal asks to stop; with `once`, until the target has the newest version."""
-    if is_store(target):
-        _run_to_store(source, target, choices)
-    else:
-        _run_to_job(source, target, choices)
+    run = _run_to_store if is_store(target) else _run_to_job
+    run(source, target, choices, PendingCalls(SystemClock()))
 
 
 # --- into an object store -----------------------------------------------------------------------------------------
 
 
-def _run_to_store(source: str, target: str, choices: MirrorOptions) -> None:
-    job, clock, stop = options.open_job(source, None), SystemClock(), threading.Event()
+def _run_to_store(source: str, target: str, choices: MirrorOptions, calls: PendingCalls) -> None:
+    clock, stop = SystemClock(), threading.Event()
+    bounded = StallGuard(calls, clock, STUCK_AFTER)
+    job, config = bounded(lambda: _opened(source, choices, calls))
     objects = open_objects(target)
     # The limit is of what goes to the other site; the experiences that come back have their own.
     meter, report = Meter(clock, choices.rate, stop), MirrorReport(shown(source), shown(target))
-    config = options.read_config(job, choices.daemon)
-    job = options.with_policy(job, config)
     # The job's journal is its daemon's.
     with open_log_and_metrics(job, config) as observers:
 
         def tell(name: str, level: Any, **fields: Any) -> None:
             observers.observe(Event(name, level, clock.time(), fields))
 
-        identity = identity_of(job) or ""
+        identity = bounded(lambda: identity_of(job)) or ""
+        _watch_mounts(MountWatch(calls, clock, _ending(choices, stop), tell))
         end = StoreTarget(objects, identity, choices.retention, clock, meter, tell)
         mover = _mover(objects, job, None, Meter(clock, 0, stop), tell) if choices.experiences else None
         with contextlib.closing(JobSource(job)) as begin:
             mirror = Mirror(begin, end, clock, report, tell)
             _tell_started(tell, report)
             threads = Threads(stop, once=choices.once)
-            threads.start(_workers(mirror, mover, choices, tell, stop, (job.root,)))
+            threads.start(_workers(mirror, mover, choices, tell, stop, job))
             _wait_for_signal(stop, threads)
             threads.join()
+
+
+def _opened(name: str, choices: MirrorOptions, calls: PendingCalls) -> tuple[Job, DaemonConfig]:
+    """Return a job that is the source, and its configuration."""
+    job = options.open_job(name, None, calls)
+    with calls("read", f"{job.root}/config.toml"):
+        config = options.read_config(job, choices.daemon)
+    return tracked(options.with_policy(job, config), calls), config
 
 
 def _wait_for_signal(stop: threading.Event, threads: Threads) -> None:
@@ -154,29 +171,32 @@ def _wait_for_signal(stop: threading.Event, threads: Threads) -> None:
 # --- into a job ---------------------------------------------------------------------------------------------------
 
 
-def _run_to_job(source: str, target: str, choices: MirrorOptions) -> None:
+def _run_to_job(source: str, target: str, choices: MirrorOptions, calls: PendingCalls) -> None:
     clock, stop = SystemClock(), threading.Event()
+    bounded = StallGuard(calls, clock, STUCK_AFTER)
     meter, report = Meter(clock, choices.rate, stop), MirrorReport(shown(source), shown(target))
     objects = open_objects(source) if is_store(source) else None
-    near = None if objects else options.open_job(source, None)
-    job = options.open_job(target, None)
-    mirror_of = check_target(job, MirrorSource(report.source, _identity(objects, near, job, report.source)))
+    near = None if objects else bounded(lambda: options.open_job(source, None, calls))
+    job = bounded(lambda: options.open_job(target, None, calls))
+    identity = bounded(lambda: _identity(objects, near, job, report.source))
+    mirror_of = bounded(lambda: check_target(job, MirrorSource(report.source, identity)))
     with (
-        daemon_loop(target, None, choices.daemon, mirror_of) as (daemon, loop),
+        daemon_loop(target, None, choices.daemon, mirror_of, calls) as (daemon, loop),
         contextlib.ExitStack() as ends,
     ):
         tell: Tell = daemon.report
         _tell_started(tell, report)
         begin = JobSource(near) if near else StoreSource(_required(objects), mirror_of.identity)
-        end = JobTarget(daemon.job, daemon, loop.wake, clock, meter)
+        end = JobTarget(daemon.job, daemon, loop.wake, clock, meter, calls)
         ends.callback(begin.close)
         ends.callback(end.close)
+        ends.callback(stop.set)
+        _watch_mounts(MountWatch(calls, clock, _ending(choices, stop)))  # the daemon reports them
         mirror = Mirror(begin, end, clock, report, tell)
         mover = _mover(objects, near, daemon.job, meter, tell) if choices.experiences else None
-        roots = (job.root, *([near.root] if near else []))
         lead = partial(_await_lead, daemon, clock) if choices.once else None
         threads = Threads(stop, once=choices.once, ended=loop.stop)
-        threads.start(_workers(mirror, mover, choices, tell, stop, roots, end.is_ready, lead))
+        threads.start(_workers(mirror, mover, choices, tell, stop, near, job, end.is_ready, lead))
         loop.run()
         threads.join()
 
@@ -231,7 +251,8 @@ def _workers(
     choices: MirrorOptions,
     tell: Tell,
     stop: threading.Event,
-    roots: tuple[str, ...],
+    near: Job | None,
+    far: Job | None = None,
     is_ready: Callable[[], bool] = lambda: True,
     lead: Callable[[], None] | None = None,
 ) -> list[Worker]:
@@ -252,16 +273,30 @@ def _workers(
         with contextlib.suppress(SyncdError, OSError):
             mirror.show(state="failing", detail=detail)
 
-    workers = [Worker(Work("versions", partial(led, mirror.turn), choices.poll, failed, roots), tell, stop)]
+    roots = tuple(job.root for job in (near, far) if job)
+    poll = choices.poll or _poll_of(near)
+    workers = [Worker(Work("versions", partial(led, mirror.turn), poll, failed, roots), tell, stop)]
     if mover is not None:
         move = mover.turn
 
         def moved() -> bool:
             return is_ready() and move()
 
-        every = max(choices.poll, LISTING_EVERY)
+        every = max(poll, LISTING_EVERY)
         workers.append(Worker(Work("experiences", partial(led, moved), every, roots=roots), tell, stop))
     return workers
+
+
+def _poll_of(near: Job | None) -> float:
+    return POLL if near is None or mount_of(near.root).is_network else LOCAL_POLL
+
+
+def _ending(choices: MirrorOptions, stop: threading.Event) -> Callable[[], bool]:
+    return lambda: choices.once or stop.is_set()
+
+
+def _watch_mounts(watch: MountWatch) -> None:
+    Heartbeat(watch.check, _WATCH_EVERY)
 
 
 def _mover(
@@ -270,14 +305,19 @@ def _mover(
     """Return what passes experiences on from the far end of this process to its near one."""
     from syncd.parts.mirror import batches  # noqa: PLC0415 - it needs pyarrow
 
-    source = batches.JobBatches(far) if far else batches.StoreBatches(_required(objects))
+    source = batches.JobBatches(far, SystemClock()) if far else batches.StoreBatches(_required(objects))
     target = batches.JobIntake(near) if near else batches.StoreBatches(_required(objects))
     return batches.BatchMover(source, target, meter, tell)
 
 
 def detach(name: str) -> None:
     """Make a job that a mirror led a job of its own; the mirror must have ended."""
-    job, clock = options.open_job(name, None), SystemClock()
+    clock = SystemClock()
+    calls = PendingCalls(clock)
+    StallGuard(calls, clock, STUCK_AFTER)(lambda: _detach(options.open_job(name, None, calls), clock))
+
+
+def _detach(job: Job, clock: SystemClock) -> None:
     if owner.mirrored_from(job) is None:
         raise UsageError("the job is no mirror of another one", path=job.root)
     candidate = Candidate(job, clock, options.read_config(job, {}).takeover)

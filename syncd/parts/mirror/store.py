@@ -154,6 +154,9 @@ class StoreTarget:
         self._published_at: float | None = None
         self._read_at = self._swept_at = float("-inf")
         self._sealed: set[str] = set()
+        self._is_clean = (
+            False  # whether no process has left a part of a step there, as far as this one can know
+        )
 
     def is_ready(self) -> bool:
         """Return true: whoever is faster publishes."""
@@ -189,8 +192,8 @@ class StoreTarget:
             self._remove([link.key])
             self._write(self._index.without([link.key]))
         directory = f"{STEPS}{link.key}/"
-        there = {one.name.removeprefix(directory): one.size for one in self._objects.list(directory)}
-        sent: list[int] = []
+        there, was_clean = self._there(directory, link), self._is_clean
+        self._is_clean, sent = False, list[int]()
         if MANIFEST not in there:
 
             def copy_record(record: FileRecord, stop: Callable[[], bool]) -> None:
@@ -199,6 +202,7 @@ class StoreTarget:
             several_at_once(link.records, copy_record, self._meter.is_stopped)
             self._meter.check()
             self._objects.create(f"{directory}{MANIFEST}", link.data)
+        self._is_clean = was_clean
         self._sealed.add(link.key)
         return sum(sent)
 
@@ -209,11 +213,12 @@ class StoreTarget:
         if retention.prune:
             wanted = wanted.pruned(retention.keep, retention.grace, self._published_at)
         self._write(wanted)
-        self._published_at = self._objects.modified(NAME)
+        self._is_clean = True
         self._sealed.difference_update(link.key for link in links)
 
     def tidy(self) -> None:
-        """Delete what is no longer named, and once a day what killed mirrors have left."""
+        """Date the version; delete what is no longer named, and once a day what killed mirrors have left."""
+        self._published_at = self._objects.modified(NAME)
         if not self._retention.prune:
             return
         done = self._remove(list(self._index.removing))
@@ -245,6 +250,7 @@ class StoreTarget:
         require_job(index, self._job, self._objects.address)
         self._index, self._tag, self._published_at = index, found.tag, found.modified
         self._sealed.clear()
+        self._is_clean = False
         return not is_first
 
     def _write(self, index: Index) -> None:
@@ -257,6 +263,12 @@ class StoreTarget:
         self._index, self._read_at = index, self._clock.monotonic()
 
     # --- files ----------------------------------------------------------------------------------------------------
+
+    def _there(self, directory: str, link: Link) -> dict[str, int]:
+        """Return the objects of a step that need not be sent; a small step is not worth the wait for a listing."""
+        if self._is_clean and link.manifest.size <= self._part:
+            return {}
+        return {one.name.removeprefix(directory): one.size for one in self._objects.list(directory)}
 
     def _copy_file(
         self,

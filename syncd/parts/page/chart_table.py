@@ -2,8 +2,7 @@
 
 from syncd.figures import PANELS, Curve, Panel
 
-EVENTS = "events.jsonl"
-"""The daemon's journal: docs/events.md."""
+EVENTS = "events.jsonl"  # the daemon's journal: docs/events.md
 
 CHARTS = (
     *PANELS,

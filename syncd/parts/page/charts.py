@@ -23,20 +23,11 @@ from syncd.protocol.disk import is_directory
 from syncd.protocol.engine_state import EngineState
 from syncd.protocol.layout import Job
 
-SCHEMA = 1
-"""The `schema_version` of `/charts.json` and `/lanes.json`."""
-
-EVERY = 5.0
-"""Seconds between two readings at least."""
-
-MOST_READ = 16 << 20
-"""Bytes that one reading takes, of all files together: a second's work."""
-
-MOST_NAMES = 4096
-"""Explorers, and metrics, that are told apart; a file may name any number."""
-
-MOST_LETTERS = 200
-"""Letters in the name of a metric that may be one of a family."""
+SCHEMA = 1  # the `schema_version` of `/charts.json` and `/lanes.json`
+EVERY = 5.0  # seconds between two readings at least
+MOST_READ = 16 << 20  # bytes that one reading takes, of all files together: a second's work
+MOST_NAMES = 4096  # explorers, and metrics, that are told apart; a file may name any number
+MOST_LETTERS = 200  # letters in the name of a metric that may be one of a family
 
 _TROUBLE = frozenset(state.value for state in EngineState if state.is_trouble)
 

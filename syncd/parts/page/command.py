@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from syncd.parts.page.poller import SharedPoll
     from syncd.parts.page.site import Site
 
-AFTER = "status"
-"""The verb behind which `--help` lists this one."""
+AFTER = "status"  # the verb behind which `--help` lists this one
 
 _FIRST_POLL = 5.0
 

@@ -19,21 +19,17 @@ from syncd.parts.page.poller import PollResult
 from syncd.protocol.disk import Clock
 from syncd.protocol.layout import Job
 from syncd.views import documents
-from syncd.views.documents import listing
 from syncd.views.job_view import JobView, JobViewer
+from syncd.views.listing import listing
 
 Document = dict[str, Any]
 
-MOST_ROWS = 200
-"""Entries of a list at most."""
+MOST_ROWS = 200  # entries of a list at most
 
 MOST_EVENTS = 30
 MOST_TEXT = 500
-_MOST_READ = 400
-"""Newest events of the journal, from which those to show are taken."""
-
-_LONG_RUN = 3
-"""Events of a kind in a row from which they are shown as one entry."""
+_MOST_READ = 400  # newest events of the journal, from which those to show are taken
+_LONG_RUN = 3  # events of a kind in a row from which they are shown as one entry
 
 _COMINGS = frozenset({event_names.EXPLORER_JOINED, event_names.EXPLORER_LEFT, event_names.EXPLORER_DIED})
 

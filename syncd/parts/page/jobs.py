@@ -17,18 +17,15 @@ from syncd.protocol.disk import Clock
 from syncd.protocol.layout import MARKER, STATE, STEP_PREFIX, TRACKER
 from syncd.views.problem_groups import Severity, worst
 
-MOST_JOBS = 64
-"""Jobs that are served at most."""
+MOST_JOBS = 64  # jobs that are served at most
 
 OVERVIEW_SCHEMA = 1
 OVERVIEW = "overview.html"
-SEARCH_EVERY = 30.0
-"""Seconds between two searches for jobs."""
+SEARCH_EVERY = 30.0  # seconds between two searches for jobs
 
 _MOST_ENTRIES = 2000
 _SIGNS = frozenset({STATE, MARKER, TRACKER})
-_EACH = 0.125
-"""Seconds of the interval between two requests for the overview that each job adds."""
+_EACH = 0.125  # seconds of the interval between two requests for the overview that each job adds
 
 _RANKS = {severity: rank for rank, severity in enumerate((*Severity, "unknown", "ok"))}
 

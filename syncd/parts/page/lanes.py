@@ -7,17 +7,10 @@ from typing import Any
 
 from syncd.observe import event_names
 
-MOST_LANES = 40
-"""Explorers in the answer: those that live first, then those that went last."""
-
-MOST_SPANS = 150
-"""Versions of one explorer, the newest ones."""
-
-MOST_KNOWN = 512
-"""Explorers that are remembered; if there are more, those that went first are forgotten."""
-
-REPORTED_WITHIN = 10.0
-"""Seconds in which a new leader has reported every explorer."""
+MOST_LANES = 40  # explorers in the answer: those that live first, then those that went last
+MOST_SPANS = 150  # versions of one explorer, the newest ones
+MOST_KNOWN = 512  # explorers that are remembered; if there are more, those that went first are forgotten
+REPORTED_WITHIN = 10.0  # seconds in which a new leader has reported every explorer
 
 MOST_QUARANTINED = 200
 _LONGEST = 100

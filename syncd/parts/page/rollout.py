@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 
-MOST_TOKENS = 2000
-"""Tokens of a prompt, and of a response, in one answer."""
+MOST_TOKENS = 2000  # tokens of a prompt, and of a response, in one answer
 
 _DIGITS = 15
 

@@ -24,23 +24,12 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 
-SCHEMA = 1
-"""The `schema_version` of `/rollouts.json` and `/rollout.json`."""
-
-EVERY = 10.0
-"""Seconds between two readings at least."""
-
-MOST_ROLLOUTS = 2000
-"""Rollouts in the list; older batches are counted."""
-
-MOST_BATCH = 64 << 20
-"""The largest batch that is read, in bytes."""
-
-MOST_READ = 64 << 20
-"""Bytes of batches beyond which one reading begins no other batch."""
-
-ROWS = 20
-"""Rollouts in one answer."""
+SCHEMA = 1  # the `schema_version` of `/rollouts.json` and `/rollout.json`
+EVERY = 10.0  # seconds between two readings at least
+MOST_ROLLOUTS = 2000  # rollouts in the list; older batches are counted
+MOST_BATCH = 64 << 20  # the largest batch that is read, in bytes
+MOST_READ = 64 << 20  # bytes of batches beyond which one reading begins no other batch
+ROWS = 20  # rollouts in one answer
 
 MOST_REASONS = 50
 _MOST_VERSIONS = 16

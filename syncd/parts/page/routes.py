@@ -11,8 +11,7 @@ from syncd.parts.page.site import Route
 from syncd.protocol.disk import Clock
 from syncd.protocol.layout import Job
 
-PATIENCE = 2.0
-"""Seconds that a request waits for a reading that is due."""
+PATIENCE = 2.0  # seconds that a request waits for a reading that is due
 
 
 def file_routes(

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-MOST_GROUPS = 150
-"""Groups of neighbours in one series; each keeps at most three points."""
+MOST_GROUPS = 150  # groups of neighbours in one series; each keeps at most three points
 
 
 class Point(NamedTuple):

@@ -30,11 +30,8 @@ HEADERS: Mapping[str, str] = {
 """Sent with every answer: the page loads only these files, and no other page can read them."""
 
 MOST_CONNECTIONS = 32
-IDLE_LIMIT = 10.0
-"""Seconds that a connection may be idle."""
-
-LIMIT = 20.0
-"""Seconds that a connection may last."""
+IDLE_LIMIT = 10.0  # seconds that a connection may be idle
+LIMIT = 20.0  # seconds that a connection may last
 
 _LOCALHOST = "localhost"
 _HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9._-]{1,253})(?::[0-9]{1,5})?", re.ASCII | re.IGNORECASE)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Protocol
 
-Query = Mapping[str, str]
-"""The parameters of a request; of one that is given twice, the last."""
+Query = Mapping[str, str]  # the parameters of a request; of one that is given twice, the last
 
 Route = Callable[[Query], Mapping[str, Any] | None]
 """Returns the document of a request, None if there is nothing."""

@@ -13,8 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from syncd.jsonl import LINE_LIMIT, document_in
 from syncd.safe_open import open_read
 
-_HEAD = 256
-"""Bytes at the beginning of a file by which it is told from the next one that gets its inode."""
+_HEAD = 256  # bytes at the beginning of a file by which it is told from the next one that gets its inode
 
 
 class Collector(Protocol):

@@ -12,8 +12,7 @@ from syncd.protocol.layout import CONFIG, Job
 _CONFIG_LIMIT = 1 << 20
 _TOKENIZER_LIMIT = 64 << 20
 _FILE = "tokenizer.json"
-_BEFORE = 8
-"""Ids before the first one that is shown: what it reads as depends on them."""
+_BEFORE = 8  # ids before the first one that is shown: what it reads as depends on them
 
 
 class TokenText:

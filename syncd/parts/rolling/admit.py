@@ -18,11 +18,8 @@ SETTLE = 10.0
 MOST_STOPPED = 16
 """Stopped versions that the wave remembers, the newest ones; one that engines run or may be given stays."""
 
-MOST_WAITING = 64
-"""Explorers that the wave names as waiting, or as not waiting for it."""
-
-Key = tuple[int, str]
-"""(step, digest): the content of a version."""
+MOST_WAITING = 64  # explorers that the wave names as waiting, or as not waiting for it
+Key = tuple[int, str]  # (step, digest): the content of a version
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,18 +121,18 @@ class _Test:
     def _stopped(self) -> tuple[StoppedVersion, ...]:
         """Return the stopped versions: a version in test is stopped by as many engines as `wrong` that gave it up."""
         stopped = self._before.stopped
-        known = {version.pair for version in stopped}
+        stopped_pairs = {version.pair for version in stopped}
         for version in filter(None, (self._before.candidate, self._fleet.published)):
             reasons = _against(self._fleet, version)
             if (
                 len(reasons) >= self._policy.wrong
-                and version.pair not in known
+                and version.pair not in stopped_pairs
                 and not self._has_passed(version)
             ):
                 engines = "engine" if len(reasons) == 1 else "engines"
                 reason = f"{len(reasons)} {engines} gave it up: {reasons[0]}"
                 stopped = (*stopped, StoppedVersion(*version.pair, version.digest, reason))
-                known.add(version.pair)
+                stopped_pairs.add(version.pair)
         return self._remembered(sorted(stopped, key=lambda version: version.pair))
 
     def _remembered(self, stopped: list[StoppedVersion]) -> tuple[StoppedVersion, ...]:

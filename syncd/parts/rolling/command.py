@@ -11,8 +11,7 @@ from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.stall.verbs import MountVerb
 
-AFTER = "prune"
-"""The verb behind which `--help` lists this one."""
+AFTER = "prune"  # the verb behind which `--help` lists this one
 
 
 @click.command(cls=MountVerb, changes="the stopped version is published again", only="resume")

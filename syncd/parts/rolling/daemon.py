@@ -17,11 +17,8 @@ from syncd.protocol.version import GoodVersion, label_of
 if TYPE_CHECKING:
     from syncd.observe.events import Level
 
-LOOK_EVERY = 0.5
-"""Seconds between two readings of presences while anybody waits or loads."""
-
-BEAT = 5.0
-"""Seconds between two beats of a wave that does not change."""
+LOOK_EVERY = 0.5  # seconds between two readings of presences while anybody waits or loads
+BEAT = 5.0  # seconds between two beats of a wave that does not change
 
 OFF_AFTER = 10.0
 """Seconds of a term without the table after which the file is removed.

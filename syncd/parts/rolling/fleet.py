@@ -65,7 +65,7 @@ def engine_of_presence(name: str, presence: Presence, unit: str) -> Engine:
         is_proven=_is_proven(presence, report),
         serves=presence.applied is not None and state not in _SERVES_NOTHING,
         paused_for=_paused_for(presence, state, waits=waits),
-        gave_up={(given.step, given.digest): given.reason for given in report.given_up} if report else {},
+        gave_up={(entry.step, entry.digest): entry.reason for entry in report.given_up} if report else {},
         waits=waits,
     )
 

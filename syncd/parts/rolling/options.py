@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from syncd.protocol.disk import Clock
     from syncd.protocol.layout import Job
 
-BROADCAST = "nccl"
-"""The `sync.method` under which weights reach explorers together, and none can wait."""
+BROADCAST = "nccl"  # the `sync.method` under which weights reach explorers together, and none can wait
 
 _COUNT = re.compile(r"\d{1,7}", re.ASCII)
 _SHARE = re.compile(r"(\d{1,3})%", re.ASCII)

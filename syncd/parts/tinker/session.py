@@ -16,11 +16,8 @@ from typing import Any, Protocol, TypeVar
 from syncd.errors import ConfigError, StorageError, SyncdError, TimedOutError, TryAgainError
 from syncd.extras import install_command
 
-SDK = "0.24.1"
-"""The release of the package `tinker` that this was written for and tested with."""
-
-SCHEME = "tinker://"
-"""How the address of what a server keeps begins."""
+SDK = "0.24.1"  # the release of the package `tinker` that this was written for and tested with
+SCHEME = "tinker://"  # how the address of what a server keeps begins
 
 _FORBIDDEN = frozenset({401, 403})
 _REFUSED, _MISSING, _SERVER_ERROR = 400, 404, 500

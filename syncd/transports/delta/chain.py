@@ -19,8 +19,7 @@ from syncd.protocol.receipt import FileRecord, record_chunks
 from syncd.protocol.safetensors import Header, read_header
 from syncd.transports.delta.ulp1 import OtherTileError, apply, with_streams
 
-_AHEAD = 4 << 20
-"""Bytes of streams that are read at once for one file, over all its links."""
+_AHEAD = 4 << 20  # bytes of streams that are read at once for one file, over all its links
 
 _LEAST_AHEAD = 64 << 10
 

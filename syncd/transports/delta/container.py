@@ -27,8 +27,7 @@ class NewContainer(Closing):
         self._targets, self._number = encode_targets(targets), f"{writer:05d}"
         self._streams = tempfile.SpooledTemporaryFile(max_size=STREAMS_IN_MEMORY)  # noqa: SIM115 - until `close`
         self.frames: list[Frame] = []
-        self.stored = 0
-        """Bytes of the streams so far."""
+        self.stored = 0  # bytes of the streams so far
 
     def add(self, encoded: EncodedFrame) -> Self:
         self.frames.append(encoded.frame)

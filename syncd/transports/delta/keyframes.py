@@ -2,11 +2,8 @@
 
 from syncd.transports.files.storage import ChainLength
 
-KEYFRAME_EVERY = 32
-"""The most deltas after a keyframe unless a limit is given; the next step is whole."""
-
-LARGEST_SHARE = 1 / 4
-"""The share of a whole step above which a step is whole."""
+KEYFRAME_EVERY = 32  # the most deltas after a keyframe unless a limit is given; the next step is whole
+LARGEST_SHARE = 1 / 4  # the share of a whole step above which a step is whole
 
 LARGEST_CHAIN = 1 / 2
 """The share of a whole step that the deltas after a keyframe may have together before the next step is whole."""

@@ -9,8 +9,7 @@ from syncd.protocol.safetensors import parse_header
 from syncd.transports.delta.container import NewContainer
 from syncd.transports.delta.ulp1 import EncodedFrame, encode
 
-_AHEAD = 4
-"""Tiles that are encoded at once or wait to be added; each takes a few times its 8 MiB."""
+_AHEAD = 4  # tiles that are encoded at once or wait to be added; each takes a few times its 8 MiB
 
 
 def encode_shard(

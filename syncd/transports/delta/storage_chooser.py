@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 _FAILED = "the save before it failed"
 
-_REMEMBERED = 4
-"""Steps whose loads are still waited for: explorers may load late."""
+_REMEMBERED = 4  # steps whose loads are still waited for: explorers may load late
 
 
 class _JobState(NamedTuple):

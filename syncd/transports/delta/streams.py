@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 Positions: TypeAlias = "NDArray[np.integer[Any]]"
 Words: TypeAlias = "NDArray[np.uint16]"
 
-BLOCK = 1 << 18
-"""Words that are compared or copied at once: 512 KiB, which stay in the CPU's cache."""
+BLOCK = 1 << 18  # words that are compared or copied at once: 512 KiB, which stay in the CPU's cache
 
 _EXPONENT = 7
 _MORE = 255

@@ -52,8 +52,7 @@ Streams = tuple[bytes, bytes, bytes, bytes]
 _SORTED_UP_TO = 1 / 16
 """The share of changed words up to which sorting pays: above, it costs more time than its bytes are worth."""
 
-_DENSE = 1 / 2
-"""The share of changed words above which XOR is as short."""
+_DENSE = 1 / 2  # the share of changed words above which XOR is as short
 
 _EMPTY: Streams = (b"", b"", b"", b"")
 

@@ -216,10 +216,8 @@ class SaveBuffers:
         self._ahead: Future[PinnedBuffer] | None = None
         self._next: PinnedBuffer | None = None
         self._spare: PinnedBuffer | None = None
-        self.sealed: SealedShare | None = None
-        """The share of the last sealed step, None while there is none."""
-        self.refused = ""
-        """Why the budget had no room to keep the last one, empty if it had."""
+        self.sealed: SealedShare | None = None  # the share of the last sealed step, None while there is none
+        self.refused = ""  # why the budget had no room to keep the last one, empty if it had
 
     @property
     def is_allocated(self) -> bool:

@@ -16,8 +16,7 @@ from syncd.protocol.disk import Disk
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.receipt import FileRecord
 
-THREADS = 4
-"""Files that are read at once: one thread alone does not fill a fast mount."""
+THREADS = 4  # files that are read at once: one thread alone does not fill a fast mount
 
 
 def copy_files(

@@ -21,8 +21,7 @@ WORD = 8
 
 Named = Iterable[tuple[str, torch.Tensor]]
 
-AnyExport = Named | Callable[[], Named]
-"""Names and tensors, or a function that begins another walk over them."""
+AnyExport = Named | Callable[[], Named]  # names and tensors, or a function that begins another walk over them
 
 
 class TensorSpec(NamedTuple):

@@ -30,8 +30,7 @@ from syncd.transports.torch_tensors import (
 )
 
 THREADS = 4
-_BESIDE = 4
-"""Pieces beside those that threads read: they wait to be hashed."""
+_BESIDE = 4  # pieces beside those that threads read: they wait to be hashed
 
 _WORD = 8
 

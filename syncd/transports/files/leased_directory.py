@@ -48,8 +48,7 @@ class Verification(StrEnum):
     CONTENT = "content"
 
 
-ReportEvent = Callable[..., None]
-"""Hears an event: its level, its name, and its fields as keywords."""
+ReportEvent = Callable[..., None]  # hears an event: its level, its name, and its fields as keywords
 
 
 @dataclass(frozen=True, slots=True)

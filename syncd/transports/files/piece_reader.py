@@ -8,7 +8,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from syncd.errors import ConfigError
 from syncd.protocol.disk import Disk
@@ -39,7 +39,7 @@ class WantedFiles:
 class PieceReader(ABC):
     """Gets the files of a step; a follower has one."""
 
-    is_shared: ClassVar[bool] = False
+    is_shared: bool = False
     """Whether hosts divide what they read among them: a keyframe that a chain begins with is then staged first."""
 
     @abstractmethod
@@ -69,6 +69,15 @@ class PieceReader(ABC):
         """
         del links, stop
         yield None
+
+    def awaited(self, wanted: WantedFiles) -> int | None:
+        """Return what another process of this host has copied of files before they were published.
+
+        Returns:
+            A number that grows while it comes along; None once nothing is to be waited for.
+        """
+        del wanted
+        return None
 
     def bytes_by_source(self) -> Mapping[str, int]:
         """Return the bytes that were read since the start, by where they came from; empty if nothing counts them."""

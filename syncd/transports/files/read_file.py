@@ -19,14 +19,9 @@ from syncd.protocol.safetensors import ALIGN, DTYPE_BITS, Header, Tensor, parse_
 from syncd.transports.tensors import TensorMeta
 from syncd.transports.torch_tensors import aligned_memory, view
 
-PIECE = 1 << 20
-"""The most bytes of one piece: what one thread reads at once."""
-
-PARTS = 256
-"""The most parts of one piece; the kernel accepts 1024 in one call."""
-
-RESIDENT = 0.5
-"""The share of a file that must be in the page cache for it to be read through it."""
+PIECE = 1 << 20  # the most bytes of one piece: what one thread reads at once
+PARTS = 256  # the most parts of one piece; the kernel accepts 1024 in one call
+RESIDENT = 0.5  # the share of a file that must be in the page cache for it to be read through it
 
 _FIRST_READ = 1 << 16
 _FLAGS = (

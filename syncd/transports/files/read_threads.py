@@ -20,8 +20,7 @@ from syncd.transports.torch_tensors import view
 class Slot:
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory, self.bytes, self.address = memory, view(memory), memory.data_ptr()
-        self.views: list[memoryview] = []
-        """The bytes of the current piece that are to be hashed."""
+        self.views: list[memoryview] = []  # the bytes of the current piece that are to be hashed
 
 
 class FileInFlight:
@@ -101,8 +100,7 @@ class ReadTask(NamedTuple):
     piece: ReadPiece
 
 
-ReadOne = Callable[[OpenFile, ReadPiece, Slot], None]
-"""Reads a piece and brings it to its tensors."""
+ReadOne = Callable[[OpenFile, ReadPiece, Slot], None]  # reads a piece and brings it to its tensors
 
 
 class ReadThreads:

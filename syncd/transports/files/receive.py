@@ -49,8 +49,7 @@ if TYPE_CHECKING:
 _DELTA_SOURCE = "syncd.transports.delta.source:DeltaSource"
 """Imported when the first delta is staged: it needs the extra `delta`."""
 
-_PEERS = "peers"
-"""The source of bytes that other hosts gave."""
+_PEERS = "peers"  # the source of bytes that other hosts gave
 
 
 class FilesReceiver(DirectoryReceiver):

@@ -16,6 +16,7 @@ from syncd.protocol.layout import ACTOR, ADAPTER, SHORTCUT, delta_name, shard_na
 from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import Changes, FileRecord, ShardRoots
 from syncd.protocol.tile_digests import shard_roots
+from syncd.protocol.write_progress import ProgressNotes
 from syncd.protocol.writer import StepWriter
 from syncd.transports.files.buffers import SealedShare, Share
 from syncd.transports.files.export_walk import ExportWalk, ShardLayout, encode_index
@@ -47,6 +48,8 @@ class StepSave:
     probe: Probe | None = None  # what the model answers with these weights
     begun: float = 0.0  # when it began
     share: Share | None = None  # what this rank has copied; None if the weights are streamed
+    has_changes: bool = False  # whether the step is stored as changes, or has a shortcut
+    notes: ProgressNotes | None = None  # tell how far this rank's shard is
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ class SaveFiles:
             sealed: The share of the step whose changes are stored; None if none are.
         """
         save.writer.begin()
+        save.has_changes = sealed is not None and storage.parent is not None
         if sealed is None or storage.parent is None:
             return self._write_whole(save, share, has_root=storage.keeps)
         with self._encoding(share, sealed.share) as encoding:
@@ -151,6 +155,8 @@ class SaveFiles:
     ) -> bool:
         if save.copy is not None:
             save.copy.seal(self._number, shards, files)  # first: once the step is whole, its copy is too
+        if save.notes is not None:
+            save.notes.remove()
         probe = save.probe if self._rank == 0 else None
         save.writer.receipt(self._number, shards, files, probe, roots or (), changes)
         return save.writer.publish_if_whole()
@@ -174,24 +180,32 @@ class SaveFiles:
     ) -> list[FileRecord]:
         if not (name := self._shard_path()):
             return []
-        fill = partial(self._fill, layout, put, digest, save.copy, name.removeprefix(f"{ACTOR}/"))
+        fill = partial(self._fill, save, layout, put, digest, name.removeprefix(f"{ACTOR}/"))
         return [save.writer.add_file(name, fill, tensors=len(layout.specs))]
 
     def _fill(
         self,
+        save: StepSave,
         layout: ShardLayout,
         put: Callable[[ShardWriter], None],
         digest: ShardDigest,
-        copy: StepCopy | None,
         name: str,
         path: str,
     ) -> tuple[int, str]:
         self._write_mode = self._write_mode or find_write_mode(os.path.dirname(path), name=name)
-        if copy is not None:
-            copy.begin(name, layout.size)
-        with ShardWriter(path, layout, self._write_mode, self._writers, digest, copy) as shard:
+        if save.copy is not None:
+            save.copy.begin(name, layout.size)
+        note = self._note(save, path, name, layout.size)
+        with ShardWriter(path, layout, self._write_mode, self._writers, digest, save.copy, note) as shard:
             put(shard)
             return shard.finish()
+
+    def _note(self, save: StepSave, path: str, name: str, size: int) -> Callable[[int], None]:
+        """Return what hears how far a file is; nobody where few bytes of it are read: of an adapter, or changes."""
+        if self._base is not None or save.has_changes:
+            return lambda _: None
+        save.notes = save.writer.progress(self._number, path, name, size)
+        return save.notes.note
 
     def _shard_path(self) -> str:
         """Return the shard that this rank writes, relative to the step; empty if it writes none."""

@@ -10,7 +10,7 @@ import ctypes
 import errno
 import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -173,6 +173,7 @@ class ShardWriter:
     Args:
         path: The file, which is new.
         copy: Gets the same bytes; its file is begun.
+        note: Hears how many bytes of the file are there, from the first.
     """
 
     def __init__(
@@ -183,11 +184,12 @@ class ShardWriter:
         pool: ThreadPoolExecutor,
         digest: ShardDigest,
         copy: "StepCopy | None" = None,
+        note: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._layout, self._digest, self._copy = layout, digest, copy
+        self._layout, self._digest, self._copy, self._note = layout, digest, copy, note
         self._header = PinnedBuffer(layout.data_offset)
         self._file = NewFile(path, layout.size, mode)
-        self._pool, self._pending = pool, deque[Future[None]]()
+        self._pool, self._pending = pool, deque[tuple[int, Future[None]]]()
 
     def __enter__(self) -> Self:
         self._header.bytes.copy_(torch.frombuffer(bytearray(self._layout.header), dtype=torch.uint8))
@@ -197,7 +199,7 @@ class ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for piece in self._pending:  # no thread may use the file or the memory any more
+        for _, piece in self._pending:  # no thread may use the file or the memory any more
             piece.exception()
         self._file.close()
         if self._copy is not None:
@@ -216,7 +218,8 @@ class ShardWriter:
         return self._layout.size, self._digest.text
 
     def _write(self, piece: memoryview, offset: int) -> None:
-        self._pending.append(self._pool.submit(self._file.write, piece, offset))
+        end = offset + len(piece)
+        self._pending.append((end, self._pool.submit(self._file.write, piece, offset)))
         self._await_pieces(THREADS)
         if self._copy is not None:
             self._copy.put(piece, offset)
@@ -224,7 +227,9 @@ class ShardWriter:
     def _await_pieces(self, most: int) -> None:
         """Wait until at most so many pieces are being written; raise the error of an earlier one."""
         while len(self._pending) > most:
-            self._pending.popleft().result()
+            end, piece = self._pending.popleft()
+            piece.result()
+            self._note(end)
 
 
 def put_all(memory: torch.Tensor, size: int, shard: ShardWriter) -> None:

@@ -3,8 +3,10 @@
     DIR/<job>.<boot>/<generation>.<step>-<digest>        a whole copy; its users hold a shared lock on
     DIR/<job>.<boot>/<generation>.<step>-<digest>.lock   this file; a copier or remover holds an exclusive one
     DIR/<job>.<boot>/.<...>.tmp                          an unfinished copy; renamed once it is whole
+    DIR/<job>.<boot>/.early.<step>-<...>.tmp             files of a step that is not published: early_reader.py
 
-Locks end with their process: if a copier is killed, the next one takes over, and its unfinished copy is removed.
+Whoever needs the room of the last kind removes it with its lock. Locks end with their process: if a copier is killed,
+the next one takes over, and its unfinished copy is removed.
 Nothing is synced to disk: copies of an earlier boot are never used.
 
 A lock keeps nobody from writing, and times of files prove nothing: a write through a mapping of a tmpfs leaves them
@@ -41,6 +43,9 @@ STALLED = 30.0
 
 _POLL = 0.02
 _LOCK = ".lock"
+_EARLY = "early."
+_BLOCK = 512  # bytes, whatever the file system's own
+_EARLY_PART = f".{_EARLY}"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _COPY = re.compile(r"(?P<generation>\d+)\.(?P<step>\d+)-(?P<digest>[0-9a-f]{16})(\+[0-9a-f]{8})?", re.ASCII)
 _JOB = re.compile(r".+-[0-9a-f]{8}\.[0-9a-f]{8}", re.ASCII | re.DOTALL)
@@ -90,6 +95,24 @@ class StagedCopy:
         return self._held.is_valid()
 
     def close(self) -> None:
+        self._held.close()
+
+
+class EarlyPlace:
+    """A new directory of a stage for files of a step that is not published, until `close`, or its room is needed."""
+
+    def __init__(self, disk: Disk, path: str, held: FileLock) -> None:
+        self.path = path
+        self._disk, self._held = disk, held
+        os.mkdir(path, 0o700)
+
+    def is_valid(self) -> bool:
+        return self._held.is_valid()
+
+    def close(self) -> None:
+        remove_tree(self._disk, self.path)
+        if self._held.is_valid():
+            self._held.remove()
         self._held.close()
 
 
@@ -161,14 +184,17 @@ class HostStage:
         Args:
             report: Hears of an existing copy that is damaged, and removed.
         """
-        seen, since = -1, self._clock.monotonic()
+        seen, since = (-1, 0), self._clock.monotonic()
         while True:
-            size, now = self._progress(source.key), self._clock.monotonic()
-            if size != seen:
-                seen, since = size, now
+            awaited, now = source.reader.awaited(source.wanted), self._clock.monotonic()
+            progress = self._progress(source.key), awaited or 0
+            if progress != seen:
+                seen, since = progress, now
             if now - since >= self._stalled:
                 break
-            copy = self._find_whole(source, stop, report) or self._copy_or_none(source.key, source, stop)
+            copy = self._find_whole(source, stop, report)
+            if copy is None and awaited is None:
+                copy = self._copy_or_none(source.key, source, stop)
             if copy is not None:
                 return copy
             if stop():
@@ -191,6 +217,54 @@ class HostStage:
                 if copy is not None:
                     return copy
         return None
+
+    def has_digest(self, digest: str) -> bool:
+        """Return whether there is a copy of the step whose manifest has a digest."""
+        matches = (_COPY.fullmatch(name) for name in _names(self._own))
+        return any(match is not None and match["digest"] == _short(digest) for match in matches)
+
+    def free(self) -> int:
+        return self._disk.free(self._root)
+
+    def open_early(self, step: int, attempt: str) -> EarlyPlace | None:
+        """Return a place for files of an attempt, None if a process has one for it, or another attempt has one."""
+        key = _early_key(step, attempt)
+        _private(self._own)
+        held = lock_file(f"{self._own}/{key}{_LOCK}", exclusive=True)
+        if held is None:
+            return None
+        try:
+            self._clear(self._own, key)
+            if not any(map(self._is_held, self._early_keys())):
+                return EarlyPlace(self._disk, f"{self._own}/{temporary_name(key)}", held)
+        except BaseException:
+            held.remove()
+            raise
+        held.remove()
+        return None
+
+    def _early_keys(self) -> set[str]:
+        return {_key_of(name) for name in _names(self._own) if name.startswith(_EARLY_PART)}
+
+    def early_bytes(self, step: int) -> int | None:
+        """Return the bytes that are written of the early files of a step that a process makes, None if none does."""
+        names = [name for name in _names(self._own) if name.startswith(f"{_EARLY_PART}{step}-")]
+        made = [name for name in names if self._is_held(_key_of(name))]
+        return _BLOCK * sum(_written(f"{self._own}/{name}") for name in made) if made else None
+
+    def _is_held(self, key: str) -> bool:
+        held = lock_file(f"{self._own}/{key}{_LOCK}", exclusive=True)
+        if held is not None:
+            held.close()
+        return held is None
+
+    def _revoke_early(self, but_step: int) -> None:
+        """Take the room of early files of other steps, whoever makes them: he notices that his lock is gone."""
+        for name in _names(self._own):
+            if name.startswith(_EARLY_PART) and not name.startswith(f"{_EARLY_PART}{but_step}-"):
+                with contextlib.suppress(OSError):
+                    os.unlink(f"{self._own}/{_key_of(name)}{_LOCK}")
+                    remove_tree(self._disk, f"{self._own}/{name}")
 
     def has_copies(self) -> bool:
         return bool(_newest(self._own))
@@ -266,7 +340,7 @@ class HostStage:
 
     def _copy(self, path: str, key: str, source: StageSource, stop: Callable[[], bool]) -> None:
         self._clear(self._own, key)
-        self._make_room(source.size)
+        self._make_room(source)
         temporary = f"{self._own}/{temporary_name(key)}"
         try:
             source.write(temporary, stop)
@@ -279,8 +353,11 @@ class HostStage:
         with contextlib.suppress(OSError):
             self._sweep(self._own)
 
-    def _make_room(self, size: int) -> None:
+    def _make_room(self, source: StageSource) -> None:
+        step = source.version.step
+        size = source.size - (self.early_bytes(step) or 0)
         if self._disk.free(self._own) < size:
+            self._revoke_early(step)
             self.sweep()
             if self._disk.free(self._own) < size:
                 raise self._full(size)
@@ -317,6 +394,7 @@ class HostStage:
 
 
 def _written(path: str) -> int:
+    """Return the blocks that the files below a directory have."""
     size = 0
     for directory, _, names in os.walk(path):
         for name in names:
@@ -346,6 +424,10 @@ def _short(digest: str) -> str:
 def _job_key(root: str) -> str:
     name = re.sub(r"[^A-Za-z0-9._-]", "_", os.path.basename(root)).lstrip(".")[:60] or "job"
     return f"{name}-{hashlib.sha256(os.fsencode(root)).hexdigest()[:8]}"
+
+
+def _early_key(step: int, attempt: str) -> str:
+    return f"{_EARLY}{step}-{hashlib.sha256(attempt.encode()).hexdigest()[:16]}"
 
 
 def _key_of(name: str) -> str:

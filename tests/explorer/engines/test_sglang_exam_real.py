@@ -9,6 +9,7 @@ from support.sglang_process import sglang
 
 from explorer_hooks.hook import HookOptions
 from explorer_hooks.hooks.sglang import SGLangHook
+from syncd.protocol.engine_state import EngineState
 
 PYTHON = python_of("SYNCD_SGLANG_PYTHON", ".venv-sglang/bin/python")
 
@@ -23,7 +24,7 @@ def test_a_tied_model_passes_and_each_good_load_is_proven(tmp_path, record_line)
     try:
         hook = SGLangHook.from_options(HookOptions(engine.address))
         follower, found = real_exam.examined(scene, hook, name, record_line, "SGLang")
-        assert (found.exam, found.unseen) == ("passed", ())
+        assert (found.exam, found.unseen, found.state) == ("passed", (), EngineState.WAITING)
         real_exam.require_good_loads(scene, follower, name, record_line, "SGLang")
     finally:
         scene.close()

@@ -40,7 +40,7 @@ def test_a_model_that_it_reloads_passes_and_each_good_load_is_proven(tmp_path, n
     with followed(tmp_path, name) as (scene, address):
         hook = VllmHook.from_options(HookOptions(address))
         follower, found = real_exam.examined(scene, hook, name, record_line, "vLLM")
-        assert (found.exam, found.unseen) == ("passed", ())
+        assert (found.exam, found.unseen, found.state) == ("passed", (), EngineState.WAITING)
         real_exam.require_good_loads(scene, follower, name, record_line, "vLLM")
 
 

@@ -22,6 +22,7 @@ from support.targets import target_of  # noqa: E402
 from explorer_hooks.finding import open_hook  # noqa: E402
 from explorer_hooks.hook import Running, UntouchedError  # noqa: E402
 from explorer_hooks.parts.broadcast import delivery, segments  # noqa: E402
+from explorer_hooks.parts.broadcast.paired_calls import EngineRequest  # noqa: E402
 from explorer_hooks.parts.broadcast.received import allocate  # noqa: E402
 from explorer_hooks.parts.broadcast.segments import (  # noqa: E402
     DIRECTORY,
@@ -128,6 +129,16 @@ def test_memory_to_receive_into_is_shared_as_long_as_a_tensor_uses_it():
     elsewhere.release()
     views.clear()
     del elsewhere
+    assert name not in os.listdir(DIRECTORY)
+
+
+def test_an_engine_s_request_that_has_ended_holds_no_tensors():
+    tensors = received({"a": torch.ones(5)})
+    (name,) = share(tensors, 1, in_place=True).location.values()
+    request = EngineRequest(lambda used=tensors: used["a"].sum())
+    del tensors
+    request.wait(LONG)
+    assert request.has_ended
     assert name not in os.listdir(DIRECTORY)
 
 

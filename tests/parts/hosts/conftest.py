@@ -22,14 +22,15 @@ from syncd.transports.files.leased_directory import LoadTimings
 
 
 class CountingDisk(LocalDisk):
-    """Counts the bytes that are read of weights."""
+    """Counts the bytes that are read of weights, and those for which the kernel may fetch what follows too."""
 
-    read_bytes = 0
+    read_bytes = ahead_bytes = 0
 
-    def read_at(self, path, offset, length):
-        data = super().read_at(path, offset, length)
+    def read_at(self, path, offset, length, *, ahead=True):
+        data = super().read_at(path, offset, length, ahead=ahead)
         if path.endswith(".safetensors"):
             self.read_bytes += len(data)
+            self.ahead_bytes += ahead * len(data)
         return data
 
 

@@ -53,14 +53,14 @@ class Links:
 
     def __exit__(self, *_):
         for name in ("sw", *self._names):
-            _run(f"ip netns del {self._space(name)}", check=False)
+            _run(f"ip netns del {self.space(name)}", check=False)
 
     def ip(self, name):
         return ORIGIN if name == "o" else f"10.77.0.{10 + int(name[1:])}"
 
     def popen(self, name, command, **more):
         """Start a program in a namespace; the process is the program itself."""
-        return subprocess.Popen(["ip", "netns", "exec", self._space(name), *command], **more)
+        return subprocess.Popen(["ip", "netns", "exec", self.space(name), *command], **more)
 
     def slow_down(self, name, factor):
         up, down = self._rates[name]
@@ -68,18 +68,18 @@ class Links:
 
     def sent(self, name):
         """Return the bytes that an end has sent."""
-        command = f"ip netns exec {self._space('sw')} cat /sys/class/net/{name}/statistics/rx_bytes"
+        command = f"ip netns exec {self.space('sw')} cat /sys/class/net/{name}/statistics/rx_bytes"
         return int(_run(command))
 
     def _make(self):
-        _run(f"ip netns add {self._space('sw')}")
-        bridge = f"ip -n {self._space('sw')} link"
+        _run(f"ip netns add {self.space('sw')}")
+        bridge = f"ip -n {self.space('sw')} link"
         _run(f"{bridge} add name sw0 type bridge && {bridge} set sw0 up")
         for name in self._names:
             self._plug(name)
 
     def _plug(self, name):
-        space, switch = self._space(name), self._space("sw")
+        space, switch = self.space(name), self.space("sw")
         _run(f"ip netns add {space}")
         _run(f"ip -n {switch} link add name {name} type veth peer name e0 netns {space}")
         _run(f"ip -n {switch} link set {name} master sw0 up")
@@ -88,10 +88,11 @@ class Links:
         self._limit(name, *self._rates[name])
 
     def _limit(self, name, up, down):
-        _run(f"tc -n {self._space(name)} qdisc replace dev e0 root {_bucket(up)}")
-        _run(f"tc -n {self._space('sw')} qdisc replace dev {name} root {_bucket(down)}")
+        _run(f"tc -n {self.space(name)} qdisc replace dev e0 root {_bucket(up)}")
+        _run(f"tc -n {self.space('sw')} qdisc replace dev {name} root {_bucket(down)}")
 
-    def _space(self, name):
+    def space(self, name):
+        """Return the name of the namespace of an end."""
         return f"{self._tag}-{name}"
 
 

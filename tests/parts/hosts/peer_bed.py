@@ -26,7 +26,6 @@ from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.manifest import read_manifest
 from syncd.publishing import FollowingDisk, publish_export, read_export
 
-TILE = 256 << 10
 SHARDS = 4
 HERE = TESTS / "parts" / "hosts"
 
@@ -50,6 +49,11 @@ class Cell:
     kills: tuple[tuple[str, float], ...] = ()  # further hosts that are killed, and when
     limit: float = 300.0
 
+    @property
+    def tile(self) -> int:
+        """Return the bytes of a tile: changes are cut into eighths of one, and each piece costs a request."""
+        return (1 << 20) if self.way == "delta" else 256 << 10
+
 
 @dataclass
 class World:
@@ -70,7 +74,7 @@ def run_cell(cell, keep=False):
     try:
         late = 2 if cell.fault == "late" else 0
         with (
-            mock.patch.object(syncd.protocol.delta, "TILE", TILE),
+            mock.patch.object(syncd.protocol.delta, "TILE", cell.tile),
             Links(cell.hosts + late, cell.origin, 2 * cell.origin, 2 * cell.origin) as links,
         ):
             job, expected = _make_job(world)
@@ -249,7 +253,7 @@ def _start_host(world, links, name, **more):
         "job": world.path("job"),
         "stage": world.path(name),
         "origin": f"{links.ip('o')}:8000",
-        "tile": TILE,
+        "tile": world.cell.tile,
         "peers": world.cell.peers,
         "ready": world.path(f"{name}.ready"),
         "go": world.path("go"),

@@ -34,6 +34,7 @@ def test_three_hosts_read_a_step_once_from_the_file_system(fleet):
     fleet.fetch_all()
     assert right(fleet, hosts, 1)
     assert copies(fleet, hosts, 1) < 1.01
+    assert not any(host.disk.ahead_bytes for host in hosts)
     assert {host.held.shown_source for host in hosts} == {"peers"}
     assert not any("origin_budget_exceeded" in host.events() for host in hosts)
 

@@ -8,12 +8,13 @@ from support.experiences import make
 from support.mirrors import KilledError, MemoryObjects, kill_at, no_meter
 
 from syncd.experience import batch_paths
-from syncd.experience.table import decode_batch
+from syncd.experience.table import MAX_BYTES, decode_batch
 from syncd.experience.writer import ExperienceWriter
 from syncd.parts.mirror.batches import BatchMover, JobBatches, JobIntake, StoreBatches, site_name
 from syncd.protocol.disk import is_directory
 from syncd.protocol.documents import write_document
 from syncd.protocol.layout import Job, is_identity
+from syncd.protocol.local_disk import SystemClock
 from trainer.experience.store import ExperienceReader
 
 SITE = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
@@ -53,7 +54,7 @@ def test_batches_come_home_over_a_store_in_order_and_leave_nothing_behind(jobs):
     objects = MemoryObjects()
     write(far, "e0", "a", "b", "c")
     write(far, "e1", "d")
-    assert mover(JobBatches(far), StoreBatches(objects)).turn()
+    assert mover(JobBatches(far, SystemClock()), StoreBatches(objects)).turn()
     assert [name for what, name in objects.calls if what == "create"] == [
         f"experiences/0f1e2d3c.{name}.parquet" for name in ("e0/1", "e0/2", "e0/3", "e1/1")
     ]
@@ -62,7 +63,7 @@ def test_batches_come_home_over_a_store_in_order_and_leave_nothing_behind(jobs):
     assert objects.objects == {}
     assert batch_paths.numbers(far, batch_paths.batches(far, "e0")) == set()
     write(far, "e0", "e")  # its next writer uses no number again
-    mover(JobBatches(far), StoreBatches(objects)).turn()
+    mover(JobBatches(far, SystemClock()), StoreBatches(objects)).turn()
     mover(StoreBatches(objects), JobIntake(near)).turn()
     assert tasks_read(near)["0f1e2d3c.e0"] == ["a", "b", "c", "e"]
 
@@ -70,9 +71,9 @@ def test_batches_come_home_over_a_store_in_order_and_leave_nothing_behind(jobs):
 def test_directly_from_job_to_job(jobs):
     near, far = jobs
     write(far, "e0", "a", "b")
-    assert mover(JobBatches(far), JobIntake(near)).turn()
+    assert mover(JobBatches(far, SystemClock()), JobIntake(near)).turn()
     assert tasks_read(near) == {"0f1e2d3c.e0": ["a", "b"]}
-    assert not mover(JobBatches(far), JobIntake(near)).turn()
+    assert not mover(JobBatches(far, SystemClock()), JobIntake(near)).turn()
 
 
 @pytest.mark.parametrize("when", ["after the write", "after the removal"])
@@ -82,7 +83,7 @@ def test_a_kill_between_any_two_calls_never_doubles_or_loses_a_batch(jobs, when)
     for count in range(1, 13):
         write(far, "e0", f"t{count}", f"u{count}")
         client = objects.sharing(kill_at(count))
-        source, intake = JobBatches(far), JobIntake(near)
+        source, intake = JobBatches(far, SystemClock()), JobIntake(near)
         release, take = source.release, intake.take
 
         def killed_release(explorer, seq, release=release):
@@ -101,7 +102,7 @@ def test_a_kill_between_any_two_calls_never_doubles_or_loses_a_batch(jobs, when)
         for one in (mover(source, StoreBatches(client)), mover(StoreBatches(client), intake)):
             with contextlib.suppress(KilledError):
                 one.turn()
-        mover(JobBatches(far), StoreBatches(objects)).turn()
+        mover(JobBatches(far, SystemClock()), StoreBatches(objects)).turn()
         mover(StoreBatches(objects), JobIntake(near)).turn()
     wanted = [f"{letter}{count}" for count in range(1, 13) for letter in "tu"]
     assert tasks_read(near) == {"0f1e2d3c.e0": wanted}
@@ -112,7 +113,7 @@ def test_what_the_trainer_has_consumed_is_not_written_again(jobs):
     near, far = jobs
     objects = MemoryObjects()
     write(far, "e0", "a")
-    mover(JobBatches(far), StoreBatches(objects)).turn()
+    mover(JobBatches(far, SystemClock()), StoreBatches(objects)).turn()
     data = dict(objects.objects)
     mover(StoreBatches(objects), JobIntake(near)).turn()
     reader = ExperienceReader(near)
@@ -129,17 +130,35 @@ def test_the_bytes_are_those_of_the_explorer(jobs):
     write(far, "e0", "a")
     path = batch_paths.batch(far, "e0", 1)
     data = far.disk.read(path)
-    mover(JobBatches(far), JobIntake(near)).turn()
+    mover(JobBatches(far, SystemClock()), JobIntake(near)).turn()
     there = batch_paths.batch(near, "0f1e2d3c.e0", 1)
     assert near.disk.read(there) == data
     assert decode_batch(data, path)
+
+
+def test_what_is_above_the_limit_of_batches_is_set_aside_and_those_behind_it_go_on(jobs):
+    near, far = jobs
+    write(far, "e0", "a", "b", "c")
+    os.truncate(batch_paths.batch(far, "e0", 2), MAX_BYTES + 1)
+    told = []
+    source = JobBatches(far, SystemClock())
+    BatchMover(
+        source, JobIntake(near), no_meter(), lambda *what, **fields: told.append((what, fields))
+    ).turn()
+    assert sorted(batch_paths.numbers(near, batch_paths.batches(near, "0f1e2d3c.e0"))) == [1, 3]
+    assert batch_paths.numbers(far, batch_paths.rejected(far, "e0")) == {2}
+    assert not any(source.waiting().values())
+    (_, level), fields = next(one for one in told if one[0][0] == "mirror_batch_rejected")
+    assert level == "warning"
+    assert "2.parquet of explorer e0" in fields["detail"]
+    assert fields["hint"] == f"ls {far.root}/experiences/.rejected/e0"
 
 
 def test_without_an_identity_of_the_far_job_nothing_moves(jobs):
     near, far = jobs
     write(far, "e0", "a")
     far.disk.unlink(far.owner)
-    assert not mover(JobBatches(far), JobIntake(near)).turn()
+    assert not mover(JobBatches(far, SystemClock()), JobIntake(near)).turn()
     assert not is_directory(near.disk, batch_paths.root(near))
 
 

@@ -1,13 +1,15 @@
 """What a mirror copies next, what an object store keeps, how long it waits: properties of pure functions."""
 
 import itertools
+import threading
 from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.jobs import ManualClock
 
-from syncd.errors import TryAgainError
+from syncd.errors import ConfigError, StorageError, TryAgainError
 from syncd.parts.mirror.decisions import (
     LONGEST_WAIT,
     PastVersion,
@@ -20,6 +22,8 @@ from syncd.parts.mirror.decisions import (
 )
 from syncd.parts.mirror.index import Index, decode_index, encode_index
 from syncd.parts.mirror.links import Link, Way, find_way
+from syncd.parts.mirror.meter import Meter
+from syncd.parts.mirror.worker import Work, Worker
 from syncd.protocol.delta_header import DeltaHeader
 from syncd.protocol.manifest import Manifest
 from syncd.protocol.receipt import FileRecord
@@ -169,6 +173,40 @@ def test_the_lag_is_in_steps_and_never_none_while_a_version_is_missing():
     assert lag((1, 9), (2, 4)) == 1
     assert lag(None, (1, 9)) == 9
     assert lag((1, 9), (1, 9)) == lag((1, 9), None) == 0
+
+
+def test_an_hour_without_a_store_is_said_once_for_each_reason_and_ends_with_one_recovery():
+    hour, told, waited, failures = 3600.0, [], 0.0, 0
+
+    def turn():
+        if waited < hour / 2:
+            raise StorageError("the object store does not answer")
+        if waited < hour:
+            raise ConfigError("the object store refuses the credentials", hint="aws sts get-caller-identity")
+        return False
+
+    def tell(name, level, **fields):
+        told.append((name, fields))
+
+    worker = Worker(Work("versions", turn, 0.25), tell, threading.Event())
+    while (wait := worker.step()) != 0.25:
+        failures, waited = failures + 1, waited + wait
+    assert hour <= waited <= hour + LONGEST_WAIT
+    assert failures < 80
+    assert [name for name, _ in told] == ["mirror_failed", "mirror_failed", "mirror_recovered"]
+    assert "does not answer" in told[0][1]["detail"]
+    assert told[1][1]["hint"].startswith("aws sts")
+    assert worker.error is None
+
+
+@given(rate=st.integers(1 << 20, 1 << 30), sizes=st.lists(st.integers(0, 1 << 24), min_size=1, max_size=8))
+def test_a_limited_rate_is_the_average_of_all_but_the_last_piece(rate, sizes):
+    clock = ManualClock()
+    meter, began = Meter(clock, rate, threading.Event()), clock.at
+    for size in sizes:
+        meter.spend(size)
+    assert meter.moved == sum(sizes)
+    assert clock.at - began == pytest.approx(sum(sizes[:-1]) / rate, abs=1e-6)
 
 
 def test_waits_double_up_to_a_minute():

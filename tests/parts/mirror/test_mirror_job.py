@@ -1,5 +1,6 @@
 """Into a job: bit-equal files, resumed copies, rewinds and rollbacks, a lead that is held, refusals."""
 
+import errno
 import os
 import shutil
 import threading
@@ -12,8 +13,9 @@ from syncd.daemon.service import Daemon
 from syncd.errors import ConfigError, TryAgainError
 from syncd.parts.mirror.meter import Meter, StoppedError
 from syncd.parts.mirror.places import check_target
+from syncd.parts.mirror.worker import Work, Worker
 from syncd.protocol.layout import Job
-from syncd.protocol.local_disk import LocalDisk, SystemClock
+from syncd.protocol.local_disk import LocalDisk, SystemClock, write_all_at
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.mirror_report import mirror_of_presence
 from syncd.protocol.owner import MirrorSource, mirrored_from, refuse_mirrored
@@ -160,6 +162,36 @@ def test_a_file_goes_on_where_its_copy_was_left(trainer, far, pulls, monkeypatch
     size = read_manifest(trainer.job.disk, trainer.job.step(1)).size
     # Four files are copied at once, and each may have lost the piece that was under way.
     assert size <= first.moved + second.moved <= size + 4 * 10_000
+
+
+def test_a_full_disk_is_said_and_the_copy_goes_on_where_it_was_once_there_is_room(
+    trainer, far, pulls, monkeypatch
+):
+    trainer.model(1)
+    monkeypatch.setattr("syncd.parts.mirror.job_source.JobSource.piece", 50_000)
+    written, told, meter = [], [], no_meter()
+
+    def write(descriptor, data, offset):
+        if len(written) == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(offset)
+        write_all_at(descriptor, data, offset)
+
+    monkeypatch.setattr("syncd.parts.mirror.job_target.write_all_at", write)
+    pull = pulls(trainer.job, far, meter=meter)
+    pull.tick()
+    work = Work("versions", pull.mirror.turn, 0.25, roots=(far.root,))
+    worker = Worker(work, lambda name, level, **fields: told.append((name, fields)), threading.Event())
+    assert [worker.step(), worker.step()] == [0.5, 1.0]
+    ((name, fields),) = told
+    assert name == "mirror_failed"
+    assert "full" in fields["detail"]
+    assert "df -h" in fields["hint"]
+    monkeypatch.setattr("syncd.parts.mirror.job_target.write_all_at", write_all_at)
+    pull.run()
+    assert_same(trainer, far)
+    # What a thread could not write it had read: at most four pieces, twice.
+    assert meter.moved <= read_manifest(trainer.job.disk, trainer.job.step(1)).size + 2 * 4 * 50_000
 
 
 def test_a_copy_that_was_damaged_meanwhile_begins_anew(trainer, far, pulls, monkeypatch):

@@ -1,5 +1,6 @@
 """`syncd mirror` as a real process: a service, `--once`, what it refuses, and kills."""
 
+import json
 import os
 import signal
 import subprocess
@@ -7,6 +8,8 @@ import sys
 import time
 
 import pytest
+from beds import probe
+from beds.silent import silent
 from support.cli import environment
 from support.mirrors import Trainer, files_of
 
@@ -75,6 +78,37 @@ def test_a_service_follows_its_source_through_kills_and_ends_on_sigterm(place, t
     assert mirrored_from(far) is None
     assert syncd("watch", far.root, "--once").returncode == 0
     assert syncd("mirror", near, far.root, "--once").returncode == 78
+
+
+def mount_states(log):
+    with open(log, encoding="utf-8") as file:
+        events = [json.loads(line) for line in file if line.endswith("\n")]
+    return [one for one in events if one["event"] == "mount_state_changed"]
+
+
+def test_a_hung_mount_of_the_source_is_reported_waited_for_and_no_obstacle_to_sigterm(place, trainer):
+    if (reason := probe.silent_mount()) is not None:
+        pytest.skip(reason)
+    near, far, log = f"{place}/job", Job.at(f"{place}/far"), f"{place}/log"
+    command = [sys.executable, "-m", "syncd", "mirror", near, far.root, "--log-format", "json"]
+    with open(log, "wb") as stderr:
+        service = subprocess.Popen(command, env=environment(), stderr=stderr)
+    try:
+        wait_until(lambda: read_version(far) is not None)
+        with silent(near):
+            wait_until(lambda: mount_states(log))
+            stuck = mount_states(log)[0]
+            assert (stuck["state"], near in stuck["detail"]) == ("stuck", True)
+            assert "dmesg" in stuck["hint"]
+        trainer.delta(3, 2)
+        wait_until(lambda: read_version(far).pair == trainer.pair)
+        with silent(near):
+            time.sleep(0.3)
+            service.terminate()
+            assert service.wait(30) == 74
+    finally:
+        service.kill()
+        service.wait()
 
 
 @pytest.mark.parametrize(

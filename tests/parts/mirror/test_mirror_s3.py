@@ -7,18 +7,23 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 from support.cli import environment
 from support.experiences import make
+from support.jobs import shard_bytes
 from support.mirrors import Trainer, files_of
-from support.s3 import SERVER, environment_of, running_s3
+from support.s3 import SERVER, environment_of, refuse_keys, running_s3
 
 from syncd.experience import batch_paths
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
+from syncd.protocol.presence import read_presences
 from syncd.protocol.version import read_version
+from syncd.protocol.writer import StepWriter
 from syncd.transports.delta.materialise import prove
 from trainer.experience.store import ExperienceReader
 
@@ -30,6 +35,11 @@ pytestmark = [
 
 VERSIONS = int(os.environ.get("SYNCD_MIRROR_VERSIONS", "30"))
 SEED = int(os.environ.get("SYNCD_SEED", "1"))
+KILLS, CHECKS = min(0.5, 60 / VERSIONS), min(0.3, 60 / VERSIONS)
+"""How likely a mirror is killed after a version, and all that has arrived is compared."""
+
+MOST_MEMORY = 400 << 20
+LARGE = (4096, 8192)
 
 
 class Sites:
@@ -41,7 +51,7 @@ class Sites:
         self.trainer, self.far = Trainer(Job.at(f"{place}/job"), ttl=10.0), Job.at(f"{place}/far")
         self.environment = {**environment(), **environment_of(url)}
         self.store = f"s3://weights/{os.path.basename(place)}"
-        self.running = {}
+        self.running, self.memory = {}, {}
 
     def start(self, end):
         places = [self.trainer.job.root, self.store] if end == "push" else [self.store, self.far.root]
@@ -50,8 +60,29 @@ class Sites:
             self.running[end] = subprocess.Popen(command, env=self.environment, stderr=log)
 
     def end(self, end, number):
+        self.memory[end] = max(self.memory.get(end, 0), peak(self.running[end].pid))
         self.running[end].send_signal(number)
         return self.running.pop(end).wait(60)
+
+    def follow(self):
+        """Run a follower of the far job; the file `loaded` says what its engine loaded last."""
+        load = ["--hook", "command", "--stage", f"{self.far.root}-stage", "--name", "reader", "--stay"]
+        engine = ["--", "/bin/sh", "-c", f"echo {{path}} > {self.loaded}"]
+        command = [sys.executable, "-m", "syncd", "follow", self.far.root, *load, *engine]
+        with open(f"{self.far.root}-follow.log", "ab") as log:
+            self.running["follow"] = subprocess.Popen(command, env=self.environment, stderr=log)
+
+    @property
+    def loaded(self):
+        return f"{self.far.root}-loaded"
+
+    def is_loaded(self):
+        reader = read_presences(self.far.disk, self.far.explorers)[0].get("reader")
+        return reader is not None and reader.applied == self.trainer.pair
+
+    def both_say(self, text):
+        logs = [Path(f"{self.far.root}-{end}.log").read_text() for end in ("push", "pull")]
+        return all(text in log for log in logs)
 
     def is_there(self):
         version = read_version(self.far)
@@ -75,6 +106,23 @@ def sites(shm):
             one.wait()
 
 
+def peak(pid):
+    """Return the most memory that a process has had, in bytes."""
+    with open(f"/proc/{pid}/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM"))
+
+
+def assert_loaded(sites):
+    """The follower's engine has the bits that the trainer has in memory."""
+    with open(sites.loaded, encoding="utf-8") as file:
+        directory = file.read().strip()
+    for name, tensors in sites.trainer.tensors.items():
+        there = load_file(f"{directory}/{name}")
+        assert {key: value.tobytes() for key, value in there.items()} == {
+            key: value.tobytes() for key, value in tensors.items()
+        }
+
+
 def assert_same(sites):
     step = sites.trainer.pair[1]
     assert prove(sites.far, step) == []
@@ -91,6 +139,7 @@ def test_versions_arrive_through_kills_of_both_mirrors_and_experiences_come_back
     for end in ("push", "pull"):
         sites.start(end)
     sites.wait(sites.is_there)
+    sites.follow()
     with ExperienceWriter(sites.far, "e0") as writer:
         for step in range(2, VERSIONS + 1):
             if step % 10 == 0:
@@ -99,32 +148,63 @@ def test_versions_arrive_through_kills_of_both_mirrors_and_experiences_come_back
                 trainer.rewind(step - 2)
                 sites.wait(sites.is_there)
                 trainer.model(step)
+            elif step % 23 == 0:
+                trainer.roll_back(step - 2)
+                trainer.model(step)
             else:
                 trainer.delta(step, step - 1)
             writer.write([make(tag=written)])
             written += 1
-            if chance.random() < 0.5:
+            if chance.random() < KILLS:
                 end = chance.choice(["push", "pull"])
                 time.sleep(chance.random() * 0.5)
                 sites.end(end, signal.SIGKILL)
                 sites.start(end)
-            if chance.random() < 0.3:
+            if chance.random() < CHECKS:
                 sites.wait(sites.is_there)
                 assert_same(sites)
-    sites.wait(sites.is_there)
+                sites.wait(sites.is_loaded)
+                assert_loaded(sites)
+    sites.wait(sites.is_loaded)
     assert_same(sites)
+    assert_loaded(sites)
     sites.wait(lambda: not any(batch_paths.numbers(sites.far, batch_paths.batches(sites.far, "e0"))))
     sites.wait(lambda: len(tasks(sites)) == written)
     assert tasks(sites) == [f"task-{number}" for number in range(written)]
     for end in ("push", "pull"):
         assert sites.end(end, signal.SIGTERM) == 0
+    assert max(sites.memory.values()) < MOST_MEMORY
+    print("peak MiB", {end: size >> 20 for end, size in sites.memory.items()})
+
+
+def test_large_files_need_no_more_memory_than_a_few_of_their_parts(sites):
+    """Four files at once, each of several parts."""
+    writer = StepWriter(sites.trainer.job, 1, 1, "a")
+    writer.begin()
+    shards = [
+        writer.write(
+            f"actor/model-{number}.safetensors", shard_bytes({f"w{number}": LARGE}, number), tensors=1
+        )
+        for number in range(4)
+    ]
+    writer.receipt(1, shards)
+    assert writer.publish_if_whole()
+    sites.trainer.tick()
+    for end in ("push", "pull"):
+        sites.start(end)
+    sites.wait(sites.is_there)
+    for end in ("push", "pull"):
+        assert sites.end(end, signal.SIGTERM) == 0
+    assert prove(sites.far, 1) == []
+    assert max(sites.memory.values()) < MOST_MEMORY
+    print("peak MiB", {end: size >> 20 for end, size in sites.memory.items()})
 
 
 def tasks(sites):
     return [one.task for batch in ExperienceReader(sites.trainer.job).poll() for one in batch.experiences]
 
 
-def test_a_store_that_is_away_is_waited_for(shm):
+def test_a_store_that_refuses_the_keys_for_a_while_or_is_away_is_waited_for(shm):
     with contextlib.ExitStack() as up:
         url = up.enter_context(running_s3())
         sites = Sites(shm, url)
@@ -132,12 +212,14 @@ def test_a_store_that_is_away_is_waited_for(shm):
         for end in ("push", "pull"):
             sites.start(end)
         sites.wait(sites.is_there)
-        up.close()
+        refuse_keys(url, refused=True)
         sites.trainer.delta(2, 1)
-        time.sleep(5)
-        for end in ("push", "pull"):
-            with open(f"{sites.far.root}-{end}.log", encoding="utf-8") as log:
-                assert "the object store does not answer" in log.read()
+        sites.wait(lambda: sites.both_say("the object store refuses the credentials"))
+        refuse_keys(url, refused=False)
+        sites.wait(sites.is_there)
+        up.close()
+        sites.trainer.delta(3, 2)
+        sites.wait(lambda: sites.both_say("the object store does not answer"))
         # moto keeps nothing: the mirror finds an empty store, and fills it again.
         with running_s3(int(url.rpartition(":")[2])):
             sites.wait(sites.is_there)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from support.mirrors import KilledError, MemoryObjects, Push, Trainer, kill_at
 
-from syncd.errors import TryAgainError
+from syncd.errors import StorageError, TryAgainError
 from syncd.parts.mirror.index import NAME, decode_index
 from syncd.parts.mirror.links import key_of
 from syncd.parts.mirror.store import PART, StoreSource, object_names
@@ -77,6 +77,33 @@ def test_a_second_run_writes_nothing_and_an_idle_iteration_asks_the_store_nothin
     assert objects.calls[before:] == [("get", NAME)]
     push.run()
     assert len(objects.calls) == before + 1
+
+
+def test_small_steps_are_not_listed_once_this_process_has_published_and_no_copy_of_it_has_failed(trainer):
+    trainer.keyframe(1)
+    objects, left = MemoryObjects(), [-1]
+
+    def fail(what, _):
+        left[0] -= 1
+        if left[0] == 0:
+            raise StorageError("the object store does not answer")
+
+    push = Push(trainer.job, objects.sharing(fail))
+
+    def lists_of_next(step):
+        before = len(objects.calls)
+        trainer.keyframe(step)
+        push.run()
+        return [name for what, name in objects.calls[before:] if what == "list" and name != "steps/"]
+
+    push.run()
+    assert lists_of_next(2) == []
+    left[0] = 2  # its second file
+    with pytest.raises(StorageError):
+        lists_of_next(3)
+    assert len(lists_of_next(4)) == 1
+    assert lists_of_next(5) == []
+    assert_whole(objects)
 
 
 def test_a_kill_at_each_write_leaves_a_whole_version_or_none_and_the_next_run_sends_nothing_twice(trainer):

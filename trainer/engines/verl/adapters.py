@@ -22,8 +22,7 @@ from syncd.protocol.layout import ADAPTER_CONFIG
 from syncd.protocol.local_disk import LocalDisk
 from trainer.engines.verl.models import Model
 
-_NAME = "default"
-"""What peft calls the one adapter."""
+_NAME = "default"  # what peft calls the one adapter
 
 _OUTSIDE, _BASE, _OWN = "base_model.model.", ".base_layer.", ".lora_"
 

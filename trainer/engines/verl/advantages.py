@@ -15,8 +15,7 @@ from syncd.jobfile.trainer_sections import AlgorithmSection
 from trainer.config.algorithms import GAE
 from trainer.experience.batch import Batch
 
-Rows = Sequence[torch.Tensor]
-"""A value for each response token, one tensor a row of the batch."""
+Rows = Sequence[torch.Tensor]  # a value for each response token, one tensor a row of the batch
 
 
 def advantages(

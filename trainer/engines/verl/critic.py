@@ -35,8 +35,7 @@ from trainer.experience.limits import Limits
 
 VALUES, UPDATE_CRITIC, WHOLE = "timing_s/values", "timing_s/update_critic", "timing_s/critic"
 
-Rows = list[torch.Tensor]
-"""One number for each response token, one tensor a row."""
+Rows = list[torch.Tensor]  # one number for each response token, one tensor a row
 
 
 class Critic:

@@ -65,11 +65,8 @@ MISMATCH = (
 OF_ROLLOUTS = ("rollout_corr/ratio_seq_mean", "rollout_corr/chi2_seq")
 """The same of the products of ratios over whole rollouts."""
 
-MOST_PARTS = 32
-"""Parts of rewards that have a figure; of more, those of the first rollouts have one."""
-
-MOST = 20.0
-"""The log of a ratio at most, as in verl: exp(20) is still a number that can be multiplied."""
+MOST_PARTS = 32  # parts of rewards that have a figure; of more, those of the first rollouts have one
+MOST = 20.0  # the log of a ratio at most, as in verl: exp(20) is still a number that can be multiplied
 
 
 def measure_difference(

@@ -132,8 +132,7 @@ class ExampleLoss:
         return loss, {}
 
 
-Loss = PolicyLoss | ValueLoss | ExampleLoss
-"""What a model learns from."""
+Loss = PolicyLoss | ValueLoss | ExampleLoss  # what a model learns from
 
 
 def register_own_loss(name: str, options: Mapping[str, Any]) -> None:

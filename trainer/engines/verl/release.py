@@ -52,8 +52,7 @@ RELEASES: Mapping[str, Lacks] = {
     "0.9": Lacks(),
 }
 
-LEGACY = "0.7.1"
-"""The release that the engine `verl_legacy` runs."""
+LEGACY = "0.7.1"  # the release that the engine `verl_legacy` runs
 
 
 def installed_release() -> str:

@@ -21,11 +21,8 @@ from trainer.experience.sft import Example
 Columns = Mapping[str, Mapping[int, torch.Tensor]]
 """Values of response tokens, float32, by name and by the row's number."""
 
-RowTensors = dict[int, torch.Tensor]
-"""Values of response tokens, float32 in main memory, by the row's number."""
-
-Slots = list[int | None]
-"""Numbers of rows; None is a row of padding, which has no effect."""
+RowTensors = dict[int, torch.Tensor]  # values of response tokens, float32 in main memory, by the row's number
+Slots = list[int | None]  # numbers of rows; None is a row of padding, which has no effect
 
 _POSITIONS = ("wpe", "embed_positions", "position_embeddings")
 """Names of tables of learnt positions in transformers. Rotary positions have no table and no limit."""

@@ -5,10 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import structlog
 import torch
 
-from syncd.errors import CorruptDataError
 from syncd.jobfile.model import JobFile
 from syncd.jobfile.trainer_sections import AlgorithmSection
 from syncd.transports.ranks import Ranks
@@ -16,6 +14,7 @@ from trainer.config.algorithms import OF_SEQUENCES
 from trainer.engines.base import Metrics
 from trainer.engines.verl.batches import MicroBatch, forward, tensors
 from trainer.engines.verl.figures import StepMetrics
+from trainer.engines.verl.finite_updates import FiniteUpdates
 from trainer.engines.verl.losses import ExampleLoss, Loss, PolicyLoss
 from trainer.engines.verl.models import Model
 from trainer.engines.verl.pass_times import OPTIMIZER, PassTimes
@@ -33,9 +32,6 @@ from trainer.engines.verl.settings import actor_config, entropy_in_updates
 
 Losses = tuple[PolicyLoss | None, ExampleLoss]
 
-MOST_SKIPPED = 10
-"""Updates in a row that may be skipped before the run ends."""
-
 
 class Updates:
     """Makes the updates of one model; all ranks make the same ones.
@@ -46,8 +42,8 @@ class Updates:
     """
 
     def __init__(self, model: Model, ranks: Ranks, who: str, table: str, times: PassTimes) -> None:
-        self._model, self._ranks, self._who, self._table = model, ranks, who, table
-        self._times, self._in_a_row = times, 0
+        self._model, self._ranks, self._who, self._times = model, ranks, who, times
+        self._finite = FiniteUpdates(table)
 
     def run(
         self, parts: Iterable[UpdateRows], add_gradients: Callable[[UpdateRows], None], number: int
@@ -65,7 +61,8 @@ class Updates:
                 add_gradients(part)
                 with self._times.measure(OPTIMIZER):
                     norms.append(self._model.optimizer_step())
-            self._finish_update(norms[-1], number)
+            if self._finite.is_made(norms[-1], number):
+                self._model.lr_scheduler_step()
         done = [norm for norm in norms if math.isfinite(norm)]
         norm = sum(done) / len(done) if done else sum(norms)
         skipped = float(len(norms) - len(done))
@@ -97,22 +94,6 @@ class Updates:
 
     def _rate(self) -> float:
         return float(self._model.optimizer.param_groups[0]["lr"])
-
-    def _finish_update(self, norm: float, number: int) -> None:
-        """Advance the schedule after an update; verl skips one whose gradient is not finite."""
-        if math.isfinite(norm):
-            self._in_a_row = 0
-            self._model.lr_scheduler_step()
-            return
-        self._in_a_row += 1
-        structlog.get_logger().warning(
-            "update_skipped", reason="its gradient is not finite", step=number, in_a_row=self._in_a_row
-        )
-        if self._in_a_row >= MOST_SKIPPED:
-            hint = f"resume from an earlier checkpoint with a lower {self._table}.lr"
-            raise CorruptDataError(
-                f"{MOST_SKIPPED} updates in a row had gradients that are not finite", hint=hint
-            )
 
 
 class PolicyUpdates:

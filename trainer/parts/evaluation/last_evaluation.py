@@ -9,11 +9,8 @@ from syncd.jobfile.model import JobFile
 from trainer.parts.evaluation.watch import EvaluationWatch
 from trainer.reporting.figures import span
 
-EVERY = 0.5
-"""Seconds between two looks."""
-
-_OF_A_SET = "/reward"
-"""How the name of a figure ends that each set has."""
+EVERY = 0.5  # seconds between two looks
+_OF_A_SET = "/reward"  # how the name of a figure ends that each set has
 
 
 class LastEvaluation:

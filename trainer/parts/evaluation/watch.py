@@ -18,13 +18,11 @@ from syncd.jsonl import read
 from syncd.protocol.documents import Fields
 from trainer.monitors.jsonl import History
 
-EVERY = 5.0
-"""Seconds between two looks at the files."""
+EVERY = 5.0  # seconds between two looks at the files
 
 Means = dict[str, float]
 
-_OWN = frozenset({"generation", "step", "at"})
-"""Numbers of a line that are no figures."""
+_OWN = frozenset({"generation", "step", "at"})  # numbers of a line that are no figures
 
 _SUMS = frozenset({"tasks", "failed", "tokens", "seconds"})
 """Figures that add up where several explorers have evaluated a version; the others are means over tasks."""

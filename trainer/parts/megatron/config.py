@@ -18,8 +18,7 @@ from trainer.config.options import (
     option_problems,
 )
 
-MEGATRON = "megatron"
-"""The strategy that splits a model by megatron-core."""
+MEGATRON = "megatron"  # the strategy that splits a model by megatron-core
 
 MEGATRON_SIZES = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size",

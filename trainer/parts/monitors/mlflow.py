@@ -22,8 +22,7 @@ JOB_TAG = "syncd.job"
 GROUP_TAG = "syncd.group"
 
 _MAX_VALUE = 500
-_PARAMS_AT_ONCE = 100
-"""What servers take: characters of a parameter, and parameters of one request."""
+_PARAMS_AT_ONCE = 100  # what servers take: characters of a parameter, and parameters of one request
 
 
 class MLflow:

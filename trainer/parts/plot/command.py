@@ -5,8 +5,7 @@ import click
 from syncd.arguments import job_argument
 from syncd.console import UncheckedPath
 
-AFTER = "config"
-"""The verb behind which `--help` lists this one."""
+AFTER = "config"  # the verb behind which `--help` lists this one
 
 
 @click.command()

@@ -35,31 +35,20 @@ if TYPE_CHECKING:
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Colours of jobs in turn, distinct also for colour-blind people and in print."""
 
-COLUMNS = 4
-"""Panels beside each other."""
-
-SIZE = (4.6, 2.5)
-"""Inches of a panel."""
+COLUMNS = 4  # panels beside each other
+SIZE = (4.6, 2.5)  # inches of a panel
 
 LineStyle = str | tuple[int, tuple[int, ...]]
 
-_IN_TITLE = 50
-"""Letters that fit into the line of the title, together with the labels of curves."""
-
-_SAMPLE = 6
-"""Letters that the sample of a line takes before its label."""
+_IN_TITLE = 50  # letters that fit into the line of the title, together with the labels of curves
+_SAMPLE = 6  # letters that the sample of a line takes before its label
 
 _STYLES: Sequence[LineStyle] = ("-", "--", "-.", ":", (0, (1, 3)), (0, (6, 3, 1, 3, 1, 3)))
 """Of the curves of a panel, in turn."""
 
-_ERROR = "_stderr"
-"""How a metric ends that is the standard error of another one, which is drawn with bars."""
-
-_DOTS_BELOW = 25
-"""Points below which each is marked."""
-
-_SMOOTH_FROM = 60
-"""Steps from which on a curve also gets its moving mean."""
+_ERROR = "_stderr"  # how a metric ends that is the standard error of another one, which is drawn with bars
+_DOTS_BELOW = 25  # points below which each is marked
+_SMOOTH_FROM = 60  # steps from which on a curve also gets its moving mean
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,8 @@ from trainer.config.algorithms import (
     unread,
 )
 
-TINKER = "tinker"
-"""The engine that this is about."""
-
-UNCLIPPED = "importance_sampling"
-"""The policy loss without bounds of the ratio."""
+TINKER = "tinker"  # the engine that this is about
+UNCLIPPED = "importance_sampling"  # the policy loss without bounds of the ratio
 
 TINKER_LOSSES: Mapping[str, str] = {"vanilla": "ppo", "cispo": "cispo", UNCLIPPED: UNCLIPPED}
 """The policy losses of `algorithm.loss` with their names on a tinker server."""

@@ -12,8 +12,7 @@ import torch
 
 from trainer.engines.verl.rows import TokenRow, count_samples
 
-Values = Mapping[int, torch.Tensor]
-"""Values of the response's tokens, float32, by the row's number."""
+Values = Mapping[int, torch.Tensor]  # values of the response's tokens, float32, by the row's number
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from syncd.errors import CorruptDataError, NonFiniteError
 from syncd.parts.tinker.session import SCHEME, TinkerSession
 from trainer.parts.tinker.rows import TinkerRow
 
-_EPS = 1e-8
-"""Of AdamW, as in torch."""
+_EPS = 1e-8  # of AdamW, as in torch
 
 T = TypeVar("T")
 

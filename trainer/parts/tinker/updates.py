@@ -34,8 +34,7 @@ class TinkerUpdates:
         self, config: JobFile, algorithm: AlgorithmSection, server: TrainingServer, reduction: str
     ) -> None:
         self.algorithm, self._server, self._reduction = algorithm, server, reduction
-        self.made = 0
-        """Updates so far, over all starts: the learning rate follows from it."""
+        self.made = 0  # updates so far, over all starts: the learning rate follows from it
         self._end = schedule_steps(config)
         self._bounds = _ratio_bounds(algorithm)
         self._is_warned = False

@@ -9,8 +9,7 @@ from verl.protocol import DataProto
 from trainer.engines.verl.rows import PADDING, Columns, Slots, TokenRow, fill
 from trainer.parts.verl_legacy.worker import LegacyModel
 
-RowTensors = dict[int, torch.Tensor]
-"""Values of response tokens, float32 in main memory, by the row's number."""
+RowTensors = dict[int, torch.Tensor]  # values of response tokens, float32 in main memory, by the row's number
 
 
 def padded(rows: Sequence[TokenRow], slots: Slots, columns: Columns, **settings: Any) -> Any:

@@ -6,11 +6,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import structlog
 import torch
 from torch.distributed.tensor import DTensor
 
-from syncd.errors import ConfigError, CorruptDataError
+from syncd.errors import ConfigError
 from trainer.config.algorithms import SFT
 from trainer.config.model_files import companions
 from trainer.engines.base import Metrics
@@ -19,6 +18,7 @@ from trainer.engines.state_copy import TrainingState
 from trainer.engines.verl import figures
 from trainer.engines.verl.advantages import advantages
 from trainer.engines.verl.checks import resolve
+from trainer.engines.verl.finite_updates import FiniteUpdates
 from trainer.engines.verl.rows import (
     Columns,
     Slots,
@@ -39,16 +39,14 @@ from trainer.experience.limits import Limits
 from trainer.parts.verl_legacy.batches import RowTensors, forward, padded
 from trainer.parts.verl_legacy.worker import LegacyModel, build_model
 
-MOST_SKIPPED = 10
-"""Updates in a row that may be skipped before the run ends."""
-
 
 class LegacyVerlEngine(FileEngine):
     """FSDP2 by the worker of verl 0.7.1, without Ray: ranks are processes of torchrun, srun, or `trainer train`."""
 
     def build(self) -> None:
         config, ranks = self.context.config, self.context.ranks
-        self._algorithm, self._skipped = resolve(config.algorithm), 0
+        self._algorithm = resolve(config.algorithm)
+        self._finite = FiniteUpdates("algorithm.optimizer")
         _seed(config.job.seed)
         self.model: Any = build_model(config, self._algorithm, ranks)
         _seed(config.job.seed + 1 + ranks.rank)
@@ -134,7 +132,8 @@ class LegacyVerlEngine(FileEngine):
         for part in parts:
             rate = self._rate()
             norms.append(self._update(step, part.rollouts or part.examples, columns, 1 / len(parts)))
-            self._finish_update(norms[-1], number)
+            if self._finite.is_made(norms[-1], number):
+                self.model.lr_scheduler.step()
         done = [norm for norm in norms if math.isfinite(norm)]
         norm = sum(done) / len(done) if done else sum(norms)
         return {
@@ -171,21 +170,6 @@ class LegacyVerlEngine(FileEngine):
         for figure in ("actor/ppo_kl", "actor/pg_clipfrac"):
             for value, mask in zip(metrics.get(figure, ()), masks, strict=False):
                 step.figures.mean(figure, value, float(mask.sum()))
-
-    def _finish_update(self, norm: float, number: int) -> None:
-        """Advance the schedule after an update; verl skips one whose gradient is not finite."""
-        if math.isfinite(norm):
-            self._skipped = 0
-            self.model.lr_scheduler.step()
-            return
-        self._skipped += 1
-        structlog.get_logger().warning(
-            "update_skipped", reason="its gradient is not finite", step=number, in_a_row=self._skipped
-        )
-        if self._skipped >= MOST_SKIPPED:
-            hint = "resume from an earlier checkpoint with a lower algorithm.optimizer.lr"
-            message = f"{MOST_SKIPPED} updates in a row had gradients that are not finite"
-            raise CorruptDataError(message, hint=hint)
 
     def _rate(self) -> float:
         return float(self.model.lr_scheduler.get_last_lr()[0])

@@ -199,7 +199,8 @@ class SGLang(Engine):
         return found if told["n"] > 1 else found[0]
 
     def get_server_info(self, body):
-        return {"version": "0.5.23", "tp_size": 1, "pp_size": 1, "dp_size": 1}
+        sizes = {"tp_size": 1, "pp_size": 1, "dp_size": 1}
+        return {"version": "0.5.23", "model_path": self.directory, **sizes}
 
     def answer(self, method, path, body):
         if path == "/ready":

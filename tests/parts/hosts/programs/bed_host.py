@@ -39,9 +39,9 @@ class OriginDisk(LocalDisk):
     is_far = False
     _connections = threading.local()
 
-    def read_at(self, path, offset, length):
+    def read_at(self, path, offset, length, *, ahead=True):
         if not self.is_far or "/global_step_" not in path:
-            return super().read_at(path, offset, length)
+            return super().read_at(path, offset, length, ahead=ahead)
         return self._far(path, offset, length)
 
     def read(self, path, limit=16 << 20):
@@ -109,7 +109,7 @@ if conf.get("token"):
 if conf.get("members"):
     reader.read_members = lambda job: sorted(conf["members"])
 
-syncd.transports.delta.chain._AHEAD = 128 << 10  # as much smaller as tiles
+syncd.transports.delta.chain._AHEAD = conf["tile"] // 2  # as much smaller as tiles
 told = []
 disk = OriginDisk()
 client = Client.open(conf["job"], "explorer", conf["name"], disk=disk)

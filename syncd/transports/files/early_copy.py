@@ -1,0 +1,251 @@
+"""Copies the shard files of an attempt into the stage while they are written. Imports no torch.
+
+Each byte is hashed as it is copied, from the memory it is written from. What the notes of the writers say decides
+only when bytes are read; whether they may be used is for the digests of the sealed step alone.
+"""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from syncd.errors import CorruptDataError, StorageError, SyncdError
+from syncd.protocol.digest import DEFAULT, hasher
+from syncd.protocol.disk import MISSING
+from syncd.protocol.local_disk import write_all_at
+from syncd.protocol.write_progress import WriteProgress, shard_path
+from syncd.transports.files.copy_files import THREADS, give_up_if
+from syncd.transports.files.stage import EarlyPlace
+
+PIECE = 8 << 20
+_ALIGN = 4096
+PATIENCE = 10.0
+_WAIT, _JOIN = 0.1, 5.0
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class CopiedFile(NamedTuple):
+    name: str
+    path: str
+    size: int
+    digest: str
+
+
+class _Piece(NamedTuple):
+    file: "_EarlyFile"
+    offset: int
+    length: int
+
+
+class _EarlyFile:
+    """One shard file, and how much of it was handed out, copied and hashed. The lock of the copy guards it."""
+
+    def __init__(self, note: WriteProgress, source: int, target: str) -> None:
+        self.size, self.source, self.path = note.size, source, target
+        self.target = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self.available = self.taken = self.hashed = 0
+        self.state = hasher(DEFAULT)
+
+    @property
+    def digest(self) -> str:
+        return f"{DEFAULT}:{self.state.hexdigest()}"
+
+    @property
+    def is_whole(self) -> bool:
+        return self.hashed == self.size
+
+    def take(self) -> _Piece | None:
+        length = min(PIECE, self.size - self.taken)
+        if not length or self.taken + length > self.available:
+            return None
+        piece = _Piece(self, self.taken, length)
+        self.taken += length
+        return piece
+
+    def read(self, buffer: mmap.mmap, piece: _Piece) -> memoryview:
+        """Return a piece, read past the page cache where that can be: there it is never older than the file."""
+        wanted = memoryview(buffer)[: -(-piece.length // _ALIGN) * _ALIGN]
+        try:
+            got = os.preadv(self.source, [wanted], piece.offset)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            _read_through_cache(self.source)
+            got = os.preadv(self.source, [wanted], piece.offset)
+        if got < piece.length:
+            raise CorruptDataError(f"{got} bytes where {piece.length} were written", path=self.path)
+        return wanted[: piece.length]
+
+    def close(self) -> None:
+        os.close(self.source)
+        os.close(self.target)
+
+
+class EarlyCopy:
+    """The copy of one attempt. Its own threads copy; another one tells how far the attempt is.
+
+    Args:
+        place: Where the copy is; it is closed with the copy.
+    """
+
+    def __init__(self, place: EarlyPlace) -> None:
+        self.place = place
+        self.failure = ""
+        self._files: dict[str, _EarlyFile] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, name="early", daemon=True) for _ in range(THREADS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def is_revoked(self) -> bool:
+        return bool(self.failure) or not self.place.is_valid()
+
+    def follow(self, attempt_path: str, notes: Iterable[WriteProgress]) -> None:
+        """Copy what is there of the files that writers have noted."""
+        for note in notes:
+            if note.name not in self._files and (source := _open_source(attempt_path, note)) is not None:
+                self._begin(note, source)
+            with self._changed:
+                if (file := self._files.get(note.name)) is not None and file.size == note.size:
+                    file.available = max(file.available, note.written)
+                    self._changed.notify_all()
+
+    def end(self) -> None:
+        """Copy the files to their ends: the step is sealed."""
+        with self._changed:
+            for file in self._files.values():
+                file.available = file.size
+            self._changed.notify_all()
+
+    def finish(self, stop: Callable[[], bool]) -> dict[str, CopiedFile]:
+        """Return the files that are whole, by name, once all that were begun are. `stop` is polled.
+
+        Files that make no progress for `PATIENCE` seconds are left out.
+        """
+        self.end()
+        with self._changed:
+            since, before = time.monotonic(), -1
+            while not self.is_revoked and not all(file.is_whole for file in self._files.values()):
+                give_up_if(stop, self.place.path)
+                hashed = sum(file.hashed for file in self._files.values())
+                if hashed != before:
+                    since, before = time.monotonic(), hashed
+                elif time.monotonic() - since >= PATIENCE:
+                    break
+                self._changed.wait(_WAIT)
+        return {} if self.is_revoked else {file.name: file for file in self.whole()}
+
+    def whole(self) -> list[CopiedFile]:
+        """Return the files that are whole."""
+        with self._changed:
+            return [
+                CopiedFile(name, file.path, file.size, file.digest)
+                for name, file in self._files.items()
+                if file.is_whole
+            ]
+
+    def close(self) -> None:
+        """End the threads, and remove what is left in the stage."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(_JOIN)
+        if not any(
+            thread.is_alive() for thread in self._threads
+        ):  # else one waits for a mount, and uses them
+            for file in self._files.values():
+                file.close()
+        self.place.close()
+
+    def _begin(self, note: WriteProgress, source: int) -> None:
+        with self._changed:
+            if self._closed or self.failure:
+                os.close(source)
+                return
+            try:
+                path = f"{self.place.path}/{note.name}"
+                self._files[note.name] = _EarlyFile(note, source, path)
+            except OSError as error:
+                os.close(source)
+                self._fail(error)
+
+    def _work(self) -> None:
+        with contextlib.closing(mmap.mmap(-1, PIECE)) as buffer:
+            while (piece := self._next()) is not None:
+                try:
+                    self._copy(buffer, piece)
+                except (OSError, SyncdError) as error:
+                    self._fail(error)
+
+    def _next(self) -> _Piece | None:
+        with self._changed:
+            while not self._closed and not self.failure:
+                for file in self._files.values():
+                    if (piece := file.take()) is not None:
+                        return piece
+                self._changed.wait(_WAIT)
+        return None
+
+    def _copy(self, buffer: mmap.mmap, piece: _Piece) -> None:
+        if not self.place.is_valid():
+            raise StorageError("its room was taken", path=self.place.path)
+        with piece.file.read(buffer, piece) as data:
+            write_all_at(piece.file.target, data, piece.offset)
+            if not self._await_turn(piece):
+                return
+            piece.file.state.update(data)
+        with self._changed:
+            piece.file.hashed += piece.length
+            self._changed.notify_all()
+
+    def _await_turn(self, piece: _Piece) -> bool:
+        """Wait until all before a piece is hashed; return False if the copy ends first."""
+        with self._changed:
+            while piece.file.hashed != piece.offset:
+                if self._closed or self.failure:
+                    return False
+                self._changed.wait(_WAIT)
+        return True
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self.failure = self.failure or str(error)
+            self._changed.notify_all()
+
+
+def _open_source(attempt_path: str, note: WriteProgress) -> int | None:
+    """Open a shard file under the name that it has now; None if it has neither, or is no regular file."""
+    for name in (note.temporary, note.name):
+        with contextlib.suppress(*MISSING):
+            return _open_regular(shard_path(attempt_path, name))
+    return None
+
+
+def _open_regular(path: str) -> int | None:
+    try:
+        source = os.open(path, _FLAGS | os.O_DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        source = os.open(path, _FLAGS)
+    if not stat.S_ISREG(os.fstat(source).st_mode):
+        os.close(source)
+        return None
+    # Where the cache cannot be passed: it must not hold what was not written yet.
+    os.posix_fadvise(source, 0, 0, os.POSIX_FADV_RANDOM)
+    return source
+
+
+def _read_through_cache(source: int) -> None:
+    fcntl.fcntl(source, fcntl.F_SETFL, fcntl.fcntl(source, fcntl.F_GETFL) & ~os.O_DIRECT)

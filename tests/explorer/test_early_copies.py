@@ -1,0 +1,541 @@
+"""Steps that a stage copies while they are written: never a wrong byte, and nothing left of what was for nothing."""
+
+import errno
+import itertools
+import json
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+import xxhash
+from support.followers import Scene
+
+from explorer_hooks.follower.policy import FollowOptions
+from syncd.errors import ConfigError
+from syncd.protocol.disk import temporary_name
+from syncd.protocol.layout import Job
+from syncd.protocol.manifest import read_manifest
+from syncd.protocol.receipt import FileRecord
+from syncd.protocol.version import Version
+from syncd.protocol.write_progress import ProgressNotes, read_progress
+from syncd.protocol.writer import StepWriter
+from syncd.transports.files import early_copy, early_decision
+from syncd.transports.files.early_decision import AttemptKey
+from syncd.transports.files.early_reader import EarlyReader
+from syncd.transports.files.leased_directory import payload_of
+from syncd.transports.files.piece_reader import OriginReader
+from syncd.transports.files.stage import HostStage, StageSource
+from syncd.transports.files.step_saver import StepSaver
+
+PART = 1 << 16
+SIZE = 5 * PART + 12345
+
+
+def shard(seed, size=SIZE):
+    header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    return (
+        len(header).to_bytes(8, "little")
+        + header
+        + torch.arange(seed, seed + size).to(torch.uint8).numpy().tobytes()
+    )
+
+
+class Attempt:
+    """A step that a test writes by hand, part by part."""
+
+    def __init__(self, job, step, writers=1, name=None):
+        self.step, self.writers = (
+            step,
+            [StepWriter(job, step, writers, name or f"save-{step}") for _ in range(writers)],
+        )
+        self.contents = [shard(step + number) for number in range(writers)]
+        self.names = [f"model-{number + 1:05d}-of-{writers:05d}.safetensors" for number in range(writers)]
+        self.temporary = [temporary_name(name) for name in self.names]
+        for writer in self.writers:
+            writer.begin()
+        self.path = f"{self.writers[0].path}/actor"
+        self.notes = [
+            writer.progress(number, f"{self.path}/{temporary}", name, len(content))
+            for number, (writer, temporary, name, content) in enumerate(
+                zip(self.writers, self.temporary, self.names, self.contents, strict=True), 1
+            )
+        ]
+
+    def write(self, written=None, number=0, note=None):
+        content = self.contents[number]
+        written = len(content) if written is None else written
+        with open(f"{self.path}/{self.temporary[number]}", "wb") as file:
+            file.truncate(len(content))
+            file.write(content[:written])
+        self.notes[number]._next = 0.0
+        self.notes[number].note(written if note is None else note)
+
+    def rename(self, number=0):
+        os.rename(f"{self.path}/{self.temporary[number]}", f"{self.path}/{self.names[number]}")
+
+    def seal(self):
+        for number, writer in enumerate(self.writers):
+            with open(f"{self.path}/{self.names[number]}", "wb") as file:
+                file.write(self.contents[number])
+            record = writer.write(f"actor/{self.names[number]}", self.contents[number], tensors=1)
+            files = [writer.write("actor/config.json", b"{}")] if not number else []
+            writer.receipt(number + 1, [record], files)
+        return self.writers[-1].seal()
+
+    def finish(self, numbers=None):
+        """Finish the files that are being copied, as a trainer does, and seal the step if it is whole."""
+        for number, content in list(enumerate(self.contents))[slice(None) if numbers is None else numbers]:
+            self.write(len(content), number)
+            self.rename(number)
+            writer, name = self.writers[number], f"actor/{self.names[number]}"
+            digest = f"xxh3_128:{xxhash.xxh3_128_hexdigest(content)}"
+            self.notes[number].remove()
+            files = [writer.write("actor/config.json", b"{}")] if not number else []
+            writer.receipt(number + 1, [FileRecord(name, len(content), digest, 1)], files)
+        return self.writers[-1].seal()
+
+
+class Counting(OriginReader):
+    def __init__(self):
+        self.copied = 0
+
+    def copy(self, wanted, target, stop):
+        self.copied += sum(record.size for record in wanted.records)
+        super().copy(wanted, target, stop)
+
+
+class Host:
+    """A follower's stage and reader."""
+
+    def __init__(self, job, stage, events):
+        self.job, self.origin = job, Counting()
+        self.stage = HostStage(stage, job.root)
+        self.reader = EarlyReader(
+            self.origin, job, self.stage, lambda _, name, **fields: events.append((name, fields)), 0.005
+        )
+
+    def provide(self, step):
+        manifest = read_manifest(self.job.disk, self.job.step(step))
+        version = Version(1, step, "weights", f"global_step_{step}/actor", manifest.digest)
+        records = payload_of(manifest).records
+        source = StageSource(
+            self.job.disk, version, f"{self.job.step(step)}/actor", records, reader=self.reader
+        )
+        return self.stage.provide(source)
+
+    def close(self):
+        self.reader.close()
+        self.stage.close()
+
+
+@pytest.fixture(autouse=True)
+def _pieces(monkeypatch):
+    monkeypatch.setattr(early_copy, "PIECE", PART)
+
+
+@pytest.fixture
+def job(tmp_path):
+    (tmp_path / "job").mkdir()
+    return Job.at(tmp_path / "job")
+
+
+@pytest.fixture
+def events():
+    return []
+
+
+@pytest.fixture
+def host(job, tmp_path, events):
+    with closing(Host(job, str(tmp_path / "stage"), events)) as made:
+        yield made
+
+
+def early_files(host):
+    """Return the bytes that are there of the files that are copied early."""
+    directory = host.stage.directory
+    parts = (
+        [name for name in os.listdir(directory) if name.startswith(".early.")]
+        if os.path.isdir(directory)
+        else []
+    )
+    return {path.name: path.read_bytes() for part in parts for path in Path(directory, part).iterdir()}
+
+
+def until(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)
+
+
+def begun(host, length=PART, number=1):
+    until(lambda: sum(len(data) >= length for data in early_files(host).values()) >= number)
+
+
+def holds(copy, attempt):
+    for name, content in zip(attempt.names, attempt.contents, strict=True):
+        with open(f"{copy.path}/{name}", "rb") as file:
+            assert file.read() == content
+    assert sorted(os.listdir(copy.path)) == sorted(["config.json", *attempt.names])
+
+
+def used(events):
+    return [fields["bytes"] for name, fields in events if name == "early_copy_used"]
+
+
+def dropped(events):
+    return [fields["reason"] for name, fields in events if name == "early_copy_dropped"]
+
+
+# --- the way that it is meant ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("writers", [1, 3])
+def test_shards_are_copied_while_they_are_written(job, host, events, writers):
+    attempt = Attempt(job, 1, writers)
+    for number in range(writers):
+        attempt.write(PART, number)
+    begun(host, number=writers)
+    assert not host.stage.has_copies()
+    attempt.finish()
+    copy = host.provide(1)
+    holds(copy, attempt)
+    assert used(events) == [sum(map(len, attempt.contents))]
+    assert host.origin.copied == len(b"{}")
+    assert early_files(host) == {}
+    copy.close()
+
+
+def test_nothing_is_found_before_it_is_published(job, host):
+    attempt = Attempt(job, 1)
+    attempt.write()
+    begun(host, SIZE)
+    manifest = attempt.finish()
+    assert host.stage.find_digest(manifest.digest) is None
+    assert not host.stage.has_digest(manifest.digest)
+
+
+def test_the_followers_of_a_host_copy_once(job, host, tmp_path, events):
+    with closing(Host(job, str(tmp_path / "stage"), events)) as other:
+        attempt = Attempt(job, 1)
+        attempt.write(PART)
+        begun(host)
+        attempt.finish()
+        hosts = sorted((host, other), key=lambda one: one.reader._held is not None)
+        with ThreadPoolExecutor(2) as pool:  # the one that waits asks first
+            copies = [pool.submit(one.provide, 1) for one in hosts]
+            for copy in [future.result() for future in copies]:
+                holds(copy, attempt)
+                copy.close()
+    assert host.origin.copied + other.origin.copied == len(b"{}")
+    assert used(events) == [len(attempt.contents[0])]
+
+
+def test_a_follower_does_not_wait_for_one_that_takes_no_version(job, host, tmp_path, events):
+    attempt = Attempt(job, 1)
+    attempt.write(PART)
+    begun(host)
+    with closing(Host(job, str(tmp_path / "stage"), events)) as other:
+        attempt.finish()
+        copy = other.provide(1)
+        holds(copy, attempt)
+        until(lambda: dropped(events) == ["the stage has the version already"])
+        copy.close()
+
+
+def test_a_rank_that_is_done_is_copied_while_another_still_writes(job, host, events):
+    attempt = Attempt(job, 1, writers=2)
+    assert attempt.finish(slice(0, 1)) is None
+    begun(host, len(attempt.contents[0]))
+    assert list(early_files(host)) == attempt.names[:1]
+    attempt.finish(slice(1, 2))
+    copy = host.provide(1)
+    holds(copy, attempt)
+    assert used(events)[0] >= len(attempt.contents[0])
+    copy.close()
+
+
+def test_a_trainer_says_how_far_it_is_until_its_receipt_does(job, monkeypatch):
+    heard, note = [], ProgressNotes.note
+
+    def hear(notes, written):
+        notes._next = 0.0
+        note(notes, written)
+        heard.append(read_progress(job.disk, job.attempt(1, "save-1")))
+
+    monkeypatch.setattr(ProgressNotes, "note", hear)
+    with closing(StepSaver(job, 0, 1)) as saver:
+        saver.save(1, "save-1", {"w": torch.arange(10 << 20).bfloat16()}.items())
+        saver.wait()
+    steps = [progress.written for (progress,) in heard]
+    assert len(steps) > 1
+    assert steps == sorted(steps)
+    assert steps[-1] == heard[-1][0].size
+    assert os.listdir(f"{job.step(1)}/actor/.receipts") == ["00001-of-00001.json"]
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"), [({}, "only a stage"), ({"stage": "s", "peers": ":1"}, "each host")]
+)
+def test_what_it_cannot_be_used_with_is_refused(more, reason):
+    with pytest.raises(ConfigError, match=reason) as refused:
+        FollowOptions(early=True, **more)
+    assert "--early" in refused.value.hint
+
+
+def test_a_follower_loads_and_leases_nothing_before_the_version_is_published(tmp_path):
+    with closing(Scene(tmp_path / "job")) as scene:
+        follower = scene.follow(stage=str(tmp_path / "stage"), early=True)
+        assert follower.turn(0.05).kind == "nothing"
+        attempt = Attempt(scene.job, 1)
+        attempt.write()
+        until(lambda: [*(tmp_path / "stage").glob("*/.early.*/*.safetensors")])
+        assert follower.turn(0.05).kind == "nothing"
+        assert not scene.presence().leases
+        assert scene.presence().loading is None
+        attempt.finish()
+        assert follower.turn(0.05).kind == "nothing"
+        attempt.writers[0].announce()
+        scene.tick()
+        assert follower.turn(10.0).kind == "applied"
+        assert "early_copy_used" in scene.names()
+
+
+# --- what is copied early is not what is published ------------------------------------------------------------
+
+
+def test_a_file_that_changes_after_it_was_copied_is_read_again(job, host, events):
+    attempt = Attempt(job, 1)
+    attempt.write()
+    begun(host, SIZE)
+    attempt.contents = [shard(77)]  # another file under the same name
+    os.unlink(f"{attempt.path}/{attempt.temporary[0]}")
+    attempt.finish()
+    copy = host.provide(1)
+    holds(copy, attempt)
+    assert used(events) in ([], [0])
+    copy.close()
+
+
+def test_a_file_that_changes_through_another_link_is_read_again(job, host, tmp_path, events):
+    attempt = Attempt(job, 1)
+    attempt.write()
+    os.link(f"{attempt.path}/{attempt.temporary[0]}", tmp_path / "link")
+    begun(host, SIZE)
+    attempt.contents = [shard(78)]
+    with open(tmp_path / "link", "r+b") as file:
+        file.write(attempt.contents[0])
+    attempt.finish()
+    copy = host.provide(1)
+    holds(copy, attempt)
+    copy.close()
+
+
+def test_a_note_that_says_too_much_costs_bytes_alone(job, host, events):
+    attempt = Attempt(job, 1)
+    attempt.write(PART, note=len(attempt.contents[0]))
+    begun(host, SIZE)
+    attempt.finish()
+    copy = host.provide(1)
+    holds(copy, attempt)
+    assert used(events) in ([], [0])
+    copy.close()
+
+
+def test_another_save_that_seals_the_step_is_what_counts(job, host, events):
+    attempt = Attempt(job, 1, name="first")
+    attempt.write(PART)
+    begun(host)
+    other = Attempt(job, 1, name="second")
+    other.contents = [shard(9)]
+    other.seal()
+    copy = host.provide(1)
+    holds(copy, other)
+    copy.close()
+
+
+def test_a_shard_under_another_name_is_not_taken(job, host, events):
+    attempt = Attempt(job, 1)
+    attempt.notes[0]._progress = attempt.notes[0]._progress.__class__(
+        "save-1", 1, "model-00009-of-00009.safetensors", attempt.temporary[0], len(attempt.contents[0]), 0
+    )
+    attempt.write()
+    begun(host, SIZE)
+    attempt.finish()
+    copy = host.provide(1)
+    holds(copy, attempt)
+    copy.close()
+
+
+@pytest.mark.parametrize("key", ["name", "temporary"])
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", ".", ""])
+def test_a_note_that_names_a_file_elsewhere_does_not_count(job, key, name):
+    attempt = Attempt(job, 1)
+    attempt.write(PART)
+    path = Path(attempt.path, ".receipts/00001-of-00001.progress")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: name}))
+    assert read_progress(job.disk, attempt.writers[0].path) == []
+
+
+def test_a_link_in_the_place_of_a_shard_is_not_followed(job, host, tmp_path, events):
+    (tmp_path / "secret").write_bytes(shard(5))
+    attempt = Attempt(job, 1)
+    os.symlink(tmp_path / "secret", f"{attempt.path}/{attempt.temporary[0]}")
+    attempt.notes[0].note(SIZE)
+    time.sleep(0.1)
+    assert early_files(host) == {}
+
+
+# --- what is for nothing goes ----------------------------------------------------------------------------------
+
+
+def test_an_abandoned_attempt_leaves_nothing_and_is_not_copied_again(job, host, events, monkeypatch):
+    monkeypatch.setattr(early_decision, "STILL", 0.2)
+    attempt = Attempt(job, 1)
+    attempt.write(PART)
+    until(lambda: dropped(events) == ["the attempt is not written any more"])
+    assert early_files(host) == {}
+    attempt.write(2 * PART)
+    time.sleep(0.1)
+    assert early_files(host) == {}
+
+
+def test_an_attempt_that_is_removed_leaves_nothing(job, host, events, monkeypatch):
+    monkeypatch.setattr(early_decision, "LOST", 0.1)
+    attempt = Attempt(job, 1)
+    attempt.write(PART)
+    begun(host)
+    attempt.writers[0].discard()
+    until(lambda: dropped(events) == ["the attempt was abandoned"])
+    assert early_files(host) == {}
+
+
+def test_after_two_copies_for_nothing_none_is_begun_until_a_version_comes(job, host, events, monkeypatch):
+    monkeypatch.setattr(early_decision, "LOST", 0.05)
+    for step in (1, 2):
+        attempt = Attempt(job, step)
+        attempt.write(PART)
+        begun(host)
+        attempt.writers[0].discard()
+        until(lambda: len(dropped(events)) == step)  # noqa: B023
+    third = Attempt(job, 3)
+    third.write(PART)
+    time.sleep(0.1)
+    assert early_files(host) == {}
+    third.finish()
+    host.provide(3).close()
+    fourth = Attempt(job, 4)
+    fourth.write(PART)
+    begun(host)
+
+
+def test_what_was_there_before_and_does_not_change_is_not_copied(job, tmp_path, events):
+    attempt = Attempt(job, 1)
+    attempt.write(PART)
+    with closing(Host(job, str(tmp_path / "stage"), events)) as late:
+        time.sleep(0.1)
+        assert early_files(late) == {}
+        attempt.write(2 * PART)
+        begun(late)
+
+
+def test_a_follower_that_ends_in_the_middle_leaves_nothing(job, tmp_path, events):
+    with closing(Host(job, str(tmp_path / "stage"), events)) as host:
+        Attempt(job, 1).write(PART)
+        begun(host)
+    assert not os.path.isdir(host.stage.directory)
+
+
+def test_a_follower_that_is_killed_in_the_middle_leaves_nothing_to_the_next(job, tmp_path, events):
+    attempt = Attempt(job, 1)
+    child = os.fork()
+    if not child:
+        host = Host(job, str(tmp_path / "stage"), [])
+        time.sleep(60)
+        os._exit(1)
+    stage = str(tmp_path / "stage")
+    parts = itertools.cycle((PART, 2 * PART))
+
+    def has_begun():
+        attempt.write(next(parts))  # what does not change is not copied
+        return any(name.startswith(".early.") for _, names, _ in os.walk(stage) for name in names)
+
+    try:
+        until(has_begun)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    with closing(Host(job, stage, events)) as host:
+        assert early_files(host) == {}
+        attempt.finish()
+        copy = host.provide(1)
+        holds(copy, attempt)
+        copy.close()
+
+
+# --- the room of the stage -------------------------------------------------------------------------------------
+
+
+def test_without_room_nothing_is_begun(job, host, monkeypatch):
+    monkeypatch.setattr(host.stage, "free", lambda: SIZE)
+    Attempt(job, 1).write(PART)
+    time.sleep(0.1)
+    assert early_files(host) == {}
+
+
+def test_a_stage_that_gets_full_meanwhile_loses_the_copy_alone(job, host, events, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(early_copy, "write_all_at", full)
+    attempt = Attempt(job, 1)
+    attempt.write(PART)
+    until(lambda: len(dropped(events)) == 1)
+    assert early_files(host) == {}
+    attempt.finish()
+    copy = host.provide(1)
+    holds(copy, attempt)
+    copy.close()
+
+
+def limit_room(host, size, monkeypatch):
+    """Have the stage be a disk of a size, on which every file counts."""
+    directory = host.stage.directory
+
+    def free(_):
+        return size - sum(
+            os.lstat(f"{path}/{name}").st_size for path, _, names in os.walk(directory) for name in names
+        )
+
+    monkeypatch.setattr(host.stage._disk, "free", free)
+
+
+def test_an_early_copy_needs_no_room_beside_the_version(job, host, events, monkeypatch):
+    limit_room(host, SIZE + 4096, monkeypatch)
+    attempt = Attempt(job, 1)
+    attempt.write(PART)
+    begun(host)
+    attempt.finish()
+    copy = host.provide(1)
+    holds(copy, attempt)
+    copy.close()
+    assert used(events) == [len(attempt.contents[0])]
+
+
+def test_a_version_takes_the_room_of_the_next_one(job, host, events, monkeypatch):
+    first = Attempt(job, 1)
+    host.reader._tried.add(AttemptKey(1, "save-1"))  # it is there before, so it is not copied early
+    first.seal()
+    limit_room(host, SIZE + PART, monkeypatch)
+    second = Attempt(job, 2)
+    second.write(2 * PART)
+    begun(host, 2 * PART)
+    copy = host.provide(1)
+    holds(copy, first)
+    until(lambda: "its room was needed, or it could not be written" in dropped(events))
+    copy.close()

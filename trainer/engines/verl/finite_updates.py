@@ -1,0 +1,34 @@
+"""Updates whose gradient is not finite: verl skips them, and too many in a row end the run."""
+
+import math
+
+import structlog
+
+from syncd.errors import CorruptDataError
+
+MOST_SKIPPED = 10  # updates in a row that may be skipped before the run ends
+
+
+class FiniteUpdates:
+    """Counts the updates in a row that were skipped.
+
+    Args:
+        table: The optimizer's table in the job's file, for messages.
+    """
+
+    def __init__(self, table: str) -> None:
+        self._table, self._in_a_row = table, 0
+
+    def is_made(self, norm: float, number: int) -> bool:
+        """Return whether the update of a step was made, by the norm of its gradient; log it if it was skipped."""
+        if math.isfinite(norm):
+            self._in_a_row = 0
+            return True
+        self._in_a_row += 1
+        reason = "its gradient is not finite"
+        structlog.get_logger().warning("update_skipped", reason=reason, step=number, in_a_row=self._in_a_row)
+        if self._in_a_row >= MOST_SKIPPED:
+            hint = f"resume from an earlier checkpoint with a lower {self._table}.lr"
+            message = f"{MOST_SKIPPED} updates in a row had gradients that are not finite"
+            raise CorruptDataError(message, hint=hint)
+        return False
