@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := $(VENV)/.demo
 WORKERS ?= 2
-# Most tests wait for files, mounts and machines: one worker more than there are cores.
-TEST_WORKERS ?= 3
+# Most tests wait for files, mounts and machines: two workers for each of two cores.
+TEST_WORKERS ?= 4
 # Seconds of each test of `make test`, and seconds of a processor, a line each: `sort -rn out/durations.txt | head -25`,
 # and `sort -k2 -rn`.
 DURATIONS ?= out/durations.txt
@@ -79,11 +79,12 @@ test-gpu: $(READY)
 
 # Of some matrices `make test` runs the rows that differ most (tests/support/matrices.py); this runs all rows.
 MATRICES := tests/explorer/test_matrix.py tests/explorer/test_follow_processes.py tests/integration/test_init.py \
+	tests/integration/test_tutorial_vllm.py \
 	tests/integration/test_one_bad_document.py tests/integration/test_verbs_on_dead_mounts.py \
 	tests/parts/agents/test_gateway_serve.py tests/parts/broadcast/test_broadcast_faults.py \
 	tests/parts/broadcast/test_broadcast_jobs.py tests/parts/broadcast/test_broadcast_members.py \
 	tests/parts/broadcast/test_engine_push_ipc.py tests/parts/importing/test_resume_from_verl.py \
-	tests/parts/memory/test_memory_jobs.py tests/trainer/test_kills.py \
+	tests/parts/memory/test_memory_jobs.py tests/trainer/test_ended_ranks.py tests/trainer/test_kills.py \
 	tests/trainer/engines/test_resharding.py tests/trainer/engines/test_verl_gpu_parts.py
 ## test-matrices: all rows of the matrices of which make test runs a part
 test-matrices: $(READY)

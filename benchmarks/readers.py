@@ -428,8 +428,8 @@ def _one(bed: readers_beds.LinksBed, parts: Parts, work: Row, trainer: Trainer, 
     assert all(answer["files"] == expected for answer in answers), (
         f"{work['way']}: other bytes than the step's"
     )
-    for answer in answers:
-        print(*answer.get("warned", []), sep="\n", file=sys.stderr)
+    for warning in (warning for answer in answers for warning in answer.get("warned", ())):
+        print(warning, file=sys.stderr)
     size = trainer.size()
     return {
         "seconds": round(max(answer["ended"] for answer in answers) - begun, 3),

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.job_file import job_of, write_job
 
 pytest.importorskip("pydantic", reason="the job's file needs pydantic")
 
@@ -41,17 +42,15 @@ print(json.dumps(found))
 
 
 def test_a_table_of_a_package_that_is_not_installed_is_refused(tmp_path):
-    path = tmp_path / "job.toml"
-    path.write_text('[job]\ndir = "job"\n[model]\npath = "m"\n[explorer.own]\ndepth = 5\n')
+    path = write_job(tmp_path / "job.toml", job_of(explorer={"own": {"depth": 5}}))
     with pytest.raises(ConfigError, match=r"explorer\.own, a table that nothing installed reads"):
-        load_config(str(path))
+        load_config(path)
 
 
 def test_a_table_of_another_package_is_read_checked_documented_and_kept(tmp_path):
-    path = tmp_path / "job.toml"
-    path.write_text('[job]\ndir = "job"\n[model]\npath = "m"\n[explorer]\ntasks = "tasks.jsonl"\n')
+    path = write_job(tmp_path / "job.toml", job_of(explorer={"tasks": "tasks.jsonl"}))
     ended = subprocess.run(
-        [sys.executable, "-c", READ, str(INSTALLED), str(path)], check=True, capture_output=True, text=True
+        [sys.executable, "-c", READ, str(INSTALLED), path], check=True, capture_output=True, text=True
     )
     refusal = "unknown key explorer.own.deep: did you mean explorer.own.depth?"
     assert json.loads(ended.stdout) == {

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from support.job_file import job_of, write_job
 from support.needed import need
 
 pytestmark = pytest.mark.slow
@@ -96,10 +97,8 @@ def test_a_loss_of_another_package_is_called_with_its_own_options(verl):
 
 
 def test_a_job_file_may_name_a_loss_of_another_package(tmp_path):
-    path = tmp_path / "file.toml"
-    job = '[job]\ndir = "j"\n[model]\npath = "m"\n'
-    path.write_text(f'{job}[algorithm]\nloss = "{OWN}"\n[algorithm.loss_options]\nscale = 2\n')
-    config = load_config(str(path))
+    job = job_of(algorithm={"loss": OWN, "loss_options": {"scale": 2}})
+    config = load_config(write_job(tmp_path / "file.toml", job))
     assert config.algorithm.loss == OWN
     assert config.algorithm.loss_options == {"scale": 2}
     assert config.algorithm.clip_ratio == 0.2

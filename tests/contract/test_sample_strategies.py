@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.job_file import job_of, write_job
 
 pytest.importorskip("pydantic", reason="the trainer needs pydantic")
 pytest.importorskip("pyarrow", reason="experiences need pyarrow")
@@ -104,9 +105,7 @@ class TestStrategy:
 
 
 def file_of(tmp_path, name):
-    path = tmp_path / "file.toml"
-    path.write_text(f'[job]\ndir = "j"\n[model]\npath = "m"\n[data]\nstrategy = "{name}"\n')
-    return str(path)
+    return write_job(tmp_path / "file.toml", job_of(data={"strategy": name}))
 
 
 def test_a_job_file_may_name_a_strategy_of_another_package(tmp_path):

@@ -15,6 +15,7 @@ pytest.importorskip("pyarrow", reason="deltas need pyarrow")
 from support.delta_saves import form_of
 from support.job_file import tiny_job, write_job
 from support.trainers import write_experiences
+from support.waiting import until
 from support.whole_jobs import RANK, ended, free_port, logs, program
 
 from syncd.protocol.layout import Job
@@ -36,13 +37,6 @@ OWN = {
     "sync": {"delta": "on", "keyframe_every": 4},
     "trainer": {"nproc": 1, "save_interval": 6, "total_steps": STEPS, "start_daemon": False},
 }
-
-
-def until(condition, place):
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline, logs(place)
-        time.sleep(0.02)
 
 
 def test_a_follower_reads_what_a_trainer_that_is_killed_and_stopped_stores_as_deltas(tmp_path):
@@ -71,11 +65,11 @@ def test_a_follower_reads_what_a_trainer_that_is_killed_and_stopped_stores_as_de
         check = ("--", "/bin/sh", "-c", "ls {path}/*.safetensors")
         running.enter_context(program(place, "follower", "-m", "syncd", "follow", path, *load, *check))
         first = train(running)
-        until(lambda: (read_marker(job.disk, job.marker).step or 0) >= FIRST_DIES, place)
+        until(lambda: (read_marker(job.disk, job.marker).step or 0) >= FIRST_DIES, lambda: logs(place))
         first.kill()
         assert ended(first, time.monotonic() + LIMIT) == -signal.SIGKILL
         second = train(running)
-        until(lambda: published() >= (2, SECOND_STOPS), place)
+        until(lambda: published() >= (2, SECOND_STOPS), lambda: logs(place))
         os.kill(second.pid, signal.SIGTERM)
         assert ended(second, time.monotonic() + LIMIT) == STOPPED, logs(place)
         stopped_at = int(job.disk.read(job.tracker))
@@ -83,7 +77,7 @@ def test_a_follower_reads_what_a_trainer_that_is_killed_and_stopped_stores_as_de
         assert glob(f"{latest_hf_directory(job)}/model-*.safetensors"), "whole, however the step is stored"
         third = train(running)
         assert ended(third, time.monotonic() + LIMIT) == 0, logs(place)
-        until(lambda: applied() == STEPS, place)
+        until(lambda: applied() == STEPS, lambda: logs(place))
 
     forms = {step: form_of(job, step) for step in range(1, STEPS + 1)}
     assert all(prove(job, step) == [] for step in forms), forms

@@ -45,13 +45,11 @@ def running(place, name, *argv):
     try:
         yield made
     finally:
-        made.kill()
-        made.join(30)
+        made.end()
 
 
 def ended(process):
-    process.join(_LONG)
-    return process.exitcode
+    return process.wait(_LONG)
 
 
 def said(place, name):

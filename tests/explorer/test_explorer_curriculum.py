@@ -5,6 +5,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+from support.job_file import job_of, write_job
 
 pytest.importorskip("pydantic", reason="explorers need pydantic")
 
@@ -94,11 +95,10 @@ def test_a_column_called_task_set_of_the_users_own_is_no_set(tmp_path):
 
     path, row = tmp_path / "tasks.jsonl", {"prompt": "p", "answer": "a", "task_set": ["hard", "new"]}
     path.write_text("".join(json.dumps(row) + "\n" for _ in range(2)))
-    job = '[job]\ndir = "job"\n[model]\npath = "model"\n[data]\ngroups = 2\ngroup_size = 1\n'
-    (tmp_path / "job.toml").write_text(f'{job}[explorer]\ntasks = "tasks.jsonl"\n')
+    job = job_of(data={"groups": 2, "group_size": 1}, explorer={"tasks": "tasks.jsonl"})
     tokens = SimpleNamespace(encode=lambda _: [1, 2])
     sampling = Sampling(
-        load_file(str(tmp_path / "job.toml")),
+        load_file(write_job(tmp_path / "job.toml", job)),
         tokens,
         ScriptedEngine(lambda _: [3]),
         BuiltInScorer("exact_match"),

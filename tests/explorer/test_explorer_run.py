@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -17,12 +16,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import fake_answers
-from support.cli import environment
+from support import fake_answers, forked
 from support.fake_engines import FakeVllm
 from support.fake_servers import Answer
+from support.job_file import job_of, write_job
 from support.paths import ROOT
-from support.synchronizers import LONG, Threads, World
+from support.served_process import EXPLORER
+from support.synchronizers import LONG
+from support.waiting import until as eventually
 
 from explorer_hooks.cli.main import run as command_line
 from explorer_hooks.run import own_files as own
@@ -50,6 +51,11 @@ pytestmark = pytest.mark.slow
 GROUPS, SIZE = 2, 3
 MINUTES = 200.0
 """A bound that only a failing test reaches; on a busy machine importing transformers alone takes a minute."""
+
+
+@pytest.fixture
+def world(running_world):
+    return running_world
 
 
 @pytest.fixture(scope="module")
@@ -84,39 +90,17 @@ def weights(directory):
 
 
 @pytest.fixture
-def world(tmp_path):
-    os.mkdir(tmp_path / "job")
-    made = World(tmp_path / "job", Threads())
-    made.run()
-    yield made
-    made.shut()
-
-
-@pytest.fixture
 def file(world, directory, tmp_path):
     """Return the path of a job's file."""
-    path = tmp_path / "job.toml"
-    path.write_text(f"""
-[job]
-dir = "job"
-[model]
-path = "{directory}/model"
-[data]
-groups = {GROUPS}
-group_size = {SIZE}
-[sync]
-interval = 2
-timeout = 60
-[explorer]
-tasks = "{directory}/train.jsonl"
-[explorer.sampling]
-max_tokens = 4
-[explorer.evaluation]
-tasks = "{directory}/test.jsonl"
-limit = 5
-every = 0
-""")
-    return str(path)
+    held_out = {"tasks": f"{directory}/test.jsonl", "limit": 5, "every": 0}
+    explorer = {"tasks": f"{directory}/train.jsonl", "sampling": {"max_tokens": 4}, "evaluation": held_out}
+    job = job_of(
+        model={"path": f"{directory}/model"},
+        data={"groups": GROUPS, "group_size": SIZE},
+        sync={"interval": 2, "timeout": 60},
+        explorer=explorer,
+    )
+    return write_job(tmp_path / "job.toml", job)
 
 
 @pytest.fixture
@@ -125,16 +109,14 @@ def start():
     started = []
 
     def one(file, name, *more):
-        program = "from explorer_hooks.cli.main import main; main()"
-        command = [sys.executable, "-c", program, "run", file, "--name", name, *more]
-        started.append(subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True))
+        started.append(
+            forked.start(f"{file}.{len(started)}.log", {}, *EXPLORER, "run", file, "--name", name, *more)
+        )
         return started[-1]
 
     yield one
     for process in started:
-        process.kill()
-        process.wait(LONG)
-        process.stderr.close()
+        process.end()
 
 
 class Trainer:
@@ -189,14 +171,6 @@ class Trainer:
             raise self.error
 
 
-def eventually(condition, bound=LONG):
-    """Wait until a condition holds; fail after a long time."""
-    end = time.monotonic() + bound
-    while not condition():
-        assert time.monotonic() < end, "never happened"
-        time.sleep(0.01)
-
-
 def total(world):
     job = world.job
     return sum(
@@ -240,9 +214,9 @@ def test_an_explorer_on_another_start_model_writes_nothing_before_a_version_runs
     write_base_probe(world.job, Probe(tokens, ((-9.0, -9.0),) * 2, "float32", "float32"), "/models/other")
     with Synchronizer.open(world.root, "trainer", timeout=LONG) as sync:
         started = start(file, "e0", "--sync.style", "fully_async")
-        eventually(lambda: is_wrong(world, "e0") or total(world), MINUTES)
+        eventually(lambda: is_wrong(world, "e0") or total(world))
         sync.set_model_state_dict(weights(2), 2)
-        eventually(lambda: total(world) or started.poll() is not None, MINUTES)
+        eventually(lambda: total(world) or started.poll() is not None)
     assert set().union(*map(set, steps_of(world, "e0"))) == {2}
 
 
@@ -283,7 +257,7 @@ def test_a_fully_async_explorer_follows_new_versions_within_its_bound(world, wei
 
 def test_two_explorers_share_the_batches_that_the_trainer_needs(world, weights, file, start):
     other = start(file, "e1")
-    eventually(lambda: total(world) == 2, MINUTES)
+    eventually(lambda: total(world) == 2)
     trainer = Trainer(world, weights, steps=6)
     explore(file, "e0")
     trainer.end()
@@ -646,9 +620,8 @@ def test_an_explorer_ends_with_69_if_its_server_ends(world, file, command, tmp_p
 
 
 def finished(process, code):
-    _, said = process.communicate(timeout=MINUTES)
-    assert process.returncode == code, said[-3000:]
-    return said
+    assert process.wait(MINUTES) == code, process.said()[-3000:]
+    return process.said()
 
 
 def health_of(url):
@@ -664,12 +637,12 @@ def health_of(url):
 
 def test_health_is_answered_with_200_once_a_version_runs(world, weights, file, start):
     process = start(file, "e0", "--health", "127.0.0.1:0")
-    line = next(line for line in process.stderr if "health_served" in line)
-    url = re.search(r"http://127\.0\.0\.1:[0-9]+/", line)[0]
+    eventually(lambda: "health_served" in process.said())
+    url = re.search(r"http://127\.0\.0\.1:[0-9]+/", process.said())[0]
     assert health_of(url)[0] == 503
     with Synchronizer.open(world.root, "trainer", timeout=LONG) as sync:
         sync.set_model_state_dict(weights(1), 1)
-        eventually(lambda: health_of(url)[0] == 200, MINUTES)
+        eventually(lambda: health_of(url)[0] == 200)
         assert health_of(url)[1]["version"] == "1.1"
         process.terminate()
         finished(process, 0)
@@ -679,12 +652,12 @@ def test_no_task_is_lost_or_repeated_after_a_kill_and_a_stop(world, file, start)
     world.open("trainer", "trainer")
     bound = ["--explorer.ahead", "1000", "--sync.interval", "1000"]
     first = start(file, "e0", *bound)
-    eventually(lambda: total(world) >= 3, MINUTES)
+    eventually(lambda: total(world) >= 3)
     first.kill()
     first.wait(LONG)
     before = total(world)
     second = start(file, "e0", *bound)
-    eventually(lambda: total(world) >= before + 3, MINUTES)
+    eventually(lambda: total(world) >= before + 3)
     second.send_signal(signal.SIGTERM)
     assert "told to stop" in finished(second, 0)
     assert world.explorer("e0").status is RunningStatus.STOPPED

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import forked
 from support.experiences import make as experience
 from support.synchronizers import eventually
 
@@ -237,7 +238,6 @@ PROGRAM = """
 import sys
 from test_explorer_tasks import work
 from syncd.protocol.layout import Job
-print("ready", flush=True)
 work(Job.at(sys.argv[1]), 10**6)
 """
 
@@ -249,10 +249,7 @@ def test_sigkill_at_random_moments_loses_and_repeats_no_group(tmp_path):
     path = os.pathsep.join([here, str(Path(here).parent), *sys.path])
     done = 0
     for _ in range(6):
-        command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path})
-        assert process.stdout.readline() == b"ready\n"
-        process.stdout.close()
+        process = forked.start(f"{tmp_path}.log", {"PYTHONPATH": path}, "-c", PROGRAM, tmp_path)
         eventually(lambda: len(written(job)) > done)  # noqa: B023 - called at once
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(chance.uniform(0.0, 0.05))

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -19,6 +18,7 @@ from support.documents import checked
 from support.fake_hook import HALF, RemoteEngine, digest_of
 from support.jobs import start, steps_of, write_step
 from support.paths import FAKE_HOOK, ROOT, TESTS
+from support.waiting import until
 
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
@@ -29,14 +29,6 @@ pytestmark = pytest.mark.slow
 
 LONG = 60.0
 PATHS = os.pathsep.join(map(str, (ROOT, TESTS, FAKE_HOOK)))
-
-
-def until(look, what):
-    ends = time.monotonic() + LONG
-    while not (found := look()):
-        assert time.monotonic() < ends, f"it never came to this: {what}"
-        time.sleep(0.02)
-    return found
 
 
 class Remote(RemoteEngine):

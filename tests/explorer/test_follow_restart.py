@@ -11,6 +11,7 @@ import time
 
 import pytest
 from support import fake_answers, paths
+from support.engine_process import free_port
 from support.fake_engines import read_shard
 from support.followers import Scene
 from support.jobs import shard_bytes
@@ -52,11 +53,6 @@ def is_alive(process):
     with contextlib.suppress(OSError), open(f"/proc/{process}/stat") as file:
         return file.read().rpartition(")")[2].split()[0] not in "ZX"
     return False
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 class Bed:

@@ -12,6 +12,7 @@ pytest.importorskip("transformers", reason="needs transformers")
 from safetensors.torch import save  # noqa: E402
 from support.followers import Scene  # noqa: E402
 from support.tied_qwen import log_probs, tiny  # noqa: E402
+from support.waiting import until  # noqa: E402
 
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
 from syncd.protocol.version import pair_of  # noqa: E402
@@ -42,13 +43,6 @@ def publish(scene, step, *, damaged=False):
             file.seek(-1, 2)
             file.write(b"\x7f")
     scene.tick()
-
-
-def until(condition):
-    end = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < end, "it does not come"
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("stage", [False, True], ids=["hashed on the way", "staged"])

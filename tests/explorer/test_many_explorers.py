@@ -4,15 +4,13 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import defaultdict
 
 import numpy as np
 import pytest
 from programs.light_engine import read_journal
-from support import checker
+from support import checker, forked
 
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import path_of, read_presence
@@ -47,11 +45,8 @@ class Run:
         )
 
     def _start(self, stack, name, *argv):
-        environment = os.environ | {"PYTHONPATH": os.path.dirname(TESTS)}
-        command = [sys.executable, *argv]
-        with open(f"{self.place}/{name}.log", "wb") as log:
-            made = stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
-        stack.callback(made.kill)
+        made = forked.start(f"{self.place}/{name}.log", {}, *argv)
+        stack.callback(made.end)
         return made
 
     def path(self, name):

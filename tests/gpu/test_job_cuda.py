@@ -11,6 +11,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("verl", reason="the trainer needs verl")
 
 from support import lora_job, small_qwen, whole_jobs  # noqa: E402
+from support.job_file import write_job  # noqa: E402
 
 from syncd.experience.table import decode_batch  # noqa: E402
 
@@ -20,63 +21,26 @@ CLOSE = 2e-3
 """Nats between the GPU and main memory, both in float32, of the same weights."""
 
 TABLES = {
-    "weights": "",
-    "adapters": "[model.lora]\nrank = 8\nalpha = 16\n",
-    "critic": "[critic]\nenabled = true\n",
+    "weights": {},
+    "adapters": {"model": {"lora": {"rank": 8, "alpha": 16}}},
+    "critic": {"critic": {"enabled": True}},
 }
-
-CONFIG = """
-[job]
-dir = "{root}/job"
-[model]
-path = "{root}/model"
-{table}
-[engine]
-device = "cuda"
-compute_dtype = "bfloat16"
-[algorithm]
-name = "{algorithm}"
-[algorithm.optimizer]
-lr = 0.02
-[data]
-groups = 2
-group_size = 4
-consumed = "archive"
-[sync]
-method = "{method}"
-memory_dir = "{memory}"
-dtype = "float32"
-[trainer]
-nproc = 1
-save_interval = 2
-total_steps = {steps}
-[daemon]
-prune = false
-[explorer]
-name = "e0"
-tasks = "{root}/tasks.jsonl"
-[explorer.engine]
-kind = "transformers"
-device = "cuda"
-[explorer.sampling]
-max_tokens = 12
-[explorer.reward]
-function = "lora_reward:low_tokens"
-"""
 
 
 def ran(root, memory, method, kind="weights"):
     """Run a job to its end; return its experiences."""
     lora_job.prepare(root)
-    text = CONFIG.format(
-        root=root,
-        memory=memory,
-        method=method,
-        steps=STEPS,
-        table=TABLES[kind],
-        algorithm="ppo" if kind == "critic" else "grpo",
+    job = lora_job.tables(
+        root,
+        STEPS,
+        engine={"device": "cuda", "compute_dtype": "bfloat16"},
+        algorithm={"name": "ppo" if kind == "critic" else "grpo", "optimizer": {"lr": 0.02}},
+        sync={"method": method, "memory_dir": str(memory)},
+        trainer={"save_interval": 2},
+        explorer={"engine": {"kind": "transformers", "device": "cuda"}},
+        **TABLES[kind],
     )
-    (root / "job.toml").write_text(text)
+    write_job(root / "job.toml", job)
     whole_jobs.run_together(root, whole_jobs.TRAIN_AND_EXPLORE, LONG)
     return experiences_of(root)
 

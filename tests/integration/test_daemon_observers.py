@@ -5,32 +5,18 @@ import os
 import signal
 import socket
 import subprocess
-import time
 import urllib.request
 
 import pytest
 from support.cli import command, environment
+from support.engine_process import free_port
 from support.jobs import write_step
+from support.waiting import until
 
 from syncd.observe.journal import read_events
 from syncd.protocol.layout import Job
 
 pytest.importorskip("prometheus_client")
-
-
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
-
-
-def until(condition, seconds=60.0):
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        if found := condition():
-            return found
-        time.sleep(0.05)
-    raise AssertionError("it did not happen")
 
 
 def journal_has(job, name):

@@ -1,14 +1,15 @@
 """Real writer processes, killed and started again, and a reader that saves its state and is started again."""
 
 import json
-import os
 import random
 import subprocess
 import sys
 import time
 from collections import Counter
 
+from support import forked
 from support.experiences import fifo
+from support.paths import PYTHONPATH, TESTS
 
 from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
@@ -16,21 +17,12 @@ from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from trainer.experience.store import ExperienceReader
 
-TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DEADLINE = 100.0
 
 
 def start(job, explorer, count, *options):
-    command = [
-        sys.executable,
-        f"{TESTS}/programs/write_experiences.py",
-        job.root,
-        explorer,
-        str(count),
-        *options,
-    ]
-    path = os.pathsep.join([TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path})
+    argv = (f"{TESTS}/programs/write_experiences.py", job.root, explorer, count, *options)
+    return forked.start(f"{job.root}.{explorer}.log", {"PYTHONPATH": PYTHONPATH}, *argv)
 
 
 def strategy_of(job, state=None):
@@ -79,8 +71,7 @@ def kill_at_work(job, explorer, chance):
     while batch_paths.numbers(job, batch_paths.batches(job, explorer)) <= before and time.monotonic() < end:
         time.sleep(0.005)
     time.sleep(chance.random() * 0.05)
-    writer.kill()
-    writer.wait()
+    writer.end()
     above = batch_paths.writers(job, explorer)
     return [entry.name for run in job.disk.list(above) for entry in job.disk.list(f"{above}/{run.name}")]
 

@@ -4,13 +4,13 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from beds import probe
 from support.cli import command, environment
 from support.jobs import explorer, start, steps_of, write_step
+from support.waiting import until
 
 from syncd.daemon.trash import put_back
 from syncd.protocol.layout import Job
@@ -52,14 +52,6 @@ def fill(job):
         while True:
             file.write(bytes(4096))
     assert os.statvfs(job.root).f_bavail == 0
-
-
-def until(holds):
-    """Wait for what a real daemon does."""
-    ends = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < ends, "the daemon did not get there"
-        time.sleep(0.02)
 
 
 def killed_with_a_full_trash(job):

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from support import hostile
 from support.cli import command, environment
+from support.forked import run_forked
 from support.jobs import write_step
 from support.processes import PROGRAMS
 from support.sweep import python
-from support.warm import run_warm
 
 MEMORY = 1500 << 20
 """Bytes of address space that a command may take."""
@@ -66,7 +66,7 @@ def ends_badly(commands):
 
 
 def _problems(args):
-    done = run_warm(args, SECONDS)
+    done = run_forked(args, SECONDS)
     said = done.stdout + done.stderr
     if done.returncode not in HONEST or "Traceback" in said or "a bug in" in said:
         yield f"{args[3:]} ended with {done.returncode}: {said[-2000:]!r}"

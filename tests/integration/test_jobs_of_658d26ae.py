@@ -5,14 +5,12 @@
 
 import json
 import re
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 import pytest
-from support.cli import environment
-from support.paths import PYTHONPATH, TESTS
+from support.paths import TESTS
+from support.whole_jobs import alone
 
 JOBS = TESTS / "data" / "658d26ae" / "jobs.tar.gz"
 PLACE = re.compile(r"/ckpt\b")
@@ -41,17 +39,13 @@ def train(job: Path, steps: int) -> None:
     """Train a job on to a step."""
     file = job.with_suffix(".toml")
     file.write_text((job / "config.toml").read_text())
-    command = [sys.executable, "-m", "trainer", "train", str(file), f"--trainer.total_steps={steps}"]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-        env=environment(PYTHONPATH=PYTHONPATH),
-        cwd=job.parent,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    options = (f"--trainer.total_steps={steps}", "--trainer.nproc=1")
+    kind = "verl" if job.name == "verl" else "torch"
+    trainer = alone(f"{file}.log", file, *options, kind=kind, cwd=job.parent)
+    try:
+        assert trainer.wait(LONG) == 0, trainer.said()
+    finally:
+        trainer.end()
 
 
 @pytest.mark.parametrize("name", VERSIONS)

@@ -19,6 +19,7 @@ from beds.loop import frozen, mounted
 from beds.quota import limited
 from beds.silent import silent
 from support.documents import checked
+from support.engine_process import free_port
 from support.jobs import start, steps_of, write_step
 
 from syncd.protocol.layout import Job
@@ -119,12 +120,6 @@ def watched(place, job, *options, before=()):
         daemon.process.wait(60)
         daemon.manager.close()
         daemon.log.close()
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def until(holds, daemon, seconds=60.0):

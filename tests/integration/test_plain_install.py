@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from support.cli import ROOT, environment
+from support.job_file import LEAST
 
 from explorer_hooks.cli.main import explorer
 from syncd.extras import extra_of, install_command
@@ -43,7 +44,7 @@ def plain(program, *arguments):
 @pytest.fixture
 def given(tmp_path):
     """Return what the words in capitals stand for: a file, and a job with one line of metrics."""
-    (tmp_path / "file.toml").write_text('[job]\ndir = "job"\n[model]\npath = "model"\n')
+    (tmp_path / "file.toml").write_text(LEAST)
     (tmp_path / "job").mkdir()
     (tmp_path / "job/metrics.jsonl").write_text('{"step": 1, "metrics": {"critic/score/mean": 0.5}}\n')
     return {

@@ -7,6 +7,7 @@ import shutil
 import pytest
 from beds.loop import mounted
 from support import checker
+from support.forked import run_forked
 from support.processes import (
     FULL,
     LEASED,
@@ -21,7 +22,6 @@ from support.processes import (
     write_steps,
 )
 from support.sweep import KILL, Target, disturb, points
-from support.warm import run_warm
 
 pytestmark = [
     pytest.mark.group("mounts"),
@@ -42,7 +42,7 @@ def writer_target(start, *options):
     """A writer that adds step 2."""
 
     def resume(job):
-        must(write_steps(job, 2, 3), run_warm)
+        must(write_steps(job, 2, 3), run_forked)
         return checker.problems(job) + damaged(job, 1, 2, 3)
 
     return Target(

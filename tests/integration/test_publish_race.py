@@ -9,7 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.warm import run_warm
+from support.forked import run_forked
 
 RACES = int(os.environ.get("SYNCD_RACES", "6"))
 SHARDS, BYTES = 4, 1 << 18
@@ -30,7 +30,9 @@ def write_export(directory):
 
 
 def publish(job, step, source):
-    return run_warm([sys.executable, "-m", "syncd", "publish", str(job), str(step), str(source)], timeout=120)
+    return run_forked(
+        [sys.executable, "-m", "syncd", "publish", str(job), str(step), str(source)], timeout=120
+    )
 
 
 def shards_of(directory):
@@ -50,7 +52,9 @@ def race(pool, job, step, exports):
         wrong.append(f"step {step}: the loser ended with {loser.returncode}: {loser.stderr[-500:]}")
     if shards_of(job / f"global_step_{step}/actor") != shards_of(exports[winner]):
         wrong.append(f"step {step}: the sealed bytes are not those of the one that won")
-    verified = run_warm([sys.executable, "-m", "syncd", "verify", str(job), str(step), "--deep"], timeout=120)
+    verified = run_forked(
+        [sys.executable, "-m", "syncd", "verify", str(job), str(step), "--deep"], timeout=120
+    )
     if verified.returncode != 0:
         wrong.append(f"step {step}: verify ended with {verified.returncode}: {verified.stderr[-300:]}")
     return wrong

@@ -9,6 +9,7 @@ import tempfile
 import pytest
 from beds import probe
 from support import checker
+from support.forked import run_forked
 from support.processes import (
     FULL,
     LEASED,
@@ -27,7 +28,6 @@ from support.processes import (
     write_steps,
 )
 from support.sweep import Target, fill_up, moments, python, run
-from support.warm import run_warm
 
 EVERY = 1 if FULL else 12
 """Each moment, or every twelfth: `SYNCD_SEED` says from which on."""
@@ -58,7 +58,7 @@ def report(result, found, record_line):
 @pytest.mark.usefixtures("strace_injection")
 def test_a_writer_on_a_disk_full_from_any_call_leaves_a_complete_step_or_none(one_step, record_line):
     def resume(job):
-        must(write_steps(job, 2, 3), run_warm)
+        must(write_steps(job, 2, 3), run_forked)
         return checker.problems(job) + damaged(job, 1, 2, 3) + unequal("the marker", checker.marker(job), 3)
 
     target = Target(
@@ -124,7 +124,7 @@ def made_room(start, free):
         done = run(command, timeout=200)
         found = unequal("the version", checker.pair(job), (1, NEWEST)) + checker.problems(job, PAST)
         found += damaged(job, LEASED, PUBLISHED, NEWEST) + unequal("the exit status", done.returncode, 0)
-        written = run_warm(write_steps(job, NEXT, NEXT))
+        written = run_forked(write_steps(job, NEXT, NEXT))
         found += unequal("the exit status of a writer in the room that was made", written.returncode, 0)
         return [f"{free} pages free: {problem}\n{done.stderr[-1000:]}" for problem in found]
 

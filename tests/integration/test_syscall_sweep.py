@@ -4,6 +4,7 @@ import subprocess
 
 import pytest
 from support import checker
+from support.forked import run_forked
 from support.processes import (
     FULL,
     LEASED,
@@ -22,14 +23,13 @@ from support.processes import (
     write_steps,
 )
 from support.sweep import ENVIRONMENT, ERRORS, KILL, LASTING, Target, python, sweep
-from support.warm import run_warm
 
 EVERY_FAULT = (KILL, *ERRORS, LASTING)
 IN_TURN = tuple(fault for error in ERRORS for fault in (KILL, error))
 """What each call of a writer meets in `make test`, in turn: SIGKILL at every second call, an error at the others."""
 
-EVERY = 1 if FULL else 5
-"""Which calls of the daemon meet a fault: all, or every fifth one, SIGKILL here and an error while it watches."""
+EVERY = 1 if FULL else 8
+"""Which calls of the daemon meet a fault: all, or every eighth one, SIGKILL here and an error while it watches."""
 
 pytestmark = [
     pytest.mark.sweep,
@@ -43,7 +43,7 @@ def writer_target(start, *options):
     """A writer that adds step 2 to a job that has step 1."""
 
     def resume(job):
-        must(write_steps(job, 2, 3), run_warm)
+        must(write_steps(job, 2, 3), run_forked)
         return checker.problems(job) + damaged(job, 1, 2, 3) + unequal("the marker", checker.marker(job), 3)
 
     return Target(

@@ -5,14 +5,16 @@ import pytest
 for needed in ("torch", "transformers"):
     pytest.importorskip(needed, reason=f"the tutorial needs {needed}")
 
-from support import tutorial  # noqa: E402
+from support import matrices, tutorial  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1600)]
 
 STEPS = 80
 
 
-@pytest.mark.parametrize("lines", [tutorial.readme_lines, tutorial.page_lines])
+@pytest.mark.parametrize(
+    "lines", matrices.rows([tutorial.readme_lines, tutorial.page_lines], tutorial.page_lines)
+)
 def test_the_commands_of_the_page_train_and_the_server_answers_with_the_last_version(lines, tmp_path):
     said = tutorial.train(lines(), tmp_path, STEPS, stand_in=True)
     assert f"step {STEPS}: loss " in said

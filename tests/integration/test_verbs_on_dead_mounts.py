@@ -15,9 +15,10 @@ from beds.loop import frozen, mounted
 from beds.silent import silent
 from support import matrices
 from support.cli import VERBS, command, environment, spawn
+from support.forked import run_forked
 from support.jobs import shard_bytes, write_step
 from support.processes import must
-from support.warm import run_warm
+from support.waiting import until
 
 from syncd.protocol.layout import Job
 
@@ -58,7 +59,7 @@ def make_job(root):
     for step in (1, 2):
         write_step(job, step)
     for args in (["watch", root, "--once", "--no-prune", "--log-level", "error"], ["pin", root, "2"]):
-        must(command(*args), run_warm)
+        must(command(*args), run_forked)
     return job
 
 
@@ -126,14 +127,6 @@ def threads(pid):
     return found
 
 
-def until(holds, what):
-    ends = time.monotonic() + LONG
-    while not (found := holds()):
-        assert time.monotonic() < ends, f"it never came to this: {what}"
-        time.sleep(0.02)
-    return found
-
-
 def until_frozen(process):
     """Wait until a thread of a verb waits in the kernel uninterruptibly."""
     until(lambda: any(state == "D" for state, _ in threads(process.pid)), "it writes to the frozen disk")
@@ -176,7 +169,7 @@ def test_parsing_a_command_line_makes_no_call_on_the_mount(silenced, verb):
     there = f"{silenced.root}/x"
     paths = {"publish": ["1", there], "ls": ["--config", there], "install-units": ["--dir", there]}
     first = [] if verb == "install-units" else [silenced.root]
-    done = run_warm(command(verb, *first, *paths.get(verb, []), "--state-dir", there, "--nonsense"))
+    done = run_forked(command(verb, *first, *paths.get(verb, []), "--state-dir", there, "--nonsense"))
     assert done.returncode == 2
     assert "No such option" in done.stderr
 

@@ -8,7 +8,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 
 import pytest
 from beds.probe import BEDS
@@ -16,6 +15,7 @@ from programs.light_engine import read_journal
 from support import checker
 from support.jobs import ManualClock, explorer, start, steps_of, write_step
 from support.sweep import ENVIRONMENT
+from support.waiting import until
 
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import read_presences
@@ -124,13 +124,6 @@ class Skewed:
     def events(self):
         with open(self.log, encoding="utf-8") as file:
             return [json.loads(line) for line in file if line.startswith("{") and line.endswith("\n")]
-
-
-def until(holds, what):
-    ends = time.monotonic() + LONG
-    while not holds():
-        assert time.monotonic() < ends, what()
-        time.sleep(0.02)
 
 
 def test_real_processes_survive_a_wall_clock_set_by_days(skewing, job, tmp_path):

@@ -7,12 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.jobs import shard_bytes, steps_of, write_step
+from support.waiting import until
 
 from syncd.protocol.layout import Job
 from syncd.protocol.leadership import Leader, encode_leader, latest_token, token_name
@@ -34,13 +33,6 @@ def watching(job: Job, *options: str):
             yield process
         finally:
             process.kill()
-
-
-def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
-    ends = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < ends, "it did not come to that"
-        time.sleep(0.02)
 
 
 def published(job: Job) -> int:

@@ -11,7 +11,7 @@ from simulator import schedule
 from simulator.deeds import USUAL, names_of
 from simulator.run import REPLAY, Summary, main, run_seeds
 
-SCHEDULES = 200
+SCHEDULES = 100
 WORKERS = min(2, os.cpu_count() or 1)
 
 

@@ -70,7 +70,7 @@ def test_trusting_the_marker_blindly_is_caught(monkeypatch):
     original = planning.plan
     monkeypatch.setattr(service, "plan", plan)
     monkeypatch.setattr(service, "problems_of", lambda *_: [])
-    assert_caught("I1", first=12)
+    assert_caught("I1", first=17)
 
 
 def test_pruning_a_leased_step_is_caught(monkeypatch):
@@ -92,7 +92,7 @@ def test_pruning_the_previous_version_is_caught(monkeypatch):
 
 def test_pruning_the_last_good_version_is_caught(monkeypatch):
     monkeypatch.setattr(retention, "_is_last_good", lambda *_: False)
-    assert_caught("I3 the last good version stays", first=7)
+    assert_caught("I3 the last good version stays", first=9)
 
 
 def test_an_amendment_that_names_another_version_is_caught(monkeypatch):
@@ -165,7 +165,7 @@ def test_following_an_abandoned_step_is_caught(monkeypatch):
 
     original = planning._against
     monkeypatch.setattr(planning, "_against", against)
-    assert_caught("I7 everything comes right", first=5)
+    assert_caught("I7 everything comes right", first=52)
 
 
 def test_a_missing_directory_sync_is_caught(monkeypatch):
@@ -175,7 +175,7 @@ def test_a_missing_directory_sync_is_caught(monkeypatch):
 
     original = SimDisk.sync_directory
     monkeypatch.setattr(SimDisk, "sync_directory", sync_directory)
-    assert_caught("I1 a published step is complete", first=12)
+    assert_caught("I1 a published step is complete", first=129)
 
 
 def test_a_missing_file_sync_is_caught(monkeypatch):

@@ -5,6 +5,7 @@ import json
 import os
 import time
 
+from support import forked
 from support.paths import PYTHONPATH, TESTS
 
 HERE = f"{TESTS}/parts/broadcast"
@@ -20,8 +21,8 @@ SIZES = {"vocab": 8192, "width": 16}
 class Processes:
     """Processes over one job, each ended at the end whatever happens."""
 
-    def __init__(self, job, nursery):
-        self.job, self.all, self._nursery = str(job), {}, nursery
+    def __init__(self, job):
+        self.job, self.all = str(job), {}
         os.makedirs(self.job, exist_ok=True)
         with open(f"{self.job}/sizes.json", "w", encoding="ascii") as file:
             json.dump(SIZES, file)
@@ -29,7 +30,7 @@ class Processes:
     def start(self, name, *command):
         with open(f"{self.job}.{name}.log", "ab"):
             pass
-        self.all[name] = self._nursery.start(f"{self.job}.{name}.log", *command)
+        self.all[name] = forked.start(f"{self.job}.{name}.log", ENVIRONMENT, *command)
         return self.all[name]
 
     def daemon(self):
@@ -63,8 +64,7 @@ class Processes:
 
     def shut(self):
         for process in self.all.values():
-            process.kill()
-            process.wait(LONG)
+            process.end()
 
 
 def left_over(job):

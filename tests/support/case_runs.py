@@ -1,12 +1,11 @@
 """Starts ranks that run cases, waits for them, and reads what they found."""
 
 import os
-import socket
-import subprocess
-import sys
 
 import torch
 
+from support import forked
+from support.engine_process import free_port
 from support.paths import PYTHONPATH, TESTS
 
 LONG = 1200.0
@@ -21,20 +20,25 @@ def run_cases(directory, engine, models, world_size, *names, device="cpu"):
     Raises:
         AssertionError: A rank failed; with what it said.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.makedirs(f"{directory}/temporary", exist_ok=True)
+    temporary = f"{directory}/temporary"
+    os.makedirs(temporary, exist_ok=True)
+    environment = {"PYTHONPATH": PYTHONPATH, "TMPDIR": temporary}
+    shared = (world_size, free_port(), *names)
+    kind = "torch" if engine == "tests.tiny" else "verl"
     ranks = [
-        _start([directory, engine, models, device, rank, world_size, port, *names])
+        forked.start(
+            f"{directory}/{world_size}.{rank}.log", environment, f"{HERE}/programs/run_cases.py",
+            directory, engine, models, device, rank, *shared, kind=kind,
+        )
         for rank in range(world_size)
-    ]
+    ]  # fmt: skip
     try:
-        said = [rank.communicate(timeout=LONG)[1] for rank in ranks]
+        codes = [rank.wait(LONG) for rank in ranks]
     finally:
         for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * world_size, "\n".join(said)
+            rank.end()
+    said = [rank.said() for rank in ranks]
+    assert codes == [0] * world_size, "\n".join(said)
     found = {name: [_read(directory, name, rank) for rank in range(world_size)] for name in names}
     return found | {"said": said}
 
@@ -44,16 +48,6 @@ def assert_close(found, expected, tolerance=1e-5):
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert (found[name] - tensor).norm() <= tolerance * tensor.norm(), name
-
-
-def _start(arguments):
-    return subprocess.Popen(
-        [sys.executable, f"{HERE}/programs/run_cases.py", *map(str, arguments)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": PYTHONPATH, "TMPDIR": f"{arguments[0]}/temporary"},
-    )
 
 
 def _read(directory, name, rank):

@@ -9,11 +9,11 @@ import mmap
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from random import Random
 
+from support import forked
 from support.deltas import SmallModel, contents_digest, write_delta, write_keyframe
 from support.jobs import steps_of
 from support.paths import PYTHONPATH, TESTS
@@ -78,12 +78,9 @@ class World:
     def run(self, name):
         """Start a process: a daemon, or a reader with the stage of its host."""
         reader = [f"{TESTS}/programs/delta_reader.py", self.job.root, self.stage(name), name, self.log(name)]
-        daemon = ["-m", "syncd", "watch", self.job.root]
-        with open(f"{self.place}/{name}.err", "a", encoding="utf-8") as errors:
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, *(daemon if name in DAEMONS else reader)],
-                env=os.environ | {"PYTHONPATH": PYTHONPATH}, stdout=errors, stderr=errors,
-            )  # fmt: skip
+        argv = ["-m", "syncd", "watch", self.job.root] if name in DAEMONS else reader
+        environment = {"PYTHONPATH": PYTHONPATH}
+        self.processes[name] = forked.start(f"{self.place}/{name}.err", environment, *argv)
 
     def stage(self, name):
         return f"{self.place}/{HOSTS.get(name)}"
@@ -208,10 +205,8 @@ class World:
         """A person publishes an earlier step; the trainer goes on from its own."""
         older = [step for step in steps_of(self.job) if step < self.parent]
         if older:
-            done = subprocess.run(
-                [sys.executable, "-m", "syncd", "rollback", self.job.root, str(older[-1]), "--reason", "worse"],
-                env=os.environ | {"PYTHONPATH": PYTHONPATH}, capture_output=True, text=True, check=False,
-            )  # fmt: skip
+            command = [sys.executable, "-m", "syncd", "rollback", self.job.root, str(older[-1])]
+            done = forked.run_forked([*command, "--reason", "worse"])
             was_pruned = done.returncode in (2, 75) and older[-1] not in steps_of(self.job)
             assert done.returncode == 0 or was_pruned, done.stderr
 

@@ -1,4 +1,4 @@
-"""What ranks found, once for all tests of engines: each launch imports verl anew, which takes long."""
+"""What ranks found, once for all tests of engines, and a job that runs."""
 
 import os
 
@@ -115,3 +115,15 @@ def two(request, two_ranks):
 def one(request, one_rank):
     """Return the same of one rank."""
     return one_rank(getattr(request.module, "RUNS", "verl"))
+
+
+@pytest.fixture
+def running_world(tmp_path):
+    """The job `job` with its daemon, which runs by itself."""
+    from support.synchronizers import Threads, World  # a plain install may lack what it needs
+
+    (tmp_path / "job").mkdir()
+    made = World(tmp_path / "job", Threads())
+    made.run()
+    yield made
+    made.shut()

@@ -11,6 +11,7 @@ import openai
 import torch
 
 from explorer_hooks.run.own_server import free_port
+from support.job_file import job_of, write_job
 from support.served_process import MINUTES, patiently
 from syncd.experience import batch_paths
 from syncd.experience.table import decode_batch
@@ -20,27 +21,13 @@ from syncd.synchronizer import Synchronizer
 GROUPS, SIZE, ROUNDS, TURNS = 2, 4, 2, 3
 
 
-def write_file(path, model, more=""):
-    """Write a job's file; `more` is the text of further tables."""
-    path.write_text(f"""
-[job]
-dir = "job"
-[model]
-path = "{model}"
-[data]
-groups = {GROUPS}
-group_size = {SIZE}
-[sync]
-timeout = 600
-[explorer]
-ahead = 10
-[explorer.sampling]
-max_tokens = 12
-{more}
-[explorer.gateway]
-directory = "state"
-listen = "127.0.0.1:{free_port()}"
-""")
+def write_file(path, model, engine=None, **model_keys):
+    """Write a job's file and return its path; the address of the gateway is its last line."""
+    explorer = {"ahead": 10, "sampling": {"max_tokens": 12}, "engine": engine or {}}
+    explorer["gateway"] = {"directory": "state", "listen": f"127.0.0.1:{free_port()}"}
+    data, sync = {"groups": GROUPS, "group_size": SIZE}, {"timeout": 600}
+    tables = {"model": {"path": str(model), **model_keys}, "data": data, "sync": sync}
+    write_job(path, job_of(**tables, explorer=explorer))
     return path
 
 

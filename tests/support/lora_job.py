@@ -6,50 +6,33 @@ SYNCD_LORA_VERSIONS says how many versions there are; 20 take minutes.
 import os
 
 from support import small_qwen, whole_jobs
+from support.job_file import job_of, write_job
 from support.real_bed import CLOSE, asked
 from syncd.experience.table import decode_batch
 
 VERSIONS = int(os.environ.get("SYNCD_LORA_VERSIONS", "4"))
 _LONG = 1500.0
 
-CONFIG = """
-[job]
-dir = "{root}/job"
-[model]
-path = "{root}/model"
-[model.lora]
-rank = 8
-alpha = 16
-[engine]
-device = "cpu"
-compute_dtype = "float32"
-[algorithm]
-name = "grpo"
-[algorithm.optimizer]
-lr = 0.05
-[data]
-groups = 2
-group_size = 4
-consumed = "archive"
-[sync]
-dtype = "float32"
-[trainer]
-nproc = 1
-total_steps = {versions}
-[daemon]
-prune = false
-[explorer]
-name = "e0"
-tasks = "{root}/tasks.jsonl"
-[explorer.engine]
-kind = "{kind}"
-address = "{address}"
-options = {options}
-[explorer.sampling]
-max_tokens = 12
-[explorer.reward]
-function = "lora_reward:low_tokens"
-"""
+
+def tables(root, steps, **more):
+    """Return the tables of the job, whose explorer samples for a reward that `prepare` writes."""
+    explorer = {
+        "name": "e0",
+        "tasks": f"{root}/tasks.jsonl",
+        "sampling": {"max_tokens": 12},
+        "reward": {"function": "lora_reward:low_tokens"},
+    }
+    job = job_of(
+        job={"dir": f"{root}/job"},
+        data={"groups": 2, "group_size": 4, "consumed": "archive"},
+        sync={"dtype": "float32"} | more.pop("sync", {}),
+        trainer={"nproc": 1, "total_steps": steps} | more.pop("trainer", {}),
+        daemon={"prune": False},
+        explorer=explorer | more.pop("explorer"),
+    )
+    job["model"] = {"path": f"{root}/model"} | more.pop("model", {})
+    return job | more
+
 
 REWARD = '''
 def low_tokens(prompt, response, task):
@@ -65,10 +48,17 @@ def prepare(root):
     return small_qwen.write_model(f"{root}/model")
 
 
-def finished(root, kind, engine, options="{}"):
+def finished(root, kind, engine, options=None):
     """Run a job with an engine to its end; return its directory and the names that the engine lists."""
-    text = CONFIG.format(root=root, kind=kind, address=engine.address, versions=VERSIONS, options=options)
-    (root / "job.toml").write_text(text)
+    job = tables(
+        root,
+        VERSIONS,
+        model={"lora": {"rank": 8, "alpha": 16}},
+        engine={"device": "cpu", "compute_dtype": "float32"},
+        algorithm={"name": "grpo", "optimizer": {"lr": 0.05}},
+        explorer={"engine": {"kind": kind, "address": engine.address, "options": options or {}}},
+    )
+    write_job(root / "job.toml", job)
     whole_jobs.run_together(root, whole_jobs.TRAIN_AND_EXPLORE, _LONG)
     return root / "job", [one["id"] for one in asked(engine.address, "GET", "/v1/models")[1]["data"]]
 

@@ -5,9 +5,9 @@ import os
 import shutil
 
 from support import checker
+from support.forked import run_forked
 from support.paths import TESTS
 from support.sweep import Outcome, python, run
-from support.warm import run_warm
 from syncd.protocol.layout import Job
 
 PROGRAMS = f"{TESTS}/programs"
@@ -66,8 +66,8 @@ def busy_job(job):
 
 def goes_on(job):
     """Go on with a busy job undisturbed: write the next step, run the daemon once; return what is wrong then."""
-    must(write_steps(job, NEXT, NEXT), run_warm)
-    must(daemon(job, "--once"), run_warm)
+    must(write_steps(job, NEXT, NEXT), run_forked)
+    must(daemon(job, "--once"), run_forked)
     return [
         *checker.problems(job, PAST),
         *unequal("the version", checker.pair(job), (1, NEXT)),

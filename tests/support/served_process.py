@@ -1,18 +1,19 @@
 """`explorer` as a process, which is started again as often as it is killed."""
 
 import signal
-import subprocess
-import sys
-import threading
 import time
 import urllib.error
 import urllib.request
 
-from support.cli import environment
+from support import forked
 from support.gateway_bed import GatewayDriver
 
 MINUTES = 200.0
 """A bound that only a failing test reaches; on a busy machine importing transformers alone takes a minute."""
+
+
+EXPLORER = ("-c", "from explorer_hooks.cli.main import main; main()")
+"""The program `explorer`, as this interpreter runs it."""
 
 
 class ServedProcess:
@@ -20,6 +21,7 @@ class ServedProcess:
 
     def __init__(self, file, verb="serve"):
         self.file, self.verb, self.directory = file, verb, file.parent / "state"
+        self._starts = 0
         self.start()
 
     @property
@@ -28,33 +30,28 @@ class ServedProcess:
         return f"http://{self.file.read_text().split('listen = ')[1].strip()[1:-1]}"
 
     def start(self):
-        program = "from explorer_hooks.cli.main import main; main()"
-        command = [sys.executable, "-c", program, self.verb, str(self.file), "--name", "e0"]
-        self.process = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
-        self.said = []
-        self.reader = threading.Thread(target=self._read, args=(self.process.stderr,), daemon=True)
-        self.reader.start()
+        self._starts += 1
+        log = f"{self.file}.{self._starts}.log"
+        self.process = forked.start(log, {}, *EXPLORER, self.verb, str(self.file), "--name", "e0")
 
-    def _read(self, stream):
-        with stream:
-            self.said.extend(stream)
+    @property
+    def said(self):
+        """Return the lines that it has printed since it started."""
+        return self.process.said().splitlines(keepends=True)
 
     def await_answer(self):
         patiently(lambda: urllib.request.urlopen(f"{self.url}/health", timeout=5).close())
         return GatewayDriver(self.url, (self.directory / "token").read_text())
 
     def wait(self):
-        code = self.process.wait(MINUTES)
-        self.reader.join(MINUTES)
-        return code
+        return self.process.wait(MINUTES)
 
     def kill(self):
         self.process.kill()
         assert self.wait() == -signal.SIGKILL
 
     def end(self):
-        self.process.kill()
-        self.wait()
+        self.process.end()
 
 
 def patiently(call):

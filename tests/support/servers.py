@@ -7,7 +7,8 @@ import time
 
 import xxhash
 
-from support.broadcasts import HERE, LONG
+from support import forked
+from support.broadcasts import ENVIRONMENT, HERE, LONG
 
 
 def digest_of(tensors):
@@ -22,14 +23,13 @@ class Server:
     """One engine of its own process.
 
     Args:
-        nursery: Starts it.
         kind: sglang or vllm.
         directory: What it is started from.
         log: Where it writes.
     """
 
-    def __init__(self, nursery, kind, directory, log):
-        self._nursery, self.kind, self._directory, self._log = nursery, kind, str(directory), str(log)
+    def __init__(self, kind, directory, log):
+        self.kind, self._directory, self._log = kind, str(directory), str(log)
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.process = None
@@ -41,7 +41,7 @@ class Server:
 
     def start(self):
         program = f"{HERE}/programs/engine.py"
-        self.process = self._nursery.start(self._log, program, self.kind, self._directory, self.port)
+        self.process = forked.start(self._log, ENVIRONMENT, program, self.kind, self._directory, self.port)
         deadline = time.monotonic() + LONG
         while not self._answers():
             assert self.process.poll() is None, self.log()

@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 import threading
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from support.jobs import start
+from support.waiting import until
 from syncd.client.aio import run
 from syncd.client.broadcast_control import BroadcastControl
 from syncd.client.broadcast_membership import BroadcastMembership
@@ -18,6 +18,8 @@ from syncd.synchronizer import AsyncSynchronizer, Synchronizer
 
 LONG = 60.0
 """A bound that only a failing test reaches."""
+
+eventually = until
 
 A_WHILE = 0.25
 """How long something is watched that must not happen: many polls, many heartbeats' looks."""
@@ -227,16 +229,6 @@ class World:
 
     def trainer(self, identity="trainer"):
         return read_presence(self.job.disk, path_of(self.job.trainers, identity))
-
-
-def eventually(condition):
-    """Wait until a condition holds and return it; fail after a long time."""
-    end = time.monotonic() + LONG
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.005)
-    raise AssertionError("never happened")
 
 
 def stays(call: Future) -> bool:

@@ -3,13 +3,13 @@
 import contextlib
 import json
 import os
-import socket
 import subprocess
-import sys
 import time
 
 from support import forked
+from support.engine_process import free_port
 from support.paths import PYTHONPATH
+from support.served_process import EXPLORER
 
 ENVIRONMENT = {
     "PYTHONPATH": PYTHONPATH,
@@ -26,7 +26,7 @@ RANK = {
 
 TRAIN_AND_EXPLORE = {
     "trainer": ("-m", "trainer", "train", "job.toml"),
-    "explorer": ("-c", "from explorer_hooks.cli.main import main; main()", "run", "job.toml"),
+    "explorer": (*EXPLORER, "run", "job.toml"),
 }
 """Both sides of the job that `job.toml` describes."""
 
@@ -38,45 +38,64 @@ def program(place, name, *argv, **more):
     try:
         yield made
     finally:
-        made.kill()
-        made.join(30)
+        made.end()
+
+
+def alone(log, *options, kind="torch", cwd=None):
+    """Start a trainer that is its only rank, with the job file and options."""
+    environment = {**ENVIRONMENT, **RANK, "MASTER_PORT": str(free_port())}
+    return forked.start(log, environment, "-m", "trainer", "train", *options, kind=kind, cwd=cwd)
+
+
+def run_ranks(place, count, *argv, kind="torch"):
+    """Run a program as ranks that meet as torchrun's do, until all have ended or one has failed.
+
+    Returns their exit codes, None for one that was ended, and what they said.
+    """
+    shared = {**ENVIRONMENT, **RANK, "WORLD_SIZE": str(count), "MASTER_PORT": str(free_port())}
+    with contextlib.ExitStack() as running:
+        ranks = []
+        for rank in range(count):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count)}
+            ranks.append(forked.start(f"{place}/rank{rank}.log", shared | own, *argv, kind=kind))
+            running.callback(ranks[-1].end)
+        deadline = time.monotonic() + 300
+        while None in (codes := [rank.poll() for rank in ranks]) and not any(codes):
+            assert time.monotonic() < deadline, logs(place)
+            time.sleep(0.05)
+    return codes, [rank.said() for rank in ranks]
 
 
 def ended(process, deadline):
     """Wait until a process has ended, bounded; return its exit code, None if it has not."""
-    process.join(max(deadline - time.monotonic(), 0.0))
-    return process.exitcode
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(max(deadline - time.monotonic(), 0.0))
+    return process.returncode
 
 
-def run_together(place, commands, seconds):
+def run_together(place, commands, seconds, kind=None):
     """Run programs of Python in `place` until all have ended well; the first that fails ends all, with what it said.
 
     Args:
         place: Their directory, and that of their logs.
         commands: The arguments of each, by name.
         seconds: How long they may take.
+        kind: What the trainer is forked from (`support.forked`) if it is to be its only rank.
     """
     with contextlib.ExitStack() as opened:
         processes = {}
         for name, arguments in commands.items():
-            log = opened.enter_context(open(f"{place}/{name}.log", "wb"))
-            processes[name] = subprocess.Popen(
-                [sys.executable, *arguments], cwd=place, env=os.environ | {"PYTHONPATH": PYTHONPATH},
-                stdout=log, stderr=log,
-            )  # fmt: skip
-            opened.callback(processes[name].wait)
-            opened.callback(processes[name].kill)
+            log = f"{place}/{name}.log"
+            if kind is not None and name == "trainer":
+                processes[name] = alone(log, *arguments[3:], kind=kind, cwd=place)
+            else:
+                processes[name] = forked.start(log, {"PYTHONPATH": PYTHONPATH}, *arguments, cwd=place)
+            opened.callback(processes[name].end)
         deadline = time.monotonic() + seconds
         while set((codes := {name: process.poll() for name, process in processes.items()}).values()) != {0}:
             assert not any(codes.values()), f"{codes}\n{logs(place)}"
             assert time.monotonic() < deadline, f"no end after {seconds} s: {codes}\n{logs(place)}"
             time.sleep(0.2)
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def logs(place):

@@ -3,15 +3,14 @@
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from support.cli import environment
-from support.synchronizers import Threads, World
+from support import forked
+from support.waiting import LONG
+from support.waiting import until as eventually
 from transformers import AutoModelForCausalLM
 
 from syncd.errors import TimedOutError
@@ -30,17 +29,11 @@ from tiny_model import make_model  # noqa: E402
 pytestmark = pytest.mark.slow
 
 GROUPS, SIZE = 2, 3
-LONG = 200.0
-"""A bound that only a failing test reaches; on a busy machine importing transformers alone takes a minute."""
 
 
 @pytest.fixture
-def world(tmp_path):
-    os.mkdir(tmp_path / "job")
-    made = World(tmp_path / "job", Threads())
-    made.run()
-    yield made
-    made.shut()
+def world(running_world):
+    return running_world
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +50,15 @@ def explore(world, directory):
     started = []
 
     def start(name, *options):
-        command = [sys.executable, f"{ARITHMETIC}/explorer.py", world.root, "--model", str(directory)]
-        sizes = ["--groups", str(GROUPS), "--group-size", str(SIZE)]
-        command += ["--name", name, *sizes, *map(str, options)]
-        started.append(subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True))
+        argv = (f"{ARITHMETIC}/explorer.py", world.root, "--model", directory)
+        sizes = ("--groups", GROUPS, "--group-size", SIZE)
+        log = f"{world.root}.{len(started)}.log"
+        started.append(forked.start(log, {}, *argv, "--name", name, *sizes, *options))
         return started[-1]
 
     yield start
     for process in started:
-        process.kill()
-        process.communicate()
+        process.end()
 
 
 def changed(directory, seed):
@@ -87,16 +79,6 @@ def save(world, step, model):
         step, f"a-{step}", list(tensors.items()), {"config.json": model.config.to_json_string().encode()}
     )
     saver.close()
-
-
-def eventually(condition):
-    """Wait until a condition holds and return it; fail after a long time."""
-    end = time.monotonic() + LONG
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.01)
-    raise AssertionError("never happened")
 
 
 def written(world, name):

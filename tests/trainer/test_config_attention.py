@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from support.job_file import LEAST
 
 pytest.importorskip("pydantic", reason="the trainer needs pydantic")
 
@@ -20,7 +21,7 @@ SPLIT = (*FLASH, "--engine.packing", "true", "--engine.options.ulysses_sequence_
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "file.toml"
-    path.write_text('[job]\ndir = "job"\n[model]\npath = "model"\n')
+    path.write_text(LEAST)
     leave_model(tmp_path / "model")
     return str(path)
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from support.job_file import LEAST
 
 pytest.importorskip("torch", reason="the trainer needs torch")
 
@@ -29,7 +30,7 @@ LR = "algorithm.optimizer.lr"
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "file.toml"
-    path.write_text('[job]\ndir = "job"\n[model]\npath = "model"\n')
+    path.write_text(LEAST)
     return str(path)
 
 

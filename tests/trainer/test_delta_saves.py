@@ -2,8 +2,7 @@
 
 import os
 import shutil
-import subprocess
-import sys
+import signal
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,8 @@ from support.delta_saves import FILES, DeltaTrainer, Weights, assert_same, explo
 from support.deltas import contents  # noqa: E402
 from support.jobs import steps_of  # noqa: E402
 from support.launching import until  # noqa: E402
-from support.paths import PYTHONPATH, TESTS  # noqa: E402
+from support.paths import TESTS  # noqa: E402
+from support.whole_jobs import run_ranks  # noqa: E402
 
 from syncd.errors import StorageError  # noqa: E402
 from syncd.extras import install_command  # noqa: E402
@@ -317,16 +317,11 @@ def test_a_full_checkpoint_of_a_delta_has_a_whole_directory(trainer, tmp_path):
 @pytest.mark.fault("a resume breaks the base of the next delta")
 def test_two_ranks_fail_are_killed_and_go_on_as_one(tmp_path):
     """Real ranks with FSDP2; the next start has another world size."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*command, f"{TESTS}/trainer/programs/delta_save.py", str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode != 0, "rank 1 was killed"
+    codes, said = run_ranks(tmp_path, 2, f"{TESTS}/trainer/programs/delta_save.py", tmp_path)
+    assert codes[1] == -signal.SIGKILL
     job = Job.at(tmp_path / "job")
     forms = [form_of(job, step) for step in (1, 2, 3, 4, 5, 7)]
-    assert forms == ["whole", "shortcut", "delta", "delta", "delta", "shortcut"], done.stderr[-3000:]
+    assert forms == ["whole", "shortcut", "delta", "delta", "delta", "shortcut"], said
     assert len(read_manifest(job.disk, job.step(5)).shards) == 2
     assert read_manifest(job.disk, job.step(7)).shortcut.parent == 5
     assert not os.path.exists(job.step(6))

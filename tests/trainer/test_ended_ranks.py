@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the trainer needs torch")
 
+from support import matrices
 from support.checker import marker
 from support.job_file import tiny_job, write_job
 from support.trainers import ENVIRONMENT, write_experiences
@@ -32,7 +33,7 @@ def rank_of(process, number):
     raise AssertionError(f"no rank {number}")
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", matrices.rows([0, 1], 0))
 def test_a_killed_rank_is_no_bug_of_the_other_one(tmp_path, number):
     job = str(tmp_path / "job")
     os.mkdir(job)

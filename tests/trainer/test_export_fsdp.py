@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -12,8 +10,8 @@ torch = pytest.importorskip("torch", reason="the trainer needs torch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 pytest.importorskip("safetensors", reason="needs safetensors")
 
-from support.paths import PYTHONPATH  # noqa: E402
 from support.saving import KINDS_OF_SAVE, config_of, load, new_job, tiny, whole  # noqa: E402
+from support.whole_jobs import run_ranks  # noqa: E402
 from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: E402
 
 from syncd.errors import ConfigError, CorruptDataError, NotReadyError  # noqa: E402
@@ -35,13 +33,8 @@ def saved(tmp_path_factory):
     directory = tmp_path_factory.mktemp("fsdp")
     (directory / "steps").mkdir()
     (directory / "narrow").mkdir()
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*command, f"{HERE}/programs/fsdp_save.py", str(directory)],
-        env={**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
+    codes, said = run_ranks(directory, 2, f"{HERE}/programs/fsdp_save.py", directory, kind="verl")
+    assert codes == [0, 0], said
     return directory
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+from support.job_file import LEAST
 
 pytest.importorskip("pydantic", reason="the trainer needs pydantic")
 
@@ -30,7 +31,7 @@ from trainer.config.load import FIRST_LINE, load_config
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "file.toml"
-    path.write_text('[job]\ndir = "job"\n[model]\npath = "model"\n')
+    path.write_text(LEAST)
     return str(path)
 
 

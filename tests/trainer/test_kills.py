@@ -5,8 +5,8 @@ SYNCD_ENGINE=ppo the same with a critic, and SYNCD_ENGINE=lora with adapters as 
 harms most, while a training state is written; `make test-matrices` at any moment too, and one run with a critic once.
 
 Torch and verl take longer to import than a run from kill to kill. So ranks to be killed are forked from a process
-that has imported them, and meet as torchrun's do. The undisturbed run and the last start of the killed one are the
-command itself.
+that has imported them, and meet as torchrun's do. The last start of the killed run and the first of the
+stopped one are the command itself.
 """
 
 import contextlib
@@ -26,6 +26,7 @@ import xxhash
 from support import forked
 from support.checker import marker, sealed
 from support.engine_process import free_port
+from support.job_file import job_of, write_job
 from support.matrices import LONG, rows
 from support.trainers import ENVIRONMENT, write_experiences
 
@@ -40,23 +41,21 @@ SIGNALS = [signal.SIGTERM, signal.SIGUSR2] if KILLS > 3 else [signal.SIGUSR2]
 
 SEED = int(os.environ.get("SYNCD_SEED", "1"))
 ENGINE = os.environ.get("SYNCD_ENGINE", "tiny")
+_GRPO = {"name": "grpo", "optimizer": {"lr": 0.01}}
 TABLES = {
-    "tiny": '[engine]\nname = "tests.tiny"\noptions = { pause = 0.08, width = 1000 }\n[algorithm]\nname = "grpo"',
-    "verl": '[engine]\ncompute_dtype = "float32"\n[algorithm]\nname = "grpo"',
-    "lora": '[model.lora]\nrank = 4\n[engine]\ncompute_dtype = "float32"\n[algorithm]\nname = "grpo"',
-    "ppo": """
-[engine]
-compute_dtype = "float32"
-[critic]
-enabled = true
-warmup_steps = 1
-mini_batches = 2
-optimizer = { lr = 0.01 }
-[algorithm]
-name = "ppo"
-""",
+    "tiny": {
+        "engine": {"name": "tests.tiny", "options": {"pause": 0.08, "width": 1000}},
+        "algorithm": _GRPO,
+    },
+    "verl": {"engine": {"compute_dtype": "float32"}, "algorithm": _GRPO},
+    "lora": {"model": {"lora": {"rank": 4}}, "engine": {"compute_dtype": "float32"}, "algorithm": _GRPO},
+    "ppo": {
+        "engine": {"compute_dtype": "float32"},
+        "critic": {"enabled": True, "warmup_steps": 1, "mini_batches": 2, "optimizer": {"lr": 0.01}},
+        "algorithm": {**_GRPO, "name": "ppo"},
+    },
 }
-"""What is trained; the last table is [algorithm].
+"""What is trained.
 
 The width of the tiny engine makes a training state of 12 MB a rank, which takes long enough to be killed meanwhile.
 """
@@ -64,28 +63,7 @@ The width of the tiny engine makes a training state of 12 MB a rank, which takes
 STEPS = 24
 _LONG = 600.0
 _GRACE = 30.0
-_IMPORTED = ("trainer.cli.train", *(() if ENGINE == "tiny" else ("trainer.engines.verl.engine", "peft")))
-
-CONFIG = """
-[job]
-dir = "{job}"
-[model]
-path = "{model}"
-{tables}
-optimizer = {{ lr = 0.01 }}
-[data]
-groups = 2
-group_size = 2
-consumed = "archive"
-[sync]
-save_timeout = 30.0
-interval = {sync}
-[trainer]
-nproc = {ranks}
-total_steps = {steps}
-save_interval = {interval}
-max_checkpoints_to_keep = 2
-"""
+_FORKED_FROM = "torch" if ENGINE == "tiny" else "verl"
 
 
 @dataclass(frozen=True)
@@ -124,17 +102,26 @@ def _one_thread():
 @pytest.fixture(scope="module")
 def straight(place):
     """What an undisturbed run comes to."""
-    return final_state(finish(new_job(place, "straight")))
+    return final_state(finish(new_job(place, "straight"), how=ForkedRanks))
 
 
 def write_config(job, kind):
     """Write the job's file and return its path."""
-    path = f"{job}.toml"
-    with open(path, "w", encoding="utf-8") as file:
-        model = f"{os.path.dirname(job)}/model"
-        own = {"steps": kind.steps, "ranks": kind.ranks, "interval": kind.interval, "sync": kind.sync}
-        file.write(CONFIG.format(job=job, model=model, tables=TABLES[kind.engine], **own))
-    return path
+    tables = {name: dict(keys) for name, keys in TABLES[kind.engine].items()}
+    tables.setdefault("model", {})["path"] = f"{os.path.dirname(job)}/model"
+    document = job_of(
+        job={"dir": str(job)},
+        data={"groups": 2, "group_size": 2, "consumed": "archive"},
+        sync={"save_timeout": 30.0, "interval": kind.sync},
+        trainer={
+            "nproc": kind.ranks,
+            "total_steps": kind.steps,
+            "save_interval": kind.interval,
+            "max_checkpoints_to_keep": 2,
+        },
+        **tables,
+    )
+    return write_job(f"{job}.toml", document)
 
 
 def start(job, kind=WHOLE):
@@ -165,18 +152,18 @@ class ForkedRanks:
                 | {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "LOCAL_RANK": str(rank)}
                 | {name: str(value) for name, value in shared.items()},
                 *("-m", "trainer", "train", path),
-                more=_IMPORTED,
+                kind=_FORKED_FROM,
             )
             for rank in range(kind.ranks)
         ]
 
     def alive(self):
         """Return the process ids of those that run."""
-        return [rank.pid for rank in self.ranks if rank.exitcode is None]
+        return [rank.pid for rank in self.ranks if rank.poll() is None]
 
     def poll(self):
         """Return the exit code of the first that failed, 0 if none did, None while all of them run or end well."""
-        codes = [rank.exitcode for rank in self.ranks]
+        codes = [rank.poll() for rank in self.ranks]
         failed = [code for code in codes if code]
         return failed[0] if failed else None if None in codes else 0
 
@@ -187,9 +174,9 @@ class ForkedRanks:
             assert time.monotonic() < deadline, "ranks do not end"
             time.sleep(0.02)
         for rank in self.ranks:
-            rank.join(_GRACE)
-            rank.kill()
-            rank.join()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                rank.wait(_GRACE)
+            rank.end()
         return self.poll()
 
 
@@ -287,9 +274,9 @@ def new_job(place, name, kind=WHOLE):
     return job
 
 
-def finish(job, kind=WHOLE):
+def finish(job, kind=WHOLE, how=start):
     """Run a trainer to its end and return its job."""
-    process = start(job, kind)
+    process = how(job, kind)
     assert process.wait(_LONG) == 0, tail(job)
     return job
 
@@ -364,7 +351,7 @@ def test_a_stopped_run_saves_exits_with_75_and_resumes(place, straight, number):
     assert process.wait(_LONG) == 75, tail(stopped)
     announced = marker(str(stopped))
     assert os.path.exists(f"{stopped}/global_step_{announced}/.full_checkpoint")
-    finish(stopped)
+    finish(stopped, how=ForkedRanks)
     assert '"event": "training_resumed"' in tail(stopped, 1 << 20)
     assert final_state(stopped) == straight
 

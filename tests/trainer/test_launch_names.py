@@ -84,8 +84,10 @@ def test_the_files_of_this_test_are_met_where_nothing_prevents_it(hostile):
 
 
 def test_a_job_of_several_processes_ends_without_meeting_another_trainer(hostile, tmp_path):
-    torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    starts = {"alone": (), "torchrun": (*torchrun, "--no-python")}
+    """Alone and under torchrun, as docs/launch.md has them."""
+    programs = os.path.dirname(sys.executable)
+    torchrun = [f"{programs}/torchrun", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    starts = {"alone": (), "torchrun": torchrun}
     for name, before in starts.items():
         job = new_job(tmp_path, name)
         done, met = hostile(*before, "trainer", "train", f"{tmp_path}/{name}.toml")

@@ -21,6 +21,7 @@ from support.trainers import (
     weights,
     write_experiences,
 )
+from support.waiting import until
 
 from syncd.errors import NonFiniteError, StorageError, TimedOutError, UsageError
 from syncd.experience.writer import ExperienceWriter
@@ -49,13 +50,6 @@ def run(config, **options):
     """Train to the end; return the exit code and what was shown."""
     with prepared_trainer(config, **options) as (made, shown):
         return made.train(), shown
-
-
-def until(condition):
-    deadline = time.monotonic() + _LONG
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 def steps_in(job):

@@ -5,7 +5,6 @@ import math
 import subprocess
 import sys
 import threading
-import time
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -15,6 +14,7 @@ pytest.importorskip("pydantic", reason="the trainer needs pydantic")
 from structlog.testing import capture_logs
 from support.monitored import LONG, ROLLOUT, config_of, opened
 from support.synchronizers import eventually
+from support.waiting import until
 
 from syncd.errors import ConfigError, FencedError
 from syncd.extras import install_command
@@ -104,14 +104,6 @@ def open_odd(job, monkeypatch):
 def steps_in(job):
     path = job / "metrics.jsonl"
     return list(read_history(str(path)).steps) if path.exists() else []
-
-
-def until(holds):
-    """Wait for what another thread does."""
-    deadline = time.monotonic() + LONG
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_monitor_that_keeps_raising_is_reported_once_and_disabled(job, open_odd):

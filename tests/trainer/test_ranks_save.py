@@ -1,16 +1,15 @@
 """Real ranks in real processes: they share a step, die in the middle of it, or run out of space."""
 
 import os
-import signal
-import socket
 import subprocess
-import sys
 import time
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
 
+from support import forked  # noqa: E402
+from support.engine_process import free_port  # noqa: E402
 from support.saving import absent, index_of, load, new_job, temporaries, whole  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -23,22 +22,25 @@ def job(tmp_path):
     return new_job(tmp_path / "job")
 
 
-def start(job, rank, world_size, steps, mode, *options):
-    first, last = steps
-    command = [sys.executable, PROGRAM, job.root, str(rank), str(world_size), str(first), str(last), mode]
-    return subprocess.Popen([*command, *map(str, options)], stderr=subprocess.PIPE, text=True)
+@pytest.fixture
+def start(tmp_path):
+    """Return a function that starts a rank, which is killed in the end if it has not ended."""
+    started = []
+
+    def rank_of(job, rank, world_size, steps, mode, *options):
+        argv = (PROGRAM, job.root, rank, world_size, *steps, mode, *options)
+        started.append(forked.start(f"{tmp_path}/{len(started)}.log", {}, *argv))
+        return started[-1]
+
+    yield rank_of
+    for process in started:
+        process.end()
 
 
 def ended(processes):
     """Wait for processes and return their exit statuses and what they said."""
-    said = [process.communicate(timeout=120)[1] for process in processes]
-    return [process.returncode for process in processes], said
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    statuses = [process.wait(120) for process in processes]
+    return statuses, [process.said() for process in processes]
 
 
 def equals(job, step):
@@ -50,9 +52,9 @@ def equals(job, step):
 
 
 @pytest.mark.parametrize("mode", ["background", "stream"])
-def test_two_ranks_over_gloo_write_one_step(job, mode):
-    options = (job, (1, 3), mode, "--gloo", free_port())
-    statuses, said = ended([start(options[0], rank, 2, *options[1:]) for rank in range(2)])
+def test_two_ranks_over_gloo_write_one_step(job, start, mode):
+    options = ((1, 3), mode, "--gloo", free_port())
+    statuses, said = ended([start(job, rank, 2, *options) for rank in range(2)])
     assert statuses == [0, 0], said
     manifest = whole(job, 3)
     assert [record.name for record in manifest.shards] == [
@@ -69,19 +71,14 @@ def test_two_ranks_over_gloo_write_one_step(job, mode):
     assert set(index_of(job, 3)["weight_map"]) == set(load(job, 3))
 
 
-def test_a_rank_killed_while_writing_leaves_no_step_and_a_retry_succeeds(job, tmp_path):
+def test_a_rank_killed_while_writing_leaves_no_step_and_a_retry_succeeds(job, start, tmp_path):
     ready = tmp_path / "ready"
     other = start(job, 1, 2, (5, 5), "background", "--large", 40)
     victim = start(job, 0, 2, (5, 5), "background", "--large", 40, "--slow", 30, "--ready", ready)
-    try:
-        _until(lambda: ready.exists() and temporaries(job, 5))
-        victim.send_signal(signal.SIGKILL)
-        victim.wait()
-        assert absent(job, 5)
-    finally:
-        for process in (victim, other):
-            process.kill()
-            process.communicate()
+    _until(lambda: ready.exists() and temporaries(job, 5))
+    victim.end()
+    assert absent(job, 5)
+    other.end()
     ranks = [start(job, rank, 2, (5, 5), "background", "--large", 40, "--attempt", "b") for rank in range(2)]
     statuses, said = ended(ranks)
     assert statuses == [0, 0], said
@@ -91,7 +88,7 @@ def test_a_rank_killed_while_writing_leaves_no_step_and_a_retry_succeeds(job, tm
 
 @pytest.mark.parametrize("mode", ["background", "stream"])
 @pytest.mark.group("mounts")
-def test_a_full_file_system_fails_the_save_on_all_ranks(tmp_path, mode):
+def test_a_full_file_system_fails_the_save_on_all_ranks(tmp_path, start, mode):
     place = tmp_path / "small"
     place.mkdir()
     mounted = subprocess.run(

@@ -1,4 +1,4 @@
-"""The ways to start a trainer of docs/launch.md, typed in bash, with an engine that is a few numbers."""
+"""`trainer stages` of docs/launch.md, typed in bash, with an engine that is a few numbers."""
 
 import json
 
@@ -6,40 +6,12 @@ import pytest
 
 pytest.importorskip("torch", reason="the trainer needs torch")
 
+from support.job_file import tiny_job, write_job
 from support.paths import PYTHONPATH
 from support.readme import typed
 from support.trainers import write_experiences
 
-from syncd.protocol.layout import Job
-from syncd.protocol.version import read_version
-
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-UNDER_TORCHRUN = "torchrun --standalone --nproc-per-node 2 --no-python trainer train grpo.toml"
-CONFIG = """
-[job]
-dir = "job"
-[model]
-path = "none"
-[engine]
-name = "tests.tiny"
-device = "cpu"
-[data]
-groups = 2
-group_size = 2
-[trainer]
-total_steps = 2
-"""
-STAGES = """
-[[stages]]
-name = "first"
-[stages.trainer]
-total_steps = 1
-[[stages]]
-name = "second"
-[stages.model]
-path = "none"
-"""
 
 
 def new_job(directory):
@@ -47,20 +19,12 @@ def new_job(directory):
     write_experiences(directory, 4)
 
 
-@pytest.mark.parametrize("line", ["trainer train grpo.toml", UNDER_TORCHRUN])
-def test_the_trainer_alone_and_under_torchrun_trains(tmp_path, line):
-    new_job(tmp_path / "job")
-    (tmp_path / "grpo.toml").write_text(CONFIG)
-    typed(line, tmp_path, PYTHONPATH=PYTHONPATH, OMP_NUM_THREADS="1")
-    version = read_version(Job.at(tmp_path / "job"))
-    assert version is not None, "the daemon that rank 0 started has published"
-    assert version.step == 2
-
-
 def test_the_stages_of_a_file_train_one_after_the_other(tmp_path):
     for name in ("first", "second"):
         new_job(tmp_path / "job" / name)
-    (tmp_path / "grpo.toml").write_text(CONFIG + STAGES)
+    job = tiny_job("job", engine={"device": "cpu"}, trainer={"total_steps": 2})
+    stages = [{"name": "first", "trainer": {"total_steps": 1}}, {"name": "second", "model": {"path": "none"}}]
+    write_job(tmp_path / "grpo.toml", job | {"stages": stages})
     typed("trainer stages grpo.toml", tmp_path, PYTHONPATH=PYTHONPATH, OMP_NUM_THREADS="1")
     for name, steps in (("first", [1]), ("second", [1, 2])):
         lines = (tmp_path / "job" / name / "metrics.jsonl").read_text().splitlines()

@@ -8,6 +8,7 @@ import tomllib
 import types
 
 import pytest
+from support.job_file import LEAST
 
 pytest.importorskip("pydantic", reason="the trainer needs pydantic")
 
@@ -24,7 +25,7 @@ from trainer.config.load import load_config
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "file.toml"
-    path.write_text('[job]\ndir = "job"\n[model]\npath = "model"\n')
+    path.write_text(LEAST)
     leave_model(tmp_path / "model")
     return str(path)
 

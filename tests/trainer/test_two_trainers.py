@@ -2,15 +2,14 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from support.checker import marker
 from support.job_file import tiny_job, write_job
-from support.trainers import ENVIRONMENT, write_experiences
+from support.trainers import write_experiences
+from support.whole_jobs import alone
 
 from trainer.monitors.jsonl import read_history
 
@@ -22,16 +21,13 @@ def start(job, name="trainer", *, pause=0.0, interval=5):
     trainer = {"name": name, "nproc": 1, "total_steps": 6, "save_interval": interval}
     engine, data = {"options": {"pause": pause}}, {"consumed": "archive"}
     write_job(path, tiny_job(job, engine=engine, data=data, trainer=trainer))
-    command = [sys.executable, "-m", "trainer", "train", path]
-    return subprocess.Popen(
-        command, env=os.environ | ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    return alone(f"{path}.log", path)
 
 
 def until_marked(job, step, process):
     deadline = time.monotonic() + 300
     while (marker(job) or 0) < step:
-        assert process.poll() is None, process.stdout.read()
+        assert process.poll() is None, process.said()
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -44,22 +40,15 @@ def test_a_second_trainer_process_is_refused_under_any_identity(tmp_path):
     try:
         until_marked(job, 3, first)
         second = start(job, "another-name")
-        output = second.communicate(timeout=300)[0]
-        assert second.returncode == 5, output
+        assert second.wait(300) == 5, second.said()
+        output = second.said()
         assert "another trainer trains this job" in output
         assert "identity" not in output
         write_experiences(job, 3, "e1")
-        output = first.communicate(timeout=300)[0]
-        assert first.returncode == 0, output
+        assert first.wait(300) == 0, first.said()
         assert marker(job) == 6
     finally:
-        first.kill()
-
-
-def rank_of(process):
-    """Return the pid of the one rank that a trainer has started."""
-    (pid,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return int(pid)
+        first.end()
 
 
 def left(job):
@@ -79,18 +68,15 @@ def test_a_stopped_trainer_of_this_host_is_replaced_and_harms_nothing_when_it_wa
     first = start(job, pause=1.5, interval=1)
     try:
         until_marked(job, 3, first)
-        rank = rank_of(first)
-        os.kill(rank, signal.SIGSTOP)
+        first.send_signal(signal.SIGSTOP)
         second = start(job, interval=1)
-        output = second.communicate(timeout=400)[0]
-        assert second.returncode == 0, output
-        assert "earlier_trainer_watched" in output
+        assert second.wait(400) == 0, second.said()
+        assert "earlier_trainer_watched" in second.said()
         assert marker(job) == 6
         before = left(job)
         assert len(read_history(f"{job}/metrics.jsonl").steps) == 6
-        os.kill(rank, signal.SIGCONT)
-        output = first.communicate(timeout=300)[0]
-        assert first.returncode == 75, output
+        first.send_signal(signal.SIGCONT)
+        assert first.wait(300) == 75, first.said()
         assert left(job) == before
     finally:
-        first.kill()
+        first.end()

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from syncd.errors import TryAgainError
 from syncd.parts.mirror.links import Link
+from syncd.protocol.job_end import JobEnd
 from syncd.protocol.mirror_report import MirrorReport
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Pair, Version
@@ -32,6 +33,9 @@ class SourceEnd(Protocol):
 
     def read(self, link: Link, record: FileRecord, offset: int, length: int) -> bytes:
         """Return bytes of a file of a step; fewer than asked for only if the file is shorter."""
+
+    def end(self) -> JobEnd | None:
+        """Return the end of the job, None while it goes on."""
 
     def report(self, report: MirrorReport) -> None:
         """Show people who look at this end how far the mirror is."""
@@ -70,6 +74,12 @@ class TargetEnd(Protocol):
         Args:
             links: Those of its steps that `has` does not know.
         """
+
+    def end(self) -> JobEnd | None:
+        """Return the end of the job as it is there."""
+
+    def finish(self, end: JobEnd | None) -> None:
+        """Mark the job there as finished, or, with no end given, as one that goes on."""
 
     def tidy(self) -> None:
         """Remove what retention does not keep, after a version was published."""

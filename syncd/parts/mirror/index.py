@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from syncd.parts.mirror.decisions import PastVersion, StoredStep, kept_versions, needed_keys
 from syncd.parts.mirror.links import Link, key_of
 from syncd.protocol.documents import decode, encode, record_from
+from syncd.protocol.job_end import JobEnd
 from syncd.protocol.version import Pair, Version, encode_version, version_from
 
 NAME = "version.json"
@@ -24,6 +25,7 @@ class Index:
     history: tuple[PastVersion, ...] = ()  # published versions that are kept, oldest first
     steps: Mapping[str, StoredStep] = field(default_factory=dict)  # by key
     removing: tuple[str, ...] = ()  # keys of steps that are being deleted
+    end: JobEnd | None = None  # of the job, once it has finished with this version
 
     @property
     def pair(self) -> Pair | None:
@@ -41,7 +43,7 @@ class Index:
     def with_version(
         self, version: Version, links: Collection[Link], job: str, published_at: float | None
     ) -> "Index":
-        """Return it with a newer version.
+        """Return it with a newer version, which no end is of yet.
 
         Args:
             links: The steps that it lacks, parents first.
@@ -52,7 +54,7 @@ class Index:
             steps[link.key] = StoredStep(link.key, _parent_key(link, steps), link.manifest.size)
         past = PastVersion(version.generation, version.step, key_of(version.step, version.digest))
         history = (*dated(self.history, published_at), past)
-        return replace(self, job=job or self.job, version=version, history=history, steps=steps)
+        return replace(self, job=job or self.job, version=version, history=history, steps=steps, end=None)
 
     def pruned(self, keep: int, grace: float, now: float | None) -> "Index":
         """Return it without what retention does not keep: that is in `removing` then."""
@@ -97,6 +99,7 @@ def encode_index(index: Index) -> bytes:
             "history": [asdict(past) for past in index.history],
             "steps": [asdict(step) for step in index.steps.values()],
             "removing": list(index.removing),
+            "end": asdict(index.end) if index.end else None,
         }
     )
 
@@ -108,7 +111,7 @@ def decode_index(data: bytes, path: str) -> Index:
         CorruptDataError: They are damaged, or no such object.
     """
     fields = decode(data, path)
-    version = fields.optional_record("version")
+    version, end = fields.optional_record("version"), fields.optional_record("end")
     steps = [record_from(StoredStep, item) for item in fields.records("steps")]
     return Index(
         fields.text("job"),
@@ -116,4 +119,5 @@ def decode_index(data: bytes, path: str) -> Index:
         tuple(record_from(PastVersion, item) for item in fields.records("history")),
         {step.key: step for step in steps},
         fields.texts("removing"),
+        record_from(JobEnd, end) if end else None,
     )

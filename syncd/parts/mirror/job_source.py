@@ -8,6 +8,7 @@ from syncd.client.own_presence import OwnPresence
 from syncd.errors import CorruptDataError
 from syncd.parts.mirror.links import Link, decoded_link
 from syncd.protocol.disk import MISSING, FileStat
+from syncd.protocol.job_end import JobEnd, read_end
 from syncd.protocol.layout import MANIFEST, Job
 from syncd.protocol.mirror_report import KEY, MirrorReport
 from syncd.protocol.receipt import FileRecord
@@ -97,6 +98,10 @@ class JobSource:
     def read(self, link: Link, record: FileRecord, offset: int, length: int) -> bytes:
         """Return bytes of a file."""
         return self._job.disk.read_at(f"{self._job.step(link.step)}/{record.name}", offset, length)
+
+    def end(self) -> JobEnd | None:
+        """Return the end that the trainer has left."""
+        return read_end(self._job)
 
     def report(self, report: MirrorReport) -> None:
         """Show it in the job's status."""

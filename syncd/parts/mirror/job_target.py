@@ -21,6 +21,7 @@ from syncd.parts.mirror.meter import Meter
 from syncd.parts.mirror.transfer import CheckedFile
 from syncd.protocol.digest import CHUNK
 from syncd.protocol.disk import MISSING, Clock
+from syncd.protocol.job_end import JobEnd, clear_finished, mark_finished, read_end
 from syncd.protocol.layout import Job, step_name
 from syncd.protocol.leadership import Term
 from syncd.protocol.local_disk import write_all_at
@@ -136,6 +137,18 @@ class JobTarget:
                 )
             self._meter.check()
             time.sleep(_LOOK)
+
+    def end(self) -> JobEnd | None:
+        """Return the end that explorers there read."""
+        return read_end(self._job)
+
+    def finish(self, end: JobEnd | None) -> None:
+        """Mark the end, or remove its mark."""
+        self._term().confirm()
+        if end is None:
+            clear_finished(self._job)
+        else:
+            mark_finished(self._job, end)
 
     def tidy(self) -> None:
         """Do nothing: the daemon of this process applies retention."""

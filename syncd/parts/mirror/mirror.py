@@ -14,6 +14,9 @@ from syncd.protocol.disk import Clock
 from syncd.protocol.mirror_report import MirrorReport
 from syncd.protocol.version import Pair, Version, label_of
 
+END_EVERY = 1.0  # seconds between two looks at the end of the source's job
+LAST = 30.0  # seconds in which the version of a job's last step may still come
+
 
 class Mirror:
     """Copies the versions of a source to a target.
@@ -35,6 +38,8 @@ class Mirror:
         self._report = about
         self._begun: Way | None = None
         self._seen: tuple[Pair, float] | None = None
+        self._ended_at: float | None = None  # when the source's job was first seen to have finished
+        self._looks_at = float("-inf")
 
     def turn(self) -> bool:
         """Do one thing; return whether there was something to do."""
@@ -80,6 +85,17 @@ class Mirror:
             )
         pair = dict(zip(("generation", "step"), published or (None, None), strict=True))
         self.show(state="current", behind=0, left=0, **pair)
+        if published is not None and self._clock.monotonic() >= self._looks_at:
+            self._pass_end(published)
+
+    def _pass_end(self, published: Pair) -> None:
+        """Have the job at the target end once its last version is there, and go on if the source's does."""
+        now = self._clock.monotonic()
+        self._looks_at, end = now + END_EVERY, self._source.end()
+        self._ended_at = None if end is None else self._ended_at or now
+        is_last = end is None or published[1] >= end.step or now - (self._ended_at or now) >= LAST
+        if is_last and end != self._target.end():
+            self._target.finish(end)
 
     def _way(self, newest: Version) -> Way:
         """Return what to copy now."""

@@ -9,7 +9,7 @@ the same names. What is deleted is first taken out of `version.json`; of a step 
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from syncd.errors import FencedError, TryAgainError
@@ -21,6 +21,7 @@ from syncd.parts.mirror.meter import Meter
 from syncd.parts.mirror.objects import Objects
 from syncd.parts.mirror.transfer import CheckedFile
 from syncd.protocol.disk import Clock
+from syncd.protocol.job_end import JobEnd
 from syncd.protocol.layout import MANIFEST
 from syncd.protocol.mirror_report import MirrorReport
 from syncd.protocol.receipt import FileRecord
@@ -105,6 +106,10 @@ class StoreSource:
             if at < end:
                 data += self._range(f"{directory}/{name}", at, end - at)
         return data
+
+    def end(self) -> JobEnd | None:
+        """Return the end that stood beside the version when that was read."""
+        return self._index.end
 
     def report(self, report: MirrorReport) -> None:
         """Do nothing: an object store shows nothing to anybody."""
@@ -215,6 +220,14 @@ class StoreTarget:
         self._write(wanted)
         self._is_clean = True
         self._sealed.difference_update(link.key for link in links)
+
+    def end(self) -> JobEnd | None:
+        """Return the end that stands beside the version."""
+        return self._index.end
+
+    def finish(self, end: JobEnd | None) -> None:
+        """Replace `version.json` if nobody else has."""
+        self._write(replace(self._index, end=end))
 
     def tidy(self) -> None:
         """Date the version; delete what is no longer named, and once a day what killed mirrors have left."""

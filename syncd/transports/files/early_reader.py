@@ -35,7 +35,10 @@ from syncd.transports.files.stage import HostStage
 
 LOCAL_POLL, NETWORK_POLL = 0.02, 0.25
 _PART, _COPYING_PART = 20, 4
-"""Polls take at most one part in this many of the time, and while an attempt is copied."""
+"""Polls take one part in this many of the time, and while an attempt is copied."""
+
+_PAUSE = 0.5
+"""Seconds after which the next poll comes, also where polls take long."""
 
 _PATIENCE = 1.0
 """Seconds without progress after which another process's early copy is no longer waited for."""
@@ -140,7 +143,8 @@ class EarlyReader(PieceReader):
             with contextlib.suppress(OSError, SyncdError):
                 self._iterate()
             least, part = (self._poll, _PART) if self._held is None else (LOCAL_POLL, _COPYING_PART)
-            pause = max(least, part * (time.monotonic() - begun))
+            took = time.monotonic() - begun
+            pause = max(least, min(part * took, max(_PAUSE, took)))
 
     def _iterate(self) -> None:
         """Look at the attempts once, and act."""

@@ -354,13 +354,17 @@ class HostStage:
             self._sweep(self._own)
 
     def _make_room(self, source: StageSource) -> None:
-        step = source.version.step
-        size = source.size - (self.early_bytes(step) or 0)
-        if self._disk.free(self._own) < size:
-            self._revoke_early(step)
+        if not self._has_room(source):
+            self._revoke_early(source.version.step)
             self.sweep()
-            if self._disk.free(self._own) < size:
-                raise self._full(size)
+            if not self._has_room(source):
+                raise self._full(source.size)
+
+    def _has_room(self, source: StageSource) -> bool:
+        free = self._disk.free(
+            self._own
+        )  # first: what is written meanwhile then counts twice, not as missing
+        return source.size <= free + (self.early_bytes(source.version.step) or 0)
 
     def _full(self, size: int) -> StageFullError:
         free = self._disk.free(self._root)

@@ -21,6 +21,6 @@ class TestSglang(TrainsAdapters):
         engine = sglang(PYTHON, prepare(root), root / "sglang.log", *LORA)
         engine.start()
         try:
-            yield finished(root, "sglang", engine, '{drain = "0.001"}')
+            yield finished(root, "sglang", engine, {"drain": "0.001"})
         finally:
             engine.kill()

@@ -22,6 +22,7 @@ import structlog
 from structlog.testing import capture_logs
 from support.chat_model import write_chat_model
 from support.gateway_bed import GatewayBed, ScriptedEngine
+from support.job_file import job_of, write_job
 from support.jobs import ManualClock
 from support.paths import ROOT
 from support.readme import line_of, typed
@@ -225,11 +226,11 @@ def test_what_the_schedule_knows_of_failures_goes_with_their_groups(tmp_path):
 @pytest.mark.parametrize("agent", [True, False], ids=["run", "serve"])
 def test_a_slow_tool_is_not_taken_for_an_idle_group_where_the_explorer_plays_it(tmp_path, agent):
     """`explorer run` bounds each attempt itself, by `explorer.agent.timeout`, however long that is."""
-    path = tmp_path / "job.toml"
-    text = '[job]\ndir = "job"\n[model]\npath = "model"\n[data]\ngroups = 1\ngroup_size = 1\n[explorer]\n'
-    played = '[explorer.agent]\ncommand = "true"\ntimeout = 7200\n' if agent else ""
-    path.write_text(f'{text}tasks = "t"\n{played}[explorer.gateway]\nidle = 0.001\n')
-    limits = dataclasses.asdict(limits_of(load_file(str(path))))
+    played = {"agent": {"command": "true", "timeout": 7200}} if agent else {}
+    explorer = {"tasks": "t", "gateway": {"idle": 0.001}} | played
+    job = job_of(data={"groups": 1, "group_size": 1}, explorer=explorer)
+    path = write_job(tmp_path / "job.toml", job)
+    limits = dataclasses.asdict(limits_of(load_file(path)))
     bed = GatewayBed(tmp_path / "state", ScriptedEngine(lambda _: [7, 0]), **limits)
 
     async def main(bed):
@@ -452,28 +453,16 @@ def job(tmp_path):
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "agent.py").write_text((ROOT / "examples" / "agents" / "agent.py").read_text())
     path = tmp_path / "job.toml"
-    path.write_text("""
-[job]
-dir = "job"
-[model]
-path = "model"
-[data]
-groups = 2
-group_size = 2
-[sync]
-timeout = 600
-[explorer]
-tasks = "tasks.jsonl"
-epochs = 1
-ahead = 1000
-[explorer.sampling]
-max_tokens = 8
-[explorer.agent]
-function = "agent:run"
-concurrency = 4
-[explorer.gateway]
-directory = "state"
-""")
+    explorer = {
+        "tasks": "tasks.jsonl",
+        "epochs": 1,
+        "ahead": 1000,
+        "sampling": {"max_tokens": 8},
+        "agent": {"function": "agent:run", "concurrency": 4},
+        "gateway": {"directory": "state"},
+    }
+    data = {"groups": 2, "group_size": 2}
+    write_job(path, job_of(data=data, sync={"timeout": 600}, explorer=explorer))
     world = World(tmp_path / "job", Threads())
     world.run()
     yield path, world

@@ -13,6 +13,7 @@ need("verl", "the trainer needs verl")
 
 from support import whole_jobs  # noqa: E402
 from support.chat_model import write_chat_model  # noqa: E402
+from support.job_file import job_of, write_job  # noqa: E402
 
 from syncd.experience.table import decode_batch  # noqa: E402
 from syncd.protocol.layout import Job  # noqa: E402
@@ -38,54 +39,32 @@ def run(base_url, api_key, task):
     turns = [sum(letter in "aeiou" for letter in text) / 4 for text in (first, second, third)]
     return {"reward": sum(turns), "turn_rewards": turns}
 '''
-JOB = f"""
-[job]
-dir = "job"
-seed = 3
-[model]
-path = "model"
-[engine]
-device = "cpu"
-compute_dtype = "float32"
-micro_batch_size = 4
-[algorithm]
-name = "reinforce_plus_plus"
-turn_rewards = true
-old_logprobs = "recompute"
-[algorithm.optimizer]
-lr = 0.005
-[algorithm.options.policy_loss.rollout_correction]
-rollout_is = "token"
-rollout_is_threshold = {BOUND}
-[data]
-groups = {GROUPS}
-group_size = {SIZE}
-consumed = "archive"
-[sync]
-dtype = "float32"
-style = "fully_async"
-[trainer]
-nproc = 1
-total_steps = {STEPS}
-[selection]
-metric = "critic/score/mean"
-keep_best = 1
-[daemon]
-prune = false
-[explorer]
-name = "e0"
-tasks = "tasks.jsonl"
-ahead = 1
-[explorer.engine]
-dtype = "float32"
-[explorer.sampling]
-max_tokens = 10
-[explorer.agent]
-function = "agent:run"
-concurrency = 3
-[explorer.gateway]
-directory = "state"
-"""
+CORRECTION = {"rollout_is": "token", "rollout_is_threshold": BOUND}
+JOB = job_of(
+    job={"seed": 3},
+    engine={"device": "cpu", "compute_dtype": "float32", "micro_batch_size": 4},
+    algorithm={
+        "name": "reinforce_plus_plus",
+        "turn_rewards": True,
+        "old_logprobs": "recompute",
+        "optimizer": {"lr": 0.005},
+        "options": {"policy_loss": {"rollout_correction": CORRECTION}},
+    },
+    data={"groups": GROUPS, "group_size": SIZE, "consumed": "archive"},
+    sync={"dtype": "float32", "style": "fully_async"},
+    trainer={"nproc": 1, "total_steps": STEPS},
+    selection={"metric": "critic/score/mean", "keep_best": 1},
+    daemon={"prune": False},
+    explorer={
+        "name": "e0",
+        "tasks": "tasks.jsonl",
+        "ahead": 1,
+        "engine": {"dtype": "float32"},
+        "sampling": {"max_tokens": 10},
+        "agent": {"function": "agent:run", "concurrency": 3},
+        "gateway": {"directory": "state"},
+    },
+)
 
 
 @pytest.fixture(scope="module")
@@ -95,9 +74,9 @@ def ended(tmp_path_factory):
     torch.set_num_threads(1)
     write_chat_model(root / "model")
     (root / "agent.py").write_text(AGENT)
-    (root / "job.toml").write_text(JOB)
+    write_job(root / "job.toml", JOB)
     (root / "tasks.jsonl").write_text("".join(f'{{"prompt": "task {at}"}}\n' for at in range(16)))
-    whole_jobs.run_together(root, whole_jobs.TRAIN_AND_EXPLORE, 800)
+    whole_jobs.run_together(root, whole_jobs.TRAIN_AND_EXPLORE, 800, "verl")
     return root
 
 

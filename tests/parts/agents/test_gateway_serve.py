@@ -3,7 +3,6 @@
 import copy
 import itertools
 import json
-import os
 import shutil
 import time
 from pathlib import Path
@@ -14,7 +13,6 @@ from support import matrices
 from support.chat_model import write_chat_model
 from support.gateway_case import SIZE, play, record_sessions, write_file
 from support.served_process import MINUTES, ServedProcess, patiently
-from support.synchronizers import Threads, World
 
 from explorer_hooks.cli.main import run as command_line
 from syncd.cli.main import run as syncd_command
@@ -23,21 +21,17 @@ from syncd.synchronizer import Synchronizer
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture
+def world(running_world):
+    return running_world
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Return directory of the start model, and the model of each step."""
     torch.set_num_threads(1)
     directory = tmp_path_factory.mktemp("chat")
     return directory / "0", {step: write_chat_model(directory / str(step), step) for step in (0, 1)}
-
-
-@pytest.fixture
-def world(tmp_path):
-    os.mkdir(tmp_path / "job")
-    made = World(tmp_path / "job", Threads())
-    made.run()
-    yield made
-    made.shut()
 
 
 @pytest.fixture
@@ -68,8 +62,7 @@ def test_versions_that_are_adapters_are_recorded_exactly_too(models, world, tmp_
         if "lora_" in name:
             torch.nn.init.normal_(parameter, 0, 0.2)
     adapted.save_pretrained(str(tmp_path / "adapter"))
-    table = "[model.lora]\nrank = 4\nalpha = 8"
-    served = ServedProcess(write_file(tmp_path / "job.toml", models[0], table))
+    served = ServedProcess(write_file(tmp_path / "job.toml", models[0], lora={"rank": 4, "alpha": 8}))
     publish = ["publish", str(world.root), "1", str(tmp_path / "adapter")]
     try:
         record_sessions({0: models[1][0], 1: adapted}, world, served, 1e-4, lambda: syncd_command(publish))

@@ -171,7 +171,7 @@ def _real_splicer(template, ends):
 NEEDS_FILE = pytest.mark.skipif(vocabulary_file() is None, reason="no mistral-common: make prepares it")
 VOCABULARIES = (
     pytest.param(_splicer, 25, id="bytes-and-merges"),
-    pytest.param(_real_splicer, 100, id="tekken", marks=NEEDS_FILE),
+    pytest.param(_real_splicer, 100, id="tekken", marks=[NEEDS_FILE, pytest.mark.group("tekken")]),
 )
 """By how many examples each."""
 

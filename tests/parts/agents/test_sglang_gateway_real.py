@@ -15,12 +15,6 @@ PYTHON = python_of("SYNCD_SGLANG_PYTHON", ".venv-sglang/bin/python")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-REAL = """
-[explorer.engine]
-kind = "sglang"
-address = "{address}"
-"""
-
 
 def test_sessions_are_recorded_exactly(tmp_path):
     torch.set_num_threads(1)
@@ -30,7 +24,7 @@ def test_sessions_are_recorded_exactly(tmp_path):
     world.run()
     engine.start()
     served = ServedProcess(
-        write_file(tmp_path / "job.toml", tmp_path / "0", REAL.format(address=engine.address))
+        write_file(tmp_path / "job.toml", tmp_path / "0", {"kind": "sglang", "address": engine.address})
     )
     try:
         record_sessions(models, world, served, 1e-3)

@@ -4,11 +4,12 @@ import gc
 import os
 import socket
 import threading
-import time
 
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from support.waiting import until  # noqa: E402
 
 from syncd.client.wait import Deadline  # noqa: E402
 from syncd.errors import TimedOutError  # noqa: E402
@@ -22,13 +23,6 @@ LONG = 60.0
 
 def joining():
     return [one for one in threading.enumerate() if one.name == "broadcast-join"]
-
-
-def until(condition):
-    end = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def test_joining_a_silent_trainer_times_out_and_leaves_nothing_open():

@@ -7,27 +7,14 @@ import signal
 import statistics
 
 import pytest
-from support import matrices
-from support.broadcasts import HERE, LONG, left_over
+from support import forked, matrices
+from support.broadcasts import ENVIRONMENT, HERE, LONG, left_over
 from support.job_file import tiny_job, write_job
 
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import path_of, read_presence
 
 STEPS = 3
-IMPORTED = (
-    "explorer_hooks.run.run",
-    "explorer_hooks.run.weight_sources",
-    "syncd.experience.table",
-    "pandas",
-    "torch._dynamo",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.auto.tokenization_auto",
-    "transformers.models.llama.modeling_llama",
-    "transformers.tokenization_python",
-    "transformers.tokenization_utils_tokenizers",
-    "transformers.generation.utils",
-)
 
 
 def write_scene(processes, start, style, *, method="nccl", memory="/dev/shm", steps=STEPS):
@@ -46,17 +33,15 @@ def write_scene(processes, start, style, *, method="nccl", memory="/dev/shm", st
     return f"{processes.job}.toml"
 
 
-@pytest.fixture(scope="session")
-def start(nursery, tmp_path_factory):
-    """Return a directory with a model and tasks; what explorers import is imported once, for all of them."""
-    return begun(nursery, tmp_path_factory.mktemp("start"))
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """Return a directory with a model and tasks."""
+    return begun(tmp_path_factory.mktemp("start"))
 
 
-def begun(nursery, directory):
-    for module in IMPORTED:
-        nursery.ask("import", module)
-    made = nursery.start(f"{directory}/log", f"{HERE}/programs/start.py", directory)
-    assert made.wait(LONG) == 0, (directory / "log").read_text()
+def begun(directory):
+    made = forked.start(f"{directory}/log", ENVIRONMENT, f"{HERE}/programs/start.py", directory)
+    assert made.wait(LONG) == 0, made.said()
     return directory
 
 

@@ -14,17 +14,17 @@ pytest.importorskip("transformers", reason="needs transformers")
 
 
 @pytest.fixture(scope="module")
-def begin_from(nursery, tmp_path_factory):
-    return begun(nursery, tmp_path_factory.mktemp("start"))
+def begin_from(tmp_path_factory):
+    return begun(tmp_path_factory.mktemp("start"))
 
 
 @pytest.fixture
-def engine(nursery, begin_from, tmp_path):
+def engine(begin_from, tmp_path):
     """Return what starts the engine of the job."""
     started = []
 
     def start(kind):
-        started.append(Server(nursery, kind, f"{begin_from}/model", tmp_path / "engine.log"))
+        started.append(Server(kind, f"{begin_from}/model", tmp_path / "engine.log"))
         return started[0]
 
     yield start

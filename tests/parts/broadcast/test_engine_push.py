@@ -14,7 +14,8 @@ torch = pytest.importorskip("torch", reason="needs torch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
 from safetensors.torch import save_file  # noqa: E402
-from support.broadcasts import HERE, LONG  # noqa: E402
+from support import forked  # noqa: E402
+from support.broadcasts import ENVIRONMENT, HERE, LONG  # noqa: E402
 from support.servers import Server, digest_of  # noqa: E402
 from support.targets import label, target_of  # noqa: E402
 
@@ -33,7 +34,7 @@ SMALL = 20_000
 
 
 @pytest.fixture(scope="module")
-def start(nursery, tmp_path_factory):
+def start(tmp_path_factory):
     directory = tmp_path_factory.mktemp("start")
     config = transformers.Qwen2Config(
         vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
@@ -45,10 +46,8 @@ def start(nursery, tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=["sglang", "vllm"])
-def server(request, nursery, start, tmp_path_factory):
-    for module in ("explorer_hooks.run.local", "transformers.models.qwen2.modeling_qwen2"):
-        nursery.ask("import", module)
-    made = Server(nursery, request.param, start, tmp_path_factory.mktemp("engine") / "log")
+def server(request, start, tmp_path_factory):
+    made = Server(request.param, start, tmp_path_factory.mktemp("engine") / "log")
     yield made
     made.process.kill()
 
@@ -260,9 +259,11 @@ def test_a_stopped_engine_times_out_the_push_and_can_be_rolled_back(engine, star
     assert later.current_version() == Running(label(1))
 
 
-def test_the_next_hook_loads_an_engine_whose_hook_was_killed_during_a_push(engine, start, tmp_path, nursery):
+def test_the_next_hook_loads_an_engine_whose_hook_was_killed_during_a_push(engine, start, tmp_path):
     program = f"{HERE}/programs/hand.py"
-    dying = nursery.start(tmp_path / "log", program, engine.kind, engine.address, start, engine.way)
+    dying = forked.start(
+        tmp_path / "log", ENVIRONMENT, program, engine.kind, engine.address, start, engine.way
+    )
     assert dying.wait(LONG) == -signal.SIGKILL
     left = {line.split()[1] for line in (tmp_path / "log").read_text().splitlines() if "segment" in line}
     assert bool(left) == (engine.way == "ipc")

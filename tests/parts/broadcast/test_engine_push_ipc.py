@@ -58,8 +58,8 @@ def start(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=["sglang", "vllm"])
-def server(request, nursery, start, tmp_path_factory):
-    made = Server(nursery, request.param, start, tmp_path_factory.mktemp("engine") / "log")
+def server(request, start, tmp_path_factory):
+    made = Server(request.param, start, tmp_path_factory.mktemp("engine") / "log")
     yield made
     made.process.kill()
 

@@ -6,6 +6,7 @@ import math
 from fractions import Fraction
 
 import pytest
+from support.job_file import LEAST
 
 pytest.importorskip("pydantic", reason="explorers need pydantic")
 
@@ -23,10 +24,7 @@ def write(tmp_path):
 
     def one(more=""):
         path = tmp_path / "job.toml"
-        start = (
-            '[job]\ndir = "jobs/first"\n[model]\npath = "models/tiny"\n[explorer]\ntasks = "tasks.jsonl"\n'
-        )
-        path.write_text(start + more)
+        path.write_text(f'{LEAST}[explorer]\ntasks = "tasks.jsonl"\n{more}')
         return str(path)
 
     return one

@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.documents import checked
 from support.fake_engines import FakeVllm
+from support.job_file import job_of, write_job
 from support.synchronizers import Threads, World
 
 from explorer_hooks.cli.main import run as command_line
@@ -25,27 +26,18 @@ from tiny_model import make_model
 pytestmark = pytest.mark.slow
 
 TOKENS = 4
-CONFIG = """
-[job]
-dir = "/elsewhere"
-source = "{source}"
-[model]
-path = "{model}"
-[explorer.reward]
-function = "letters:score"
-[explorer.sampling]
-max_tokens = {tokens}
-[explorer.evaluation]
-tasks = "held-out.jsonl"
-limit = 6
-every = 0
-[explorer.evaluation.sets.drawn]
-tasks = "held-out.jsonl"
-limit = 2
-samples = 3
-temperature = 1.0
-correct = 200
-"""
+EXPLORER = {
+    "reward": {"function": "letters:score"},
+    "sampling": {"max_tokens": TOKENS},
+    "evaluation": {
+        "tasks": "held-out.jsonl",
+        "limit": 6,
+        "every": 0,
+        "sets": {
+            "drawn": {"tasks": "held-out.jsonl", "limit": 2, "samples": 3, "temperature": 1.0, "correct": 200}
+        },
+    },
+}
 
 
 def score(text):
@@ -87,8 +79,9 @@ def job(tmp_path_factory):
     )
     rows = [{"prompt": one.prompt, "answer": one.answer, "id": one.prompt} for one in problems("test")]
     (place / "held-out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text = CONFIG.format(source=place / "grpo.toml", model=place / "model", tokens=TOKENS)
-    (place / "job" / "config.toml").write_text(text)
+    own = {"dir": "/elsewhere", "source": f"{place}/grpo.toml"}
+    tables = job_of(job=own, model={"path": f"{place}/model"}, explorer=EXPLORER)
+    write_job(place / "job" / "config.toml", tables)
     return place / "job"
 
 

@@ -7,13 +7,14 @@ import threading
 
 import pytest
 from support.jobs import steps_of
-from support.mirrors import KilledError, MemoryObjects, Pull, Push, Trainer, files_of, no_meter
+from support.mirrors import KilledError, MemoryObjects, Pull, Push, files_of, no_meter
 
 from syncd.daemon.service import Daemon
 from syncd.errors import ConfigError, TryAgainError
 from syncd.parts.mirror.meter import Meter, StoppedError
 from syncd.parts.mirror.places import check_target
 from syncd.parts.mirror.worker import Work, Worker
+from syncd.protocol.job_end import JobEnd, clear_finished, mark_finished, read_end
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk, SystemClock, write_all_at
 from syncd.protocol.manifest import read_manifest
@@ -23,23 +24,6 @@ from syncd.protocol.presence import read_presences
 from syncd.protocol.request import Request, read_requests, write_request
 from syncd.protocol.version import engine_label, read_marker, read_version
 from syncd.transports.delta.materialise import prove
-
-
-@pytest.fixture
-def place(shm):
-    for name in ("job", "far"):
-        os.mkdir(f"{shm}/{name}")
-    return shm
-
-
-@pytest.fixture
-def trainer(place):
-    return Trainer(Job.at(f"{place}/job"))
-
-
-@pytest.fixture
-def far(place):
-    return Job.at(f"{place}/far")
 
 
 @pytest.fixture
@@ -61,6 +45,15 @@ def assert_same(trainer, far):
         assert files_of(trainer.job, step) == files_of(far, step)
         step = read_manifest(far.disk, far.step(step)).parent
     assert read_marker(far.disk, far.marker).step == near_version.step
+
+
+def pulled(trainer, far, pulls, count):
+    """Return a mirror of a job with so many whole steps, which has them all."""
+    for step in range(1, count + 1):
+        trainer.keyframe(step)
+    pull = pulls(trainer.job, far)
+    pull.run()
+    return pull
 
 
 def test_deltas_arrive_bit_equal_over_an_object_store(trainer, far, pulls):
@@ -210,10 +203,7 @@ def test_a_copy_that_was_damaged_meanwhile_begins_anew(trainer, far, pulls, monk
 
 
 def test_a_rollback_and_what_follows_have_the_sources_pairs(trainer, far, pulls):
-    for step in (1, 2, 3):
-        trainer.keyframe(step)
-    pull = pulls(trainer.job, far)
-    pull.run()
+    pull = pulled(trainer, far, pulls, 3)
     write_request(trainer.job, Request("rollback", 2, asked_at=1.0, reason="worse"))
     trainer.tick()
     pull.run()
@@ -226,10 +216,7 @@ def test_a_rollback_and_what_follows_have_the_sources_pairs(trainer, far, pulls)
 
 
 def test_steps_that_were_written_again_replace_the_old_ones(trainer, far, pulls):
-    for step in (1, 2, 3):
-        trainer.keyframe(step)
-    pull = pulls(trainer.job, far)
-    pull.run()
+    pull = pulled(trainer, far, pulls, 3)
     trainer.rewind(1)
     pull.run()
     assert pull.pair == (2, 1)
@@ -242,10 +229,7 @@ def test_steps_that_were_written_again_replace_the_old_ones(trainer, far, pulls)
 
 
 def test_a_mirror_that_was_away_during_a_rewind_goes_back_to_the_version_before(trainer, far, pulls):
-    for step in (1, 2, 3):
-        trainer.keyframe(step)
-    pull = pulls(trainer.job, far)
-    pull.run()
+    pull = pulled(trainer, far, pulls, 3)
     trainer.rewind(1)
     trainer.keyframe(2, salt=77)
     trainer.keyframe(3, salt=78)
@@ -269,6 +253,55 @@ def test_without_a_common_step_it_says_that_a_new_directory_is_needed(trainer, f
         pull.run()
 
 
+@pytest.fixture
+def always(monkeypatch):
+    """Each iteration looks at the end of the source's job."""
+    monkeypatch.setattr("syncd.parts.mirror.mirror.END_EVERY", 0.0)
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("over", ["store", "directories"])
+def test_the_far_job_ends_with_the_job_and_goes_on_with_it(trainer, far, pulls, over):
+    objects = MemoryObjects()
+    push = Push(trainer.job, objects)
+
+    def mirror():
+        if over == "store":
+            push.run()
+        pull.run()
+
+    pull = pulls(objects if over == "store" else trainer.job, far)
+    trainer.keyframe(1)
+    mirror()
+    assert read_end(far) is None
+    mark_finished(trainer.job, JobEnd(2, "total_steps 2 reached"))
+    mirror()
+    assert read_end(far) is None  # the last version is still to come
+    trainer.keyframe(2)
+    mirror()
+    mirror()
+    assert read_end(far) == JobEnd(2, "total_steps 2 reached")
+    clear_finished(trainer.job)
+    mirror()
+    assert read_end(far) is None
+    mark_finished(trainer.job, JobEnd(2, "it was stopped"))
+    mirror()
+    trainer.keyframe(3)
+    clear_finished(trainer.job)
+    mirror()
+    mirror()
+    assert (pull.pair, read_end(far)) == ((1, 3), None)
+
+
+@pytest.mark.usefixtures("always")
+def test_an_end_whose_last_version_never_comes_is_passed_on_after_a_while(trainer, far, pulls, monkeypatch):
+    monkeypatch.setattr("syncd.parts.mirror.mirror.LAST", 0.0)
+    pull = pulled(trainer, far, pulls, 1)
+    mark_finished(trainer.job, JobEnd(2, "total_steps 2 reached"))
+    pull.run()
+    assert read_end(far) == JobEnd(2, "total_steps 2 reached")
+
+
 def test_a_second_mirror_stands_by_and_takes_over(trainer, far, pulls):
     trainer.keyframe(1)
     first, second = pulls(trainer.job, far), pulls(trainer.job, far)
@@ -284,9 +317,7 @@ def test_a_second_mirror_stands_by_and_takes_over(trainer, far, pulls):
 
 
 def test_a_paused_leader_neither_seals_nor_publishes(trainer, far, pulls):
-    trainer.keyframe(1)
-    first = pulls(trainer.job, far)
-    first.run()
+    first = pulled(trainer, far, pulls, 1)
     term = first.daemon.leader.term
     term.release()
     second = pulls(trainer.job, far)
@@ -312,10 +343,7 @@ def test_retention_at_the_far_end_is_its_daemons(trainer, far, pulls):
 
 
 def test_a_rollback_that_is_asked_for_at_the_far_end_is_refused(trainer, far, pulls):
-    trainer.keyframe(1)
-    trainer.keyframe(2)
-    pull = pulls(trainer.job, far)
-    pull.run()
+    pull = pulled(trainer, far, pulls, 2)
     write_request(far, Request("rollback", 2, asked_at=1.0))
     pull.tick()
     assert not read_requests(far)
@@ -324,9 +352,7 @@ def test_a_rollback_that_is_asked_for_at_the_far_end_is_refused(trainer, far, pu
 
 
 def test_a_daemon_a_trainer_and_a_publish_are_refused(trainer, far, pulls):
-    trainer.keyframe(1)
-    pull = pulls(trainer.job, far)
-    pull.run()
+    pull = pulled(trainer, far, pulls, 1)
     pull.daemon.leader.release()
     with pytest.raises(ConfigError, match="is a mirror of") as refused:
         refuse_mirrored(far, "a trainer")
@@ -352,9 +378,7 @@ def test_a_job_of_its_own_and_a_mirror_of_another_job_are_no_targets(trainer, fa
 
 
 def test_both_ends_show_how_far_the_mirror_is_and_forget_it_with_its_end(trainer, far, pulls):
-    trainer.keyframe(1)
-    pull = pulls(trainer.job, far)
-    pull.run()
+    pull = pulled(trainer, far, pulls, 1)
     pull.mirror.show(state="failing", detail="no")
     for job in (trainer.job, far):
         deadline = SystemClock().monotonic() + 20

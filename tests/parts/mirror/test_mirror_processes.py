@@ -1,7 +1,6 @@
 """`syncd mirror` as a real process: a service, `--once`, what it refuses, and kills."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import pytest
 from beds import probe
 from beds.silent import silent
 from support.cli import environment
-from support.mirrors import Trainer, files_of
+from support.mirrors import files_of
 
 from syncd.protocol.layout import Job
 from syncd.protocol.owner import mirrored_from
@@ -33,18 +32,10 @@ def syncd(*arguments, **more):
 
 
 @pytest.fixture
-def place(shm):
-    for name in ("job", "far"):
-        os.mkdir(f"{shm}/{name}")
-    return shm
-
-
-@pytest.fixture
-def trainer(place):
-    made = Trainer(Job.at(f"{place}/job"))
-    made.model(1)
-    made.delta(2, 1)
-    return made
+def trainer(trainer):
+    trainer.model(1)
+    trainer.delta(2, 1)
+    return trainer
 
 
 def wait_until(condition, seconds=60):

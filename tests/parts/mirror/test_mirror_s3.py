@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 from support.cli import environment
 from support.experiences import make
-from support.jobs import shard_bytes
+from support.jobs import shard_bytes, steps_of
 from support.mirrors import Trainer, files_of
 from support.s3 import SERVER, environment_of, refuse_keys, running_s3
 
@@ -149,7 +149,7 @@ def test_versions_arrive_through_kills_of_both_mirrors_and_experiences_come_back
                 sites.wait(sites.is_there)
                 trainer.model(step)
             elif step % 23 == 0:
-                trainer.roll_back(step - 2)
+                trainer.roll_back(steps_of(trainer.job)[-2])
                 trainer.model(step)
             else:
                 trainer.delta(step, step - 1)

@@ -1,26 +1,18 @@
 """Into an object store: the order of writes, kills at each of them, two mirrors, rewinds, retention."""
 
-import os
 import shutil
 from dataclasses import replace
 
 import pytest
-from support.mirrors import KilledError, MemoryObjects, Push, Trainer, kill_at
+from support.mirrors import KilledError, MemoryObjects, Push, kill_at
 
 from syncd.errors import StorageError, TryAgainError
 from syncd.parts.mirror.index import NAME, decode_index
 from syncd.parts.mirror.links import key_of
 from syncd.parts.mirror.store import PART, StoreSource, object_names
-from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import encode_version
-
-
-@pytest.fixture
-def trainer(shm):
-    os.mkdir(f"{shm}/job")
-    return Trainer(Job.at(f"{shm}/job"))
 
 
 def index_of(objects):

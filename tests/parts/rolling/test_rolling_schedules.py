@@ -16,25 +16,41 @@ SCHEDULES = int(os.environ.get("ROLLING_SCHEDULES", "60"))
 """`make test-rolling` sets 10,000."""
 
 MUTANTS = {
-    "one more slot": (admit, "{engine.unit}) > self._wave.limit:", "{engine.unit}) > self._wave.limit + 1:"),
-    "no canary is needed": (admit, "is_vouched = self._policy.canaries == 0 or", "is_vouched = True or"),
-    "a stopped version is tested": (admit, "newest.pair not in self._pairs and self", "self"),
-    "nobody stops a version": (admit, "len(reasons) >= self._policy.wrong\n", "False\n"),
-    "one that gave it up keeps its slot": (admit, " or (slot.step, slot.digest) in engine.gave_up", ""),
-    "a free slot stays": (admit, "or has_ended or (slot.free and engine.serves)", "or has_ended"),
+    "one more slot": (
+        admit,
+        "{engine.unit}) > self._wave.limit:",
+        "{engine.unit}) > self._wave.limit + 1:",
+        0,
+    ),
+    "no canary is needed": (admit, "is_vouched = self._policy.canaries == 0 or", "is_vouched = True or", 7),
+    "a stopped version is tested": (admit, "newest.pair not in self._pairs and self", "self", 7),
+    "nobody stops a version": (admit, "len(reasons) >= self._policy.wrong\n", "False\n", 7),
+    "one that gave it up keeps its slot": (admit, " or (slot.step, slot.digest) in engine.gave_up", "", 4),
+    "a free slot stays": (admit, "or has_ended or (slot.free and engine.serves)", "or has_ended", 94),
     "a load that hangs holds its slot": (
         admit,
         "if not slot.free and self._now - slot.since < self._wave.patience",
         "if not slot.free",
+        122,
     ),
-    "a load that hangs is a canary": (admit, "engine.waits and not is_late and", "engine.waits and"),
-    "a withdrawn slot is free at once": (admit, "self._leaving[name] = self._now", "pass"),
-    "each version begins a new test": (admit, "return shown < self._needed(tested) and", "return False and"),
-    "a free slot holds for one that serves": (turns, " and not (slot.free and applied is not None)", ""),
-    "alone to a candidate": (turns, "approved is None or pair != approved.pair or", "approved is None or"),
-    "all go alone at once": (turns, "len(loading) + order.index(mine) < wave.limit", "wave.limit"),
+    "a load that hangs is a canary": (admit, "engine.waits and not is_late and", "engine.waits and", 39),
+    "a withdrawn slot is free at once": (admit, "self._leaving[name] = self._now", "pass", 24),
+    "each version begins a new test": (
+        admit,
+        "return shown < self._needed(tested) and",
+        "return False and",
+        0,
+    ),
+    "a free slot holds for one that serves": (turns, " and not (slot.free and applied is not None)", "", 68),
+    "alone to a candidate": (
+        turns,
+        "approved is None or pair != approved.pair or",
+        "approved is None or",
+        51,
+    ),
+    "all go alone at once": (turns, "len(loading) + order.index(mine) < wave.limit", "wave.limit", 0),
 }
-"""By name: the module, the rule, and what it is replaced by."""
+"""By name: the module, the rule, what it is replaced by, and the schedule that found it out the last time."""
 
 
 @pytest.mark.slow
@@ -85,12 +101,13 @@ def mutated(module, old, new):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_rule_is_found_out(name):
+    *mutant, first = MUTANTS[name]
     with pytest.raises(BrokenPromiseError):
-        search_both(mutated(*MUTANTS[name]))
+        search_both(mutated(*mutant), first)
 
 
-def search_both(rules):
-    for seed in range(400):
+def search_both(rules, first):
+    for seed in (first, *range(400)):
         reaches_all(seed, rules)
         search([seed], rules)
 

@@ -15,6 +15,7 @@ from agent_kills.driver import AGENT, PatientDriver
 from agent_kills.engine import NumberedEngine
 from safetensors.torch import save_file
 from support.chat_model import END, make_tokenizer
+from support.job_file import job_of, write_job
 from support.synchronizers import Threads, World
 
 from explorer_hooks.cli.main import run as command_line
@@ -197,31 +198,16 @@ class Parts:
     def _write_files(self):
         with open(self._path("tasks.jsonl"), "w") as file:
             file.writelines(json.dumps(task) + "\n" for task in self.tasks)
-        agent = f'[explorer.agent]\ncommand = "{" ".join(AGENT)}"\nconcurrency = {WORKERS}\nretries = 3'
-        agent += '\nreward_range = [0, 99]\npass_env = ["SAID"]'
-        with open(self._path("job.toml"), "w") as file:
-            file.write(f"""
-[job]
-dir = "job"
-[model]
-path = "model"
-[data]
-groups = {self._groups}
-group_size = {SIZE}
-[sync]
-timeout = 600
-[explorer]
-tasks = "tasks.jsonl"
-epochs = 1
-ahead = 1000000
-[explorer.engine]
-kind = "vllm"
-address = "http://127.0.0.1:{self.port}"
-[explorer.sampling]
-max_tokens = 256
-max_prompt_tokens = 8192
-[explorer.gateway]
-directory = "state"
-listen = "127.0.0.1:{self.port + 1}"
-{agent if self.mode == "run" else ""}
-""")
+        explorer = {
+            "tasks": "tasks.jsonl",
+            "epochs": 1,
+            "ahead": 1_000_000,
+            "engine": {"kind": "vllm", "address": f"http://127.0.0.1:{self.port}"},
+            "sampling": {"max_tokens": 256, "max_prompt_tokens": 8192},
+            "gateway": {"directory": "state", "listen": f"127.0.0.1:{self.port + 1}"},
+        }
+        if self.mode == "run":
+            told = {"reward_range": [0, 99], "pass_env": ["SAID"]}
+            explorer["agent"] = told | {"command": " ".join(AGENT), "concurrency": WORKERS, "retries": 3}
+        data = {"groups": self._groups, "group_size": SIZE}
+        write_job(self._path("job.toml"), job_of(data=data, sync={"timeout": 600}, explorer=explorer))
