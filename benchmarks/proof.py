@@ -214,7 +214,9 @@ def _forward(hook: Hook, probe: Path, rounds: int) -> list[float]:
     found: list[float] = []
     if not isinstance(hook, TransformersHook):
         return found
-    rows = torch.tensor(json.loads(probe.read_bytes())["tokens"], device=next(hook.model.parameters()).device)
+    tokens = [torch.tensor(row) for row in json.loads(probe.read_bytes())["tokens"]]
+    rows = torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True)
+    rows = rows.to(next(hook.model.parameters()).device)
     for _ in range(rounds):
         start = time.perf_counter()
         with torch.no_grad():

@@ -262,10 +262,10 @@ class Trainer:
     def rewind(self, step: int) -> None:
         """Go back to a step, and have the daemon vacate all later ones."""
         write_marker(self.job.disk, self.job.marker, step)
-        self.tick()
-        self.tick()
-        assert self.pair is not None
-        assert self.pair[1] == step
+        ends = self.clock.monotonic() + PATIENCE
+        while self.pair is None or self.pair[1] != step:
+            assert self.clock.monotonic() < ends, self.pair
+            self.tick()
         announcer = StepAnnouncer(self.job, None, Poller(self.clock, Pace(self.job.state, 0.01), PATIENCE))
         for later in [number for number in steps_of(self.job) if number > step]:
             announcer.vacate(later, PATIENCE)

@@ -31,7 +31,8 @@ def test_a_host_that_is_killed_or_lies_leaves_the_others_with_the_right_bytes(fa
     row = run_cell(Cell(3, "whole", fault, origin=6.0, mib=12))
     assert row["right"], row
     assert row["copies"] < 2, row
-    assert row["removed"] == ["refused" if fault == "killed" else "wrong"], row
+    # A busy machine may lose a piece of the killed host on a connection that was there, before one is refused.
+    assert set(row["removed"]) - {"lost"} == {"refused" if fault == "killed" else "wrong"}, row
 
 
 @pytest.mark.parametrize("seed", range(100 if FULL else 1))

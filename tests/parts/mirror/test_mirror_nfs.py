@@ -11,6 +11,7 @@ pytestmark = [
     pytest.mark.only_with(SYNCD_S3="1"),
     pytest.mark.beds,
     pytest.mark.slow,
+    pytest.mark.group("mirror-nfs"),
     pytest.mark.timeout(600),
 ]
 
