@@ -202,9 +202,10 @@ class _Server:
         self._selector = selectors.DefaultSelector()
         self._owner = os.pidfd_open(int(owner))
         self._woken, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        for name in _IMPORTS[kind]:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(name)
+        with _as_trainers_do() if kind == "verl" else contextlib.nullcontext():
+            for name in _IMPORTS[kind]:
+                with contextlib.suppress(ImportError):
+                    importlib.import_module(name)
         gc.freeze()  # a collection in a forked process leaves these pages shared
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakes)
@@ -265,6 +266,19 @@ class _Server:
         for path in (self._path, f"{self._path}.lock"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
+
+
+@contextlib.contextmanager
+def _as_trainers_do():
+    """Have verl find its platform before it is imported; there is no GPU where programs are forked."""
+    from trainer.engines.verl import quiet_import
+
+    with quiet_import():
+        with contextlib.suppress(ImportError):
+            from trainer.engines.verl import platform
+
+            platform.install()
+        yield
 
 
 def _become(base, request):
