@@ -15,11 +15,9 @@ from syncd.protocol.layout import Job
 def main():
     root, explorer, count, *length = sys.argv[1:]
     with ExperienceWriter(Job.at(root), explorer) as writer:
-        written = 0
-        while written < int(count):
-            # The number that is next is the writer's own: a killed process leaves no other trace of how far it was.
-            written = writer.upcoming
-            name = f"{explorer}-{written}"
+        # The number that is next is the writer's own: a killed process leaves no other trace of how far it was.
+        while (number := writer.upcoming) <= int(count):
+            name = f"{explorer}-{number}"
             writer.write(whole_group(name, tag=name, length=int(length[0]) if length else 3))
 
 
