@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +15,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
 
-from support import forked  # noqa: E402
-from test_republish import published, republish, until  # noqa: E402
+from support.paths import PYTHONPATH  # noqa: E402
+from test_republish import command, published, until  # noqa: E402
 
 from syncd.cli.main import run  # noqa: E402
 from syncd.errors import SyncdError  # noqa: E402
@@ -66,12 +67,16 @@ def read(out: Path) -> tuple[int, str]:
 
 
 @contextmanager
-def republishing(job: Path, out: Path, log: Path) -> Iterator[forked.Process]:
-    process = republish(job, out, log)
+def republishing(job: Path, out: Path, log: Path) -> Iterator["subprocess.Popen[str]"]:
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
+    with log.open("a") as told:
+        line = command(job, out, "--dtype", "keep")
+        process = subprocess.Popen(line, env=environment, text=True, stdout=told, stderr=told)
     try:
         yield process
     finally:
-        process.end()
+        process.kill()
+        process.wait()
 
 
 def has_begun(out: Path, step: int, before: int) -> bool:
