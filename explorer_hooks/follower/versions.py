@@ -276,6 +276,6 @@ def _open_reader(
         return ORIGIN
     reader: PieceReader = ORIGIN
     if options.peers:
-        place = stage.directory
-        reader = open_reader(options.peers, lambda address: ReaderContext(address, client, place, report))
+        directory = stage.directory
+        reader = open_reader(options.peers, lambda address: ReaderContext(address, client, directory, report))
     return EarlyReader(reader, client.job, stage, report) if options.early else reader

@@ -8,12 +8,12 @@ from explorer_hooks.hook import Unproven
 from explorer_hooks.run import pacing
 from explorer_hooks.run.generation import BEFORE_THE_FIRST
 from explorer_hooks.run.held_out import VersionWatcher
-from explorer_hooks.run.job_watch import LAST
 from explorer_hooks.run.pacing import Allowance
 from explorer_hooks.run.weight_sources import WeightSource
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import EngineDeadError
 from syncd.jobfile.sections import SyncSection
+from syncd.protocol.job_end import LAST
 from syncd.protocol.version import Pair
 
 PIECE = 1.0  # seconds of one wait, and so the longest delay of a signal

@@ -4,9 +4,8 @@ import time
 
 from explorer_hooks.run.weight_sources import WeightSource
 from syncd.errors import TimedOutError
-from syncd.protocol.job_end import read_end
+from syncd.protocol.job_end import LastVersion, read_end
 
-LAST = 30.0  # seconds in which a restarting engine may still load the last version, and a daemon publish it
 _EVERY = 1.0  # seconds between two reads of what the job has reached
 
 
@@ -17,7 +16,7 @@ class JobWatch:
         self._source, self._timeout = source, timeout
         self._trainer_seen_at = time.monotonic()
         self._end_read_at = float("-inf")
-        self._end_since: float | None = None
+        self._last_version = LastVersion()
 
     def reason(self) -> str:
         """Return why the job is over for an explorer, empty while it is not."""
@@ -31,13 +30,9 @@ class JobWatch:
         if now - self._end_read_at < _EVERY:
             return ""
         self._end_read_at, end = now, read_end(self._source.client.job)
-        if end is None:
-            self._end_since = None
-            return ""
-        self._end_since = self._end_since or now
-        newest = self._source.newest()
-        is_published = newest is not None and newest[1] >= end.step
-        return end.reason if is_published or now - self._end_since >= LAST else ""
+        newest = None if end is None else self._source.newest()
+        has_come = self._last_version.has_come(end, newest, now)
+        return end.reason if end is not None and has_come else ""
 
     def _trainer_is_gone(self) -> bool:
         client = self._source.client

@@ -13,9 +13,10 @@ from syncd.protocol.disk import MISSING
 from syncd.protocol.documents import encode, read_document, record_from
 from syncd.protocol.layout import CONFIG, Job
 from syncd.protocol.permissions import parse_config
-from syncd.protocol.version import read_marker
+from syncd.protocol.version import Pair, read_marker
 
 FINISHED = "finished.json"
+LAST = 30.0  # seconds in which a restarting engine may still load the last version, and a daemon publish it
 _CONFIG_LIMIT = 1 << 20
 
 
@@ -25,6 +26,28 @@ class JobEnd:
 
     step: int  # its last step
     reason: str  # why it ended
+
+
+class LastVersion:
+    """Waits, for `LAST` seconds, for the version of a finished job's last step: it may still be on its way."""
+
+    def __init__(self) -> None:
+        self._ended_at: float | None = None  # when the job was first seen to have finished
+
+    def has_come(self, end: JobEnd | None, newest: Pair | None, now: float) -> bool:
+        """Return whether a job has finished, and its last version is there or no longer waited for.
+
+        Args:
+            newest: The newest version that is there.
+            now: Seconds, by a clock that never goes back.
+        """
+        if end is None:
+            self._ended_at = None
+            return False
+        if self._ended_at is None:
+            self._ended_at = now
+        is_there = newest is not None and newest[1] >= end.step
+        return is_there or now - self._ended_at >= LAST
 
 
 def mark_finished(job: Job, end: JobEnd) -> None:

@@ -11,11 +11,11 @@ from syncd.parts.mirror.decisions import choose_way, lag
 from syncd.parts.mirror.ends import SourceEnd, TargetEnd
 from syncd.parts.mirror.links import Link, Way, find_way
 from syncd.protocol.disk import Clock
+from syncd.protocol.job_end import LastVersion
 from syncd.protocol.mirror_report import MirrorReport
 from syncd.protocol.version import Pair, Version, label_of
 
 END_EVERY = 1.0  # seconds between two looks at the end of the source's job
-LAST = 30.0  # seconds in which the version of a job's last step may still come
 
 
 class Mirror:
@@ -38,7 +38,7 @@ class Mirror:
         self._report = about
         self._begun: Way | None = None
         self._seen: tuple[Pair, float] | None = None
-        self._ended_at: float | None = None  # when the source's job was first seen to have finished
+        self._last_version = LastVersion()
         self._looks_at = float("-inf")
 
     def turn(self) -> bool:
@@ -92,9 +92,8 @@ class Mirror:
         """Have the job at the target end once its last version is there, and go on if the source's does."""
         now = self._clock.monotonic()
         self._looks_at, end = now + END_EVERY, self._source.end()
-        self._ended_at = None if end is None else self._ended_at or now
-        is_last = end is None or published[1] >= end.step or now - (self._ended_at or now) >= LAST
-        if is_last and end != self._target.end():
+        has_come = self._last_version.has_come(end, published, now)
+        if (end is None or has_come) and end != self._target.end():
             self._target.finish(end)
 
     def _way(self, newest: Version) -> Way:

@@ -21,7 +21,7 @@ from syncd.protocol.disk import MISSING
 from syncd.protocol.local_disk import write_all_at
 from syncd.protocol.write_progress import WriteProgress, shard_path
 from syncd.transports.files.copy_files import THREADS, give_up_if
-from syncd.transports.files.stage import EarlyPlace
+from syncd.transports.files.stage import EarlyDirectory
 
 PIECE = 8 << 20
 _ALIGN = 4096
@@ -91,11 +91,11 @@ class EarlyCopy:
     """The copy of one attempt. Its own threads copy; another one tells how far the attempt is.
 
     Args:
-        place: Where the copy is; it is closed with the copy.
+        directory: Where the copy is; it is closed with the copy.
     """
 
-    def __init__(self, place: EarlyPlace) -> None:
-        self.place = place
+    def __init__(self, directory: EarlyDirectory) -> None:
+        self.directory = directory
         self.failure = ""
         self._files: dict[str, _EarlyFile] = {}
         self._changed = threading.Condition()
@@ -108,7 +108,7 @@ class EarlyCopy:
 
     @property
     def is_revoked(self) -> bool:
-        return bool(self.failure) or not self.place.is_valid()
+        return bool(self.failure) or not self.directory.is_valid()
 
     def follow(self, attempt_path: str, notes: Iterable[WriteProgress]) -> None:
         """Copy what is there of the files that writers have noted."""
@@ -136,7 +136,7 @@ class EarlyCopy:
         with self._changed:
             since, before = time.monotonic(), -1
             while not self.is_revoked and not all(file.is_whole for file in self._files.values()):
-                give_up_if(stop, self.place.path)
+                give_up_if(stop, self.directory.path)
                 hashed = sum(file.hashed for file in self._files.values())
                 if hashed != before:
                     since, before = time.monotonic(), hashed
@@ -166,7 +166,7 @@ class EarlyCopy:
         ):  # else one waits for a mount, and uses them
             for file in self._files.values():
                 file.close()
-        self.place.close()
+        self.directory.close()
 
     def _begin(self, note: WriteProgress, source: int) -> None:
         with self._changed:
@@ -174,7 +174,7 @@ class EarlyCopy:
                 os.close(source)
                 return
             try:
-                path = f"{self.place.path}/{note.name}"
+                path = f"{self.directory.path}/{note.name}"
                 self._files[note.name] = _EarlyFile(note, source, path)
             except OSError as error:
                 os.close(source)
@@ -198,8 +198,8 @@ class EarlyCopy:
         return None
 
     def _copy(self, buffer: mmap.mmap, piece: _Piece) -> None:
-        if not self.place.is_valid():
-            raise StorageError("its room was taken", path=self.place.path)
+        if not self.directory.is_valid():
+            raise StorageError("its room was taken", path=self.directory.path)
         with piece.file.read(buffer, piece) as data:
             write_all_at(piece.file.target, data, piece.offset)
             if not self._await_turn(piece):

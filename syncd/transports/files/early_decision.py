@@ -30,9 +30,8 @@ class SeenAttempt:
 
     key: AttemptKey
     notes: tuple[WriteProgress, ...]
-    changed_ago: (
-        float | None
-    )  # seconds since its notes changed; None if this process has not seen them change
+    changed_ago: float | None
+    """Seconds since its notes changed; None if this process has not seen them change."""
 
     @property
     def size(self) -> int:
@@ -47,9 +46,8 @@ class CopyState:
     """The copy of an attempt that this process makes, or has made."""
 
     key: AttemptKey
-    changed_ago: float | None = (
-        None  # seconds since the attempt's notes changed; None if its directory is gone
-    )
+    changed_ago: float | None = None
+    """Seconds since the attempt's notes changed; None if its directory is gone."""
     gone_for: float = 0.0  # seconds since that was seen last
     is_sealed: bool = False  # whether its step is sealed, by whichever attempt
     is_other: bool = False  # whether it was sealed by another one, or with other digests
@@ -61,9 +59,8 @@ class CopyState:
 class EarlySnapshot:
     attempts: tuple[SeenAttempt, ...]
     held: CopyState | None
-    tried: AbstractSet[
-        AttemptKey
-    ]  # what was begun before, by any process of this host that this one has seen
+    tried: AbstractSet[AttemptKey]
+    """What was begun before, by any process of this host that this one has seen."""
     wasted: int  # copies for nothing since the last version was published
     free: int  # bytes of the stage that are free
 

@@ -219,9 +219,9 @@ class EarlyReader(PieceReader):
 
     def _begin(self, key: AttemptKey) -> None:
         self._tried.add(key)
-        place = self._stage.open_early(*key)
-        if place is not None:
-            self._held = _Held(key, self._job.attempt(*key), EarlyCopy(place), time.monotonic())
+        directory = self._stage.open_early(*key)
+        if directory is not None:
+            self._held = _Held(key, self._job.attempt(*key), EarlyCopy(directory), time.monotonic())
             self._follow(self._held)
 
     def _follow(self, held: _Held) -> None:

@@ -98,7 +98,7 @@ class StagedCopy:
         self._held.close()
 
 
-class EarlyPlace:
+class EarlyDirectory:
     """A new directory of a stage for files of a step that is not published, until `close`, or its room is needed."""
 
     def __init__(self, disk: Disk, path: str, held: FileLock) -> None:
@@ -226,7 +226,7 @@ class HostStage:
     def free(self) -> int:
         return self._disk.free(self._root)
 
-    def open_early(self, step: int, attempt: str) -> EarlyPlace | None:
+    def open_early(self, step: int, attempt: str) -> EarlyDirectory | None:
         """Return a place for files of an attempt, None if a process has one for it, or another attempt has one."""
         key = _early_key(step, attempt)
         _private(self._own)
@@ -236,7 +236,7 @@ class HostStage:
         try:
             self._clear(self._own, key)
             if not any(map(self._is_held, self._early_keys())):
-                return EarlyPlace(self._disk, f"{self._own}/{temporary_name(key)}", held)
+                return EarlyDirectory(self._disk, f"{self._own}/{temporary_name(key)}", held)
         except BaseException:
             held.remove()
             raise

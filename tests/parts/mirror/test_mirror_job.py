@@ -295,7 +295,7 @@ def test_the_far_job_ends_with_the_job_and_goes_on_with_it(trainer, far, pulls, 
 
 @pytest.mark.usefixtures("always")
 def test_an_end_whose_last_version_never_comes_is_passed_on_after_a_while(trainer, far, pulls, monkeypatch):
-    monkeypatch.setattr("syncd.parts.mirror.mirror.LAST", 0.0)
+    monkeypatch.setattr("syncd.protocol.job_end.LAST", 0.0)
     pull = pulled(trainer, far, pulls, 1)
     mark_finished(trainer.job, JobEnd(2, "total_steps 2 reached"))
     pull.run()

@@ -31,9 +31,8 @@ def open_engine(context: EngineContext) -> TrainEngineWrapper:
 def quiet_import() -> Iterator[None]:
     """Suppress verl's messages at import about engines that are not used, and its log below warnings."""
     os.environ.setdefault("VERL_LOGGING_LEVEL", "WARNING")  # each of its modules reads it when it is imported
-    logging.getLogger("torch.fx._symbolic_trace").setLevel(
-        logging.ERROR
-    )  # to authors of models, in each process
+    # What it warns of is for authors of models, and comes in each process.
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* engine is not available", UserWarning)
         yield
