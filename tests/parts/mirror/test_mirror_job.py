@@ -1,14 +1,19 @@
 """Into a job: bit-equal files, resumed copies, rewinds and rollbacks, a lead that is held, refusals."""
 
+import contextlib
 import errno
 import os
 import shutil
 import threading
 
 import pytest
+from support.fake_hook import FakeEngine, FakeHook, digest_of
+from support.followers import QUICK
 from support.jobs import steps_of
 from support.mirrors import KilledError, MemoryObjects, Pull, Push, files_of, no_meter
+from support.waiting import until
 
+from explorer_hooks.follower.follower import Follower, FollowOptions
 from syncd.daemon.service import Daemon
 from syncd.errors import ConfigError, TryAgainError
 from syncd.parts.mirror.meter import Meter, StoppedError
@@ -81,6 +86,39 @@ def test_a_job_is_mirrored_into_another_file_system_without_a_store(trainer, far
     before = far.disk.stat(f"{far.step(2)}/manifest.json")
     pull.run()
     assert far.disk.stat(f"{far.step(2)}/manifest.json") == before
+
+
+@pytest.mark.slow
+def test_followers_at_the_far_end_read_from_each_other_and_have_the_sources_labels(
+    trainer, far, place, pulls
+):
+    pytest.importorskip("syncd.parts.hosts")
+    trainer.model(1)
+    pull, engines = pulls(trainer.job, far), [FakeEngine(), FakeEngine()]
+    pull.run()
+    with contextlib.ExitStack() as opened:
+        followers = [
+            opened.enter_context(
+                Follower.open(far.root, FakeHook(engine), f"e{number}", options_of(f"{place}/stage{number}"))
+            )
+            for number, engine in enumerate(engines)
+        ]
+        for step in (1, 2):
+            for follower in followers:
+                assert follower.turn(20.0).kind == "applied"
+                until(lambda: pull.tick() or os.path.exists(f"{far.state}/peers.json"))
+            near = read_version(trainer.job)
+            assert {engine.label for engine in engines} == {engine_label(near.pair, near.digest)}
+            assert {engine.weights for engine in engines} == {digest_of(f"{place}/job-exports/{step}-{step}")}
+            if step == 1:
+                trainer.delta(2, 1)
+                pull.run()
+        presences = read_presences(far.disk, far.explorers)[0].values()
+        assert max(presence.info.get("read", {}).get("peers", 0) for presence in presences) > 0
+
+
+def options_of(stage):
+    return FollowOptions(stage=stage, peers="127.0.0.1:0", **QUICK)
 
 
 class KillingDisk(LocalDisk):
