@@ -26,6 +26,7 @@ from syncd.protocol.manifest import read_manifest
 from syncd.protocol.mirror_report import mirror_of_presence
 from syncd.protocol.owner import MirrorSource, mirrored_from, refuse_mirrored
 from syncd.protocol.presence import read_presences
+from syncd.protocol.probe import Probe, read_base_probe, write_base_probe
 from syncd.protocol.request import Request, read_requests, write_request
 from syncd.protocol.version import engine_label, read_marker, read_version
 from syncd.synchronizer import Synchronizer
@@ -296,6 +297,21 @@ def test_without_a_common_step_it_says_that_a_new_directory_is_needed(trainer, f
 def always(monkeypatch):
     """Each iteration looks at the end of the source's job."""
     monkeypatch.setattr("syncd.parts.mirror.mirror.END_EVERY", 0.0)
+
+
+@pytest.mark.parametrize("over", ["store", "directories"])
+def test_the_baseline_that_engines_are_calibrated_by_comes_with_the_next_version(trainer, far, pulls, over):
+    objects, probe = MemoryObjects(), Probe(((1, 2, 3),), ((-0.5, -0.25),), "float32", "float32")
+    push, pull = Push(trainer.job, objects), pulls(objects if over == "store" else trainer.job, far)
+    for step, before in ((1, None), (2, probe), (3, probe)):
+        trainer.keyframe(step)
+        if step == 2:
+            write_base_probe(trainer.job, probe, "models/base")
+        if over == "store":
+            push.run()
+        pull.run()
+        assert read_base_probe(far) == before
+    assert far.disk.read(far.base_probe) == trainer.job.disk.read(trainer.job.base_probe)
 
 
 @pytest.mark.usefixtures("always")
