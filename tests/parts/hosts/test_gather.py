@@ -102,10 +102,13 @@ def test_a_late_host_s_pieces_are_read_by_one_host_that_all_others_ask(place, lo
     views = {}
     for me in (host for host in HOSTS if host != lost):
         made, live = gather(place, f"l{next(NAMES)}", me)
+        first = made._queues[lost].popleft()
+        made._flying[lost][first] = HostRequest(lost, "")  # moves at once, however long its connection takes
         made._take_from(lost, 0)
         views[me] = {number: host for host, queue in made._queues.items() for number in queue}
         live.close()
         made._work.close()
     for number in range(COUNT):
+        assert all(number in view for view in views.values())
         (asked,) = {view[number] for view in views.values()}
         assert asked != lost
