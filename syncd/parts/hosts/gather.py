@@ -86,7 +86,7 @@ class Gather:
         self._changed = threading.Condition()
         self._left = len(plan.pieces)
         self._queues: dict[str, deque[int]] = {host: deque() for host in (*together.members, together.me)}
-        self._vain: defaultdict[int, set[str]] = defaultdict(set)
+        self._vain: defaultdict[int, set[str]] = defaultdict(set)  # hosts that were asked for a piece
         self._reading: set[int] = set()
         self._flying: dict[str, dict[int, HostRequest]] = {host: {} for host in together.members}
         self._recent: dict[str, deque[tuple[float, int]]] = {host: deque() for host in together.members}
@@ -355,8 +355,7 @@ class Gather:
 
     def _enqueue(self, number: int) -> None:
         members, removed = self._together.members, self.tally.removed.keys()
-        vain = self._vain.get(number, frozenset())
-        host = next_host(number, members, removed, vain, RANKS) or self._together.me
+        host = next_host(number, members, removed, self._vain[number], RANKS) or self._together.me
         with self._changed:
             self._queues[host].append(number)
             self._asked_at[host] = time.monotonic()

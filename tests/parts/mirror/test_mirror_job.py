@@ -23,6 +23,7 @@ from syncd.protocol.owner import MirrorSource, mirrored_from, refuse_mirrored
 from syncd.protocol.presence import read_presences
 from syncd.protocol.request import Request, read_requests, write_request
 from syncd.protocol.version import engine_label, read_marker, read_version
+from syncd.synchronizer import Synchronizer
 from syncd.transports.delta.materialise import prove
 
 
@@ -358,6 +359,10 @@ def test_a_daemon_a_trainer_and_a_publish_are_refused(trainer, far, pulls):
         refuse_mirrored(far, "a trainer")
     assert refused.value.exit_code == 78
     assert refused.value.hint.endswith(f"syncd mirror {far.root} --detach")
+    with Synchronizer.open(far.root, "trainer") as writer:
+        for work in (lambda: writer.publish({}, 3), writer.publish_received):
+            with pytest.raises(ConfigError, match="is a mirror of"):
+                work()
     own = Daemon(far, pull.daemon.config, SystemClock(), pull.recorder)
     own.tick()
     assert not own.leads
