@@ -31,7 +31,6 @@ _HEARTBEAT = "syncd-heartbeat"
 """The thread whose calls do not count: a heartbeat falls due in a slow run alone."""
 
 _WAIT = 60.0
-_OPTIONS = FollowOptions(stay=True, check_every=_WAIT)  # a poll of the engine falls due in a slow run alone
 
 
 class _Trace:
@@ -113,7 +112,7 @@ def _measure(place: Path, trace: _Trace) -> dict[str, object]:
     model = torch.nn.Linear(64, 64)
     with (
         _daemon(job),
-        Follower.open(job, TransformersHook(model), "e0", _OPTIONS) as follower,
+        Follower.open(job, TransformersHook(model), "e0", FollowOptions(stay=True)) as follower,
     ):
         with trace.of() as saved:
             engine.sync_weight("checkpoint")
