@@ -1,104 +1,15 @@
 """Six real followers and a daemon, each a process: waves, kill -9 of each, a bad version, a shared stage."""
 
-import hashlib
 import json
-import subprocess
-import sys
 import time
 
 import pytest
-from support.fake_hook import logprobs_of
-from support.jobs import write_step
-from support.rolling_fleet import follow, lead, process, read_log
+from support.rolling_fleet import TABLE, FleetOfProcesses, lead, process, read_log
 
-from syncd.protocol.layout import Job
-from syncd.protocol.presence import read_presences
-from syncd.protocol.probe import Probe
 from syncd.protocol.rolling import read_wave
 from syncd.protocol.version import read_version
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.group("rolling_fleet")]
-
-NAMES = [f"e{number}" for number in range(6)]
-TABLE = {"max_paused": 2, "canaries": 1, "patience": 60.0}
-LONG = 240.0
-LOAD = 0.3
-TOKENS = ((5, 6, 7), (8, 9))
-
-
-class FleetOfProcesses:
-    """The job, its processes, and what the engines have said."""
-
-    def __init__(self, root):
-        self.root, self.log, self.stage = str(root / "job"), str(root / "log"), str(root / "stage")
-        (root / "job").mkdir()
-        (root / "stage").mkdir(mode=0o700)
-        self.job, self.killed, self.step = Job.at(self.root), [], 0
-        self.daemon = process(lead, self.root, TABLE)
-        self.followers = {name: self.follower(name) for name in NAMES}
-
-    def follower(self, name):
-        return process(follow, self.root, name, self.log, LOAD, self.stage)
-
-    def publish(self, *, garbled=False):
-        """Write a step; a garbled one has other tensors than those that its probe was made with."""
-        self.step += 1
-        meant = (lambda content: content[:-4] + b"\0\0\0\0") if garbled else (lambda content: content)
-        answer = lambda content: logprobs_of(hashlib.sha256(meant(content)).hexdigest(), TOKENS)  # noqa: E731
-        write_step(
-            self.job, self.step, probe=lambda content: Probe(TOKENS, answer(content), "float32", "float32")
-        )
-        return self.step
-
-    def running(self):
-        presences = read_presences(self.job.disk, self.job.explorers)[0]
-        return {name: presences[name].applied for name in NAMES if name in presences}
-
-    def reaches(self, pair, names=NAMES):
-        self.until(lambda: {self.running().get(name) for name in names} == {pair}, f"{names} run {pair}")
-
-    def until(self, holds, what):
-        ends = time.monotonic() + LONG
-        while not holds():
-            assert time.monotonic() < ends, (
-                f"{what}: {self.running()}, {read_wave(self.job)}, {read_log(self.log)[-12:]}"
-            )
-            time.sleep(0.05)
-
-    def kill(self, name):
-        """End a follower and its engine at once, and start another."""
-        self.followers[name].kill()
-        self.followers[name].join()
-        self.killed.append((name, time.monotonic()))
-        self.followers[name] = self.follower(name)
-
-    def kill_daemon(self):
-        self.daemon.kill()
-        self.daemon.join()
-
-    def most_paused(self):
-        """Return how many engines that had served were paused at once."""
-        lines = [(line["at"], line["engine"], line["what"]) for line in read_log(self.log)]
-        lines += [(at, name, "killed") for name, at in self.killed]
-        paused, most = set(), 0
-        for _, name, what in sorted(lines):
-            paused = paused | {name} if what == "pause" else paused - {name}
-            most = max(most, len(paused))
-        return most
-
-    def loaders(self, step):
-        """Return the engines that have begun to load a step, in any generation."""
-        loads = [line for line in read_log(self.log) if line["what"] in ("pause", "start")]
-        return {line["engine"] for line in loads if line["label"].split(".")[1] == str(step)}
-
-    def syncd(self, *arguments):
-        command = [sys.executable, "-P", "-m", "syncd", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=LONG, check=False)
-
-    def close(self):
-        for made in (self.daemon, *self.followers.values()):
-            made.kill()
-            made.join()
 
 
 @pytest.fixture(scope="module")
