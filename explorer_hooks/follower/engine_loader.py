@@ -3,13 +3,12 @@
 import contextlib
 from collections.abc import Callable
 
-from explorer_hooks.follower.engine_status import EngineStatus
 from explorer_hooks.follower.examination import Examination
 from explorer_hooks.follower.gate import Gates
 from explorer_hooks.follower.load_results import NOTICED, InterruptedLoadError, LoadResults
 from explorer_hooks.follower.policy import FollowOptions, TurnOutcome
 from explorer_hooks.follower.reporter import Reporter
-from explorer_hooks.follower.running_engine import WHOLE, RunningEngine
+from explorer_hooks.follower.running_engine import WHOLE, EngineStatus, RunningEngine
 from explorer_hooks.follower.start_checks import StartChecks, UnfitEngineError
 from explorer_hooks.follower.versions import Fetcher, KnownVersions
 from explorer_hooks.hook import ChangesHook, Hook, Running, UntouchedError

@@ -49,7 +49,10 @@ told left
 touch $OUT/observed.stop
 wait
 cp $JOBS/job/.syncd/version.json $OUT/
-$python -c 'import checker, json, sys; print(json.dumps(checker.problems(sys.argv[1])))' $JOBS/job >$OUT/problems
+$python -c '
+import json, sys
+from support.checker import problems
+print(json.dumps(problems(sys.argv[1])))' $JOBS/job >$OUT/problems
 touch $OUT/server.done
 told never
 """

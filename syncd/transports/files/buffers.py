@@ -20,6 +20,7 @@ from syncd.errors import UsageError
 from syncd.protocol.safetensors import ALIGN, aligned
 from syncd.transports.files.export_walk import ShardLayout
 from syncd.transports.host_memory import HostMemory
+from syncd.transports.torch_tensors import copy_tensor
 
 _POPULATE_WRITE = 23  # since Linux 5.14
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -176,17 +177,6 @@ class TensorCopies:
             raise failed[0]
 
 
-def copy_tensor(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy a tensor over one of the same shape, cast and brought from its device where it must be.
-
-    A plain copy in main memory is left to libc: torch's takes up to twice as long unless all cores idle.
-    """
-    if source.dtype == target.dtype and source.is_cpu and source.is_contiguous():
-        ctypes.memmove(target.data_ptr(), source.data_ptr(), target.nbytes)
-    else:
-        target.copy_(source)
-
-
 @dataclass(frozen=True, slots=True)
 class Share:
     layout: ShardLayout  # of its shard
@@ -246,7 +236,8 @@ class SaveBuffers:
         """Prepare for the next save of `size` bytes, once nothing reads or writes what the last one has copied."""
         self.refused = ""
         if not keeps:
-            self._forget()
+            if self._spare or self.sealed:
+                self._forget()
             self.next().renew(size)
         elif self.sealed is None and self._spare is None:
             self.refused = self._memory.take(_SEALED, size + min(size, _SCRATCH))
